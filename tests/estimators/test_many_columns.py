@@ -1,6 +1,7 @@
 """The search of a prior variance for rows of many columns: where it begins, and its starts."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import epfast
 from epfast import EP, LinearClassifier
 from epfast.estimators import search as searches
 from epfast.estimators.evidence import BinaryProblems, Fits, onward
+from epfast.estimators.leading import leading
 from epfast.estimators.search import Search
 from epfast.gaussian.problem import from_sites, mean_of_rows
 
@@ -32,41 +34,95 @@ def binary(X, y, intercept=True, schedule=TIGHT):
     return model._problems(X, [y.astype(np.float64)], None, schedule)
 
 
+def binaries(X, y, intercept=True, schedule=TIGHT):
+    """As :func:`binary`, of each class of y against the rest."""
+    whole = binary(X, np.where(y == 0, 1, -1), intercept, schedule)
+    problem = whole.problems[0]
+    labels = [np.where(y == k, 1.0, -1.0) for k in np.unique(y)]
+    data = [problem.data._replace(y=label[:, None]) for label in labels]
+    return whole._replace(problems=[problem._replace(data=one) for one in data])
+
+
 @pytest.mark.parametrize("intercept", [False, True])
-def test_leading_directions_are_another_basis(intercept, monkeypatch):
-    """With all directions that are there the evidence, its slope and the sites are the same."""
-    X, y = rows(noise=0.0)
+def test_leading_directions_are_another_basis(intercept):
+    """With all directions there are: the slope, and sites that stand still in all columns."""
+    X, y = rows()
     X = X - 0.5 if not intercept else X
-    monkeypatch.setattr("epfast.estimators.evidence.UNSEEN", 1e-12)
-    whole = binary(X, y, intercept)
-    small = whole.in_leading_directions()
-    assert small.d == RANK
-    one, other = whole.fit(0.7, FILLED), small.fit(0.7, FILLED)
-    assert other.log_evidence == pytest.approx(one.log_evidence, abs=1e-8)
-    assert other.slope(1.0 / 0.7, RANK) == pytest.approx(one.slope(1.0 / 0.7, D), abs=1e-7)
-    start = whole.starting_at(other.posteriors, 0.7)[0]
-    np.testing.assert_allclose(start.mean, one.posteriors[0].mean, atol=1e-7)
-    np.testing.assert_allclose(start.precision, one.posteriors[0].precision, atol=1e-6)
+    y = np.where(X[:, 0] > np.median(X[:, 0]), 2, y > 0)
+    whole = binaries(X, y, intercept)
+    last = list(leading(whole))[-1]
+    assert last.d == D
+    truth = whole.fit(0.7, FILLED)
+    found = last.fit(0.7, replace(FILLED, tol=1e-6))
+    assert found.slope(1.0 / 0.7, D) == pytest.approx(truth.slope(1.0 / 0.7, D), abs=2e-3)
+    by_hand = sum(Fits([post], []).curvature(1.0 / 0.7, D) for post in truth.posteriors)
+    assert found.curvature(1.0 / 0.7, D) == pytest.approx(by_hand, rel=1e-3)
+    for start, post in zip(
+        found.by_problem(1.0 / 0.7, D + intercept), truth.posteriors, strict=True
+    ):
+        spread = np.sqrt(post.predict_latent(X)[1])
+        np.testing.assert_allclose(
+            start.sites.precision * spread**2, post.sites.precision * spread**2, atol=2e-5
+        )
+        np.testing.assert_allclose(start.sites.shift * spread, post.sites.shift * spread, atol=2e-4)
 
 
-def test_who_has_no_leading_directions():
+def test_slopes_before_sites_have_settled():
+    """They are those of one pass more."""
     X, y = rows()
-    assert binary(X, y).in_leading_directions().d <= RANK
+    last = list(leading(binary(X, y)))[-1]
+    loose, tight = (last.fit(0.7, replace(FILLED, tol=tol)) for tol in (0.05, 1e-6))
+    plain = replace(loose, spread=last._spread(loose.roots, np.zeros(N), None))
+    truth = tight.slope(1.0 / 0.7, D)
+    error, before = (abs(one.slope(1.0 / 0.7, D) - truth) for one in (loose, plain))
+    assert error < 0.3 * before
+
+
+def test_sites_on_the_line_of_two_fits():
+    X, y = rows()
+    last = list(leading(binary(X, y)))[-1]
+    first = last.fit(0.7, replace(FILLED, tol=1e-6))
+    second = last.fit(0.8, replace(FILLED, tol=1e-6), [first])
+    there = last.fit(0.9, replace(FILLED, tol=1e-6))
+    away, on_line = (
+        np.abs(sites.precision / there.sites.precision - 1.0).max()
+        for sites in (second.sites, second.at(1.0 / 0.9))
+    )
+    assert on_line < 0.3 * away
+
+
+def test_who_has_leading_directions():
+    X, y = rows()
+    few, *_, most = leading(binary(X, y))
+    assert few.d <= RANK
+    assert most.d == D
     rng = np.random.default_rng(1)
-    assert binary(rng.normal(size=(N, D)), y).in_leading_directions() is None
-    assert binary(X[:, :100], y).in_leading_directions() is None
-    assert binary(X[:150], y[:150]).in_leading_directions() is None  # of order n
+    assert [small.d for small in leading(binary(rng.normal(size=(N, D)), y))][-1] == D
+    assert not list(leading(binary(X[:, :100], y)))
+    assert not list(leading(binary(X[:150], y[:150])))  # of order n
 
 
-def test_a_search_ends_where_it_ends_without_leading_directions(monkeypatch):
+def test_a_prior_that_is_too_wide_for_single_precision():
     X, y = rows()
+    last = list(leading(binary(X, y)))[-1]
+    with pytest.raises(FloatingPointError, match="too wide"):
+        last.fit(1e9, FILLED)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_search_ends_where_it_ends_without_leading_directions(classes, monkeypatch):
+    X, y = rows()
+    y = y if classes == 2 else np.where(X[:, 0] > np.median(X[:, 0]), 2, y > 0)
     found = LinearClassifier().fit(X, y)
-    monkeypatch.setattr(BinaryProblems, "in_leading_directions", lambda self: None)
+    monkeypatch.setattr(searches, "leading", lambda problem: iter(()))
     plain = LinearClassifier(schedule=TIGHT).fit(X, y)
     assert found.converged_
     assert found.n_lost_ == 0
     assert math.log(found.prior_variance_ / plain.prior_variance_) == pytest.approx(0.0, abs=2e-4)
     assert found.log_evidence_ == pytest.approx(plain.log_evidence_, abs=1e-5)
+    for one, other in zip(found.posteriors_, plain.posteriors_, strict=True):
+        np.testing.assert_allclose(one.mean, other.mean, atol=1e-3 * np.sqrt(other.variance).min())
+        assert one.residual < 1e-4
 
 
 def test_a_search_of_separated_classes_takes_few_fits(monkeypatch):
@@ -147,12 +203,3 @@ def test_a_start_of_the_same_rows_is_not_summed_up_again():
     np.testing.assert_allclose(found.mean, other.mean, rtol=1e-8, atol=1e-10)
     center = mean_of_rows(X)
     assert found.problem.center == pytest.approx(center)
-
-
-def test_pilot_tolerance_is_no_fixed_point_of_its_own():
-    """A search in leading directions ends, whatever its loose tolerance."""
-    X, y = rows()
-    small = Search(binary(X, y).in_leading_directions())
-    small.fine = small.to(searches.PILOT_TOL)
-    assert small._root(-5.0, 5.0, 0.0, math.nan) is not None
-    assert small.n_tried <= 8

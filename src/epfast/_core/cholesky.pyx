@@ -195,10 +195,15 @@ cdef int invert_part(double *L, ptrdiff_t n, blas_int ld) except -1 nogil:
 
 cdef int invert_factored(double *L, ptrdiff_t n, ThreadPool pool=None) except -1 nogil:
     """L <- (L L')^-1. O(2 n^3 / 3)"""
+    invert_triangle(L, n, pool)
+    return square_triangle(L, n, pool)
+
+
+cdef int square_triangle(double *L, ptrdiff_t n, ThreadPool pool=None) except -1 nogil:
+    """L <- L' L. O(n^3 / 3)"""
     cdef ptrdiff_t i, k
     cdef blas_int ld = <blas_int> n, info = 0, b, c, rest
     cdef double unit = 1.0
-    invert_triangle(L, n, pool)
     if n >= TOGETHER and is_at_work(pool):
         return square_together(L, n, pool)
     if n <= WHOLE:
@@ -503,13 +508,16 @@ def inverse_from_factor(double[::1, :] L not None, ThreadPool pool=None):
 
 def gaussian_moments(
     double[:, ::1] P not None, double[::1] p not None, double[:, ::1] S not None,
-    double[::1] m not None
+    double[::1] m not None, double[:, ::1] root=None
 ):
     """S <- P^-1 and m <- P^-1 p, for the upper triangle of P by rows, whose other one is filled in.
+
+    root, where given, gets the upper triangle R of S = R R'.
 
     Returns log det P and p.m, or None if P is not positive definite or something is not finite: S
     and m are of no use then. O(d^3)
     """
+    cdef bint rooted = root is not None
     cdef blas_int d = <blas_int> P.shape[0], one = 1
     cdef ptrdiff_t n = P.shape[0], i, j
     cdef double log_determinant = 0.0, squared
@@ -517,6 +525,8 @@ def gaussian_moments(
     cdef double *z = &m[0]
     if not (n == P.shape[1] == S.shape[0] == S.shape[1] == p.shape[0] == m.shape[0]):
         raise ValueError(f"P has shape {(P.shape[0], P.shape[1])}; the rest has another order")
+    if rooted and not n == root.shape[0] == root.shape[1]:
+        raise ValueError(f"root has shape {(root.shape[0], root.shape[1])}; P has order {n}")
     with nogil:
         for i in range(n):
             for j in range(i, n):
@@ -531,7 +541,12 @@ def gaussian_moments(
         dtrsv(b"L", b"N", b"N", &d, L, &d, z, &one)
         squared = ddot(&d, z, &one, z, &one)
         dtrsv(b"L", b"T", b"N", &d, L, &d, z, &one)
-        invert_factored(L, n)
+        invert_triangle(L, n)
+        if rooted:
+            for i in range(n):
+                for j in range(n):
+                    root[i, j] = L[i * n + j] if j >= i else 0.0
+        square_triangle(L, n)
         for i in range(n):
             for j in range(i + 1, n):
                 L[j * n + i] = L[i * n + j]

@@ -31,6 +31,7 @@ from epfast._core.vector cimport kernels
 
 cdef enum:
     FEWEST = 64                 # rows of a part
+    TOGETHER = 256              # rows of a product with a triangle
 
 # ---- one after the other ----
 
@@ -474,14 +475,14 @@ def marginals(
     """h_i = a_i.mu and s_i = a_i' Sigma a_i, with root as in ParallelSweep.sweep."""
     cdef ptrdiff_t first = 0
     cdef blas_int q
-    cdef double[:, ::1] V = np.empty((64, A.d))
+    cdef double[:, ::1] V = np.empty((TOGETHER, A.d))
     square("Sigma", Sigma, A.d)
     square("root", root, A.d)
     long_enough("mu", mu.shape[0], A.d)
     long_enough("marginals", min(h.shape[0], s.shape[0]), A.n)
     with nogil:
         while first < A.n:
-            q = <blas_int> min(64, A.n - first)
+            q = <blas_int> min(TOGETHER, A.n - first)
             A.times_vector(first, q, &mu[0], &h[first])
             A.quadratic(first, q, &Sigma[0, 0], &root[0, 0], &V[0, 0], &s[first])
             first += q

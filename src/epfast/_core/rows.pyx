@@ -8,10 +8,13 @@ import numpy as np
 
 from libc.math cimport fabs, sqrt
 
-from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dgemv, dsymm, dsyrk
+from libc.string cimport memcpy
+
+from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dgemv, dsymm, dsyrk, dtrmm
 
 cdef enum:
     PANEL = 64
+    WIDE = 256                  # order above which triangles are multiplied in place: a third less
 
 
 cdef void add_lower(
@@ -197,6 +200,10 @@ cdef class Rows:
                         total += self.value[k] * self.value[i] * column[self.column[i]]
                 out[j] = total
             return
+        if d > WIDE:
+            memcpy(V, &self.dense[first, 0], q * self.d * sizeof(double))
+            dtrmm(b"L", b"L", b"N", b"N", &d, &q, &unit, <double *> root, &d, V, &d)
+            p = d
         while p < d:
             # rows p to p + width of root have p + width columns
             width = min(<blas_int> PANEL, d - p)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -23,12 +23,9 @@ from epfast.gaussian import (
     fit_problem,
 )
 from epfast.gaussian.choices import Choices
-from epfast.gaussian.engines.base import plain
-from epfast.gaussian.engines.rows import MEANS_FROM
-from epfast.gaussian.fit_linear import kind_of, unfitted
-from epfast.gaussian.latent_posterior import LatentPosterior
+from epfast.gaussian.fit_linear import unfitted
+from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.problem import Data, State, data_of, mean_of_rows, prior_of, with_ones
-from epfast.gaussian.table import engine_of
 from epfast.gaussian.wide import wide_rows
 from epfast.inference import Sites, start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
@@ -37,10 +34,6 @@ from epfast.schedules import DEP, EP, Schedule
 
 Posterior = FullPosterior | FactorizedPosterior | LatentPosterior
 
-#: the variance of the rows that a search does not see where it begins, and by how many times the
-#: directions are fewer then: MNIST, 2,000 rows, has 84 of 784, in which the search takes 4 % of the
-#: time and ends at 0.7 of the prior variance
-UNSEEN, FEW = 0.1, 3
 #: range of the search: prior variance of x.theta, x about its mean
 LATENT_VARIANCES = (1e-6, 1e6)
 
@@ -96,7 +89,43 @@ def problems_of(
     return [problem._replace(intercept=intercept, center=center, wide=wide) for problem in problems]
 
 
-class Fits(NamedTuple):
+class Slopes:
+    """What a search reads of the fits of all binary problems with one prior variance."""
+
+    @property
+    def count(self) -> int:
+        """Latents of all problems."""
+        raise NotImplementedError
+
+    def slope(self, precision: float, d: int) -> float:
+        """d log Z / d log v of one prior variance v of d weights, summed over the problems."""
+        raise NotImplementedError
+
+    def curvature(self, precision: float, d: int) -> float:
+        """d^2 log Z / (d log v)^2 of one prior variance, the sites held; NaN without matrices."""
+        raise NotImplementedError
+
+    def excess(self, slope: float, d: int) -> float:
+        """A measure of a slope that is nearly linear in the inverse of the prior sd: its root is 0.
+
+        The root of E |w|^2 over what the prior expects, less 1. It is linear where the data tell
+        the weights, since E |w|^2 stands still there; and where these grow with the prior sd, the
+        classes nearly separated, as slopes are (MNIST: the same secants end after 5 fits, not 8).
+        """
+        return math.sqrt(max(1.0 + 2.0 * slope / (d * self.count), 0.05)) - 1.0
+
+    def rise(self, precision: float, slope: float, d: int) -> float:
+        """d excess / d prior sd^-1, the sites held; NaN without matrices."""
+        by_log = self.curvature(precision, d) / (d * self.count)
+        return -2.0 * by_log / (math.sqrt(precision) * (1.0 + self.excess(slope, d)))
+
+    def bend(self, x: float, rise: float, d: int) -> float:
+        """Minus the second derivative by log v at the root, x the inverse prior sd there."""
+        return 0.5 * d * self.count * rise * x
+
+
+@dataclass(frozen=True)
+class Fits(Slopes):
     """The fits of all binary problems with one prior."""
 
     posteriors: list[Posterior]
@@ -125,35 +154,27 @@ class Fits(NamedTuple):
         """d^2 log Z / (d log v)^2 of one prior variance, the sites held; NaN without matrices."""
         total = 0.0
         for post in self.posteriors:
-            if not isinstance(post, FullPosterior) or isinstance(post, WidePosterior):
+            full = isinstance(post, FullPosterior) and not isinstance(post, WidePosterior)
+            if not full and not isinstance(post, JointPosterior):
                 return math.nan
-            m, S = precision * post.mean[:d], precision * post.covariance[:d, :d]
+            mean = np.atleast_2d(post.mean)
+            slopes = np.arange(mean.size).reshape(mean.shape)[:, :d].ravel()
+            m, S = (
+                precision * mean.ravel()[slopes],
+                precision * post.covariance[np.ix_(slopes, slopes)],
+            )
             total += m @ S @ m / precision + 0.5 * (S * S).sum()
             total -= 0.5 * (m @ m / precision + np.trace(S))
         return float(total)
 
     @property
-    def _count(self) -> int:
-        """Latents of all problems."""
+    def count(self) -> int:
         return sum(len(np.atleast_2d(post.mean)) for post in self.posteriors)
 
-    def excess(self, slope: float, d: int) -> float:
-        """A measure of a slope that is nearly linear in the inverse of the prior sd: its root is 0.
-
-        The root of E |w|^2 over what the prior expects, less 1. It is linear where the data tell
-        the weights, since E |w|^2 stands still there; and where these grow with the prior sd, the
-        classes nearly separated, as slopes are (MNIST: the same secants end after 5 fits, not 8).
-        """
-        return math.sqrt(max(1.0 + 2.0 * slope / (d * self._count), 0.05)) - 1.0
-
-    def rise(self, precision: float, slope: float, d: int) -> float:
-        """d excess / d prior sd^-1, the sites held; NaN without matrices."""
-        by_log = self.curvature(precision, d) / (d * self._count)
-        return -2.0 * by_log / (math.sqrt(precision) * (1.0 + self.excess(slope, d)))
-
-    def bend(self, x: float, rise: float, d: int) -> float:
-        """Minus the second derivative by log v at the root, x the inverse prior sd there."""
-        return 0.5 * d * self._count * rise * x
+    def onward(self, before: Fits, share: float) -> list[Posterior]:
+        """Starts on the line through two fits of the same rows, see :func:`onward`."""
+        pairs = zip(before.posteriors, self.posteriors, strict=True)
+        return [onward(*pair, share) for pair in pairs]
 
     @property
     def log_evidence(self) -> float:
@@ -222,50 +243,15 @@ class BinaryProblems(NamedTuple):
             precision[self.d] = 1.0 / wide
         return self.problems[k].with_precision(precision)
 
-    def in_leading_directions(self) -> BinaryProblems | None:
-        """The problems in the principal directions of most of the variance of the rows.
-
-        A prior of one variance is the same in all bases. None where they are not few: O(n d^2).
-        """
-        first = self.problems[0]
-        X, center = first.data.X, first.center
-        rows = isinstance(X, np.ndarray) and first.loss.latents == 1 and first.wide is None
-        if not rows or first.covariance != "full" or self.d < MEANS_FROM:
-            return None
-        X = X[:, : self.d] if center is None else X[:, : self.d] - center
-        with np.errstate(all="ignore"):
-            squares = X.T @ X
-        if not np.isfinite(squares).all():
-            return None
-        values, vectors = np.linalg.eigh(squares)
-        unseen = int(np.searchsorted(np.cumsum(values), UNSEEN * values.sum()))
-        if (self.d - unseen) * FEW > self.d:
-            return None
-        X = X @ vectors[:, unseen:]
-        X = X if self.intercept_variance is None else with_ones(X)
-        small = [p._replace(data=p.data._replace(X=X), center=None) for p in self.problems]
-        return self._replace(problems=small, d=self.d - unseen)
-
-    def starting_at(self, fits: list[Posterior], variance: float) -> list[Posterior] | None:
-        """Starts by the sites of fits of the same rows in other coordinates; None: improper."""
-        starts: list[Posterior] = []
-        for k, post in enumerate(fits):
-            problem = self.at(k, variance)
-            engine: Any = engine_of(problem)
-            state = engine.form.built(post.sites, post.n_sweeps)
-            if state is None:
-                return None
-            starts.append(kind_of(problem)(plain(state), problem, True, []))
-        return starts
-
     def fit(
         self, variance: float | Array, schedule: Schedule, starts: list[Posterior] | None = None
     ) -> Fits:
         """Fit each problem with this prior variance."""
         threads = shares(self.n_jobs, len(self.problems))[1] or 1
+        prior = self.at(0, variance).prior
 
         def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
-            problem = self.at(k, variance)._replace(schedule=schedule)
+            problem = self.problems[k]._replace(prior=prior, base=prior, schedule=schedule)
             told: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
             guess = problem.loss.latents != 1 and start_may_be_dropped(start, problem)
@@ -339,7 +325,7 @@ def onward(before: Posterior, last: Posterior, share: float) -> Posterior:
 
     The last fit where the forms have no such line, or a site on it is not log-concave.
     """
-    same = type(before) is type(last) is FullPosterior and share <= 1.0
+    same = type(before) is type(last) in (FullPosterior, JointPosterior) and share <= 1.0
     if not same or before.sites is None or last.sites is None:
         return last
 
@@ -347,7 +333,11 @@ def onward(before: Posterior, last: Posterior, share: float) -> Posterior:
         return np.asarray(pair[1] + share * (pair[1] - pair[0]))
 
     sites = Sites(*map(along, before.sites, last.sites))
-    if sites.precision.ndim != 1 or not (sites.precision > 0.0).all():
+    if not (sites.precision > 0.0).all():
+        return last
+    if isinstance(last, JointPosterior):  # whose sites alone begin a fit
+        return replace(last, state=last.state._replace(sites=sites))
+    if sites.precision.ndim != 1:
         return last
     older, base = before.problem.base, last.problem.base
     precision = along(before.precision - older.precision, last.precision - base.precision)

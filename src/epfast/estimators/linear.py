@@ -186,10 +186,12 @@ class LinearClassifier(LinearModel, LatentClassifier):
     the log prior) where EP reaches fixed points, to about 1e-4 of the variance at the default
     tolerance, by Newton's step and secants in the inverse of the prior standard deviation, each fit
     from the line through the sites of the last two and as precise as its step; else by Brent's
-    minimisation. With 200 columns or more, of which a third as many principal directions have 90 %
-    of the variance of the rows, it first goes to the root in these. Variances per
-    group or column start from the best common one and follow the gradient (L-BFGS) to a local
-    maximum. With more than two classes the sum of their log evidences is maximised. An average has
+    minimisation. With 200 columns or more (dense rows without weights, log-concave factors) it
+    first goes to the roots in the principal directions that have 90 %, 99 % and nearly all of the
+    variance of the rows, all classes at once and in single precision; what fits in double precision
+    find from there is what counts. Variances per group or column start from the best common one and
+    follow the gradient (L-BFGS) to a local maximum. With more than two classes the sum of their log
+    evidences is maximised. An average has
     points of log(prior variance) 2 apart, about the most probable one, until the density has
     fallen by 5 nats; with more than two classes all have the same points and weights.
 

@@ -25,9 +25,9 @@ from epfast.estimators.evidence import (
     Posterior,
     ScalePrior,
     latent_range,
-    onward,
     variance_range,
 )
+from epfast.estimators.leading import leading
 from epfast.gaussian import IntegratedPosterior
 from epfast.inference import FAILURES, DataWarning, fit_from
 from epfast.inference.hyper import HyperPoint, around
@@ -42,14 +42,16 @@ BEGIN = 3.0
 #: the tolerance of a fit over the step to it, of log(prior variance), or the square of a small one;
 #: the largest step, and how far from the root, in tolerances, a slope has its right sign
 SHARE, LARGEST_STEP, NEAR = 0.01, 2.0, 10.0
+#: error of the excess of a fit over its tolerance: .02 on MNIST, .2 where a plane separates classes
+NOISE = 0.5
 #: what a step leaves is no larger than this share of it, once the rise is known
 RISES = 0.1
 #: accuracy of log(prior variance): of the root of the slope, at fixed points of EP, ...
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely
 ACCURACY = 1e-4
-#: tolerance of the fits of a search in the leading directions of the rows
-PILOT_TOL = 1e-3
+#: SHARE of passes in leading directions, whose slopes are right to second order in what is left
+OF_PASSES = 0.05
 #: step back from a lost fit at which a search by slopes is given up, and steps from the first point
 #: at which some fit is to hold
 LEAST_STEP, ELSEWHERE = 0.1, (0.0, -3.0, 3.0, -6.0, 6.0, -9.0, 9.0)
@@ -109,12 +111,11 @@ class Search:
         #: minus the second derivative of the log density by u, where the search by slopes ended
         self.curvature = math.nan
         self.fine, self.quick = schedules_of(problem.schedule)
-
-    @property
-    def accuracy(self) -> float:
-        """Of logs of prior variances and numbers of the loss, at the root of slopes."""
         tol = float(self.fine.tol)
-        return max(ROOT_ACCURACY, min(ACCURACY, 100.0 * tol), 10.0 * tol)
+        #: of logs of prior variances and numbers of the loss, at the root of slopes
+        self.accuracy = max(ROOT_ACCURACY, min(ACCURACY, 100.0 * tol), 10.0 * tol)
+        #: see SHARE
+        self.share = SHARE
 
     def fits(self, variance: float | Array, schedule: Schedule) -> Fits | None:
         """Fits with certificates; None if there are none, even after repairs."""
@@ -199,7 +200,8 @@ class Search:
         low, high = math.log(least), math.log(most)
         u = None
         if self.problem.flat:
-            u = self._root(low, high, *self._pilot(low, high))
+            begin, rise = self._pilot(low, high)
+            u = self._root(low, high, begin, rise, self.quick if math.isnan(rise) else self.fine)
         if u is None:
             u = self._best(low, high)
         if u is None:
@@ -209,21 +211,25 @@ class Search:
     def _pilot(self, low: float, high: float) -> tuple[float, float]:
         """Where the search begins, and how the excess rises there; NaN: nobody knows.
 
-        Without a start, by the leading directions of the rows where these are few.
+        Without a start, where searches in leading directions end.
         """
-        begin = _begin(low, high)
-        small = self.problem.in_leading_directions() if self.last is None else None
-        if small is None:
-            return begin, math.nan
-        pilot = Search(small, None, self.prior)
-        pilot.fine = pilot.to(PILOT_TOL)
-        found = pilot._root(low, high, begin, math.nan)
-        if found is None or pilot.last is None:
-            return begin, math.nan
-        self.last = self.problem.starting_at(pilot.last, math.exp(found))
-        return found, pilot.rise * small.d / self.problem.d
+        u, rise, d, starts = _begin(low, high), math.nan, self.problem.d, None
+        if self.last is not None:
+            return u, rise
+        for small in leading(self.problem):
+            pilot = Pilot(cast(Any, small), starts, self.prior)
+            begin = pilot.quick if math.isnan(rise) else pilot.to(small.stage.first)
+            found = pilot._root(low, high, u, rise * d / small.d, begin)
+            if found is None:
+                break
+            u, rise, starts = found, pilot.rise * small.d / d, pilot.last
+        if starts is not None:
+            self.last = cast(Any, starts[0]).by_problem(
+                math.exp(-u), self.problem.problems[0].shape[1]
+            )
+        return u, rise
 
-    def _root(self, low: float, high: float, u: float, rise: float) -> float | None:
+    def _root(self, low: float, high: float, u: float, rise: float, schedule: Any) -> float | None:
         """Where the slope is 0, or an end of the range where it points outwards; None if lost.
 
         By Newton's step with the sites held, then secants, of :meth:`Fits.excess`, in the bracket
@@ -231,12 +237,12 @@ class Search:
         step, so that all of them take the sweeps of two. The last step is taken without a fit,
         where the one after it would be as small as the accuracy.
         """
-        schedule, d = self.quick, self.problem.d
-        ends: list[tuple[float, list[Posterior]]] = []
+        d = self.problem.d
+        ends: list[tuple[float, Any]] = []
         below, above = -math.inf, math.inf
         before: tuple[float, float, float] | None = None
         tol, accuracy = self.fine.tol, self.accuracy
-        loose, last = 0.0, math.inf
+        loose, last = 0.0, math.inf if math.isnan(rise) else 1.0
         for _ in range(STEPS):
             found = self.fits(math.exp(u), schedule)
             if found is None:
@@ -244,44 +250,44 @@ class Search:
                     return None
                 u = 0.5 * (u + before[0])
                 continue
-            ends = [*ends, (u, found.posteriors)][-2:]
+            ends = [*ends, (u, found)][-2:]
             slope = self.slope(u, found)
-            # the sign of a slope close to its root is known to the precision of the fit
-            near = NEAR * schedule.tol
-            below, above = (
-                (max(below, u - near), above) if slope > 0.0 else (below, min(above, u + near))
-            )
             x, excess = math.exp(-0.5 * u), found.excess(slope, d)
             if before is None and math.isnan(rise):
                 rise = found.rise(math.exp(-u), slope, d)
             elif before is not None and last > loose:
                 # nearer, the fits before were not precise enough
                 rise = (excess - before[2]) / (x - before[1])
-            step = math.copysign(1.0, slope)
-            if rise > 0.0:
-                step = -2.0 * math.log(max(1.0 - excess / (rise * x), 1e-300))
-            step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
+            # the sign of a slope close to its root is known to the precision of the fit
+            near = schedule.tol * max(NEAR, NOISE / (rise * x) if rise > 0.0 else 0.0)
+            below, above = (
+                (max(below, u - near), above) if slope > 0.0 else (below, min(above, u + near))
+            )
+            step = _secant(excess, rise, x)
             there = min(max(u + step, low), high)
             if not below <= there <= above:
-                there = 0.5 * (below + above)
+                there = 0.5 * (max(below, low) + min(above, high))
             step = abs(there - u)
+            if schedule == self.fine and step <= accuracy:  # these fits are the last
+                self.rise, self.curvature = rise, found.bend(x, rise, d)
+                return u
             self.rise, self.last = rise, self._onward(ends, there)
-            ends_here = min(RISES * step, step**2 / max(last, accuracy)) <= accuracy
-            if ends_here and schedule.tol <= max(2.0 * accuracy, tol):
+            left = step**2 / max(last, accuracy)
+            left = left if before is None else min(RISES * step, left)
+            if left <= accuracy and schedule.tol <= max(2.0 * accuracy, tol):
                 self.curvature = found.bend(x, rise, d)
                 return there
             loose, last = schedule.tol, step
-            schedule = self.to(max(SHARE * step * min(step, 1.0), accuracy))
+            schedule = self.to(max(self.share * step * min(step, 1.0), accuracy))
             before, u = (u, x, excess), there
         return None
 
-    def _onward(self, ends: list[tuple[float, list[Posterior]]], there: float) -> Any:
+    def _onward(self, ends: list[tuple[float, Any]], there: float) -> Any:
         """Starts of fits there, by the line through the last two."""
         if len(ends) < 2 or self.last is None or ends[0][0] == ends[1][0]:
             return self.last
         (before, old), (u, new) = ends
-        share = (there - u) / (u - before)
-        return [onward(*pair, share) for pair in zip(old, new, strict=True)]
+        return new.onward(old, (there - u) / (u - before))
 
     def to(self, tol: float) -> Any:
         """The schedule of the search, to a tolerance between those of its two."""
@@ -337,6 +343,30 @@ class Search:
             if curvature > SURE or alike_at(fits, beside.fit, sd / SPACING, rows):
                 return [center]
         return around(center, fitted, SPACING, DROP, math.log(LEAST / self.prior.total))
+
+
+class Pilot(Search):
+    """The search in leading directions, whose passes cannot be repaired."""
+
+    def __init__(
+        self, problem: Any, start: list[Posterior] | None, prior: ScalePrior | None
+    ) -> None:
+        super().__init__(problem, start, prior)
+        self.fine, self.accuracy = self.to(problem.stage.last), problem.stage.accuracy
+        self.share = OF_PASSES
+
+    def _repairs(
+        self, variance: float | Array, schedule: Any, first: Fits | None
+    ) -> Iterator[Fits | None]:
+        return iter(())
+
+
+def _secant(excess: float, rise: float, x: float) -> float:
+    """The step of log v to the root of an excess that is a line in x, the inverse prior sd."""
+    step = math.copysign(1.0, excess)
+    if rise > 0.0:
+        step = -2.0 * math.log(max(1.0 - excess / (rise * x), 1e-300))
+    return min(max(step, -LARGEST_STEP), LARGEST_STEP)
 
 
 def _begin(low: float, high: float) -> float:

@@ -417,7 +417,11 @@ def fit_problem(
 
     def result(fit: Fit) -> Any:
         kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
-        return kind_of(problem)(fit.state, kept, fit.converged, fit.history)
+        found = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
+        known = getattr(engine, "finished", None)
+        if known is not None and known[0] is fit.state:
+            vars(found).update(known[1])
+        return found
 
     def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
         mean = engine.summary(state, evidence=False).mean

@@ -116,7 +116,7 @@ class LinearPosterior(GaussianPosterior):
         """(d, d), posterior covariance of the weights."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of prior times sites, with all constants.
 
@@ -551,8 +551,18 @@ class FullPosterior(LinearPosterior):
 
     def _of_block(self, block: Any) -> tuple[Array, Array]:
         h, s = np.empty((2, block.shape[0]))
-        marginals(Rows(block), self.covariance, self._root, self.mean, h, s)
+        # of dense rows by the root alone
+        square = self.covariance if hasattr(block, "indptr") else self._root
+        marginals(Rows(block), square, self._root, self.mean, h, s)
         return h, s
+
+    @cached_property
+    def _at_rows(self) -> tuple[Array, Array]:
+        """Mean and variance of the latent values of the rows of the fit. O(n d^2), once."""
+        return super().marginals_of_rows()
+
+    def marginals_of_rows(self) -> tuple[Array, Array]:
+        return self._at_rows
 
     def _half(self, block: Array) -> Array:
         return np.asarray((block @ self._root).T)

@@ -26,6 +26,8 @@ from epfast.schemes import Laplace, Scheme
 
 #: entries of X gathered at a time
 CHUNK = 1 << 17
+#: rows that the core takes at a time
+BLOCK = 64
 
 
 class State(NamedTuple):
@@ -167,6 +169,7 @@ class LinearProblem(NamedTuple):
     ) -> list[NDArray[np.intp] | range]:
         """Cut an order of visits into pieces that gather ``chunk`` entries of X each."""
         step = max(1, self.chunk // (self.shape[1] * work_per_number))
+        step -= step % BLOCK if step > BLOCK else 0
         return [order[i : i + step] for i in range(0, len(order), step)]
 
     def parts(self, visits: NDArray[np.intp] | range) -> Iterator[RowSlice]:

@@ -345,7 +345,8 @@ def interrupted(
     fit = reached(pressed) or fit
     if fit is not None:
         return Interrupted(result(fit))
-    return Interrupted(unfitted() if start is None else start)
+    # sites in the role of a start are no posterior
+    return Interrupted(start if hasattr(start, "history") else unfitted())
 
 
 def _asked(

@@ -104,19 +104,37 @@ def test_sweeps_that_creep_are_not_damped():
         start = warm
 
 
-def test_sweeps_that_crawl_are_mixed(monkeypatch):
+def test_passes_and_sweeps_that_crawl(monkeypatch):
     """Where planes separate the classes and the prior is wide; the fixed point stays."""
     rng = np.random.default_rng(5)
     X = rng.normal(size=(60, 3))
     y = np.argmax(X @ rng.normal(size=(3, 3)), axis=1)
     given = {"loss": LOSS, "prior_variance": 1e3, "schedule": epfast.EP(tol=1e-9, sweeps=500)}
+    by_passes = epfast.fit_linear(X, y, **given)
+    monkeypatch.setattr(nested, "AT_ONCE", 0)  # no passes
     mixed = epfast.fit_linear(X, y, **given)
     monkeypatch.setattr(nested, "MIX_BELOW", 0.0)
     plain = epfast.fit_linear(X, y, **given)
+    assert len(by_passes.history) < 0.8 * len(mixed.history)
     assert len(mixed.history) < 0.8 * len(plain.history)
-    assert mixed.converged
-    np.testing.assert_allclose(mixed.mean, plain.mean, rtol=1e-6)
-    assert mixed.log_evidence == pytest.approx(plain.log_evidence, abs=1e-7)
+    for post in (by_passes, mixed):
+        assert post.converged
+        np.testing.assert_allclose(post.mean, plain.mean, rtol=1e-6)
+        assert post.log_evidence == pytest.approx(plain.log_evidence, abs=1e-7)
+
+
+def test_a_pass_with_offsets_and_sparse_rows():
+    """It is exact at the fixed point: nothing moves there."""
+    X, y = data()
+    offset = np.random.default_rng(3).normal(size=(60, 3))
+    for rows in (X, sparse.csr_array(X)):
+        given = {"loss": LOSS, "offset": offset, "prior_variance": 5.0}
+        post = epfast.fit_linear(rows, y, schedule=TIGHT, **given)
+        loose = epfast.EP(tol=1e-3, sweeps=50)
+        again = epfast.fit_linear(rows, y, schedule=loose, start=post, **given)
+        assert len(again.history) == 1
+        np.testing.assert_allclose(again.mean, post.mean, atol=1e-7)
+        assert again.log_evidence == pytest.approx(post.log_evidence, abs=1e-8)
 
 
 def test_permuted_classes():

@@ -58,6 +58,8 @@ class Swept(NamedTuple):
     #: log of the determinant of the precision, and the product of shift and mean
     log_determinant: float
     square: float
+    #: (d, d), an upper triangle R with R R' the covariance; None: not at hand
+    root: Any = None
     #: of the next sweep, and what it goes by
     order: str = ""
     memory: Any = None
@@ -109,15 +111,16 @@ class Visits(Protocol):
         """The state from which the next sweep is best begun, with what that goes by."""
 
 
-def gaussian(state: State) -> Swept | None:
-    """A state with its moments, or None if it is improper. O(d^3).
+def gaussian(state: State, rooted: bool = False) -> Swept | None:
+    """A state with its moments, or None if it is improper; rooted: with a root. O(d^3).
 
     The upper triangle of the precision is read; the other one is filled in.
     """
     covariance, mean = np.empty_like(state.precision), np.empty_like(state.shift)
+    root = np.empty_like(covariance) if rooted else None
     with np.errstate(all="ignore"):
-        found = gaussian_moments(state.precision, state.shift, covariance, mean)
-    return None if found is None else Swept(*state, covariance, mean, *found)
+        found = gaussian_moments(state.precision, state.shift, covariance, mean, root)
+    return None if found is None else Swept(*state, covariance, mean, *found, root)
 
 
 def with_moments(state: State) -> Swept:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from epfast._arrays import Array
 from epfast._core.row_sweeps import add_sites
 from epfast.gaussian.engines.base import Form, Swept, gaussian, plain, with_moments
 from epfast.gaussian.problem import (
@@ -27,6 +28,8 @@ class Full(Form):
         self.weights = len(problem.base.shift)
         self.order = len(problem.base.shift) if problem.covariance == "full" else 0
         self.prior_log_determinant = log_determinant(problem.prior.precision)
+        #: whether states have a root of the covariance
+        self.rooted = False
         #: all rows, where those of X are as the core takes them
         self.parts: list[RowSlice] | None = None
         X = problem.data.X
@@ -44,7 +47,15 @@ class Full(Form):
             tau, nu = sites.precision[part.which], sites.shift[part.which]
             add_sites(part.rows, tau, nu, precision, shift)
         total = base.log_scale + float(sites.log_scale.sum())
-        return gaussian(State(precision, shift, sites, total, sweeps))
+        return gaussian(State(precision, shift, sites, total, sweeps), self.rooted)
+
+    def with_shifts(self, state: Swept, sites: Sites, mean: Array) -> Swept:
+        """The state after sites of the same precisions, whose mean is known. O(n d)."""
+        base = self.problem.base
+        shift = base.shift + sites.shift @ self.problem.data.X
+        total = base.log_scale + float(sites.log_scale.sum())
+        state = state._replace(shift=shift, mean=mean, sites=sites, log_scale=total)
+        return state._replace(square=float(shift @ mean), sweeps=state.sweeps + 1)
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
         if state.precision.ndim == 1:

@@ -3,11 +3,13 @@
 Row i of class y has u_i ~ N(0, 1) and a factor Φ(u_i + h_y - h_j) for each other class j. Each gets
 a scalar site; with u_i integrated out the row has a site on a_i = (h_y - h_j)_j, whose precision is
 diag(tau) less a product. The weights of all classes have one covariance, (C d, C d). A sweep goes
-to the rows in a few parts, each from one posterior; the factors of a row go one after the other.
+to the rows in a few parts, each from one posterior, or to all of them once their means have
+settled; the factors of a row go one after the other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ from epfast.gaussian.engines.base import (
     contraction,
     gaussian,
 )
-from epfast.gaussian.engines.chunks import MIX_BELOW, Step, keeps_order, taken_in
+from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, keeps_order, taken_in
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.problem import LinearProblem, State
 from epfast.inference import Counts, Sites
@@ -41,6 +43,8 @@ ROUNDS, MOST_ROUNDS = 2, 40
 #: parts of the rows in a sweep, each from the posterior of the last; so many sweeps without a new
 #: least change halve what is taken of changes, down to this
 MOST_PARTS, STALLED, LEAST_SHARE = 16, 3, 1.0 / 16.0
+#: steps on the means in a pass at most, and the share of the first move at which they end
+STEPS, SETTLED = 8, 0.05
 #: curvatures of rows, (C, C) each, that are at hand at a time
 AT_ONCE = 1 << 21
 #: by how much precisions and shifts move, in units of their cavities, where rounds end
@@ -61,6 +65,8 @@ class NestedMemory(NamedTuple):
     patience: int = STALLED
     #: the last sweeps whose changes were taken whole, to be mixed
     steps: tuple[Step, ...] = ()
+    #: the change of the last sweep, if that was a pass
+    passed: float | None = None
 
     def next(self, step: Array, moved: float) -> NestedMemory:
         """Less of a change is taken where sweeps go back and forth, more where they creep."""
@@ -162,6 +168,11 @@ def sum_of_classes(
         for k in range(j + 1):
             whole[j, :, k] = whole[k, :, j] = symmetric_from_upper(precision[j, k])
     return whole.reshape(count * d, -1), shift.ravel()
+
+
+def _times(A: Array, b: Array) -> Array:
+    """Products of matrices (n, k, k) and vectors (n, k)."""
+    return np.asarray((A @ b[:, :, None])[:, :, 0])
 
 
 def takes(schedule: Any) -> bool:
@@ -266,6 +277,8 @@ class NestedEngine(EPEngine):
                 f"{problem.loss!r}: {MOST_WEIGHTS}"
             )
         self.is_auto = schedule.order == "auto" and schedule.damping == 1.0
+        #: whether all curvatures may be at hand
+        self.has_passes = self.n_sites * problem.loss.latents**2 <= AT_ONCE
 
     def visits(self, state: Swept) -> NestedVisits:
         return NestedVisits(self)
@@ -284,6 +297,8 @@ class NestedVisits:
 
     def __init__(self, engine: NestedEngine) -> None:
         self.engine = engine
+        #: whether the sweep was a pass, see :meth:`_pass`
+        self.passed = False
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         engine, n, parts = self.engine, self.engine.n_sites, 1
@@ -291,6 +306,11 @@ class NestedVisits:
         if engine.is_auto:
             parts = int(np.clip(n // engine.order_of_matrices, 1, MOST_PARTS))
             damping = state.memory.share
+            found = self._pass(state) if damping == 1.0 and engine.has_passes else None
+            if found is not None:
+                self.passed = True
+                tick(n)
+                return Outcome(made=found)
         now, refused = state, 0
         for first in range(parts):
             numbers = np.arange(first, n, parts)
@@ -309,8 +329,13 @@ class NestedVisits:
         moved = change(engine.summary(old, False), engine.summary(new, False)) / old.memory.share
         variance = new.covariance.diagonal()
         step = (new.mean - old.mean) / np.sqrt(variance)
-        memory, counts = old.memory.next(step, moved), counts._replace(remaining=moved)
-        whole = memory.share == old.memory.share == 1.0
+        memory, left = old.memory.next(step, moved), moved
+        if self.passed:
+            # the factor by which passes contract
+            left *= 1.0 if old.memory.passed is None else min(1.0, moved / old.memory.passed)
+            memory = memory._replace(passed=moved)
+        counts = counts._replace(remaining=left)
+        whole = memory.share == old.memory.share == 1.0 and moved > SLOW * old.memory.least
         if not (whole and MIX_BELOW > moved > engine.schedule.tol > 0.0):
             return new._replace(memory=memory), counts
         moves = np.concatenate([step, 0.5 * np.log(variance / old.covariance.diagonal())])
@@ -318,6 +343,52 @@ class NestedVisits:
         steps, better = taken_in(old.memory.steps, new, moves, engine.form.built)
         new = new if better is None else new.at(better)
         return new._replace(memory=memory._replace(steps=steps)), counts
+
+    def _pass(self, state: Swept) -> Swept | None:
+        """The state after all sites are fitted from one posterior, whose means settle first.
+
+        With the precisions M of the sites on the differences held, and so the covariances C of all
+        rows, a step that gives each row the mean of its tilted distribution is O(n C d): passes
+        contract as the covariances do. None where the means do not settle.
+        """
+        engine, form, base = self.engine, self.engine.form, self.engine.problem.prior
+        everyone, X, sites = np.arange(engine.n_sites), engine.problem.data.X, state.sites
+        assert sites is not None
+        if not sites.precision.any():
+            return None
+        mean, C = form.marginals(state, everyone)
+        (M, b), sd = of_differences(*sites[:2]), np.sqrt(C.diagonal(0, 1, 2))
+        if not (sd > 0.0).all():
+            return None
+        inverse = np.linalg.inv(np.eye(mean.shape[1]) - C @ M)
+        V = inverse @ C
+        V, inner, held = 0.5 * (V + np.swapaxes(V, 1, 2)), sites, sites
+        first = last = math.inf
+        for step in range(STEPS + 1):
+            m = _times(inverse, mean - _times(C, b))
+            ends = step == STEPS or last <= SETTLED * first < math.inf
+            inner, _, refused = within(m, V, inner, ROUNDS)
+            if refused:
+                return None
+            if ends:
+                break
+            new, own = of_differences(*inner[:2])
+            right = m + _times(V, own)
+            tilted = np.linalg.solve(np.eye(len(V[0])) + V @ new, right[:, :, None])[:, :, 0]
+            b = own + _times(M - new, tilted)
+            held = held._replace(shift=b + held.precision * b.sum(axis=1)[:, None])
+            by_class = form.of_classes(everyone, held)[1]
+            shift = np.asarray(X.T @ by_class).T + base.shift
+            h = X @ (state.covariance @ shift.ravel()).reshape(form.count, -1).T
+            h = h if form.offset is None else h + form.offset
+            rows, others = everyone[:, None], other_classes(form.classes, form.count)
+            there = h[everyone, form.classes][:, None] - h[rows, others]
+            last, mean = float(np.abs((there - mean) / sd).max()), there
+            first = last if step == 0 else first
+            if not last <= first:
+                return None
+        made: Swept | None = form.built(inner, state.sweeps + 1)
+        return made
 
     def _part(
         self, state: Swept, numbers: NDArray[np.intp], sites: Sites, damping: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,11 +38,11 @@ from epfast.gaussian.engines.chunks import (
     taken_in,
 )
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.joint import cavities, fitted_at
+from epfast.gaussian.engines.joint import cavities, fitted_at, log_mass
 from epfast.gaussian.problem import LinearProblem, State, inverse_root
-from epfast.inference import Counts, Sites, Summary
+from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
-from epfast.inference.runtime import Tick
+from epfast.inference.runtime import Tick, no_tick
 from epfast.inference.threads import ALONE, Threads
 
 #: rows per block of marginals in parallel order
@@ -176,58 +176,77 @@ def order_of(state: Swept) -> str:
     return "sequential" if state.memory is None else "chunked"
 
 
+class Ahead(NamedTuple):
+    """The pass that follows a state."""
+
+    #: those of the state, by which it is known
+    before: Sites
+    #: mean and variance (n,) of the rows in the state
+    h: Array
+    s: Array
+    #: the state's, with shifts of means that have settled; and those that the pass fits then
+    held: Sites
+    sites: Sites
+    refused: int
+    #: the settled means of the weights, and what their last step has moved a row, in its sd
+    mean: Array
+    gap: float
+    #: the largest move of a row's mean, in its sd, and of the log of its sd, by its own site
+    moves: tuple[float, float]
+
+
 class MeansFirst:
     """All rows from one posterior, whose means settle before its variances move: a pass.
 
     With the precisions of all sites held, and so the variances of all rows, a step that gives each
     row the mean of its tilted distribution is O(n d). The pass fits the sites at the cavities that
     come out, O(n d^2 + d^3), and contracts as variances do, which hardly depend on each other.
+    Whether there is one to follow is known by the marginals of the rows in the new posterior.
     """
 
     def __init__(self, engine: RowEngine, otherwise: Visits) -> None:
         self.engine, self.otherwise, self.in_turn = engine, otherwise, False
         self.core = ParallelSweep(engine.tilted, 1, min(engine.n_sites, PARALLEL_ROWS), 1.0, 1.0)
-        #: variances (n,) of the rows in this pass; None: it is a sweep of the other kind
-        self.spread: Array | None = None
-        #: the passes so far without another sweep, and where the last one began and ended
+        #: the last pass that was taken, or None: it was a sweep of the other kind
+        self.taken: Ahead | None = None
+        #: the passes so far without another sweep
         self.steps: tuple[Step, ...] = ()
-        self.last: list[Summary] = []
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        found = self._settled(state, tick) if state.order == MEANS else None
+        found = self.taken = self._ahead(state) if state.order == MEANS else None
         self.in_turn = found is None and self.otherwise.in_turn
         if found is None:
-            self.spread = None
             return self.otherwise.sweep(state, sites, tick)
-        sites.shift[:], h, self.spread = found
-        before, self.core.residual = self.core.n_refused, 0.0
-        self.core.fit(h, self.spread, self.engine.problem.responses(slice(None)), *sites)
-        return Outcome(self.core.n_refused - before)
+        tick(self.engine.n_sites)
+        if not found.refused and max(found.moves[1], found.gap) <= self.engine.schedule.tol:
+            return Outcome(made=self.engine.form.with_shifts(state, found.held, found.mean))
+        for part, new in zip(sites, found.sites, strict=True):
+            part[:] = new
+        return Outcome(found.refused)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state, of passes mixed; another pass, but after one that has not contracted.
 
         What is left of the distance to a fixed point is what the pass has moved, times the factor
-        by which passes contract.
+        by which passes contract: the next one's moves of the rows over those of this one.
         """
-        if self.spread is None:
+        taken = self.taken
+        if taken is None:
             self.steps = ()
             new, counts = self.otherwise.after(old, new, counts)
             return new._replace(order=MEANS), counts
+        if new.sites is taken.held:
+            return new, counts._replace(remaining=max(taken.moves[1], taken.gap))
         ends = [self.engine.summary(state, False) for state in (old, new)]
-        moved, rate, tol = change(*ends), 1.0, self.engine.schedule.tol
-        if self.steps:
-            apart = [change(*pair) for pair in zip(self.last, ends, strict=True)]
-            rate = apart[1] / apart[0] if apart[0] > 0.0 else 0.0
-        if counts.refused or rate > 1.0:
+        moved, tol, ahead = change(*ends), self.engine.schedule.tol, self._ahead(new)
+        rate = math.inf if ahead is None else max(ahead.moves) / max(taken.moves)
+        if counts.refused or not rate <= 1.0:
             self.steps = ()
             return new._replace(order=order_of(new)), counts
-        if rate * self.core.residual > max(tol, STANDS):
+        assert ahead is not None
+        if max(ahead.moves) > max(tol, STANDS):
             counts = counts._replace(settled=False)
-        assert old.sites is not None
-        assert new.sites is not None
-        moves = moves_of(old.sites, new.sites, self.spread)
-        self.last = ends
+        moves = moves_of(taken.before, ahead.before, taken.s)
         self.steps, better = taken_in(self.steps, new, moves)
         if better is not None and rate > SLOW and rate * moved > tol:
             new = new.at(better)
@@ -235,14 +254,35 @@ class MeansFirst:
             new = new._replace(memory=new.memory._replace(since=0))
         return new, counts._replace(remaining=rate * moved)
 
-    def _settled(self, state: Swept, tick: Tick) -> tuple[Array, Array, Array] | None:
-        """Shifts of sites whose means have settled, and mean and variance of the rows.
+    def _ahead(self, state: Swept) -> Ahead | None:
+        """The pass from a state, looked up or found; None where there is none. O(n d^2)."""
+        before, known = state.sites, self.engine.ahead
+        assert before is not None
+        if known is not None and known[0] is before:
+            return known[1]
+        found, start, y = None, self._settled(state), self.engine.problem.responses(slice(None))
+        if start is not None:
+            h, s, held, settled, mean, gap = start
+            sites = Sites(before.precision.copy(), held.shift.copy(), before.log_scale.copy())
+            refused = self.core.n_refused
+            self.core.fit(settled, s, y, *sites)
+            refused = self.core.n_refused - refused
+            moved = np.abs(settled - h) / np.sqrt(s), 0.5 * np.abs(sites.precision - before[0]) * s
+            moves = float(moved[0].max()), float(moved[1].max())
+            found = Ahead(before, h, s, held, sites, refused, mean, gap, moves)
+        self.engine.ahead = before, found
+        return found
 
-        None where a cavity is improper, or where the means do not settle.
+    def _settled(self, state: Swept) -> tuple[Any, ...] | None:
+        """Mean and variance of the rows; sites whose means have settled, and these means.
+
+        They are those of the rows, then of the weights; and what the last step has moved a row, in
+        its sd. None where a cavity is improper, or where the means do not settle.
         """
         engine, problem, sites = self.engine, self.engine.problem, state.sites
         X, y, shift = problem.data.X, problem.responses(slice(None)), problem.base.shift
-        covariance, root, parts = state.covariance, inverse_root(state.precision), engine.form.parts
+        covariance, root, parts = state.covariance, state.root, engine.form.parts
+        root = inverse_root(state.precision) if root is None else root
         h, s = np.empty((2, engine.n_sites))
         assert sites is not None
         assert parts is not None
@@ -252,23 +292,28 @@ class MeansFirst:
             marginals(part.rows, covariance, root, state.mean, h[part.which], s[part.which])
             yield part.rows.n
 
-        engine.threads.each(work, len(parts), tick)
+        engine.threads.each(work, len(parts), no_tick)
         if not (s > 0.0).all():
             return None
-        sd, first, last = np.sqrt(s), 0.0, math.inf
+        sd, now, first, last = np.sqrt(s), h, 0.0, math.inf
         with np.errstate(all="ignore"):  # steps that diverge are not taken
             for step in range(MEAN_STEPS):
-                cavity = cavities(sites, h, s)
+                cavity = cavities(sites, now, s)
                 found = None if cavity is None else fitted_at(engine.tilted, y, *cavity)
                 if cavity is None or found is None:
                     return None
-                sites = sites._replace(shift=found.mean / s - cavity[0] / cavity[1])
-                there = X @ (covariance @ (shift + sites.shift @ X))
-                last, h = float(np.abs((there - h) / sd).max()), there
+                shifts = found.mean / s - cavity[0] / cavity[1]
+                mean = covariance @ (shift + shifts @ X)
+                there = X @ mean
+                last, now = float(np.abs((there - now) / sd).max()), there
                 first = last if step == 0 else first
-                if last <= ENOUGH * first:
+                # as fitted, and then with the precision that is held
+                mass = [log_mass(tau, nu, *cavity) for tau, nu in (found[:2], (sites[0], shifts))]
+                scale = found.log_scale - mass[0] + mass[1]
+                sites = Sites(sites.precision, shifts, scale)
+                if last <= max(ENOUGH * first, 0.1 * engine.schedule.tol):
                     break
-        return (sites.shift, h, s) if last <= first else None
+        return (h, s, sites, now, mean, last) if last <= first else None
 
 
 class RowEngine(EPEngine):
@@ -279,7 +324,11 @@ class RowEngine(EPEngine):
         self.tilted: TiltedMoments = problem.tilted()
         self.threads = ALONE
         self._made: dict[str, Visits] = {}
-        self.settles = settles_means(problem)
+        #: the state of the last result, and what is known of it
+        self.finished: tuple[State, dict[str, Any]] | None = None
+        self.settles = self.form.rooted = settles_means(problem)
+        #: sites, and the pass that follows their state, if any does
+        self.ahead: tuple[Sites, Ahead | None] | None = None
 
     def init(self, start: Any) -> Swept:
         """The state of a start; of the same rows under another prior without their sum. O(d^3)."""
@@ -289,7 +338,7 @@ class RowEngine(EPEngine):
             precision = start.state.precision - before.base.precision + base.precision
             shift = start.state.shift - before.base.shift + base.shift
             total = base.log_scale + float(sites.log_scale.sum())
-            state = gaussian(State(precision, shift, sites, total, start.n_sweeps))
+            state = gaussian(State(precision, shift, sites, total, start.n_sweeps), True)
             if state is not None:
                 return self.begun(state, False)
         found: Swept = super().init(start)
@@ -333,3 +382,21 @@ class RowEngine(EPEngine):
 
     def drifts(self, state: Swept) -> bool:
         return order_of(state) == "chunked" and bool(state.memory.since > 0)
+
+    def known(self, state: Any) -> dict[str, Any]:
+        """What is known of the posterior of a state, by its names there."""
+        if getattr(state, "root", None) is None:
+            return {}
+        found = {"mean": state.mean, "_root": state.root}
+        found["log_evidence"] = self.summary(state).log_evidence
+        ahead = None if self.ahead is None else self.ahead[1]
+        if ahead is not None and state.sites is ahead.before:
+            found["_at_rows"] = ahead.h, ahead.s
+        elif ahead is not None and state.sites is ahead.held:
+            found["_at_rows"] = self.problem.data.X @ state.mean, ahead.s
+        return found
+
+    def finish(self, state: Any, hurry: bool = False) -> Any:
+        found = super().finish(state, hurry)
+        self.finished = (found, self.known(state)) if found.sites is state.sites else None
+        return found
