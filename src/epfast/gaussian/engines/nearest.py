@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.engines.base import EPEngine, Memoryless, Outcome, flat
+from epfast.gaussian.engines.base import EPEngine, Form, Memoryless, Outcome
 from epfast.gaussian.engines.kernel import ExactValues, GPState, ValueMoments, Values
 from epfast.inference import Sites, Summary
 from epfast.inference.runtime import Tick
@@ -47,17 +47,18 @@ def with_sites(cavity: tuple[Array, Array], sites: Sites) -> tuple[Array, Array]
     return (mean + variance * sites.shift) / total, variance / total
 
 
-class Nearest:
+class Nearest(Form):
     """The form of q that is a normal distribution of each value, by its nearest rows."""
 
     def __init__(self, rows: Regression) -> None:
         """rows: all of the fit, each by others."""
         self.rows, self.n = rows, len(rows.diagonal)
-        self.order = rows.count
+        self.order, self.shapes = rows.count, ((self.n,),) * 3
 
     def prior(self) -> Values:
         """The state of flat sites."""
-        return Values(flat(self.n), 0, self.moments(flat(self.n), np.zeros(self.n), self.diagonal))
+        sites = self.flat()
+        return Values(sites, 0, self.moments(sites, np.zeros(self.n), self.diagonal))
 
     @property
     def diagonal(self) -> Array:
@@ -74,14 +75,6 @@ class Nearest:
 
     def summary(self, state: Values, evidence: bool = True) -> Summary:
         return Summary(state.moments.mean, state.moments.variance, np.nan)
-
-    def taken(self, start: Any) -> Sites:
-        found: Sites = start.sites
-        if [len(part) for part in found] != [self.n] * 3:
-            raise ValueError(
-                f"start has {len(found.shift)} sites; allowed: {self.n}, the same observations"
-            )
-        return found
 
     def result(self, state: Values) -> GPState:
         """What the sites make, where that is more than visits have left."""
