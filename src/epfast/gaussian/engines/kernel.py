@@ -111,6 +111,14 @@ class Values(NamedTuple):
     memory: int = 0
 
 
+def sites_of_values(start: Any, n: int) -> Sites:
+    """The sites of a start, checked to be n."""
+    sites: Sites = start.sites
+    if [len(part) for part in sites] != [n] * 3:
+        raise ValueError(f"start has {len(sites.shift)} sites; allowed: {n}, the same observations")
+    return sites
+
+
 def log_evidence(sites: Sites, moments: ValueMoments, offset: Array | None = None) -> float:
     """EP's log p(y), with all constants; offset: the prior mean, None: 0.
 
@@ -243,13 +251,7 @@ class Kernel:
         return self.solved(plain if state.memory == 0 else plain._replace(moments=None))
 
     def taken(self, start: Any) -> Sites:
-        n, sites = self.matrix.n, start.sites
-        if [len(part) for part in sites] != [n] * 3:
-            raise ValueError(
-                f"start has {len(sites.shift)} sites; allowed: {n}, the same observations"
-            )
-        found: Sites = sites
-        return found
+        return sites_of_values(start, self.matrix.n)
 
     def improper(self, sites: Sites) -> FloatingPointError:
         """The error for a posterior that is improper: EP diverged, or K is singular to rounding."""

@@ -17,7 +17,13 @@ from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import EPEngine, Memoryless, Outcome, flat
-from epfast.gaussian.engines.kernel import ExactValues, GPState, ValueMoments, Values
+from epfast.gaussian.engines.kernel import (
+    ExactValues,
+    GPState,
+    ValueMoments,
+    Values,
+    sites_of_values,
+)
 from epfast.inference import Sites, Summary
 from epfast.inference.runtime import Tick
 
@@ -57,11 +63,8 @@ class Nearest:
 
     def prior(self) -> Values:
         """The state of flat sites."""
-        return Values(flat(self.n), 0, self.moments(flat(self.n), np.zeros(self.n), self.diagonal))
-
-    @property
-    def diagonal(self) -> Array:
-        return self.rows.diagonal.copy()
+        sites, variance = flat(self.n), self.rows.diagonal.copy()
+        return Values(sites, 0, self.moments(sites, np.zeros(self.n), variance))
 
     def moments(self, sites: Sites, mean: Array, variance: Array) -> ValueMoments:
         """As a kernel has them, without a determinant."""
@@ -76,12 +79,7 @@ class Nearest:
         return Summary(state.moments.mean, state.moments.variance, np.nan)
 
     def taken(self, start: Any) -> Sites:
-        found: Sites = start.sites
-        if [len(part) for part in found] != [self.n] * 3:
-            raise ValueError(
-                f"start has {len(found.shift)} sites; allowed: {self.n}, the same observations"
-            )
-        return found
+        return sites_of_values(start, self.n)
 
     def result(self, state: Values) -> GPState:
         """What the sites make, where that is more than visits have left."""
