@@ -148,7 +148,6 @@ def regress(
     of negative precision are not for this: they count as 0. The pool shares the inputs.
     """
     cdef Job job
-    cdef ptrdiff_t part
     cdef double[::1] work
     flat = np.asarray(index).ravel()
     job.q, job.m, job.d = index.shape[0], index.shape[1], 0

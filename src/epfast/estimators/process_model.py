@@ -46,7 +46,7 @@ SCHEDULE = EP(sweeps=200, tol=1e-6)
 #: values of a kernel at a time in predictions, 2 MB: scikit-learn's kernels hold some four arrays
 NUMBERS = 1 << 18
 #: rows from which a low rank is tried where none is asked for, and rows beyond which no other
-#: process is fitted exactly: a search takes some minutes there
+#: process is fitted exactly: a search takes two minutes there
 LOW_RANK_FROM, EXACT_UP_TO = 1000, 6000
 #: seconds of an exact evidence with its gradient over n^3, one thread, and how many a search takes
 #: (11 to 18 of 2,000 and 4,000 rows)
@@ -206,8 +206,8 @@ class ProcessModel:
         return (
             f"X has {len(self.X_train_)} rows: the matrices of this process take more than "
             f"{need:.2g} bytes, and {memory_left():.2g} are free; allowed: fewer rows, or "
-            f"{'a loss of two labels with ' if several else ''}rank=, as rank=200, which takes "
-            "O(n rank) memory"
+            f"{'a loss of two labels with ' if several else ''}rank=, as rank=200, or "
+            "method='nearest', which take O(n) memory"
         )
 
     @contextmanager

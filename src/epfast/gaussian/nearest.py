@@ -18,6 +18,7 @@ from epfast.gaussian.engines.nearest import Nearest, NearestEngine, Regression
 from epfast.gaussian.process_prediction import ProcessPosterior
 from epfast.gaussian.process_problem import GPProblem
 from epfast.inference import Callback, Fit, SweepInfo, interrupted, run_from
+from epfast.inference.runtime import one_blas_thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,9 @@ class NearestGPPosterior(ProcessPosterior):
                 f"K_star is {_checks.describe(K_star)}; allowed: new inputs with their nearest "
                 "rows (predict by the estimator that made this posterior)"
             )
-        return K_star.at(np.arange(len(K_star.diagonal)), self.sites)  # type: ignore[no-any-return]
+        with one_blas_thread(K_star.count):
+            found: tuple[Array, Array] = K_star.at(np.arange(len(K_star.diagonal)), self.sites)
+        return found
 
     def predict_mean(self, K_star: Any) -> Array:
         """Mean of the process at new inputs, as :meth:`predict_latent` has it."""
