@@ -58,11 +58,8 @@ class Nearest(Form):
     def prior(self) -> Values:
         """The state of flat sites."""
         sites = self.flat()
-        return Values(sites, 0, self.moments(sites, np.zeros(self.n), self.diagonal))
-
-    @property
-    def diagonal(self) -> Array:
-        return self.rows.diagonal.copy()
+        variance = self.rows.diagonal.copy()
+        return Values(sites, 0, self.moments(sites, np.zeros(self.n), variance))
 
     def moments(self, sites: Sites, mean: Array, variance: Array) -> ValueMoments:
         """As a kernel has them, without a determinant."""
