@@ -158,11 +158,9 @@ class Fits(Slopes):
             if not full and not isinstance(post, JointPosterior):
                 return math.nan
             mean = np.atleast_2d(post.mean)
-            slopes = np.arange(mean.size).reshape(mean.shape)[:, :d].ravel()
-            m, S = (
-                precision * mean.ravel()[slopes],
-                precision * post.covariance[np.ix_(slopes, slopes)],
-            )
+            which = np.arange(mean.size).reshape(mean.shape)[:, :d].ravel()  # no intercepts
+            m = precision * mean[:, :d].ravel()
+            S = precision * post.covariance[np.ix_(which, which)]
             total += m @ S @ m / precision + 0.5 * (S * S).sum()
             total -= 0.5 * (m @ m / precision + np.trace(S))
         return float(total)

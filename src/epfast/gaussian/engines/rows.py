@@ -239,7 +239,8 @@ class MeansFirst:
             return new, counts._replace(remaining=max(taken.moves[1], taken.gap))
         ends = [self.engine.summary(state, False) for state in (old, new)]
         moved, tol, ahead = change(*ends), self.engine.schedule.tol, self._ahead(new)
-        rate = math.inf if ahead is None else max(ahead.moves) / max(taken.moves)
+        # rows that are refused do not move
+        rate = math.inf if ahead is None else max(ahead.moves) / max(*taken.moves, 1e-300)
         if counts.refused or not rate <= 1.0:
             self.steps = ()
             return new._replace(order=order_of(new)), counts
