@@ -205,8 +205,8 @@ class BinaryProblems(NamedTuple):
     #: number of coefficients, before the intercept
     d: int
     intercept_variance: float | None
-    #: threads, as scikit-learn counts them: over the problems, or inside the one
-    n_jobs: int | None = None
+    #: threads: over the problems, or inside the one
+    n_jobs: int = 1
 
     @property
     def schedule(self) -> Any:

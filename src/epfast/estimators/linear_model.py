@@ -107,7 +107,7 @@ class LinearModel(Coefficients):
         offset: ArrayLike | None = None,
     ) -> BinaryProblems:
         """The part of the fit that stays fixed while the prior variance is sought."""
-        jobs_of(self.n_jobs)
+        jobs = jobs_of(self.n_jobs)
         _checks.flag("fit_intercept", self.fit_intercept)
         covariance = self._covariance(rows)
         given = {} if weights is None else {"weights": weights}
@@ -139,7 +139,7 @@ class LinearModel(Coefficients):
         problems = [problem._replace(names=names) for problem in problems]
         intercept = self._intercept(problems[0])
         variance = intercept if self.fit_intercept else None
-        return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
+        return BinaryProblems(problems, rows.shape[1], variance, jobs)
 
     def _note_columns(self, rows: Any, binary: BinaryProblems) -> None:
         """Note columns whose scale or place is hardly what one prior variance is for."""
