@@ -158,7 +158,8 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
         unused |= {"loss": loss} if kind in RESTORE or kind in OWN_LOSS else {}
         for name_of, value in unused.items():
             if value is not None:
-                raise MisfitError(f"{name_of} is given; allowed for this file: None")
+                said = _checks.describe(value)
+                raise MisfitError(f"{name_of} is {said}; allowed for this file: None")
         if kind in own:
             return _checked(restored(header["fields"], arrays, CLASSES, given), given)
         with np.errstate(all="ignore"):
