@@ -174,6 +174,13 @@ def test_bad_input(text, given, error, said):
         formula.fit(text, DATA, **given)
 
 
+def test_terms_that_are_no_numbers():
+    with np.errstate(invalid="ignore"), pytest.raises(ValueError, match=r"'np.log\(a\)' is NaN"):
+        formula.fit("y ~ np.log(a)", DATA)
+    with np.errstate(invalid="ignore"), pytest.raises(ValueError, match=r"response .* holds NaN"):
+        formula.fit("np.log(a) ~ z", DATA)
+
+
 def test_bad_data():
     with pytest.raises(TypeError, match="data is"):
         formula.fit("y ~ a", DATA.to_numpy())

@@ -377,6 +377,8 @@ def _readable(formula: Any, frame: Any, silent: bool = False) -> Iterator[Any]:
 def _response(response: Any, family: str) -> tuple[Array, float, float]:
     """y as the loss takes it, its unit, and where it is centred."""
     y = np.asarray(response.design_matrix, dtype=np.float64)
+    if not np.isfinite(y).all():
+        raise ValueError(f"the response {response.name!r} holds NaN or infinity; allowed: numbers")
     if family == "bernoulli":
         if response.kind == "categoric" and y.ndim == 2 and y.shape[1] == 2:
             y = y[:, 1]
@@ -405,6 +407,13 @@ def _common_columns(
 ) -> tuple[Array, Array]:
     """Columns of the common terms, and the sum of the offsets."""
     matrix = np.asarray(common.design_matrix, dtype=np.float64)
+    for term, part in common.slices.items():
+        lost = ~np.isfinite(matrix[:, part]).all(axis=1)
+        if lost.any():
+            raise ValueError(
+                f"the term {term!r} is NaN or infinite in row {int(lost.argmax())} of data; "
+                "allowed: finite numbers"
+            )
     offset = sum(
         (matrix[:, common.slices[term]].sum(axis=1) for term in offsets), np.zeros(len(matrix))
     )
