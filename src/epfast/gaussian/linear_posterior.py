@@ -209,7 +209,8 @@ class LinearPosterior(GaussianPosterior):
         return self.sites is not None and self.sites.shift.ndim == 1
 
     def marginals_of_rows(self) -> tuple[Array, Array]:
-        return self._latent(self.problem.data.X)
+        known = self if self.problem.has_rows else self._with_rows()  # says that there are none
+        return self._latent(known.problem.data.X)
 
     def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
         """Leave-one-out log probability of each response, from the cavities.
