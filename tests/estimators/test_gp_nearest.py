@@ -234,6 +234,7 @@ def test_orders_threads_and_files_agree(tmp_path):
     assert near.n_iter_ <= 2
 
 
+@pytest.mark.filterwarnings("ignore:The optimal value")  # a bound of a kernel
 @pytest.mark.parametrize("copies", [1, 60])
 def test_few_rows_copies_and_constant_columns(copies):
     X, y = table(12)
