@@ -1,7 +1,7 @@
 """Priors of scales: standard deviations, sizes, degrees of freedom, length scales.
 
-They are densities of a positive number s, for :func:`epfast.fit_hyper` and
-:func:`epfast.fit_hyper_gp`. Priors of weights are losses: :class:`epfast.losses.SpikeAndSlab`.
+They are densities of a positive number s, for :func:`epfast.fit_hyper`. Priors of weights are
+losses: :class:`epfast.losses.SpikeAndSlab`.
 """
 
 from __future__ import annotations

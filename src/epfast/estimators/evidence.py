@@ -30,6 +30,7 @@ from epfast.gaussian.wide import wide_rows
 from epfast.inference import Sites, start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss
+from epfast.priors import HalfCauchy
 from epfast.schedules import DEP, EP, Schedule
 
 Posterior = FullPosterior | FactorizedPosterior | LatentPosterior
@@ -357,23 +358,19 @@ class ScalePrior(NamedTuple):
     """A half-Cauchy prior of s, the prior sd of x.theta, as a density over u, the log of v.
 
     s^2 = v total, so that it does not depend on the number of columns or on their units; its tail
-    costs strong data at most -1/2 per unit of u (Gelman 2006, section 3.3). Without a constant.
+    costs strong data at most -1/2 per unit of u (Gelman 2006, section 3.3).
     """
 
     #: total variance of the columns
     total: float
-    #: median of s
-    scale: float
-
-    def _log_ratio(self, u: float) -> float:
-        return 0.5 * (u + math.log(self.total)) - math.log(self.scale)
+    #: of the prior sd of the weights, s over the root of the total
+    of_weights: HalfCauchy
 
     def value(self, u: float) -> float:
-        r = self._log_ratio(u)
-        return float(r - np.logaddexp(0.0, 2.0 * r))
+        return self.of_weights.log_density(math.exp(0.5 * u)) + 0.5 * u - math.log(2.0)
 
     def slope(self, u: float) -> float:
-        return float(0.5 - special.expit(2.0 * self._log_ratio(u)))
+        return 0.5 * (self.of_weights.slope(math.exp(0.5 * u)) + 1.0)
 
 
 def variance_range(rows: Any, weights: Array | None, centred: bool) -> tuple[float, float]:

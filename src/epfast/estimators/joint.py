@@ -12,19 +12,18 @@ from epfast._arrays import Array
 from epfast.estimators.descent import END, descend, root_of_slopes
 from epfast.estimators.evidence import Fits, Posterior
 from epfast.estimators.parameters import Parameters
-from epfast.estimators.search import SHARE, SLOPE, STEPS, Search
+from epfast.estimators.search import SLOPE, STEPS, Search
 from epfast.estimators.spectrum import Spectrum
-from epfast.gaussian.held import Held, gains, newton
-from epfast.inference.hyper import fixed_point
+from epfast.gaussian.held import Held, gains, most_probable, newton
+from epfast.inference.hyper import SHARE, fixed_point
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
 #: tolerance of the fits of L-BFGS, and the slope in nats up to which a maximum is told from a point
 #: where the search is stuck
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
-#: step of differences of exact slopes, the last of Newton's steps with cavities held, and how far
-#: these go: to no noise where rows are few
-SHORT, CLOSE, REACH = 1e-6, 0.03, 1.5
+#: step of differences of exact slopes
+SHORT = 1e-6
 
 
 class Learnt(NamedTuple):
@@ -99,23 +98,16 @@ class Joint:
 
     def _held(self, u: Array, fits: Fits) -> Array | None:
         """The most probable u with sites, or cavities, of fits at u held; None: it is not known."""
-        variances, numbers = u[: self.k], u[self.k :]
-        near = np.clip(self.bounds[self.k :].T, numbers - REACH, numbers + REACH).T
-        with np.errstate(all="ignore"):
-            if self.k:
-                columns = np.arange(self.search.problem.d)
-                groups = np.zeros_like(columns) if self.groups is None else self.groups
-                held = Held.of(fits.posteriors, columns, groups, np.exp(-variances))
-                if held is None:
-                    return None
-                density = partial(self._density, held)
-                variances = newton(density, variances, self.bounds[: self.k], SHORT)
-            try:
-                gain = partial(self._gains, posteriors=fits.posteriors)
-                numbers = newton(gain, numbers, near, CLOSE)
-            except FloatingPointError:  # no cavity, no gain
+        held: Any = None
+        if self.k:
+            columns = np.arange(self.search.problem.d)
+            groups = np.zeros_like(columns) if self.groups is None else self.groups
+            held = Held.of(fits.posteriors, columns, groups, np.exp(-u[: self.k]))
+            if held is None:
                 return None
-        return np.append(variances, numbers)
+        of_variances = partial(self._density, held)
+        of_numbers = partial(self._gains, posteriors=fits.posteriors)
+        return most_probable(u, self.bounds, self.k, of_variances, of_numbers)
 
     def _density(self, held: Held, u: Array) -> tuple[float, Array, Array]:
         """Log of prior and evidence by the logs of variances, the sites held."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import variances_at_door
 from epfast.losses import Loss
+from epfast.priors import HalfCauchy
 from epfast.schedules import EP
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -198,7 +200,8 @@ class LinearModel(Coefficients):
         total, unit = total_variance(rows, weights, bool(self.fit_intercept)), 1.0
         if not problem.loss.by_margin and problem.data.y is not None:
             unit = problem.loss.typical(problem.data.y, weights)[1]
-        return ScalePrior(total, scale * unit)
+        median = float(np.clip(scale * unit / math.sqrt(total), 1e-300, 1e300))
+        return ScalePrior(total, HalfCauchy(median))
 
     def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
         """The group of each column, 0 to k - 1; None: one variance for all."""

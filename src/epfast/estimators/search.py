@@ -30,7 +30,7 @@ from epfast.estimators.evidence import (
 from epfast.estimators.leading import leading
 from epfast.gaussian import IntegratedPosterior
 from epfast.inference import FAILURES, DataWarning, fit_from
-from epfast.inference.hyper import HyperPoint, around
+from epfast.inference.hyper import SHARE, HyperPoint, around
 from epfast.schedules import DEP, EP, Schedule, SharedSites
 
 logger = logging.getLogger("epfast")
@@ -39,9 +39,9 @@ logger = logging.getLogger("epfast")
 SWEEPS, QUICK_TOL, TOL = 100, 0.1, 1e-6
 #: prior variance of x.theta where a search begins
 BEGIN = 3.0
-#: the tolerance of a fit over the step to it, of log(prior variance), or the square of a small one;
-#: the largest step, and how far from the root, in tolerances, a slope has its right sign
-SHARE, LARGEST_STEP, NEAR = 0.01, 2.0, 10.0
+#: the largest step of log(prior variance), and how far from the root, in tolerances, a slope has
+#: its right sign
+LARGEST_STEP, NEAR = 2.0, 10.0
 #: error of the excess of a fit over its tolerance: .02 on MNIST, .2 where a plane separates classes
 NOISE = 0.5
 #: what a step leaves is no larger than this share of it, once the rise is known
@@ -453,8 +453,7 @@ def averaged(
         return fits, variance
     tell_unbounded(points)
     u, values = np.array([[point.u, point.value] for point in points]).T
-    # half-Cauchy over s, of which of_prior leaves out the constant: pi over u
-    log_prior = [search.of_prior(one)[0] + math.log(SPACING / math.pi) for one in u]
+    log_prior = [search.of_prior(one)[0] + math.log(SPACING) for one in u]
     by_problem = zip(*(point.fit.posteriors for point in points), strict=True)
     of = partial(
         IntegratedPosterior.of,

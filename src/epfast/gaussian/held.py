@@ -24,6 +24,9 @@ from epfast.losses import Loss
 STEPS, LONGEST = 50, 4.0
 #: no curvature
 TINY = 1e-300
+#: the last of Newton's steps on variances, and on numbers of the loss, and how far these go from
+#: those of the fit: to no noise where rows are few
+LAST, CLOSE, REACH = 1e-6, 0.03, 1.5
 #: step of the differences of integrals, which are as precise as their rounding
 STEP = 1e-3
 
@@ -117,9 +120,30 @@ def gains(
     return float(here), slopes, bent
 
 
-def newton(
-    function: Callable[[Array], tuple[float, Array, Array]], u: Array, bounds: Array, last: float
-) -> Array:
+#: a log density by logs of hyper-parameters: value, slopes and second derivatives
+Density = Callable[[Array], tuple[float, Array, Array]]
+
+
+def most_probable(
+    u: Array, bounds: Array, k: int, of_variances: Density, of_numbers: Density
+) -> Array | None:
+    """The maximum with sites, or cavities, of fits at u (m,) held; None: a cavity is improper.
+
+    k: how many of u are variances, by sites held; the others are numbers of the loss.
+    """
+    variances, numbers = u[:k], u[k:]
+    near = np.clip(bounds[k:].T, numbers - REACH, numbers + REACH).T
+    with np.errstate(all="ignore"):
+        if k:
+            variances = newton(of_variances, variances, bounds[:k], LAST)
+        try:
+            numbers = newton(of_numbers, numbers, near, CLOSE)
+        except FloatingPointError:  # no cavity, no gain
+            return None
+    return np.append(variances, numbers)
+
+
+def newton(function: Density, u: Array, bounds: Array, last: float) -> Array:
     """A local maximum within bounds (p, 2), by Newton's steps, each halved until it rises.
 
     function: value, slopes and second derivatives; a value of -inf, or NaN, is worse than all.

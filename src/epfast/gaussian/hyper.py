@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +15,11 @@ from scipy import optimize
 from epfast import _checks, losses, priors
 from epfast._arrays import Array
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
-from epfast.gaussian.held import Held, gains, newton
+from epfast.gaussian.held import Held, gains, most_probable
 from epfast.gaussian.integrated import IntegratedPosterior
+from epfast.gaussian.priors import intercept_at_door
 from epfast.gaussian.problem import LinearProblem, prior_of
+from epfast.gaussian.sources import column_names
 from epfast.gaussian.wide import in_d_by_d
 from epfast.inference import FAILURES, ConvergenceWarning, DataWarning
 from epfast.inference.hyper import Design, HyperPoint, Surface, composite, drawn, fixed_point, grid
@@ -30,8 +31,8 @@ STRATEGIES = ("auto", "grid", "ccd", "sobol", "eb")
 TOLERANCES = (1e-6, 0.1)
 #: accuracy of the logs of hyper-parameters at their mode, in which their density is flat
 ACCURACY = 1e-3
-#: reach of the logs of sds about where the search begins, and steps of Newton's with cavities held
-REACH, CLOSE, FAR = 25.0, 0.03, 1.5
+#: reach of the logs of sds about where the search begins
+REACH = 25.0
 #: points that are drawn: with 128 sds of sds are within 3 % of those of 1,024 (hyper.md, 2)
 DRAWS = 128
 #: more hyper-parameters than these are not averaged over: of 1,024 points 417 count with 10
@@ -160,34 +161,24 @@ class Rows:
 
     def held(self, u: Array, post: Any) -> Array | None:
         """The maximum with sites, or cavities, of a fit at u held; None: it is not known."""
-        k, bounds = self.k, self.bounds
-        numbers, sds = u[k:], u[:k]
-        prior = self.log_prior
+        k, prior = self.k, self.log_prior
+        held: Any = None
+        if k:
+            held = Held.of([post], self.columns, self.groups, np.exp(-2.0 * u[:k]))
+            if held is None:
+                return None
 
-        def of_groups(sds: Array, held: Held) -> tuple[float, Array, Array]:
+        def of_sds(sds: Array) -> tuple[float, Array, Array]:
             value, slopes, bent = held.evidence(2.0 * sds)
-            known = prior(np.append(sds, numbers))
+            known = prior(np.append(sds, u[k:]))
             return value + known[0], 2.0 * slopes + known[1][:k], 4.0 * bent + known[2][:k, :k]
 
         def of_numbers(free: Array) -> tuple[float, Array, Array]:
             value, slopes, bent = self._gains(post, free)
-            known = prior(np.append(sds, free))
+            known = prior(np.append(u[:k], free))
             return value + known[0], slopes + known[1][k:], bent + known[2][k:, k:]
 
-        with np.errstate(all="ignore"):
-            there = sds
-            if k:
-                held = Held.of([post], self.columns, self.groups, np.exp(-2.0 * sds))
-                if held is None:
-                    return None
-                there = newton(partial(of_groups, held=held), sds, bounds[:k], 1e-6)
-            if len(numbers):
-                near = np.clip(bounds[k:].T, numbers - FAR, numbers + FAR).T
-                try:
-                    numbers = newton(of_numbers, numbers, near, CLOSE)
-                except FloatingPointError:  # no cavity, no gain
-                    return None
-        return np.append(there, numbers)
+        return most_probable(u, self.bounds, k, of_sds, of_numbers)
 
     def mode(self) -> HyperPoint:
         """The most probable hyper-parameters."""
@@ -331,7 +322,7 @@ def fit_hyper(
     seed = _checks.integer("rng", rng, least=0)
     if schedule is not None and not isinstance(schedule, EP):
         raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: EP(...) or None")
-    d, names = _checks.rows("X", X).shape[1], _names_of(X)
+    d, names = _checks.rows("X", X).shape[1], column_names(X)
     unknowns = _groups_at_door(sds, d, names)
     chosen = losses.resolve(loss, y)
     if not chosen.is_likelihood or chosen.latents != 1:
@@ -375,8 +366,9 @@ def fit_hyper(
         inside = [one.name for one in unknowns if mean[one.columns].any()]
         if inside:
             raise ValueError(f"prior_mean is not 0 in the group {inside[0]!r}; allowed: 0 there")
-    if problem.intercept:
-        variance = np.append(variance, 100.0 if intercept is True else float(intercept))
+    ones = intercept_at_door(intercept)
+    if ones is not None:
+        variance = np.append(variance, ones)
     return averaged(Rows(problem, [*unknowns, *numbers], mean, variance), strategy, seed)
 
 
@@ -447,7 +439,7 @@ def _mixture(
     values = log_prior + np.array([point.fit.log_evidence for point in design.points])
     kept = np.flatnonzero(values >= values.max() + math.log(LEAST))
     return IntegratedPosterior.of(
-        [replace(design.points[k].fit, converged=True) for k in kept],
+        [design.points[k].fit for k in kept],
         values=values[kept],
         points=np.exp([design.points[k].u for k in kept]),
         hyper_names=names,
@@ -484,12 +476,7 @@ def _tell_ends(rows: Rows, mode: HyperPoint) -> None:
             )
 
 
-def _names_of(X: Any) -> list[str] | None:
-    columns = getattr(X, "columns", None)
-    return None if columns is None else [str(name) for name in columns]
-
-
-def _groups_at_door(sds: Any, d: int, names: list[str] | None) -> list[Unknown]:
+def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unknown]:
     """Groups of columns, checked."""
     if sds is not None and not isinstance(sds, Mapping):
         raise TypeError(
@@ -517,7 +504,9 @@ def _groups_at_door(sds: Any, d: int, names: list[str] | None) -> list[Unknown]:
     return found
 
 
-def _columns_at_door(name: str, given: Any, d: int, names: list[str] | None) -> NDArray[np.intp]:
+def _columns_at_door(
+    name: str, given: Any, d: int, names: tuple[str, ...] | None
+) -> NDArray[np.intp]:
     """Indices of columns, from a slice, indices, a mask or names."""
     if names is not None and not isinstance(given, slice):
         wanted = [given] if isinstance(given, str) else list(np.atleast_1d(given))

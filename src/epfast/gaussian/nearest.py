@@ -56,6 +56,15 @@ class NearestGPPosterior(ProcessPosterior):
     variance = property(attrgetter("state.moments.variance"))
     log_evidence = float("nan")
 
+    @property
+    def approximation(self) -> str:
+        """What a summary says of it."""
+        return (
+            f"approximate: each of {len(self.mean)} rows is given {self.n_neighbors} near ones, "
+            "which has no log evidence; to the log probability of a row left out, the rows that "
+            f"predictions are given add {self.loo_gain:.2g}"
+        )
+
     def predict_latent(
         self, K_star: Any, K_star_star: ArrayLike | None = None, joint: bool = False
     ) -> tuple[Array, Array]:

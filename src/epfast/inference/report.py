@@ -135,12 +135,9 @@ def weights_of(post: Any) -> Array | None:
 def notes(post: Any) -> list[str]:
     """Lines below a summary: log evidence, convergence, what not to trust."""
     log_evidence = f"log evidence: {post.log_evidence:.4f}"
-    if getattr(post, "kind", "") == "nearest_process":
-        log_evidence = (
-            f"approximate: each of {len(post.mean)} rows is given {post.n_neighbors} near ones, "
-            "which has no log evidence; to the log probability of a row left out, the rows that "
-            f"predictions are given add {post.loo_gain:.2g}"
-        )
+    approximation: str | None = getattr(post, "approximation", None)
+    if approximation is not None:  # which has no log evidence
+        log_evidence = approximation
     elif post.loss is not None and not post.loss.is_likelihood:
         log_evidence += ", which is not a log probability: the loss is no likelihood"
     lines = [log_evidence]
