@@ -20,9 +20,8 @@ from epfast.gaussian.latent_processes import LatentGPPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.nearest import NearestGPPosterior
-from epfast.gaussian.problem import Data, LinearProblem, PriorSites, State
+from epfast.gaussian.problem import Data, PriorSites, Problem, State
 from epfast.gaussian.process_posterior import GPPosterior
-from epfast.gaussian.process_problem import GPProblem
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide import WideRows
 from epfast.gaussian.wide_posterior import WidePosterior
@@ -55,16 +54,15 @@ POSTERIORS = (
 )
 PARTS = (
     Data,
-    GPProblem,
     GPState,
     LatentGPState,
-    LinearProblem,
     LowRankFactor,
     MixtureProblem,
     NetworkProblem,
     ParametricState,
     ValueMoments,
     PriorSites,
+    Problem,
     Relaxed,
     Scaling,
     ShrunkState,
@@ -93,12 +91,12 @@ SHAPES = {
         problem.prior_sites.start.log_scale d, problem.prior_sites.start.shift d,
         problem.prior_sites.start.precision d, problem.prior_sites.visits v=d, problem.wide.X nd,
         {SITES}""",
-    "process": f"""problem.y nw?, problem.weights n, state.relaxed.shift n,
+    "process": f"""problem.data.y nw?, problem.data.weights n, state.relaxed.shift n,
         state.relaxed.precision n, state.moments.alpha n, state.moments.mean n,
         state.moments.variance n, state.factor nn, state.diagonal n, {SITES}""",
-    "nearest_process": f"""problem.y nw?, problem.weights n, state.moments.alpha n,
+    "nearest_process": f"""problem.data.y nw?, problem.data.weights n, state.moments.alpha n,
         state.moments.mean n, state.moments.variance n, {SITES}""",
-    "latent_processes": f"""problem.y nw?, state.now.alpha n, state.now.mean n,
+    "latent_processes": f"""problem.data.y nw?, state.now.alpha n, state.now.mean n,
         state.now.variance n, packed nn, diagonals n, {SEVERAL}""",
     "integrated": "weights k, log_prior k, points km, nodes gm, probabilities g, mode m",
     "network": """problem.scaling.mean d, problem.scaling.scale d, state.belief p, state.base b,

@@ -33,7 +33,7 @@ from epfast.gaussian.engines.local import flat_site
 from epfast.gaussian.engines.passes import adf_begun
 from epfast.gaussian.engines.shards import ShardEngine, Shards, stacked
 from epfast.gaussian.engines.shared import SharedEngine
-from epfast.gaussian.problem import Data, LinearProblem, State, is_proper, product_over
+from epfast.gaussian.problem import Data, Problem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import Tasks, attempted, each_of, takes_none
 from epfast.inference.runtime import Tick
@@ -142,7 +142,7 @@ class _CountsBytes:
 class Remote(Shards):
     """Sites of shards alone: those of rows stay with the workers that have them."""
 
-    def __init__(self, problem: LinearProblem, shards: Sequence[Shard]) -> None:
+    def __init__(self, problem: Problem, shards: Sequence[Shard]) -> None:
         Full.__init__(self, problem)
         self.sizes, self.n_sites = [shard.facts.rows for shard in shards], problem.shape[0]
 
@@ -177,7 +177,7 @@ class RemoteShards(_CountsBytes, ShardEngine):
     """
 
     def __init__(
-        self, problem: LinearProblem, shards: Sequence[Shard], tasks: Counted, token: str
+        self, problem: Problem, shards: Sequence[Shard], tasks: Counted, token: str
     ) -> None:
         super().__init__(problem, Remote(problem, shards))
         self.remote, self.token, self.tasks = shards, token, tasks
@@ -203,7 +203,7 @@ class RemoteGroups(_CountsBytes, SharedEngine):
     """DSEP and DAEP in rounds: nothing stays on a worker but rows."""
 
     def __init__(
-        self, problem: LinearProblem, shards: Sequence[Shard], tasks: Counted, token: str
+        self, problem: Problem, shards: Sequence[Shard], tasks: Counted, token: str
     ) -> None:
         self.remote, self.token = shards, token
         super().__init__(problem)
@@ -243,7 +243,7 @@ class Passes(_CountsBytes, EPEngine):
     """
 
     def __init__(
-        self, problem: LinearProblem, streams: Sequence[Sequence[Shard]], tasks: Counted
+        self, problem: Problem, streams: Sequence[Sequence[Shard]], tasks: Counted
     ) -> None:
         super().__init__(problem, Full(problem))
         self.streams, self.tasks = streams, tasks

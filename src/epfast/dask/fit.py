@@ -30,7 +30,7 @@ from epfast.gaussian.engines.diagonal import rows_to_settle
 from epfast.gaussian.fit_linear import FULL_UP_TO, KINDS, check_start
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_at_door, prior_of_fit
-from epfast.gaussian.problem import Data, LinearProblem
+from epfast.gaussian.problem import Data, Problem
 from epfast.gaussian.sources import check_names
 from epfast.inference import Callback, ExecutorFailed, Fit, Interrupted, reached, run, warn_of
 from epfast.inference.runtime import Tick
@@ -193,7 +193,7 @@ def fit_linear(
                 center = _mean_of(facts)
         if center is not None:
             prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
-        problem = LinearProblem(
+        problem = Problem(
             Data(Elsewhere((n, width)), None),
             chosen.loss,
             chosen.scheme.bound(chosen.loss, posterior, chosen.schedule, n),
@@ -309,7 +309,7 @@ def _check_rows(facts: list[Facts], loss: Loss) -> None:
 
 
 def _run(
-    problem: LinearProblem,
+    problem: Problem,
     shards: Any,
     place: Place,
     token: str,

@@ -20,7 +20,7 @@ from epfast.gaussian.engines.local import (
     local_update,
     site_of,
 )
-from epfast.gaussian.problem import Data, LinearProblem, data_of, is_proper, mean_of_rows, with_ones
+from epfast.gaussian.problem import Data, Problem, data_of, is_proper, mean_of_rows, with_ones
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import no_tick, one_blas_thread
@@ -242,7 +242,7 @@ class Visit(NamedTuple):
         return *self.posterior.unpacked(), site_from(self.site, self.log_scale)
 
 
-def visit_rows(shard: Loaded, problem: LinearProblem, asked: Visit) -> Answered:
+def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
     """EP, or a pass of ADF, on the rows of a shard; their sites stay here."""
     mine = problem._replace(data=shard.data)
 
@@ -255,7 +255,7 @@ def visit_rows(shard: Loaded, problem: LinearProblem, asked: Visit) -> Answered:
     return _with_kept(asked, update)
 
 
-def visit_factors(shard: Loaded, problem: LinearProblem, asked: Visit) -> Answered:
+def visit_factors(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
     """Laplace propagation on the minibatches of a shard; the sites of their rows stay here."""
     n, size = shard.facts.rows, problem.batch_size
     assert size is not None
@@ -306,7 +306,7 @@ def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> 
 
 def visit_shared(
     shard: Loaded,
-    problem: LinearProblem,
+    problem: Problem,
     asked: Visit,
     batch: int | None,
     checked: bool,
@@ -346,7 +346,7 @@ def bytes_of(state: Any) -> int:
     return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
 
 
-def visit_pass(shard: Loaded, problem: LinearProblem, state: Any) -> Passed:
+def visit_pass(shard: Loaded, problem: Problem, state: Any) -> Passed:
     """A pass of ADF over a shard, from where the one before has ended; None: from the base."""
     if not shard.facts.rows:
         return Passed(state, Counts(), shard.facts)

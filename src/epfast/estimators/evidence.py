@@ -18,7 +18,7 @@ from epfast.gaussian import (
     FactorizedPosterior,
     FullPosterior,
     IntegratedPosterior,
-    LinearProblem,
+    Problem,
     WidePosterior,
     fit_problem,
 )
@@ -67,7 +67,7 @@ def problems_of(
     intercept: bool,
     prior: State | None = None,
     offset: Any = None,
-) -> list[LinearProblem]:
+) -> list[Problem]:
     """The problems of rows that were checked, a target each.
 
     prior: of them all, if it has the form of these fits; else one stands in.
@@ -202,7 +202,7 @@ class BinaryProblems(NamedTuple):
     """The binary problems of a fit, without the prior variance of the coefficients."""
 
     #: one problem, or one per class
-    problems: list[LinearProblem]
+    problems: list[Problem]
     #: number of coefficients, before the intercept
     d: int
     intercept_variance: float | None
@@ -233,7 +233,7 @@ class BinaryProblems(NamedTuple):
         exact = first.scheme.integrates or "moments" in first.loss.gives
         return isinstance(first.schedule, EP | DEP) and first.batch_size is None and exact
 
-    def at(self, k: int, variance: float | Array) -> LinearProblem:
+    def at(self, k: int, variance: float | Array) -> Problem:
         """One problem with this prior variance."""
         wide = self.intercept_variance
         precision = np.empty(self.d if wide is None else self.d + 1)

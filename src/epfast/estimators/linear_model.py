@@ -31,7 +31,7 @@ from epfast.estimators.joint import Joint, Learnt
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.search import Search, find, tell_lost
 from epfast.estimators.spectrum import Spectrum, without_offset
-from epfast.gaussian import FullPosterior, LinearProblem, notes
+from epfast.gaussian import FullPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import variances_at_door
@@ -155,7 +155,7 @@ class LinearModel(Coefficients):
         """The loss of these fits, of responses y."""
         raise NotImplementedError
 
-    def _intercept(self, problem: LinearProblem) -> float:
+    def _intercept(self, problem: Problem) -> float:
         """Prior variance of the intercept."""
         return _checks.number(
             "intercept_variance", self.intercept_variance, least=1e-300, most=1e300

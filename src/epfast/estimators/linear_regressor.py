@@ -18,7 +18,7 @@ from epfast.estimators.joint import Learnt
 from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.estimators.search import Search
-from epfast.gaussian import LinearProblem
+from epfast.gaussian import Problem
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
@@ -255,7 +255,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
         return loss_of_numbers(self.loss, y).with_offset(offset is not None)
 
-    def _intercept(self, problem: LinearProblem) -> float:
+    def _intercept(self, problem: Problem) -> float:
         if self.intercept_variance is not None:
             return super()._intercept(problem)
         assert problem.data.y is not None

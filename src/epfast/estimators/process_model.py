@@ -30,9 +30,11 @@ from epfast.estimators.processes import (
     pilot_rows,
 )
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
-from epfast.gaussian.fit_gp import choose, warn_of_process
+from epfast.gaussian.choices import choose
+from epfast.gaussian.fit_gp import warn_of_process
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
+from epfast.gaussian.problem import responses_of
 from epfast.gaussian.process_problem import check_positive, kernel_in_memory
 from epfast.inference import FAILURES, DataWarning
 from epfast.inference.runtime import memory_left
@@ -157,13 +159,14 @@ class ProcessModel:
         tried, neighbors = self._tries_low_rank(loss), self._neighbors(loss)
         if not tried and neighbors is None:  # else where none is found
             self._check_memory(kernel)
-        chosen = choose(loss.with_offset(offset is not None), self.scheme, schedule)
+        offset_loss, asked = loss.with_offset(offset is not None), {"weights": weights}
+        chosen = choose(offset_loss, self.scheme, "process", None, schedule, given=asked)
         distances = Distances(X)
         return [
             BinaryProcess(
                 X,
                 kernel,
-                chosen.problem(y, len(X), weights, offset),
+                chosen.problem(responses_of(offset_loss, y, len(X), weights, offset)),
                 self._jitter,
                 distances,
                 parameters=parameters,
@@ -179,7 +182,7 @@ class ProcessModel:
         if self.method == "exact" or not (beyond or self.method == "nearest"):
             return None
         try:
-            choose(loss, self.scheme, self._schedule, "nearest")
+            choose(loss, self.scheme, "nearest", None, self._schedule)
         except ValueError:
             if self.method == "nearest":
                 raise
@@ -250,7 +253,7 @@ class ProcessModel:
         known = loss.filled(loss.latents_in(target), False)
         if known.correlated:
             raise ValueError(f"loss is {known!r}; allowed for processes: correlated=False")
-        choose(known, self.scheme, self._schedule)
+        choose(known, self.scheme, "process", None, self._schedule)
         X, schedule = self.X_train_, self._schedule
         return LatentProcess(X, kernel, target, known, self.scheme, schedule, self._jitter)
 

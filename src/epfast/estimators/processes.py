@@ -18,7 +18,6 @@ from epfast.estimators.neighbors import AT_NEW, Neighbors
 from epfast.estimators.parameters import Parameters
 from epfast.gaussian import (
     GPPosterior,
-    GPProblem,
     KernelColumns,
     LatentGPPosterior,
     LowRankFactor,
@@ -26,13 +25,14 @@ from epfast.gaussian import (
     fit_process,
     incomplete_cholesky,
 )
-from epfast.gaussian import choices as of_rows
 from epfast.gaussian.certificate import trusted
+from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.factor import certified_factor, factor_at
-from epfast.gaussian.fit_gp import choose, fit_gp, unfitted, without_factor
+from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
 from epfast.gaussian.low_rank import fit_factor, without_columns
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
-from epfast.gaussian.problem import Data, weights_of
+from epfast.gaussian.problem import Data, responses_of
+from epfast.gaussian.problem import Problem as Fitted
 from epfast.gaussian.process_prediction import contracted
 from epfast.gaussian.process_problem import kernel_at_door
 from epfast.inference import FAILURES, Callback, Sites, SweepInfo
@@ -116,7 +116,7 @@ class BinaryProcess(NamedTuple):
     X: Array
     kernel: Any
     #: the fit of a process, without its kernel
-    process: GPProblem
+    process: Fitted
     jitter: float
     #: of the rows, which the problems of several classes share
     distances: Distances
@@ -146,7 +146,7 @@ class BinaryProcess(NamedTuple):
     def can_descend(self) -> bool:
         """Whether a double loop may repair a failed fit."""
         scheme = self.process.scheme
-        plain = scheme.integrates and not scheme.relaxes and self.process.weights is None
+        plain = scheme.integrates and not scheme.relaxes and self.process.data.weights is None
         return len(self.X) <= DESCENT_SIZE and plain
 
     def with_threads(self, threads: int | None) -> BinaryProcess:
@@ -160,10 +160,7 @@ class BinaryProcess(NamedTuple):
 
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The exact problem of some of the rows."""
-        process = self.process
-        weights = None if process.weights is None else process.weights[rows]
-        some = process._replace(y=process.y[rows], weights=weights)
-        X = self.X[rows]
+        some, X = self.process._replace(data=self.process.data.taken(rows)), self.X[rows]
         exact = self._replace(low_rank=None, neighbors=None)
         return exact._replace(X=X, process=some, distances=Distances(X))
 
@@ -233,7 +230,7 @@ class BinaryProcess(NamedTuple):
 
         return Point(fits_of(process, gradient), slope)
 
-    def _shaped(self, shape: Stationary, ours: GPProblem, gradient: bool) -> Point:
+    def _shaped(self, shape: Stationary, ours: Fitted, gradient: bool) -> Point:
         """As :meth:`at`, from the distances of the rows."""
         with self.at_work():
             matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.pool)
@@ -252,7 +249,7 @@ def least_bytes(n: int) -> float:
     return 8.0 * LEAST * n**2
 
 
-def fits_of(process: GPProblem, gradient: bool) -> Callable[..., GPPosterior]:
+def fits_of(process: Fitted, gradient: bool) -> Callable[..., GPPosterior]:
     """``fit`` of a :class:`Point`, of a process with its kernel."""
 
     def fit(schedule: Any, start: Any, callback: Callback | None = None) -> GPPosterior:
@@ -368,8 +365,8 @@ class LowRankProcess(NamedTuple):
         parts = (self.choices.get(name) for name in ("y", "weights", "offset"))
         y, weights, offset = (None if part is None else part[rows] for part in parts)
         loss = losses.resolve(self.choices["loss"]).with_offset(offset is not None)
-        chosen = choose(loss, self.choices["scheme"], self.schedule)
-        process = chosen.problem(y, len(rows), weights, offset)
+        chosen = choose(loss, self.choices["scheme"], "process", None, self.schedule)
+        process = chosen.problem(responses_of(loss, y, len(rows), weights, offset))
         X, parameters = self.X[rows], self.parameters
         parameters = parameters._replace(loss=parameters.loss.with_offset(loss.has_offset))
         return BinaryProcess(X, self.kernel, process, 0.0, Distances(X), parameters=parameters)
@@ -379,14 +376,13 @@ class LowRankProcess(NamedTuple):
         where, loss = parted(self, theta, self.choices["loss"])
         return self.kernel.clone_with_theta(where), loss
 
-    def _chosen(self, loss: Any, schedule: Any) -> tuple[of_rows.Choices, Data]:
+    def _chosen(self, loss: Any, schedule: Any) -> tuple[Choices, Data]:
         """The choices of a fit, and its responses and weights."""
         y, weights, offset = (self.choices[name] for name in ("y", "weights", "offset"))
-        asked = {} if weights is None else {"weights": weights}
         loss = losses.resolve(loss).with_offset(offset is not None)
-        chosen = of_rows.choose(loss, self.choices["scheme"], "full", None, schedule, given=asked)
-        n = len(self.X)
-        return chosen, Data(None, loss.observed(y, n, offset), weights_of(weights, n))
+        asked = {"weights": weights}
+        chosen = choose(loss, self.choices["scheme"], "full", None, schedule, given=asked)
+        return chosen, responses_of(loss, y, len(self.X), weights, offset)
 
 
 class NearestProcess(NamedTuple):

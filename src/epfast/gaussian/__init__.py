@@ -12,9 +12,8 @@ from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior,
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.posterior import GaussianPosterior
-from epfast.gaussian.problem import LinearProblem, State
+from epfast.gaussian.problem import Problem, State
 from epfast.gaussian.process_posterior import GPPosterior
-from epfast.gaussian.process_problem import GPProblem
 from epfast.gaussian.relaxed import RelaxedEnergies
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide_posterior import WidePosterior
@@ -23,7 +22,6 @@ __all__ = [
     "FactorizedPosterior",
     "FullPosterior",
     "GPPosterior",
-    "GPProblem",
     "GPState",
     "GaussianPosterior",
     "IntegratedPosterior",
@@ -32,10 +30,10 @@ __all__ = [
     "LatentGPPosterior",
     "LatentPosterior",
     "LinearPosterior",
-    "LinearProblem",
     "LowRankFactor",
     "LowRankGPPosterior",
     "NearestGPPosterior",
+    "Problem",
     "Relaxed",
     "RelaxedEnergies",
     "ShrunkPosterior",

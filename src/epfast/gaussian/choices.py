@@ -1,4 +1,4 @@
-"""The choices of a fit of a linear model: legal together, with numbers in place of None."""
+"""The choices of a fit: legal together, with numbers in place of None."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.gaussian import notes
 from epfast.gaussian.engines.nested import takes
-from epfast.gaussian.problem import Data, LinearProblem, State
-from epfast.gaussian.table import legal
+from epfast.gaussian.problem import Data, Problem
+from epfast.gaussian.table import PROCESSES, legal
 from epfast.schedules import DEP, EP, Schedule
 from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
@@ -35,16 +35,15 @@ class Choices(NamedTuple):
     covariance: str
     batch_size: int | None
 
-    def problem(self, data: Data, prior: State) -> LinearProblem:
-        """The problem of these rows with this prior."""
+    def problem(self, data: Data, prior: Any = None, **parts: Any) -> Problem:
+        """The problem of these rows with this prior; parts: other fields that it has."""
         schedule = self.schedule
-        # a stream does not know how many rows it has
-        n = getattr(data.X, "shape", (None,))[0]
         if schedule.stores == "none":
             schedule = schedule.filled(order=notes.order_of_one_pass(data))
+        # a stream does not know how many rows it has
         n = None if data.y is None else len(data.y)
         groups = schedule.labels(data.X.shape[0]) if schedule.stores == "shared" else None
-        problem = LinearProblem(
+        problem = Problem(
             data,
             self.loss,
             self.scheme.bound(self.loss, self.covariance, schedule, n),
@@ -54,6 +53,7 @@ class Choices(NamedTuple):
             prior,
             prior,
             groups,
+            **parts,
         )
         problem.check_weights()
         return problem
@@ -68,14 +68,17 @@ def choose(
     beta: float | None = None,
     given: dict[str, Any] | None = None,
 ) -> Choices:
-    """The choices that arguments of :func:`epfast.fit_linear` mean; raises if they do not combine.
+    """The choices that arguments of a fit mean; raises if they do not combine.
 
-    given: arguments that only some combinations take, those that were given.
+    posterior: that of :func:`epfast.fit_linear`, or of processes "process" or "nearest".
+    given: arguments that only some combinations take; None: not given.
     """
     schedule = DEFAULT_SCHEDULE if schedule is None else schedule
-    _checks.schedule(schedule, Schedule, "epfast.EP, ADF, SEP, AEP, DSEP, DAEP or DEP")
-    full = _checks.choice("posterior", posterior, COVARIANCES) == "full"
-    factor = "row"
+    process, factor = posterior in PROCESSES, "row"
+    known = "EP or epfast.DoubleLoop" if process else "EP, ADF, SEP, AEP, DSEP, DAEP or DEP"
+    _checks.schedule(schedule, Schedule, f"epfast.{known}")
+    if not process:
+        _checks.choice("posterior", posterior, COVARIANCES)
     if batch_size is not None:
         batch_size = _checks.integer("batch_size", batch_size, least=1)
         factor = "minibatch"
@@ -85,21 +88,25 @@ def choose(
             ("posterior", posterior, "full"),
             ("batch_size", batch_size, None),
         ):
-            if value != allowed:
+            if value != allowed and not process:
                 raise ValueError(
                     f"{name} is {value!r}; allowed with {found_loss!r}, which has several latents "
                     f"per row: {allowed!r}"
                 )
         factor = "latents"
     given = given or {}
-    found = default_scheme(found_loss, factor, full) if scheme is None else schemes.resolve(scheme)
-    schedule = schedule.resolved("executor" in given)
+    if scheme is None:
+        scheme = default_scheme(found_loss, factor, posterior)
+    found = schemes.resolve(scheme)
+    schedule = schedule.resolved(given.get("executor") is not None)
     legal(posterior, factor, schedule, found, found_loss, given)
-    if isinstance(schedule, DEP) and schedule.inner is not None:
-        legal(posterior, factor, schedule.inner, found, found_loss, {})
+    # of a shard, or before a descent
+    within = getattr(schedule, "inner", getattr(schedule, "start", None))
+    if within is not None:
+        legal(posterior, factor, within, found, found_loss, {})
     _check_tasks(schedule, found, given)
     numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
-    if not full:
+    if posterior == "factorized":
         # scalar sites are never clipped: a negative precision is right where t is not log-concave
         clips = factor == "minibatch" or not found.one_dimension
         numbers["site_rule"] = "nonnegative" if clips else "keep"
@@ -107,7 +114,7 @@ def choose(
     return Choices(found_loss, found, schedule, posterior, batch_size)
 
 
-def default_scheme(loss: losses.Loss, factor: str, full: bool) -> Scheme:
+def default_scheme(loss: losses.Loss, factor: str, posterior: str) -> Scheme:
     """The scheme where none is named: one that holds on columns of unit variance."""
     if factor != "minibatch":
         return schemes.Exact()
@@ -116,7 +123,7 @@ def default_scheme(loss: losses.Loss, factor: str, full: bool) -> Scheme:
         return scheme  # it says what is wrong
     if reason is None and loss.kinks:
         slopes = list(getattr(loss, "slopes", ()))
-        if slopes and slopes == sorted(slopes) and not full:
+        if slopes and slopes == sorted(slopes) and posterior != "full":
             return schemes.Laplace(curvature="slope")
         reason = f"the curvature of {loss!r} is 0, so that its sites would carry no precision"
     if reason is None:
@@ -131,7 +138,7 @@ def default_scheme(loss: losses.Loss, factor: str, full: bool) -> Scheme:
 
 def _check_tasks(schedule: Any, scheme: Scheme, given: dict[str, Any]) -> None:
     """Refuse an executor for what is no set of tasks, and an order of tasks without one."""
-    if "executor" not in given:
+    if given.get("executor") is None:
         if schedule.order == AS_COMPLETED:
             raise ValueError(
                 f"order is {AS_COMPLETED!r} without an executor; allowed: 'auto', 'sequential', "

@@ -11,7 +11,7 @@ from epfast._arrays import Array
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.online import joined_data
 from epfast.gaussian.problem import (
-    LinearProblem,
+    Problem,
     cross_terms,
     is_proper,
     product_over,
@@ -148,7 +148,7 @@ def _check_same(k: int, first: Any, post: Any) -> None:
             )
 
 
-def _without_center(problem: LinearProblem) -> tuple[Array, Array]:
+def _without_center(problem: Problem) -> tuple[Array, Array]:
     """Precision and shift of the prior, as they would be with that of the intercept at 0."""
     precision, shift, center = *problem.prior[:2], problem.center
     if center is not None and problem.wide is None:
@@ -172,7 +172,7 @@ def _joined_sites(posteriors: Sequence[Any]) -> Any:
     return stacked_rows(found)
 
 
-def _joined_groups(problems: list[LinearProblem], sites: Sites | None) -> Any:
+def _joined_groups(problems: list[Problem], sites: Sites | None) -> Any:
     """Groups of the rows that share sites, numbered on."""
     groups = [problem.groups for problem in problems]
     if sites is None or any(group is None for group in groups):

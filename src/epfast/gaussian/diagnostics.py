@@ -13,7 +13,7 @@ from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import ParallelSweep
 from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.engines.rows import PARALLEL_ROWS
-from epfast.gaussian.problem import LinearProblem, State
+from epfast.gaussian.problem import Problem, State
 from epfast.gaussian.table import engine_of
 from epfast.inference import Sites, learning
 from epfast.inference.loop import change
@@ -24,7 +24,7 @@ from epfast.schedules import DAEP, EP
 def residual_of_rows(problem: Any, sweep: int, sites: Sites, mean: Array, variance: Array) -> float:
     """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n).
 
-    problem: a GPProblem or LinearProblem; mean, variance: of the latent values, (n,) or (n, C).
+    problem: a Problem; mean, variance: of the latent values, (n,) or (n, C).
     """
     if problem.loss.latents > 1:
         return _residual_of_latents(problem, sites, mean, variance)
@@ -64,7 +64,7 @@ def _residual_of_latents(problem: Any, sites: Sites, mean: Array, variance: Arra
     return float("inf") if core.n_refused else core.residual
 
 
-def residual_of_sweep(problem: LinearProblem, state: State) -> float:
+def residual_of_sweep(problem: Problem, state: State) -> float:
     """The change of one undamped sweep, all factors at once."""
     given = getattr(problem.schedule, "inner", problem.schedule)
     power, rule = problem.schedule.power, getattr(given, "site_rule", None)
@@ -92,14 +92,14 @@ def loo_of_rows(problem: Any, sites: Sites, mean: Array, variance: Array) -> Arr
     return found
 
 
-def loo_of_columns(problem: LinearProblem, state: State) -> Array:
+def loo_of_columns(problem: Problem, state: State) -> Array:
     """The same with diagonal sites, one per row or minibatch, which is taken out. O(nonzeros)."""
     assert state.sites is not None
     return predicted(problem, *_without_columns(problem, state, state.sites))
 
 
 def _without_columns(
-    problem: LinearProblem, state: State, sites: Sites
+    problem: Problem, state: State, sites: Sites
 ) -> tuple[NDArray[np.bool_], Array, Array]:
     """Whether cavities are proper, mean and variance of x.theta under them, (n,) each.
 
@@ -133,7 +133,7 @@ def _without_columns(
     return proper, mean, variance
 
 
-def predicted(problem: LinearProblem, proper: Any, mean: Array, variance: Array) -> Array:
+def predicted(problem: Problem, proper: Any, mean: Array, variance: Array) -> Array:
     """Log probabilities under the cavities, if all are proper."""
     if not proper.all():
         count = len(proper)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import ArrayLike
 
-from epfast import _checks, losses, schemes
+from epfast import _checks, losses
 from epfast.gaussian.certificate import broken
+from epfast.gaussian.choices import choose
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.engines.kernel import GPState, Kernel, ProcessEngine
@@ -20,10 +21,9 @@ from epfast.gaussian.latent_processes import (
     kernels_at_door,
 )
 from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
-from epfast.gaussian.problem import weights_of
+from epfast.gaussian.problem import Problem, responses_of
 from epfast.gaussian.process_posterior import GPPosterior
-from epfast.gaussian.process_problem import GPProblem, check_positive, kernel_in_memory
-from epfast.gaussian.table import legal
+from epfast.gaussian.process_problem import check_positive, kernel_in_memory
 from epfast.inference import (
     Callback,
     ConvergenceWarning,
@@ -202,10 +202,10 @@ def fit_gp(
         found_loss = found_loss.filled(known, False)
         if found_loss.correlated:
             raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
-        chosen = choose(found_loss, scheme, schedule)
+        chosen = choose(found_loss, scheme, "process", None, schedule)
         kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)
-        observed = found_loss.observed(y, kernels[0].n, offset)
-        of_latents = GPProblem(kernels, observed, *chosen, common=common)
+        data = responses_of(found_loss, y, kernels[0].n, offset=offset)
+        of_latents = chosen.problem(data, kernel=kernels, common=common)
         return fit_latent_process(of_latents, start, callback, progress)
     if low_rank:
         choices = found_loss, scheme, batch_size, schedule
@@ -220,12 +220,14 @@ def fit_gp(
         return found
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
-    chosen = choose(found_loss, scheme, schedule)
+    asked = {"weights": weights}
+    chosen = choose(found_loss, scheme, "process", None, schedule, given=asked)
     if start is not None and not isinstance(start, GPPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
     kernel = kernel_in_memory(K, overwrite_K, shift)
-    problem = chosen.problem(y, kernel.n, weights, offset)._replace(kernel=kernel)
-    note_weights(problem.weights)
+    data = responses_of(found_loss, y, kernel.n, weights, offset)
+    problem = chosen.problem(data, kernel=kernel)
+    note_weights(data.weights)
     return fit_process(problem, start, check=True, **given)
 
 
@@ -237,54 +239,8 @@ def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
     return schedule
 
 
-class ProcessChoices(NamedTuple):
-    """The choices of a fit, legal together, with numbers in place of None."""
-
-    loss: Loss
-    scheme: Scheme
-    schedule: Any
-
-    def problem(self, y: Any, n: int, weights: Any = None, offset: Any = None) -> GPProblem:
-        """The fit of n observations, all but their kernel."""
-        found = weights_of(weights, n)
-        if found is not None:
-            if self.schedule.stores != "factor" or self.schedule.order == "parallel":
-                raise ValueError(
-                    f"weights are given; allowed with {_checks.describe(self.schedule)}: None "
-                    "(weights are for epfast.EP in sequential or shuffled order)"
-                )
-            if self.scheme.relaxes:
-                raise ValueError("weights are given; allowed with relaxed EP: None")
-            least = float(found[found > 0.0].min())
-            if least < 1.0:
-                self.loss.check_power(least, "a weight")
-        schedule = self.schedule
-        scheme = self.scheme.bound(self.loss, "process", schedule, n)
-        observed = self.loss.observed(y, n, offset)
-        return GPProblem(None, observed, self.loss, scheme, schedule, found)
-
-
-def choose(
-    loss: Any, scheme: str | Scheme | None, schedule: Any, form: str = "process"
-) -> ProcessChoices:
-    """The choices that arguments of :func:`epfast.fit_gp` mean, or why they do not go together.
-
-    form: of q, "process" or "nearest".
-    """
-    schedule = EP() if schedule is None else schedule
-    _checks.schedule(schedule, Schedule, "epfast.EP or epfast.DoubleLoop")
-    found_loss = losses.resolve(loss)
-    found = schemes.resolve("exact" if scheme is None else scheme)
-    factor = "row" if found_loss.latents == 1 else "latents"
-    legal(form, factor, schedule, found, found_loss, {})
-    if isinstance(schedule, DoubleLoop):
-        legal("process", "row", schedule.start, found, found_loss, {})
-    numbers = {"power": 1.0, "damping": schedule.usual_damping("row")}
-    return ProcessChoices(found_loss, found, schedule.filled(**numbers))
-
-
 def fit_process(
-    problem: GPProblem,
+    problem: Problem,
     start: Any = None,
     *,
     callback: Callback | None = None,
@@ -317,12 +273,12 @@ def fit_process(
     try:
         arguments: dict[str, Any] = {"callback": callback, "progress": progress}
         if threads is not None:
-            kernel.pool = pool_of(threads, problem.n)
+            kernel.pool = pool_of(threads, problem.n_rows)
         arguments["questions"] = problem.scheme.questions
-        with at_work(kernel.pool, problem.n):
+        with at_work(kernel.pool, problem.n_rows):
             if check:
                 check_positive(kernel)
-            exact, first = problem.exact_sites(), problem._replace(schedule=sweeps)
+            exact, first = problem.sites_unswept(), problem._replace(schedule=sweeps)
             form = Kernel(kernel, proper=exact is not None)
             form.slopes = slopes
             engine = ProcessEngine(first, form, exact=exact)
@@ -364,10 +320,10 @@ def without_factor(post: GPPosterior) -> GPPosterior:
     return replace(post, state=GPState(*post.state[:4]))
 
 
-def unfitted(problem: GPProblem) -> GPPosterior:
+def unfitted(problem: Problem) -> GPPosterior:
     """The prior as a posterior: before the first sweep, without a start."""
     assert problem.kernel is not None
-    state = GPState(flat(problem.n), 0, Kernel(problem.kernel).at_prior())
+    state = GPState(flat(problem.n_rows), 0, Kernel(problem.kernel).at_prior())
     return GPPosterior(state, problem, False, [])
 
 

@@ -21,7 +21,7 @@ from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_at_door, prior_of_fit, refuse_normal
 from epfast.gaussian.problem import (
     Data,
-    LinearProblem,
+    Problem,
     State,
     data_of,
     mean_of_rows,
@@ -255,7 +255,7 @@ def fit_linear(
         "record='factor'": record if record == "factor" else None,
         "executor": executor,
     }
-    numbers = batch_size, schedule, beta, {k: v for k, v in asked.items() if v is not None}
+    numbers = batch_size, schedule, beta, asked
     is_small = stream or several or min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
     kind = ("full" if is_small else "factorized") if posterior is None else posterior
     # before the first chunk is read: what is refused leaves the chunks as they are
@@ -359,7 +359,7 @@ def check_start(start: Any, chosen: Choices, prior: Any) -> None:
         raise TypeError("start has a prior= of single weights; allowed: the same prior= beside it")
 
 
-def _notes(problem: LinearProblem, variance: Any, is_matrix: bool) -> float | None:
+def _notes(problem: Problem, variance: Any, is_matrix: bool) -> float | None:
     """Note what is odd about the data; return the scale of a flat prior, None of another."""
     data = problem.data
     sizes = None if is_matrix else notes.column_sizes(data.X, problem.center)
@@ -375,7 +375,7 @@ def _notes(problem: LinearProblem, variance: Any, is_matrix: bool) -> float | No
     return scale if scale > notes.FLAT else None
 
 
-def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
+def _kept(problem: Problem, callback: Any, progress: Any) -> Data:
     """The rows, as copies where functions of the user could change what the core relies on."""
     data, loss = problem.data, problem.loss
     if isinstance(data.X, Stream):
@@ -386,7 +386,7 @@ def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
     return data._replace(X=data.X.copy()) if called and problem.sparse else data
 
 
-def kind_of(problem: LinearProblem) -> Any:
+def kind_of(problem: Problem) -> Any:
     """The class of what a fit returns."""
     if problem.prior_sites is not None:
         return ShrunkPosterior
@@ -396,7 +396,7 @@ def kind_of(problem: LinearProblem) -> Any:
 
 
 def fit_problem(
-    problem: LinearProblem,
+    problem: Problem,
     start: Any = None,
     *,
     record: str | None = None,
@@ -486,7 +486,7 @@ def fit_problem(
         raise
 
 
-def _from_peaks(engine: Any, problem: LinearProblem, fit: Fit, given: dict[str, Any]) -> Fit:
+def _from_peaks(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) -> Fit:
     """The fit, or one from sites at the peaks of the likelihoods where that refuses fewer sites.
 
     A site of a log-concave factor is proper, and refused by rounding alone: where the prior of its
@@ -516,7 +516,7 @@ def _from_peaks(engine: Any, problem: LinearProblem, fit: Fit, given: dict[str, 
     return again if again.history[-1].n_refused < fit.history[-1].n_refused else fit
 
 
-def unfitted(problem: LinearProblem) -> Any:
+def unfitted(problem: Problem) -> Any:
     """The prior as a posterior: before the first sweep, without a start."""
     kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
     return kind_of(problem)(at_start(problem), kept, False, [])

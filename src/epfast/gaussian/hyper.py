@@ -18,7 +18,7 @@ from epfast.gaussian.fit_linear import fit_linear, fit_problem
 from epfast.gaussian.held import Held, gains, most_probable
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.priors import intercept_at_door
-from epfast.gaussian.problem import LinearProblem, prior_of
+from epfast.gaussian.problem import Problem, prior_of
 from epfast.gaussian.sources import column_names
 from epfast.gaussian.wide import in_d_by_d
 from epfast.inference import FAILURES, ConvergenceWarning, DataWarning
@@ -59,7 +59,7 @@ class Rows:
     """Log density of hyper-parameters of a linear model, of which each value has a fit."""
 
     def __init__(
-        self, problem: LinearProblem, unknowns: list[Unknown], mean: Array, variance: Array
+        self, problem: Problem, unknowns: list[Unknown], mean: Array, variance: Array
     ) -> None:
         """variance: (d,) of the columns that have no unknown one; groups come first."""
         self.problem, self.unknowns = problem, unknowns
@@ -113,7 +113,7 @@ class Rows:
             values[name] = math.exp(power * u)
         return self.problem.loss.with_parameters(**values) if values else self.problem.loss
 
-    def at(self, u: Array, tol: float) -> LinearProblem:
+    def at(self, u: Array, tol: float) -> Problem:
         """The problem with these hyper-parameters."""
         precision = 1.0 / self.variance
         precision[self.columns] = np.exp(-2.0 * u[: self.k])[self.groups]

@@ -25,7 +25,7 @@ from epfast.gaussian.engines.stack import Stack
 from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
 from epfast.gaussian.problem import (
-    LinearProblem,
+    Problem,
     State,
     log_determinant,
     log_evidence,
@@ -121,7 +121,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
 
     remove = FullPosterior.remove
 
-    def _of_rest(self, problem: LinearProblem, gone: Any, rest: LinearProblem) -> Any:
+    def _of_rest(self, problem: Problem, gone: Any, rest: Problem) -> Any:
         found = self._form(rest).built(families.taken(self.sites, ~gone), self.n_sweeps)
         return None if found is None else plain(found)
 

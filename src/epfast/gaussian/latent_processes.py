@@ -14,6 +14,7 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.latent_processes import LatentProcessEngine, evidence_of, one_of
 from epfast.gaussian.posterior import SeveralLatents
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.process_prediction import (
     ProcessPosterior,
@@ -22,7 +23,7 @@ from epfast.gaussian.process_prediction import (
     matrices_of,
     pivoted_root,
 )
-from epfast.gaussian.process_problem import GPProblem, kernel_at_door
+from epfast.gaussian.process_problem import kernel_at_door
 from epfast.inference import Fit, interrupted, learning, run_from, start_may_be_dropped, warn_of
 from epfast.inference.runtime import cached_property
 
@@ -70,7 +71,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
     @property
     def labels(self) -> tuple[str, ...]:
         """A name for each latent value, those of the first process first."""
-        return self._labelled(f"f{i}" for i in range(self.problem.n))
+        return self._labelled(f"f{i}" for i in range(self.problem.n_rows))
 
     def marginals_of_rows(self) -> tuple[Array, Array]:
         return self.mean.T, self.variance.T
@@ -101,7 +102,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         As :meth:`epfast.GPPosterior.log_evidence_gradient`.
         """
         learning.note_residual(self.residual)
-        n = self.problem.n
+        n = self.problem.n_rows
         known = [(part.alpha, part.other_matrix()) for part in self.parts]
         return np.array(
             [sum(contracted(*one, matrix) for one in known) for matrix in matrices_of(dK, (n, n))]
@@ -199,7 +200,7 @@ def kernels_at_door(
 
 
 def fit_latent_process(
-    problem: GPProblem, start: Any = None, callback: Any = None, progress: Any = False
+    problem: Problem, start: Any = None, callback: Any = None, progress: Any = False
 ) -> LatentGPPosterior:
     """Run a fit of several processes whose parts are legal and checked."""
     assert problem.kernel is not None

@@ -20,7 +20,7 @@ from epfast.gaussian.diagnostics import loo_of_columns, predicted
 from epfast.gaussian.posterior import GaussianPosterior, shifted
 from epfast.gaussian.problem import (
     Data,
-    LinearProblem,
+    Problem,
     data_of,
     factor_of,
     inverse_root,
@@ -57,7 +57,7 @@ class LinearPosterior(GaussianPosterior):
         As fitted, with numbers in place of None; see :func:`epfast.fit_linear`.
     names : tuple of str or None
         Names of the columns of X, where it was a frame; see :meth:`summary`.
-    problem : LinearProblem
+    problem : Problem
         The fit. It refers to the rows; pickles and files leave them out, see :meth:`with_rows`.
     n_refused : int
         Sites that kept their old value, summed over the sweeps: the cavity, the fit or the
@@ -627,7 +627,7 @@ class FullPosterior(LinearPosterior):
         post: FullPosterior = online.extended(self, data, schedule, warn)
         return post
 
-    def with_more_rows(self, state: Any, problem: LinearProblem, **parts: Any) -> FullPosterior:
+    def with_more_rows(self, state: Any, problem: Problem, **parts: Any) -> FullPosterior:
         """The posterior of more rows, with other fields."""
         return replace(self, state=state, problem=problem, **parts)
 
@@ -660,6 +660,6 @@ class FullPosterior(LinearPosterior):
         kept = rest if self.problem.has_rows else rest.without_rows()
         return replace(self, state=state, problem=kept, converged=False)
 
-    def _of_rest(self, problem: LinearProblem, gone: Any, rest: LinearProblem) -> Any:
+    def _of_rest(self, problem: Problem, gone: Any, rest: Problem) -> Any:
         """The state of the rows that are left; None: it is improper."""
         return online.without(problem, self.state, gone, rest)

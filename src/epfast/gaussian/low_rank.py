@@ -25,7 +25,7 @@ from epfast.gaussian.factor import (
 )
 from epfast.gaussian.fit_linear import fit_problem as fit_linear_problem
 from epfast.gaussian.linear_posterior import FullPosterior
-from epfast.gaussian.problem import Data, LinearProblem, prior_of, weights_of
+from epfast.gaussian.problem import Data, Problem, prior_of, responses_of
 from epfast.gaussian.process_prediction import ProcessPosterior, matrices_of, prior_at
 from epfast.gaussian.table import at_start
 from epfast.inference import DataWarning, Interrupted
@@ -284,7 +284,7 @@ def fit_low_rank(
             "start is given; allowed with epfast.ADF: None, since its one pass counts every label"
         )
     # validate before the O(n r^2) factorisation
-    asked = {} if weights is None else {"weights": weights}
+    asked = {"weights": weights}
     chosen = choose(loss, scheme, "full", batch_size, schedule, given=asked)
     factor = K if isinstance(K, LowRankFactor) else None
     if factor is None:
@@ -295,7 +295,7 @@ def fit_low_rank(
         order, n = factor.rank, len(factor.G)
     else:
         raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
-    data = Data(None, loss.observed(y, n, offset), weights_of(weights, n))
+    data = responses_of(loss, y, n, weights, offset)
     try:
         if factor is None:
             with one_blas_thread(order, threads):
@@ -338,7 +338,7 @@ def fit_factor(
         raise Interrupted(LowRankGPPosterior.of(left, factor)) from None
 
 
-def _at_prior(problem: LinearProblem, factor: LowRankFactor) -> LowRankGPPosterior:
+def _at_prior(problem: Problem, factor: LowRankFactor) -> LowRankGPPosterior:
     """What there is before the first sweep."""
     return LowRankGPPosterior(at_start(problem), problem, False, [], factor)
 
@@ -364,7 +364,7 @@ def note_rank(posts: Sequence[Any], stacklevel: int) -> None:
         )
 
 
-def _problem(chosen: Choices, factor: LowRankFactor, data: Data) -> LinearProblem:
+def _problem(chosen: Choices, factor: LowRankFactor, data: Data) -> Problem:
     design = _design(factor.G)
     d = design.shape[1]
     return chosen.problem(data._replace(X=design), prior_of(np.ones(d), np.zeros(d), True))
@@ -375,7 +375,7 @@ def _design(G: Array) -> Array:
     return G if G.shape[1] else np.zeros((len(G), 1))
 
 
-def _weights_in(start: Any, problem: LinearProblem) -> Any:
+def _weights_in(start: Any, problem: Problem) -> Any:
     """The start for another factor; shared sites remain tied to the old one."""
     base, d = problem.base, problem.shape[1]
     if not isinstance(start, LowRankGPPosterior):

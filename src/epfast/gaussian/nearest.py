@@ -15,8 +15,8 @@ from epfast.gaussian.certificate import broken
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.nearest import Nearest, NearestEngine, Regression
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_prediction import ProcessPosterior
-from epfast.gaussian.process_problem import GPProblem
 from epfast.inference import Callback, Fit, SweepInfo, interrupted, run_from
 from epfast.inference.runtime import one_blas_thread
 
@@ -121,7 +121,7 @@ class NearestGPPosterior(ProcessPosterior):
 
 
 def fit_nearest(
-    problem: GPProblem,
+    problem: Problem,
     some: NDArray[np.intp],
     wider: Regression,
     start: Any = None,
@@ -135,7 +135,8 @@ def fit_nearest(
 
     def made(state: GPState, converged: bool, history: list[SweepInfo]) -> NearestGPPosterior:
         cavities = rows.at(some, state.sites), wider.at(np.arange(len(some)), state.sites)
-        few, more = (problem.loss.log_predictive(problem.y[some], *moments) for moments in cavities)
+        y, loss = problem.responses(some), problem.loss
+        few, more = (loss.log_predictive(y, *moments) for moments in cavities)
         gain = float(np.mean(more - few))
         return NearestGPPosterior(state, problem, converged, history, rows.count, gain)
 
@@ -144,7 +145,7 @@ def fit_nearest(
         return replace(found, converged=False) if fit.converged and broken(found) else found
 
     def unfitted() -> NearestGPPosterior:
-        state = GPState(flat(problem.n), 0, Nearest(rows).prior().moments)
+        state = GPState(flat(problem.n_rows), 0, Nearest(rows).prior().moments)
         return made(state, False, [])
 
     try:

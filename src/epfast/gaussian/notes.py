@@ -12,7 +12,7 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.vector import column_sizes as _core_sizes
-from epfast.gaussian.problem import Data, LinearProblem, mean_of_rows
+from epfast.gaussian.problem import Data, Problem, mean_of_rows
 from epfast.inference.records import DataWarning
 
 #: of the mean of a column, in its own size
@@ -212,7 +212,7 @@ def prior_scale(sizes: ColumnSizes, variance: Array) -> float:
         return float(np.sqrt(squares @ spread))
 
 
-def note_separable(problem: LinearProblem, mean: Array, scale: float, stacklevel: int = 2) -> None:
+def note_separable(problem: Problem, mean: Array, scale: float, stacklevel: int = 2) -> None:
     """Note that a plane separates the labels, where the prior is flat: of this scale."""
     data = problem.data
     assert data.y is not None

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from epfast import _checks, families
 from epfast.gaussian.engines.passes import engine_of_rows
-from epfast.gaussian.problem import Data, LinearProblem, State, is_proper, sum_of_sites
+from epfast.gaussian.problem import Data, Problem, State, is_proper, sum_of_sites
 from epfast.inference import Fit, Sites, interrupted, run, warn_of
 from epfast.schedules import ADF, EP
 
@@ -21,7 +21,7 @@ def extended(
     data: Data,
     schedule: Any,
     warn: Callable[..., Any] = warn_of,
-    engine_of_new: Callable[[LinearProblem], Any] = engine_of_rows,
+    engine_of_new: Callable[[Problem], Any] = engine_of_rows,
 ) -> Any:
     """A posterior with more rows, see :meth:`epfast.FullPosterior.partial_fit`.
 
@@ -56,7 +56,7 @@ def extended(
         raise interrupted(pressed, fit, result, post, lambda: post) from None
 
 
-def schedule_of_rows(problem: LinearProblem, stored: Sites | None, schedule: Any) -> Any:
+def schedule_of_rows(problem: Problem, stored: Sites | None, schedule: Any) -> Any:
     """The schedule by which a posterior with these sites takes in rows."""
     if stored is not None and (stored.shift.ndim != 1 or problem.batch_size is not None):
         raise ValueError(
@@ -98,9 +98,7 @@ def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
     return Data(X, np.concatenate([part.y for part in parts]), weights)
 
 
-def without(
-    problem: LinearProblem, state: State, gone: NDArray[np.bool_], rest: LinearProblem
-) -> State | None:
+def without(problem: Problem, state: State, gone: NDArray[np.bool_], rest: Problem) -> State | None:
     """The state of the rest of the rows, by taking sites out; None: it is improper."""
     if problem.batch_size is not None:
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
@@ -120,7 +118,7 @@ def without(
     return new if is_proper(new.precision) else None
 
 
-def removal_mask(problem: LinearProblem, rows: ArrayLike) -> NDArray[np.bool_]:
+def removal_mask(problem: Problem, rows: ArrayLike) -> NDArray[np.bool_]:
     """(n,), whether each row is one of those that are to be removed."""
     n = problem.shape[0]
     taken = np.atleast_1d(_checks.real_array("rows", rows))
@@ -135,7 +133,7 @@ def removal_mask(problem: LinearProblem, rows: ArrayLike) -> NDArray[np.bool_]:
     return gone
 
 
-def some_rows(problem: LinearProblem, which: Any) -> LinearProblem:
+def some_rows(problem: Problem, which: Any) -> Problem:
     """The problem of some of the rows."""
     data, groups = problem.data.taken(which), problem.groups
     wide = None if problem.wide is None else problem.wide.of(data.X)

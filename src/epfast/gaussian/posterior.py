@@ -248,7 +248,7 @@ class GaussianPosterior(Posterior):
     ----------
     loss, scheme, schedule, beta, power
         As fitted, with numbers in place of None.
-    problem : LinearProblem or GPProblem
+    problem : Problem
         The fit. It refers to rows or kernel; pickles and files leave them out.
     converged : bool
         Whether the last sweep changed the posterior by at most the tolerance and refused no site,

@@ -1,4 +1,4 @@
-"""What stays fixed during a fit of a linear model: rows, prior, loss, scheme, schedule."""
+"""What stays fixed during a fit: rows and prior, or a kernel; loss, scheme and schedule."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from scipy.linalg import lapack
 from epfast import _checks
 from epfast._arrays import Array, as_array, row_chunks, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
+from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast._core.sparse_factors import appended
@@ -59,9 +60,7 @@ class Data(NamedTuple):
 
     def taken(self, which: Any) -> Data:
         """Select rows."""
-        assert self.y is not None
-        weights = None if self.weights is None else self.weights[which]
-        return Data(self.X[which], self.y[which], weights)
+        return Data(*(None if part is None else part[which] for part in self))
 
 
 class RowSlice(NamedTuple):
@@ -96,18 +95,19 @@ class PriorSites(NamedTuple):
         return np.asarray(scale.sum() - 0.5 * theta[:, fixed] ** 2 @ precision)
 
 
-class LinearProblem(NamedTuple):
-    """A fit of a linear model, checked: see :func:`epfast.fit_linear`."""
+class Problem(NamedTuple):
+    """A fit of a linear model or of a process, checked: see :func:`epfast.fit_linear`, fit_gp."""
 
+    #: of a process without X
     data: Data
     loss: Loss
     scheme: Scheme
     schedule: Any
-    #: "full" or "factorized"
+    #: "full" or "factorized"; of processes "process" or "nearest"
     covariance: str
     #: rows per factor; None: a site per row
     batch_size: int | None
-    #: N(mean, 1 / precision); its log scale is -shift.mean / 2
+    #: N(mean, 1 / precision); its log scale is -shift.mean / 2; a process has none, nor a base
     prior: State
     #: what the sites multiply: the prior, or prior and sites held fixed
     base: State
@@ -125,6 +125,11 @@ class LinearProblem(NamedTuple):
     wide: Any = None
     #: a prior that is a site per weight, beside the normal one that these begin with
     prior_sites: PriorSites | None = None
+    #: of a process: K in one triangle of an array, whose other triangle the sweeps use, or one for
+    #: each of several latents, or nearest rows; None after loading
+    kernel: Any = None
+    #: (n, n), K where it is the same for several latents
+    common: Array | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -134,7 +139,17 @@ class LinearProblem(NamedTuple):
     @property
     def n_rows(self) -> int:
         """Rows that are at hand; 1 of a stream, which does not know."""
-        return int(getattr(self.data.X, "shape", (1,))[0])
+        known = self.data.y if self.data.X is None else self.data.X
+        return int(getattr(known, "shape", (1,))[0])
+
+    @property
+    def n_sites(self) -> int:
+        """As engines have it, for warnings."""
+        return self.n_rows
+
+    @property
+    def is_process(self) -> bool:
+        return self.prior is None
 
     @property
     def has_rows(self) -> bool:
@@ -194,6 +209,13 @@ class LinearProblem(NamedTuple):
     @property
     def remedy(self) -> str:
         """What to do about a fit that fails."""
+        if self.is_process:
+            first = "" if self.scheme.integrates else "use scheme='exact', "
+            descend = ", descend to a fixed point (schedule=DoubleLoop())"
+            return (
+                f"{first}damp the sweeps (EP(damping=0.5)), allow more of them"
+                f"{descend if self.loss.latents == 1 else ''}, or scale the kernel"
+            )
         first = ""
         if not self.scheme.integrates:
             first = "use scheme='exact' with batch_size=None; or "
@@ -219,14 +241,34 @@ class LinearProblem(NamedTuple):
         """See :func:`exact_sites`."""
         return exact_sites(self.loss, self.data.y, self.data.weights)
 
-    def with_precision(self, precision: Array) -> LinearProblem:
+    def sites_unswept(self) -> Sites | None:
+        """Of a process :meth:`exact_sites`, as EP has them, so that there is nothing to sweep.
+
+        None, too, for a fixed number of sweeps, which are made as asked.
+        """
+        scheme, schedule = self.scheme, getattr(self.schedule, "start", self.schedule)
+        if scheme is None or not scheme.integrates or scheme.relaxes or schedule.tol == 0.0:
+            return None
+        return self.exact_sites()
+
+    def with_kernel(self, K: Array) -> Problem:
+        """The same fit with another kernel, whose array is overwritten.
+
+        Only its shape is checked, on which the core relies.
+        """
+        n = self.n_rows
+        if K.shape != (n, n):
+            raise ValueError(f"K has shape {K.shape}; allowed: ({n}, {n})")
+        return self._replace(kernel=KernelMatrix(K))
+
+    def with_precision(self, precision: Array) -> Problem:
         """The same fit with this diagonal prior precision, (d,), of mean 0; not checked."""
         dense = self.covariance == "full" and self.wide is None
         at = self.center if dense else None
         prior = prior_of(precision, np.zeros(len(precision)), dense, at)
         return self._replace(prior=prior, base=prior)
 
-    def with_rows(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> LinearProblem:
+    def with_rows(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> Problem:
         """The same fit on these rows; weights None: those of the fit."""
         given = self.data.weights if weights is None else weights
         return self._replace(data=data_of(self.given(X), y, given, self.loss, offset))
@@ -241,13 +283,15 @@ class LinearProblem(NamedTuple):
         rows = _checks.rows("X", X, self.n_columns)
         return with_ones(rows) if self.intercept else rows
 
-    def without_rows(self) -> LinearProblem:
-        """The problem without X and y, as it is pickled; the n x n form needs them."""
+    def without_rows(self) -> Problem:
+        """The problem without X and y, or kernel, as it is pickled; the n x n form needs them."""
+        if self.is_process:
+            return self._replace(kernel=None, common=None)
         if self.wide is not None:
             return self
         return self._replace(data=Data(None, None, self.data.weights))
 
-    def continued(self, data: Data, schedule: Any, base: State) -> LinearProblem:
+    def continued(self, data: Data, schedule: Any, base: State) -> Problem:
         """The problem of new rows, by the same loss and scheme; ``base`` holds all other sites."""
         return self._replace(data=data, schedule=schedule, base=base)
 
@@ -414,7 +458,7 @@ def log_evidence(state: State, prior_log_determinant: float) -> float:
     return float(state.log_scale + 0.5 * (prior_log_determinant - log_det) + 0.5 * quadratic)
 
 
-def sum_of_sites(problem: LinearProblem, sites: Sites) -> tuple[Array, Array]:
+def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     """Precision and shift of the product of all scalar sites. O(n d^2)."""
     d = problem.shape[1]
     precision, shift = np.zeros((d, d)), np.zeros(d)
@@ -436,7 +480,7 @@ def exact_sites(loss: Loss | None, y: Array | None, weights: Array | None) -> Si
     return Sites(precision, shift, scale)
 
 
-def from_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> State:
+def from_sites(problem: Problem, sites: Sites, sweeps: int) -> State:
     """Base times scalar sites, maybe improper. O(n d^2)."""
     base, (precision, shift) = problem.base, sum_of_sites(problem, sites)
     total = base.log_scale + float(sites.log_scale.sum())
@@ -543,8 +587,12 @@ def data_of(
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
     if not finite:
         _check_finite(rows)
-    n = rows.shape[0]
-    return Data(rows, loss.observed(y, n, offset), weights_of(weights, n))
+    return responses_of(loss, y, rows.shape[0], weights, offset)._replace(X=rows)
+
+
+def responses_of(loss: Loss, y: Any, n: int, weights: Any = None, offset: Any = None) -> Data:
+    """Responses and weights of n rows, checked, without the rows."""
+    return Data(None, loss.observed(y, n, offset), weights_of(weights, n))
 
 
 def _check_finite(rows: Any) -> None:

@@ -16,7 +16,7 @@ from epfast.gaussian.diagnostics import residual_of_rows
 from epfast.gaussian.engines.kernel import Kernel, log_evidence
 from epfast.gaussian.kernel_posterior import KernelPosterior, kernel_rows
 from epfast.gaussian.linear_posterior import FullPosterior
-from epfast.gaussian.problem import LinearProblem, not_proper, prior_of
+from epfast.gaussian.problem import Problem, not_proper, prior_of
 from epfast.gaussian.process_prediction import (
     ProcessPosterior,
     contracted,
@@ -46,7 +46,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         The responses of the fit.
     loss, scheme, schedule, beta, power
         As fitted, with numbers in place of None; see :func:`epfast.fit_gp`.
-    problem : GPProblem
+    problem : Problem
         The fit; pickled and saved without its kernel.
     converged : bool
         Whether the last sweep changed the posterior by less than the tolerance and refused no site.
@@ -65,7 +65,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
     @property
     def is_exact(self) -> bool:
-        return self.problem.exact_sites() is not None
+        return self.problem.sites_unswept() is not None
 
     alpha = property(attrgetter("moments.alpha"))
     mean = property(attrgetter("moments.mean"))
@@ -146,7 +146,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
     def loss_gradient(self) -> dict[str, Any]:
         """As the base has it; with Gaussian noise in closed form, without cavities."""
         loss: Any = self.loss
-        rows = loss.exact_sites(self.problem.y) if self.is_exact else None
+        rows = loss.exact_sites(self.problem.data.y) if self.is_exact else None
         if rows is None:
             return super().loss_gradient()
         tau = self.state.sites.precision
@@ -166,7 +166,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         prior = prior_of(np.ones(root.shape[1]), np.zeros(root.shape[1]), False)
         choices = self.loss_of_rows(), problem.scheme, problem.schedule
         data = problem.data._replace(X=root)
-        linear = LinearProblem(data, *choices, "full", None, prior, prior)
+        linear = Problem(data, *choices, "full", None, prior, prior)
         post = FullPosterior(prior, linear, False, []).of_sites(*self.state.sites[:2])
         if post is None:
             raise not_proper()

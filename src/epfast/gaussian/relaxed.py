@@ -34,7 +34,7 @@ def relaxed_energies(post: Any) -> RelaxedEnergies:
     post.known_loss()
     tilted_moments = post.problem.tilted()
     lZ, slope, curvature = np.empty((3, n))
-    if tilted_moments.many(post.problem.y, m, v, np.ones(n), lZ, slope, curvature):
+    if tilted_moments.many(post.problem.data.y, m, v, np.ones(n), lZ, slope, curvature):
         raise FloatingPointError("a tilted distribution cannot be integrated")
     log_g = 0.5 * float(nu @ mean) - 0.5 * post.moments.log_determinant
     share = (n - 1) / n

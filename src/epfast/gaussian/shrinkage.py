@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast.gaussian.problem import LinearProblem, PriorSites, prior_of
+from epfast.gaussian.problem import PriorSites, Problem, prior_of
 from epfast.gaussian.wide import MOST_BYTES
 from epfast.inference import Sites
 from epfast.losses import Prior
@@ -20,7 +20,7 @@ from epfast.schedules import EP
 TOGETHER = 0.5
 
 
-def with_prior_sites(problem: LinearProblem, prior: Any, intercept: float | None) -> LinearProblem:
+def with_prior_sites(problem: Problem, prior: Any, intercept: float | None) -> Problem:
     """The problem of a prior at the door; raises where they do not go together.
 
     intercept: prior variance of the last weight, which has no site.
@@ -53,7 +53,7 @@ def with_prior_sites(problem: LinearProblem, prior: Any, intercept: float | None
     return with_prior(problem, prior, visits, intercept)
 
 
-def _pull_at_each_other(problem: LinearProblem, prior: Prior) -> bool:
+def _pull_at_each_other(problem: Problem, prior: Prior) -> bool:
     """Whether sites of rows and of weights, each fitted anew after the other, swing.
 
     Labels by themselves do not say how large few weights are: that is for the prior, whose sites
@@ -65,8 +65,8 @@ def _pull_at_each_other(problem: LinearProblem, prior: Prior) -> bool:
 
 
 def with_prior(
-    problem: LinearProblem, prior: Prior, visits: NDArray[np.intp], intercept: float | None
-) -> LinearProblem:
+    problem: Problem, prior: Prior, visits: NDArray[np.intp], intercept: float | None
+) -> Problem:
     """The same rows with a prior whose sites begin at a normal one; not checked."""
     d = len(problem.prior.shift)
     precision = np.full(d, 1.0 / prior.spread)

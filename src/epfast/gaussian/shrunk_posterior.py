@@ -23,7 +23,7 @@ from epfast.gaussian.engines.prior_sites import (
 )
 from epfast.gaussian.engines.rows import PARALLEL_ROWS
 from epfast.gaussian.linear_posterior import FullPosterior
-from epfast.gaussian.problem import LinearProblem, PriorSites, sum_of_sites
+from epfast.gaussian.problem import PriorSites, Problem, sum_of_sites
 from epfast.gaussian.shrinkage import with_prior
 from epfast.gaussian.shrunk_checking import Models, worst_inclusion
 from epfast.gaussian.wide import in_memory
@@ -50,7 +50,7 @@ class ShrunkPosterior(FullPosterior):
     """
 
     state: ShrunkState
-    problem: LinearProblem
+    problem: Problem
 
     kind: ClassVar[str] = "shrunk"
 

@@ -27,7 +27,7 @@ from epfast.gaussian.engines.rows import RowEngine
 from epfast.gaussian.engines.shards import ShardEngine
 from epfast.gaussian.engines.shared import SharedEngine
 from epfast.gaussian.engines.stack import StackEngine
-from epfast.gaussian.problem import LinearProblem
+from epfast.gaussian.problem import Problem
 from epfast.inference import Engine, Sites
 from epfast.losses import Loss
 
@@ -82,12 +82,12 @@ def _row(engine: Callable[[Any], Any], takes: str, **only: bool) -> Combination:
     return Combination(engine, frozenset(takes.split(", ")), **only)
 
 
-def of_latents(problem: LinearProblem) -> StackEngine | NestedEngine:
+def of_latents(problem: Problem) -> StackEngine | NestedEngine:
     """The engine of several latents per row: a product over them, or one Gaussian."""
     return (NestedEngine if problem.loss.correlated else StackEngine)(problem)
 
 
-def of_rows(problem: LinearProblem) -> RowEngine | ProcessEngine | WeightEngine:
+def of_rows(problem: Problem) -> RowEngine | ProcessEngine | WeightEngine:
     """The engine of a site per row, in matrices of order d or n; and of one per weight."""
     if problem.prior_sites is not None:
         return WeightEngine(problem)
@@ -121,12 +121,12 @@ ENGINES: Table = {
         )
     },
     ("process", "row", "factor"): _row(
-        ProcessEngine, f"damping, power, block, scheme='relaxed', {ORDERS}"
+        ProcessEngine, f"weights, damping, power, block, scheme='relaxed', {ORDERS}"
     ),
     ("process", "latents", "factor"): _row(LatentProcessEngine, f"damping, {ORDERS}"),
     ("process", "row", "descent"): _row(DescentEngine, "power", by_integrals=True),
     ("nearest", "row", "factor"): _row(
-        NearestEngine, f"damping, power, {ORDERS}", by_integrals=True, log_concave=True
+        NearestEngine, f"weights, damping, power, {ORDERS}", by_integrals=True, log_concave=True
     ),
 }
 
@@ -149,7 +149,7 @@ def legal(
     scheme : Scheme
     loss : Loss
     given : dict
-        Arguments that only some combinations take, those that were given.
+        Arguments that only some combinations take; None: not given.
 
     Returns
     -------
@@ -198,7 +198,7 @@ def legal(
             f"loss is {loss!r}; allowed with {words(key)}: a log-concave likelihood, whose sites "
             "have no negative precision"
         )
-    asked = dict(given)
+    asked = {name: value for name, value in given.items() if value is not None}
     if scheme.relaxes:
         asked["scheme='relaxed'"] = scheme
     for name in SCHEDULE_NUMBERS:
@@ -207,14 +207,13 @@ def legal(
             asked[name] = value
     if schedule.order in ("parallel", "shuffled", "chunked", "residual", "as_completed"):
         asked[f"order={schedule.order!r}"] = schedule.order
-    if schedule.order == "parallel" and "block" in asked:
-        asked["block beside order='parallel'"] = asked["block"]
+    pairs: dict[str, tuple[str, ...]] = {}
+    if schedule.order == "parallel":
+        pairs["order='parallel'"] = ("block", "weights") if covariance == "process" else ("block",)
     if scheme.relaxes:
-        asked |= {
-            f"{name} beside scheme='relaxed'": asked[name]
-            for name in ("power", "order='parallel'")
-            if name in asked
-        }
+        pairs["scheme='relaxed'"] = "power", "order='parallel'", "weights"
+    for other, names in pairs.items():
+        asked |= {f"{name} beside {other}": asked[name] for name in names if name in asked}
     for name, value in asked.items():
         if name not in row.takes:
             users = [words(k) for k, other in table.items() if name in other.takes]
@@ -233,7 +232,7 @@ def legal(
     return row
 
 
-def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
+def engine_of(problem: Problem, **settings: Any) -> Engine[Any]:
     """The engine of a legal problem."""
     factor = "row" if problem.batch_size is None else "minibatch"
     factor = "latents" if problem.loss.latents != 1 else factor
@@ -243,7 +242,7 @@ def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
     return engine
 
 
-def at_start(problem: LinearProblem) -> Any:
+def at_start(problem: Problem) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
     if problem.loss.latents != 1 or problem.prior_sites is not None:
         engine: Any = engine_of(problem)

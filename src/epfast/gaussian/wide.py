@@ -15,7 +15,7 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.notes import is_mapped
 from epfast.gaussian.problem import (
     Data,
-    LinearProblem,
+    Problem,
     State,
     inverse_of,
     inverse_root,
@@ -241,14 +241,14 @@ class WideRows:
         return np.asarray(array)
 
 
-def offset_of(problem: LinearProblem) -> Array | None:
+def offset_of(problem: Problem) -> Array | None:
     """(n,), prior mean of X theta; None: 0."""
     if not problem.prior.shift.any():
         return None
     return np.asarray(problem.data.X @ problem.prior_mean, dtype=np.float64)
 
 
-def mean_of(problem: LinearProblem, alpha: Array) -> Array:
+def mean_of(problem: Problem, alpha: Array) -> Array:
     """(d,), posterior mean of the weights, m + S X' alpha."""
     back = np.asarray(alpha @ problem.data.X)
     return np.asarray(problem.prior_mean + problem.wide.prior(problem.prior).of_rows(back))
@@ -287,7 +287,7 @@ def is_wide(n: int, d: int) -> bool:
     return n < d
 
 
-def in_best_form(problem: LinearProblem) -> LinearProblem:
+def in_best_form(problem: Problem) -> Problem:
     """The same problem, in the d x d form where the prior mean of a row costs too many digits."""
     if problem.wide is None or not problem.prior.shift.any():
         return problem
@@ -320,7 +320,7 @@ def _own(X: Any, is_copy: bool) -> Any:
     return X if is_mapped(X) and not X.flags.writeable else np.array(X, order="C")
 
 
-def in_d_by_d(problem: LinearProblem) -> LinearProblem:
+def in_d_by_d(problem: Problem) -> Problem:
     """The same problem in the d x d form. O(d^2) numbers."""
     prior = problem.prior
     if prior.precision.ndim == 1:

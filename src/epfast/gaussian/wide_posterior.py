@@ -18,7 +18,7 @@ from epfast.gaussian.engines.base import gaussian, plain
 from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, log_evidence
 from epfast.gaussian.kernel_posterior import KernelPosterior
 from epfast.gaussian.linear_posterior import FullPosterior, finite
-from epfast.gaussian.problem import Data, LinearProblem, from_sites, not_proper, sum_of_sites
+from epfast.gaussian.problem import Data, Problem, from_sites, not_proper, sum_of_sites
 from epfast.gaussian.wide import (
     WeightPrior,
     diagonal_products,
@@ -48,7 +48,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
     are made where they are asked for, up to 2 GB. ``change`` in ``history`` is that of h.
     """
 
-    problem: LinearProblem
+    problem: Problem
 
     kind: ClassVar[str] = "wide"
 
@@ -231,7 +231,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         post = replace(self, state=GPState(sites, parts.pop("sweeps")), problem=problem, **parts)
         return post if is_wide(*data.X.shape) else post.in_d_by_d()
 
-    def with_more_rows(self, state: Any, problem: LinearProblem, **parts: Any) -> FullPosterior:
+    def with_more_rows(self, state: Any, problem: Problem, **parts: Any) -> FullPosterior:
         parts |= {"problem": problem, "sweeps": state.sweeps}
         return self.joined(state.sites, problem.data, **parts)
 
@@ -243,7 +243,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         if weighted or not is_wide(self.problem.shape[0] + data.X.shape[0], self.shift.size):
             return self.in_d_by_d().with_checked_rows(data, schedule, warn)
 
-        def engine(new: LinearProblem) -> ProcessEngine:
+        def engine(new: Problem) -> ProcessEngine:
             mean, covariance = self.moments_at(data.X, True)
             form = Dual(new, KernelMatrix(covariance), mean, self.log_evidence)
             return ProcessEngine(new, form)
@@ -251,7 +251,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         found: FullPosterior = online.extended(self, data, schedule, warn, engine)
         return found
 
-    def _of_rest(self, problem: LinearProblem, gone: Any, rest: LinearProblem) -> Any:
+    def _of_rest(self, problem: Problem, gone: Any, rest: Problem) -> Any:
         try:
             state = GPState(families.taken(self.state.sites, ~gone), self.n_sweeps)
             return Dual(rest).solved(state)

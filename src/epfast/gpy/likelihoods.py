@@ -337,7 +337,7 @@ def _slopes_of_loss(post: GPPosterior) -> dict[str, Any]:
     proper = problem.schedule.power * sites.precision * post.variance < 1.0
     kept = Sites(*(part[proper] for part in sites))
     moments = post.mean[proper], post.variance[proper]
-    return learning.loss_gradient(problem._replace(y=problem.y[proper]), kept, *moments)
+    return learning.loss_gradient(problem._replace(data=problem.data.taken(proper)), kept, *moments)
 
 
 #: for each class of GPy the links that it may have, and what reads its data

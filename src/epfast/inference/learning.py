@@ -63,7 +63,7 @@ def log_integrals(
 
     Parameters
     ----------
-    problem : LinearProblem or GPProblem
+    problem : Problem
         With its rows.
     sites, mean, variance
         Scalar sites, and the latent values of the rows under the posterior.

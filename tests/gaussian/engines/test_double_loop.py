@@ -8,8 +8,9 @@ from scipy import special
 
 import epfast
 from epfast import EP, ConvergenceWarning, CustomSite, DoubleLoop, NoisyStep, fit_gp
-from epfast.gaussian import GPProblem
+from epfast.gaussian.choices import Choices
 from epfast.gaussian.engines.double_loop import DescentEngine
+from epfast.gaussian.problem import Data
 from epfast.inference import Sites
 from epfast.inference.runtime import no_tick
 from epfast.schemes import Exact
@@ -28,7 +29,8 @@ class Start:
 
 def descent(K, y, loss, power=1.0):
     schedule = DoubleLoop(start=EP(power=power)).filled(power=1.0, damping=1.0)
-    problem = GPProblem(None, loss.responses("y", y, len(y)), loss, Exact(), schedule)
+    chosen = Choices(loss, Exact(), schedule, "process", None)
+    problem = chosen.problem(Data(None, loss.responses("y", y, len(y))))
     return DescentEngine(problem.with_kernel(K.copy()))
 
 

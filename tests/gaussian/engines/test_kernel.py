@@ -10,8 +10,9 @@ from scipy import linalg, special
 
 import epfast
 from epfast import EP, ConvergenceWarning, NoisyStep, fit_gp, losses, schemes
-from epfast.gaussian import GPProblem
+from epfast.gaussian.choices import Choices
 from epfast.gaussian.engines.kernel import ProcessEngine
+from epfast.gaussian.problem import Data
 from epfast.gaussian.table import legal
 from epfast.inference.runtime import no_tick
 from epfast.schemes import Exact
@@ -207,8 +208,8 @@ def test_a_sweep_depends_on_its_state_alone(schedule):
     """Whatever the engine did before; and states of before stay as they were."""
     _, K, y = process(50)
     loss = NoisyStep(0.1)
-    responses = loss.responses("y", y, 50)
-    problem = GPProblem(None, responses, loss, Exact(), schedule.filled(power=1.0, damping=1.0))
+    chosen = Choices(loss, Exact(), schedule.filled(power=1.0, damping=1.0), "process", None)
+    problem = chosen.problem(Data(None, loss.responses("y", y, 50)))
     engine, other = (ProcessEngine(problem.with_kernel(K.copy())) for _ in range(2))
     states = [engine.init(None)]
     for _ in range(6):
@@ -228,7 +229,8 @@ def test_a_sweep_in_parts_is_the_sweep(chunk):
     _, K, y = process(200)
     loss = losses.resolve("probit")
     schedule = EP().filled(power=1.0, damping=1.0)
-    problem = GPProblem(None, loss.responses("y", y, 200), loss, Exact(), schedule)
+    chosen = Choices(loss, Exact(), schedule, "process", None)
+    problem = chosen.problem(Data(None, loss.responses("y", y, 200)))
     found, ticks = [], []
     for arguments in ({}, {"chunk": chunk}):
         engine = ProcessEngine(problem.with_kernel(K.copy()), **arguments)

@@ -26,7 +26,7 @@ from epfast.gaussian.engines.base import (
     plain,
     with_moments,
 )
-from epfast.gaussian.problem import LinearProblem, State, moments_of, not_proper
+from epfast.gaussian.problem import Problem, State, moments_of, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -66,7 +66,7 @@ LARGEST_SHARE = 100.0
 REFRESH, DRIFT = 25, 64.0
 
 
-def overshoots(problem: LinearProblem) -> bool:
+def overshoots(problem: Problem) -> bool:
     """Whether t is known not to be log-concave: sites may be negative (likelihoods alone).
 
     Rows whose sites change at once may overshoot then (Jylänki, Vanhatalo & Vehtari 2011).
@@ -80,13 +80,13 @@ def keeps_order(schedule: Any) -> bool:
     return type(schedule).visits is Schedule.visits
 
 
-def is_for_chunks(problem: LinearProblem) -> bool:
+def is_for_chunks(problem: Problem) -> bool:
     """Whether chunks are the automatic order for so many rows."""
     n, d = problem.shape
     return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d) and not overshoots(problem)
 
 
-def chunk_size(problem: LinearProblem) -> int:
+def chunk_size(problem: Problem) -> int:
     """Rows per chunk to begin with, if none are asked for."""
     n, d = problem.shape
     size = max(64, PER_DIMENSION * d, min(n // SHARE, max(MOST, 16 * d)))
@@ -231,7 +231,7 @@ class Layout(NamedTuple):
     is_sparse: bool
 
 
-def layout_of(problem: LinearProblem, visits: Indices) -> Layout:
+def layout_of(problem: Problem, visits: Indices) -> Layout:
     """Lay out the rows of a problem. A sparse X is copied."""
     X, n = problem.data.X, len(visits)
     if problem.sparse:
@@ -259,7 +259,7 @@ class InChunks:
 
     def __init__(
         self,
-        problem: LinearProblem,
+        problem: Problem,
         tilted: TiltedMoments,
         sequential: BlockedSweep,
         threads: Threads,

@@ -28,7 +28,7 @@ from epfast.gaussian.engines.base import (
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.means import DiagonalMeansStep, MeansMemory, may_step
 from epfast.gaussian.engines.passes import adf_begun
-from epfast.gaussian.problem import Data, LinearProblem, State
+from epfast.gaussian.problem import Data, Problem, State
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep, Sites, run
 from epfast.inference.loop import change
@@ -69,7 +69,7 @@ class RowBlock(NamedTuple):
 class Dense(Full):
     """A diagonal precision, of sites with a number per column."""
 
-    def __init__(self, problem: LinearProblem, size: int, n_sites: int) -> None:
+    def __init__(self, problem: Problem, size: int, n_sites: int) -> None:
         super().__init__(problem)
         self.size, self.shape = size, (n_sites, len(problem.base.shift))
         self.shapes, self.weights = (self.shape, self.shape, self.shape[:1]), None
@@ -176,7 +176,7 @@ class Dense(Full):
 class ByColumns(Dense):
     """Sites with a number per column that the rows of a factor have: (nonzeros,) in all."""
 
-    def __init__(self, problem: LinearProblem, size: int, n_sites: int) -> None:
+    def __init__(self, problem: Problem, size: int, n_sites: int) -> None:
         super().__init__(problem, size, n_sites)
         X = problem.data.X
         self.design = None if isinstance(X, Stream) else SparseRows(X)
@@ -293,7 +293,7 @@ class ByColumns(Dense):
         return float(known.log_scale + core.evidence + 0.5 * (before - now))
 
 
-def is_by_columns(problem: LinearProblem) -> bool:
+def is_by_columns(problem: Problem) -> bool:
     """Whether factors are fitted among the columns that their rows have."""
     return problem.sparse and problem.scheme.spares
 
@@ -366,7 +366,7 @@ class DiagonalEngine(EPEngine):
 
     rows: RowBlock
 
-    def __init__(self, problem: LinearProblem, traced: bool = False) -> None:
+    def __init__(self, problem: Problem, traced: bool = False) -> None:
         """traced: whether the posterior mean is recorded after every factor."""
         n, size = problem.n_rows, problem.batch_size or 1
         kind, count = ByColumns if is_by_columns(problem) else Dense, -(-n // size)

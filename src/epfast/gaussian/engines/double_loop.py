@@ -34,7 +34,7 @@ from epfast._core.cholesky import cholesky, inverse_from_factor, symmetric_times
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.kernel import SMALL, GPState, Kernel, ValueMoments, log_evidence
-from epfast.gaussian.process_problem import GPProblem
+from epfast.gaussian.problem import Problem
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
@@ -187,15 +187,16 @@ class DescentEngine:
 
     measures = False
 
-    def __init__(self, problem: GPProblem, form: Kernel | None = None) -> None:
+    def __init__(self, problem: Problem, form: Kernel | None = None) -> None:
         assert problem.kernel is not None
         self.form, self.pool = form or Kernel(problem.kernel), problem.kernel.pool
         self.form.small = SMALL
-        self.tilted, self.y, schedule = problem.tilted(), problem.y, problem.schedule
+        self.tilted, self.y = problem.tilted(), problem.responses(slice(None))
+        schedule = problem.schedule
         self.power, self.match = schedule.start.power, schedule.match
         #: evaluations of the inner loop so far
         self._evaluations = 0
-        self.n_sites = self.order_of_matrices = problem.n
+        self.n_sites = self.order_of_matrices = problem.n_rows
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
 
     def init(self, start: Any) -> DescentState:

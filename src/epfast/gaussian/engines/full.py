@@ -10,7 +10,7 @@ from epfast._arrays import Array
 from epfast._core.row_sweeps import add_sites
 from epfast.gaussian.engines.base import Form, Swept, gaussian, plain, with_moments
 from epfast.gaussian.problem import (
-    LinearProblem,
+    Problem,
     RowSlice,
     State,
     log_determinant,
@@ -23,7 +23,7 @@ from epfast.inference import Sites, Summary
 class Full(Form):
     """The prior times a scalar site per row, which are added up in O(n d^2)."""
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.problem, self.shapes = problem, ((problem.n_rows,),) * 3
         self.weights = len(problem.base.shift)
         self.order = len(problem.base.shift) if problem.covariance == "full" else 0

@@ -28,7 +28,7 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_mass
 from epfast.gaussian.engines.rows import PARALLEL_ROWS, block_size
-from epfast.gaussian.problem import LinearProblem, not_proper
+from epfast.gaussian.problem import Problem, not_proper
 from epfast.gaussian.wide import offset_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -257,7 +257,7 @@ class Dual(Kernel):
 
     def __init__(
         self,
-        problem: LinearProblem,
+        problem: Problem,
         matrix: KernelMatrix | None = None,
         offset: Array | None = None,
         known: float = 0.0,
@@ -415,7 +415,7 @@ class ProcessEngine(EPEngine):
     def __init__(
         self, problem: Any, form: Any = None, *, chunk: int = CHUNK, exact: Sites | None = None
     ) -> None:
-        """problem: a GPProblem, or a LinearProblem and the form of q.
+        """problem: a Problem, or a Problem and the form of q.
 
         exact: the sites, where all factors are Gaussian, so that there is nothing to sweep.
         """

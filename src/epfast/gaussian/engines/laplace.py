@@ -9,7 +9,7 @@ from epfast.gaussian.engines.base import EPEngine, Memoryless, Outcome, Swept
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import local_laplace, shard_of
 from epfast.gaussian.engines.passes import laplace_core, pieces_of
-from epfast.gaussian.problem import LinearProblem
+from epfast.gaussian.problem import Problem
 from epfast.inference import Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.runtime import Tick
@@ -18,7 +18,7 @@ from epfast.inference.runtime import Tick
 class LaplaceFactors(Memoryless):
     """Minibatches in turn, or all of them from the posterior before the sweep."""
 
-    def __init__(self, problem: LinearProblem, tasks: Tasks) -> None:
+    def __init__(self, problem: Problem, tasks: Tasks) -> None:
         self.problem, self.schedule, self.tasks = problem, problem.schedule, tasks
         n, d = problem.shape
         assert problem.batch_size is not None
@@ -65,7 +65,7 @@ class LaplaceFactors(Memoryless):
 class LaplaceEngine(EPEngine):
     """Sites of a precision and a shift per row (Smola et al. 2003). O(s d^2 + d^3) per factor."""
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
         self.tasks = Tasks()
         self._visits: LaplaceFactors | None = None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.problem import LinearProblem, inverse_of
+from epfast.gaussian.problem import Problem, inverse_of
 from epfast.inference import Sites
 
 #: conjugate gradients end where the rest is this share of the first, or after so many steps
@@ -93,7 +93,7 @@ def marginals(X: Any, mean: Array, covariance: Array) -> tuple[Array, Array]:
 class LatentMeansStep:
     """Scratch for steps on the means of classes."""
 
-    def __init__(self, problem: LinearProblem, moments: Any) -> None:
+    def __init__(self, problem: Problem, moments: Any) -> None:
         self.problem, self.moments = problem, moments
         self.prior_covariance = inverse_of(problem.prior.precision)
 

@@ -59,8 +59,8 @@ class Kernels(Form):
     """The form of q with a matrix of order n per latent, in the array of its kernel."""
 
     def __init__(self, problem: Any) -> None:
-        self.forms, self.order = [Kernel(kernel) for kernel in problem.kernel], problem.n
-        self.shape = problem.n, problem.loss.latents
+        self.forms, self.order = [Kernel(kernel) for kernel in problem.kernel], problem.n_rows
+        self.shape = problem.n_rows, problem.loss.latents
         self.shapes = self.shape, self.shape, self.shape[:1]
 
     def built(self, sites: Sites, sweeps: int) -> LatentGPState | None:
@@ -155,7 +155,9 @@ class Observations:
         tau, nu = (np.ascontiguousarray(part.T) for part in sites[:2])
         new, scale = np.zeros((latents, 2, n)), np.empty(n)
         numbers = np.arange(n)
-        self.core.fit(mean, variance, self.problem.y, numbers, tau, nu, sites.log_scale, new, scale)
+        self.core.fit(
+            mean, variance, self.problem.data.y, numbers, tau, nu, sites.log_scale, new, scale
+        )
         first, second = (np.ascontiguousarray(new[:, j].T) for j in range(2))
         return Sites(first, second, scale)
 
@@ -183,7 +185,9 @@ class Observations:
             return conjugate_gradients((aim - slope).T, pull, nearly).T
 
         variance = np.stack([part.variance for part in state.now])
-        found = newton_step(self.moments, self.problem.y, state.sites, mean.T, variance.T, solve)
+        found = newton_step(
+            self.moments, self.problem.data.y, state.sites, mean.T, variance.T, solve
+        )
         return None if found is None else (np.ascontiguousarray(found[0].T), found[1])
 
     # -- one after the other --
@@ -198,5 +202,5 @@ class Observations:
         tau, nu = (np.ascontiguousarray(part.T) for part in sites[:2])
         visits = as_array(self.schedule.checked_visits(n, state.sweeps))
         rows = Rows(np.eye(n)[visits])
-        self.core.sweep(rows, self.problem.y, visits, covariance, mean, tau, nu, scale)
+        self.core.sweep(rows, self.problem.data.y, visits, covariance, mean, tau, nu, scale)
         return Sites(np.ascontiguousarray(tau.T), np.ascontiguousarray(nu.T), scale)

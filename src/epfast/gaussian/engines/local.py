@@ -19,7 +19,7 @@ from epfast.gaussian.engines.base import Swept, with_moments
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.engines.passes import PassEngine, laplace_core
 from epfast.gaussian.engines.rows import RowEngine
-from epfast.gaussian.problem import LinearProblem, State, is_proper, sum_of_sites
+from epfast.gaussian.problem import Problem, State, is_proper, sum_of_sites
 from epfast.inference import Sites, run
 from epfast.inference.runtime import Tick, no_tick, one_blas_thread
 
@@ -53,7 +53,7 @@ class Update(NamedTuple):
     checked: bool = False
 
 
-def shard_of(problem: LinearProblem, rows: Any, schedule: Any) -> LinearProblem:
+def shard_of(problem: Problem, rows: Any, schedule: Any) -> Problem:
     """The problem of some rows without the numbers of the whole: what a worker keeps."""
     nothing: Any = None
     return problem._replace(
@@ -73,7 +73,7 @@ def neighbours(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
     return rows
 
 
-def engine_of_shard(problem: LinearProblem) -> Any:
+def engine_of_shard(problem: Problem) -> Any:
     """The engine of EP, or of ADF, within a shard."""
     if problem.covariance == "full":
         return (PassEngine if problem.schedule.stores == "none" else ShardRows)(problem)
@@ -89,7 +89,7 @@ class ShardRows(RowEngine):
         return self.begun(with_moments(start.state), False)
 
 
-def site_of(shard: LinearProblem, rows: Sites) -> Sites:
+def site_of(shard: Problem, rows: Sites) -> Sites:
     """The product of the sites of a shard. O(n d^2), or O(n d) of a factorised posterior."""
     if shard.covariance == "full":
         return Sites(*sum_of_sites(shard, rows), rows.log_scale.sum())
@@ -129,7 +129,7 @@ def damped_rows(old: Sites | None, new: Sites, share: float) -> Sites:
 
 
 def local_update(
-    shard: LinearProblem,
+    shard: Problem,
     precision: Array,
     shift: Array,
     site: Sites,
@@ -141,7 +141,7 @@ def local_update(
 
     Parameters
     ----------
-    shard : LinearProblem
+    shard : Problem
         See :func:`shard_of`; its schedule is that of the sweeps here.
     precision, shift : ndarray
         Of the posterior.
@@ -204,7 +204,7 @@ def _begun(cavity: State, made: Sites, rows: Sites | None) -> WarmStart | None:
 
 
 def local_shared(
-    group: LinearProblem,
+    group: Problem,
     precision: Array,
     shift: Array,
     site: Sites,
@@ -217,7 +217,7 @@ def local_shared(
 
     Parameters
     ----------
-    group : LinearProblem
+    group : Problem
         See :func:`shard_of`; of its schedule power and damping count.
     precision, shift : ndarray
         Of the posterior, which has the site to the power ``size``.
@@ -249,7 +249,7 @@ def local_shared(
 
 def visit_shared(
     core: SharedSweep,
-    problem: LinearProblem,
+    problem: Problem,
     order: NDArray[np.intp] | None,
     group: NDArray[np.intp],
     last: NDArray[np.uint8],
@@ -283,13 +283,13 @@ def visit_shared(
 
 
 def local_laplace(
-    part: LinearProblem, precision: Array, shift: Array, rows: Sites, sizes: NDArray[np.intp]
+    part: Problem, precision: Array, shift: Array, rows: Sites, sizes: NDArray[np.intp]
 ) -> Update:
     """Laplace propagation on some factors, all from one posterior: no factor sees another.
 
     Parameters
     ----------
-    part : LinearProblem
+    part : Problem
         Their rows; see :func:`shard_of`.
     precision, shift : ndarray
         Of the posterior.

@@ -27,7 +27,7 @@ from epfast import families
 from epfast._arrays import Array, row_chunks
 from epfast.gaussian.engines.base import Swept, Visits, contraction, plain
 from epfast.gaussian.engines.chunks import DEPTH, Step, keeps_order, mixed
-from epfast.gaussian.problem import LinearProblem, State
+from epfast.gaussian.problem import Problem, State
 from epfast.inference import Sites
 from epfast.inference.runtime import no_tick, one_blas_thread, physical_memory
 
@@ -51,7 +51,7 @@ NUMBERS = 1 << 16
 ROUNDING = 1e-9
 
 
-def may_step(problem: LinearProblem, seen: bool = False) -> bool:
+def may_step(problem: Problem, seen: bool = False) -> bool:
     """Whether steps are allowed: for scalar sites by integration in automatic order, undamped.
 
     seen: every single visit is recorded.
@@ -199,7 +199,7 @@ class DiagonalMeansStep:
     """
 
     def __init__(
-        self, problem: LinearProblem, build: Callable[..., Swept | None], together: Visits
+        self, problem: Problem, build: Callable[..., Swept | None], together: Visits
     ) -> None:
         self.problem, self.build, self.together = problem, build, together
 
@@ -243,7 +243,7 @@ class DiagonalMeansStep:
 
 
 def step_to(
-    problem: LinearProblem, X: Any, state: Swept, fitted: Swept, before: Sites, after: Sites
+    problem: Problem, X: Any, state: Swept, fitted: Swept, before: Sites, after: Sites
 ) -> MeansMemory | None:
     """Take new sites, fitted from one posterior, to where a Newton step on its mean leads.
 

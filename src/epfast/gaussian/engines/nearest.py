@@ -125,7 +125,7 @@ class NearestEngine(EPEngine):
     def __init__(self, problem: Any) -> None:
         super().__init__(problem, Nearest(problem.kernel))
         self.pool, self.evidence_bound = problem.kernel.pool, np.nan
-        self.exact, self.tilted = problem.exact_sites(), problem.tilted()
+        self.exact, self.tilted = problem.sites_unswept(), problem.tilted()
         self._visits = ExactValues() if self.exact is not None else NearestRows(self)
 
     def visits(self, state: Values) -> ExactValues | NearestRows:

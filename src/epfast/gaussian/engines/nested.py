@@ -31,7 +31,7 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, keeps_order, taken_in
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.problem import LinearProblem, State
+from epfast.gaussian.problem import Problem, State
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -184,7 +184,7 @@ def takes(schedule: Any) -> bool:
 class Joint(Full):
     """One Gaussian over the weights of all classes, of order C d; a site has C - 1 differences."""
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.count = problem.loss.latents
         self.order *= self.count
@@ -259,7 +259,7 @@ class Joint(Full):
 class NestedEngine(EPEngine):
     """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Joint(problem))
         schedule = self.schedule
         for name, value, allowed in (

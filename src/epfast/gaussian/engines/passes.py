@@ -27,7 +27,7 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.rows import RowEngine, sequential_core
-from epfast.gaussian.problem import LinearProblem
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.sources import Stream
 from epfast.inference import PartOfSweep
 from epfast.inference.runtime import Tick
@@ -43,12 +43,12 @@ class Piece(NamedTuple):
     sizes: NDArray[np.intp]
 
 
-def engine_of_rows(problem: LinearProblem) -> RowEngine | PassEngine:
+def engine_of_rows(problem: Problem) -> RowEngine | PassEngine:
     """The engine of rows in the d x d form."""
     return (PassEngine if problem.schedule.stores == "none" else RowEngine)(problem)
 
 
-def adf_begun(problem: LinearProblem, start: Any) -> Swept:
+def adf_begun(problem: Problem, start: Any) -> Swept:
     """The state before a pass."""
     d = len(problem.base.shift)
     if start is not None and start.shift.size != d:
@@ -59,7 +59,7 @@ def adf_begun(problem: LinearProblem, start: Any) -> Swept:
 class PassEngine(EPEngine):
     """One posterior that forgets what it was made of."""
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
         by_rows = problem.batch_size is None
         self.tilted = problem.tilted() if by_rows else None
@@ -79,7 +79,7 @@ class RowsOnce(Memoryless):
 
     def __init__(self, engine: PassEngine) -> None:
         self.engine = engine
-        self.problem: LinearProblem = engine.problem
+        self.problem: Problem = engine.problem
         self.core: Any = engine.core
         self.by_rows = engine.core is not None
 
@@ -170,7 +170,7 @@ class RowsOnce(Memoryless):
 
 
 def pieces_of(
-    problem: LinearProblem, size: int, sweeps: int
+    problem: Problem, size: int, sweeps: int
 ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]]:
     """Factors in the order of their visits, some at a time; their rows, and how many each has."""
     n = problem.shape[0]
@@ -180,7 +180,7 @@ def pieces_of(
         yield some, rows[rows < n], np.minimum(size, n - some * size)
 
 
-def laplace_core(problem: LinearProblem, d: int, size: int) -> LaplaceSweep:
+def laplace_core(problem: Problem, d: int, size: int) -> LaplaceSweep:
     """Sweeps over factors of at most so many rows, for the core."""
     given = problem.scheme.core_arguments(d)
     return LaplaceSweep(

@@ -49,7 +49,7 @@ from epfast.gaussian.engines.rows import (
     sequential_core,
 )
 from epfast.gaussian.problem import (
-    LinearProblem,
+    Problem,
     State,
     factor_of,
     sum_of_sites,
@@ -136,7 +136,7 @@ def joined(rows: Sites, weights: Sites) -> Sites:
 class ByWeights(Full):
     """The form of q with matrices of order d: no fewer rows than weights."""
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.n, d = problem.shape
         self.given: Any = problem.prior_sites
@@ -226,7 +226,7 @@ class DualState(NamedTuple):
 class ByRows(ByWeights):
     """The form of q with matrices of order n: fewer rows than weights."""
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.order, X = self.n, problem.data.X
         X = X.toarray() if problem.sparse else X
@@ -325,7 +325,7 @@ def _solved(S: Array, kernel: Array, negative: int) -> tuple[Array, float] | Non
 class RowsOfValues:
     """Visits of rows by their values, in the n x n form."""
 
-    def __init__(self, problem: LinearProblem, form: ByRows, tilted: Any) -> None:
+    def __init__(self, problem: Problem, form: ByRows, tilted: Any) -> None:
         self.problem, self.form, n = problem, form, form.n
         self.schedule, self.parallel = problem.schedule, problem.schedule.order == "parallel"
         damping = self.schedule.damping
@@ -441,7 +441,7 @@ class WeightEngine(EPEngine):
 
     remedy = REMEDY
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem, (ByWeights if problem.wide is None else ByRows)(problem))
         schedule, given = problem.schedule, self.form.given
         n = 0 if self.form.exact is not None else self.form.n

@@ -39,7 +39,7 @@ from epfast.gaussian.engines.chunks import (
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.joint import cavities, fitted_at, log_mass
-from epfast.gaussian.problem import LinearProblem, State, inverse_root
+from epfast.gaussian.problem import Problem, State, inverse_root
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, no_tick
@@ -64,7 +64,7 @@ def block_size(block: int | None, d: int) -> int:
     return block or max(8, min(64, d // 3))
 
 
-def sequential_core(problem: LinearProblem, tilted: TiltedMoments) -> BlockedSweep:
+def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
     """Scratch for one row after the other."""
     schedule, d = problem.schedule, len(problem.base.shift)
     block = block_size(getattr(schedule, "block", None), d)
@@ -78,7 +78,7 @@ class InTurn:
 
     in_turn = True
 
-    def __init__(self, problem: LinearProblem, tilted: TiltedMoments, form: Full) -> None:
+    def __init__(self, problem: Problem, tilted: TiltedMoments, form: Full) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.core = sequential_core(problem, tilted)
         plain = self.schedule.order != "shuffled" and keeps_order(self.schedule)
@@ -120,7 +120,7 @@ class AtOnce(Memoryless):
     in_turn = False
 
     def __init__(
-        self, problem: LinearProblem, tilted: TiltedMoments, damping: float, threads: Threads
+        self, problem: Problem, tilted: TiltedMoments, damping: float, threads: Threads
     ) -> None:
         self.problem, self.threads = problem, threads
         n, d = problem.shape
@@ -159,7 +159,7 @@ class AtOnce(Memoryless):
         return Outcome(refused, residual=max(core.residual for core in self.cores))
 
 
-def settles_means(problem: LinearProblem) -> bool:
+def settles_means(problem: Problem) -> bool:
     """Whether the automatic order has passes, see :class:`MeansFirst`."""
     schedule, X = problem.schedule, problem.data.X
     plain = schedule.order == "auto" and schedule.block is None and keeps_order(schedule)
@@ -320,7 +320,7 @@ class MeansFirst:
 class RowEngine(EPEngine):
     """A site per row of X: two numbers and a log scale."""
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
         self.tilted: TiltedMoments = problem.tilted()
         self.threads = ALONE

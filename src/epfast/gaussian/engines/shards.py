@@ -22,7 +22,7 @@ from epfast.gaussian.engines.local import (
     shard_of,
     site_of,
 )
-from epfast.gaussian.problem import LinearProblem, State, is_proper, stacked_rows
+from epfast.gaussian.problem import Problem, State, is_proper, stacked_rows
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
@@ -75,7 +75,7 @@ class Shards(Full):
     What visits change is a list with a :class:`ShardSite` for each shard.
     """
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         schedule, (n, _), size = problem.schedule, problem.shape, problem.batch_size or 1
         self.n_sites = -(-n // size)
@@ -94,7 +94,7 @@ class Shards(Full):
         parts = [ShardSite(nothing, self._flat_rows(shard)) for shard in self.shards]
         return self.built(parts, self.problem.base.sweeps)
 
-    def _flat_rows(self, shard: LinearProblem) -> Sites | None:
+    def _flat_rows(self, shard: Problem) -> Sites | None:
         """Flat sites of the rows or minibatches of a shard."""
         if shard.schedule.stores == "none":
             return None
@@ -167,7 +167,7 @@ class ShardEngine(EPEngine):
     workers: ShardWorkers | None = None
     tasks: Any
 
-    def __init__(self, problem: LinearProblem, form: Shards | None = None) -> None:
+    def __init__(self, problem: Problem, form: Shards | None = None) -> None:
         super().__init__(problem, form or Shards(problem))
         self.n_sites, self.tasks = self.form.n_sites, Tasks()
 

@@ -24,7 +24,7 @@ from epfast.gaussian.engines.local import (
     shard_of,
     visit_shared,
 )
-from epfast.gaussian.problem import LinearProblem, State
+from epfast.gaussian.problem import Problem, State
 from epfast.inference import Counts, Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
@@ -119,7 +119,7 @@ class Groups:
 class Tied(Full):
     """The prior times powers of the sites of groups: q = p0 Π_k g_k^N_k."""
 
-    def __init__(self, problem: LinearProblem, sizes: Array) -> None:
+    def __init__(self, problem: Problem, sizes: Array) -> None:
         """sizes: rows per group, with their copies, (K,)."""
         super().__init__(problem)
         count, d, self.sizes = len(sizes), self.order, sizes
@@ -140,7 +140,7 @@ class SharedEngine(EPEngine):
     another fixed point, which depends on the order of the rows, or none.
     """
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.schedule, self.problem = problem.schedule, problem
         self.sizes = self.group_sizes()
         super().__init__(problem, Tied(problem, self.sizes))

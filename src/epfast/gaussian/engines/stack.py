@@ -37,7 +37,7 @@ from epfast.gaussian.engines.chunks import (
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.latent_means import LatentMeansStep
-from epfast.gaussian.problem import LinearProblem, State, not_proper
+from epfast.gaussian.problem import Problem, State, not_proper
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.losses import LatentLoss, Probit
@@ -78,7 +78,7 @@ def stack(parts: list[Swept], sites: Sites, log_scale: float, sweeps: int) -> Sw
 class Stack(Full):
     """A Gaussian of order d per latent, independent of each other: sites of (n, C) numbers."""
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         latents, n = problem.loss.latents, problem.n_rows
         self.shapes = (n, latents), (n, latents), (n,)
@@ -123,7 +123,7 @@ class LatentRows:
 
     in_turn = False
 
-    def __init__(self, problem: LinearProblem, core: LatentSites) -> None:
+    def __init__(self, problem: Problem, core: LatentSites) -> None:
         self.problem, self.core = problem, core
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
@@ -149,7 +149,7 @@ class LatentChunks:
 
     in_turn = True
 
-    def __init__(self, problem: LinearProblem, core: LatentSites, parallel: bool) -> None:
+    def __init__(self, problem: Problem, core: LatentSites, parallel: bool) -> None:
         self.problem, self.core, self.parallel = problem, core, parallel
         self.layout: Layout | None = None
         self.chunks: list[ChunkedSweep] = []
@@ -268,7 +268,7 @@ class LatentChunks:
 class StackEngine(EPEngine):
     """EP on rows with several latents."""
 
-    def __init__(self, problem: LinearProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Stack(problem))
         loss, schedule = problem.loss, problem.schedule
         assert isinstance(loss, LatentLoss)
