@@ -29,6 +29,7 @@ from epfast.gaussian.engines.base import (
 from epfast.gaussian.problem import Problem, State, moments_of, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
+from epfast.inference.mixing import shares_of
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads
 from epfast.schedules import Schedule
@@ -58,10 +59,6 @@ CONTRACTS = 0.6
 MIX_BELOW, SLOW = 0.1, 0.2
 #: sweeps that are mixed, and the most rows of which they are kept
 DEPTH, MOST_MIXED = 5, 1_000_000
-#: the largest condition of the sweeps that are mixed
-CONDITION = 1e10
-#: the largest coefficient of one of them
-LARGEST_SHARE = 100.0
 #: sweeps, and growth of the precision's diagonal, after which it is formed anew
 REFRESH, DRIFT = 25, 64.0
 
@@ -167,23 +164,6 @@ def taken_in(
     if moves @ moves < steps[-2].moves @ steps[-2].moves:
         found = mixed(steps, build)
     return steps[-1:] if found is None else steps, found
-
-
-def shares_of(moves: list[Array]) -> Array | None:
-    """Coefficients of sweeps with these moves, which add up to 1, or None: they say too little."""
-    with np.errstate(all="ignore"):  # of a run that diverges
-        products = np.array([[a @ b for b in moves] for a in moves])
-        # of changes of the moves, with each other and with the last move
-        changes = np.diff(products, axis=0)
-        gram, last = np.diff(changes, axis=1), changes[:, -1]
-    if not np.isfinite(gram).all():
-        return None
-    values, vectors = np.linalg.eigh(gram)
-    # a direction that is hardly there says nothing
-    kept = values > values[-1] / CONDITION
-    back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ last)
-    share = np.append(back, 1.0) - np.append(0.0, back)
-    return share if np.abs(share).max() <= LARGEST_SHARE else None
 
 
 def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Swept | None:

@@ -23,6 +23,7 @@ from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites
+from epfast.inference.mixing import shares_of
 
 #: a first move of the cavities, in their sd or log variance, beyond which a sweep goes first
 FAR = 10.0
@@ -30,6 +31,8 @@ FAR = 10.0
 PASSES, UNSETTLED = 30, 0.05
 #: passes that are mixed; they are from a move of this size on
 MIXED, NEAR = 6, 1.0
+#: of the passes that are mixed, the largest condition
+CONDITION = 1e12
 #: accuracy of the passes: of the tolerance, and of the square of the first move
 OF_TOL, OF_SQUARE = 0.1, 1e-3
 #: largest log ratio of the variance of a cavity to that before
@@ -135,8 +138,7 @@ def _settled(
 ) -> Cavities | None:
     """The fixed point of cavities, by passes that Anderson's rule mixes."""
     first = size = 0.0
-    dX, dF = np.empty((2, MIXED, len(x)))
-    count, last = 0, None
+    past: list[tuple[Array, Array]] = []
     for k in range(PASSES):
         answer = at(x)
         if answer is None:
@@ -150,22 +152,13 @@ def _settled(
                 return None
         if size <= max(OF_TOL * tol, OF_SQUARE * first * min(1.0, first)):
             return found
-        if last is None or size > NEAR:
-            count, last = 0, (x, f) if size <= NEAR else None
-            x = x + f * (1.0 if size <= NEAR else 0.5)
+        past = [*past, (f, moved)][-MIXED - 1 :] if size <= NEAR else []
+        if len(past) < 2:
+            x = moved if past else x + 0.5 * f
             continue
-        dX[count % MIXED], dF[count % MIXED] = x - last[0], f - last[1]
-        count, last = count + 1, (x, f)
-        most = min(count, MIXED)
-        step = f - (dX[:most] + dF[:most]).T @ _combination(dF[:most], f)
-        if np.abs(step).max() > 3.0 * NEAR:
-            step, count, last = 0.5 * f, 0, None
-        x = x + step
+        share = shares_of([move for move, _ in past], CONDITION)
+        mixed = None if share is None else share @ np.array([to for _, to in past])
+        if mixed is None or not np.abs(mixed - x).max() <= 3.0 * NEAR:
+            mixed, past = x + 0.5 * f, []
+        x = mixed
     return found if size <= UNSETTLED * first else None
-
-
-def _combination(dF: Array, f: Array) -> Array:
-    """The combination of rows nearest to f, by ridge against dependent rows."""
-    gram = dF @ dF.T
-    gram[np.diag_indices(len(gram))] *= 1.0 + 1e-12
-    return np.asarray(np.linalg.lstsq(gram, dF @ f, rcond=1e-14)[0])

@@ -1,0 +1,44 @@
+"""Anderson mixing: where a map that is applied again and again is best applied next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from epfast._arrays import Array
+
+#: the largest coefficient of a step that says something
+LARGEST_SHARE = 100.0
+
+
+def shares_of(moves: Sequence[Array], condition: float = 1e10) -> Array | None:
+    """Coefficients of steps with these moves, which add up to 1; None: they say too little.
+
+    The combination of the moves is the shortest. It is where a linear map would not move at all
+    (Walker & Ni 2011).
+
+    Parameters
+    ----------
+    moves : sequence of ndarray of shape (n,)
+        Two or more.
+    condition : float
+        The largest of the Gram matrix of what the moves change by.
+
+    Returns
+    -------
+    ndarray of shape (k,) or None
+    """
+    with np.errstate(all="ignore"):  # of a run that diverges
+        products = np.array([[a @ b for b in moves] for a in moves])
+        # of changes of the moves, with each other and with the last move
+        changes = np.diff(products, axis=0)
+        gram, last = np.diff(changes, axis=1), changes[:, -1]
+    if not np.isfinite(gram).all():
+        return None
+    values, vectors = np.linalg.eigh(gram)
+    # a direction that is hardly there says nothing
+    kept = values > values[-1] / condition
+    back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ last)
+    share = np.append(back, 1.0) - np.append(0.0, back)
+    return share if np.abs(share).max() <= LARGEST_SHARE else None
