@@ -97,7 +97,7 @@ SHAPES = {
     "nearest_process": f"""problem.data.y nw?, problem.data.weights n, state.moments.alpha n,
         state.moments.mean n, state.moments.variance n, {SITES}""",
     "latent_processes": f"""problem.data.y nw?, state.now.alpha n, state.now.mean n,
-        state.now.variance n, packed nn, diagonals n, {SEVERAL}""",
+        state.now.variance n, state.factor nn, state.diagonal n, {SEVERAL}""",
     "integrated": "weights k, log_prior k, points km, nodes gm, probabilities g, mode m",
     "network": """problem.scaling.mean d, problem.scaling.scale d, state.belief p, state.base b,
         state.sites kp""",

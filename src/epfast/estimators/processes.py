@@ -199,7 +199,8 @@ class BinaryProcess(NamedTuple):
         if self.low_rank is not None:
             return self.low_rank.unfitted()
         some = self if self.neighbors is None else self.pilot(pilot_rows(len(self.X)))
-        return unfitted(some.process.with_kernel(_owned(self.kernel(some.X), some.X)))
+        post: GPPosterior = unfitted(some.process.with_kernel(_owned(self.kernel(some.X), some.X)))
+        return post
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters; a check of the kernel matrix is O(n^3 / 3)."""
@@ -254,7 +255,8 @@ def fits_of(process: Fitted, gradient: bool) -> Callable[..., GPPosterior]:
 
     def fit(schedule: Any, start: Any, callback: Callback | None = None) -> GPPosterior:
         ours, given = process._replace(schedule=schedule), {"slopes": gradient}
-        return fit_process(ours, taken(start), stacklevel=None, callback=callback, **given)
+        post = fit_process(ours, taken(start), stacklevel=None, callback=callback, **given)
+        return post  # type: ignore[no-any-return]
 
     return fit
 

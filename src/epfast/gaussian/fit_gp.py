@@ -9,17 +9,15 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
+from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.certificate import broken
 from epfast.gaussian.choices import choose
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.engines.kernel import GPState, Kernel, ProcessEngine
+from epfast.gaussian.engines.latent_processes import LatentProcessEngine
 from epfast.gaussian.factor import KernelColumns, LowRankFactor
-from epfast.gaussian.latent_processes import (
-    LatentGPPosterior,
-    fit_latent_process,
-    kernels_at_door,
-)
+from epfast.gaussian.latent_processes import LatentGPPosterior, kernels_at_door
 from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
 from epfast.gaussian.problem import Problem, responses_of
 from epfast.gaussian.process_posterior import GPPosterior
@@ -206,7 +204,8 @@ def fit_gp(
         kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)
         data = responses_of(found_loss, y, kernels[0].n, offset=offset)
         of_latents = chosen.problem(data, kernel=kernels, common=common)
-        return fit_latent_process(of_latents, start, callback, progress)
+        several: LatentGPPosterior = fit_process(of_latents, start, check=True, **given)
+        return several
     if low_rank:
         choices = found_loss, scheme, batch_size, schedule
         given |= {"rank": rank, "rank_tol": rank_tol, "offset": offset, "weights": weights}
@@ -228,7 +227,8 @@ def fit_gp(
     data = responses_of(found_loss, y, kernel.n, weights, offset)
     problem = chosen.problem(data, kernel=kernel)
     note_weights(data.weights)
-    return fit_process(problem, start, check=True, **given)
+    post: GPPosterior = fit_process(problem, start, check=True, **given)
+    return post
 
 
 def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
@@ -249,7 +249,7 @@ def fit_process(
     stacklevel: int | None = 3,
     check: bool = False,
     slopes: bool = False,
-) -> GPPosterior:
+) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
 
     threads: how many share the work; None: the pool of the kernel, or what BLAS has. stacklevel: of
@@ -257,31 +257,37 @@ def fit_process(
     tested for positive eigenvalues, O(n^3 / 3), and the start may be dropped. slopes: the array of
     the kernel is left with R, for gradients by it, and what predictions need is yet to be computed.
     """
-    schedule, kernel = problem.schedule, problem.kernel
-    assert kernel is not None
+    schedule, several = problem.schedule, problem.loss.latents != 1
+    kernels: tuple[KernelMatrix, ...] = problem.kernel if several else (problem.kernel,)
     descends = isinstance(schedule, DoubleLoop)
     sweeps = schedule.start if descends else schedule
     # what Ctrl-C leaves: the sweeps that are done and their posterior
     history: list[SweepInfo] = []
-    post: GPPosterior = start
-    fit = None
+    kind: Any = LatentGPPosterior if several else GPPosterior
+    post, fit = start, None
 
-    def result(fit: Fit) -> GPPosterior:
-        found = GPPosterior(fit.state, problem, fit.converged, history + fit.history)
+    def result(fit: Fit) -> Any:
+        found = kind(fit.state, problem, fit.converged, history + fit.history)
         return replace(found, converged=False) if fit.converged and broken(found) else found
 
     try:
         arguments: dict[str, Any] = {"callback": callback, "progress": progress}
         if threads is not None:
-            kernel.pool = pool_of(threads, problem.n_rows)
+            pool = pool_of(threads, problem.n_rows)
+            for kernel in kernels:
+                kernel.pool = pool
         arguments["questions"] = problem.scheme.questions
-        with at_work(kernel.pool, problem.n_rows):
-            if check:
+        with at_work(kernels[0].pool, problem.n_rows):
+            for kernel in kernels if check else ():
                 check_positive(kernel)
-            exact, first = problem.sites_unswept(), problem._replace(schedule=sweeps)
-            form = Kernel(kernel, proper=exact is not None)
-            form.slopes = slopes
-            engine = ProcessEngine(first, form, exact=exact)
+            engine: Any
+            if several:
+                engine = LatentProcessEngine(problem)
+            else:
+                exact, first = problem.sites_unswept(), problem._replace(schedule=sweeps)
+                form = Kernel(problem.kernel, proper=exact is not None)
+                form.slopes = slopes
+                engine = ProcessEngine(first, form, exact=exact)
             try:
                 guess = check and start_may_be_dropped(start, problem)
                 fit = run_from(engine, sweeps, start, guess=guess, **arguments)
@@ -311,7 +317,7 @@ def fit_process(
             warn_of_scheme(problem.scheme, stacklevel)
         return post
     except KeyboardInterrupt as pressed:
-        known = post if isinstance(post, GPPosterior) else None
+        known = post if isinstance(post, kind) else None
         raise interrupted(pressed, fit, result, known, lambda: unfitted(problem)) from None
 
 
@@ -320,9 +326,11 @@ def without_factor(post: GPPosterior) -> GPPosterior:
     return replace(post, state=GPState(*post.state[:4]))
 
 
-def unfitted(problem: Problem) -> GPPosterior:
+def unfitted(problem: Problem) -> Any:
     """The prior as a posterior: before the first sweep, without a start."""
-    assert problem.kernel is not None
+    if problem.loss.latents != 1:
+        engine = LatentProcessEngine(problem)
+        return LatentGPPosterior(engine.finish(engine.init(None)), problem, False, [])
     state = GPState(flat(problem.n_rows), 0, Kernel(problem.kernel).at_prior())
     return GPPosterior(state, problem, False, [])
 

@@ -1,8 +1,7 @@
-"""Processes with several latent values per observation: fits and posteriors."""
+"""Processes with several latent values per observation: their posterior, and their kernels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,9 +11,8 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.latent_processes import LatentProcessEngine, evidence_of, one_of
+from epfast.gaussian.engines.latent_processes import evidence_of, one_of
 from epfast.gaussian.posterior import SeveralLatents
-from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.process_prediction import (
     ProcessPosterior,
@@ -23,12 +21,11 @@ from epfast.gaussian.process_prediction import (
     matrices_of,
     pivoted_root,
 )
-from epfast.gaussian.process_problem import kernel_at_door
-from epfast.inference import Fit, interrupted, learning, run_from, start_may_be_dropped, warn_of
+from epfast.gaussian.process_problem import kernel_in_memory
+from epfast.inference import learning
 from epfast.inference.runtime import cached_property
 
 
-@dataclass(frozen=True, eq=False)
 class LatentGPPosterior(SeveralLatents, ProcessPosterior):
     """The posterior of C processes, a product over them; see :class:`epfast.GPPosterior`.
 
@@ -42,17 +39,12 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         ``precision`` and ``shift`` (n, C), ``log_scale`` (n,).
     """
 
-    #: (n, n) of each latent, as of a GPPosterior
-    packed: tuple[Array, ...] = field(repr=False)
-    #: (n,) of each latent, the diagonal of K
-    diagonals: tuple[Array, ...] = field(repr=False)
-
     kind: ClassVar[str] = "latent_processes"
 
     @cached_property
     def parts(self) -> tuple[GPPosterior, ...]:
         """A posterior per latent, for what does not look at the likelihood."""
-        arrays = zip(self.state.now, self.packed, self.diagonals, strict=True)
+        arrays = zip(self.state.now, self.state.factor, self.state.diagonal, strict=True)
         states = [
             GPState(one_of(self.state.sites, k), self.n_sweeps, now, None, *pair)
             for k, (now, *pair) in enumerate(arrays)
@@ -188,37 +180,12 @@ def kernels_at_door(
     if given is not None and np.ndim(given[0]) == 2:
         if len(given) != latents:
             raise ValueError(f"K holds {len(given)} matrices; allowed: one, or {latents}")
-        found = tuple(kernel_at_door(part, False, jitter) for part in given)
+        found = tuple(kernel_in_memory(part, False, jitter) for part in given)
         if len({kernel.n for kernel in found}) > 1:
             raise ValueError("K holds matrices of different sizes; allowed: the same for all")
         return found, None
-    first = kernel_at_door(K, False, jitter)
+    first = kernel_in_memory(K, False, jitter)
     common = np.tril(first.array, -1)
     common += common.T
     common[np.diag_indices(first.n)] = first.diagonal
     return tuple(KernelMatrix(common.copy()) for _ in range(latents)), common
-
-
-def fit_latent_process(
-    problem: Problem, start: Any = None, callback: Any = None, progress: Any = False
-) -> LatentGPPosterior:
-    """Run a fit of several processes whose parts are legal and checked."""
-    assert problem.kernel is not None
-    kernels = problem.kernel
-
-    def result(fit: Fit) -> LatentGPPosterior:
-        for k, kernel in enumerate(kernels):
-            kernel.factor(one_of(fit.state.sites, k).precision)
-        arrays = tuple(kernel.array for kernel in kernels)
-        diagonals = tuple(kernel.diagonal for kernel in kernels)
-        return LatentGPPosterior(fit.state, problem, fit.converged, fit.history, arrays, diagonals)
-
-    fit = None
-    try:
-        engine = LatentProcessEngine(problem)
-        given = {"guess": start_may_be_dropped(start, problem), "callback": callback}
-        fit = run_from(engine, problem.schedule, start, progress=progress, **given)
-        warn_of(fit, engine, problem.schedule, 4)
-        return result(fit)
-    except KeyboardInterrupt as pressed:
-        raise interrupted(pressed, fit, result, start, lambda: start) from None

@@ -309,7 +309,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         if not self.always_reset and before is not None and before.sites is not None:
             start = before if len(before.sites.shift) == len(rows) else None
         try:
-            post = fit_from(partial(fit_process, problem, stacklevel=None), start)
+            post: GPPosterior = fit_from(partial(fit_process, problem, stacklevel=None), start)
         except FloatingPointError as error:
             raise np.linalg.LinAlgError(str(error)) from error
         reason = broken(post)

@@ -39,6 +39,9 @@ class LatentGPState(NamedTuple):
     #: between two sweeps: whether the next one of automatic order is of all sites at once, and the
     #: last change
     memory: Any = None
+    #: (n, n) and (n,) of each latent, see :class:`epfast.gaussian.engines.kernel.GPState`
+    factor: tuple[Array, ...] | None = None
+    diagonal: tuple[Array, ...] | None = None
 
 
 def one_of(sites: Sites, k: int) -> Sites:
@@ -85,7 +88,12 @@ class Kernels(Form):
         return Summary(mean, variance, evidence_of(state.sites, state.now))
 
     def result(self, state: LatentGPState) -> LatentGPState:
-        return LatentGPState(*state[:3])
+        """The arrays of the kernels go into the result."""
+        for k, form in enumerate(self.forms):
+            form.matrix.factor(one_of(state.sites, k).precision)
+        arrays = [(form.matrix.array, form.matrix.diagonal) for form in self.forms]
+        factor, diagonal = zip(*arrays, strict=True)
+        return LatentGPState(*state[:3], factor=factor, diagonal=diagonal)
 
 
 class LatentProcessEngine(EPEngine):
@@ -93,6 +101,7 @@ class LatentProcessEngine(EPEngine):
 
     def __init__(self, problem: Any) -> None:
         super().__init__(problem, Kernels(problem))
+        self.pool = problem.kernel[0].pool
         schedule, (n, latents) = self.schedule, self.form.shape
         self.moments = problem.loss.latent_moments()
         self.core = LatentSites(self.moments, schedule.damping, n)
