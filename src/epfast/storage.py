@@ -25,7 +25,8 @@ from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide import WideRows
 from epfast.gaussian.wide_posterior import WidePosterior
-from epfast.graph import posterior as graph_posterior
+from epfast.graph import files as graph_files
+from epfast.graph.posterior import GraphPosterior
 from epfast.inference import files
 from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
@@ -51,6 +52,7 @@ POSTERIORS = (
     IntegratedPosterior,
     MixturePosterior,
     NetworkPosterior,
+    GraphPosterior,
 )
 PARTS = (
     Data,
@@ -70,6 +72,8 @@ PARTS = (
     State,
     SweepInfo,
     WideRows,
+    *files.SCHEDULES.values(),
+    *graph_files.PARTS,
 )
 #: arrays of the posteriors by their kinds, see :func:`check_shapes`
 OF_ROWS = """problem.prior.shift d, problem.prior.precision d|dd, problem.base.shift d,
@@ -109,12 +113,7 @@ SHAPES = {
 }
 CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
 #: kinds whose files hold their losses
-OWN_LOSS = "mixture", "network"
-#: reader of each other kind: of arrays, header, and of operators the oracle
-RESTORE: dict[str, Any] = {
-    "graph": graph_posterior.restore,
-    "operator": Operator.restore,
-}
+OWN_LOSS = "mixture", "network", "graph"
 #: what says that a file cannot be opened, or that the disk fails
 UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
@@ -151,9 +150,9 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     try:
         arrays, header = files.read(name)
         own = {posterior.kind for posterior in POSTERIORS}
-        kind = _checks.choice("posterior", header["posterior"], (*own, *RESTORE))
+        kind = _checks.choice("posterior", header["posterior"], (*own, "operator"))
         unused = {"oracle": oracle} if kind != "operator" else {}
-        unused |= {"loss": loss} if kind in RESTORE or kind in OWN_LOSS else {}
+        unused |= {"loss": loss} if kind in (*OWN_LOSS, "operator") else {}
         for name_of, value in unused.items():
             if value is not None:
                 said = _checks.describe(value)
@@ -161,7 +160,7 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
         if kind in own:
             return _checked(restored(header["fields"], arrays, CLASSES, given), given)
         with np.errstate(all="ignore"):
-            return RESTORE[kind](arrays, header, oracle)
+            return Operator.restore(arrays, header, oracle)
     except (MemoryError, MisfitError, *UNREADABLE):
         raise
     except Exception as error:  # a damaged file can lead to any of them
@@ -177,6 +176,8 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 def _checked(post: Any, given: Loss | None) -> Any:
     """The posterior; refuses what does not fit together, and a loss for other responses."""
     kind = post.kind
+    if kind == "graph":
+        return graph_files.checked(post)
     parts = post.posteriors if kind == "integrated" else ()
     for part in (post.weights,) if kind == "low_rank_process" else parts:
         _checked(part, given)

@@ -10,8 +10,8 @@ from scipy import sparse
 
 import epfast
 from epfast import EP, fit_linear
+from epfast.gaussian import fit_linear as fit_module
 from epfast.gaussian.engines import chunks, rows
-from epfast.inference.threads import Threads
 from tests.oracles.data import classes
 from tests.oracles.interrupts import calls_of, interrupted
 
@@ -56,13 +56,14 @@ class Watch:
     """How many threads each piece of work was for."""
 
     def __init__(self, monkeypatch):
-        self.counts, plain = [], Threads.together
+        counts = self.counts = []
 
-        def together(threads, work, stop, count=None):
-            self.counts.append(min(threads.count, count))
-            return plain(threads, work, stop, count)
+        class Watched(fit_module.ThreadPool):
+            def each(self, work, parts):
+                counts.append(min(self.threads, parts))
+                super().each(work, parts)
 
-        monkeypatch.setattr(Threads, "together", together)
+        monkeypatch.setattr(fit_module, "ThreadPool", Watched)
 
 
 @pytest.mark.filterwarnings("ignore::epfast.DataWarning", "ignore::epfast.ConvergenceWarning")

@@ -295,8 +295,7 @@ def test_a_schedule_of_a_user_keeps_its_power(schedule, found, saved):
 
 def test_a_schedule_that_ours_would_refuse_is_an_ep_of_its_power():
     schedule = Strange(power=0.8, order="zigzag")
-    described, groups = files.describe_schedule(schedule)
-    assert files.restore_schedule(described, groups) == epfast.EP(power=0.8, damping=1.0)
+    assert files.as_ours(schedule) == epfast.EP(power=0.8, damping=1.0)
 
 
 # ---- faults of the system ----

@@ -1,13 +1,15 @@
 """Threads of ours: how many, and what is left of them."""
 
 import os
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from epfast.inference.threads import Threads, cores, threads_of
+from epfast._core.thread_pool import ThreadPool
+from epfast.inference.threads import cores, each, threads_of
 
 
 def test_numbers_of_threads():
@@ -41,11 +43,10 @@ def test_each_lane_once_whatever_the_threads():
             done.append(lane)
             yield 3
 
-        with Threads(count) as threads:
-            for _ in range(3):
-                threads.each(work, 7, ticks.append)
-            assert len(names()) == count - 1
-        assert names() == []
+        pool = ThreadPool(count)
+        for _ in range(3):
+            each(pool, work, 7, ticks.append)
+            assert names() == []
         assert sorted(done) == sorted(3 * list(range(7)))
         assert sum(ticks) == 3 * 7 * 5
         assert len({k for k, _ in seen}) == len({name for _, name in seen}) == count
@@ -66,15 +67,17 @@ def test_an_error_of_a_thread_is_raised_when_all_are_back(bad):
             yield 1
         at_work.append("all done")
 
-    with Threads(2) as threads:
-        with pytest.raises(RuntimeError, match="lost"):
-            threads.each(work, 2)
-        before = steps[0]
-        assert sorted(at_work) == [0, 1]
-        time.sleep(0.01)
-        assert steps[0] == before
-        threads.each(lambda k, lane: iter([1]), 5)  # it goes on
+    pool, ticks = ThreadPool(2), []
+    with pytest.raises(RuntimeError, match="lost"):
+        each(pool, work, 2)
+    before = steps[0]
+    assert sorted(at_work) == [0, 1]
     assert names() == []
+    time.sleep(0.01)
+    assert steps[0] == before
+    for parts in (5, 1):
+        each(pool, lambda k, lane: iter([1, 1]), parts, ticks.append)  # it goes on
+    assert sum(ticks) == 12
 
 
 def test_ctrl_c_waits_for_what_has_begun():
@@ -89,22 +92,32 @@ def test_ctrl_c_waits_for_what_has_begun():
         yield 1
         left.append("next piece")
 
-    with Threads(2) as threads:
-        with pytest.raises(KeyboardInterrupt):
-            threads.each(work, 2)
-        assert left == [1]
+    with pytest.raises(KeyboardInterrupt):
+        each(ThreadPool(2), work, 2)
+    assert left == [1]
     assert names() == []
 
 
-def test_threads_that_nobody_closes_end():
-    threads = Threads(3)
-    threads.each(lambda k, lane: iter([1]), 4)
-    found = [t for t in threading.enumerate() if t.name in names()]
-    assert len(found) == 2
-    del threads
-    for thread in found:
-        thread.join(10)
-        assert not thread.is_alive()
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of POSIX")
+def test_ctrl_c_reaches_a_caller_that_waits():
+    """Who is at work looks up after the piece at hand."""
+    meet, pieces, caller = threading.Barrier(2), [], threading.get_ident()
+
+    def work(k, lane):
+        meet.wait(10)
+        if k == 0:
+            return
+        time.sleep(0.2)  # the caller waits by then
+        signal.pthread_kill(caller, signal.SIGINT)
+        for _ in range(2000):
+            time.sleep(0.005)
+            pieces.append(k)
+            yield 1
+
+    with pytest.raises(KeyboardInterrupt):
+        each(ThreadPool(2), work, 2)
+    assert len(pieces) < 1000
+    assert names() == []
 
 
 def test_a_process_that_gives_no_threads(monkeypatch):
@@ -113,8 +126,7 @@ def test_a_process_that_gives_no_threads(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     done = []
-    with Threads(3) as threads:
-        threads.each(lambda k, lane: iter([done.append((k, lane)) or 1]), 4)
+    each(ThreadPool(3), lambda k, lane: iter([done.append((k, lane)) or 1]), 4)
     assert done == [(0, lane) for lane in range(4)]
 
 
@@ -132,7 +144,6 @@ def test_blas_has_one_thread_while_ours_work_and_is_left_as_found():
             inside.extend(numbers())
             yield 1
 
-        with Threads(2) as threads:
-            threads.each(work, 4)
+        each(ThreadPool(2), work, 4)
         assert set(inside) == {1}
         assert numbers() == found

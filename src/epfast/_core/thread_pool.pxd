@@ -21,6 +21,7 @@ cdef class ThreadPool:
     cdef bint waits, ends
     cdef int workers, depth
     cdef list members
+    cdef readonly list errors   # of Python's work
     cdef void run(self, Task task, void *what, ptrdiff_t parts) noexcept nogil
     cdef void share(self) noexcept nogil
     cdef void serve(self, int number) noexcept nogil

@@ -1,8 +1,10 @@
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 class ThreadPool:
     threads: int
+    errors: list[BaseException]
     def __init__(self, threads: int) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -11,3 +13,4 @@ class ThreadPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+    def each(self, work: Callable[[int, int], Any], parts: int) -> None: ...

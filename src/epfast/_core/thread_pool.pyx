@@ -8,7 +8,10 @@ thread that the system holds up delays no more than the part it has.
 
 import threading
 
+from cpython.exc cimport PyErr_CheckSignals
+
 cdef extern from "pythread.h" nogil:
+    int PyThread_acquire_lock_timed(PyThread_type_lock, long long, int)
     PyThread_type_lock PyThread_allocate_lock()
     void PyThread_free_lock(PyThread_type_lock)
     int PyThread_acquire_lock(PyThread_type_lock, int)
@@ -16,6 +19,29 @@ cdef extern from "pythread.h" nogil:
 
 cdef enum:
     SHARES = 2                  # parts per thread, so that all end at about the same time
+    LOOK = 100_000              # microseconds after which one who waits for Python looks for Ctrl-C
+
+
+cdef class PythonWork:
+    """Work in Python, for :meth:`ThreadPool.each`."""
+
+    cdef object call
+    cdef list errors
+    cdef dict numbers           # of the threads that do it, by their identifiers
+
+
+cdef void in_python(void *what, ptrdiff_t part) noexcept nogil:
+    """A part of Python's work, unless one has failed; the part -1 is a look for Ctrl-C."""
+    with gil:
+        work = <PythonWork> what
+        try:
+            if part < 0:
+                PyErr_CheckSignals()
+            elif not work.errors:
+                number = work.numbers.setdefault(threading.get_ident(), len(work.numbers))
+                work.call(number, part)
+        except BaseException as error:  # raised by the caller
+            work.errors.append(error)
 
 
 cdef class ThreadPool:
@@ -25,7 +51,7 @@ cdef class ThreadPool:
         cdef int k
         if threads < 1:
             raise ValueError(f"threads is {threads}; allowed: an integer > 0")
-        self.threads, self.members = min(threads, <int> MOST), []
+        self.threads, self.members, self.errors = min(threads, <int> MOST), [], []
         self.mutex, self.done = PyThread_allocate_lock(), PyThread_allocate_lock()
         if self.mutex == NULL or self.done == NULL:
             raise MemoryError
@@ -55,11 +81,16 @@ cdef class ThreadPool:
         try:
             for k in range(self.threads - 1):
                 self.asleep[k] = False
-                member = threading.Thread(target=self._serve, args=(k,), daemon=True)
+                given = {"args": (k,), "name": f"epfast-{k + 1}", "daemon": True}
+                member = threading.Thread(target=self._serve, **given)
                 self.members.append(member)
                 member.start()
                 self.workers = k + 1
-        except RuntimeError:
+        except RuntimeError as refused:
+            # Ctrl-C in its wait for the thread leaves a lock that threading cannot release
+            if isinstance(refused.__context__, KeyboardInterrupt):
+                self.__exit__()
+                raise refused.__context__ from None
             self.members.pop()  # the system gives no more: those that are there do the work
         except BaseException:
             self.__exit__()
@@ -83,6 +114,20 @@ cdef class ThreadPool:
             member = self.members.pop()
             if member.ident is not None:
                 member.join()
+
+    def each(self, work, ptrdiff_t parts):
+        """``work(k, part)`` on thread k for each part from 0; the caller, number 0, has the first.
+
+        An error of one, or Ctrl-C, is raised once all that have begun are back; nobody begins more.
+        """
+        cdef PythonWork shared = PythonWork()
+        shared.call, shared.errors = work, []
+        self.errors = shared.errors
+        shared.numbers = {threading.get_ident(): 0}
+        with nogil:
+            self.run(in_python, <void *> shared, parts)
+        if shared.errors:
+            raise shared.errors[0]
 
     def _serve(self, int number):
         with nogil:
@@ -138,7 +183,11 @@ cdef class ThreadPool:
         self.waits = self.left > 0
         if self.waits:
             PyThread_release_lock(self.mutex)
-            PyThread_acquire_lock(self.done, 1)
+            if task is in_python:
+                while PyThread_acquire_lock_timed(self.done, LOOK, 0) != 1:
+                    task(what, -1)
+            else:
+                PyThread_acquire_lock(self.done, 1)
         else:
             PyThread_release_lock(self.mutex)
 

@@ -15,7 +15,7 @@ from scipy import sparse
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
-from epfast.inference.files import describe_schedule, plain, restore_schedule
+from epfast.inference.files import as_ours, plain
 from epfast.inference.records import SweepInfo
 from epfast.losses import LatentLoss, Loss, Prior, restore_prior
 from epfast.schedules import Schedule
@@ -65,10 +65,11 @@ def contents(post: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         if isinstance(value, Scheme):
             return {"scheme": schemes.describe(value)}
         if isinstance(value, Schedule):
-            described, groups = describe_schedule(value)
-            return {"schedule": described, "groups": pack(f"{name}.groups", groups)}
+            value = as_ours(value)
         if isinstance(value, SweepInfo):
             value = value._replace(factor_cost=None)
+        if isinstance(value, dict):
+            return {"dict": [[key, pack(f"{name}.{key}", item)] for key, item in value.items()]}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             named = dict(zip(value._fields, value, strict=True))
             return {"type": type(value).__name__, "fields": named_parts(name, named)}
@@ -112,8 +113,8 @@ def restored(
             return restore_prior(value["prior"])
         if "scheme" in value:
             return schemes.restore(value["scheme"])
-        if "schedule" in value:
-            return restore_schedule(value["schedule"], unpack(value["groups"]))
+        if "dict" in value:
+            return {key: unpack(item) for key, item in value["dict"]}
         if "list" in value:
             return list(map(unpack, value["list"]))
         if "tuple" in value:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
 from epfast._arrays import Array
+from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.kernel import GPState
@@ -58,8 +59,8 @@ from epfast.inference.loop import (
     warn_of_scheme,
 )
 from epfast.inference.report import note_weights
-from epfast.inference.runtime import Tick
-from epfast.inference.threads import Threads, threads_of
+from epfast.inference.runtime import Tick, with_room
+from epfast.inference.threads import threads_of
 from epfast.schedules import Schedule
 from epfast.schemes import Laplace, Scheme
 
@@ -448,12 +449,11 @@ def fit_problem(
         fitted = problem._replace(data=_kept(problem, callback, progress))
         settings = {"traced": True} if record == "factor" else {}
         engine: Any = engine_of(fitted, **settings)
-        shared = Threads(threads)
         try:
             if tasks is not None:
                 engine.tasks = tasks
             elif threads > 1 and hasattr(engine, "share"):
-                engine.share(shared)
+                engine.share(ThreadPool(with_room(threads)))
             given: dict[str, Any] = {
                 "record": None if record is None else costs,
                 "callback": None if callback is None else look,
@@ -468,8 +468,6 @@ def fit_problem(
         finally:
             if tasks is not None:
                 tasks.cancel()
-            shared.dismiss(None)
-            shared.close()
         found = result(fit)
         sharp = is_sharp(scheme) and (problem.batch_size is None or problem.loss.kinks)
         sharp = sharp and found.sites is not None and problem.covariance == "full"

@@ -6,21 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
 from epfast.families import FAMILIES
+from epfast.gaussian.files import check_shapes
 from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import Transition, Walk
 from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
-from epfast.graph.variables import Index
+from epfast.graph.variables import Index, finite_rows
 from epfast.inference.files import restore_responses
 
 NAMES = tuple(FAMILIES)
 
 
-def index(value: Array, stop: int, least: int = 0, ndim: int | None = 1) -> Index:
+def index(value: NDArray[Any], stop: int, least: int = 0, ndim: int | None = 1) -> Index:
     """Whole numbers from least to stop - 1."""
     if value.dtype.kind not in "iu" or (ndim is not None and value.ndim != ndim):
         raise ValueError(f"{_checks.describe(value)} in place of whole numbers")
@@ -185,3 +186,36 @@ LEGAL: dict[Any, Callable[[Batch, Index, Index], None]] = {
     Table: _table,
     Mixture: _mixture,
 }
+#: those that take forms over blocks
+OVER_BLOCKS = LinearFactor, Between, Noise
+
+
+def check_batch(batch: Batch, families: Index, sizes: Index, blocks: dict[int, int]) -> None:
+    """Check a batch of a file as its door would; its numbers become what the core takes.
+
+    families, sizes: of the variables; blocks: lengths of blocks, by their numbers.
+    """
+    check_shapes(batch, "rows n, terms.starts n+, terms.variables t, terms.coefficient t")
+    starts, variables, _ = batch.terms
+    index(batch.rows, 2**62)
+    index(starts, 2**62)
+    index(variables, len(families))
+    n, of, kind = batch.n, families[variables], type(batch.factor)
+    if not n or starts[0] != 0 or starts[-1] != len(variables) or (np.diff(starts) < 1).any():
+        raise ValueError(f"batch {batch.key}: starts are not those of its rows")
+    if any(len(value) != n for value in batch.data.values()):
+        raise ValueError(f"batch {batch.key}: its numbers are not those of its rows")
+    parts = {part.block: np.count_nonzero(variables == part.block) for part in batch.parts}
+    several = sum(parts.values()) != np.count_nonzero(of < 0) or len(parts) < len(batch.parts)
+    if several or any(count != n for count in parts.values()):
+        raise ValueError(f"batch {batch.key}: neighbours are not those of its forms over blocks")
+    if batch.parts and kind not in OVER_BLOCKS:
+        raise ValueError(f"batch {batch.key}: its factors take no forms over blocks")
+    for block, rows in batch.parts:
+        if rows.shape != (n, blocks[block]):
+            raise ValueError(f"batch {batch.key}: rows of a block have shape {rows.shape}")
+        finite_rows(rows, blocks[block])
+    if (batch.scheme is None) != (kind is not LinearFactor):
+        raise ValueError(f"batch {batch.key}: scheme is {batch.scheme!r}")
+    # to its factor a form over a block is a Gaussian neighbour
+    LEGAL[kind](batch, np.maximum(of, 0), sizes[variables])

@@ -10,6 +10,7 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import FAMILIES
+from epfast.gaussian.files import contents
 from epfast.graph import files
 from epfast.graph.blocks import linear_sites
 from epfast.graph.checking import checked
@@ -105,6 +106,8 @@ class GraphPosterior(Recorded):
         Of factors of your own: why fits were refused, and how often over all sweeps.
     """
 
+    #: the name of the class in files
+    kind = "graph"
     problem: GraphProblem
     state: GraphState
 
@@ -139,7 +142,8 @@ class GraphPosterior(Recorded):
         TypeError
             For factors of your own, losses and schemes with functions of yours: pickle them.
         """
-        write(path, *files.contents(self.problem, self.state, self.converged, self.history))
+        problem, state = files.parted(self.problem, self.state)
+        write(path, *contents(GraphPosterior(state, problem, self.converged, self.history)))
 
     def operator(self, batch: int) -> Operator | tuple[Operator | None, ...]:
         """The operator that learned the messages of a batch, or the tuple of them.
@@ -402,8 +406,3 @@ class GraphPosterior(Recorded):
             )
             first_site, first = first_site + starts[-1], first + batch.n
         return found
-
-
-def restore(arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> GraphPosterior:
-    """Check what ``save`` wrote, and build the posterior."""
-    return GraphPosterior(*files.restore(arrays, header))

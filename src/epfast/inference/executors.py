@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 from epfast import _checks
 from epfast.inference.records import ExecutorFailed
 from epfast.inference.runtime import Tick, no_tick
-from epfast.inference.threads import LOOK, cores
+from epfast.inference.threads import cores
 
+#: seconds after which one who waits looks again
+LOOK = 0.1
 #: a task that is lost so many times in a row is lost for good
 PATIENCE = 4
 #: seconds after which an answer that was there is lost: its worker has died with it

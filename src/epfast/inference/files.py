@@ -27,7 +27,7 @@ from epfast.losses import Loss
 from epfast.losses import describe as describe_loss
 
 #: format of the files that ``write`` makes
-FORMAT = 3
+FORMAT = 4
 #: how far the parts of a file may differ, relative to what they are sums of
 ROUNDING = 1e-6
 #: bytes read at a time
@@ -270,54 +270,20 @@ def _fill(result: Array, file: Any) -> None:
 # ---- what posteriors have in common ----
 
 
-def describe_schedule(schedule: Any) -> tuple[dict[str, Any], Array | None]:
-    """A schedule as JSON, and the labels of its groups.
+def as_ours(schedule: Any) -> schedules.Schedule:
+    """A schedule as files know it: one of a user's class by the numbers of the nearest of ours.
 
-    One of a user's class is written as the nearest class of ours, which has its numbers; if there
-    is none, as an EP of its power.
+    An EP of its power, where ours would refuse them or there is none.
     """
+    found: schedules.Schedule = schedule
+    if SCHEDULES.get(type(schedule).__name__) is type(schedule):
+        return found
     for kind in type(schedule).__mro__:
         if SCHEDULES.get(kind.__name__) is kind:
-            described, groups = _numbers_of(schedule, kind)
-            if kind is type(schedule) or _is_legal(described, groups):
-                return described, groups
-    return {"name": "EP", "power": float(schedule.power), "damping": 1.0}, None
-
-
-def _numbers_of(schedule: Any, kind: Any) -> tuple[dict[str, Any], Array | None]:
-    described: dict[str, Any] = {"name": kind.__name__}
-    groups = None
-    for field in fields(kind):
-        if not field.init:
-            continue
-        value = getattr(schedule, field.name)
-        if isinstance(value, schedules.Schedule):
-            value = describe_schedule(value)[0]
-        elif isinstance(value, np.ndarray):
-            groups, value = value, None
-        described[field.name] = value
-    return described, groups
-
-
-def _is_legal(described: dict[str, Any], groups: Array | None) -> bool:
-    try:
-        restore_schedule(described, groups)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def restore_schedule(described: dict[str, Any] | None, groups: Any) -> Any:
-    """The schedule that :func:`describe_schedule` wrote."""
-    assert described is not None
-    numbers_of = dict(described)
-    kind = SCHEDULES[_checks.choice("schedule", numbers_of.pop("name"), tuple(SCHEDULES))]
-    for name, value in numbers_of.items():
-        if isinstance(value, dict):
-            numbers_of[name] = restore_schedule(value, None)
-        elif name in ("groups", "shards") and value is None:
-            numbers_of[name] = groups
-    return kind(**numbers_of)
+            with suppress(TypeError, ValueError):
+                found = kind(**{f.name: getattr(schedule, f.name) for f in fields(kind) if f.init})
+                return found
+    return schedules.EP(power=float(schedule.power), damping=1.0)
 
 
 def agree(name: str, given: Any, wanted: Any, size: Any) -> None:

@@ -17,6 +17,7 @@ from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.chunks import ChunkedSweep
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Rows
+from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     Outcome,
@@ -30,8 +31,7 @@ from epfast.gaussian.problem import Problem, State, moments_of, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.mixing import shares_of
-from epfast.inference.runtime import Tick
-from epfast.inference.threads import Threads
+from epfast.inference.runtime import Tick, blas_threads
 from epfast.schedules import Schedule
 
 Indices = NDArray[np.intp]
@@ -242,10 +242,10 @@ class InChunks:
         problem: Problem,
         tilted: TiltedMoments,
         sequential: BlockedSweep,
-        threads: Threads,
+        threads: ThreadPool,
     ) -> None:
         self.problem, self.tilted, self.sequential = problem, tilted, sequential
-        self.n_threads = threads.count if tilted.separate else 1
+        self.n_threads = threads.threads if tilted.separate else 1
         self.threads = threads
         self.layout: Layout | None = None
         self.core: ChunkedSweep
@@ -267,11 +267,8 @@ class InChunks:
         core.residual, self.n_lost = 0.0, 0
         before = core.n_refused + sequential.n_refused
 
-        def work(k: int) -> None:
+        def work() -> None:
             nonlocal first
-            if k > 0:
-                core.help(k)
-                return
             size = FIRST if memory.flat else memory.size
             while first < len(visits):
                 rows = size = min(size, memory.size)
@@ -281,14 +278,23 @@ class InChunks:
                 self._piece(layout, part, size, precision, shift, sites)
                 first, size = part.stop, 2 * size
                 tick(part.stop - part.start)
-            core.queue.close()
+
+        def share(_: int, part: int) -> None:
+            if part > 0:
+                core.help(part)
+                return
+            try:
+                work()
+            finally:
+                core.queue.close()
 
         count = self._lanes(layout, memory.size)
         if count > 1:
             core.queue.open()
-            self.threads.together(work, core.queue.close, count)
+            with blas_threads(1), self.threads:
+                self.threads.each(share, count)
         else:
-            work(0)
+            work()
         refused = self.n_lost + core.n_refused + sequential.n_refused - before
         outcome = Outcome(min(len(visits), refused), residual=core.residual)
         total = self.problem.base.log_scale + float(sites.log_scale.sum())

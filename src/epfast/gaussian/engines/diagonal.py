@@ -16,6 +16,7 @@ from scipy import sparse
 from epfast._arrays import Array, as_array
 from epfast._core.minibatch import Design, MinibatchSweep
 from epfast._core.sparse_factors import SparseRows, SparseSweep, add_entries, moments_of, natural_of
+from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
@@ -33,7 +34,7 @@ from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep, Sites, run
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, TimedPieces, physical_memory
-from epfast.inference.threads import ALONE, Threads
+from epfast.inference.threads import each
 from epfast.schedules import EP
 
 #: rows that settle by EP before a pass of ADF goes on from a flat start: so many and so many per
@@ -321,7 +322,7 @@ class DiagonalFactors:
         trace = np.empty((len(order), form.shape[1])) if engine.traced else None
         count = self._n_parts() if self.parallel and trace is None else 1
         cores, rows = [engine.core], [engine.rows]
-        for _ in range(1, min(count, engine.threads.count)):
+        for _ in range(1, min(count, engine.threads.threads)):
             cores.append(form.core(problem.shape[0]))
             rows.append(form.rows(*engine.rows[1:], cores[-1]))
         before = [counters(core) for core in cores]
@@ -335,7 +336,7 @@ class DiagonalFactors:
                 form.visit(cores[k], rows[k], some[piece], q, sites, means, onto)
                 yield len(some[piece])
 
-        engine.threads.each(work, count, tick)
+        each(engine.threads, work, count, tick)
         changes = [since(core, old) for core, old in zip(cores, before, strict=True)]
         refused, failed, clipped = map(sum, zip(*changes, strict=True))
         return Outcome(refused, failed, clipped, trace=trace)
@@ -371,7 +372,7 @@ class DiagonalEngine(EPEngine):
         n, size = problem.n_rows, problem.batch_size or 1
         kind, count = ByColumns if is_by_columns(problem) else Dense, -(-n // size)
         super().__init__(problem, kind(problem, size, count))
-        self.n_sites, self.traced, self.threads = count, traced, ALONE
+        self.n_sites, self.traced, self.threads = count, traced, ThreadPool(1)
         self._check_memory(n)
         self.core = self.form.core(size if isinstance(problem.data.X, Stream) else n)
         if not isinstance(problem.data.X, Stream):
@@ -391,7 +392,7 @@ class DiagonalEngine(EPEngine):
                     f"all, and this machine has {memory / 2**30:.3g} GB; allowed: {cheaper}"
                 )
 
-    def share(self, threads: Threads) -> None:
+    def share(self, threads: ThreadPool) -> None:
         """Sweeps in parallel order are for these threads, if the scheme is."""
         if self.problem.tilted().separate:
             self.threads = threads

@@ -440,7 +440,7 @@ class ProcessEngine(EPEngine):
 
     def share(self, threads: Any) -> None:
         """The same, given the threads of a fit of rows."""
-        self.use_threads(pool_of(threads.count, self.n_sites))
+        self.use_threads(pool_of(threads.threads, self.n_sites))
 
     def visits(self, state: Values) -> Visits:
         if self.exact is not None:

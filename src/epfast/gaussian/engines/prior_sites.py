@@ -22,6 +22,7 @@ from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import inverse_from_factor
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep, add_sites
 from epfast._core.rows import Duals, Units
+from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
     EPEngine,
     Outcome,
@@ -57,7 +58,6 @@ from epfast.gaussian.problem import (
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, cached_property, no_tick
-from epfast.inference.threads import ALONE
 
 #: damping of sweeps with fewer rows than weights, and where sites are refused or so many sweeps do
 #: not contract: in smaller steps fewer fits settle
@@ -460,10 +460,10 @@ class WeightEngine(EPEngine):
         if problem.wide is not None:
             return RowsOfValues(problem, self.form, self.tilted)
         if order == "parallel":
-            return AtOnce(problem, self.tilted, self.schedule.damping, ALONE)
+            return AtOnce(problem, self.tilted, self.schedule.damping, ThreadPool(1))
         if self._in_chunks():
             core = sequential_core(problem, self.tilted)
-            return InChunks(problem, self.tilted, core, ALONE)
+            return InChunks(problem, self.tilted, core, ThreadPool(1))
         return InTurn(problem, self.tilted, self.form)
 
     def _in_chunks(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep, marginals
+from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     STANDS,
@@ -42,8 +43,8 @@ from epfast.gaussian.engines.joint import cavities, fitted_at, log_mass
 from epfast.gaussian.problem import Problem, State, inverse_root
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
-from epfast.inference.runtime import Tick, no_tick
-from epfast.inference.threads import ALONE, Threads
+from epfast.inference.runtime import Tick
+from epfast.inference.threads import each
 
 #: rows per block of marginals in parallel order
 PARALLEL_ROWS = 128
@@ -120,7 +121,7 @@ class AtOnce(Memoryless):
     in_turn = False
 
     def __init__(
-        self, problem: Problem, tilted: TiltedMoments, damping: float, threads: Threads
+        self, problem: Problem, tilted: TiltedMoments, damping: float, threads: ThreadPool
     ) -> None:
         self.problem, self.threads = problem, threads
         n, d = problem.shape
@@ -131,11 +132,11 @@ class AtOnce(Memoryless):
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         problem, (n, d) = self.problem, self.problem.shape
         # whole blocks, so that the numbers do not depend on the parts
-        blocks = problem.chunk // (d * PARALLEL_ROWS * self.threads.count)
+        blocks = problem.chunk // (d * PARALLEL_ROWS * self.threads.threads)
         step = PARALLEL_ROWS * max(1, blocks)
         parts = [slice(i, min(i + step, n)) for i in range(0, n, step)]
         root = inverse_root(state.precision)
-        while len(self.cores) < min(len(parts), self.threads.count):
+        while len(self.cores) < min(len(parts), self.threads.threads):
             self.cores.append(ParallelSweep(problem.tilted(), *self.numbers))
         for core in self.cores:
             core.residual = 0.0
@@ -154,7 +155,7 @@ class AtOnce(Memoryless):
             )
             yield part.stop - part.start
 
-        self.threads.each(work, len(parts), tick)
+        each(self.threads, work, len(parts), tick)
         refused = sum(core.n_refused for core in self.cores) - before
         return Outcome(refused, residual=max(core.residual for core in self.cores))
 
@@ -293,7 +294,7 @@ class MeansFirst:
             marginals(part.rows, covariance, root, state.mean, h[part.which], s[part.which])
             yield part.rows.n
 
-        engine.threads.each(work, len(parts), no_tick)
+        each(engine.threads, work, len(parts))
         if not (s > 0.0).all():
             return None
         sd, now, first, last = np.sqrt(s), h, 0.0, math.inf
@@ -323,7 +324,7 @@ class RowEngine(EPEngine):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
         self.tilted: TiltedMoments = problem.tilted()
-        self.threads = ALONE
+        self.threads = ThreadPool(1)
         self._made: dict[str, Visits] = {}
         #: the state of the last result, and what is known of it
         self.finished: tuple[State, dict[str, Any]] | None = None
@@ -345,7 +346,7 @@ class RowEngine(EPEngine):
         found: Swept = super().init(start)
         return found
 
-    def share(self, threads: Threads) -> None:
+    def share(self, threads: ThreadPool) -> None:
         """Sweeps in chunks and in parallel order are for these threads, if moments are."""
         if self.tilted.separate:
             self.threads = threads
