@@ -17,7 +17,7 @@ from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import Transition, Walk
 from epfast.graph.factors_continuous import CompoundGamma, Noise, Product
-from epfast.graph.own import Attached
+from epfast.graph.own import Attached, ScalePrior
 from epfast.graph.problem import BLOCK, GraphProblem, GraphState
 from epfast.graph.variables import Index, Terms, ends, joined
 from epfast.inference.certificates import Check, check
@@ -357,6 +357,16 @@ def _compound(batch: Batch) -> Callable[[Array], Array]:
     return density
 
 
+def _scale(batch: Batch) -> Callable[[Array], Array]:
+    names = batch.terms.variables
+
+    def density(theta: Array) -> Array:
+        tau = theta[:, names]
+        return np.asarray(batch.factor.log_t(tau.ravel()).reshape(tau.shape).sum(axis=1))
+
+    return density
+
+
 def _table(batch: Batch) -> Callable[[Array], Array]:
     names = batch.terms.variables.reshape(batch.n, -1)
     m, p = names.shape[1], batch.factor.p
@@ -425,6 +435,7 @@ DENSITIES: dict[Any, Callable[[Batch], Callable[[Array], Array]]] = {
     Noise: _noise,
     Product: _product,
     CompoundGamma: _compound,
+    ScalePrior: _scale,
     Table: _table,
     Mixture: _mixture,
     Attached: _own,

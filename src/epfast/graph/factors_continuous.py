@@ -72,7 +72,8 @@ class Noise(Kind):
     Parameters
     ----------
     tau : Variables
-        Gamma variables: one for all forms, or an array that broadcasts with them.
+        Gamma variables, or scales, see :meth:`Graph.scale <epfast.Graph.scale>`: one for all forms,
+        or an array that broadcasts with them.
     match : {"statistics", "moments"}
         The belief about tau keeps E[log tau] and E[tau] (the projection of EP), or the mean and
         variance.
@@ -84,8 +85,9 @@ class Noise(Kind):
     cavity, so that states need no prior of their own; where E[1 / tau] is infinite the first
     message to it has the variance 1 / E[tau], and counts as refused while that is so.
 
-    Standard deviations of precisions come out small, by some 20 % in a local level model with both
-    unknown: the beliefs keep no correlations.
+    The beliefs keep no correlations. Standard deviations of precisions come out small by some 20 %
+    in a local level model with both unknown, and beside a block of d weights too large, by 1.13 for
+    d / n = 0.2 and 1.27 for 0.5: see :func:`epfast.fit_hyper`.
 
     Examples
     --------

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from epfast import schemes
+from epfast import priors, schemes
 from epfast.families import FAMILIES
 from epfast.gaussian.files import check_shapes
 from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart, Start
@@ -23,13 +23,14 @@ from epfast.graph.problem import (
     legal,
     places,
 )
-from epfast.graph.variables import Block, Part, Terms, Variables
+from epfast.graph.variables import Block, Part, Scales, Terms, Variables
 from epfast.losses import describe as describe_loss
 
 #: what these posteriors consist of, beside what all do
 PARTS = (
     *(Batch, Block, BlockBelief, BlockPrior, GraphProblem, GraphState, Part, Start, Terms),
-    *(Variables, *LEGAL),
+    *(Scales, Variables, *LEGAL),
+    *(getattr(priors, name) for name in priors.__all__ if name != "Scale"),
 )
 #: arrays of a posterior, see :func:`epfast.gaussian.files.check_shapes`
 SHAPES = """problem.families n, problem.sizes n, problem.at n+, problem.times n?, problem.given p,

@@ -26,6 +26,7 @@ from epfast.graph.factors import (
     loss_with_noise,
 )
 from epfast.graph.learned import begun, questions_of, warn_of_operators
+from epfast.graph.own import ScalePrior
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import (
     BLOCK,
@@ -35,11 +36,12 @@ from epfast.graph.problem import (
     places,
     priors_in_effect,
 )
-from epfast.graph.variables import Block, Index, Variables, ends
+from epfast.graph.variables import Block, Index, Scales, Variables, ends
 from epfast.inference import Fit, Interrupted, reached, run, warn_of
+from epfast.priors import HalfStudentT, InverseGamma, Scale
 from epfast.schedules import ADF, EP, Schedule
 
-Made = TypeVar("Made", Variables, Block)
+Made = TypeVar("Made", Variables, Scales, Block)
 
 #: what no argument means
 USUAL = EP(sweeps=200, tol=1e-6)
@@ -140,6 +142,59 @@ class Graph:
         Variables
         """
         return self._new("gamma", *priors.gamma(size, shape, rate), name)
+
+    def scale(
+        self, prior: Scale | None = None, size: Any = None, *, name: str | None = None
+    ) -> Scales:
+        """Standard deviations s, of noise or of a group of effects.
+
+        Factors take them where they take precisions, which are 1 / s^2: ``g.add(Noise(s), form)``.
+        ``post[s]`` has mean, sd and quantiles of s itself, and ``shape`` and ``rate`` of the gamma
+        belief about the precision.
+
+        Parameters
+        ----------
+        prior : epfast.priors.Scale
+            The density of each s. None: ``HalfStudentT(3, 2.5)``.
+        size : int or tuple of int, optional
+            Shape of the array of variables. None: a single one.
+        name : str, optional
+            As in :meth:`gaussian`.
+
+        Returns
+        -------
+        Variables
+
+        Notes
+        -----
+        A gamma belief about the precision keeps no correlations with what the scale is of: sds of
+        noise beside a block of d weights came out 1.13 to 1.6 times too large for d / n from .2 to
+        .5. Where the model is a regression, :func:`epfast.fit_hyper` is right to 1 %.
+
+        Examples
+        --------
+        >>> import epfast, numpy as np
+        >>> from epfast.priors import HalfCauchy
+        >>> g = epfast.Graph()
+        >>> level, sd = g.gaussian(variance=100.0), g.scale(HalfCauchy(2.5))
+        >>> batch = g.add(epfast.graph.Noise(sd), np.array([2.1, 1.9, 2.2, 1.7, 2.0, 2.3]) - level)
+        >>> g.fit()[sd].mean.round(1)
+        np.float64(0.3)
+        """
+        given = HalfStudentT() if prior is None else prior
+        if not isinstance(given, Scale):
+            raise TypeError(
+                f"prior is {_checks.describe(prior)}; allowed: an object of epfast.priors, such as "
+                "HalfCauchy(2.5)"
+            )
+        factor = ScalePrior.of(given)
+        shape, natural = priors.gamma(() if size is None else size, factor.shape, factor.rate)
+        self._check_name(name)
+        numbers = self._numbers(NAMES.index("gamma"), natural).reshape(shape)
+        made = self._keep(Scales(self.identity, "gamma", numbers), name)
+        if not isinstance(given, InverseGamma):  # of which the gamma prior is all
+            self.add(factor, made)
+        return made
 
     def beta(
         self,

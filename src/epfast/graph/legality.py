@@ -15,8 +15,10 @@ from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import Transition, Walk
 from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
+from epfast.graph.own import ScalePrior
 from epfast.graph.variables import Index, finite_rows
 from epfast.inference.files import restore_responses
+from epfast.priors import Scale
 
 NAMES = tuple(FAMILIES)
 
@@ -120,6 +122,15 @@ def _compound(batch: Batch, families: Index, sizes: Index) -> None:
         raise ValueError("s1, r1 or s2 holds numbers <= 0")
 
 
+def _scale(batch: Batch, families: Index, sizes: Index) -> None:
+    _pattern(batch, families, "gamma")
+    _names(batch)
+    for name in ("shape", "rate"):
+        _checks.number(name, getattr(batch.factor, name), above=0.0)
+    if not isinstance(batch.factor.prior, Scale):
+        raise ValueError("the prior of a scale is none")
+
+
 def _table(batch: Batch, families: Index, sizes: Index) -> None:
     m = int(batch.terms.counts[0])
     _pattern(batch, families, *["categorical"] * m)
@@ -183,6 +194,7 @@ LEGAL: dict[Any, Callable[[Batch, Index, Index], None]] = {
     Product: _product,
     LogisticLink: _logistic,
     CompoundGamma: _compound,
+    ScalePrior: _scale,
     Table: _table,
     Mixture: _mixture,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,8 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.graph import GraphBatch, PythonBatch
 from epfast.families import FAMILIES
-from epfast.graph.factors import Added, Batch, Kind
+from epfast.graph.factors import Added, Batch, Kind, variables_of
+from epfast.graph.factors_continuous import plain_terms
 from epfast.graph.learned import LearnedMessages, check_operators
 from epfast.graph.variables import Index, Terms, Variables
 from epfast.operators.density import Density, Rows
@@ -23,9 +25,12 @@ from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.tilted import COORDINATES, Answer, Asked
+from epfast.priors import InverseGamma, Scale
 
 #: part of the precision of a belief below which a cavity is nothing but rounding
 SMALLEST = 1e-10
+#: logs of standard deviations between which the largest density of a prior is sought
+BEGIN = 20.0
 #: schemes by their names
 NAMED = {
     "laplace": LaplaceMessages,
@@ -319,6 +324,48 @@ class Attached(Kind):
         return PythonBatch(
             Fits(self, batch), np.ascontiguousarray(np.concatenate(inner, axis=1)), tied
         )
+
+
+@dataclass(frozen=True)
+class ScalePrior(Kind):
+    """The prior of standard deviations s over that of the gamma variables tau = 1 / s^2.
+
+    It divides out the gamma prior of the variables, from which messages begin.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ("prior", "shape", "rate")
+    prior: Scale
+    #: of the gamma prior
+    shape: float
+    rate: float
+
+    @classmethod
+    def of(cls, prior: Scale) -> ScalePrior:
+        """About the largest density over log s, where there is one."""
+        if isinstance(prior, InverseGamma):
+            return cls(prior, prior.shape, prior.scale)
+        s = np.exp(np.linspace(-BEGIN, BEGIN, 401))
+        at = s[s <= prior.most]
+        value = [prior.log_density(float(one)) + math.log(one) for one in at]
+        k = int(np.argmax(value))
+        return cls(prior, 1.0, float(at[k]) ** 2 if 0 < k < len(at) - 1 else 1.0)
+
+    def log_t(self, tau: Array) -> Array:
+        """Log of the density of the scale, over tau, less that of the gamma prior."""
+        log_tau = np.log(tau)
+        density = np.array([self.prior.log_density(float(s)) for s in tau**-0.5])
+        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
+        base = constant + (self.shape - 1.0) * log_tau - self.rate * tau
+        return np.asarray(density - math.log(2.0) - 1.5 * log_tau - base)
+
+    def attach(self, graph: str, key: int, tau: Any = None) -> Added:
+        numbers = variables_of(graph, "tau", tau, "gamma").numbers.reshape(-1, 1)
+        n = len(numbers)
+        return Added(Batch(key, self, plain_terms(numbers), {}, np.arange(n)))
+
+    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
+        own = Factor(self.log_t, "quadrature")
+        return Attached(own, own.scheme, ("gamma",), (2,)).sweep(batch, at, tied)
 
 
 class Fits:

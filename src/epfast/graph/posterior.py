@@ -6,6 +6,7 @@ import os
 from typing import Any, overload
 
 import numpy as np
+from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -18,7 +19,7 @@ from epfast.graph.factors import form_of
 from epfast.graph.learned import operator_of
 from epfast.graph.predicting import predicted
 from epfast.graph.problem import GraphProblem, GraphState, Program, check_handle
-from epfast.graph.variables import Block, Index, Variables
+from epfast.graph.variables import Block, Index, Scales, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
@@ -69,6 +70,35 @@ class Belief:
 
     def __repr__(self) -> str:
         return f"Belief({self.family}, shape={self._shape})"
+
+
+class ScaleBelief(Belief):
+    """What is known of standard deviations, by the gamma beliefs about their precisions."""
+
+    def _parameters(self) -> tuple[Array, Array]:
+        return self.natural[:, 0] + 1.0, self.natural[:, 1]
+
+    @property
+    def mean(self) -> Array:
+        """Infinite where the shape of the precision is 1/2 or less."""
+        shape, rate = self._parameters()
+        with np.errstate(all="ignore"):
+            logs = special.gammaln(shape - 0.5) - special.gammaln(shape) + 0.5 * np.log(rate)
+            return np.asarray(np.where(shape > 0.5, np.exp(logs), np.inf).reshape(self._shape))
+
+    @property
+    def variance(self) -> Array:
+        """Infinite where the shape of the precision is 1 or less."""
+        shape, rate = self._parameters()
+        with np.errstate(all="ignore"):
+            squares = np.where(shape > 1.0, rate / (shape - 1.0), np.inf).reshape(self._shape)
+            return np.asarray(np.where(squares < np.inf, squares - self.mean**2, np.inf))
+
+    def quantile(self, p: float) -> Array:
+        """Quantiles, of the shape of the variables; p in (0, 1)."""
+        shape, rate = self._parameters()
+        precision = special.gammainccinv(shape, _checks.number("p", p, above=0.0, most=1.0)) / rate
+        return np.asarray((precision**-0.5).reshape(self._shape))
 
 
 class BlockBelief:
@@ -185,7 +215,8 @@ class GraphPosterior(Recorded):
         natural = self.state.beliefs[places]
         if variables.family == "gaussian":  # sites that cancel leave their rounding
             natural[natural[:, 0] <= 0.0] = 0.0
-        return Belief(variables.family, variables.shape, natural)
+        kind = ScaleBelief if isinstance(variables, Scales) else Belief
+        return kind(variables.family, variables.shape, natural)
 
     def _place(self, block: int) -> int:
         """The place of a block among those of the graph, by its number."""
@@ -346,7 +377,8 @@ class GraphPosterior(Recorded):
                     f"the belief about {name} is improper; allowed for draws: fits in which no "
                     "factor waits"
                 )
-            found[name] = family.draw(eta, size, random).reshape(size, *made.shape)
+            drawn = family.draw(eta, size, random).reshape(size, *made.shape)
+            found[name] = drawn**-0.5 if isinstance(made, Scales) else drawn
         return found
 
     def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
@@ -374,8 +406,11 @@ class GraphPosterior(Recorded):
         return draws_to_arviz(self.sample, draws, chains, seed)
 
     def credible_interval(self, variables: Variables, level: float = 0.95) -> Array:
-        """Central credible intervals of Gaussian variables, of their shape and 2."""
+        """Central credible intervals of Gaussian variables or scales, of their shape and 2."""
         belief = self[variables]
+        if isinstance(belief, ScaleBelief):
+            half = 0.5 * level_at_door(level)
+            return np.stack([belief.quantile(0.5 - half), belief.quantile(0.5 + half)], axis=-1)
         ends = interval(belief.mean.ravel(), belief.variance.ravel(), level_at_door(level))
         return np.asarray(ends.reshape(*variables.shape, 2))
 

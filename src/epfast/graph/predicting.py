@@ -34,7 +34,7 @@ from epfast.graph.factors_continuous import (
     numbers_of,
 )
 from epfast.graph.noise import log_noise_density
-from epfast.graph.own import Factor
+from epfast.graph.own import Factor, ScalePrior
 from epfast.graph.problem import check_handles
 from epfast.graph.variables import Form
 from epfast.losses import Interval, Loss, Ordinal
@@ -400,5 +400,6 @@ DOORS: dict[type, dict[str, Callable[..., Array]]] = {
 HINTS: dict[type, str] = {
     Walk: "the steps of a walk one by one, Transition(rate * (t' - t)) from its variables",
     CompoundGamma: "post[tau], as the factor is the prior of tau alone",
+    ScalePrior: "post[s], as the factor is the prior of a scale alone",
     Factor: "post[...] of its neighbours: draw from their beliefs and call your log_t",
 }

@@ -328,15 +328,15 @@ class Variables(Linear):
                 )
         try:
             numbers = np.asarray(self.numbers[key], dtype=np.intp)
-            return Variables(self.graph, self.family, numbers, self.width)
+            return type(self)(self.graph, self.family, numbers, self.width)
         except IndexError as error:
             raise IndexError(f"variables of shape {self.shape}: {error}") from None
 
     def reshape(self, *shape: Any) -> Variables:
-        return Variables(self.graph, self.family, self.numbers.reshape(*shape), self.width)
+        return type(self)(self.graph, self.family, self.numbers.reshape(*shape), self.width)
 
     def __repr__(self) -> str:
-        return f"Variables({self.family}, shape={self.shape})"
+        return f"{type(self).__name__}({self.family}, shape={self.shape})"
 
     def form(self) -> Form:
         if self.family != "gaussian":
@@ -368,6 +368,10 @@ class Variables(Linear):
             coefficient = np.array(rows, dtype=np.float64).ravel()
         terms = Terms(starts.astype(np.intp), self.numbers[columns], coefficient)
         return Form(self.graph, (n,), terms, np.zeros(n))
+
+
+class Scales(Variables):
+    """Standard deviations s of a graph, which its factors take as the gamma variables 1 / s^2."""
 
 
 class Block(Linear):
