@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy import special
 
 import epfast
 from epfast import priors
@@ -82,3 +83,23 @@ def test_a_scale_far_from_its_prior_and_an_array_of_them():
 def test_what_is_no_prior_is_refused(prior):
     with pytest.raises(TypeError, match=r"prior is .*allowed: an object of epfast\.priors"):
         epfast.Graph().scale(prior)
+
+
+@pytest.mark.parametrize("s1", [0.5, 1.0, 2.0])
+def test_a_compound_gamma_alone_is_the_prior_of_a_precision(s1):
+    """Beside a flat gamma prior, where s1 <= 1 has no mean before there are data."""
+    x, r1, s2 = np.random.default_rng(2).normal(size=12), 2.0, 1.5
+    g = epfast.Graph()
+    tau, level = g.gamma(shape=1.0, rate=0.0), g.gaussian(variance=1e-12)
+    g.add(epfast.graph.CompoundGamma(s1, r1, s2), tau)
+    g.add(Noise(tau), x - level)
+    post = g.fit()
+    u = np.linspace(-15.0, 8.0, 20001)
+    at = np.exp(u)
+    log_p = s1 * np.log(r1) - special.betaln(s1, s2) + (s2 - 1.0) * u - (s1 + s2) * np.log(r1 + at)
+    log_p += u + 0.5 * len(x) * (u - np.log(2.0 * np.pi)) - 0.5 * at * (x @ x)
+    weight = np.exp(log_p)
+    total = np.trapezoid(weight, u)
+    assert post[tau].mean == pytest.approx(np.trapezoid(weight * at, u) / total, rel=1e-6)
+    assert post.log_evidence == pytest.approx(np.log(total), abs=1e-6)
+    assert post.converged

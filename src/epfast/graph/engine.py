@@ -210,8 +210,8 @@ class GraphEngine:
     # ---- start and end ----
 
     def init(self, start: Any) -> GraphState:
-        sites, scale = np.zeros(self.core.n_sites), np.zeros(self.core.n_factors)
-        prior = self.problem.prior.copy()
+        sites, scale = self._first_sites(), np.zeros(self.core.n_factors)
+        prior = self.added_up(sites)
         state = GraphState(prior, sites, scale, 0, self.starts_together, blocks=self.block_priors)
         if self.by_residual:  # all are far off; in order
             state = state._replace(residual=FAR * np.linspace(2.0, 1.0, self.core.n_factors))
@@ -238,6 +238,18 @@ class GraphEngine:
         if blocks is None or not self.is_proper(beliefs):
             return self._begun(state)
         return state._replace(beliefs=beliefs, sites=sites, log_scale=scale, blocks=blocks)
+
+    def _first_sites(self) -> Array:
+        """Sites before the first sweep: flat, but where that leaves a variable without moments."""
+        problem, found = self.problem, [np.empty(0)]
+        for batch, rows in zip(problem.batches, self.program.rows, strict=True):
+            some = batch.taken(rows)
+            places, given = problem.site_places(some)[0], some.factor.first_sites(some)
+            found.append(np.zeros(len(places)))
+            if given is not None and problem.schedule.stores == "factor":
+                flat = (problem.prior[places].reshape(given.shape) == 0.0).all(axis=1)
+                found[-1] = np.where(flat[:, None], given, 0.0).ravel()
+        return np.concatenate(found)
 
     def _begun(self, state: GraphState) -> GraphState:
         """The state, with first sites about blocks whose priors are flat or very wide.

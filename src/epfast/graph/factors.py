@@ -125,6 +125,13 @@ class Kind:
         """0 or 1 for each factor: those of a kind go side by side where they may."""
         return np.zeros(batch.n, dtype=np.uint8)
 
+    def first_sites(self, batch: Batch) -> Array | None:
+        """Sites to begin with where the prior of a variable is flat, natural parameters, (n, k).
+
+        None: flat ones. For factors whose messages to such variables have no moments.
+        """
+        return None
+
     @property
     def bounded(self) -> bool:
         """Whether no factor exceeds 1."""

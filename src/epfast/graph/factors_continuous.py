@@ -324,8 +324,8 @@ class CompoundGamma(Kind):
     Notes
     -----
     Added as ``g.add(CompoundGamma(s1, r1, s2), tau)``. It is a prior: ``tau`` itself may be
-    ``g.gamma(rate=0)``, if s1 > 1: otherwise tau has no mean, and every factor about it waits for
-    ever. The moments are integrals over tau.
+    ``g.gamma(rate=0)``. The moments are integrals over tau; where tau has no mean as yet (s1 <= 1)
+    sweeps begin at the gamma distribution with r at its mean.
 
     Raises
     ------
@@ -366,6 +366,10 @@ class CompoundGamma(Kind):
         numbers = precisions.numbers.reshape(-1, 1)
         data = {"numbers": np.stack(columns, axis=1)}
         return Added(Batch(key, self, plain_terms(numbers), data, np.arange(len(numbers))))
+
+    def first_sites(self, batch: Batch) -> Array:
+        s1, r1, s2 = batch.data["numbers"].T
+        return np.stack([s2 - 1.0, s1 / r1], axis=1)
 
     def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
         terms = batch.terms
