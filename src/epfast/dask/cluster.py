@@ -12,7 +12,6 @@ from epfast import _checks
 from epfast.dask.engines import Place, Shard
 from epfast.dask.needs import annotate, delayed, distributed
 from epfast.dask.worker import Facts, facts_of, forget, good, version
-from epfast.gaussian.engines.arrivals import ShardWorkers
 from epfast.inference.executors import each_of
 from epfast.inference.threads import cores
 
@@ -133,8 +132,10 @@ class Cluster(Place):
             found += [some[first::count] for first in range(count)]
         return found
 
-    def workers(self, shards: Sequence[int]) -> ShardWorkers:
-        return ShardWorkers([self._home(shard) for shard in shards], self.threads_of)
+    def idles(self, shard: int, flying: Sequence[int]) -> bool:
+        home = self._home(shard)
+        busy = sum(self._home(other) == home for other in flying)
+        return bool(busy < self.threads_of.get(home, 1))
 
     def _home(self, shard: int) -> Any:
         """The worker that has a shard, or is to read it; None: any one."""

@@ -26,12 +26,11 @@ from epfast.dask.worker import (
     visit_rows,
     visit_shared,
 )
-from epfast.gaussian.engines.arrivals import ShardSite, ShardWorkers
 from epfast.gaussian.engines.base import EPEngine, Swept, plain, with_moments
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import flat_site
 from epfast.gaussian.engines.passes import adf_begun
-from epfast.gaussian.engines.shards import ShardEngine, Shards, stacked
+from epfast.gaussian.engines.shards import ShardEngine, Shards, ShardSite
 from epfast.gaussian.engines.shared import SharedEngine
 from epfast.gaussian.problem import Data, LinearProblem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
@@ -79,9 +78,9 @@ class Place(Executor):
         """Submit ``function(each_of, calls)`` for each list of calls."""
         return [self.submit(function, each_of, calls) for calls in parcels]
 
-    def workers(self, shards: Sequence[int]) -> ShardWorkers | None:
-        """Which worker has which of the shards, by their numbers; None: all have all."""
-        return None
+    def idles(self, shard: int, flying: Sequence[int]) -> bool:
+        """Whether a worker that has a shard does nothing while others are visited."""
+        return True
 
     def parcels(self, shards: Sequence[int]) -> list[list[int]]:
         """Positions of the shards, by their numbers, that are best visited by one task."""
@@ -150,7 +149,7 @@ class Remote(Shards):
         nothing = flat_site(self.problem.base.precision)
         return self.built([ShardSite(nothing, None)] * len(self.sizes), 0)
 
-    def taken(self, start: Any) -> Any:
+    def taken(self, start: Any) -> list[ShardSite]:
         count, precision = len(self.sizes), self.problem.base.precision
         shapes = [] if start.sites is None else [part.shape for part in start.sites]
         allowed = [(count, *precision.shape), (count, len(precision)), (count,)]
@@ -161,12 +160,8 @@ class Remote(Shards):
             )
         return [ShardSite(families.taken(start.sites, k), None) for k in range(count)]
 
-    def parts_of(self, state: Swept) -> list[ShardSite]:
-        count = len(self.sizes)
-        return [ShardSite(families.taken(state.memory.shards, k), None) for k in range(count)]
-
     def sites_of(self, parts: Sequence[ShardSite]) -> Sites:
-        return stacked([part.site for part in parts])
+        return Sites(*map(np.stack, zip(*(part.site for part in parts), strict=True)))
 
 
 class RemoteShards(_CountsBytes, ShardEngine):
@@ -181,7 +176,6 @@ class RemoteShards(_CountsBytes, ShardEngine):
     ) -> None:
         super().__init__(problem, Remote(problem, shards))
         self.remote, self.token, self.tasks = shards, token, tasks
-        self.workers = tasks.place.workers([shard.number for shard in shards])
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
         shards_of_rows = self.schedule.stores == "shard"
@@ -197,6 +191,10 @@ class RemoteShards(_CountsBytes, ShardEngine):
     ) -> tuple[Any, ...]:
         asked = _asked(self.tasks, self.token, k, visit, (precision, shift), part.site, share)
         return self.visit, self.remote[k], self.template, asked
+
+    def idles(self, k: int, flying: set[int]) -> bool:
+        others = [self.remote[other].number for other in flying]
+        return bool(self.tasks.place.idles(self.remote[k].number, others))
 
 
 class RemoteGroups(_CountsBytes, SharedEngine):
