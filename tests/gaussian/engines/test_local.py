@@ -13,7 +13,7 @@ from epfast.gaussian.engines.local import Update, local_update, shard_of, site_o
 from epfast.gaussian.engines.shards import AsTheyCome, Flow, ShardMemory, ShardSite
 from epfast.gaussian.problem import State
 from epfast.inference import Counts, Sites, Summary
-from epfast.inference.executors import TaskAnswer, Tasks
+from epfast.inference.executors import LOST, Tasks
 from epfast.inference.runtime import no_tick
 from tests.oracles.data import classes
 from tests.oracles.executors import AtOnce
@@ -117,7 +117,7 @@ class Scripted(Tasks):
         key, site = next(self.answers)
         self._flying = {k: v for k, v in self._flying.items() if v != key}
         rows = Sites(np.zeros(1), np.zeros(1), np.zeros(1))
-        return key, TaskAnswer(lost=True) if site is None else TaskAnswer(Update(site, rows, 0))
+        return key, LOST if site is None else Update(site, rows, 0)
 
 
 def site(number):

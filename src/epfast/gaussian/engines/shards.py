@@ -32,7 +32,7 @@ from epfast.gaussian.engines.local import (
 )
 from epfast.gaussian.problem import LinearProblem, State, is_proper, stacked_rows
 from epfast.inference import Counts, Sites
-from epfast.inference.executors import Tasks
+from epfast.inference.executors import LOST, Tasks
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
 from epfast.schedules.base import AS_COMPLETED
@@ -270,13 +270,12 @@ class AsTheyCome:
                 self._send(k)
         while taken < count:
             self._fill()
-            (k, visit), answer = self.tasks.take()
+            (k, visit), update = self.tasks.take()
             if visit != self.answered[k]:
                 continue
-            if answer.lost:
+            if update is LOST:
                 self._hurry(k)
                 continue
-            update: Update = answer.value
             self.answered[k] += 1
             accepted = self._accept(k, update)
             if not accepted:
