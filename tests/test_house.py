@@ -35,7 +35,7 @@ RISE = """problem files certificate relaxed
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint latent_means / chunks full / means nested rows stack
     / kernel passes prior_sites / diagonal double_loop latent_processes nearest / local
-    / arrivals laplace shared / shards / __init__"""
+    / laplace shards shared / __init__"""
 ENGINES = {name: k for k, floor in enumerate(ENGINES.split("/")) for name in floor.split()}
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from epfast import _checks
 from epfast.dask.engines import Place, Shard
 from epfast.dask.needs import annotate, delayed, distributed
-from epfast.dask.worker import Facts, facts_of, forget, good, version
-from epfast.gaussian.engines.arrivals import ShardWorkers
-from epfast.inference.executors import each_of
+from epfast.dask.worker import Facts, each_of, facts_of, forget, good, version
+from epfast.inference.executors import attempted
 from epfast.inference.threads import cores
 
 #: of what a thread of a worker has free, the largest share of a shard that is kept; of one that is
@@ -133,8 +132,10 @@ class Cluster(Place):
             found += [some[first::count] for first in range(count)]
         return found
 
-    def workers(self, shards: Sequence[int]) -> ShardWorkers:
-        return ShardWorkers([self._home(shard) for shard in shards], self.threads_of)
+    def idles(self, shard: int, flying: Sequence[int]) -> bool:
+        home = self._home(shard)
+        busy = sum(self._home(other) == home for other in flying)
+        return bool(busy < self.threads_of.get(home, 1))
 
     def _home(self, shard: int) -> Any:
         """The worker that has a shard, or is to read it; None: any one."""
@@ -150,14 +151,14 @@ class Cluster(Place):
         task = delayed(asked_of, pure=False)(*given, dask_key_name=key)
         return self.client.compute(task, **where)
 
-    def submit_all(self, function: Any, parcels: Sequence[Sequence[tuple[Any, ...]]]) -> list[Any]:
-        """Send a task for each list of calls, all in one message: the next one waits for 10 ms."""
-        if not self.are_kept or len(parcels) == 1:
-            return super().submit_all(function, parcels)
+    def submit_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send tasks, all in one message: the next one waits for 10 ms."""
+        if not self.are_kept or len(calls) == 1:
+            return super().submit_all(calls)
         tasks = []
-        for calls in parcels:
-            first: Shard = calls[0][1]
-            given = _taken_apart(function, each_of, calls)
+        for what, parcel in calls:
+            first: Shard = parcel[0][1]
+            given = _taken_apart(attempted, what, parcel)
             # where its cache is: without it a round is another one
             with annotate(**self._where(first)):
                 task = delayed(asked_of, pure=False)

@@ -18,25 +18,24 @@ from epfast.dask.worker import (
     NOTHING,
     Facts,
     Packed,
-    Passed,
     Visit,
     bytes_of,
+    each_of,
     visit_factors,
     visit_pass,
     visit_rows,
     visit_shared,
 )
-from epfast.gaussian.engines.arrivals import ShardSite, ShardWorkers
 from epfast.gaussian.engines.base import EPEngine, Swept, plain, with_moments
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import flat_site
 from epfast.gaussian.engines.passes import adf_begun
-from epfast.gaussian.engines.shards import ShardEngine, Shards, stacked
+from epfast.gaussian.engines.shards import ShardEngine, Shards, ShardSite
 from epfast.gaussian.engines.shared import SharedEngine
 from epfast.gaussian.problem import Data, Problem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
-from epfast.inference.executors import Tasks, attempted, each_of, takes_none
-from epfast.inference.runtime import Tick
+from epfast.inference.executors import LOST, Tasks, attempted
+from epfast.inference.runtime import Tick, no_tick
 
 
 class Elsewhere(NamedTuple):
@@ -73,15 +72,13 @@ class Place(Executor):
         """Shards that are loaded when they are visited."""
         return [Shard(k, load, NOTHING) for k, load in enumerate(loads)]
 
-    def submit_all(
-        self, function: Any, parcels: Sequence[Sequence[tuple[Any, ...]]]
-    ) -> list[Future[Any]]:
-        """Submit ``function(each_of, calls)`` for each list of calls."""
-        return [self.submit(function, each_of, calls) for calls in parcels]
+    def submit_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
+        """Submit calls, each a function and its arguments."""
+        return [self.submit(attempted, *call) for call in calls]
 
-    def workers(self, shards: Sequence[int]) -> ShardWorkers | None:
-        """Which worker has which of the shards, by their numbers; None: all have all."""
-        return None
+    def idles(self, shard: int, flying: Sequence[int]) -> bool:
+        """Whether a worker that has a shard does nothing while others are visited."""
+        return True
 
     def parcels(self, shards: Sequence[int]) -> list[list[int]]:
         """Positions of the shards, by their numbers, that are best visited by one task."""
@@ -100,22 +97,30 @@ class Counted(Tasks):
         self.place = place
         self.n_bytes = 0
 
-    def received(self, value: Any) -> Any:
+    def submitted(self, calls: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
+        return self.place.submit_all(calls)
+
+    def take(self) -> tuple[Any, Any]:
+        key, value = super().take()
+        return key, value if value is LOST else self._opened(value)
+
+    def _opened(self, value: Any) -> Any:
+        """What came from a task, or from each of several calls."""
         if isinstance(value, list):
-            return [self.received(part) for part in value]
+            return [self._opened(part) for part in value]
         self.n_bytes += value.n_bytes
         return value.opened()
 
-    def begin(self, parcels: Sequence[Sequence[tuple[Any, ...]]]) -> None:
-        try:
-            futures = self.place.submit_all(attempted, parcels)
-        except Exception as error:
-            raise takes_none(error) from error
-        for key, future in enumerate(futures):
-            self.fly(key, future)
-
-    def parcels(self, calls: Sequence[tuple[Any, ...]]) -> list[list[int]]:
-        return self.place.parcels([call[1].number for call in calls])
+    def together(
+        self, calls: Sequence[tuple[Any, ...]], counts: Sequence[int], tick: Tick = no_tick
+    ) -> list[Any]:
+        parcels = self.place.parcels([call[1].number for call in calls])
+        several = [(each_of, [calls[k] for k in parcel]) for parcel in parcels]
+        of_each = [sum(counts[k] for k in parcel) for parcel in parcels]
+        found: dict[int, Any] = {}
+        for parcel, values in zip(parcels, super().together(several, of_each, tick), strict=True):
+            found |= zip(parcel, values, strict=True)
+        return [found[k] for k in range(len(calls))]
 
 
 def _asked(
@@ -150,7 +155,7 @@ class Remote(Shards):
         nothing = flat_site(self.problem.base.precision)
         return self.built([ShardSite(nothing, None)] * len(self.sizes), 0)
 
-    def taken(self, start: Any) -> Any:
+    def taken(self, start: Any) -> list[ShardSite]:
         count, precision = len(self.sizes), self.problem.base.precision
         shapes = [] if start.sites is None else [part.shape for part in start.sites]
         allowed = [(count, *precision.shape), (count, len(precision)), (count,)]
@@ -161,12 +166,8 @@ class Remote(Shards):
             )
         return [ShardSite(families.taken(start.sites, k), None) for k in range(count)]
 
-    def parts_of(self, state: Swept) -> list[ShardSite]:
-        count = len(self.sizes)
-        return [ShardSite(families.taken(state.memory.shards, k), None) for k in range(count)]
-
     def sites_of(self, parts: Sequence[ShardSite]) -> Sites:
-        return stacked([part.site for part in parts])
+        return Sites(*map(np.stack, zip(*(part.site for part in parts), strict=True)))
 
 
 class RemoteShards(_CountsBytes, ShardEngine):
@@ -181,7 +182,6 @@ class RemoteShards(_CountsBytes, ShardEngine):
     ) -> None:
         super().__init__(problem, Remote(problem, shards))
         self.remote, self.token, self.tasks = shards, token, tasks
-        self.workers = tasks.place.workers([shard.number for shard in shards])
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
         shards_of_rows = self.schedule.stores == "shard"
@@ -197,6 +197,10 @@ class RemoteShards(_CountsBytes, ShardEngine):
     ) -> tuple[Any, ...]:
         asked = _asked(self.tasks, self.token, k, visit, (precision, shift), part.site, share)
         return self.visit, self.remote[k], self.template, asked
+
+    def idles(self, k: int, flying: set[int]) -> bool:
+        others = [self.remote[other].number for other in flying]
+        return bool(self.tasks.place.idles(self.remote[k].number, others))
 
 
 class RemoteGroups(_CountsBytes, SharedEngine):
@@ -273,9 +277,8 @@ class Passes(_CountsBytes, EPEngine):
             for c in range(len(self.streams)):
                 send(c)
             while len(self.tasks):
-                c, answer = self.tasks.take()
-                if not answer.lost:
-                    passed: Passed = answer.value
+                c, passed = self.tasks.take()
+                if passed is not LOST:
                     reached[c], counts = passed.state, passed.counts
                     self.facts.append(passed.facts)
                     found = found._replace(

@@ -42,6 +42,11 @@ ROWS: dict[str, dict[int, dict[int, Kept | None]]] = {}
 OVER: deque[str] = deque(maxlen=100)
 
 
+def each_of(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The values of calls, each a function and its arguments."""
+    return [function(*args) for function, *args in calls]
+
+
 class Facts(NamedTuple):
     """What the coordinator knows of a shard."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from epfast import _checks
 from epfast.inference.records import ExecutorFailed
@@ -19,43 +19,27 @@ LOOK = 0.1
 PATIENCE = 4
 #: seconds after which an answer that was there is lost: its worker has died with it
 GONE = 30.0
+#: in place of what a task came back with: the executor lost it
+LOST = object()
 
 
-class TaskAnswer(NamedTuple):
-    """What a task came back with."""
-
-    value: Any = None
-    #: what it raised itself, as it would have here
-    error: Exception | None = None
-    #: whether the executor lost it
-    lost: bool = False
-
-
-def attempted(function: Callable[..., Any], *args: Any) -> TaskAnswer:
-    """Call a function; an error of its own is an answer, so that it is none of the executor."""
+def attempted(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
+    """Return the result or the exception of a call, so that only the executor's own are retried."""
     try:
-        return TaskAnswer(function(*args))
+        return function(*args), None
     except Exception as error:  # raised again by who asked
-        return TaskAnswer(error=error)
-
-
-def each_of(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """The values of calls, each a function and its arguments."""
-    return [function(*args) for function, *args in calls]
+        return None, error
 
 
 def executor_at_door(executor: Any) -> None:
     """Refuse what is no executor."""
     if executor is not None and not isinstance(executor, Executor):
-        hint = "; a Dask client has one: client.get_executor()" if _is_client(executor) else ""
+        is_client = hasattr(executor, "get_executor")
+        hint = "; a Dask client has one: client.get_executor()" if is_client else ""
         raise TypeError(
             f"executor is {_checks.describe(executor)}; allowed: a concurrent.futures.Executor or "
             f"None{hint}"
         )
-
-
-def _is_client(given: Any) -> bool:
-    return hasattr(given, "get_executor")
 
 
 def workers_of(executor: Executor) -> int:
@@ -67,12 +51,6 @@ def workers_of(executor: Executor) -> int:
     if hasattr(client, "nthreads"):
         return max(1, int(sum(client.nthreads().values())))
     return cores()
-
-
-def status_of(executor: Any) -> str:
-    """What a client of Dask says of its connection; "running" of other executors."""
-    client: Any = getattr(executor, "_client", None) or getattr(executor, "client", None)
-    return str(getattr(client, "status", "running"))
 
 
 class Tasks:
@@ -95,14 +73,14 @@ class Tasks:
             self.width = workers_of(executor) if width is None else width
         #: tasks that the executor lost, so far
         self.n_lost = 0
-        self._flying: dict[Future[TaskAnswer], Any] = {}
+        self._flying: dict[Future[Any], Any] = {}
         #: those that are done; Ctrl-C in ``concurrent.futures.wait`` could leave its locks closed
-        self._done: SimpleQueue[Future[TaskAnswer]] = SimpleQueue()
+        self._done: SimpleQueue[Future[Any]] = SimpleQueue()
         #: of a task, how many times in a row it was lost
         self._losses: dict[Any, int] = {}
         #: those that were taken; a cluster is told to forget them after it was sent the next ones,
         #: since it is told something every 10 ms
-        self._taken: list[Future[TaskAnswer]] = []
+        self._taken: list[Future[Any]] = []
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -119,21 +97,26 @@ class Tasks:
         ExecutorFailed
             If the executor takes no more.
         """
-        assert self.executor is not None
-        try:
-            future = self.executor.submit(attempted, function, *args)
-        except Exception as error:
-            raise takes_none(error) from error
-        self.fly(key, future)
+        self.begin({key: (function, *args)})
 
-    def fly(self, key: Any, future: Future[TaskAnswer]) -> None:
-        """Note a task that has begun."""
-        self._flying[future] = key
-        future.add_done_callback(self._done.put)
+    def begin(self, calls: Mapping[Any, tuple[Any, ...]]) -> None:
+        """Begin tasks, each a function and its arguments, by their keys."""
+        try:
+            futures = self.submitted(list(calls.values()))
+        except Exception as error:
+            raise _failed("takes no task", error) from error
+        for key, future in zip(calls, futures, strict=True):
+            self._flying[future] = key
+            future.add_done_callback(self._done.put)
         self._taken.clear()
 
-    def take(self) -> tuple[Any, TaskAnswer]:
-        """The key and the answer of the task that is done first.
+    def submitted(self, calls: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
+        """Submit :func:`attempted` calls."""
+        assert self.executor is not None
+        return [self.executor.submit(attempted, *call) for call in calls]
+
+    def take(self) -> tuple[Any, Any]:
+        """The key and the answer of the task that is done first; LOST in place of an answer.
 
         Raises
         ------
@@ -143,8 +126,10 @@ class Tasks:
             What the task itself raised.
         """
         while True:
-            # tasks that are sent while Dask's client looks for its scheduler are never done
-            if (status := status_of(self.executor)) != "running":
+            # of Dask: tasks that are sent while its client looks for its scheduler are never done
+            client = getattr(self.executor, "_client", getattr(self.executor, "client", None))
+            status = getattr(client, "status", "running")
+            if status != "running":
                 raise _failed("is gone", ConnectionError(f"its client is {status}"))
             try:
                 # a wait without an end would keep Ctrl-C out on some systems
@@ -155,25 +140,17 @@ class Tasks:
         key = self._flying.pop(done)
         self._taken.append(done)
         try:
-            answer = done.result(timeout=GONE)
+            value, raised = done.result(timeout=GONE)
         except Exception as error:
             self.n_lost += 1
             count = self._losses[key] = self._losses.get(key, 0) + 1
             if count >= PATIENCE:
                 raise _failed(f"lost a task {count} times in a row", error) from error
-            return key, TaskAnswer(lost=True)
-        if answer.error is not None:
-            raise answer.error
+            return key, LOST
+        if raised is not None:
+            raise raised
         self._losses.pop(key, None)
-        return key, answer._replace(value=self.received(answer.value))
-
-    def received(self, value: Any) -> Any:
-        """What came from a task, as who asked takes it."""
-        return value
-
-    def parcels(self, calls: Sequence[tuple[Any, ...]]) -> list[list[int]]:
-        """Numbers of the calls that go in one task."""
-        return [[k] for k in range(len(calls))]
+        return key, value
 
     def together(
         self, calls: Sequence[tuple[Any, ...]], counts: Sequence[int], tick: Tick = no_tick
@@ -183,28 +160,19 @@ class Tasks:
         counts: factors of each, for ``tick``.
         """
         found: dict[int, Any] = {}
-        if self.executor is None:
-            for k, (function, *args) in enumerate(calls):
-                found[k] = function(*args)
-                tick(counts[k])
-        else:
-            parcels = self.parcels(calls)
-            self.begin([[calls[k] for k in parcel] for parcel in parcels])
-            left = len(parcels)
-            while left:
-                key, answer = self.take()
-                if answer.lost:
-                    self.send(key, each_of, [calls[k] for k in parcels[key]])
-                    continue
-                left -= 1
-                found |= zip(parcels[key], answer.value, strict=True)
-                tick(sum(counts[k] for k in parcels[key]))
+        if self.executor is not None:
+            self.begin(dict(enumerate(calls)))
+        for k, (function, *args) in enumerate(calls if self.executor is None else ()):
+            found[k] = function(*args)
+            tick(counts[k])
+        while len(found) < len(calls):
+            k, value = self.take()
+            if value is LOST:
+                self.send(k, *calls[k])
+                continue
+            found[k] = value
+            tick(counts[k])
         return [found[k] for k in range(len(calls))]
-
-    def begin(self, parcels: Sequence[Sequence[tuple[Any, ...]]]) -> None:
-        """Begin a task for each list of calls, whose key is its position."""
-        for key, some in enumerate(parcels):
-            self.send(key, each_of, some)
 
     def cancel(self) -> None:
         """Forget what is in flight; what has not begun does not begin."""
@@ -215,11 +183,6 @@ class Tasks:
                 future.cancel()
         self._losses.clear()
         self._taken.clear()
-
-
-def takes_none(error: Exception) -> ExecutorFailed:
-    """The error of an executor that refuses a task."""
-    return _failed("takes no task", error)
 
 
 def _failed(what: str, error: Exception) -> ExecutorFailed:

@@ -1,16 +1,19 @@
 """What a worker does: pure, idempotent, and no harm where it fails."""
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from epfast import EP, families, fit_linear
 from epfast.gaussian.engines import local
-from epfast.gaussian.engines.arrivals import Arrivals, Flow, ShardSite, ShardWorkers
+from epfast.gaussian.engines.base import with_moments
 from epfast.gaussian.engines.local import Update, local_update, shard_of, site_of
-from epfast.inference import Sites
-from epfast.inference.executors import TaskAnswer, Tasks
+from epfast.gaussian.engines.shards import AsTheyCome, Flow, ShardMemory, ShardSite
+from epfast.gaussian.problem import State
+from epfast.inference import Counts, Sites, Summary
+from epfast.inference.executors import LOST, Tasks
 from epfast.inference.runtime import no_tick
 from tests.oracles.data import classes
 from tests.oracles.executors import AtOnce
@@ -114,30 +117,45 @@ class Scripted(Tasks):
         key, site = next(self.answers)
         self._flying = {k: v for k, v in self._flying.items() if v != key}
         rows = Sites(np.zeros(1), np.zeros(1), np.zeros(1))
-        return key, TaskAnswer(lost=True) if site is None else TaskAnswer(Update(site, rows, 0))
+        return key, LOST if site is None else Update(site, rows, 0)
 
 
 def site(number):
     return Sites(np.array([[float(number)]]), np.zeros(1), np.float64(0.0))
 
 
-def arrivals(answers, flow=None, tasks=None):
-    if tasks is None:
-        tasks = Scripted(answers)
+def passes(answers, memory=None, tasks=None, tol=1e-9, damping=1.0, idles=lambda k, flying: True):
+    """A pass over shards, from answers that are told."""
+    tasks = Scripted([]) if tasks is None else tasks
     tasks.answers = iter(answers)
 
-    def send(k, visit, precision, shift, part, share):
-        tasks.sent.append((k, visit, float(precision[0, 0]), share))
-        tasks._flying[object()] = (k, visit)
+    def send(key, *asked):
+        tasks.sent.append((*key, *asked))
+        tasks._flying[object()] = key
 
-    flow = flow or Flow.begun(1.0, 2)
-    parts = [ShardSite(site(0.0), None)] * 2
-    return Arrivals(tasks, flow, np.eye(1), np.zeros(1), parts, [1, 1], send)
+    tasks.send = send
+    count = 2 if memory is None else len(memory.parts)
+    form = SimpleNamespace(sizes=[1] * count)
+    schedule = SimpleNamespace(damping=damping, tol=tol)
+    engine = SimpleNamespace(form=form, schedule=schedule, tasks=tasks, idles=idles)
+    engine.call = lambda k, visit, precision, shift, part, share: (float(precision[0, 0]), share)
+    memory = memory or begun(count)
+    found = AsTheyCome(engine)
+    state = SimpleNamespace(precision=np.eye(1), shift=np.zeros(1), memory=memory)
+    found.sweep(state, list(memory.parts), no_tick)
+    return found
+
+
+def begun(count, **flow):
+    """Shards with flat sites; flow: what is known of the passes before."""
+    parts = (ShardSite(site(0.0), None),) * count
+    none = (0,) * count
+    known = {"queue": tuple(range(count)), "answered": none, "sent": none, "saw": none, "rate": 1.0}
+    return ShardMemory(parts, Flow(**known | flow) if flow else None)
 
 
 def test_each_answer_moves_the_posterior_at_once():
-    found = arrivals([((1, 0), site(2.0)), ((0, 0), site(3.0))])
-    found.take_in(no_tick)
+    found = passes([((1, 0), site(2.0)), ((0, 0), site(3.0))])
     assert found.precision[0, 0] == 6.0
     # both were sent from the prior; shard 0 after the answer of shard 1, in turn
     assert found.tasks.sent == [(0, 0, 1.0, 1.0), (1, 0, 1.0, 1.0), (1, 1, 3.0, 1.0)]
@@ -145,35 +163,29 @@ def test_each_answer_moves_the_posterior_at_once():
 
 def test_no_worker_idles_while_another_has_a_queue():
     """Two of four shards are those of one worker; who waited longest goes first."""
-    tasks, sent = Scripted([]), []
+
+    def idles(k, flying):
+        return not any("aabb"[other] == "aabb"[k] for other in flying)
+
+    tasks = Scripted([])
     tasks.width = 2
-
-    def send(k, visit, precision, shift, part, share):
-        sent.append(k)
-        tasks._flying[object()] = (k, visit)
-
-    flow, parts = Flow.begun(1.0, 4), [ShardSite(site(0.0), None)] * 4
-    lanes = ShardWorkers("aabb", {"a": 1, "b": 1})
-    numbers = tasks, flow, np.eye(1), np.zeros(1), parts, [1] * 4, send
-    found = Arrivals(*numbers, lanes)
-    tasks.answers = iter([((k, 0), site(1.0)) for k in (0, 1, 2, 3)])
-    found.take_in(no_tick)
+    answers = [((k, 0), site(1.0)) for k in (0, 1, 2, 3)]
+    found = passes(answers, begun(4), tasks, idles=idles)
+    sent = [key[0] for key in tasks.sent]
     assert sent[:4] == [0, 2, 1, 0]
-    assert found.flow_after(1e-9).queue[-1] == sent[-1]
+    assert found.flow_after(1e-9, False).queue[-1] == sent[-1]
 
 
 def test_an_answer_of_an_older_visit_is_dropped():
     answers = [((0, 0), site(2.0)), ((0, 0), site(9.0)), ((0, 7), site(9.0)), ((1, 0), site(1.0))]
-    found = arrivals(answers)
-    found.take_in(no_tick)
+    found = passes(answers)
     assert found.precision[0, 0] == 4.0
     assert found.answered == [1, 1]
 
 
 def test_an_improper_update_is_refused_and_asked_for_again():
     answers = [((0, 0), site(-2.0)), ((0, 1), site(-0.5)), ((1, 0), site(1.0))]
-    found = arrivals(answers)
-    found.take_in(no_tick)
+    found = passes(answers)
     assert found.precision[0, 0] == 1.5
     assert found.refused == 1
     assert (0, 1, 1.0, 0.5) in found.tasks.sent
@@ -181,55 +193,71 @@ def test_an_improper_update_is_refused_and_asked_for_again():
 
 def test_what_is_refused_again_and_again_keeps_its_site():
     answers = [((0, visit), site(-2.0)) for visit in range(11)] + [((1, 0), site(1.0))]
-    found = arrivals(answers)
-    found.take_in(no_tick)
+    found = passes(answers)
     assert found.precision[0, 0] == 2.0
     assert found.refused == 11
 
 
 def test_what_is_lost_is_sent_again():
-    found = arrivals([((0, 0), None), ((0, 0), site(1.0)), ((1, 0), site(1.0))])
-    found.take_in(no_tick)
+    found = passes([((0, 0), None), ((0, 0), site(1.0)), ((1, 0), site(1.0))])
     assert [sent[:2] for sent in found.tasks.sent][:3] == [(0, 0), (1, 0), (0, 0)]
 
 
+def test_who_is_in_flight_for_long_is_sent_once_more():
+    tasks = Scripted([])
+    tasks._flying[object()] = (1, 0)
+    again = []
+    for passed in (2, 3, 4):
+        tasks.sent.clear()
+        memory = begun(2, sent=(0, passed), answered=(2, 0))
+        passes([((0, 2), site(1.0)), ((0, 3), site(1.0))], memory, tasks)
+        again.append((1, 0) in [sent[:2] for sent in tasks.sent])
+    assert again == [False, True, False]
+
+
 def test_the_rate_is_halved_where_passes_do_not_contract():
-    flow = Flow.begun(0.8, 2)
-    rates = []
+    memory, rates = begun(2), []
     for visit in range(5):
-        found = arrivals([((1, visit), site(2.0)), ((0, visit), site(3.0))], flow)
-        found.take_in(no_tick)
+        answers = [((1, visit), site(2.0)), ((0, visit), site(3.0))]
+        found = passes(answers, memory, damping=0.8)
         assert found.changed == pytest.approx(2.0 / 3.0 + 3.0 / 6.0)
-        flow = found.flow_after(1e-9)
-        rates.append(flow.rate)
+        memory = memory._replace(flow=found.flow_after(1e-9, False))
+        rates.append(memory.flow.rate)
     assert rates == [0.8, 0.8, 0.8, 0.8, 0.4]
-    assert found.flow_after(9.0).rate == 0.8  # below the tolerance all is well
+    assert found.flow_after(9.0, False).rate == 0.8  # below the tolerance all is well
+
+
+def settles(told, moves, memory=None):
+    """Whether a fit may end after each of these passes, which move the posterior so far."""
+    tasks, memory, found = Scripted([]), memory or begun(2), []
+    for answers, moved in zip(told, moves, strict=True):
+        visits = passes(answers, memory, tasks)
+        visits.engine.summary = lambda state, evidence=True: Summary(state.shift, np.ones(1))
+        old = with_moments(State(np.eye(1), np.zeros(1), None, 0.0, 0))._replace(memory=memory)
+        state, counts = visits.after(old, old._replace(shift=np.full(1, moved)), Counts())
+        memory = memory._replace(flow=state.memory.flow)
+        found.append(counts.settled is None)
+    return found
 
 
 def test_a_shard_that_has_not_seen_the_posterior_keeps_the_fit_from_ending():
-    flow = Flow.begun(1.0, 2)._replace(saw=(2, 2))
-    assert not flow.passed(True).all_agree
-    assert flow.passed(True).passed(True).all_agree
-    assert not flow._replace(saw=(1, 3)).passed(True).passed(True).all_agree
-    assert not flow.passed(True).passed(False).all_agree
+    told = [[((0, visit), site(0.0)), ((1, visit), site(0.0))] for visit in range(4)]
+    found = settles(told, [1.0, 0.0, 0.0, 0.0])
+    assert not found[0]
+    assert found[3]
 
 
 def test_a_shard_that_was_never_heard_of_keeps_the_fit_from_ending():
     """Where no answer moves the posterior, and one shard gives them all."""
-    found = arrivals([((0, 0), site(0.0)), ((0, 1), site(0.0))])
-    found.take_in(no_tick)
-    assert not found.flow_after(1e-9).passed(True).all_agree
+    told = [[((0, 2 * k), site(0.0)), ((0, 2 * k + 1), site(0.0))] for k in range(3)]
+    assert settles(told, [0.0] * 3) == [False] * 3
 
 
 def test_what_a_slow_worker_says_of_an_old_posterior_says_nothing():
     """Shard 1 was sent in the first pass and answers in the third, to what it was sent then."""
-    flow, tasks = Flow.begun(1.0, 2), None
     told = [[((0, 0), site(2.0)), ((0, 1), site(2.0))], [((0, 2), site(2.0)), ((0, 3), site(2.0))]]
     told.append([((1, 0), site(0.0)), ((0, 4), site(2.0))])
-    for answers, quiet in zip(told, (False, True, True), strict=True):
-        found = arrivals(answers, flow, tasks)
-        found.take_in(no_tick)
-        tasks, flow = found.tasks, found.flow_after(1e-9).passed(quiet)
-    assert max(flow.silent) == 0
-    assert flow.saw[1] == 3
-    assert not flow.all_agree
+    told += [[((0, k), site(2.0)), ((1, k - 4), site(0.0))] for k in range(5, 8)]
+    found = settles(told, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert found[:3] == [False] * 3
+    assert found[-1]

@@ -22,7 +22,7 @@ from epfast.gaussian.problem import (
     log_determinant,
     not_proper,
 )
-from epfast.inference import Counts, PartOfSweep, Sites, Summary
+from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary
 from epfast.inference.runtime import Tick
 
 #: least share of a sweep's change that is tried, where the whole makes the posterior improper
@@ -83,8 +83,6 @@ class Outcome(NamedTuple):
     made: Any = None
     #: (updates, d), posterior mean after every factor; None if it is not recorded
     trace: Array | None = None
-    #: tasks that an executor lost
-    lost: int = 0
 
 
 class Memoryless:
@@ -121,6 +119,12 @@ def gaussian(state: State, rooted: bool = False) -> Swept | None:
     with np.errstate(all="ignore"):
         found = gaussian_moments(state.precision, state.shift, covariance, mean, root)
     return None if found is None else Swept(*state, covariance, mean, *found, root)
+
+
+def _following(old: Any, new: Any) -> Any:
+    """The posterior after that of another state, whose order it has, and memory, if none yet."""
+    memory = old.memory if new.memory is None else new.memory
+    return new._replace(order=old.order, memory=memory)
 
 
 def with_moments(state: State) -> Swept:
@@ -204,6 +208,8 @@ class EPEngine:
     pool: ThreadPool | None = None
     #: told of each sweep; None: the visits see to that
     tilted: Any = None
+    #: of an executor; None: there are none
+    tasks: Any = None
     #: whether sweeps begin with a step of their own, see :meth:`before`
     steps = False
 
@@ -239,17 +245,22 @@ class EPEngine:
         if self.tilted is not None:
             self.tilted.begin_sweep(state.sweeps)
         visits, sweeps, last = self.visits(state), state.sweeps + 1, state
+        tasks = self.tasks
+        lost = 0 if tasks is None else tasks.n_lost
         state = self.before(state) if self.steps else state
         sites = self.opened(state)
         try:
             outcome = visits.sweep(state, sites, tick)
         except PartOfSweep:
             raise
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ExecutorFailed) as error:
             reached = self.form.built(sites, state.sweeps) if visits.in_turn else None
             if reached is None:
                 raise
-            raise PartOfSweep(state.at(reached)) from None
+            if isinstance(error, KeyboardInterrupt):
+                raise PartOfSweep(_following(state, reached)) from None
+            error.posterior = _following(state, reached)
+            raise
         settled, left = None, None
         # the weights may stand still in their own sd and the rows not, along directions that the
         # prior leaves free
@@ -264,9 +275,10 @@ class EPEngine:
         if new is None:
             return self.unswept(last, outcome)
         numbers = outcome.refused, outcome.failed, outcome.clipped, left
-        counts = Counts(*numbers, settled=settled, trace=outcome.trace, lost=outcome.lost)
-        memory = state.memory if new.memory is None else new.memory
-        return visits.after(state, new._replace(order=state.order, memory=memory), counts)
+        counts = Counts(*numbers, settled=settled, trace=outcome.trace)
+        if tasks is not None:
+            counts = counts._replace(lost=tasks.n_lost - lost)
+        return visits.after(state, _following(state, new), counts)
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
         """The state of half of the change of the sites, or half of that; None: no share is one."""
@@ -291,7 +303,7 @@ class EPEngine:
 
     def unswept(self, state: Any, outcome: Outcome) -> tuple[Any, Counts]:
         """What follows a sweep whose sites are improper, however small a share of them is taken."""
-        return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites, lost=outcome.lost)
+        return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites)
 
     def drifts(self, state: Any) -> bool:
         """Whether sweeps have added up changes, whose rounding is in the state."""

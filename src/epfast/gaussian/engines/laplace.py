@@ -43,7 +43,7 @@ class LaplaceFactors(Memoryless):
 
     def _in_tasks(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         """All factors from one posterior, in as many tasks as there are workers."""
-        tasks, problem, lost = self.tasks, self.problem, self.tasks.n_lost
+        tasks, problem = self.tasks, self.problem
         n = problem.shape[0]
         count = -(-n // self.size)
         calls, takes = [], []
@@ -58,8 +58,7 @@ class LaplaceFactors(Memoryless):
         found = tasks.together(calls, counts, tick)
         for take, update in zip(takes, found, strict=True):
             families.put(sites, take, update.rows)
-        refused, failed = (sum(getattr(u, name) for u in found) for name in ("refused", "failed"))
-        return Outcome(refused, failed, lost=tasks.n_lost - lost)
+        return Outcome(sum(u.refused for u in found), sum(u.failed for u in found))
 
 
 class LaplaceEngine(EPEngine):

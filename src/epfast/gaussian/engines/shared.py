@@ -106,14 +106,12 @@ class Groups:
 
     def _together(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         """All groups from one posterior, each with its batches in turn: a task per group."""
-        tasks = self.engine.tasks
-        lost = tasks.n_lost
         calls, counts = self.engine.calls(state, sites, self.schedule, self.damping)
-        found = tasks.together(calls, counts, tick)
+        found = self.engine.tasks.together(calls, counts, tick)
         for k, update in enumerate(found):
             families.put(sites, k, update.site)
         self.checked = any(update.checked for update in found)
-        return Outcome(sum(update.refused for update in found), lost=tasks.n_lost - lost)
+        return Outcome(sum(update.refused for update in found))
 
 
 class Tied(Full):
@@ -144,8 +142,7 @@ class SharedEngine(EPEngine):
         self.schedule, self.problem = problem.schedule, problem
         self.sizes = self.group_sizes()
         super().__init__(problem, Tied(problem, self.sizes))
-        self.tilted = problem.tilted()
-        self.tasks = Tasks()
+        self.tilted, self.tasks = problem.tilted(), Tasks()
         if not self.sizes.all():
             raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
         schedule, count = self.schedule, self.batch_count()
