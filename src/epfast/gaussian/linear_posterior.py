@@ -541,6 +541,8 @@ class FullPosterior(LinearPosterior):
 
     @property
     def variance(self) -> Array:
+        if "covariance" in vars(self):
+            return self.covariance.diagonal().copy()
         return np.asarray(np.einsum("ij,ij->i", self._root, self._root))
 
     @cached_property

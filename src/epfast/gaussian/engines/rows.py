@@ -334,12 +334,13 @@ class RowEngine(EPEngine):
     def init(self, start: Any) -> Swept:
         """The state of a start; of the same rows under another prior without their sum. O(d^3)."""
         before = getattr(start, "problem", None)
-        if self.settles and before is not None and before.data.X is self.problem.data.X:
+        if before is not None and before.data.X is self.problem.data.X:
             base, sites = self.problem.base, self.form.taken(start)
             precision = start.state.precision - before.base.precision + base.precision
             shift = start.state.shift - before.base.shift + base.shift
             total = base.log_scale + float(sites.log_scale.sum())
-            state = gaussian(State(precision, shift, sites, total, start.n_sweeps), True)
+            whole = State(precision, shift, sites, total, start.n_sweeps)
+            state = gaussian(whole, self.form.rooted)
             if state is not None:
                 return self.begun(state, False)
         found: Swept = super().init(start)
@@ -386,10 +387,10 @@ class RowEngine(EPEngine):
 
     def known(self, state: Any) -> dict[str, Any]:
         """What is known of the posterior of a state, by its names there."""
-        if getattr(state, "root", None) is None:
-            return {}
-        found = {"mean": state.mean, "_root": state.root}
-        found["log_evidence"] = self.summary(state).log_evidence
+        found = {"mean": state.mean, "log_evidence": self.summary(state).log_evidence}
+        if state.root is None:
+            return found | {"covariance": state.covariance}
+        found["_root"] = state.root
         ahead = None if self.ahead is None else self.ahead[1]
         if ahead is not None and state.sites is ahead.before:
             found["_at_rows"] = ahead.h, ahead.s
@@ -398,6 +399,8 @@ class RowEngine(EPEngine):
         return found
 
     def finish(self, state: Any, hurry: bool = False) -> Any:
-        found = super().finish(state, hurry)
-        self.finished = (found, self.known(state)) if found.sites is state.sites else None
+        if not hurry and self.drifts(state):
+            state = self.form.built(state.sites, state.sweeps) or state
+        found = self.form.result(state)
+        self.finished = found, self.known(state)
         return found
