@@ -233,6 +233,13 @@ class BinaryProblems(NamedTuple):
         exact = first.scheme.integrates or "moments" in first.loss.gives
         return isinstance(first.schedule, EP | DEP) and first.batch_size is None and exact
 
+    @property
+    def follows(self) -> bool:
+        """Whether the prior may follow the sites within a fit."""
+        first = self.problems[0]
+        rows = first.covariance == "full" and first.wide is None and first.loss.latents == 1
+        return self.flat and rows and len(self.problems) == 1 and isinstance(first.schedule, EP)
+
     def at(self, k: int, variance: float | Array) -> LinearProblem:
         """One problem with this prior variance."""
         wide = self.intercept_variance
@@ -243,9 +250,13 @@ class BinaryProblems(NamedTuple):
         return self.problems[k].with_precision(precision)
 
     def fit(
-        self, variance: float | Array, schedule: Schedule, starts: list[Posterior] | None = None
+        self,
+        variance: float | Array,
+        schedule: Schedule,
+        starts: list[Posterior] | None = None,
+        **more: Any,
     ) -> Fits:
-        """Fit each problem with this prior variance."""
+        """Fit each problem with this prior variance; more: arguments of ``fit_problem``."""
         threads = shares(self.n_jobs, len(self.problems))[1] or 1
         prior = self.at(0, variance).prior
 
@@ -254,7 +265,7 @@ class BinaryProblems(NamedTuple):
             told: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
             guess = problem.loss.latents != 1 and start_may_be_dropped(start, problem)
-            given: dict[str, Any] = {"threads": threads, "guess": guess}
+            given: dict[str, Any] = {"threads": threads, "guess": guess, **more}
             given["warn"] = lambda *what: told.append(what[:3])
             return fit_problem(problem, start, **given), told
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -29,6 +29,7 @@ from epfast.estimators.evidence import (
 )
 from epfast.estimators.leading import leading
 from epfast.gaussian import IntegratedPosterior
+from epfast.gaussian.problem import State
 from epfast.inference import FAILURES, DataWarning, fit_from
 from epfast.inference.hyper import SHARE, HyperPoint, around
 from epfast.schedules import DEP, EP, Schedule, SharedSites
@@ -50,6 +51,10 @@ RISES = 0.1
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely
 ACCURACY = 1e-4
+#: a step of u that follows the sites crawls if it is this share of the one before, and no larger
+CRAWLS, FAR = 0.7, 1.0
+#: a change of the inverse prior sd by which slopes tell how they rise
+TOLD = 5e-3
 #: SHARE of passes in leading directions, whose slopes are right to second order in what is left
 OF_PASSES = 0.05
 #: step back from a lost fit at which a search by slopes is given up, and steps from the first point
@@ -201,7 +206,9 @@ class Search:
         u = None
         if self.problem.flat:
             begin, rise = self._pilot(low, high)
-            u = self._root(low, high, begin, rise, self.quick if math.isnan(rise) else self.fine)
+            begin, settled = self._with_sites(low, high, begin)
+            schedule = self.quick if math.isnan(rise) else self.fine
+            u = begin if settled else self._root(low, high, begin, rise, schedule)
         if u is None:
             u = self._best(low, high)
         if u is None:
@@ -228,6 +235,69 @@ class Search:
                 math.exp(-u), self.problem.problems[0].shape[1]
             )
         return u, rise
+
+    def _with_sites(self, low: float, high: float, u: float) -> tuple[float, bool]:
+        """Where u ends that follows the sites within a fit, and whether that is the root."""
+        d, before = self.problem.d, (math.nan, math.nan)
+
+        def newton(at: Array, found: Fits) -> Array:
+            nonlocal before
+            u = float(at[0])
+            slope, x = self.slope(u, found), math.exp(-0.5 * u)
+            excess = found.excess(slope, d)
+            if abs(before[0] / x - 1.0) > TOLD:
+                self.rise = (excess - before[1]) / (x - before[0])
+            before = x, excess
+            step = _secant(excess, found.rise(x * x, slope, d), x)
+            return np.array([min(max(u + step, low), high)])
+
+        (u,), settled = self.follow(np.array([u]), lambda at: math.exp(at[0]), newton)
+        if settled and self.latest is not None:
+            self.curvature = self.latest[1].bend(math.exp(-0.5 * u), self.rise, d)
+        return float(u), settled
+
+    def follow(
+        self,
+        u: Array,
+        variance: Callable[[Array], float | Array],
+        there: Callable[[Array, Fits], Array | None],
+    ) -> tuple[Array, bool]:
+        """Where logs u of prior variances end that follow the sites within a fit; if at a root.
+
+        A root is where they stand still and the fit has a certificate. They are left where they
+        crawl, with that fit as the next start.
+
+        variance: of the columns at u; there: u by the posterior of a sweep, None if not known.
+        """
+        problem, begun, last, ends = self.problem, u, math.inf, False
+        if not problem.follows:
+            return u, False
+
+        def learn(post: Posterior) -> State | None:
+            nonlocal u, last, ends
+            if post.n_sweeps == 0:
+                return None
+            to = there(u, Fits([post], []))
+            step = math.inf if to is None else float(np.abs(to - u).max(initial=0.0))
+            if to is None or step <= self.accuracy:
+                return None
+            ends = CRAWLS * last < step < FAR
+            u, last = to, step
+            return problem.at(0, variance(u)).prior
+
+        given = {"learn": learn, "callback": lambda *_: ends}
+        try:
+            found = problem.fit(variance(u), self.fine, self.last, **given)
+        except FAILURES:
+            return begun, False
+        if ends:
+            self.last = found.posteriors
+            return u, False
+        if not problem.certified(found):
+            return begun, False
+        self.n_tried += 1
+        self.last, self.latest = found.posteriors, (variance(u), found)
+        return u, True
 
     def _root(self, low: float, high: float, u: float, rise: float, schedule: Any) -> float | None:
         """Where the slope is 0, or an end of the range where it points outwards; None if lost.

@@ -14,6 +14,7 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
+from epfast.gaussian.engines.base import Swept
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
@@ -407,19 +408,26 @@ def fit_problem(
     guess: bool = False,
     warn: Callable[..., Any] = warn_of,
     tasks: Tasks | None = None,
+    learn: Callable[[Any], State | None] | None = None,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
     threads: how many share the work. guess: whether ``start`` may be dropped.
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     tasks: where they are done, if not here.
+    learn: gives the prior of the next sweep from the posterior that a sweep begins with; None: the
+    same. Of sites of rows in matrices of order d alone.
     """
 
     def result(fit: Fit) -> Any:
         kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
+        if learn is not None:
+            kept = kept._replace(prior=engine.problem.prior, base=engine.problem.base)
         found = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
         known = getattr(engine, "finished", None)
-        if known is not None and known[0] is fit.state:
+        if isinstance(fit.state, Swept):
+            vars(found).update(engine.known(fit.state))
+        elif known is not None and known[0] is fit.state:
             vars(found).update(known[1])
         return found
 
@@ -454,6 +462,8 @@ def fit_problem(
                 engine.tasks = tasks
             elif threads > 1 and hasattr(engine, "share"):
                 engine.share(shared)
+            if learn is not None:
+                engine.learn(lambda state: learn(result(Fit(state, False, []))))
             given: dict[str, Any] = {
                 "record": None if record is None else costs,
                 "callback": None if callback is None else look,

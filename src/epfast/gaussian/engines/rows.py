@@ -7,7 +7,7 @@ posterior in parallel order, and in chunks (``chunks.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +39,7 @@ from epfast.gaussian.engines.chunks import (
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.joint import cavities, fitted_at, log_mass
-from epfast.gaussian.problem import LinearProblem, State, inverse_root
+from epfast.gaussian.problem import LinearProblem, State, inverse_root, log_determinant
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, no_tick
@@ -330,21 +330,50 @@ class RowEngine(EPEngine):
         self.settles = self.form.rooted = settles_means(problem)
         #: sites, and the pass that follows their state, if any does
         self.ahead: tuple[Sites, Ahead | None] | None = None
+        #: gives the prior of the next sweep; None: it is the same
+        self.learns: Callable[[Swept], State | None] | None = None
 
     def init(self, start: Any) -> Swept:
         """The state of a start; of the same rows under another prior without their sum. O(d^3)."""
         before = getattr(start, "problem", None)
         if before is not None and before.data.X is self.problem.data.X:
-            base, sites = self.problem.base, self.form.taken(start)
-            precision = start.state.precision - before.base.precision + base.precision
-            shift = start.state.shift - before.base.shift + base.shift
-            total = base.log_scale + float(sites.log_scale.sum())
-            whole = State(precision, shift, sites, total, start.n_sweeps)
-            state = gaussian(whole, self.form.rooted)
+            self.form.taken(start)
+            state = self._under(self.problem.base, start.state, before.base)
             if state is not None:
                 return self.begun(state, False)
         found: Swept = super().init(start)
         return found
+
+    def learn(self, prior: Callable[[Swept], State | None]) -> None:
+        """Let the prior follow the sites from sweep to sweep; passes would have to begin anew."""
+        self.learns, self.steps, self.settles = prior, True, False
+
+    def before(self, state: Swept) -> Swept:
+        """The posterior of the same sites under the prior that follows from them."""
+        assert self.learns is not None
+        prior, problem, memory = self.learns(state), self.problem, state.memory
+        if prior is None:
+            return state
+        new = self._under(prior, state, problem.base)
+        if new is None:
+            return state
+        self.problem = self.form.problem = problem._replace(prior=prior, base=prior)
+        self.form.prior_log_determinant = log_determinant(prior.precision)
+        if memory is not None:  # sweeps under another prior are not mixed with those that follow
+            memory = memory._replace(steps=())
+        return new._replace(order=state.order, memory=memory)
+
+    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
+        problem = self.problem
+        new, counts = super().sweep(state, keep, tick)
+        return new, counts if self.problem is problem else counts._replace(settled=False)
+
+    def _under(self, base: State, state: Any, before: State) -> Swept | None:
+        """The posterior of the sites of a state with another base than the one before. O(d^3)."""
+        precision = state.precision - before.precision + base.precision
+        shift, sites = state.shift - before.shift + base.shift, state.sites
+        total = base.log_scale + float(sites.log_scale.sum())
+        return gaussian(State(precision, shift, sites, total, state.sweeps), self.form.rooted)
 
     def share(self, threads: Threads) -> None:
         """Sweeps in chunks and in parallel order are for these threads, if moments are."""
