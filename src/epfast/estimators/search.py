@@ -24,8 +24,6 @@ from epfast.estimators.evidence import (
     Fits,
     Posterior,
     ScalePrior,
-    latent_range,
-    variance_range,
 )
 from epfast.estimators.leading import leading
 from epfast.gaussian import IntegratedPosterior
@@ -181,12 +179,6 @@ class Search:
             return fit_from(partial(self.problem.fit, variance, schedule), starts)
         except FAILURES:
             return None
-
-    def ends(self, rows: Any, weights: Array | None, centred: bool) -> tuple[float, float]:
-        """The ends of the search: see :func:`epfast.estimators.evidence.variance_range`."""
-        if self.prior is not None:
-            return latent_range(self.prior.total)
-        return variance_range(rows, weights, centred)
 
     def of_prior(self, u: float) -> tuple[float, float]:
         """Log density of the prior of a common variance, and its slope."""
@@ -484,15 +476,12 @@ def settles_slowly(post: Posterior) -> bool:
     return history[-1].n_refused == 0 and (post.converged or history[-1].change < SLOW * half)
 
 
-def find(
-    search: Search, rows: Any, weights: Array | None, centred: bool, unit: float = 1.0
-) -> Found:
-    """The prior variance that the evidence favours; it warns of what went wrong.
+def find(search: Search, least: float, most: float) -> Found:
+    """The prior variance in a range that the evidence favours; it warns of what went wrong.
 
-    It is 1 if all points of the search are lost. unit: that of the variance of x.theta.
+    It is 1 if all points of the search are lost.
     """
-    least, most = search.ends(rows, weights, centred)
-    found = search.maximum(unit * least, unit * most)
+    found = search.maximum(least, most)
     tell_lost(search, "1" if found is None else "the best of the others")
     if found is None:
         return Found(1.0, None)

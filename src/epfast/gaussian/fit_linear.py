@@ -304,7 +304,7 @@ def fit_linear(
         else:
             center = mean_of_rows(rows.first_X if stream else data.X, data.weights)[:-1]
     if ones is not None and not stream:
-        notes.note_far(data.X, center is not None)
+        notes.note_far(*notes.places(data.X), center is not None)
     kernel_rows = wide_rows(chosen, data, ones is not None, center)
     if kernel_rows is not None:
         data = data._replace(X=kernel_rows.X)
@@ -365,7 +365,7 @@ def _notes(problem: LinearProblem, variance: Any, is_matrix: bool) -> float | No
     data = problem.data
     sizes = None if is_matrix else notes.column_sizes(data.X, problem.center)
     if sizes is not None and np.ndim(variance) == 0:
-        notes.note_scales(sizes, stacklevel=3)
+        notes.note_scales(sizes.largest, stacklevel=3)
     if not problem.loss.by_margin or data.y is None:
         return None
     notes.note_intercept(data.X, data.y, stacklevel=3)

@@ -125,17 +125,23 @@ Density = Callable[[Array], tuple[float, Array, Array]]
 
 
 def most_probable(
-    u: Array, bounds: Array, k: int, of_variances: Density, of_numbers: Density
+    u: Array,
+    bounds: Array,
+    k: int,
+    of_variances: Density,
+    of_numbers: Density,
+    last: float = LAST,
 ) -> Array | None:
     """The maximum with sites, or cavities, of fits at u (m,) held; None: a cavity is improper.
 
-    k: how many of u are variances, by sites held; the others are numbers of the loss.
+    k: how many of u are variances, by sites held; the others are numbers of the loss. last: see
+    :func:`newton`, of the variances.
     """
     variances, numbers = u[:k], u[k:]
     near = np.clip(bounds[k:].T, numbers - REACH, numbers + REACH).T
     with np.errstate(all="ignore"):
         if k:
-            variances = newton(of_variances, variances, bounds[:k], LAST)
+            variances = newton(of_variances, variances, bounds[:k], last)
         try:
             numbers = newton(of_numbers, numbers, near, CLOSE)
         except FloatingPointError:  # no cavity, no gain

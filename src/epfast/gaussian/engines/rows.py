@@ -416,10 +416,10 @@ class RowEngine(EPEngine):
 
     def known(self, state: Any) -> dict[str, Any]:
         """What is known of the posterior of a state, by its names there."""
-        found = {"mean": state.mean, "log_evidence": self.summary(state).log_evidence}
         if state.root is None:
-            return found | {"covariance": state.covariance}
-        found["_root"] = state.root
+            return {"_moments": state}
+        found = {"mean": state.mean, "_root": state.root}
+        found["log_evidence"] = self.summary(state).log_evidence
         ahead = None if self.ahead is None else self.ahead[1]
         if ahead is not None and state.sites is ahead.before:
             found["_at_rows"] = ahead.h, ahead.s
