@@ -431,4 +431,4 @@ class Columns(NamedTuple):
         np.add.at(found, groups, self.variance if centred else self.square)
         for other in (of_squares, np.ones(len(found))):
             found = np.where((found > 1e-200) & (found < 1e200), found, other)
-        return found
+        return np.asarray(found)

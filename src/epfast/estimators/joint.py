@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from epfast._arrays import Array
 from epfast.estimators.descent import END, descend, root_of_slopes
-from epfast.estimators.evidence import Fits, Posterior
+from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.search import SLOPE, STEPS, Search
 from epfast.estimators.spectrum import Spectrum
@@ -71,6 +71,9 @@ class Joint:
     def loss(self, u: Array) -> Loss:
         return self.parameters.at(u[self.k :])
 
+    def _at(self, u: Array) -> tuple[BinaryProblems, float | Array]:
+        return self.search.problem.with_loss(self.loss(u)), self.variance(u)
+
     def value(self, u: Array, found: Fits) -> float:
         """Log evidence, with the prior's of a common variance."""
         common = self.k and self.groups is None
@@ -78,8 +81,8 @@ class Joint:
 
     def fits(self, u: Array, schedule: Schedule) -> Fits | None:
         """Fits with certificates, or None."""
-        self.search.problem = self.search.problem.with_loss(self.loss(u))
-        found = self.search.fits(self.variance(u), schedule)
+        self.search.problem, variance = self._at(u)
+        found = self.search.fits(variance, schedule)
         if found is not None and self.value(u, found) > self.best[0]:
             self.best, self.starts = (self.value(u, found), u.copy()), found.posteriors
         return found
@@ -164,9 +167,9 @@ class Joint:
         self.best = (-np.inf, None)
         start, there = np.clip(start, *self.bounds.T), None
         search = self.search
-        if self.spectrum is None and not self.parameters.size:
+        if self.spectrum is None:
             nearly = partial(self._held, last=NEARLY)
-            start, settled = search.follow(start, self.variance, nearly)
+            start, settled = search.follow(start, self._at, nearly)
             if settled:
                 return Learnt(self.variance(start), self.loss(start), search.last)
         if self.spectrum is None:

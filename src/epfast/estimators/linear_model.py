@@ -30,7 +30,7 @@ from epfast.estimators.jobs import jobs_of
 from epfast.estimators.joint import Joint, Learnt
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.search import Search, find, tell_lost
-from epfast.estimators.spectrum import Spectrum, without_offset
+from epfast.estimators.spectrum import Spectrum, log_spread_of_residuals, without_offset
 from epfast.gaussian import FullPosterior, LinearProblem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
@@ -283,7 +283,9 @@ class LinearModel(Coefficients):
             spectrum = Spectrum.of(rows, y, weights, binary.intercept_variance)
         joint = Joint(search, parameters, fixed, groups, ranges, spectrum)
         middle = float(np.log(common).mean())
-        begins = [np.append(np.full(joint.k, middle), free) for free in parameters.starts()]
+        residuals = None if spectrum else log_spread_of_residuals(problem)
+        frees = parameters.starts(residuals)
+        begins = [np.append(np.full(joint.k, middle), free) for free in frees]
         found = joint.climb(joint.first(begins))
         if found is None or not found.settled:
             tell_lost(search, "a middle one" if found is None else "the best of the others")

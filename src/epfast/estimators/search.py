@@ -26,8 +26,7 @@ from epfast.estimators.evidence import (
     ScalePrior,
 )
 from epfast.estimators.leading import leading
-from epfast.gaussian import IntegratedPosterior
-from epfast.gaussian.problem import State
+from epfast.gaussian import IntegratedPosterior, LinearProblem
 from epfast.inference import FAILURES, DataWarning, fit_from
 from epfast.inference.hyper import SHARE, HyperPoint, around
 from epfast.schedules import DEP, EP, Schedule, SharedSites
@@ -49,8 +48,9 @@ RISES = 0.1
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely
 ACCURACY = 1e-4
-#: a step of u that follows the sites crawls if it is this share of the one before, and no larger
-CRAWLS, FAR = 0.7, 1.0
+#: hyper-parameters that follow the sites crawl if a step is this share of the last but one, and no
+#: larger. Where rows are many steps shrink by 5 to 100, where a plane separates classes by 1.2
+CRAWLS, FAR = 0.5, 1.0
 #: a change of the inverse prior sd by which slopes tell how they rise
 TOLD = 5e-3
 #: SHARE of passes in leading directions, whose slopes are right to second order in what is left
@@ -243,7 +243,9 @@ class Search:
             step = _secant(excess, found.rise(x * x, slope, d), x)
             return np.array([min(max(u + step, low), high)])
 
-        (u,), settled = self.follow(np.array([u]), lambda at: math.exp(at[0]), newton)
+        (u,), settled = self.follow(
+            np.array([u]), lambda at: (self.problem, math.exp(at[0])), newton
+        )
         if settled and self.latest is not None:
             self.curvature = self.latest[1].bend(math.exp(-0.5 * u), self.rise, d)
         return float(u), settled
@@ -251,44 +253,45 @@ class Search:
     def follow(
         self,
         u: Array,
-        variance: Callable[[Array], float | Array],
+        at: Callable[[Array], tuple[BinaryProblems, float | Array]],
         there: Callable[[Array, Fits], Array | None],
     ) -> tuple[Array, bool]:
-        """Where logs u of prior variances end that follow the sites within a fit; if at a root.
+        """Where hyper-parameters u end that follow the sites within a fit, and whether at a root.
 
-        A root is where they stand still and the fit has a certificate. They are left where they
-        crawl, with that fit as the next start.
+        There they stand still, and the fit has a certificate. They are left where they crawl, with
+        that fit as the next start.
 
-        variance: of the columns at u; there: u by the posterior of a sweep, None if not known.
+        at: the problems and the prior variance at u; there: the next u, by the posterior of a
+        sweep, or None.
         """
-        problem, begun, last, ends = self.problem, u, math.inf, False
-        if not problem.follows:
+        begun, steps, crawls = u, [math.inf, math.inf], False
+        if not self.problem.follows:
             return u, False
 
-        def learn(post: Posterior) -> State | None:
-            nonlocal u, last, ends
-            if post.n_sweeps == 0:
-                return None
-            to = there(u, Fits([post], []))
-            step = math.inf if to is None else float(np.abs(to - u).max(initial=0.0))
+        def learn(post: Posterior) -> LinearProblem | None:
+            nonlocal u, crawls
+            to = there(u, Fits([post], [])) if post.n_sweeps else None
+            step = 0.0 if to is None else float(np.abs(to - u).max(initial=0.0))
             if to is None or step <= self.accuracy:
                 return None
-            ends = CRAWLS * last < step < FAR
-            u, last = to, step
-            return problem.at(0, variance(u)).prior
+            crawls = CRAWLS * steps[-2] < step < FAR
+            u, steps[:] = to, [steps[-1], step]
+            problem, variance = at(u)
+            return problem.at(0, variance)
 
-        given = {"learn": learn, "callback": lambda *_: ends}
+        problem, variance = at(u)
+        given = {"learn": learn, "callback": lambda *_: crawls}
         try:
-            found = problem.fit(variance(u), self.fine, self.last, **given)
+            found = problem.fit(variance, self.fine, self.last, **given)
         except FAILURES:
             return begun, False
-        if ends:
+        if crawls:
             self.last = found.posteriors
             return u, False
         if not problem.certified(found):
             return begun, False
         self.n_tried += 1
-        self.last, self.latest = found.posteriors, (variance(u), found)
+        self.last, self.latest = found.posteriors, (at(u)[1], found)
         return u, True
 
     def _root(self, low: float, high: float, u: float, rise: float, schedule: Any) -> float | None:

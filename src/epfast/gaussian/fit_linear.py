@@ -408,21 +408,22 @@ def fit_problem(
     guess: bool = False,
     warn: Callable[..., Any] = warn_of,
     tasks: Tasks | None = None,
-    learn: Callable[[Any], State | None] | None = None,
+    learn: Callable[[Any], LinearProblem | None] | None = None,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
     threads: how many share the work. guess: whether ``start`` may be dropped.
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     tasks: where they are done, if not here.
-    learn: gives the prior of the next sweep from the posterior that a sweep begins with; None: the
-    same. Of sites of rows in matrices of order d alone.
+    learn: from the posterior before a sweep, the problem with the prior and the loss of that sweep;
+    None: the same. For a site per row and matrices of order d.
     """
 
     def result(fit: Fit) -> Any:
         kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
         if learn is not None:
-            kept = kept._replace(prior=engine.problem.prior, base=engine.problem.base)
+            now = engine.problem
+            kept = kept._replace(prior=now.prior, base=now.base, loss=now.loss)
         found = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
         known = getattr(engine, "finished", None)
         if isinstance(fit.state, Swept):

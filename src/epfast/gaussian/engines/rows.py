@@ -330,8 +330,8 @@ class RowEngine(EPEngine):
         self.settles = self.form.rooted = settles_means(problem)
         #: sites, and the pass that follows their state, if any does
         self.ahead: tuple[Sites, Ahead | None] | None = None
-        #: gives the prior of the next sweep; None: it is the same
-        self.learns: Callable[[Swept], State | None] | None = None
+        #: gives the problem of the next sweep, with its prior and loss; None: it is the same
+        self.learns: Callable[[Swept], LinearProblem | None] | None = None
 
     def init(self, start: Any) -> Swept:
         """The state of a start; of the same rows under another prior without their sum. O(d^3)."""
@@ -344,21 +344,23 @@ class RowEngine(EPEngine):
         found: Swept = super().init(start)
         return found
 
-    def learn(self, prior: Callable[[Swept], State | None]) -> None:
-        """Let the prior follow the sites from sweep to sweep; passes would have to begin anew."""
-        self.learns, self.steps, self.settles = prior, True, False
+    def learn(self, learns: Callable[[Swept], LinearProblem | None]) -> None:
+        """Let prior and loss follow the sites between sweeps; passes would have to begin anew."""
+        self.learns, self.steps, self.settles = learns, True, False
 
     def before(self, state: Swept) -> Swept:
         """The posterior of the same sites under the prior that follows from them."""
         assert self.learns is not None
-        prior, problem, memory = self.learns(state), self.problem, state.memory
-        if prior is None:
+        there, problem, memory = self.learns(state), self.problem, state.memory
+        new = None if there is None else self._under(there.base, state, problem.base)
+        if there is None or new is None:
             return state
-        new = self._under(prior, state, problem.base)
-        if new is None:
-            return state
-        self.problem = self.form.problem = problem._replace(prior=prior, base=prior)
+        if there.loss is not problem.loss:
+            self.tilted, self._made = there.tilted(), {}
+        prior, base, loss = there.prior, there.base, there.loss
+        self.problem = self.form.problem = problem._replace(prior=prior, base=base, loss=loss)
         self.form.prior_log_determinant = log_determinant(prior.precision)
+        self.evidence_bound = self.problem.evidence_bound
         if memory is not None:  # sweeps under another prior are not mixed with those that follow
             memory = memory._replace(steps=())
         return new._replace(order=state.order, memory=memory)
