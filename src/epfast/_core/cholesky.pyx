@@ -507,7 +507,7 @@ def inverse_from_factor(double[::1, :] L not None, ThreadPool pool=None):
 
 
 def gaussian_moments(
-    double[:, ::1] P not None, double[::1] p not None, double[:, ::1] S not None,
+    double[:, ::1] P not None, const double[::1] p not None, double[:, ::1] S not None,
     double[::1] m not None, double[:, ::1] root=None
 ):
     """S <- P^-1 and m <- P^-1 p, for the upper triangle of P by rows, whose other one is filled in.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse, special
 
-from epfast._arrays import Array
+from epfast._arrays import Array, row_chunks
 from epfast.estimators.jobs import in_threads, shares
 from epfast.gaussian import (
     FactorizedPosterior,
@@ -25,6 +25,7 @@ from epfast.gaussian import (
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.fit_linear import unfitted
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
+from epfast.gaussian.notes import sizes_of_all
 from epfast.gaussian.problem import Data, State, data_of, mean_of_rows, prior_of, with_ones
 from epfast.gaussian.wide import wide_rows
 from epfast.inference import Sites, start_may_be_dropped
@@ -233,6 +234,13 @@ class BinaryProblems(NamedTuple):
         exact = first.scheme.integrates or "moments" in first.loss.gives
         return isinstance(first.schedule, EP | DEP) and first.batch_size is None and exact
 
+    @property
+    def follows(self) -> bool:
+        """Whether the prior may follow the sites within a fit."""
+        first = self.problems[0]
+        rows = first.covariance == "full" and first.wide is None and first.loss.latents == 1
+        return self.flat and rows and len(self.problems) == 1 and isinstance(first.schedule, EP)
+
     def at(self, k: int, variance: float | Array) -> Problem:
         """One problem with this prior variance."""
         wide = self.intercept_variance
@@ -243,9 +251,13 @@ class BinaryProblems(NamedTuple):
         return self.problems[k].with_precision(precision)
 
     def fit(
-        self, variance: float | Array, schedule: Schedule, starts: list[Posterior] | None = None
+        self,
+        variance: float | Array,
+        schedule: Schedule,
+        starts: list[Posterior] | None = None,
+        **more: Any,
     ) -> Fits:
-        """Fit each problem with this prior variance."""
+        """Fit each problem with this prior variance; more: arguments of ``fit_problem``."""
         threads = shares(self.n_jobs, len(self.problems))[1] or 1
         prior = self.at(0, variance).prior
 
@@ -254,7 +266,7 @@ class BinaryProblems(NamedTuple):
             told: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
             guess = problem.loss.latents != 1 and start_may_be_dropped(start, problem)
-            given: dict[str, Any] = {"threads": threads, "guess": guess}
+            given: dict[str, Any] = {"threads": threads, "guess": guess, **more}
             given["warn"] = lambda *what: told.append(what[:3])
             return fit_problem(problem, start, **given), told
 
@@ -373,46 +385,50 @@ class ScalePrior(NamedTuple):
         return 0.5 * (self.of_weights.slope(math.exp(0.5 * u)) + 1.0)
 
 
-def variance_range(rows: Any, weights: Array | None, centred: bool) -> tuple[float, float]:
-    """The range of LATENT_VARIANCES over the total variance of the columns."""
-    return latent_range(total_variance(rows, weights, centred))
+class Columns(NamedTuple):
+    """Of the columns of rows, weighted: (d,) each."""
 
+    mean: Array
+    #: about the mean, and about 0
+    variance: Array
+    square: Array
+    #: the largest distance from the mean; None of sparse rows
+    largest: Array | None
 
-def latent_range(total: float) -> tuple[float, float]:
-    """The range of LATENT_VARIANCES over a total variance of columns."""
-    return LATENT_VARIANCES[0] / total, LATENT_VARIANCES[1] / total
+    @classmethod
+    def of(cls, rows: Any, weights: Array | None, center: Array | None) -> Columns:
+        """In one pass beside that for the mean; center: the mean, where it is known."""
+        mean = mean_of_rows(rows, weights) if center is None else center
+        share = None if weights is None else weights / weights.sum()
+        rounding, largest = rows.shape[0] * np.finfo(float).eps, None
+        with np.errstate(all="ignore"):
+            if sparse.issparse(rows):
+                square = mean_of_rows(rows.multiply(rows), weights)
+                variance, lost = square - mean**2, rounding
+            else:
+                largest, variance = np.zeros((2, len(mean)))
+                for part in row_chunks(rows):
+                    away = rows[part] - mean
+                    most, squares = sizes_of_all(away)
+                    np.maximum(largest, most, out=largest)
+                    variance += squares / len(rows) if share is None else share[part] @ away**2
+                square, lost = variance + mean**2, rounding**2
+            # a constant column leaves the rounding of its mean
+            constant = variance <= lost * square
+            variance[constant] = 0.0
+            if largest is not None:
+                largest[constant] = 0.0
+        return cls(mean, variance, square, largest)
 
+    def total(self, centred: bool, groups: NDArray[np.intp] | None = None) -> Array:
+        """The total variance of the columns of each group, of all without groups, (k,).
 
-def total_variance(rows: Any, weights: Array | None, centred: bool) -> float:
-    """Sum of the variances of the columns (about 0 if told); 1 where that is 0 or overflows."""
-    share = np.ones(rows.shape[0]) if weights is None else weights
-    share = share / share.sum()
-    rounding = rows.shape[0] * np.finfo(float).eps
-    with np.errstate(all="ignore"):
-        mean = rows.T @ share
-        if sparse.issparse(rows):
-            square = rows.multiply(rows).T @ share
-            spread, lost = square - mean**2, rounding
-        else:
-            square = (rows**2).T @ share
-            spread, lost = ((rows - mean) ** 2).T @ share, rounding**2
-        # a constant column leaves the rounding of its mean
-        spread = np.where(spread > lost * square, spread, 0.0)
-        for scale in (spread if centred else square, square):
-            total = float(np.sum(scale))
-            if math.isfinite(total) and 1e-200 < total < 1e200:
-                return total
-    return 1.0
-
-
-def ranges_by_group(
-    rows: Any, weights: Array | None, centred: bool, groups: NDArray[np.intp]
-) -> Array:
-    """:func:`variance_range` of the columns of each group, (k, 2)."""
-    columns = rows.tocsc() if sparse.issparse(rows) else rows
-    return np.array(
-        [
-            variance_range(columns[:, np.flatnonzero(groups == k)], weights, centred)
-            for k in range(groups.max() + 1)
-        ]
-    )
+        About 0 if it is not to be centred, or is 0 or overflows; 1 where that does, too.
+        """
+        groups = np.zeros(len(self.mean), dtype=np.intp) if groups is None else groups
+        of_squares, found = np.zeros((2, groups.max() + 1))
+        np.add.at(of_squares, groups, self.square)
+        np.add.at(found, groups, self.variance if centred else self.square)
+        for other in (of_squares, np.ones(len(found))):
+            found = np.where((found > 1e-200) & (found < 1e200), found, other)
+        return np.asarray(found)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from epfast._arrays import Array
 from epfast.estimators.descent import END, descend, root_of_slopes
-from epfast.estimators.evidence import Fits, Posterior
+from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.search import SLOPE, STEPS, Search
 from epfast.estimators.spectrum import Spectrum
@@ -22,6 +22,8 @@ from epfast.schedules import Schedule
 #: tolerance of the fits of L-BFGS, and the slope in nats up to which a maximum is told from a point
 #: where the search is stuck
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
+#: the last of Newton's steps with the sites of a sweep held, that another sweep changes
+NEARLY = 0.3
 #: step of differences of exact slopes
 SHORT = 1e-6
 
@@ -69,6 +71,9 @@ class Joint:
     def loss(self, u: Array) -> Loss:
         return self.parameters.at(u[self.k :])
 
+    def _at(self, u: Array) -> tuple[BinaryProblems, float | Array]:
+        return self.search.problem.with_loss(self.loss(u)), self.variance(u)
+
     def value(self, u: Array, found: Fits) -> float:
         """Log evidence, with the prior's of a common variance."""
         common = self.k and self.groups is None
@@ -76,8 +81,8 @@ class Joint:
 
     def fits(self, u: Array, schedule: Schedule) -> Fits | None:
         """Fits with certificates, or None."""
-        self.search.problem = self.search.problem.with_loss(self.loss(u))
-        found = self.search.fits(self.variance(u), schedule)
+        self.search.problem, variance = self._at(u)
+        found = self.search.fits(variance, schedule)
         if found is not None and self.value(u, found) > self.best[0]:
             self.best, self.starts = (self.value(u, found), u.copy()), found.posteriors
         return found
@@ -96,8 +101,11 @@ class Joint:
         """See :func:`epfast.gaussian.held.gains`."""
         return gains(posteriors, self.parameters.at, numbers, self.bounds[self.k :])
 
-    def _held(self, u: Array, fits: Fits) -> Array | None:
-        """The most probable u with sites, or cavities, of fits at u held; None: it is not known."""
+    def _held(self, u: Array, fits: Fits, **last: float) -> Array | None:
+        """The most probable u with sites, or cavities, of fits at u held; None: it is not known.
+
+        last: see :func:`epfast.gaussian.held.most_probable`.
+        """
         held: Any = None
         if self.k:
             columns = np.arange(self.search.problem.d)
@@ -107,7 +115,7 @@ class Joint:
                 return None
         of_variances = partial(self._density, held)
         of_numbers = partial(self._gains, posteriors=fits.posteriors)
-        return most_probable(u, self.bounds, self.k, of_variances, of_numbers)
+        return most_probable(u, self.bounds, self.k, of_variances, of_numbers, **last)
 
     def _density(self, held: Held, u: Array) -> tuple[float, Array, Array]:
         """Log of prior and evidence by the logs of variances, the sites held."""
@@ -158,8 +166,13 @@ class Joint:
         """A local maximum: the fixed point; else by L-BFGS from the best, then the root nearby."""
         self.best = (-np.inf, None)
         start, there = np.clip(start, *self.bounds.T), None
+        search = self.search
         if self.spectrum is None:
-            search = self.search
+            nearly = partial(self._held, last=NEARLY)
+            start, settled = search.follow(start, self._at, nearly)
+            if settled:
+                return Learnt(self.variance(start), self.loss(start), search.last)
+        if self.spectrum is None:
             there = fixed_point(
                 lambda u, tol: self.fits(u, search.to(tol)),
                 self._held,

@@ -314,7 +314,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
                 rows, index, weights = rows[places], index[places], None
             targets = self._joint_target(index, loss)
         binary = self._problems(rows, targets, weights, self._schedule(rows))
-        self._note_columns(rows, binary)
+        columns = self._columns(rows, weights, binary)
         self._left = binary.unfitted
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
@@ -322,9 +322,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
             starts = None if starts is None else [at_mode(post) for post in starts]
         if starts is not None and not alike(starts, binary):
             starts = None
-        search = Search(binary, starts, self._scale_prior(binary, rows, weights))
+        search = Search(binary, starts, self._scale_prior(binary, columns, weights))
         integrates = self._integrates(search)
-        variance, self.loss_, learnt, _ = self._learnt(search, rows, weights)
+        variance, self.loss_, learnt, _ = self._learnt(search, rows, columns, weights)
         starts = starts if learnt is None else learnt
         search.problem = binary = binary.with_loss(self.loss_)
         fits = search.final(variance, starts, self.schedule is None)

@@ -17,20 +17,20 @@ from epfast._arrays import Array
 from epfast.estimators.base import EvidenceWarning, check_is_fitted, seed_of_draws, users_level
 from epfast.estimators.coefficients import Coefficients
 from epfast.estimators.evidence import (
+    LATENT_VARIANCES,
     Averaged,
     BinaryProblems,
+    Columns,
     Fits,
     ScalePrior,
     normalised,
     problems_of,
-    ranges_by_group,
-    total_variance,
 )
 from epfast.estimators.jobs import jobs_of
 from epfast.estimators.joint import Joint, Learnt
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.search import Search, find, tell_lost
-from epfast.estimators.spectrum import Spectrum, without_offset
+from epfast.estimators.spectrum import Spectrum, log_spread_of_residuals, without_offset
 from epfast.gaussian import FullPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
@@ -143,13 +143,20 @@ class LinearModel(Coefficients):
         variance = intercept if self.fit_intercept else None
         return BinaryProblems(problems, rows.shape[1], variance, jobs)
 
-    def _note_columns(self, rows: Any, binary: BinaryProblems) -> None:
-        """Note columns whose scale or place is hardly what one prior variance is for."""
+    def _columns(self, rows: Any, weights: Array | None, binary: BinaryProblems) -> Columns:
+        """Means and variances of the columns.
+
+        With a note where their scale or place is hardly what one prior variance is for.
+        """
         center = binary.problems[0].center
+        found = Columns.of(rows, weights, center)
         if self.fit_intercept:
-            notes.note_far(rows, center is not None, users_level())
+            notes.note_far(found.mean, found.variance, center is not None, users_level())
         if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
-            notes.note_scales(notes.column_sizes(rows, center), users_level())
+            about_mean = found.largest is not None and center is not None
+            largest = found.largest if about_mean else notes.column_sizes(rows).largest
+            notes.note_scales(cast(Array, largest), users_level())
+        return found
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
         """The loss of these fits, of responses y."""
@@ -187,7 +194,7 @@ class LinearModel(Coefficients):
         return variances_at_door(given, binary.d)
 
     def _scale_prior(
-        self, binary: BinaryProblems, rows: Any, weights: Array | None
+        self, binary: BinaryProblems, columns: Columns, weights: Array | None
     ) -> ScalePrior | None:
         """The prior of a prior variance that is found; None: a flat one."""
         scale, problem = self.prior_scale, binary.problems[0]
@@ -197,11 +204,11 @@ class LinearModel(Coefficients):
         given = self.prior_variance is not None or self.prior_groups is not None
         if given or not normalised(problem.loss):
             return None
-        total, unit = total_variance(rows, weights, bool(self.fit_intercept)), 1.0
+        total, unit = columns.total(bool(self.fit_intercept))[0], 1.0
         if not problem.loss.by_margin and problem.data.y is not None:
             unit = problem.loss.typical(problem.data.y, weights)[1]
         median = float(np.clip(scale * unit / math.sqrt(total), 1e-300, 1e300))
-        return ScalePrior(total, HalfCauchy(median))
+        return ScalePrior(float(total), HalfCauchy(median))
 
     def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
         """The group of each column, 0 to k - 1; None: one variance for all."""
@@ -242,7 +249,7 @@ class LinearModel(Coefficients):
             )
         return found
 
-    def _learnt(self, search: Search, rows: Any, weights: Array | None) -> Learnt:
+    def _learnt(self, search: Search, rows: Any, columns: Columns, weights: Array | None) -> Learnt:
         """Prior variance and loss, given or found."""
         binary = search.problem
         problem = binary.problems[0]
@@ -259,21 +266,26 @@ class LinearModel(Coefficients):
                 "by scheme 'exact' (batch_size=None), whose evidence has a known slope"
             )
         centred = bool(self.fit_intercept)
+
+        def ends(totals: Array) -> Array:  # (k, 2)
+            return np.asarray(unit * np.array(LATENT_VARIANCES) / totals[:, None])
+
         if groups is None and not (binary.flat and parameters.names):
             search.problem = binary.with_loss(parameters.loss)
-            variance, starts, _ = find(search, rows, weights, centred, unit)
+            variance, starts, _ = find(search, *ends(columns.total(centred))[0])
             return Learnt(variance, parameters.loss, starts)
-        common = unit * np.array([search.ends(rows, weights, centred)])
-        ranges = common
+        ranges = common = ends(columns.total(centred))
         if groups is not None:
-            ranges = unit * ranges_by_group(rows, weights, centred, groups)
+            ranges = ends(columns.total(centred, groups))
         y, spectrum = without_offset(problem.loss, problem.data.y), None
         one = groups is None and np.ndim(fixed or 0.0) == 0
         if y is not None and parameters.names == ("variance",) and one:
             spectrum = Spectrum.of(rows, y, weights, binary.intercept_variance)
         joint = Joint(search, parameters, fixed, groups, ranges, spectrum)
         middle = float(np.log(common).mean())
-        begins = [np.append(np.full(joint.k, middle), free) for free in parameters.starts()]
+        residuals = None if spectrum else log_spread_of_residuals(problem)
+        frees = parameters.starts(residuals)
+        begins = [np.append(np.full(joint.k, middle), free) for free in frees]
         found = joint.climb(joint.first(begins))
         if found is None or not found.settled:
             tell_lost(search, "a middle one" if found is None else "the best of the others")

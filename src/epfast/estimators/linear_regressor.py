@@ -209,16 +209,19 @@ class LinearRegressor(LinearModel, LatentRegressor):
         if weights is not None and (weights == 1.0).all():
             weights = None
         binary = self._problems(rows, [given], weights, self._schedule(rows), offset=offset)
-        self._note_columns(rows, binary)
+        columns = self._columns(rows, weights, binary)
         self._left = binary.unfitted
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
             starts = getattr(self, "posteriors_", None)
-        search, self.n_lost_ = Search(binary, starts, self._scale_prior(binary, rows, weights)), 0
+        search, self.n_lost_ = (
+            Search(binary, starts, self._scale_prior(binary, columns, weights)),
+            0,
+        )
         if self._learns_from_few(rows):
             learnt = self._learnt_from_few(rows, np.asarray(given), weights, offset)
         else:
-            learnt = self._learnt(search, rows, weights)
+            learnt = self._learnt(search, rows, columns, weights)
             self.n_lost_ = search.n_lost
         search.problem = binary = binary.with_loss(learnt.loss)
         starts = starts if learnt.starts is None else learnt.starts

@@ -103,12 +103,16 @@ class Parameters(NamedTuple):
         parts = [self._free(getattr(self.loss, name)) for name in self.names]
         return np.concatenate(parts) if parts else np.empty(0)
 
-    def starts(self) -> list[Array]:
+    def starts(self, residuals: float | None = None) -> list[Array]:
         """Where searches begin: as y spreads, and with less noise; without names one empty one.
 
         Not with less where t is not log-concave: outliers of a wrong mean make improper cavities.
+
+        residuals: the log of their spread over that of y, where it is known; then as they spread.
         """
         scales = self.scales()
+        if residuals is not None:
+            return [self.start + residuals * scales]
         several = scales.any() and self.loss.log_concave is not False
         return [self.start + shift * scales for shift in (SHIFTS if several else SHIFTS[:1])]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -24,11 +24,9 @@ from epfast.estimators.evidence import (
     Fits,
     Posterior,
     ScalePrior,
-    latent_range,
-    variance_range,
 )
 from epfast.estimators.leading import leading
-from epfast.gaussian import IntegratedPosterior
+from epfast.gaussian import IntegratedPosterior, Problem
 from epfast.inference import FAILURES, DataWarning, fit_from
 from epfast.inference.hyper import SHARE, HyperPoint, around
 from epfast.schedules import DEP, EP, Schedule, SharedSites
@@ -50,6 +48,11 @@ RISES = 0.1
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely
 ACCURACY = 1e-4
+#: hyper-parameters that follow the sites crawl if a step is this share of the last but one, and no
+#: larger. Where rows are many steps shrink by 5 to 100, where a plane separates classes by 1.2
+CRAWLS, FAR = 0.5, 1.0
+#: a change of the inverse prior sd by which slopes tell how they rise
+TOLD = 5e-3
 #: SHARE of passes in leading directions, whose slopes are right to second order in what is left
 OF_PASSES = 0.05
 #: step back from a lost fit at which a search by slopes is given up, and steps from the first point
@@ -177,12 +180,6 @@ class Search:
         except FAILURES:
             return None
 
-    def ends(self, rows: Any, weights: Array | None, centred: bool) -> tuple[float, float]:
-        """The ends of the search: see :func:`epfast.estimators.evidence.variance_range`."""
-        if self.prior is not None:
-            return latent_range(self.prior.total)
-        return variance_range(rows, weights, centred)
-
     def of_prior(self, u: float) -> tuple[float, float]:
         """Log density of the prior of a common variance, and its slope."""
         return (0.0, 0.0) if self.prior is None else (self.prior.value(u), self.prior.slope(u))
@@ -201,7 +198,9 @@ class Search:
         u = None
         if self.problem.flat:
             begin, rise = self._pilot(low, high)
-            u = self._root(low, high, begin, rise, self.quick if math.isnan(rise) else self.fine)
+            begin, settled = self._with_sites(low, high, begin)
+            schedule = self.quick if math.isnan(rise) else self.fine
+            u = begin if settled else self._root(low, high, begin, rise, schedule)
         if u is None:
             u = self._best(low, high)
         if u is None:
@@ -228,6 +227,72 @@ class Search:
                 math.exp(-u), self.problem.problems[0].shape[1]
             )
         return u, rise
+
+    def _with_sites(self, low: float, high: float, u: float) -> tuple[float, bool]:
+        """Where u ends that follows the sites within a fit, and whether that is the root."""
+        d, before = self.problem.d, (math.nan, math.nan)
+
+        def newton(at: Array, found: Fits) -> Array:
+            nonlocal before
+            u = float(at[0])
+            slope, x = self.slope(u, found), math.exp(-0.5 * u)
+            excess = found.excess(slope, d)
+            if abs(before[0] / x - 1.0) > TOLD:
+                self.rise = (excess - before[1]) / (x - before[0])
+            before = x, excess
+            step = _secant(excess, found.rise(x * x, slope, d), x)
+            return np.array([min(max(u + step, low), high)])
+
+        (u,), settled = self.follow(
+            np.array([u]), lambda at: (self.problem, math.exp(at[0])), newton
+        )
+        if settled and self.latest is not None:
+            self.curvature = self.latest[1].bend(math.exp(-0.5 * u), self.rise, d)
+        return float(u), settled
+
+    def follow(
+        self,
+        u: Array,
+        at: Callable[[Array], tuple[BinaryProblems, float | Array]],
+        there: Callable[[Array, Fits], Array | None],
+    ) -> tuple[Array, bool]:
+        """Where hyper-parameters u end that follow the sites within a fit, and whether at a root.
+
+        There they stand still, and the fit has a certificate. They are left where they crawl, with
+        that fit as the next start.
+
+        at: the problems and the prior variance at u; there: the next u, by the posterior of a
+        sweep, or None.
+        """
+        begun, steps, crawls = u, [math.inf, math.inf], False
+        if not self.problem.follows:
+            return u, False
+
+        def learn(post: Posterior) -> Problem | None:
+            nonlocal u, crawls
+            to = there(u, Fits([post], [])) if post.n_sweeps else None
+            step = 0.0 if to is None else float(np.abs(to - u).max(initial=0.0))
+            if to is None or step <= self.accuracy:
+                return None
+            crawls = CRAWLS * steps[-2] < step < FAR
+            u, steps[:] = to, [steps[-1], step]
+            problem, variance = at(u)
+            return problem.at(0, variance)
+
+        problem, variance = at(u)
+        given = {"learn": learn, "callback": lambda *_: crawls}
+        try:
+            found = problem.fit(variance, self.fine, self.last, **given)
+        except FAILURES:
+            return begun, False
+        if crawls:
+            self.last = found.posteriors
+            return u, False
+        if not problem.certified(found):
+            return begun, False
+        self.n_tried += 1
+        self.last, self.latest = found.posteriors, (at(u)[1], found)
+        return u, True
 
     def _root(self, low: float, high: float, u: float, rise: float, schedule: Any) -> float | None:
         """Where the slope is 0, or an end of the range where it points outwards; None if lost.
@@ -414,15 +479,12 @@ def settles_slowly(post: Posterior) -> bool:
     return history[-1].n_refused == 0 and (post.converged or history[-1].change < SLOW * half)
 
 
-def find(
-    search: Search, rows: Any, weights: Array | None, centred: bool, unit: float = 1.0
-) -> Found:
-    """The prior variance that the evidence favours; it warns of what went wrong.
+def find(search: Search, least: float, most: float) -> Found:
+    """The prior variance in a range that the evidence favours; it warns of what went wrong.
 
-    It is 1 if all points of the search are lost. unit: that of the variance of x.theta.
+    It is 1 if all points of the search are lost.
     """
-    least, most = search.ends(rows, weights, centred)
-    found = search.maximum(unit * least, unit * most)
+    found = search.maximum(least, most)
     tell_lost(search, "1" if found is None else "the best of the others")
     if found is None:
         return Found(1.0, None)

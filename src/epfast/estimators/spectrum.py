@@ -9,9 +9,12 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.problem import mean_of_rows
+from epfast.gaussian.problem import Problem, mean_of_rows
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Gaussian, Loss
+
+#: least squares tell the noise with so many rows a column; what its diagonal is raised by
+ROWS_PER_COLUMN, RIDGE = 10, 1e-9
 
 
 def without_offset(loss: Loss, responses: Array) -> Array | None:
@@ -19,6 +22,27 @@ def without_offset(loss: Loss, responses: Array) -> Array | None:
     if not isinstance(loss, Gaussian) or loss.beta != 1.0 or (responses[:, 1] != 1.0).any():
         return None
     return responses[:, 0] - responses[:, 2] if loss.has_offset else responses[:, 0]
+
+
+def log_spread_of_residuals(problem: Problem) -> float | None:
+    """Log of the spread of the residuals of least squares over that of y; None: not to be known.
+
+    Losses of residuals y - h alone have some. O(n d^2)
+    """
+    loss, (X, y, weights), (n, d) = problem.loss, problem.data, problem.shape
+    told = loss.by_residual and loss.in_units_of_y and n >= ROWS_PER_COLUMN * d
+    if not told or problem.sparse or weights is not None or y is None:
+        return None
+    with np.errstate(all="ignore"):
+        gram = X.T @ X
+        gram[np.diag_indices(d)] *= 1.0 + RIDGE
+        try:
+            fitted = X @ linalg.solve(gram, X.T @ y[:, 1], assume_a="pos")
+        except ValueError:  # linalg.LinAlgError is one
+            return None
+        left = np.stack([y[:, 0], y[:, 1] - fitted], axis=1)
+        ratio = loss.typical(left)[1] / loss.typical(y)[1]
+    return math.log(ratio) if 1e-12 < ratio <= 1.0 else None
 
 
 class Spectrum(NamedTuple):

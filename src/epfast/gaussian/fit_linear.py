@@ -15,6 +15,7 @@ from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
+from epfast.gaussian.engines.base import Swept
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
@@ -304,7 +305,7 @@ def fit_linear(
         else:
             center = mean_of_rows(rows.first_X if stream else data.X, data.weights)[:-1]
     if ones is not None and not stream:
-        notes.note_far(data.X, center is not None)
+        notes.note_far(*notes.places(data.X), center is not None)
     kernel_rows = wide_rows(chosen, data, ones is not None, center)
     if kernel_rows is not None:
         data = data._replace(X=kernel_rows.X)
@@ -365,7 +366,7 @@ def _notes(problem: Problem, variance: Any, is_matrix: bool) -> float | None:
     data = problem.data
     sizes = None if is_matrix else notes.column_sizes(data.X, problem.center)
     if sizes is not None and np.ndim(variance) == 0:
-        notes.note_scales(sizes, stacklevel=3)
+        notes.note_scales(sizes.largest, stacklevel=3)
     if not problem.loss.by_margin or data.y is None:
         return None
     notes.note_intercept(data.X, data.y, stacklevel=3)
@@ -408,19 +409,27 @@ def fit_problem(
     guess: bool = False,
     warn: Callable[..., Any] = warn_of,
     tasks: Tasks | None = None,
+    learn: Callable[[Any], Problem | None] | None = None,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
     threads: how many share the work. guess: whether ``start`` may be dropped.
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     tasks: where they are done, if not here.
+    learn: from the posterior before a sweep, the problem with the prior and the loss of that sweep;
+    None: the same. For a site per row and matrices of order d.
     """
 
     def result(fit: Fit) -> Any:
         kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
+        if learn is not None:
+            now = engine.problem
+            kept = kept._replace(prior=now.prior, base=now.base, loss=now.loss)
         found = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
         known = getattr(engine, "finished", None)
-        if known is not None and known[0] is fit.state:
+        if isinstance(fit.state, Swept):
+            vars(found).update(engine.known(fit.state))
+        elif known is not None and known[0] is fit.state:
             vars(found).update(known[1])
         return found
 
@@ -454,6 +463,8 @@ def fit_problem(
                 engine.tasks = tasks
             elif threads > 1 and hasattr(engine, "share"):
                 engine.share(ThreadPool(with_room(threads)))
+            if learn is not None:
+                engine.learn(lambda state: learn(result(Fit(state, False, []))))
             given: dict[str, Any] = {
                 "record": None if record is None else costs,
                 "callback": None if callback is None else look,

@@ -93,11 +93,11 @@ class Held(NamedTuple):
 def gains(
     posteriors: list[Any], loss_at: Callable[[Array], Loss], u: Array, bounds: Array
 ) -> tuple[float, Array, Array]:
-    """Log evidence gained by the loss at u (p,), the cavities of the fits held.
+    """Log evidence by the loss at u (p,), but for a constant, the cavities of the fits held.
 
     Returns
     -------
-    gain, slopes (p,) and second derivatives (p, p), by differences; 0 of what has no room in
+    value, slopes (p,) and second derivatives (p, p), by differences; 0 of what has no room in
     bounds (p, 2).
 
     Raises
@@ -112,7 +112,7 @@ def gains(
     steps, (i, j) = STEP * np.eye(p)[some], np.tril_indices(len(some), -1)
     moves = np.concatenate([np.zeros((1, p)), steps, -steps, steps[i] + steps[j]])
     losses = [loss_at(u + move) for move in moves]
-    values = np.sum([post.loss_gain(*losses) for post in posteriors], axis=0)
+    values = np.array([sum(post.log_integrals(loss) for post in posteriors) for loss in losses])
     (here,), on, back, both = np.split(values, np.cumsum([1, len(some), len(some)]))
     slopes[some] = (on - back) / (2.0 * STEP)
     bent[some, some] = (on + back - 2.0 * here) / STEP**2
@@ -125,19 +125,25 @@ Density = Callable[[Array], tuple[float, Array, Array]]
 
 
 def most_probable(
-    u: Array, bounds: Array, k: int, of_variances: Density, of_numbers: Density
+    u: Array,
+    bounds: Array,
+    k: int,
+    of_variances: Density,
+    of_numbers: Density,
+    last: float = LAST,
 ) -> Array | None:
     """The maximum with sites, or cavities, of fits at u (m,) held; None: a cavity is improper.
 
-    k: how many of u are variances, by sites held; the others are numbers of the loss.
+    k: how many of u are variances, by sites held; the others are numbers of the loss. last: see
+    :func:`newton`.
     """
     variances, numbers = u[:k], u[k:]
     near = np.clip(bounds[k:].T, numbers - REACH, numbers + REACH).T
     with np.errstate(all="ignore"):
         if k:
-            variances = newton(of_variances, variances, bounds[:k], LAST)
+            variances = newton(of_variances, variances, bounds[:k], last)
         try:
-            numbers = newton(of_numbers, numbers, near, CLOSE)
+            numbers = newton(of_numbers, numbers, near, max(last, CLOSE))
         except FloatingPointError:  # no cavity, no gain
             return None
     return np.append(variances, numbers)

@@ -170,7 +170,12 @@ class JointPosterior(LatentPosterior):
         return self.shift.size // len(self.problem.prior.shift)
 
     # of the weights of all classes
-    _root, covariance = FullPosterior._root, FullPosterior.covariance
+    _root = FullPosterior._root
+
+    @cached_property
+    def covariance(self) -> Array:
+        return np.asarray(self._root @ self._root.T)
+
     colored, n_normals = FullPosterior.colored, FullPosterior.n_normals
 
     @cached_property

@@ -89,15 +89,20 @@ def column_sizes(X: Any, center: Array | None = None) -> ColumnSizes:
                 np.maximum.at(of_column, columns, largest)
                 largest = of_column[columns]
         return ColumnSizes(largest, squares / n, columns)
-    largest, squares = np.empty((2, d))
-    if not _core_sizes(rows, largest, squares):
-        _core_sizes(np.ascontiguousarray(rows, dtype=np.float64), largest, squares)
+    largest, squares = sizes_of_all(rows)
     return ColumnSizes(largest, squares / n)
 
 
-def note_scales(sizes: ColumnSizes, stacklevel: int = 2) -> None:
-    """Note that columns differ in scale by more than SCALES under one prior variance."""
-    size = sizes.largest
+def sizes_of_all(rows: Any) -> tuple[Array, Array]:
+    """Largest entries of dense columns, in size, and the sums of their squares."""
+    largest, squares = np.empty((2, rows.shape[1]))
+    if not _core_sizes(rows, largest, squares):
+        _core_sizes(np.ascontiguousarray(rows, dtype=np.float64), largest, squares)
+    return largest, squares
+
+
+def note_scales(size: Array, stacklevel: int = 2) -> None:
+    """Note that columns, of these largest entries, differ by SCALES under one prior variance."""
     size = size[(size > 0.0) & np.isfinite(size)]  # the core refuses what is not finite
     if size.size and size.max() / SCALES > size.min():
         _warn(
@@ -108,11 +113,8 @@ def note_scales(sizes: ColumnSizes, stacklevel: int = 2) -> None:
         )
 
 
-def note_far(X: Any, centered: bool, stacklevel: int = 2) -> None:
-    """Note that a column lies far from 0, for its spread, beside an intercept.
-
-    centered: whether the intercept has its prior at the means of the columns.
-    """
+def places(X: Any) -> tuple[Array, Array]:
+    """Means and variances of the columns, over some rows; 0 for the rounding of a constant one."""
     rows = some_rows(X)
     mean = mean_of_rows(rows)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -121,8 +123,16 @@ def note_far(X: Any, centered: bool, stacklevel: int = 2) -> None:
             lost = len(mean) * ROUNDING * mean**2
         else:
             spread, lost = np.square(rows - mean).mean(axis=0), (ROUNDING * mean) ** 2
-        # a constant column leaves the rounding of its mean
-        far = np.where(spread > lost, np.abs(mean) / np.sqrt(np.maximum(spread, 1e-300)), 0.0)
+        return mean, np.where(spread > lost, spread, 0.0)
+
+
+def note_far(mean: Array, variance: Array, centered: bool, stacklevel: int = 2) -> None:
+    """Note that a column lies far from 0, for its spread, beside an intercept.
+
+    centered: whether the intercept has its prior at the means of the columns.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        far = np.where(variance > 0.0, np.abs(mean) / np.sqrt(np.maximum(variance, 1e-300)), 0.0)
     j = int(np.argmax(far))
     if not far[j] > (FAR if centered else FAR_AT_0):
         return

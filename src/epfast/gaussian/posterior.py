@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -374,11 +374,16 @@ class GaussianPosterior(Posterior):
         ValueError, FloatingPointError
             As :meth:`loss_gradient`.
         """
+        now = self.log_integrals(self.known_loss())
+        return np.array([self.log_integrals(loss) - now for loss in others])
+
+    @cached_property
+    def log_integrals(self) -> Callable[[Loss], float]:
+        """The sum of log Z_i over the rows by the loss, the cavities held fixed; for searches."""
         self.known_loss()
         problem, *at_rows = self._rows_with_sites()
-        total = learning.log_integrals(problem, *at_rows)
-        now, has_offset = total(problem.loss), problem.loss.has_offset
-        return np.array([total(loss.with_offset(has_offset)) - now for loss in others])
+        total, has_offset = learning.log_integrals(problem, *at_rows), problem.loss.has_offset
+        return lambda loss: total(loss.with_offset(has_offset))
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:
         """Compare with the exact posterior, by importance sampling; ``str(check)`` is in words.

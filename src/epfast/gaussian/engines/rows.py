@@ -7,7 +7,7 @@ posterior in parallel order, and in chunks (``chunks.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ from epfast.gaussian.engines.chunks import (
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.joint import cavities, fitted_at, log_mass
-from epfast.gaussian.problem import Problem, State, inverse_root
+from epfast.gaussian.problem import Problem, State, inverse_root, log_determinant
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -331,20 +331,52 @@ class RowEngine(EPEngine):
         self.settles = self.form.rooted = settles_means(problem)
         #: sites, and the pass that follows their state, if any does
         self.ahead: tuple[Sites, Ahead | None] | None = None
+        #: gives the problem of the next sweep, with its prior and loss; None: it is the same
+        self.learns: Callable[[Swept], Problem | None] | None = None
 
     def init(self, start: Any) -> Swept:
         """The state of a start; of the same rows under another prior without their sum. O(d^3)."""
         before = getattr(start, "problem", None)
-        if self.settles and before is not None and before.data.X is self.problem.data.X:
-            base, sites = self.problem.base, self.form.taken(start)
-            precision = start.state.precision - before.base.precision + base.precision
-            shift = start.state.shift - before.base.shift + base.shift
-            total = base.log_scale + float(sites.log_scale.sum())
-            state = gaussian(State(precision, shift, sites, total, start.n_sweeps), True)
+        if before is not None and before.data.X is self.problem.data.X:
+            self.form.taken(start)
+            state = self._under(self.problem.base, start.state, before.base)
             if state is not None:
                 return self.begun(state, False)
         found: Swept = super().init(start)
         return found
+
+    def learn(self, learns: Callable[[Swept], Problem | None]) -> None:
+        """Let prior and loss follow the sites between sweeps; passes would have to begin anew."""
+        self.learns, self.steps, self.settles = learns, True, False
+
+    def before(self, state: Swept) -> Swept:
+        """The posterior of the same sites under the prior that follows from them."""
+        assert self.learns is not None
+        there, problem, memory = self.learns(state), self.problem, state.memory
+        new = None if there is None else self._under(there.base, state, problem.base)
+        if there is None or new is None:
+            return state
+        if there.loss is not problem.loss:
+            self.tilted, self._made = there.tilted(), {}
+        prior, base, loss = there.prior, there.base, there.loss
+        self.problem = self.form.problem = problem._replace(prior=prior, base=base, loss=loss)
+        self.form.prior_log_determinant = log_determinant(prior.precision)
+        self.evidence_bound = self.problem.evidence_bound
+        if memory is not None:  # sweeps under another prior are not mixed with those that follow
+            memory = memory._replace(steps=())
+        return new._replace(order=state.order, memory=memory)
+
+    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
+        problem = self.problem
+        new, counts = super().sweep(state, keep, tick)
+        return new, counts if self.problem is problem else counts._replace(settled=False)
+
+    def _under(self, base: State, state: Any, before: State) -> Swept | None:
+        """The posterior of the sites of a state with another base than the one before. O(d^3)."""
+        precision = state.precision - before.precision + base.precision
+        shift, sites = state.shift - before.shift + base.shift, state.sites
+        total = base.log_scale + float(sites.log_scale.sum())
+        return gaussian(State(precision, shift, sites, total, state.sweeps), self.form.rooted)
 
     def share(self, threads: ThreadPool) -> None:
         """Sweeps in chunks and in parallel order are for these threads, if moments are."""
@@ -387,8 +419,8 @@ class RowEngine(EPEngine):
 
     def known(self, state: Any) -> dict[str, Any]:
         """What is known of the posterior of a state, by its names there."""
-        if getattr(state, "root", None) is None:
-            return {}
+        if state.root is None:
+            return {"_moments": state}
         found = {"mean": state.mean, "_root": state.root}
         found["log_evidence"] = self.summary(state).log_evidence
         ahead = None if self.ahead is None else self.ahead[1]
@@ -399,6 +431,8 @@ class RowEngine(EPEngine):
         return found
 
     def finish(self, state: Any, hurry: bool = False) -> Any:
-        found = super().finish(state, hurry)
-        self.finished = (found, self.known(state)) if found.sites is state.sites else None
+        if not hurry and self.drifts(state):
+            state = self.form.built(state.sites, state.sweeps) or state
+        found = self.form.result(state)
+        self.finished = found, self.known(state)
         return found
