@@ -1,5 +1,7 @@
 """The log evidence of Gaussian noise by eigenvalues, against fits and differences."""
 
+import warnings
+
 import numpy as np
 import pytest
 from scipy import optimize, sparse
@@ -56,3 +58,15 @@ def test_the_search_takes_one_fit(fixed, monkeypatch):
 def test_squares_that_overflow_have_none():
     assert Spectrum.of(1e200 * ROWS["tall"], Y, None, 1.0) is None
     assert Spectrum.of(ROWS["tall"], 1e200 * Y, None, 1.0) is None
+
+
+def test_a_search_of_scales_begins_right_where_columns_lie_far_away():
+    """1e4 standard deviations from 0: least squares about the means, and no word of warning."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 6))
+    y = X @ rng.normal(size=6) + rng.standard_t(3, size=300)
+    far = X + 1e4 * X.std(axis=0) * [1, -1, 1, -1, 1, -1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        near, moved = (LinearRegressor(loss="student_t").fit(rows, y) for rows in (X, far))
+    np.testing.assert_allclose(moved.coef_, near.coef_, rtol=0, atol=1e-4)

@@ -33,13 +33,19 @@ def log_spread_of_residuals(problem: Problem) -> float | None:
     told = loss.by_residual and loss.in_units_of_y and n >= ROWS_PER_COLUMN * d
     if not told or problem.sparse or weights is not None or y is None:
         return None
+    # columns may lie anywhere beside an intercept, and so may y
+    columns = X[:, :-1] if problem.intercept else X
+    center, level = np.zeros(columns.shape[1]), 0.0
+    if problem.intercept:
+        center, level = mean_of_rows(columns), float(y[:, 1].mean())
     with np.errstate(all="ignore"):
-        gram = X.T @ X
-        gram[np.diag_indices(d)] *= 1.0 + RIDGE
+        gram = columns.T @ columns - n * np.outer(center, center)
+        gram[np.diag_indices(len(center))] *= 1.0 + RIDGE
         try:
-            fitted = X @ linalg.solve(gram, X.T @ y[:, 1], assume_a="pos")
+            slopes = np.linalg.solve(gram, columns.T @ (y[:, 1] - level))
         except ValueError:  # linalg.LinAlgError is one
             return None
+        fitted = columns @ slopes - center @ slopes + level
         left = np.stack([y[:, 0], y[:, 1] - fitted], axis=1)
         ratio = loss.typical(left)[1] / loss.typical(y)[1]
     return math.log(ratio) if 1e-12 < ratio <= 1.0 else None
