@@ -49,7 +49,7 @@ def test_the_search_takes_one_fit(fixed, monkeypatch):
     pair[0, 1] = 1.0 + 1e-12  # no more one variance for all
     other = LinearRegressor(prior_variance=fixed, schedule=epfast.EP(200, 1e-10))
     other.fit(X, pair, offset=offset)
-    assert len(calls) > 5
+    assert len(calls) > 1
     assert model.loss_.variance == pytest.approx(other.loss_.variance, rel=1e-6)
     assert model.prior_variance_ == pytest.approx(other.prior_variance_, rel=1e-6)
     np.testing.assert_allclose(model.coef_, other.coef_, rtol=1e-6)

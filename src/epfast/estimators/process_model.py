@@ -30,7 +30,7 @@ from epfast.estimators.processes import (
     pilot_rows,
 )
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
-from epfast.gaussian.choices import choose
+from epfast.gaussian.choices import choose_process
 from epfast.gaussian.fit_gp import warn_of_process
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
@@ -160,7 +160,7 @@ class ProcessModel:
         if not tried and neighbors is None:  # else where none is found
             self._check_memory(kernel)
         offset_loss, asked = loss.with_offset(offset is not None), {"weights": weights}
-        chosen = choose(offset_loss, self.scheme, "process", None, schedule, given=asked)
+        chosen = choose_process(offset_loss, self.scheme, schedule, given=asked)
         distances = Distances(X)
         return [
             BinaryProcess(
@@ -182,7 +182,7 @@ class ProcessModel:
         if self.method == "exact" or not (beyond or self.method == "nearest"):
             return None
         try:
-            choose(loss, self.scheme, "nearest", None, self._schedule)
+            choose_process(loss, self.scheme, self._schedule, "nearest")
         except ValueError:
             if self.method == "nearest":
                 raise
@@ -253,7 +253,7 @@ class ProcessModel:
         known = loss.filled(loss.latents_in(target), False)
         if known.correlated:
             raise ValueError(f"loss is {known!r}; allowed for processes: correlated=False")
-        choose(known, self.scheme, "process", None, self._schedule)
+        choose_process(known, self.scheme, self._schedule)
         X, schedule = self.X_train_, self._schedule
         return LatentProcess(X, kernel, target, known, self.scheme, schedule, self._jitter)
 

@@ -26,7 +26,7 @@ from epfast.gaussian import (
     incomplete_cholesky,
 )
 from epfast.gaussian.certificate import trusted
-from epfast.gaussian.choices import Choices, choose
+from epfast.gaussian.choices import Choices, choose, choose_process
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
 from epfast.gaussian.low_rank import fit_factor, without_columns
@@ -367,7 +367,7 @@ class LowRankProcess(NamedTuple):
         parts = (self.choices.get(name) for name in ("y", "weights", "offset"))
         y, weights, offset = (None if part is None else part[rows] for part in parts)
         loss = losses.resolve(self.choices["loss"]).with_offset(offset is not None)
-        chosen = choose(loss, self.choices["scheme"], "process", None, self.schedule)
+        chosen = choose_process(loss, self.choices["scheme"], self.schedule)
         process = chosen.problem(responses_of(loss, y, len(rows), weights, offset))
         X, parameters = self.X[rows], self.parameters
         parameters = parameters._replace(loss=parameters.loss.with_offset(loss.has_offset))

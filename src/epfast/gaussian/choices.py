@@ -68,20 +68,46 @@ def choose(
     beta: float | None = None,
     given: dict[str, Any] | None = None,
 ) -> Choices:
-    """The choices that arguments of a fit mean; raises if they do not combine.
+    """The choices that arguments of :func:`epfast.fit_linear` mean; raises if they do not combine.
 
-    posterior: that of :func:`epfast.fit_linear`, or of processes "process" or "nearest".
     given: arguments that only some combinations take; None: not given.
     """
-    schedule = DEFAULT_SCHEDULE if schedule is None else schedule
-    process, factor = posterior in PROCESSES, "row"
-    known = "EP or epfast.DoubleLoop" if process else "EP, ADF, SEP, AEP, DSEP, DAEP or DEP"
-    _checks.schedule(schedule, Schedule, f"epfast.{known}")
-    if not process:
-        _checks.choice("posterior", posterior, COVARIANCES)
+    _checks.schedule(
+        DEFAULT_SCHEDULE if schedule is None else schedule,
+        Schedule,
+        "epfast.EP, ADF, SEP, AEP, DSEP, DAEP or DEP",
+    )
+    _checks.choice("posterior", posterior, COVARIANCES)
     if batch_size is not None:
         batch_size = _checks.integer("batch_size", batch_size, least=1)
-        factor = "minibatch"
+    return _combined(loss, scheme, posterior, batch_size, schedule, beta, given or {})
+
+
+def choose_process(
+    loss: Any,
+    scheme: Any,
+    schedule: Any,
+    form: str = "process",
+    given: dict[str, Any] | None = None,
+) -> Choices:
+    """The same of :func:`epfast.fit_gp`; form: of q, "process" or "nearest"."""
+    known = DEFAULT_SCHEDULE if schedule is None else schedule
+    _checks.schedule(known, Schedule, "epfast.EP or epfast.DoubleLoop")
+    return _combined(loss, scheme, form, None, schedule, None, given or {})
+
+
+def _combined(
+    loss: Any,
+    scheme: Any,
+    posterior: str,
+    batch_size: int | None,
+    schedule: Any,
+    beta: float | None,
+    given: dict[str, Any],
+) -> Choices:
+    """See :func:`choose`."""
+    schedule = DEFAULT_SCHEDULE if schedule is None else schedule
+    process, factor = posterior in PROCESSES, "row" if batch_size is None else "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
     if found_loss.latents != 1:
         for name, value, allowed in (
@@ -94,7 +120,6 @@ def choose(
                     f"per row: {allowed!r}"
                 )
         factor = "latents"
-    given = given or {}
     if scheme is None:
         scheme = default_scheme(found_loss, factor, posterior)
     found = schemes.resolve(scheme)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from epfast import _checks, losses
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.certificate import broken
-from epfast.gaussian.choices import choose
+from epfast.gaussian.choices import choose_process
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.engines.kernel import GPState, Kernel, ProcessEngine
@@ -200,7 +200,7 @@ def fit_gp(
         found_loss = found_loss.filled(known, False)
         if found_loss.correlated:
             raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
-        chosen = choose(found_loss, scheme, "process", None, schedule)
+        chosen = choose_process(found_loss, scheme, schedule)
         kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)
         data = responses_of(found_loss, y, kernels[0].n, offset=offset)
         of_latents = chosen.problem(data, kernel=kernels, common=common)
@@ -220,7 +220,7 @@ def fit_gp(
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
     asked = {"weights": weights}
-    chosen = choose(found_loss, scheme, "process", None, schedule, given=asked)
+    chosen = choose_process(found_loss, scheme, schedule, given=asked)
     if start is not None and not isinstance(start, GPPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
     kernel = kernel_in_memory(K, overwrite_K, shift)

@@ -17,7 +17,7 @@ from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import GPPosterior, fit_process
 from epfast.gaussian.certificate import broken
-from epfast.gaussian.choices import choose
+from epfast.gaussian.choices import choose_process
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
 from epfast.gaussian.problem import Data
 from epfast.gaussian.process_problem import kernel_at_door
@@ -303,7 +303,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             kernel = KernelMatrix(np.array(K, dtype=np.float64, order="C"))
         else:
             kernel = kernel_at_door(K, False, 0.0)
-        chosen = choose(loss, None, "process", None, schedule)
+        chosen = choose_process(loss, None, schedule)
         problem = chosen.problem(Data(None, rows), kernel=kernel)
         before, start = self.last or self._loaded, None  # type: Any, Any
         if not self.always_reset and before is not None and before.sites is not None:
