@@ -74,10 +74,10 @@ def operators() -> dict[str, dict[str, Any]]:
     draws = functools.partial(epfast.SampledFactor, draws=10_000)
     found: dict[str, dict[str, Any]] = {
         BELIEF: PAPER,
-        FOLDED: {"paper": True},
+        FOLDED: {"paper": True, "width": 0.5},
         "the same, sampled oracle": PAPER | {"oracle": draws(log_density=log_logistic_of)},
         SITE: PAPER | {"targets": "site"},
-        SITE_FOLDED: {"paper": True, "targets": "site"},
+        SITE_FOLDED: {"paper": True, "width": 0.5, "targets": "site"},
         "targets of the site, sampled oracle": PAPER
         | {"targets": "site", "oracle": draws(log_density=log_logistic_of)},
     }

@@ -19,7 +19,8 @@ Array = NDArray[np.float64]
 #: the paper's sweeps: parallel, undamped
 SCHEDULE = epfast.EP(order="parallel", damping=1.0, sweeps=10, tol=0.0)
 #: the paper's operators: the label is a message, as there, and not folded into z
-PAPER: dict[str, Any] = {"paper": True, "coordinates": ("value",)}
+#: with half of the squared widths, as the authors' program has them
+PAPER: dict[str, Any] = {"paper": True, "coordinates": ("value",), "width": 0.5}
 
 
 class Problem(NamedTuple):

@@ -432,7 +432,7 @@ def linear(slope):
     return model
 
 
-@pytest.mark.parametrize("targets", ["site", "belief"])
+@pytest.mark.parametrize("targets", ["site", "belief", "moments"])
 def test_targets_become_the_triple(targets):
     loop = Loop(
         model=linear(np.array([0.1, -0.2, 0.3])),
@@ -446,7 +446,8 @@ def test_targets_become_the_triple(targets):
     if targets == "site":
         expected = lZ, first / np.sqrt(v), np.expm1(second) / v
     else:
-        expected = lZ, (first - m) / v, (np.exp(second) / v - 1) / v
+        spread = np.exp(second) if targets == "belief" else second - first**2
+        expected = lZ, (first - m) / v, (spread / v - 1) / v
     np.testing.assert_allclose(out, expected, rtol=1e-8, atol=1e-9)
     assert loop.jit.calls == 0
 

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import epfast
 from epfast import losses, schemes
 from epfast.operators import SiteOracle
+from epfast.operators.records import stacked
 from tests.oracles.data import classes, process
 from tests.oracles.responses import example
 
@@ -148,10 +149,24 @@ def test_settings_of_the_paper(truth):
     assert (mine.targets, mine.features, mine.batch) == ("belief", ("fourier", 300, 500), 300)
     assert post.operator.calls >= 300
     assert len(post.operator.history) == 1
+    # appendix A's widths, and the half of their squares that the authors' program takes
+    half = epfast.Learned(oracle="exact", paper=True, width=0.5).operator.settings.learner()
+    half.refit(stacked(post.operator.store[:300]))
+    first = mine.learner()
+    first.refit(stacked(post.operator.store[:300]))
+    ratio = np.sqrt(0.5)
+    np.testing.assert_allclose(first.drawn.inner.omega, half.drawn.inner.omega * ratio, rtol=1e-12)
+    np.testing.assert_allclose(first.drawn.nu, half.drawn.nu * ratio, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "given", [{"features": ("fourier", 60, 90)}, {"targets": "belief", "tolerance": 0.01}], ids=str
+    "given",
+    [
+        {"features": ("fourier", 60, 90)},
+        {"targets": "belief", "tolerance": 0.01},
+        {"targets": "moments", "tolerance": 0.01},
+    ],
+    ids=str,
 )
 def test_features_and_targets(given, truth):
     assert off(fit(learned(**given)), truth) < 0.1

@@ -28,6 +28,7 @@ def test_labels_folded_or_as_a_coordinate(coordinates):
         targets="site",
         batch=60,
         features=("fourier", 100, 200),
+        width=0.5,  # so few features do better with the widths of the authors' program
         coordinates=coordinates,
     )
     with warnings.catch_warnings():

@@ -39,6 +39,8 @@ class JustInTime:
     def copy(self) -> JustInTime: ...
     def run(self, x: Array, first: int, out: Array) -> tuple[int, int]: ...
 
+TARGETS: tuple[str, ...]
+
 class LearnedSite(SiteScheme):
     ask: Ask
     @property

@@ -182,6 +182,14 @@ cdef class JustInTime:
         return i, kind
 
 
+cdef enum:
+    SITE = 0
+    MOMENTS = 2
+
+#: what an operator learns, by the numbers above; "belief" is between them
+TARGETS = "site", "belief", "moments"
+
+
 cdef class LearnedSite(SiteScheme):
     """Sites by an operator, and by an oracle where that is unsure.
 
@@ -190,16 +198,18 @@ cdef class LearnedSite(SiteScheme):
     there are none; kind 0 unsure, 1 an audit, 2 a row of zeros, from which nothing is to be
     learned. It may update the model of the operator, and calibrate it.
 
-    Targets are d, rho, lZ ("site") or mean, log variance, lZ ("belief"). Coordinates are m, log v
-    and a number per transform (column, code) of the responses, code 0 the value, 1 log1p,
-    2 arcsinh, 3 whether it is 0; by_moments: means and then variances, those of responses 0.
+    Targets are d, rho, lZ ("site"), mean, log variance, lZ ("belief") or E x, E x^2, lZ
+    ("moments"). Coordinates are m, log v and a number per transform (column, code) of the
+    responses, code 0 the value, 1 log1p, 2 arcsinh, 3 whether it is 0; by_moments: means and then
+    variances, those of responses 0.
     Sites are answered strictly in order.
     """
 
     cdef public object ask
     cdef JustInTime operator
     cdef readonly double power
-    cdef bint belief, by_moments
+    cdef bint by_moments
+    cdef int targets
     cdef ptrdiff_t k
     cdef ptrdiff_t n_transforms
     cdef ptrdiff_t[MOST_COORDINATES] column
@@ -212,9 +222,9 @@ cdef class LearnedSite(SiteScheme):
         cdef ptrdiff_t i
         self.loss, self.ask, self.folds, self.separate = loss, ask, folds, False
         self.operator, self.power, self.by_moments = operator, power, by_moments
-        if targets not in ("site", "belief"):
-            raise ValueError(f"targets is {targets!r}; allowed: 'site', 'belief'")
-        self.belief = targets == "belief"
+        if targets not in TARGETS:
+            raise ValueError(f"targets is {targets!r}; allowed: {', '.join(map(repr, TARGETS))}")
+        self.targets = TARGETS.index(targets)
         width = 0 if folds and loss.c.width == 0 else loss.base
         if len(transforms) > MOST_COORDINATES // 2 - 2:
             raise ValueError(
@@ -263,6 +273,7 @@ cdef class LearnedSite(SiteScheme):
     ) noexcept nogil:
         cdef double[MOST_COORDINATES] x
         cdef double[MOST_OUTPUTS] targets
+        cdef double spread
         cdef int kind
         if not (v > 0.0 and isfinite(v) and isfinite(m)):
             return NO_FIT
@@ -279,12 +290,15 @@ cdef class LearnedSite(SiteScheme):
                 y, m, v, x, NULL if targets[0] != targets[0] else targets,
                 kind if v > POINT else POINT_MASS, lZ, dlZ, d2lZ
             )
-        if self.belief:
-            dlZ[0] = (targets[0] - m) / v
-            d2lZ[0] = (exp(targets[1]) / v - 1.0) / v
-        else:
+        if self.targets == SITE:
             dlZ[0] = targets[0] / sqrt(v)
             d2lZ[0] = expm1(targets[1]) / v
+        else:
+            dlZ[0] = (targets[0] - m) / v
+            spread = exp(targets[1])
+            if self.targets == MOMENTS:
+                spread = targets[1] - targets[0] * targets[0]
+            d2lZ[0] = (spread / v - 1.0) / v
         lZ[0] = targets[2]
         return OK if targets[0] == targets[0] else NO_FIT
 

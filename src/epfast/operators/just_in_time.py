@@ -72,9 +72,10 @@ class Operator:
         Most tuples in the dictionary, >= batch; other features have none.
     audit : float
         Probability, in [0, 1], with which the oracle is asked where the operator is sure.
-    targets : {"site", "belief"}
-        What is learned: what the factor adds to the cavity, small and smooth; or the belief, as in
-        the paper.
+    targets : {"site", "belief", "moments"}
+        What is learned: what the factor adds to the cavity, small and smooth; or the mean and log
+        variance of the belief, as in the authors' program; or E x and E x^2, as in the paper
+        (section 3.3).
     seed : int
     coordinates : sequence of str or (int, str), optional
         How data enter: "value", "log1p", "arcsinh", "is_zero", of column 0 or of another. None:
@@ -84,6 +85,9 @@ class Operator:
         predicted variance is above it, in the targets' own units.
     power : float
         Of the factor whose messages these are.
+    width : float, optional
+        Of two-stage features: factor of the squared widths of appendix A. None: 1; the authors'
+        program has 0.5.
 
     Attributes
     ----------
@@ -132,6 +136,7 @@ class Operator:
         coordinates: Any = None,
         threshold: float | None = None,
         power: float = 1.0,
+        width: float | None = None,
     ) -> None:
         self.settings = checked(
             inputs=inputs,
@@ -146,6 +151,7 @@ class Operator:
             coordinates=coordinates,
             threshold=threshold,
             power=power,
+            width=width,
         )
         #: what gives true messages; a scheme until the loss is known
         self.oracle: Any = oracle
@@ -308,8 +314,11 @@ class Operator:
         parts = []
         for j, place in enumerate(self.settings.outputs):
             belief = answer.belief[:, 2 * j : 2 * j + 2]
+            mean, variance = belief.T
             if self.settings.targets == "belief":
-                parts.append(np.stack([belief[:, 0], np.log(belief[:, 1])], axis=1))
+                parts.append(np.stack([mean, np.log(variance)], axis=1))
+            elif self.settings.targets == "moments":
+                parts.append(np.stack([mean, variance + mean**2], axis=1))
             else:
                 parts.append(KINDS[self.settings.inputs[place]].targets(messages[place], belief))
         log_z = answer.log_z if self.oracle.has_log_z else np.zeros_like(answer.log_z)
@@ -342,9 +351,14 @@ class Operator:
             return answer
         targets = self.targets_of(messages, answer)[0]
         errors = np.where(np.isnan(answer.sd[0]), 0.0, answer.sd[0])  # of log Z, if there is none
-        if self.settings.targets == "belief":  # from units of the cavity
+        if self.settings.targets != "site":  # from units of the cavity
             for j, place in enumerate(self.settings.outputs):
                 errors[2 * j] *= np.sqrt(messages[place][0, 1])
+                if self.settings.targets == "moments":
+                    mean, variance = answer.belief[0, 2 * j : 2 * j + 2]
+                    errors[2 * j + 1] = np.hypot(
+                        2.0 * mean * errors[2 * j], variance * errors[2 * j + 1]
+                    )
         if self.core.mode == ORACLE_ALONE:
             return answer
         # patches learn from none: those that are beyond the tolerance are as small as may be

@@ -47,12 +47,13 @@ class Learned(RowScheme):
         So many sweeps of the oracle alone after convergence, which take out what the operator is
         wrong by; the last change is then a certificate.
     paper : bool
-        The settings of the paper in place of the defaults: beliefs as targets, two-stage features,
-        a batch of 300, the threshold -8.5. For reproduction.
+        The settings of the paper in place of the defaults: two-stage features with the widths of
+        appendix A, a batch of 300, the threshold -8.5; and beliefs as targets, which the authors'
+        program learns in place of section 3.3's ``targets="moments"``. For reproduction.
     **settings
         Of the operator that is made: ``tolerance`` (10 / n for n sites, between 0.001 and 0.03,
         which keeps means within some .03 of their standard deviations), ``features``, ``batch``,
-        ``cap``, ``audit``, ``targets``, ``seed``, ``coordinates``, ``threshold``, see
+        ``cap``, ``audit``, ``targets``, ``seed``, ``coordinates``, ``threshold``, ``width``, see
         :class:`Operator`.
 
     Notes
@@ -104,7 +105,7 @@ class Learned(RowScheme):
             settings = {**PAPER, **settings}
         allowed = ("tolerance", "features", "batch", "cap", "audit", "targets", "seed")
         for name in settings:
-            _checks.choice("a setting", name, (*allowed, "coordinates", "threshold"))
+            _checks.choice("a setting", name, (*allowed, "coordinates", "threshold", "width"))
         self.polish = _checks.integer("polish", polish, least=0, most=10_000)
         #: of the operator that each fit makes; None: the operator is given
         self.settings = settings if operator is None else None

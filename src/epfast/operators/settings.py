@@ -10,7 +10,7 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast._core.just_in_time import JustInTime
+from epfast._core.just_in_time import TARGETS, JustInTime
 from epfast.operators.learners import (
     TRANSFORMS,
     DictionaryLearner,
@@ -37,8 +37,8 @@ PAPER: dict[str, Any] = {
     "threshold": -8.5,
     "audit": 0.0,
 }
-#: factor of the squared widths and noise variance of the paper's program
-PAPER_WIDTH, PAPER_NOISE = 0.5, 1e-4
+#: noise variance of the paper's program
+PAPER_NOISE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,15 @@ class Settings:
     threshold: float | None
     power: float
     seed: int
+    width: float = 1.0
 
     def given(self) -> dict[str, Any]:
         """The arguments of :class:`Operator` that these come from."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["output"] = values.pop("outputs")
         values["coordinates"] = values.pop("transforms")
+        if isinstance(self.features, str):
+            values["width"] = None
         return values
 
     @property
@@ -122,6 +125,8 @@ class Settings:
             mine, cavity = targets[:, 2 * j : 2 * j + 2], messages[place]
             if self.targets == "belief":
                 parts.append(np.stack([mine[:, 0], np.exp(mine[:, 1])], axis=1))
+            elif self.targets == "moments":
+                parts.append(np.stack([mine[:, 0], mine[:, 1] - mine[:, 0] ** 2], axis=1))
             else:
                 parts.append(KINDS[self.inputs[place]].belief(cavity, mine))
         return np.concatenate(parts, axis=1)
@@ -148,7 +153,7 @@ class Settings:
         if isinstance(self.features, tuple):
             stages = self.features[1:]
             standardise = self.threshold is None
-            numbers = PAPER_WIDTH, PAPER_NOISE, standardise, self.seed
+            numbers = self.width, PAPER_NOISE, standardise, self.seed
             return FourierLearner(self.inputs, self.transforms, self.n_targets, stages, *numbers)
         return DictionaryLearner(
             self.inputs, self.transforms, self.n_targets, self.cap, self.near, self.seed
@@ -169,6 +174,7 @@ def checked(
     coordinates: Any,
     threshold: Any,
     power: Any,
+    width: Any = None,
 ) -> Settings:
     """The numbers of an operator; raises where one is not allowed."""
     families = check_inputs("inputs", inputs)
@@ -183,13 +189,14 @@ def checked(
         # random features have a number of their own
         _checks.integer("cap", cap, least=batch if isinstance(chosen, str) else 4, most=1 << 15),
         _checks.number("audit", audit, least=0.0, most=1.0),
-        _checks.choice("targets", targets, ("site", "belief")),
+        _checks.choice("targets", targets, TARGETS),
         check_transforms(coordinates),
         None
         if threshold is None
         else _checks.number("threshold", threshold, least=-500.0, most=500.0),
         _checks.number("power", power, above=0.0),
         _checks.integer("seed", seed, least=0, most=2**63 - 1),
+        1.0 if width is None else _checks.number("width", width, above=0.0),
     )
     if found.n_targets > MOST_TARGETS:
         raise ValueError(f"output is {output!r}; allowed: at most {(MOST_TARGETS - 1) // 2} places")
@@ -204,12 +211,17 @@ def checked(
         or found.threshold is not None
     ):
         raise ValueError(
-            "features is 'patches' with other messages than one Gaussian, with targets='belief', "
+            "features is 'patches' with other messages than one Gaussian, targets not 'site', "
             "coordinates of data or a threshold; allowed with these: 'dictionary'"
         )
-    if found.targets == "belief" and families != ("gaussian",) * len(families):
+    if found.targets != "site" and families != ("gaussian",) * len(families):
         raise ValueError(
-            f"targets is 'belief' with inputs {families}; allowed with it: Gaussian ones"
+            f"targets is {targets!r} with inputs {families}; allowed with it: Gaussian ones"
+        )
+    if width is not None and isinstance(chosen, str):
+        raise ValueError(
+            f"width is {width!r} with features={chosen!r}, whose widths are chosen by evidence; "
+            "allowed: None"
         )
     return found
 
