@@ -19,6 +19,7 @@ from epfast.estimators.base import (
     stacked,
     tell,
     validate_data,
+    validate_fit,
 )
 from epfast.estimators.evidence import (
     Averaged,
@@ -302,7 +303,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         LinearClassifier
             Itself.
         """
-        rows, labels = validate_data(self, X, y, **self._input())
+        rows, labels = validate_fit(self, X, y, **self._input())
         rows = _checks.rows("X", rows)
         check_labels(labels)
         weights = row_weights(rows, labels, sample_weight, self.class_weight)
