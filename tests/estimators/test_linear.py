@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 import epfast
 from epfast import ADF, EP, SEP, fit_linear, losses
@@ -21,6 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from epfast import LinearClassifier
+from epfast.estimators.evidence import Columns
 from tests.oracles.data import prior_of_ones
 
 # of epfast about extreme data of a check, and of scikit-learn about its own
@@ -509,3 +511,39 @@ def test_bad_data():
         model.fit(X, X[:, 0])
     with pytest.raises(ValueError, match="features"):
         model.fit(X, Y).predict(X[:, :2])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", [np.array, sparse.csr_matrix], ids=["dense", "csr"])
+def test_variances_of_columns(weighted, kind):
+    """Beside plain NumPy; a constant column has none."""
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(9001, 3)) * [1.0, 0.1, 0.0] + [0.0, 5.0, 0.3]
+    weights = rng.integers(0, 3, 9001).astype(float) if weighted else None
+    found = Columns.of(kind(rows), weights, None)
+    mean = np.average(rows, axis=0, weights=weights)
+    variance = np.average((rows - mean) ** 2, axis=0, weights=weights)
+    np.testing.assert_allclose(found.mean, mean, atol=1e-12)
+    np.testing.assert_allclose(found.variance, [*variance[:2], 0.0], rtol=1e-9)
+    np.testing.assert_allclose(found.square, variance + mean**2, rtol=1e-9)
+    if found.largest is not None:
+        np.testing.assert_allclose(found.largest[:2], np.abs(rows - mean).max(axis=0)[:2])
+        assert found.largest[2] == 0.0
+    each = found.total(True, np.arange(3))
+    np.testing.assert_allclose(each, [*variance[:2], 0.09], rtol=1e-9)
+    assert found.total(True)[0] == pytest.approx(variance[:2].sum())
+
+
+def test_plain_arrays_are_checked_as_others_are():
+    """They go by a look of ours alone, and leave what scikit-learn's validation would."""
+    frame = pytest.importorskip("pandas").DataFrame(X, columns=list("abcd"))
+    named, plain = LinearClassifier().fit(frame, Y), LinearClassifier().fit(X, Y)
+    np.testing.assert_array_equal(named.coef_, plain.coef_)
+    assert plain.n_features_in_ == 4
+    assert not hasattr(named.fit(X, Y), "feature_names_in_")
+    wrong = X.copy()
+    wrong[3, 1] = np.inf
+    with pytest.raises(ValueError, match="infinity"):
+        plain.fit(wrong, Y)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        plain.fit(X, Y[1:])

@@ -22,6 +22,7 @@ from epfast import LinearClassifier
 from epfast.estimators import ConvergenceWarning, EvidenceWarning
 from epfast.estimators.evidence import BinaryProblems, certified
 from epfast.estimators.search import Search
+from epfast.gaussian.engines.base import EPEngine
 
 RNG = np.random.default_rng(31)
 N = 120
@@ -211,6 +212,62 @@ def test_the_last_fits_of_a_search_are_not_done_again():
     found = search.fits(2.0, search.fine)
     assert search.final(2.0, None, repairs=True) is found
     assert search.final(2.1, None, repairs=True) is not found
+
+
+# ---- hyper-parameters that follow the sites ----
+
+
+def sweeps_of(monkeypatch, fit):
+    """How many sweeps a call takes in all, and its result."""
+    count, sweep = 0, EPEngine.sweep
+
+    def counting(self, *arguments):
+        nonlocal count
+        count += 1
+        return sweep(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EPEngine, "sweep", counting)
+        found = fit()
+    return count, found
+
+
+@pytest.mark.parametrize("groups", [None, np.arange(20) // 7], ids=["common", "groups"])
+@pytest.mark.parametrize(("tol", "more", "error"), [(1e-5, 4, 1e-2), (1e-10, 12, 1e-5)])
+def test_one_fit_finds_prior_variances(monkeypatch, groups, tol, more, error):
+    """They are where slopes of exact fits are 0, some sweeps beyond those of a fit."""
+    rng = np.random.default_rng(4)
+    rows, part = rng.normal(size=(1000, 20)), np.arange(20) // 7
+    true = rng.normal(size=20) * np.array([1.0, 0.5, 0.2])[part]
+    labels = np.where(rows @ true + rng.logistic(size=1000) > 0, 1, -1)
+    model = LinearClassifier(prior_variance="evidence", prior_groups=groups, schedule=EP(200, tol))
+    count, _ = sweeps_of(monkeypatch, lambda: model.fit(rows + 2.0, labels))
+    variances = np.broadcast_to(model.prior_variance_, 20)
+
+    def fit(u, tol=1e-12):
+        given = {"prior_variance": variances * np.exp(u), "schedule": EP(200, tol)}
+        return epfast.fit_linear(rows + 2.0, labels, intercept=True, **given)
+
+    alone, post = sweeps_of(monkeypatch, lambda: fit(0.0, tol))
+    assert count <= alone + more
+    assert model.log_evidence_ == pytest.approx(post.log_evidence, abs=1e-6)
+    for k in range(1 if groups is None else 3):
+        step = 1e-3 * ((np.zeros(20) if groups is None else part) == k)
+        slope = (fit(step).log_evidence - fit(-step).log_evidence) / 2e-3
+        assert abs(slope) < error
+
+
+def test_prior_variances_that_crawl_are_found_by_secants(monkeypatch):
+    """With few rows a column the sites follow the prior, and it them, for long."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(150, 50))
+    labels = np.where(rows @ rng.normal(size=50) + rng.logistic(size=150) > 0, 1, -1)
+    given = {"integrate": False, "schedule": EP(500, 1e-9)}
+    count, model = sweeps_of(monkeypatch, lambda: LinearClassifier(**given).fit(rows, labels))
+    assert count < 150
+    monkeypatch.setattr(BinaryProblems, "follows", False)
+    other = LinearClassifier(**given).fit(rows, labels)
+    assert model.prior_variance_ == pytest.approx(other.prior_variance_, rel=1e-5)
 
 
 # ---- one variance per group of columns ----

@@ -54,10 +54,27 @@ __all__ = [
     "tell",
     "users_level",
     "validate_data",
+    "validate_fit",
 ]
 
 #: whose lines are not the user's
 PACKAGES = frozenset({"epfast", "sklearn", "joblib", "threading", "concurrent"})
+
+
+def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:
+    """As validate_data, which takes a third of a fit of 200 rows: plain arrays need less.
+
+    Those are matrices of finite doubles, and finite numbers or text, one per row. For fits alone.
+    """
+    plain = type(X) is type(y) is np.ndarray and X.dtype == np.float64 and y.dtype.kind in "biufU"
+    if plain and X.ndim == 2 and X.size and y.shape == X.shape[:1]:
+        with np.errstate(all="ignore"):
+            sums = X.sum(), y.sum() if y.dtype.kind == "f" else 0.0
+        if np.isfinite(sums).all():
+            estimator.n_features_in_ = X.shape[1]
+            vars(estimator).pop("feature_names_in_", None)
+            return X, y
+    return validate_data(estimator, X, y, **given)
 
 
 class ConvergenceWarning(inference.ConvergenceWarning, exceptions.ConvergenceWarning):  # type: ignore[misc]

@@ -159,17 +159,18 @@ class Fits(Slopes):
             full = isinstance(post, FullPosterior) and not isinstance(post, WidePosterior)
             if not full and not isinstance(post, JointPosterior):
                 return math.nan
-            mean = np.atleast_2d(post.mean)
-            which = np.arange(mean.size).reshape(mean.shape)[:, :d].ravel()  # no intercepts
-            m = precision * mean[:, :d].ravel()
-            S = precision * post.covariance[np.ix_(which, which)]
+            which: Any = slice(d)  # no intercepts
+            if post.mean.ndim > 1:
+                which = np.arange(post.mean.size).reshape(post.mean.shape)[:, :d].ravel()
+            m = precision * post.mean.ravel()[which]
+            S = precision * post.covariance[which][:, which]
             total += m @ S @ m / precision + 0.5 * (S * S).sum()
             total -= 0.5 * (m @ m / precision + np.trace(S))
         return float(total)
 
     @property
     def count(self) -> int:
-        return sum(len(np.atleast_2d(post.mean)) for post in self.posteriors)
+        return sum(len(post.mean) if post.mean.ndim > 1 else 1 for post in self.posteriors)
 
     def onward(self, before: Fits, share: float) -> list[Posterior]:
         """Starts on the line through two fits of the same rows, see :func:`onward`."""

@@ -18,7 +18,7 @@ from epfast.estimators.base import (
     odds,
     row_weights,
     seed_of_draws,
-    validate_data,
+    validate_fit,
 )
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.jobs import in_threads, shares
@@ -226,7 +226,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
             If a ``rank`` that is given leaves more than 1 nat of the log evidence open; if
             ``method="auto"`` comes to nearest rows, with what the exact process would cost.
         """
-        rows, labels = validate_data(self, X, y, **self._input())
+        rows, labels = validate_fit(self, X, y, **self._input())
         check_labels(labels)
         before = getattr(self, "_thetas", None) if self.warm_start else None
         weights = row_weights(rows, labels, sample_weight, self.class_weight)

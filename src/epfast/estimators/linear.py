@@ -19,6 +19,7 @@ from epfast.estimators.base import (
     stacked,
     tell,
     validate_data,
+    validate_fit,
 )
 from epfast.estimators.evidence import (
     Averaged,
@@ -184,16 +185,18 @@ class LinearClassifier(LinearModel, LatentClassifier):
     The search of a common variance begins where the prior variance of x.theta, with x about its
     mean, is 3, and stays between 1e-6 and 1e6: to the root of the slope of the log evidence (and of
     the log prior) where EP reaches fixed points, to about 1e-4 of the variance at the default
-    tolerance, by Newton's step and secants in the inverse of the prior standard deviation, each fit
-    from the line through the sites of the last two and as precise as its step; else by Brent's
-    minimisation. With 200 columns or more (dense rows without weights, log-concave factors) it
-    first goes to the roots in the principal directions that have 90 %, 99 % and nearly all of the
-    variance of the rows, all classes at once and in single precision; what fits in double precision
-    find from there is what counts. Variances per group or column start from the best common one and
-    follow the gradient (L-BFGS) to a local maximum. With more than two classes the sum of their log
-    evidences is maximised. An average has
-    points of log(prior variance) 2 apart, about the most probable one, until the density has
-    fallen by 5 nats; with more than two classes all have the same points and weights.
+    tolerance. It follows the sites from sweep to sweep of one fit, by Newton's steps with them
+    held. With several classes, and where that crawls, it goes by secants in the inverse of the
+    prior standard deviation, each fit from the line through the sites of the last two and as
+    precise as its step; where there are no fixed points by Brent's minimisation. With 200 columns
+    or more (dense rows without weights, log-concave factors) it first goes to the roots in the
+    principal directions that have 90 %, 99 % and nearly all of the variance of the rows, all
+    classes at once and in single precision; what fits in double precision find from there is what
+    counts. Variances per group or column follow the sites, too, to a local maximum, or fits by
+    their gradient (L-BFGS) where there is no d x d matrix. With more than two classes the sum of
+    their log evidences is maximised. An average has points of log(prior variance) 2 apart, about
+    the most probable one, until the density has fallen by 5 nats; with more than two classes all
+    have the same points and weights.
 
     The search counts a fit only if it passes its certificate: it has settled, its last sweep
     refused no site, and its log evidence is at most 0 where no factor exceeds 1. A fit that fails
@@ -302,7 +305,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         LinearClassifier
             Itself.
         """
-        rows, labels = validate_data(self, X, y, **self._input())
+        rows, labels = validate_fit(self, X, y, **self._input())
         rows = _checks.rows("X", rows)
         check_labels(labels)
         weights = row_weights(rows, labels, sample_weight, self.class_weight)

@@ -110,10 +110,10 @@ class LinearRegressor(LinearModel, LatentRegressor):
     Notes
     -----
     Where h = x.theta has the unit of y (Gaussian, Student-t, Laplace, quantile, censored), all that
-    is not given scales with y: predictions of c y are c times those of y. The search takes the
-    best of a few starts uphill (L-BFGS, then Newton steps on the slopes): a local maximum. With
-    Gaussian noise it needs no fits: the evidence is a function of the eigenvalues of the columns'
-    products. Rows of weight w count as w copies of themselves.
+    is not given scales with y: predictions of c y are c times those of y. Prior variances and
+    numbers of the loss follow the sites from sweep to sweep of one fit, to a local maximum. With
+    Gaussian noise the search needs no fits: the evidence is a function of the eigenvalues of the
+    columns' products. Rows of weight w count as w copies of themselves.
 
     Examples
     --------

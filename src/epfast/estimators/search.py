@@ -51,6 +51,8 @@ ACCURACY = 1e-4
 #: hyper-parameters that follow the sites crawl if a step is this share of the last but one, and no
 #: larger. Where rows are many steps shrink by 5 to 100, where a plane separates classes by 1.2
 CRAWLS, FAR = 0.5, 1.0
+#: a share of the accuracy that is no step: a smaller one costs a sweep more
+STILL = 0.3
 #: a change of the inverse prior sd by which slopes tell how they rise
 TOLD = 5e-3
 #: SHARE of passes in leading directions, whose slopes are right to second order in what is left
@@ -268,16 +270,16 @@ class Search:
         if not self.problem.follows:
             return u, False
 
-        def learn(post: Posterior) -> Problem | None:
+        def learn(post: Posterior) -> tuple[Problem | None, bool]:
             nonlocal u, crawls
             to = there(u, Fits([post], [])) if post.n_sweeps else None
             step = 0.0 if to is None else float(np.abs(to - u).max(initial=0.0))
-            if to is None or step <= self.accuracy:
-                return None
+            if to is None or step <= STILL * self.accuracy:
+                return None, False
             crawls = CRAWLS * steps[-2] < step < FAR
             u, steps[:] = to, [steps[-1], step]
             problem, variance = at(u)
-            return problem.at(0, variance)
+            return problem.at(0, variance), step > self.accuracy
 
         problem, variance = at(u)
         given = {"learn": learn, "callback": lambda *_: crawls}

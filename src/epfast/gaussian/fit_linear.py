@@ -409,15 +409,15 @@ def fit_problem(
     guess: bool = False,
     warn: Callable[..., Any] = warn_of,
     tasks: Tasks | None = None,
-    learn: Callable[[Any], Problem | None] | None = None,
+    learn: Callable[[Any], tuple[Problem | None, bool]] | None = None,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
     threads: how many share the work. guess: whether ``start`` may be dropped.
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     tasks: where they are done, if not here.
-    learn: from the posterior before a sweep, the problem with the prior and the loss of that sweep;
-    None: the same. For a site per row and matrices of order d.
+    learn: from the posterior before a sweep, the problem with the prior and the loss of that sweep
+    (None: the same) and whether it is far. For a site per row and matrices of order d.
     """
 
     def result(fit: Fit) -> Any:

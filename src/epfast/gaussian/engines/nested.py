@@ -100,6 +100,14 @@ def differences(classes: NDArray[np.intp], h: Array, S: Array) -> tuple[Array, A
     return mean, own - cross[:, :, None] - cross[:, None, :] + inner
 
 
+def to_classes(classes: NDArray[np.intp], shift: Array) -> Array:
+    """Shifts of sites on the latents (n, C), from those on the differences."""
+    found, rows = np.zeros((len(shift), shift.shape[1] + 1)), np.arange(len(shift))
+    found[rows[:, None], other_classes(classes, found.shape[1])] = -shift
+    found[rows, classes] = shift.sum(axis=1)
+    return found
+
+
 def of_differences(tau: Array, nu: Array) -> tuple[Array, Array]:
     """Precision (n, k, k) and shift (n, k) of the site on the differences, u integrated out."""
     total = 1.0 + tau.sum(axis=1)
@@ -235,11 +243,10 @@ class Joint(Full):
         others, rows = other_classes(y, count), np.arange(len(y))
         at = rows[:, None]
         # from the differences to the classes
-        W, b = np.zeros((len(y), count, count)), np.zeros((len(y), count))
+        W, b = np.zeros((len(y), count, count)), to_classes(y, shift)
         W[rows[:, None, None], others[:, :, None], others[:, None, :]] = matrix
         W[at, y[:, None], others] = W[at, others, y[:, None]] = -matrix.sum(axis=2)
         W[rows, y, y] = matrix.sum(axis=(1, 2))
-        b[at, others], b[rows, y] = -shift, shift.sum(axis=1)
         total = float(sites.log_scale.sum())
         if self.offset is not None:  # sites are on h with its offset
             offset = self.offset[numbers]
@@ -287,7 +294,7 @@ class NestedEngine(EPEngine):
         return state._replace(memory=NestedMemory())
 
     def drifts(self, state: Swept) -> bool:
-        return True
+        return state.memory.passed is None  # what a pass has left was made of the sites
 
 
 class NestedVisits:
@@ -362,12 +369,16 @@ class NestedVisits:
             return None
         inverse = np.linalg.inv(np.eye(mean.shape[1]) - C @ M)
         V = inverse @ C
-        V, inner, held = 0.5 * (V + np.swapaxes(V, 1, 2)), sites, sites
+        V, inner = 0.5 * (V + np.swapaxes(V, 1, 2)), sites
+        pulled: Array | float = 0.0
+        if form.offset is not None:  # sites are on h with its offset
+            pulled = to_classes(form.classes, b) - form.of_classes(everyone, sites)[1]
         first = last = math.inf
         for step in range(STEPS + 1):
             m = _times(inverse, mean - _times(C, b))
             ends = step == STEPS or last <= SETTLED * first < math.inf
-            inner, _, refused = within(m, V, inner, ROUNDS)
+            # later on the way the next step corrects what one round has left
+            inner, _, refused = within(m, V, inner, ROUNDS if ends or step < 2 else 1)
             if refused:
                 return None
             if ends:
@@ -376,8 +387,7 @@ class NestedVisits:
             right = m + _times(V, own)
             tilted = np.linalg.solve(np.eye(len(V[0])) + V @ new, right[:, :, None])[:, :, 0]
             b = own + _times(M - new, tilted)
-            held = held._replace(shift=b + held.precision * b.sum(axis=1)[:, None])
-            by_class = form.of_classes(everyone, held)[1]
+            by_class = to_classes(form.classes, b) - pulled
             shift = np.asarray(X.T @ by_class).T + base.shift
             h = X @ (state.covariance @ shift.ravel()).reshape(form.count, -1).T
             h = h if form.offset is None else h + form.offset

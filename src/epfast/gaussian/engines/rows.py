@@ -318,6 +318,11 @@ class MeansFirst:
         return (h, s, sites, now, mean, last) if last <= first else None
 
 
+#: gives the problem of the next sweep, with its prior and loss, or None where it is the same; and
+#: whether it is far from the one before
+Learns = Callable[[Swept], tuple[Problem | None, bool]]
+
+
 class RowEngine(EPEngine):
     """A site per row of X: two numbers and a log scale."""
 
@@ -331,8 +336,9 @@ class RowEngine(EPEngine):
         self.settles = self.form.rooted = settles_means(problem)
         #: sites, and the pass that follows their state, if any does
         self.ahead: tuple[Sites, Ahead | None] | None = None
-        #: gives the problem of the next sweep, with its prior and loss; None: it is the same
-        self.learns: Callable[[Swept], Problem | None] | None = None
+        self.learns: Learns | None = None
+        #: whether prior and loss have moved too far for this sweep to be the last
+        self.far = False
 
     def init(self, start: Any) -> Swept:
         """The state of a start; of the same rows under another prior without their sum. O(d^3)."""
@@ -345,14 +351,14 @@ class RowEngine(EPEngine):
         found: Swept = super().init(start)
         return found
 
-    def learn(self, learns: Callable[[Swept], Problem | None]) -> None:
+    def learn(self, learns: Learns) -> None:
         """Let prior and loss follow the sites between sweeps; passes would have to begin anew."""
         self.learns, self.steps, self.settles = learns, True, False
 
     def before(self, state: Swept) -> Swept:
         """The posterior of the same sites under the prior that follows from them."""
         assert self.learns is not None
-        there, problem, memory = self.learns(state), self.problem, state.memory
+        (there, self.far), problem, memory = self.learns(state), self.problem, state.memory
         new = None if there is None else self._under(there.base, state, problem.base)
         if there is None or new is None:
             return state
@@ -367,9 +373,8 @@ class RowEngine(EPEngine):
         return new._replace(order=state.order, memory=memory)
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        problem = self.problem
         new, counts = super().sweep(state, keep, tick)
-        return new, counts if self.problem is problem else counts._replace(settled=False)
+        return new, counts._replace(settled=False) if self.far else counts
 
     def _under(self, base: State, state: Any, before: State) -> Swept | None:
         """The posterior of the sites of a state with another base than the one before. O(d^3)."""
