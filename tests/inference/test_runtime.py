@@ -211,7 +211,7 @@ def test_a_hold_that_died_holds_no_more():
     """As after Ctrl-C between its begin and its end: until the next one."""
     threadpoolctl = pytest.importorskip("threadpoolctl")
     with threadpoolctl.threadpool_limits(3, user_api="blas"):
-        runtime._BlasLimit(1)
+        runtime._BlasLimit(1).__enter__()
         with blas_threads(2):
             assert set(blas_pools()) == {2}
         assert set(blas_pools()) == {3}

@@ -13,13 +13,9 @@ from epfast import _checks, families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.vector import build_facts
 from epfast.gaussian.engines.base import flat
-from epfast.gaussian.engines.local import (
-    Update,
-    local_laplace,
-    local_shared,
-    local_update,
-    site_of,
-)
+from epfast.gaussian.engines.laplace import local_laplace
+from epfast.gaussian.engines.local import Update, local_update, site_of
+from epfast.gaussian.engines.shared import local_shared
 from epfast.gaussian.problem import Data, LinearProblem, data_of, is_proper, mean_of_rows, with_ones
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
@@ -262,22 +258,20 @@ def visit_rows(shard: Loaded, problem: LinearProblem, asked: Visit) -> Answered:
 
 def visit_factors(shard: Loaded, problem: LinearProblem, asked: Visit) -> Answered:
     """Laplace propagation on the minibatches of a shard; the sites of their rows stay here."""
-    n, size = shard.facts.rows, problem.batch_size
-    assert size is not None
-    sizes = np.minimum(size, n - np.arange(0, n, size))
+    n = shard.facts.rows
     precision, shift, site = asked.numbers()
 
     def update(kept: Kept | None, damping: float) -> Update:
-        schedule: Any = EP(power=problem.schedule.power, damping=damping)
+        schedule: Any = EP(power=problem.schedule.power, damping=damping, order="parallel")
         mine = problem._replace(data=shard.data, schedule=schedule)
         if kept is not None:
-            new = local_laplace(mine, precision, shift, kept.rows, sizes)
+            new = local_laplace(mine, precision, shift, kept.rows)
         else:
             # beside flat sites the posterior is the cavity of the shard
             cavity = precision - site.precision, shift - site.shift
             if not is_proper(cavity[0]):
                 return Update(site, None, n)
-            new = local_laplace(mine, *cavity, flat(n), sizes)
+            new = local_laplace(mine, *cavity, flat(n))
         assert new.rows is not None
         return new._replace(site=site_of(mine, new.rows))
 

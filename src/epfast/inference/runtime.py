@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, overload
@@ -71,44 +71,38 @@ def one_blas_thread(d: int, most: int | None = None) -> AbstractContextManager[N
     return blas_threads(1 if 0 < d < MANY_DIMENSIONS else most)
 
 
-@contextmanager
-def blas_threads(most: int | None) -> Iterator[None]:
+def blas_threads(most: int | None) -> AbstractContextManager[None]:
     """Hold BLAS to so many threads, if threadpoolctl is installed; None: leave it as it is.
 
     The number of threads belongs to the process: of blocks that overlap the least number holds for
     all, and the last of them to end sets back what the first has found.
     """
-    if most is None or _blas() is None:
-        yield
-        return
-    limit = _BlasLimit(most)
-    try:
-        yield
-    finally:
-        limit.release()
+    return nullcontext() if most is None or _blas() is None else _BlasLimit(most)
 
 
-class _BlasLimit:
-    """A limit of BLAS to some threads until ``release``; if Ctrl-C falls in that, to the next fit.
+class _BlasLimit(AbstractContextManager[None]):
+    """A limit of BLAS to some threads in a block; if Ctrl-C falls in its end, to the next fit.
 
     The state of the process is noted in the class.
     """
 
     #: the thread that forks takes it, too, since a child would wait for one that is not in it
     lock = threading.RLock()
-    #: the limits that hold; one that died without a release does not
-    held: ClassVar[list[tuple[weakref.ref[_BlasLimit], int]]] = []
+    #: the limits that hold; one that died without its end does not
+    held: ClassVar[list[weakref.ref[_BlasLimit]]] = []
     #: the number of threads of each library that was found, and the one that is set now
     found: ClassVar[list[int] | None] = None
     limit: ClassVar[int | None] = None
 
     def __init__(self, most: int) -> None:
+        self.most = most
+
+    def __enter__(self) -> None:
         with self.lock:
-            self.held.append((weakref.ref(self), most))
+            self.held.append(weakref.ref(self))
             self._keep(None)
 
-    def release(self) -> None:
-        """Let go; the last one sets the number of threads back."""
+    def __exit__(self, *raised: object) -> None:
         with self.lock:
             self._keep(self)
 
@@ -122,8 +116,13 @@ class _BlasLimit:
     @classmethod
     def _keep(cls, but: _BlasLimit | None) -> None:
         """Keep those that are alive, but one, and set the least of their numbers."""
-        cls.held = [one for one in cls.held if one[0]() is not None and one[0]() is not but]
-        least = min((most for _, most in cls.held), default=None)
+        least, alive = None, []
+        for held in cls.held:
+            one = held()
+            if one is not None and one is not but:
+                alive.append(held)
+                least = one.most if least is None else min(least, one.most)
+        cls.held = alive
         if least == cls.limit:
             return
         libraries = _blas().lib_controllers
@@ -235,15 +234,15 @@ def _blas() -> Any:
 no_tick: Tick = int
 
 
-@contextmanager
-def ticks(progress: bool | Tick) -> Iterator[Tick]:
+def ticks(progress: bool | Tick) -> AbstractContextManager[Tick]:
     """The function to call after each piece of work: a bar's, the user's, or one without effect."""
-    if callable(progress):
-        yield progress
-        return
-    if not progress:
-        yield no_tick
-        return
+    if progress is True:
+        return _bar()
+    return nullcontext(progress or no_tick)
+
+
+@contextmanager
+def _bar() -> Iterator[Tick]:
     try:
         from tqdm.auto import tqdm
     except ImportError:
