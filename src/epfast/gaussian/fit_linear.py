@@ -234,7 +234,8 @@ def fit_linear(
     >>> post.mean.round(1), post.converged
     (array([ 1.3, -2.6, -0. ]), True)
     """
-    executor_at_door(executor)
+    if executor is not None:
+        executor_at_door(executor)
     loss = losses.resolve(loss, y)
     stream, names, ones = is_stream(X, y), column_names(X), intercept_at_door(intercept)
     several = isinstance(loss, losses.LatentLoss)
@@ -475,7 +476,8 @@ def fit_problem(
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)
         warn(fit, engine, schedule, stacklevel)
-        warn_of_scheme(scheme, stacklevel)
+        if scheme.learns:
+            warn_of_scheme(scheme, stacklevel)
         return found
     except KeyboardInterrupt as pressed:
         raise interrupted(pressed, fit, result, start, lambda: unfitted(problem)) from None

@@ -33,7 +33,7 @@ def attempted(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception 
 
 def executor_at_door(executor: Any) -> None:
     """Refuse what is no executor."""
-    if executor is not None and not isinstance(executor, Executor):
+    if not isinstance(executor, Executor):
         is_client = hasattr(executor, "get_executor")
         hint = "; a Dask client has one: client.get_executor()" if is_client else ""
         raise TypeError(
