@@ -259,23 +259,11 @@ def physical_memory() -> int:
         return 0
 
 
-def in_timed_pieces(work: Callable[[int], bool]) -> None:
-    """Call ``work(count)`` until it returns False; Python sees signals between calls.
-
-    The count grows until a call takes SECONDS_PER_CALL.
-    """
-    count = 1
-    while True:
-        before = time.perf_counter()
-        if not work(count):
-            return
-        count = _next(count, before)
-
-
 class TimedPieces:
-    """Slices of n pieces of work, of a size as in :func:`in_timed_pieces`; work between them.
+    """Slices of n pieces of work; Python sees signals between them, as the work is done.
 
-    The first slice has as many pieces as one is sure to do in no time.
+    The first slice has as many pieces as one is sure to do in no time; their number grows until
+    that takes SECONDS_PER_CALL.
 
     No generator: one that is left unfinished is closed, and Ctrl-C in its end would be lost.
     """
@@ -290,16 +278,12 @@ class TimedPieces:
     def __next__(self) -> slice:
         if self.first >= self.n:
             raise StopIteration
-        self.count = _next(self.count, self.before) if self.count else self.sure
+        now = time.perf_counter()
+        grow = min(16.0, SECONDS_PER_CALL / max(now - self.before, 1e-9))
+        self.count = max(1, int(self.count * grow)) if self.count else self.sure
         part = slice(self.first, min(self.first + self.count, self.n))
-        self.first, self.before = part.stop, time.perf_counter()
+        self.first, self.before = part.stop, now
         return part
-
-
-def _next(count: int, before: float) -> int:
-    """The count of the next call, after one that began then."""
-    grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
-    return max(1, int(count * min(16.0, grow)))
 
 
 # At import: a limit that is set later finds the memory there, and a child that is forked while
