@@ -26,16 +26,16 @@ class LaplaceFactors(Memoryless):
         self.core = laplace_core(problem, d, self.size)
 
     def sweep(self, state: State | Swept, sites: Sites, tick: Tick) -> Outcome:
-        core, problem = self.core, self.problem
+        core = self.core
         before = core.n_refused, core.n_failed
         precision, shift = state.precision.copy(), state.shift.copy()
         seen = (precision, shift) if self.in_turn else (state.precision, state.shift)
-        for some, rows, sizes in pieces_of(problem, self.size, state.sweeps):
-            target: Sites = families.taken(sites, rows)
-            given = problem.rows(rows), problem.responses(rows), problem.weights(rows), sizes
+        for part, sizes in pieces_of(self.problem, self.size, state.sweeps):
+            target: Sites = families.taken(sites, part.which)
+            given = part.rows, part.y, part.weights, sizes
             core.sweep(*given, *seen, *target, precision, shift)
-            families.put(sites, rows, target)
-            tick(len(some))
+            families.put(sites, part.which, target)
+            tick(len(sizes))
         return Outcome(core.n_refused - before[0], core.n_failed - before[1])
 
 
