@@ -325,7 +325,8 @@ def fit_linear(
         at = center if kernel_rows is None else None
         normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
         problem = in_best_form(chosen.problem(data, normal_prior)._replace(**known))
-        note_weights(data.weights)
+        if data.weights is not None:
+            note_weights(data.weights)
         scale = None if stream else _notes(problem, prior_variance, is_matrix)
     found: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
         problem,
@@ -334,7 +335,7 @@ def fit_linear(
         callback=callback,
         progress=progress,
         threads=threads,
-        guess=start_may_be_dropped(start, problem),
+        guess=start is not None and start_may_be_dropped(start, problem),
         tasks=None if executor is None else Tasks(executor, threads if n_jobs else None),
     )
     try:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, overload
 
@@ -127,7 +128,7 @@ class _BlasLimit(AbstractContextManager[None]):
             return
         libraries = _blas().lib_controllers
         if cls.found is None:
-            cls.found = [library.get_num_threads() for library in libraries]
+            cls.found = list(map(methodcaller("get_num_threads"), libraries))
         for library, number in zip(libraries, cls.found, strict=True):
             # from threadpoolctl 3.8 on a library obeys the thread that has set it first, and
             # others where it has forgotten that; here a lock keeps them apart
