@@ -480,11 +480,9 @@ def fit_problem(
         if scheme.learns:
             warn_of_scheme(scheme, stacklevel)
         return found
-    except KeyboardInterrupt as pressed:
-        raise interrupted(pressed, fit, result, start, lambda: unfitted(problem)) from None
-    except ExecutorFailed as failed:
-        failed.posterior = start if failed.posterior is None else result(failed.posterior)
-        raise
+    except (KeyboardInterrupt, ExecutorFailed) as stopped:
+        found = interrupted(stopped, fit, result, start, lambda: unfitted(problem))
+        raise found from stopped.__cause__
 
 
 def _from_peaks(engine: Any, problem: LinearProblem, fit: Fit, given: dict[str, Any]) -> Fit:

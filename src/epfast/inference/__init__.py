@@ -13,7 +13,6 @@ from epfast.inference.loop import (
     Summary,
     evidence_bound,
     interrupted,
-    reached,
     run,
     warn_of,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "evidence_bound",
     "fit_from",
     "interrupted",
-    "reached",
     "run",
     "run_from",
     "start_may_be_dropped",

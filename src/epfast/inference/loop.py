@@ -317,30 +317,28 @@ def warn_of_scheme(scheme: Any, stacklevel: int) -> None:
         warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel + 1)
 
 
-def reached(pressed: KeyboardInterrupt) -> Fit | None:
-    """What a run that Ctrl-C ended had; None if that has none."""
-    if isinstance(pressed, Interrupted) and isinstance(pressed.posterior, Fit):
-        return pressed.posterior
-    return None
-
-
 def interrupted(
-    pressed: KeyboardInterrupt,
+    stopped: KeyboardInterrupt | ExecutorFailed,
     fit: Fit | None,
     result: Callable[[Fit], Any],
     start: Any,
     unfitted: Callable[[], Any],
-) -> Interrupted:
-    """What to raise where Ctrl-C ends a fit, with the posterior of what was found so far.
+) -> Interrupted | ExecutorFailed:
+    """What to raise where Ctrl-C or a lost executor ends a fit: with what was found so far.
 
     fit: the last run that has ended; result: makes a posterior of one; start, unfitted: what there
     is before the first sweep.
     """
-    fit = reached(pressed) or fit
+    known = getattr(stopped, "posterior", None)
+    fit = known if isinstance(known, Fit) else fit
     if fit is not None:
-        return Interrupted(result(fit))
-    # sites in the role of a start are no posterior
-    return Interrupted(start if hasattr(start, "history") else unfitted())
+        posterior = result(fit)
+    else:  # sites in the role of a start are no posterior
+        posterior = start if hasattr(start, "history") else unfitted()
+    if isinstance(stopped, KeyboardInterrupt):
+        return Interrupted(posterior)
+    stopped.posterior = posterior
+    return stopped
 
 
 def _lag(history: list[SweepInfo], damping: float) -> float:
