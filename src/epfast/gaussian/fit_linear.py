@@ -59,8 +59,7 @@ from epfast.inference.loop import (
     warn_of_scheme,
 )
 from epfast.inference.report import note_weights
-from epfast.inference.runtime import Tick, with_room
-from epfast.inference.threads import threads_of
+from epfast.inference.runtime import Tick, threads_of, with_room
 from epfast.schedules import Schedule
 from epfast.schemes import Laplace, Scheme
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from epfast import _checks
 from epfast.inference.records import ExecutorFailed
-from epfast.inference.runtime import Tick, no_tick
-from epfast.inference.threads import cores
+from epfast.inference.runtime import Tick, cores, no_tick
 
 #: seconds after which one who waits looks again
 LOOK = 0.1

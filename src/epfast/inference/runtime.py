@@ -1,4 +1,4 @@
-"""BLAS threads, forks, progress, and how often the core returns to Python."""
+"""Threads of BLAS and of ours, forks, progress, and how often the core returns to Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from operator import methodcaller
@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self, TypeVar, overload
 import numpy as np
 from scipy import linalg
 
+from epfast import _checks
 from epfast._core.thread_pool import ThreadPool
 
 #: order of matrices from which BLAS may use all its threads
@@ -200,6 +201,44 @@ def with_room(threads: int) -> int:
     return threads
 
 
+def threads_of(n_jobs: Any, serial: bool = False) -> int:
+    """The number of threads that an argument ``n_jobs`` asks for.
+
+    Parameters
+    ----------
+    n_jobs : int or None
+        None: 1; -1: as many as the process may use; else that many.
+    serial : bool
+        Whether it must be one, for a scheme that learns.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For a number that is neither -1 nor above 0, and for what is no integer.
+    """
+    if n_jobs is None:
+        return 1
+    allowed = "an integer > 0, -1 for all cores, or None for 1"
+    try:
+        count = _checks.integer("n_jobs", n_jobs, least=-1)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"n_jobs is {_checks.describe(n_jobs)}; allowed: {allowed}") from None
+    if count == 0:
+        raise ValueError(f"n_jobs is {_checks.describe(n_jobs)}; allowed: {allowed}")
+    if serial and count != 1:
+        raise ValueError(f"n_jobs is {count}; allowed with a scheme that learns: 1 or None")
+    return count if count > 0 else cores()
+
+
+def cores() -> int:
+    """How many cores the process may use: of the machine, or of those that it is held to."""
+    if hasattr(os, "process_cpu_count"):
+        return os.process_cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def pool_of(threads: int | None, order: int) -> ThreadPool | None:
     """Threads that share the work on matrices of this order; None: the work is BLAS's own.
 
@@ -250,6 +289,44 @@ def _bar() -> Iterator[Tick]:
         raise ImportError("progress=True needs tqdm: pip install 'epfast[plot]' or tqdm") from None
     with tqdm(unit="factor") as bar:
         yield bar.update
+
+
+def each(
+    pool: ThreadPool,
+    work: Callable[[int, int], Iterable[int]],
+    parts: int,
+    tick: Tick = no_tick,
+) -> None:
+    """Go through ``work(k, part)`` on thread k of a pool, for each part from 0, in any order.
+
+    Threads begin with the work and end with it, so that there are none to inherit by a fork. A part
+    goes to who comes first: nobody waits for one who is late, or could not begin. An error of one,
+    or Ctrl-C, which falls in the thread of the caller, waits for the pieces that others have begun.
+    BLAS has one thread meanwhile.
+
+    work yields how many factors it has done, now and then: there it may end early.
+
+    tick: called with these numbers, in the thread of the caller.
+    """
+    done: list[int] = []
+
+    def run(k: int, part: int) -> None:
+        for count in work(k, part):
+            done.append(count)
+            while k == 0 and done:
+                tick(done.pop())
+            if pool.errors:
+                return
+
+    if pool.threads == 1 or parts == 1:
+        for part in range(parts):
+            for count in work(0, part):
+                tick(count)
+        return
+    with blas_threads(1), pool:
+        pool.each(run, parts)
+    while done:
+        tick(done.pop())
 
 
 def physical_memory() -> int:

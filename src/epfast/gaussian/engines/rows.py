@@ -43,8 +43,7 @@ from epfast.gaussian.engines.joint import cavities, fitted_at, log_mass
 from epfast.gaussian.problem import LinearProblem, State, inverse_root
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
-from epfast.inference.runtime import Tick
-from epfast.inference.threads import each
+from epfast.inference.runtime import Tick, each
 
 #: rows per block of marginals in parallel order
 PARALLEL_ROWS = 128
