@@ -18,7 +18,7 @@ from epfast._arrays import Array
 from epfast._core.kernel_rows import KernelRows
 from epfast._core.smo import Smo
 from epfast.inference import ConvergenceWarning, Interrupted
-from epfast.inference.runtime import TimedPieces, in_timed_pieces
+from epfast.inference.runtime import TimedPieces
 
 __all__ = ["SVM", "SVMInfo", "fit_svm"]
 
@@ -457,13 +457,12 @@ class _Dual:
         return Smo(self.rows, part.start, self.size, beta, gradient, *bounds)
 
     def _solve(self, smo: Smo) -> None:
-        def steps(count: int) -> bool:
-            before = smo.iterations
-            more = smo.run(self.tol, min(count, self.most - self.iterations))
-            self.iterations += smo.iterations - before
-            return more and self.iterations < self.most
-
-        in_timed_pieces(steps)
+        begun = self.iterations - smo.iterations
+        for part in TimedPieces(self.most - self.iterations):
+            more = smo.run(self.tol, part.stop - part.start)
+            self.iterations = begun + smo.iterations
+            if not more:
+                break
 
     def _move(self, found: Array, part: slice) -> None:
         """Take new variables; the change of each goes to the gradient of all rows."""

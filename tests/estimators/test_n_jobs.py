@@ -14,7 +14,7 @@ from epfast import EP, GPClassifier, LinearClassifier
 from epfast.estimators.evidence import at_mode
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.inference import runtime
-from epfast.inference.threads import cores
+from epfast.inference.runtime import cores
 
 pytestmark = pytest.mark.filterwarnings("default::epfast.estimators.EvidenceWarning")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from epfast._core.thread_pool import ThreadPool
-from epfast.inference.threads import cores, each, threads_of
+from epfast.inference.runtime import cores, each, threads_of
 
 
 def test_numbers_of_threads():

@@ -13,7 +13,7 @@ from epfast.dask.engines import Place, Shard
 from epfast.dask.needs import annotate, delayed, distributed
 from epfast.dask.worker import Facts, each_of, facts_of, forget, good, version
 from epfast.inference.executors import attempted
-from epfast.inference.threads import cores
+from epfast.inference.runtime import cores
 
 #: of what a thread of a worker has free, the largest share of a shard that is kept; of one that is
 #: read for each visit, which is there twice, as chunks and as a whole, beside the one that is read

@@ -32,7 +32,7 @@ from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_at_door, prior_of_fit
 from epfast.gaussian.problem import Data, Problem
 from epfast.gaussian.sources import check_names
-from epfast.inference import Callback, ExecutorFailed, Fit, Interrupted, reached, run, warn_of
+from epfast.inference import Callback, ExecutorFailed, Fit, interrupted, run, warn_of
 from epfast.inference.runtime import Tick
 from epfast.losses import Loss
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
@@ -340,12 +340,8 @@ def _run(
             _check_rows(engine.facts, problem.loss)
         warn_of(fit, engine, problem.schedule, 3)
         return result(fit)
-    except KeyboardInterrupt as pressed:
-        fit = reached(pressed) or fit
-        raise Interrupted(start if fit is None else result(fit)) from None
-    except ExecutorFailed as failed:
-        failed.posterior = start if failed.posterior is None else result(failed.posterior)
-        raise
+    except (KeyboardInterrupt, ExecutorFailed) as stopped:
+        raise interrupted(stopped, fit, result, start, lambda: None) from stopped.__cause__
     finally:
         tasks.cancel()
 

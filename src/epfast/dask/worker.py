@@ -7,19 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import sparse
 
 from epfast import _checks, families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.vector import build_facts
 from epfast.gaussian.engines.base import flat
-from epfast.gaussian.engines.local import (
-    Update,
-    local_laplace,
-    local_shared,
-    local_update,
-    site_of,
-)
+from epfast.gaussian.engines.laplace import local_laplace
+from epfast.gaussian.engines.local import Update, local_update, site_of
+from epfast.gaussian.engines.shared import local_shared
+from epfast.gaussian.online import joined_data
 from epfast.gaussian.problem import Data, Problem, data_of, is_proper, mean_of_rows, with_ones
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
@@ -111,31 +107,16 @@ def _loaded(
     empty = len(numbers) - len(parts)
     if not parts:
         return Loaded(Data(None, None), Facts(0, columns, 0.0, empty, (False, False), 0))
-    rows = [part.X for part in parts]
-    whole: Any = rows[0]
-    if len(rows) > 1:
-        is_sparse = any(hasattr(part, "indptr") for part in rows)
-        whole = sparse.vstack(rows, format="csr") if is_sparse else np.concatenate(rows)
-    whole = with_ones(whole) if intercept else whole
-    responses = np.concatenate([_responses(part) for part in parts])
-    counted = None
-    if weights is not None:
-        counted = np.concatenate(
-            [np.ones(len(_responses(p))) if p.weights is None else p.weights for p in parts]
-        )
-    data = Data(whole, responses, counted)
-    n, n_columns = whole.shape
+    data = joined_data(parts)
+    if intercept:
+        data = data._replace(X=with_ones(data.X))
+    (n, n_columns), counted = data.X.shape, data.weights
     size = float(n) if counted is None else float(_copies(counted).sum())
-    first = responses[:, 0]
+    first = data.y[:, 0]  # type: ignore[index]
     labels = bool((first < 0.0).any()), bool((first > 0.0).any())
     total = float(n) if counted is None else float(counted.sum())
-    mean = mean_of_rows(whole, counted) if total > 0.0 else None
-    return Loaded(data, Facts(n, n_columns, size, empty, labels, _bytes_of(whole), total, mean))
-
-
-def _responses(part: Data) -> Array:
-    assert part.y is not None
-    return part.y
+    mean = mean_of_rows(data.X, counted) if total > 0.0 else None
+    return Loaded(data, Facts(n, n_columns, size, empty, labels, _bytes_of(data.X), total, mean))
 
 
 def _copies(weights: Array) -> Array:
@@ -262,22 +243,20 @@ def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
 
 def visit_factors(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
     """Laplace propagation on the minibatches of a shard; the sites of their rows stay here."""
-    n, size = shard.facts.rows, problem.batch_size
-    assert size is not None
-    sizes = np.minimum(size, n - np.arange(0, n, size))
+    n = shard.facts.rows
     precision, shift, site = asked.numbers()
 
     def update(kept: Kept | None, damping: float) -> Update:
-        schedule: Any = EP(power=problem.schedule.power, damping=damping)
+        schedule: Any = EP(power=problem.schedule.power, damping=damping, order="parallel")
         mine = problem._replace(data=shard.data, schedule=schedule)
         if kept is not None:
-            new = local_laplace(mine, precision, shift, kept.rows, sizes)
+            new = local_laplace(mine, precision, shift, kept.rows)
         else:
             # beside flat sites the posterior is the cavity of the shard
             cavity = precision - site.precision, shift - site.shift
             if not is_proper(cavity[0]):
                 return Update(site, None, n)
-            new = local_laplace(mine, *cavity, flat(n), sizes)
+            new = local_laplace(mine, *cavity, flat(n))
         assert new.rows is not None
         return new._replace(site=site_of(mine, new.rows))
 

@@ -6,8 +6,7 @@ import numbers
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from epfast.inference.runtime import blas_threads, with_room
-from epfast.inference.threads import cores, threads_of
+from epfast.inference.runtime import blas_threads, cores, threads_of, with_room
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from joblib import effective_n_jobs  # isort: skip

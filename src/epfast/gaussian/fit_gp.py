@@ -35,8 +35,7 @@ from epfast.inference import (
 )
 from epfast.inference.loop import polished, warn_of_scheme
 from epfast.inference.report import note_weights
-from epfast.inference.runtime import Tick, at_work, pool_of
-from epfast.inference.threads import threads_of
+from epfast.inference.runtime import Tick, at_work, pool_of, threads_of
 from epfast.losses import LatentLoss, Loss
 from epfast.schedules import EP, DoubleLoop, Schedule
 from epfast.schemes import Scheme

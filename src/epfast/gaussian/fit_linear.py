@@ -60,8 +60,7 @@ from epfast.inference.loop import (
     warn_of_scheme,
 )
 from epfast.inference.report import note_weights
-from epfast.inference.runtime import Tick, with_room
-from epfast.inference.threads import threads_of
+from epfast.inference.runtime import Tick, threads_of, with_room
 from epfast.schedules import Schedule
 from epfast.schemes import Laplace, Scheme
 
@@ -235,7 +234,8 @@ def fit_linear(
     >>> post.mean.round(1), post.converged
     (array([ 1.3, -2.6, -0. ]), True)
     """
-    executor_at_door(executor)
+    if executor is not None:
+        executor_at_door(executor)
     loss = losses.resolve(loss, y)
     stream, names, ones = is_stream(X, y), column_names(X), intercept_at_door(intercept)
     several = isinstance(loss, losses.LatentLoss)
@@ -325,7 +325,8 @@ def fit_linear(
         at = center if kernel_rows is None else None
         normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
         problem = in_best_form(chosen.problem(data, normal_prior)._replace(**known))
-        note_weights(data.weights)
+        if data.weights is not None:
+            note_weights(data.weights)
         scale = None if stream else _notes(problem, prior_variance, is_matrix)
     found: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
         problem,
@@ -334,7 +335,7 @@ def fit_linear(
         callback=callback,
         progress=progress,
         threads=threads,
-        guess=start_may_be_dropped(start, problem),
+        guess=start is not None and start_may_be_dropped(start, problem),
         tasks=None if executor is None else Tasks(executor, threads if n_jobs else None),
     )
     try:
@@ -486,13 +487,12 @@ def fit_problem(
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)
         warn(fit, engine, schedule, stacklevel)
-        warn_of_scheme(scheme, stacklevel)
+        if scheme.learns:
+            warn_of_scheme(scheme, stacklevel)
         return found
-    except KeyboardInterrupt as pressed:
-        raise interrupted(pressed, fit, result, start, lambda: unfitted(problem)) from None
-    except ExecutorFailed as failed:
-        failed.posterior = start if failed.posterior is None else result(failed.posterior)
-        raise
+    except (KeyboardInterrupt, ExecutorFailed) as stopped:
+        found = interrupted(stopped, fit, result, start, lambda: unfitted(problem))
+        raise found from stopped.__cause__
 
 
 def _from_peaks(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) -> Fit:

@@ -79,6 +79,8 @@ def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
     Nothing, if some have weights and it is not known how many others there are; first: how many the
     first ones are, where that is known.
     """
+    if len(parts) == 1:
+        return parts[0]
     weights = None
     if any(part.weights is not None for part in parts):
         known = [part.y if part.weights is None else part.weights for part in parts]

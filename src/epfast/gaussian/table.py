@@ -232,11 +232,11 @@ def legal(
     return row
 
 
-def engine_of(problem: Problem, **settings: Any) -> Engine[Any]:
+def engine_of(problem: Problem, **settings: Any) -> Engine:
     """The engine of a legal problem."""
     factor = "row" if problem.batch_size is None else "minibatch"
     factor = "latents" if problem.loss.latents != 1 else factor
-    engine: Engine[Any] = ENGINES[problem.covariance, factor, problem.schedule.stores].engine(
+    engine: Engine = ENGINES[problem.covariance, factor, problem.schedule.stores].engine(
         problem, **settings
     )
     return engine

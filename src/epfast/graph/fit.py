@@ -37,7 +37,7 @@ from epfast.graph.problem import (
     priors_in_effect,
 )
 from epfast.graph.variables import Block, Index, Scales, Variables, ends
-from epfast.inference import Fit, Interrupted, reached, run, warn_of
+from epfast.inference import Fit, interrupted, run, warn_of
 from epfast.priors import HalfStudentT, InverseGamma, Scale
 from epfast.schedules import ADF, EP, Schedule
 
@@ -588,8 +588,9 @@ class Graph:
             warn_of_operators(problem.batches, 2)
             return result(fit)
         except KeyboardInterrupt as pressed:
-            fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
-            raise Interrupted(result(fit)) from None
+            raise interrupted(
+                pressed, fit, result, None, lambda: result(Fit(engine.init(start), False, []))
+            ) from None
 
     def one_step_ahead(self) -> dict[int, Array]:
         """How likely factors are given those before them, in one pass: of times, then as added.

@@ -1,8 +1,8 @@
 """THE ONE LOOP: engines start and sweep, :func:`run` repeats them until they settle.
 
 ``loop.py`` has the loop and what it asks of an engine; ``records.py`` what a sweep leaves behind;
-``runtime.py`` BLAS threads, progress and pacing; ``posterior.py`` what all results share;
-``files.py`` how they are written and read.
+``runtime.py`` threads, progress and pacing; ``executors.py`` tasks of a fit; ``report.py`` what
+results say of themselves; ``files.py`` how they are written and read.
 """
 
 from epfast.inference.loop import (
@@ -13,7 +13,6 @@ from epfast.inference.loop import (
     Summary,
     evidence_bound,
     interrupted,
-    reached,
     run,
     warn_of,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "evidence_bound",
     "fit_from",
     "interrupted",
-    "reached",
     "run",
     "run_from",
     "start_may_be_dropped",

@@ -10,8 +10,7 @@ from typing import Any
 
 from epfast import _checks
 from epfast.inference.records import ExecutorFailed
-from epfast.inference.runtime import Tick, no_tick
-from epfast.inference.threads import cores
+from epfast.inference.runtime import Tick, cores, no_tick
 
 #: seconds after which one who waits looks again
 LOOK = 0.1
@@ -33,7 +32,7 @@ def attempted(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception 
 
 def executor_at_door(executor: Any) -> None:
     """Refuse what is no executor."""
-    if executor is not None and not isinstance(executor, Executor):
+    if not isinstance(executor, Executor):
         is_client = hasattr(executor, "get_executor")
         hint = "; a Dask client has one: client.get_executor()" if is_client else ""
         raise TypeError(

@@ -8,8 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,8 +39,6 @@ NO_DRIFT = 1e-7
 #: a change per sweep up to which the result is called approximate, else unusable
 APPROXIMATE = 0.1
 
-LOG_FIELDS = attrgetter("sweep", "change", "log_evidence", "n_refused")
-
 #: a residual above which sweeps that stand still are at no fixed point
 RESIDUAL = 1e-3
 #: of these
@@ -63,7 +60,7 @@ BLURRED = (
 #: called after each sweep; a true answer ends the fit
 Callback = Callable[[SweepInfo, Any], Any]
 #: gives how many questions oracles were asked, and how many of these were audits; None: none are
-Questions = Callable[[], tuple[int, int] | None]
+Questions = Callable[[], Any]
 
 
 class Summary(NamedTuple):
@@ -101,20 +98,11 @@ class Counts(NamedTuple):
     bytes_sent: int | None = None
 
 
-class HasSweeps(Protocol):
-    """A state that counts its sweeps."""
-
-    @property
-    def sweeps(self) -> int: ...
-
-
-S = TypeVar("S", bound=HasSweeps)
-
-
-class Engine(Protocol[S]):
+class Engine(Protocol):
     """An inference engine: makes the initial state and performs one sweep.
 
-    It owns scratch only; everything that a sweep changes is in the state.
+    It owns scratch only; everything that a sweep changes is in the state, which counts its
+    ``sweeps``.
     """
 
     #: number of sites
@@ -133,10 +121,10 @@ class Engine(Protocol[S]):
     def remedy(self) -> str:
         """What to do about a run that fails; appended to errors and warnings."""
 
-    def init(self, start: Any) -> S:
+    def init(self, start: Any) -> Any:
         """Make the initial state, from a posterior or None."""
 
-    def sweep(self, state: S, keep: bool, tick: Tick) -> tuple[S, Counts]:
+    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
         """Perform one sweep. keep: the old state is still in use, so leave its arrays unchanged.
 
         Else they may change on the way, as long as it is a state at any time: one that Ctrl-C may
@@ -145,10 +133,10 @@ class Engine(Protocol[S]):
         Ctrl-C comes out of it as KeyboardInterrupt; as PartOfSweep if what is done so far counts.
         """
 
-    def summary(self, state: S, evidence: bool = True) -> Summary:
+    def summary(self, state: Any, evidence: bool = True) -> Summary:
         """Moments of the posterior, in arrays that no later sweep changes, and its evidence."""
 
-    def finish(self, state: S, hurry: bool = False) -> Any:
+    def finish(self, state: Any, hurry: bool = False) -> Any:
         """Make the state of the result, free of rounding drift.
 
         hurry: Ctrl-C ended the run; do nothing that takes long, the drift may stay.
@@ -168,11 +156,11 @@ class Fit(NamedTuple):
 
 
 def run(
-    engine: Engine[S],
+    engine: Engine,
     schedule: Any,
     start: Any = None,
     *,
-    record: Callable[[S, Counts], tuple[float | None, Array | None]] | None = None,
+    record: Callable[[Any, Counts], tuple[float | None, Array | None]] | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
     questions: Questions | None = None,
@@ -241,12 +229,15 @@ def run(
                             moved = change(before, now) / schedule.damping if rest is None else rest
                             if counts.left is not None:
                                 drift = change(Summary(*counts.left), now)
-                    known = np.isfinite(evidence) or np.isnan(engine.evidence_bound)
-                    if not (known and np.isfinite(moved)):
+                    known = math.isfinite(evidence) or math.isnan(engine.evidence_bound)
+                    if not (known and math.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
                         )
                     costs = (None, None) if record is None else record(new, counts)
+                    n_calls = n_audits = None
+                    if questions is not None and asked is not None:
+                        n_calls, n_audits = np.subtract(questions(), asked).tolist()
                     info = SweepInfo(
                         new.sweeps,
                         moved,
@@ -258,7 +249,8 @@ def run(
                         drift,
                         counts.clipped,
                         counts.mismatch,
-                        *(_asked(asked, questions()) if questions is not None else (None, None)),
+                        n_calls,
+                        n_audits,
                         n_lost=counts.lost,
                         in_flight=counts.in_flight,
                         n_bytes=counts.bytes_sent,
@@ -267,7 +259,7 @@ def run(
                     state = new
                     if logs:
                         text = "sweep %d: change %.3g, log evidence %.10g, %d refused"
-                        logger.info(text, *LOG_FIELDS(info))
+                        logger.info(text, info.sweep, moved, evidence, info.n_refused)
                     stopped = callback is not None and bool(callback(info, state))
                     settled = counts.settled
                     if settled is None:
@@ -276,7 +268,8 @@ def run(
                         if drift is not None and drift <= APPROXIMATE:  # more is no rounding
                             enough = max(enough, OF_DRIFT * drift)
                         settled = schedule.tol > 0.0 and moved <= enough
-                        settled = settled and _lag(history, schedule) <= enough
+                        if settled and schedule.damping != 1.0:
+                            settled = _lag(history, schedule.damping) <= enough
                     impossible = evidence > engine.evidence_bound
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     # sites refused, and all else as it was to the last bit: so it would be again
@@ -305,7 +298,7 @@ def run(
         raise
 
 
-def polished(engine: Engine[S], problem: Any, fit: Fit, found: Any) -> Fit:
+def polished(engine: Engine, problem: Any, fit: Fit, found: Any) -> Fit:
     """The fit after sweeps in which a scheme that learns asks for the truth alone.
 
     found: the posterior of ``fit``.
@@ -324,52 +317,39 @@ def warn_of_scheme(scheme: Any, stacklevel: int) -> None:
         warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel + 1)
 
 
-def reached(pressed: KeyboardInterrupt) -> Fit | None:
-    """What a run that Ctrl-C ended had; None if that has none."""
-    if isinstance(pressed, Interrupted) and isinstance(pressed.posterior, Fit):
-        return pressed.posterior
-    return None
-
-
 def interrupted(
-    pressed: KeyboardInterrupt,
+    stopped: KeyboardInterrupt | ExecutorFailed,
     fit: Fit | None,
     result: Callable[[Fit], Any],
     start: Any,
     unfitted: Callable[[], Any],
-) -> Interrupted:
-    """What to raise where Ctrl-C ends a fit, with the posterior of what was found so far.
+) -> Interrupted | ExecutorFailed:
+    """What to raise where Ctrl-C or a lost executor ends a fit: with what was found so far.
 
     fit: the last run that has ended; result: makes a posterior of one; start, unfitted: what there
     is before the first sweep.
     """
-    fit = reached(pressed) or fit
+    known = getattr(stopped, "posterior", None)
+    fit = known if isinstance(known, Fit) else fit
     if fit is not None:
-        return Interrupted(result(fit))
-    # sites in the role of a start are no posterior
-    return Interrupted(start if hasattr(start, "history") else unfitted())
+        posterior = result(fit)
+    else:  # sites in the role of a start are no posterior
+        posterior = start if hasattr(start, "history") else unfitted()
+    if isinstance(stopped, KeyboardInterrupt):
+        return Interrupted(posterior)
+    stopped.posterior = posterior
+    return stopped
 
 
-def _asked(
-    before: tuple[int, int] | None, now: tuple[int, int] | None
-) -> tuple[int | None, int | None]:
-    """Questions and audits of a sweep."""
-    if before is None or now is None:
-        return None, None
-    return now[0] - before[0], now[1] - before[1]
-
-
-def _lag(history: list[SweepInfo], schedule: Any) -> float:
+def _lag(history: list[SweepInfo], damping: float) -> float:
     """Of damped sweeps, how far the log evidence is behind, in nats; beyond rounding.
 
     The log scales of damped sites may follow where nothing else moves.
     """
-    if schedule.damping == 1.0:
-        return 0.0
     if len(history) < 2:
         return math.inf
     before, now = (info.log_evidence for info in history[-2:])
-    lag = abs(now - before) / schedule.damping
+    lag = abs(now - before) / damping
     return lag if lag > RELATIVE * abs(now) else 0.0
 
 

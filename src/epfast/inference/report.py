@@ -259,13 +259,17 @@ def _xarray() -> tuple[Any, Any]:
 
 
 def _contained(groups: dict[str, Any]) -> Any:
-    """What ArviZ takes."""
-    container, (_, DataTree) = _inference_data(), _xarray()
-    if container in (None, DataTree):
-        return DataTree.from_dict(groups)
+    """ArviZ's InferenceData; a DataTree without ArviZ, or from ArviZ 1.0 on."""
+    _, DataTree = _xarray()
+    container = DataTree
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "loo" is a group of our own
-        return container(**groups)
+        # about the next version of arviz, or the last; "loo" is a group of our own
+        warnings.simplefilter("ignore")
+        with suppress(ImportError):
+            import arviz
+
+            container = getattr(arviz, "InferenceData", DataTree)
+        return DataTree.from_dict(groups) if container is DataTree else container(**groups)
 
 
 def leave_one_out(post: Any) -> Array | None:
@@ -277,15 +281,3 @@ def leave_one_out(post: Any) -> Array | None:
     except (FloatingPointError, ValueError):
         return None
     return loo
-
-
-def _inference_data() -> Any:
-    """ArviZ's InferenceData; None, or another name of xarray's DataTree, from ArviZ 1.0 on."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the next version of arviz, or the last
-            import arviz
-
-            return getattr(arviz, "InferenceData", None)
-    except ImportError:
-        return None

@@ -1,4 +1,4 @@
-"""BLAS threads, forks, progress, and how often the core returns to Python."""
+"""Threads of BLAS and of ours, forks, progress, and how often the core returns to Python."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, overload
 
 import numpy as np
 from scipy import linalg
 
+from epfast import _checks
 from epfast._core.thread_pool import ThreadPool
 
 #: order of matrices from which BLAS may use all its threads
@@ -71,44 +73,38 @@ def one_blas_thread(d: int, most: int | None = None) -> AbstractContextManager[N
     return blas_threads(1 if 0 < d < MANY_DIMENSIONS else most)
 
 
-@contextmanager
-def blas_threads(most: int | None) -> Iterator[None]:
+def blas_threads(most: int | None) -> AbstractContextManager[None]:
     """Hold BLAS to so many threads, if threadpoolctl is installed; None: leave it as it is.
 
     The number of threads belongs to the process: of blocks that overlap the least number holds for
     all, and the last of them to end sets back what the first has found.
     """
-    if most is None or _blas() is None:
-        yield
-        return
-    limit = _BlasLimit(most)
-    try:
-        yield
-    finally:
-        limit.release()
+    return nullcontext() if most is None or _blas() is None else _BlasLimit(most)
 
 
-class _BlasLimit:
-    """A limit of BLAS to some threads until ``release``; if Ctrl-C falls in that, to the next fit.
+class _BlasLimit(AbstractContextManager[None]):
+    """A limit of BLAS to some threads in a block; if Ctrl-C falls in its end, to the next fit.
 
     The state of the process is noted in the class.
     """
 
     #: the thread that forks takes it, too, since a child would wait for one that is not in it
     lock = threading.RLock()
-    #: the limits that hold; one that died without a release does not
-    held: ClassVar[list[tuple[weakref.ref[_BlasLimit], int]]] = []
+    #: the limits that hold; one that died without its end does not
+    held: ClassVar[list[weakref.ref[_BlasLimit]]] = []
     #: the number of threads of each library that was found, and the one that is set now
     found: ClassVar[list[int] | None] = None
     limit: ClassVar[int | None] = None
 
     def __init__(self, most: int) -> None:
+        self.most = most
+
+    def __enter__(self) -> None:
         with self.lock:
-            self.held.append((weakref.ref(self), most))
+            self.held.append(weakref.ref(self))
             self._keep(None)
 
-    def release(self) -> None:
-        """Let go; the last one sets the number of threads back."""
+    def __exit__(self, *raised: object) -> None:
         with self.lock:
             self._keep(self)
 
@@ -122,13 +118,18 @@ class _BlasLimit:
     @classmethod
     def _keep(cls, but: _BlasLimit | None) -> None:
         """Keep those that are alive, but one, and set the least of their numbers."""
-        cls.held = [one for one in cls.held if one[0]() is not None and one[0]() is not but]
-        least = min((most for _, most in cls.held), default=None)
+        least, alive = None, []
+        for held in cls.held:
+            one = held()
+            if one is not None and one is not but:
+                alive.append(held)
+                least = one.most if least is None else min(least, one.most)
+        cls.held = alive
         if least == cls.limit:
             return
         libraries = _blas().lib_controllers
         if cls.found is None:
-            cls.found = [library.get_num_threads() for library in libraries]
+            cls.found = list(map(methodcaller("get_num_threads"), libraries))
         for library, number in zip(libraries, cls.found, strict=True):
             # from threadpoolctl 3.8 on a library obeys the thread that has set it first, and
             # others where it has forgotten that; here a lock keeps them apart
@@ -200,6 +201,44 @@ def with_room(threads: int) -> int:
     return threads
 
 
+def threads_of(n_jobs: Any, serial: bool = False) -> int:
+    """The number of threads that an argument ``n_jobs`` asks for.
+
+    Parameters
+    ----------
+    n_jobs : int or None
+        None: 1; -1: as many as the process may use; else that many.
+    serial : bool
+        Whether it must be one, for a scheme that learns.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For a number that is neither -1 nor above 0, and for what is no integer.
+    """
+    if n_jobs is None:
+        return 1
+    allowed = "an integer > 0, -1 for all cores, or None for 1"
+    try:
+        count = _checks.integer("n_jobs", n_jobs, least=-1)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"n_jobs is {_checks.describe(n_jobs)}; allowed: {allowed}") from None
+    if count == 0:
+        raise ValueError(f"n_jobs is {_checks.describe(n_jobs)}; allowed: {allowed}")
+    if serial and count != 1:
+        raise ValueError(f"n_jobs is {count}; allowed with a scheme that learns: 1 or None")
+    return count if count > 0 else cores()
+
+
+def cores() -> int:
+    """How many cores the process may use: of the machine, or of those that it is held to."""
+    if hasattr(os, "process_cpu_count"):
+        return os.process_cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def pool_of(threads: int | None, order: int) -> ThreadPool | None:
     """Threads that share the work on matrices of this order; None: the work is BLAS's own.
 
@@ -235,21 +274,59 @@ def _blas() -> Any:
 no_tick: Tick = int
 
 
-@contextmanager
-def ticks(progress: bool | Tick) -> Iterator[Tick]:
+def ticks(progress: bool | Tick) -> AbstractContextManager[Tick]:
     """The function to call after each piece of work: a bar's, the user's, or one without effect."""
-    if callable(progress):
-        yield progress
-        return
-    if not progress:
-        yield no_tick
-        return
+    if progress is True:
+        return _bar()
+    return nullcontext(progress or no_tick)
+
+
+@contextmanager
+def _bar() -> Iterator[Tick]:
     try:
         from tqdm.auto import tqdm
     except ImportError:
         raise ImportError("progress=True needs tqdm: pip install 'epfast[plot]' or tqdm") from None
     with tqdm(unit="factor") as bar:
         yield bar.update
+
+
+def each(
+    pool: ThreadPool,
+    work: Callable[[int, int], Iterable[int]],
+    parts: int,
+    tick: Tick = no_tick,
+) -> None:
+    """Go through ``work(k, part)`` on thread k of a pool, for each part from 0, in any order.
+
+    Threads begin with the work and end with it, so that there are none to inherit by a fork. A part
+    goes to who comes first: nobody waits for one who is late, or could not begin. An error of one,
+    or Ctrl-C, which falls in the thread of the caller, waits for the pieces that others have begun.
+    BLAS has one thread meanwhile.
+
+    work yields how many factors it has done, now and then: there it may end early.
+
+    tick: called with these numbers, in the thread of the caller.
+    """
+    done: list[int] = []
+
+    def run(k: int, part: int) -> None:
+        for count in work(k, part):
+            done.append(count)
+            while k == 0 and done:
+                tick(done.pop())
+            if pool.errors:
+                return
+
+    if pool.threads == 1 or parts == 1:
+        for part in range(parts):
+            for count in work(0, part):
+                tick(count)
+        return
+    with blas_threads(1), pool:
+        pool.each(run, parts)
+    while done:
+        tick(done.pop())
 
 
 def physical_memory() -> int:
@@ -260,23 +337,11 @@ def physical_memory() -> int:
         return 0
 
 
-def in_timed_pieces(work: Callable[[int], bool]) -> None:
-    """Call ``work(count)`` until it returns False; Python sees signals between calls.
-
-    The count grows until a call takes SECONDS_PER_CALL.
-    """
-    count = 1
-    while True:
-        before = time.perf_counter()
-        if not work(count):
-            return
-        count = _next(count, before)
-
-
 class TimedPieces:
-    """Slices of n pieces of work, of a size as in :func:`in_timed_pieces`; work between them.
+    """Slices of n pieces of work; Python sees signals between them, as the work is done.
 
-    The first slice has as many pieces as one is sure to do in no time.
+    The first slice has as many pieces as one is sure to do in no time; their number grows until
+    that takes SECONDS_PER_CALL.
 
     No generator: one that is left unfinished is closed, and Ctrl-C in its end would be lost.
     """
@@ -291,16 +356,12 @@ class TimedPieces:
     def __next__(self) -> slice:
         if self.first >= self.n:
             raise StopIteration
-        self.count = _next(self.count, self.before) if self.count else self.sure
+        now = time.perf_counter()
+        grow = min(16.0, SECONDS_PER_CALL / max(now - self.before, 1e-9))
+        self.count = max(1, int(self.count * grow)) if self.count else self.sure
         part = slice(self.first, min(self.first + self.count, self.n))
-        self.first, self.before = part.stop, time.perf_counter()
+        self.first, self.before = part.stop, now
         return part
-
-
-def _next(count: int, before: float) -> int:
-    """The count of the next call, after one that began then."""
-    grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
-    return max(1, int(count * min(16.0, grow)))
 
 
 # At import: a limit that is set later finds the memory there, and a child that is forked while

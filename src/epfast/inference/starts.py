@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from epfast.inference.loop import Engine, Fit, HasSweeps, logger, run
+from epfast.inference.loop import Engine, Fit, logger, run
 
 #: sweeps from a start that do not settle, after which it may be to blame
 PATIENCE = 20
@@ -15,7 +15,6 @@ PATIENCE = 20
 FAILURES = (FloatingPointError, ValueError)
 
 R = TypeVar("R")
-S = TypeVar("S", bound=HasSweeps)
 
 
 def start_may_be_dropped(start: Any, problem: Any) -> bool:
@@ -34,7 +33,7 @@ def _is_lost(fit: Fit, schedule: Any) -> bool:
 
 
 def run_from(
-    engine: Engine[S], schedule: Any, start: Any = None, *, guess: bool = False, **given: Any
+    engine: Engine, schedule: Any, start: Any = None, *, guess: bool = False, **given: Any
 ) -> Fit:
     """Run a schedule on an engine, see :func:`run`; drop a guess that leads nowhere.
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.inference import Fit, Interrupted, reached, run, warn_of
+from epfast.inference import Fit, Interrupted, interrupted, run, warn_of
 from epfast.parametric.engine import ParametricEngine, checked_schedule
 from epfast.parametric.mixture_posterior import MixturePosterior
 from epfast.parametric.mixture_problem import (
@@ -304,8 +304,9 @@ class _Runs:
         except KeyboardInterrupt as pressed:
             if self.best is not None:
                 raise Interrupted(self.best[0]) from None
-            fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
-            raise Interrupted(result(fit)) from None
+            raise interrupted(
+                pressed, fit, result, None, lambda: result(Fit(engine.init(start), False, []))
+            ) from None
 
     def _keep(self, post: MixturePosterior, engine: ParametricEngine) -> MixturePosterior:
         post.reason = _impossible(post, self.rows)

@@ -11,7 +11,7 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.inference import Callback, ConvergenceWarning, Fit, Interrupted, reached, run
+from epfast.inference import Callback, ConvergenceWarning, Fit, interrupted, run
 from epfast.inference.runtime import Tick
 from epfast.parametric.engine import checked_schedule
 from epfast.parametric.network_posterior import NetworkPosterior, scaled_rows
@@ -184,8 +184,9 @@ def fit_network(
         _warn_of(fit, schedule, problem.probit, responses, off)
         return result(fit)
     except KeyboardInterrupt as pressed:
-        fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
-        raise Interrupted(result(fit)) from None
+        raise interrupted(
+            pressed, fit, result, None, lambda: result(Fit(engine.init(start), False, []))
+        ) from None
 
 
 def usual_schedule(n: int) -> Schedule:

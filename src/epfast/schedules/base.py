@@ -40,6 +40,8 @@ class Schedule:
 
     #: sites: one per "factor" or "shard", "none", "shared" by many, or "descent" (double loop)
     stores: ClassVar[str] = "factor"
+    #: what the order "auto" is on an executor, else "sequential"; None: other things decide
+    in_tasks: ClassVar[str | None] = None
 
     #: most sweeps; with ``tol=0`` exactly so many
     sweeps: int
@@ -60,7 +62,11 @@ class Schedule:
 
     def resolved(self, executor: bool) -> Self:
         """A copy with an order in place of "auto", where that depends on an executor alone."""
-        return self
+        if self.in_tasks is None or self.order != "auto":
+            return self
+        result = Schedule.filled(self)  # a copy
+        object.__setattr__(result, "order", self.in_tasks if executor else "sequential")
+        return result
 
     def visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
         """The order of the factors in the given sweep, each once; a subclass may override it.

@@ -16,18 +16,9 @@ from epfast.schedules.base import ADF, AS_COMPLETED, EP, Schedule, check_given, 
 GROUPS = 8
 
 
-def _or_few(groups: Any, n: int) -> Any:
-    """Groups of n rows as given, or how many None means."""
-    return min(GROUPS, n) if groups is None else groups
-
-
-def _resolved(schedule: Any, order: str) -> Any:
-    """The schedule itself, or a copy with this order in place of "auto"."""
-    if schedule.order != "auto":
-        return schedule
-    result = Schedule.filled(schedule)  # a copy
-    object.__setattr__(result, "order", order)
-    return result
+def _labels(name: str, groups: Any, n: int) -> NDArray[np.intp]:
+    """The group of each of n rows."""
+    return _checks.group_labels(name, min(GROUPS, n) if groups is None else groups, n)
 
 
 class Batches(NamedTuple):
@@ -141,21 +132,26 @@ class AEP(SharedSites):
     seed: None = field(default=None, init=False, repr=False)
 
 
+@dataclass(frozen=True, eq=False)
 class _SharedInGroups(SharedSites):
     orders: ClassVar[tuple[str, ...]] = ("auto", "sequential", "shuffled", "parallel")
+    in_tasks: ClassVar[str | None] = "parallel"
+
     groups: int | ArrayLike | None = None
+    sweeps: int = 100
+    tol: float = 1e-5
+    damping: float | None = None
+    power: float | None = None
+    order: str = "auto"
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.groups is not None:
             object.__setattr__(self, "groups", _checks.groups("groups", self.groups))
         super().__post_init__()
 
-    def resolved(self, executor: bool) -> Self:
-        result: Self = _resolved(self, "parallel" if executor else "sequential")
-        return result
-
     def labels(self, n: int) -> NDArray[np.intp]:
-        return _checks.group_labels("groups", _or_few(self.groups, n), n)
+        return _labels("groups", self.groups, n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,13 +173,6 @@ class DSEP(_SharedInGroups):
         ``tol`` > 0). "auto" is that on an executor, else "sequential".
     """
 
-    groups: int | ArrayLike | None = None
-    sweeps: int = 100
-    tol: float = 1e-5
-    damping: float | None = None
-    power: float | None = None
-    order: str = "auto"
-    seed: int | None = None
     batch: int = 1
 
 
@@ -196,14 +185,6 @@ class DAEP(_SharedInGroups):
     groups, sweeps, tol, damping, power, order, seed
         As in :class:`DSEP`; damping None is 0.5 with ``tol`` > 0.
     """
-
-    groups: int | ArrayLike | None = None
-    sweeps: int = 100
-    tol: float = 1e-5
-    damping: float | None = None
-    power: float | None = None
-    order: str = "auto"
-    seed: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +218,7 @@ class DEP(Schedule):
     """
 
     stores: ClassVar[str] = "shard"
+    in_tasks: ClassVar[str | None] = AS_COMPLETED
 
     shards: int | ArrayLike | None = None
     sweeps: int = 100
@@ -275,10 +257,6 @@ class DEP(Schedule):
     def usual_damping(self, factor: str) -> float:
         return super().usual_damping("row")
 
-    def resolved(self, executor: bool) -> Self:
-        result: Self = _resolved(self, AS_COMPLETED if executor else "sequential")
-        return result
-
     @property
     def power(self) -> float | None:  # type: ignore[override]
         """The power of ``inner``, the EP within a shard."""
@@ -287,4 +265,4 @@ class DEP(Schedule):
 
     def labels(self, n: int) -> NDArray[np.intp]:
         """The shard of each row, 0 to K - 1."""
-        return _checks.group_labels("shards", _or_few(self.shards, n), n)
+        return _labels("shards", self.shards, n)

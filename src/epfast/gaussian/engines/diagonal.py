@@ -33,8 +33,7 @@ from epfast.gaussian.problem import Data, Problem, State
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep, Sites, run
 from epfast.inference.loop import change
-from epfast.inference.runtime import Tick, TimedPieces, physical_memory
-from epfast.inference.threads import each
+from epfast.inference.runtime import Tick, TimedPieces, each, physical_memory
 from epfast.schedules import EP
 
 #: rows that settle by EP before a pass of ADF goes on from a flat start: so many and so many per

@@ -5,57 +5,81 @@ from __future__ import annotations
 import numpy as np
 
 from epfast import families
+from epfast._arrays import Array
 from epfast.gaussian.engines.base import EPEngine, Memoryless, Outcome, Swept
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.local import local_laplace, shard_of
+from epfast.gaussian.engines.local import Update, is_finite, shard_of
 from epfast.gaussian.engines.passes import laplace_core, pieces_of
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.problem import Problem, State
 from epfast.inference import Sites
 from epfast.inference.executors import Tasks
-from epfast.inference.runtime import Tick
+from epfast.inference.runtime import Tick, no_tick, one_blas_thread
 
 
 class LaplaceFactors(Memoryless):
     """Minibatches in turn, or all of them from the posterior before the sweep."""
 
-    def __init__(self, problem: Problem, tasks: Tasks) -> None:
-        self.problem, self.schedule, self.tasks = problem, problem.schedule, tasks
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.in_turn = problem, problem.schedule.order != "parallel"
         n, d = problem.shape
-        assert problem.batch_size is not None
-        self.size = min(problem.batch_size, n)
+        self.size = min(problem.batch_size or 1, n)
         self.core = laplace_core(problem, d, self.size)
-        self.in_turn = self.schedule.order != "parallel"
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        if self.tasks.executor is not None:
-            return self._in_tasks(state, sites, tick)
-        core, problem = self.core, self.problem
+    def sweep(self, state: State | Swept, sites: Sites, tick: Tick) -> Outcome:
+        core = self.core
         before = core.n_refused, core.n_failed
         precision, shift = state.precision.copy(), state.shift.copy()
         seen = (precision, shift) if self.in_turn else (state.precision, state.shift)
-        for some, rows, sizes in pieces_of(problem, self.size, state.sweeps):
-            target: Sites = families.taken(sites, rows)
-            given = problem.rows(rows), problem.responses(rows), problem.weights(rows), sizes
+        for part, sizes in pieces_of(self.problem, self.size, state.sweeps):
+            target: Sites = families.taken(sites, part.which)
+            given = part.rows, part.y, part.weights, sizes
             core.sweep(*given, *seen, *target, precision, shift)
-            families.put(sites, rows, target)
-            tick(len(some))
+            families.put(sites, part.which, target)
+            tick(len(sizes))
         return Outcome(core.n_refused - before[0], core.n_failed - before[1])
 
-    def _in_tasks(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        """All factors from one posterior, in as many tasks as there are workers."""
-        tasks, problem = self.tasks, self.problem
-        n = problem.shape[0]
-        count = -(-n // self.size)
-        calls, takes = [], []
-        for some in np.array_split(np.arange(count), min(count, tasks.width)):
-            take = slice(int(some[0]) * self.size, min(n, (int(some[-1]) + 1) * self.size))
-            part = shard_of(problem, take, problem.schedule)
-            sizes = np.minimum(self.size, n - some * self.size)
-            given = state.precision, state.shift, families.taken(sites, take), sizes
-            calls.append((local_laplace, part, *given))
-            takes.append(take)
-        counts = [len(call[-1]) for call in calls]
-        found = tasks.together(calls, counts, tick)
+
+def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) -> Update:
+    """Laplace propagation on some factors, all from one posterior: no factor sees another.
+
+    Parameters
+    ----------
+    part : Problem
+        Their rows, and a schedule in parallel order; see :func:`~.local.shard_of`.
+    precision, shift : ndarray
+        Of the posterior.
+    rows : Sites
+        A precision and a shift per row.
+    """
+    sites: Sites = families.copied(rows)
+    with one_blas_thread(len(shift)):
+        state = State(precision, shift, sites, 0.0, 0)
+        outcome = LaplaceFactors(part).sweep(state, sites, no_tick)
+    if not is_finite(sites):
+        return Update(sites, rows, len(rows.shift))
+    return Update(sites, sites, outcome.refused, failed=outcome.failed)
+
+
+class LaplaceInTasks(Memoryless):
+    """All factors from one posterior, in as many tasks as there are workers."""
+
+    in_turn = False
+
+    def __init__(self, problem: Problem, tasks: Tasks) -> None:
+        self.problem, self.tasks = problem, tasks
+
+    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        problem, q = self.problem, (state.precision, state.shift)
+        n, size = problem.shape[0], problem.batch_size or 1
+        count = -(-n // size)
+        parts = np.array_split(np.arange(count), min(count, self.tasks.width))
+        takes = [slice(int(p[0]) * size, min(n, (int(p[-1]) + 1) * size)) for p in parts]
+        shards = [shard_of(problem, take, problem.schedule) for take in takes]
+        calls = [
+            (local_laplace, shard, *q, families.taken(sites, take))
+            for shard, take in zip(shards, takes, strict=True)
+        ]
+        found = self.tasks.together(calls, [len(part) for part in parts], tick)
         for take, update in zip(takes, found, strict=True):
             families.put(sites, take, update.rows)
         return Outcome(sum(u.refused for u in found), sum(u.failed for u in found))
@@ -67,9 +91,8 @@ class LaplaceEngine(EPEngine):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
         self.tasks = Tasks()
-        self._visits: LaplaceFactors | None = None
+        self._factors = LaplaceFactors(problem)
 
-    def visits(self, state: Swept) -> LaplaceFactors:
-        if self._visits is None:
-            self._visits = LaplaceFactors(self.problem, self.tasks)
-        return self._visits
+    def visits(self, state: Swept) -> LaplaceFactors | LaplaceInTasks:
+        here = self.tasks.executor is None
+        return self._factors if here else LaplaceInTasks(self.problem, self.tasks)

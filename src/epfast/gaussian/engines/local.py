@@ -14,17 +14,13 @@ from numpy.typing import NDArray
 
 from epfast import families
 from epfast._arrays import Array
-from epfast._core.shared_sites import SharedSweep
 from epfast.gaussian.engines.base import Swept, with_moments
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
-from epfast.gaussian.engines.passes import PassEngine, laplace_core
+from epfast.gaussian.engines.passes import PassEngine
 from epfast.gaussian.engines.rows import RowEngine
 from epfast.gaussian.problem import Problem, State, is_proper, sum_of_sites
 from epfast.inference import Sites, run
-from epfast.inference.runtime import Tick, no_tick, one_blas_thread
-
-#: rows fitted to a cavity per call
-ROWS_AT_ONCE = 64
+from epfast.inference.runtime import one_blas_thread
 
 
 class WarmStart(NamedTuple):
@@ -201,119 +197,3 @@ def _begun(cavity: State, made: Sites, rows: Sites | None) -> WarmStart | None:
         log_scale=cavity.log_scale + float(made.log_scale),
     )
     return WarmStart(rows, state.shift, state)
-
-
-def local_shared(
-    group: Problem,
-    precision: Array,
-    shift: Array,
-    site: Sites,
-    size: float,
-    last: NDArray[np.uint8],
-    checked: bool,
-    sweep: int,
-) -> Update:
-    """A sweep over the batches of one group whose rows share a site, the other sites held fixed.
-
-    Parameters
-    ----------
-    group : Problem
-        See :func:`shard_of`; of its schedule power and damping count.
-    precision, shift : ndarray
-        Of the posterior, which has the site to the power ``size``.
-    site : Sites
-        The site of one row.
-    size : float
-        Rows of the group, with their copies.
-    last : ndarray
-        Whether each row ends a batch.
-    checked : bool
-        See :class:`epfast._core.shared_sites.SharedSweep`.
-    sweep : int
-        Number of the sweep.
-    """
-    n, d = group.shape
-    tilted = group.tilted()
-    tilted.begin_sweep(sweep)
-    schedule = group.schedule
-    core = SharedSweep(tilted, d, min(ROWS_AT_ONCE, n), schedule.power, schedule.damping, checked)
-    sites = Sites(*(np.array([part], dtype=np.float64) for part in site))
-    numbers = (np.zeros(n, dtype=np.intp), last, sites, np.array([size]))
-    with one_blas_thread(d):
-        visit_shared(core, group, None, *numbers, precision.copy(), shift.copy())
-    found = families.taken(sites, 0)
-    if not is_finite(found):
-        return Update(site, None, n)
-    return Update(found, None, core.n_refused, checked=core.checked)
-
-
-def visit_shared(
-    core: SharedSweep,
-    problem: Problem,
-    order: NDArray[np.intp] | None,
-    group: NDArray[np.intp],
-    last: NDArray[np.uint8],
-    sites: Sites,
-    sizes: Array,
-    precision: Array,
-    shift: Array,
-    tick: Tick = no_tick,
-) -> None:
-    """Take rows in an order (None: their own); sites and posterior are updated in place."""
-    n, d = problem.shape
-    # a batch costs as much as about d rows
-    rows_of_work = 1 + d * int(last.sum()) // n
-    for part in problem.pieces(range(n), rows_of_work):
-        take = slice(part[0], part[-1] + 1)
-        which: Any = take if order is None else order[take]
-        rows = problem.data.X[which]
-        dense = rows.toarray() if problem.sparse else rows
-        core.sweep(
-            np.ascontiguousarray(dense, dtype=np.float64),
-            problem.responses(which),
-            problem.weights(which),
-            group[take],
-            last[take],
-            *sites,
-            sizes,
-            precision,
-            shift,
-        )
-        tick(len(part))
-
-
-def local_laplace(
-    part: Problem, precision: Array, shift: Array, rows: Sites, sizes: NDArray[np.intp]
-) -> Update:
-    """Laplace propagation on some factors, all from one posterior: no factor sees another.
-
-    Parameters
-    ----------
-    part : Problem
-        Their rows; see :func:`shard_of`.
-    precision, shift : ndarray
-        Of the posterior.
-    rows : Sites
-        A precision and a shift per row.
-    sizes : ndarray
-        Rows of each factor.
-    """
-    d = part.shape[1]
-    core = laplace_core(part, d, int(sizes.max()))
-    sites: Sites = families.copied(rows)
-    every = slice(None)
-    with one_blas_thread(d):
-        core.sweep(
-            part.rows(every),
-            part.responses(every),
-            part.weights(every),
-            sizes,
-            precision,
-            shift,
-            *sites,
-            precision.copy(),  # the new posterior is made from all the sites
-            shift.copy(),
-        )
-    if not is_finite(sites):
-        return Update(sites, rows, len(rows.shift))
-    return Update(sites, sites, core.n_refused, failed=core.n_failed)

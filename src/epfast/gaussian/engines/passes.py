@@ -6,12 +6,12 @@ No site is stored. The rows are at hand, or come in chunks of a stream.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._arrays import Array, as_array, symmetric_from_upper
+from epfast._arrays import as_array, symmetric_from_upper
 from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
@@ -27,20 +27,13 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.rows import RowEngine, sequential_core
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.problem import Problem, RowSlice
 from epfast.gaussian.sources import Stream
 from epfast.inference import PartOfSweep
 from epfast.inference.runtime import Tick
 
-
-class Piece(NamedTuple):
-    """Some factors of a pass, so few that Python handles signals after them."""
-
-    rows: Rows
-    y: Array
-    weights: Array | None
-    #: rows of each factor
-    sizes: NDArray[np.intp]
+#: some factors, so few that Python handles signals after them: their rows, and how many each has
+Piece = tuple[RowSlice, NDArray[np.intp]]
 
 
 def engine_of_rows(problem: Problem) -> RowEngine | PassEngine:
@@ -86,26 +79,28 @@ class RowsOnce(Memoryless):
     def sweep(self, state: Swept, sites: None, tick: Tick) -> Outcome:
         reached, factors, counts = state, 0, np.zeros(2, dtype=int)
         try:
-            for piece in self._pieces(state.sweeps):
-                visit = self._rows if self.by_rows else self._minibatches
+            visit = self._rows if self.by_rows else self._minibatches
+            for part, sizes in self._pieces(state.sweeps):
                 # one assignment, which Ctrl-C cannot divide
-                reached, lost = visit(reached, piece)
+                reached, lost = visit(reached, part, sizes)
                 counts += lost
-                factors += len(piece.sizes)
-                tick(len(piece.sizes))
+                factors += len(sizes)
+                tick(len(sizes))
             new = self._whole(reached)._replace(sweeps=state.sweeps + 1)
         except KeyboardInterrupt:
             raise PartOfSweep(state if reached is state else self._whole(reached)) from None
         self.engine.n_sites = factors
         return Outcome(int(counts[0]), int(counts[1]), made=new)
 
-    def _rows(self, state: Swept, piece: Piece) -> tuple[Swept, tuple[int, int]]:
+    def _rows(
+        self, state: Swept, part: RowSlice, sizes: NDArray[np.intp]
+    ) -> tuple[Swept, tuple[int, int]]:
         """Take in rows, in the moments."""
-        core, count = self.core, piece.rows.n
+        core, count = self.core, len(sizes)
         covariance, mean = state.covariance.copy(), state.mean.copy()
         before, core.log_scale_total = core.n_refused, 0.0
         numbers = np.arange(count, dtype=np.intp)
-        core.sweep(piece.rows, piece.y, piece.weights, numbers, covariance, mean)
+        core.sweep(*part[1:], numbers, covariance, mean)
         assert state.rows_seen is not None
         new = state._replace(
             covariance=covariance,
@@ -115,19 +110,21 @@ class RowsOnce(Memoryless):
         )
         return new, (core.n_refused - before, 0)
 
-    def _minibatches(self, state: Swept, piece: Piece) -> tuple[Swept, tuple[int, int]]:
+    def _minibatches(
+        self, state: Swept, part: RowSlice, sizes: NDArray[np.intp]
+    ) -> tuple[Swept, tuple[int, int]]:
         """Take in minibatches, in precision and shift."""
-        core = laplace_core(self.problem, len(state.shift), int(piece.sizes.max()))
-        sites = flat(piece.rows.n)
+        core = laplace_core(self.problem, len(state.shift), int(sizes.max()))
+        sites = flat(part.rows.n)
         precision, shift = state.precision.copy(), state.shift.copy()
-        given = piece.rows, piece.y, piece.weights, piece.sizes
+        given = part.rows, part.y, part.weights, sizes
         core.sweep(*given, precision, shift, *sites, precision, shift)
         assert state.rows_seen is not None
         new = state._replace(
             precision=symmetric_from_upper(precision),
             shift=shift,
             log_scale=state.log_scale + float(sites.log_scale.sum()),
-            rows_seen=state.rows_seen + piece.rows.n,
+            rows_seen=state.rows_seen + part.rows.n,
         )
         return new, (core.n_refused, core.n_failed)
 
@@ -141,21 +138,10 @@ class RowsOnce(Memoryless):
         return whole._replace(covariance=state.covariance, mean=state.mean)
 
     def _pieces(self, sweeps: int) -> Iterator[Piece]:
-        problem = self.problem
-        visits = problem.schedule.checked_visits
-        if isinstance(problem.data.X, Stream):
-            yield from self._of_stream(problem.data.X)
-        elif self.by_rows:
-            for part in problem.parts(visits(problem.shape[0], sweeps)):
-                yield Piece(*part[1:], np.ones(part.rows.n, dtype=np.intp))
-        else:
-            size = min(problem.batch_size or 1, problem.shape[0])
-            for _, which, sizes in pieces_of(problem, size, sweeps):
-                y, weights = problem.responses(which), problem.weights(which)
-                yield Piece(problem.rows(which), y, weights, sizes)
-
-    def _of_stream(self, stream: Stream) -> Iterator[Piece]:
-        size = self.problem.batch_size or 1
+        size, stream = self.problem.batch_size or 1, self.problem.data.X
+        if not isinstance(stream, Stream):
+            yield from pieces_of(self.problem, min(size, self.problem.shape[0]), sweeps)
+            return
         step = max(1, self.problem.chunk // (stream.d * size)) * size
         for X, y in stream.pieces(size):
             for i in range(0, X.shape[0], step):
@@ -166,18 +152,22 @@ class RowsOnce(Memoryless):
                     raise ValueError("a chunk's X holds NaN or infinity; allowed: finite numbers")
                 rows = Rows(part if dense is None else dense)
                 sizes = np.minimum(size, rows.n - np.arange(0, rows.n, size))
-                yield Piece(rows, y[i : i + step], None, sizes)
+                which = slice(i, i + rows.n)
+                yield RowSlice(which, rows, y[which], None), sizes
 
 
-def pieces_of(
-    problem: Problem, size: int, sweeps: int
-) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]]:
-    """Factors in the order of their visits, some at a time; their rows, and how many each has."""
+def pieces_of(problem: Problem, size: int, sweeps: int) -> Iterator[Piece]:
+    """Factors in the order of their visits, some at a time."""
     n = problem.shape[0]
     factors = problem.schedule.checked_visits(-(-n // size), sweeps)
+    if size == 1:
+        yield from ((part, np.ones(part.rows.n, np.intp)) for part in problem.parts(factors))
+        return
     for some in map(as_array, problem.pieces(factors, size)):
-        rows = (some[:, None] * size + np.arange(size)).ravel()
-        yield some, rows[rows < n], np.minimum(size, n - some * size)
+        which = (some[:, None] * size + np.arange(size)).ravel()
+        which = which[which < n]
+        part = problem.rows(which), problem.responses(which), problem.weights(which)
+        yield RowSlice(which, *part), np.minimum(size, n - some * size)
 
 
 def laplace_core(problem: Problem, d: int, size: int) -> LaplaceSweep:

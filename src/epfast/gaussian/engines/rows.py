@@ -43,8 +43,7 @@ from epfast.gaussian.engines.joint import cavities, fitted_at, log_mass
 from epfast.gaussian.problem import Problem, State, inverse_root, log_determinant
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
-from epfast.inference.runtime import Tick
-from epfast.inference.threads import each
+from epfast.inference.runtime import Tick, each
 
 #: rows per block of marginals in parallel order
 PARALLEL_ROWS = 128
@@ -389,7 +388,7 @@ class RowEngine(EPEngine):
             self.threads = threads
 
     def visits(self, state: Swept) -> Visits:
-        order = order_of(state)
+        order = order_of(state) if state.order == MEANS else state.order
         if order not in self._made:
             made = self._visits(order)
             self._made[order] = MeansFirst(self, made) if self.settles else made
@@ -420,7 +419,7 @@ class RowEngine(EPEngine):
         return state._replace(order=order, memory=memory)
 
     def drifts(self, state: Swept) -> bool:
-        return order_of(state) == "chunked" and bool(state.memory.since > 0)
+        return isinstance(state.memory, ChunkMemory) and state.memory.since > 0
 
     def known(self, state: Any) -> dict[str, Any]:
         """What is known of the posterior of a state, by its names there."""

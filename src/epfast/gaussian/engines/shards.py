@@ -82,29 +82,10 @@ class ShardMemory(NamedTuple):
     flow: Flow | None = None
 
 
-def _labels_of_factors(schedule: Any, n: int, size: int) -> NDArray[np.intp]:
-    """The shard of each factor of so many rows."""
-    shards = schedule.shards
-    if shards is None or isinstance(shards, int):
-        few: NDArray[np.intp] = schedule.labels(-(-n // size))
-        return few
-    labels: NDArray[np.intp] = schedule.labels(n)
-    if (np.repeat(labels[::size], size)[:n] != labels).any():
-        raise ValueError(
-            f"shards cuts minibatches of {size} rows; allowed: a label per row, the same for all "
-            "rows of a minibatch, or how many shards"
-        )
-    return labels[::size]
-
-
-def _rows_of(factors: Any, size: int, n: int) -> Any:
-    """The rows of some factors."""
-    if size == 1:
-        return factors
-    if isinstance(factors, slice):
-        return slice(factors.start * size, min(n, factors.stop * size))
-    rows = (factors[:, None] * size + np.arange(size)).ravel()
-    return rows[rows < n]
+def _members(labels: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """The numbers of those that have each label."""
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.searchsorted(labels[order], np.arange(1, labels.max() + 1)))
 
 
 class Shards(Full):
@@ -117,14 +98,21 @@ class Shards(Full):
         super().__init__(problem)
         schedule, (n, _), size = problem.schedule, problem.shape, problem.batch_size or 1
         self.n_sites = -(-n // size)
-        labels = _labels_of_factors(schedule, n, size)
-        order = np.argsort(labels, kind="stable")
-        cuts = np.searchsorted(labels[order], np.arange(1, labels.max() + 1))
+        by_rows = schedule.shards is not None and not isinstance(schedule.shards, int)
+        labels = schedule.labels(n)[::size] if by_rows else schedule.labels(self.n_sites)
+        of_rows = np.repeat(labels, size)[:n]
+        if by_rows and (of_rows != schedule.labels(n)).any():
+            raise ValueError(
+                f"shards cuts minibatches of {size} rows; allowed: a label per row, the same for "
+                "all rows of a minibatch, or how many shards"
+            )
+        factors = _members(labels)
         #: factors of each shard
-        self.factors = [neighbours(some) for some in np.split(order, cuts)]
+        self.factors = list(map(neighbours, factors))
+        order = np.concatenate(factors)
         #: where each factor is, shard after shard; None: in their order
         self.place = None if (np.diff(order) == 1).all() else np.argsort(order)
-        rows = [_rows_of(some, size, n) for some in self.factors]
+        rows = map(neighbours, _members(of_rows))
         self.shards = [shard_of(problem, some, schedule.inner) for some in rows]
         self.sizes = [shard.shape[0] for shard in self.shards]
 

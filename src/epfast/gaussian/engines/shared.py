@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.shared_sites import SharedSweep
+from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     EPEngine,
     Outcome,
@@ -17,20 +19,16 @@ from epfast.gaussian.engines.base import (
     gaussian,
 )
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.local import (
-    ROWS_AT_ONCE,
-    local_shared,
-    neighbours,
-    shard_of,
-    visit_shared,
-)
+from epfast.gaussian.engines.local import Update, is_finite, neighbours, shard_of
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Counts, Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
-from epfast.inference.runtime import Tick
+from epfast.inference.runtime import Tick, no_tick, one_blas_thread
 from epfast.schedules import EP, Batches, SharedSites
 
+#: rows fitted to a cavity per call
+ROWS_AT_ONCE = 64
 #: batches give way to whole groups at the first change below this, ...
 NEAR = 0.1
 #: ... or once this many sweeps did not contract
@@ -94,13 +92,10 @@ class Groups:
 
     def _in_turn(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         """Batch after batch, each from the posterior that the one before has left."""
-        engine, schedule = self.engine, self.schedule
-        n, d = engine.problem.shape
-        numbers = d, min(ROWS_AT_ONCE, n), schedule.power, self.damping
-        core = SharedSweep(engine.tilted, *numbers, state.memory.checked)
-        batches = engine.batches(schedule, state.sweeps)
-        posterior = state.precision.copy(), state.shift.copy()
-        visit_shared(core, engine.problem, *batches, sites, engine.sizes, *posterior, tick)
+        engine = self.engine
+        batches = engine.batches(self.schedule, state.sweeps)
+        given = engine.problem, engine.tilted, self.damping, state.memory.checked, batches
+        core = visit_shared(*given, sites, engine.sizes, state.precision, state.shift, tick)
         self.checked = core.checked
         return Outcome(core.n_refused)
 
@@ -112,6 +107,87 @@ class Groups:
             families.put(sites, k, update.site)
         self.checked = any(update.checked for update in found)
         return Outcome(sum(update.refused for update in found))
+
+
+def visit_shared(
+    problem: Problem,
+    tilted: TiltedMoments,
+    damping: float,
+    checked: bool,
+    batches: Batches,
+    sites: Sites,
+    sizes: Array,
+    precision: Array,
+    shift: Array,
+    tick: Tick = no_tick,
+) -> SharedSweep:
+    """Take batches in turn from a posterior; sites are updated in place, and the counts returned.
+
+    checked: see :class:`epfast._core.shared_sites.SharedSweep`.
+    """
+    n, d = problem.shape
+    power = problem.schedule.power
+    core = SharedSweep(tilted, d, min(ROWS_AT_ONCE, n), power, damping, checked)
+    posterior = precision.copy(), shift.copy()
+    # a batch costs as much as about d rows
+    rows_of_work = 1 + d * int(batches.last.sum()) // n
+    for part in problem.pieces(range(n), rows_of_work):
+        which = batches.rows[part[0] : part[-1] + 1]
+        rows = problem.data.X[which]
+        dense = rows.toarray() if problem.sparse else rows
+        core.sweep(
+            np.ascontiguousarray(dense, dtype=np.float64),
+            problem.responses(which),
+            problem.weights(which),
+            batches.group[part[0] : part[-1] + 1],
+            batches.last[part[0] : part[-1] + 1],
+            *sites,
+            sizes,
+            *posterior,
+        )
+        tick(len(part))
+    return core
+
+
+def local_shared(
+    group: Problem,
+    precision: Array,
+    shift: Array,
+    site: Sites,
+    size: float,
+    last: NDArray[np.uint8],
+    checked: bool,
+    sweep: int,
+) -> Update:
+    """A sweep over the batches of one group whose rows share a site, the other sites held fixed.
+
+    Parameters
+    ----------
+    group : Problem
+        See :func:`~.local.shard_of`; of its schedule power and damping count.
+    precision, shift : ndarray
+        Of the posterior, which has the site to the power ``size``.
+    site : Sites
+        The site of one row.
+    size : float
+        Rows of the group, with their copies.
+    last : ndarray
+        Whether each row ends a batch.
+    checked, sweep
+        See :func:`visit_shared`; the number of the sweep.
+    """
+    n, d = group.shape
+    tilted = group.tilted()
+    tilted.begin_sweep(sweep)
+    batches = Batches(np.arange(n), np.zeros(n, dtype=np.intp), last)
+    sites = Sites(*(np.array([part], dtype=np.float64) for part in site))
+    given = group, tilted, group.schedule.damping, checked, batches, sites, np.array([size])
+    with one_blas_thread(d):
+        core = visit_shared(*given, precision, shift)
+    found = families.taken(sites, 0)
+    if not is_finite(found):
+        return Update(site, None, n)
+    return Update(found, None, core.n_refused, checked=core.checked)
 
 
 class Tied(Full):
