@@ -25,7 +25,7 @@ cdef enum:
 cdef class PythonWork:
     """Work in Python, for :meth:`ThreadPool.each`."""
 
-    cdef object call
+    cdef object call, lock      # the lock is for Python without its own
     cdef list errors
     cdef dict numbers           # of the threads that do it, by their identifiers
 
@@ -38,7 +38,8 @@ cdef void in_python(void *what, ptrdiff_t part) noexcept nogil:
             if part < 0:
                 PyErr_CheckSignals()
             elif not work.errors:
-                number = work.numbers.setdefault(threading.get_ident(), len(work.numbers))
+                with work.lock:
+                    number = work.numbers.setdefault(threading.get_ident(), len(work.numbers))
                 work.call(number, part)
         except BaseException as error:  # raised by the caller
             work.errors.append(error)
@@ -121,7 +122,7 @@ cdef class ThreadPool:
         An error of one, or Ctrl-C, is raised once all that have begun are back; nobody begins more.
         """
         cdef PythonWork shared = PythonWork()
-        shared.call, shared.errors = work, []
+        shared.call, shared.errors, shared.lock = work, [], threading.Lock()
         self.errors = shared.errors
         shared.numbers = {threading.get_ident(): 0}
         with nogil:
