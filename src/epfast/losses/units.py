@@ -50,6 +50,9 @@ def _shares(n: int, weights: Array | None) -> Array:
 
 def _median(y: Array, weights: Array | None) -> float:
     """The least y up to which there is half of the weight."""
+    if weights is None:
+        middle = (len(y) + 1) // 2 - 1
+        return float(np.partition(y, middle)[middle])
     order = np.argsort(y, kind="stable")
-    mass = np.cumsum(np.ones(len(y)) if weights is None else weights[order])
+    mass = np.cumsum(weights[order])
     return float(y[order][np.searchsorted(mass, 0.5 * mass[-1])])
