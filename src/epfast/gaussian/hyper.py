@@ -31,8 +31,10 @@ STRATEGIES = ("auto", "grid", "ccd", "sobol", "eb")
 TOLERANCES = (1e-6, 0.1)
 #: accuracy of the logs of hyper-parameters at their mode, in which their density is flat
 ACCURACY = 1e-3
-#: reach of the logs of sds about where the search begins
-REACH = 25.0
+#: reach of the logs of sds about where the search begins, and of atanh of correlations
+REACH, REACH_OF_CORRELATIONS = 25.0, 8.0
+#: an imaginary step, whose square is lost: the slope that it gives has no rounding
+IMAGINARY = 1e-30
 #: points that are drawn: with 128 sds of sds are within 3 % of those of 1,024 (hyper.md, 2)
 DRAWS = 128
 #: more hyper-parameters than these are not averaged over: of 1,024 points 417 count with 10
@@ -50,37 +52,114 @@ class Unknown(NamedTuple):
     """A hyper-parameter."""
 
     name: str
-    prior: priors.Scale
-    #: the columns whose prior sd it is; None: a number of the loss
+    prior: priors.Scale | priors.LKJ
+    #: the columns whose prior sd it is; None: a correlation, or a number of the loss
     columns: NDArray[np.intp] | None = None
+    #: of a correlation: effects that are correlated after the first of its two
+    others: int = 0
+
+    @property
+    def most(self) -> float:
+        """No value is above this."""
+        return math.inf if isinstance(self.prior, priors.LKJ) else self.prior.most
+
+    def log_density(self, u: float) -> tuple[float, float, float]:
+        """Log of the prior over u, its slope and second derivative."""
+        if isinstance(self.prior, priors.LKJ):
+            return self.prior.of_partial(u, self.others)
+        s, slope = math.exp(u), self.prior.slope
+        bent = (slope(s * math.exp(1e-6)) - slope(s)) / 1e-6
+        return self.prior.log_density(s) + u, slope(s) + 1.0, bent
+
+
+class Block(NamedTuple):
+    """Groups whose effects of one level are correlated."""
+
+    #: numbers of their sds among the unknowns, (q,), and of their correlations, (q (q - 1) / 2,)
+    sds: NDArray[np.intp]
+    correlations: NDArray[np.intp]
+    #: (J, q), the columns of each level
+    columns: NDArray[np.intp]
+
+    def covariance(self, u: Array) -> Array:
+        """Of the effects of a level, (..., q, q), at unknowns (..., m)."""
+        s = np.exp(u[..., self.sds])
+        return np.asarray(
+            s[..., :, None] * correlation(u[..., self.correlations]) * s[..., None, :]
+        )
+
+    def slopes(self, u: Array, by_covariance: Array) -> Array:
+        """Of a function of the covariance, whose derivatives (q, q) these are, by unknowns (m,)."""
+        found = np.zeros(len(u))
+        for k in (*self.sds, *self.correlations):
+            step = IMAGINARY * 1j * (np.arange(len(u)) == k)
+            found[k] = (by_covariance * self.covariance(u + step).imag).sum() / IMAGINARY
+        return found
+
+
+def correlation(z: Array) -> Array:
+    """The correlation matrix (..., q, q) of partial correlations tanh(z), (..., q (q - 1) / 2).
+
+    That of effects i > j is given those before j; they come in the order of rows i.
+    """
+    p = np.tanh(z)
+    q = (1 + math.isqrt(1 + 8 * p.shape[-1])) // 2
+    root = np.zeros((*p.shape[:-1], q, q), dtype=p.dtype)
+    for i in range(q):
+        rest = np.ones(p.shape[:-1], dtype=p.dtype)
+        for j in range(i):
+            root[..., i, j] = p[..., i * (i - 1) // 2 + j] * np.sqrt(rest)
+            rest = rest - root[..., i, j] ** 2
+        root[..., i, i] = np.sqrt(rest)
+    return np.asarray(root @ np.swapaxes(root, -1, -2))
 
 
 class Rows:
     """Log density of hyper-parameters of a linear model, of which each value has a fit."""
 
     def __init__(
-        self, problem: LinearProblem, unknowns: list[Unknown], mean: Array, variance: Array
+        self,
+        problem: LinearProblem,
+        unknowns: list[Unknown],
+        mean: Array,
+        variance: Array,
+        blocks: list[Block],
     ) -> None:
-        """variance: (d,) of the columns that have no unknown one; groups come first."""
+        """variance: (d,) of the columns that have no unknown one; sds come first, then blocks'."""
         self.problem, self.unknowns = problem, unknowns
-        self.mean, self.variance = mean, variance
+        self.mean, self.variance, self.blocks = mean, variance, blocks
         groups = [one.columns for one in unknowns if one.columns is not None]
         self.k, self.n_fits = len(groups), 0
+        #: numbers of unknowns that are sds or correlations; those of the loss follow
+        self.n_prior = self.k + sum(len(one.correlations) for one in blocks)
         none = np.empty(0, dtype=np.intp)
         self.columns = np.concatenate([none, *groups])
         self.groups = np.repeat(np.arange(self.k), [len(one) for one in groups])
-        self.start = np.append(self._sds(), [self._free(one.name) for one in self._numbers])
+        flat = np.zeros(self.n_prior - self.k)
+        self.start = np.append(
+            self._sds(), [*flat, *(self._free(one.name) for one in self._numbers)]
+        )
         self.bounds = np.stack([self.start - REACH, self.start + REACH], axis=1)
-        for k, one in enumerate(self._numbers, self.k):
+        self.bounds[self.k : self.n_prior] = [-REACH_OF_CORRELATIONS, REACH_OF_CORRELATIONS]
+        for k, one in enumerate(self._numbers, self.n_prior):
             name, power = self._parameter(one.name)
             self.bounds[k] = np.log(problem.loss.limits(name)) / power
-        most = [math.log(one.prior.most) for one in unknowns]
+        most = [math.log(one.most) for one in unknowns]
         self.bounds[:, 1] = np.minimum(self.bounds[:, 1], most)
         self.start = np.clip(self.start, *self.bounds.T)
 
     @property
     def _numbers(self) -> list[Unknown]:
-        return self.unknowns[self.k :]
+        return self.unknowns[self.n_prior :]
+
+    def values(self, u: Array) -> Array:
+        """The hyper-parameters (..., m) of unknowns (..., m): correlations of partial ones."""
+        found = np.exp(u)
+        for one in self.blocks:
+            whole = correlation(u[..., one.correlations])
+            i, j = np.tril_indices(len(one.sds), -1)
+            found[..., one.correlations] = whole[..., i, j]
+        return found
 
     def _sds(self) -> Array:
         """Logs of sds of groups at which x.theta varies as the latent values may, (k,)."""
@@ -117,9 +196,14 @@ class Rows:
         """The problem with these hyper-parameters."""
         precision = 1.0 / self.variance
         precision[self.columns] = np.exp(-2.0 * u[: self.k])[self.groups]
+        if self.blocks:
+            precision = np.diag(precision)
+        for one in self.blocks:
+            rows, columns = one.columns[:, :, None], one.columns[:, None, :]
+            precision[rows, columns] = np.linalg.inv(one.covariance(u))
         prior = prior_of(precision, self.mean, True, self.problem.center)
         schedule = replace(self.problem.schedule, tol=tol)
-        loss = self.loss_at(u[self.k :])
+        loss = self.loss_at(u[self.n_prior :])
         return self.problem._replace(prior=prior, base=prior, schedule=schedule, loss=loss)
 
     def fitted(self, u: Array, tol: float, near: Any) -> Any:
@@ -136,13 +220,9 @@ class Rows:
 
     def log_prior(self, u: Array) -> tuple[float, Array, Array]:
         """Log density over u, its slopes and second derivatives."""
-        value, slopes, bent = 0.0, np.zeros(len(u)), np.zeros((len(u), len(u)))
-        for k, (one, log_s) in enumerate(zip(self.unknowns, u.tolist(), strict=True)):
-            s = math.exp(log_s)
-            value += one.prior.log_density(s) + log_s
-            slopes[k] = one.prior.slope(s) + 1.0
-            bent[k, k] = (one.prior.slope(s * math.exp(1e-6)) - one.prior.slope(s)) / 1e-6
-        return value, slopes, bent
+        pairs = zip(self.unknowns, u.tolist(), strict=True)
+        values, slopes, bent = np.array([one.log_density(at) for one, at in pairs]).T
+        return float(values.sum()), slopes, np.diag(bent)
 
     def point(self, u: Array, post: Any) -> HyperPoint:
         return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
@@ -152,16 +232,26 @@ class Rows:
         post, u = point.fit, point.u
         squares = (post.mean - self.mean) ** 2 + post.variance
         by_column = squares[self.columns] * np.exp(-2.0 * u[: self.k])[self.groups] - 1.0
-        of_groups = np.bincount(self.groups, by_column, self.k)
-        of_all = np.append(of_groups, self._gains(post, u[self.k :])[1])
-        return np.asarray(of_all + self.log_prior(u)[1])
+        slopes = np.zeros(len(u))
+        slopes[: self.k] = np.bincount(self.groups, by_column, self.k)
+        for one in self.blocks:
+            at, inverse = post.mean[one.columns], np.linalg.inv(one.covariance(u))
+            rows, columns = one.columns[:, :, None], one.columns[:, None, :]
+            second = at.T @ at + post.covariance[rows, columns].sum(0)
+            by_covariance = 0.5 * (inverse @ second @ inverse - len(at) * inverse)
+            slopes[one.sds] = 0.0
+            slopes += one.slopes(u, by_covariance)
+        slopes[self.n_prior :] = self._gains(post, u[self.n_prior :])[1]
+        return np.asarray(slopes + self.log_prior(u)[1])
 
     def _gains(self, post: Any, numbers: Array) -> tuple[float, Array, Array]:
-        return gains([post], self.loss_at, numbers, self.bounds[self.k :])
+        return gains([post], self.loss_at, numbers, self.bounds[self.n_prior :])
 
     def held(self, u: Array, post: Any) -> Array | None:
         """The maximum with sites, or cavities, of a fit at u held; None: it is not known."""
         k, prior = self.k, self.log_prior
+        if self.blocks:
+            return None
         held: Any = None
         if k:
             held = Held.of([post], self.columns, self.groups, np.exp(-2.0 * u[:k]))
@@ -229,6 +319,7 @@ def fit_hyper(
     loss: Any = "gaussian",
     sds: Mapping[str, tuple[Any, priors.Scale]] | None = None,
     learn: Mapping[str, priors.Scale] | None = None,
+    correlations: Mapping[tuple[str, ...], priors.LKJ] | None = None,
     prior_variance: float | ArrayLike = 100.0,
     prior_mean: ArrayLike | None = None,
     intercept: bool | float = False,
@@ -256,6 +347,10 @@ def fit_hyper(
         ``{name: (columns, prior)}``: groups of columns that share a prior sd. Columns are a slice,
         indices, a mask (d,), or names of a frame; the prior is of :mod:`epfast.priors`. No column
         is in two groups.
+    correlations : dict, optional
+        ``{(name, name, ...): LKJ(eta)}``: groups of ``sds`` whose columns of the same place, those
+        of one level, are correlated: ``{("1|g", "x|g"): LKJ(2.0)}`` for intercepts and slopes. The
+        correlation of the effects a and b is the hyper-parameter "cor a,b".
     learn : dict, optional
         ``{name: prior}``: numbers of the loss, those of ``loss.learnable``; "sd" is the standard
         deviation of Gaussian noise.
@@ -324,6 +419,8 @@ def fit_hyper(
         raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: EP(...) or None")
     d, names = _checks.rows("X", X).shape[1], column_names(X)
     unknowns = _groups_at_door(sds, d, names)
+    blocks, of_blocks = _blocks_at_door(correlations, unknowns)
+    unknowns += of_blocks
     chosen = losses.resolve(loss, y)
     if not chosen.is_likelihood or chosen.latents != 1:
         raise ValueError(
@@ -363,13 +460,14 @@ def fit_hyper(
     mean = np.zeros(len(problem.prior.shift))
     if prior_mean is not None:
         mean[:d] = prior_mean
-        inside = [one.name for one in unknowns if mean[one.columns].any()]
+        groups = [one for one in unknowns if one.columns is not None]
+        inside = [one.name for one in groups if mean[one.columns].any()]
         if inside:
             raise ValueError(f"prior_mean is not 0 in the group {inside[0]!r}; allowed: 0 there")
     ones = intercept_at_door(intercept)
     if ones is not None:
         variance = np.append(variance, ones)
-    return averaged(Rows(problem, [*unknowns, *numbers], mean, variance), strategy, seed)
+    return averaged(Rows(problem, [*unknowns, *numbers], mean, variance, blocks), strategy, seed)
 
 
 def averaged(rows: Rows, strategy: str, seed: int) -> IntegratedPosterior:
@@ -441,13 +539,13 @@ def _mixture(
     return IntegratedPosterior.of(
         [design.points[k].fit for k in kept],
         values=values[kept],
-        points=np.exp([design.points[k].u for k in kept]),
+        points=rows.values(np.array([design.points[k].u for k in kept])),
         hyper_names=names,
         log_prior=log_prior[kept],
         n_fits=rows.n_fits,
-        nodes=np.exp(design.nodes),
+        nodes=rows.values(design.nodes),
         probabilities=design.probabilities,
-        mode=np.exp(mode.u),
+        mode=rows.values(mode.u),
     )
 
 
@@ -457,9 +555,9 @@ def _tell_ends(rows: Rows, mode: HyperPoint) -> None:
     And of priors that end where the density is large: points lie on one side of the end alone.
     """
     for one, u in zip(rows.unknowns, mode.u, strict=True):
-        if math.log(one.prior.most) - u < AT_END:
+        if math.log(one.most) - u < AT_END:
             warnings.warn(
-                f"the posterior of {one.name!r} leans on the end of its prior, {one.prior.most:g}, "
+                f"the posterior of {one.name!r} leans on the end of its prior, {one.most:g}, "
                 "and its average is rough there; a wider prior, or HalfNormal, has no end",
                 DataWarning,
                 stacklevel=4,
@@ -504,6 +602,45 @@ def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
     return found
 
 
+def _blocks_at_door(given: Any, groups: list[Unknown]) -> tuple[list[Block], list[Unknown]]:
+    """Groups that are correlated, and their correlations, checked."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"correlations is {_checks.describe(given)}; allowed: a dict of LKJ by tuples of names "
+            "in sds, or None"
+        )
+    known = {one.name: k for k, one in enumerate(groups)}
+    blocks: list[Block] = []
+    found: list[Unknown] = []
+    for names, prior in (given or {}).items():
+        where = f"correlations[{names!r}]"
+        if not isinstance(names, tuple) or len(names) < 2 or len(set(names)) < len(names):
+            raise TypeError(f"correlations has the key {names!r}; allowed: two names or more")
+        q = len(names)
+        if not isinstance(prior, priors.LKJ):
+            raise TypeError(f"{where} is {_checks.describe(prior)}; allowed: epfast.priors.LKJ")
+        for name in names:
+            if name not in known:
+                said = ", ".join(map(repr, known)) or "none"
+                raise ValueError(f"correlations names {name!r}; allowed: groups of sds, {said}")
+            if any(known[name] in one.sds for one in blocks):
+                raise ValueError(f"correlations has {name!r} twice; allowed: once")
+        sds = np.array([known[name] for name in names])
+        columns = [groups[k].columns for k in sds]
+        sizes = [0 if one is None else len(one) for one in columns]
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"{where} has groups of {', '.join(map(str, sizes))} columns; allowed: a column "
+                "per level in each, in the same order"
+            )
+        own = len(groups) + len(found) + np.arange(q * (q - 1) // 2)
+        blocks.append(Block(sds, own, np.array(columns).T))
+        for i in range(q):
+            for j in range(i):
+                found.append(Unknown(f"cor {names[j]},{names[i]}", prior, None, q - 2 - j))
+    return blocks, found
+
+
 def _columns_at_door(
     name: str, given: Any, d: int, names: tuple[str, ...] | None
 ) -> NDArray[np.intp]:
@@ -524,7 +661,8 @@ def _columns_at_door(
             f"{name} is {_checks.describe(given)}; allowed: a slice, indices or a mask of the {d} "
             "columns of X, or names of a frame's"
         ) from None
-    found = np.unique(np.atleast_1d(found))
+    found = np.atleast_1d(found)
+    found = found[np.sort(np.unique(found, return_index=True)[1])]
     if len(found) == 0:
         raise ValueError(f"{name} has no column; allowed: one at least")
     return np.asarray(found, dtype=np.intp)
@@ -533,7 +671,7 @@ def _columns_at_door(
 def _prior_at_door(name: str, given: Any) -> priors.Scale:
     if isinstance(given, priors.Scale):
         return given
-    known = ", ".join(one for one in priors.__all__ if one != "Scale")
+    known = ", ".join(one for one in priors.__all__ if one not in ("Scale", "LKJ"))
     raise TypeError(f"{name} is {_checks.describe(given)}; allowed: of epfast.priors, {known}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -157,8 +158,11 @@ class IntegratedPosterior(Posterior):
         for k, values in enumerate(self.nodes.T):
             order = np.argsort(values, kind="stable")
             share = self.probabilities[order]
-            # the middle of what a node stands for
-            found[k] = np.exp(np.interp(p, np.cumsum(share) - 0.5 * share, np.log(values[order])))
+            # the middle of what a node stands for; between scales, which are positive, in logs
+            at, nodes = np.cumsum(share) - 0.5 * share, values[order]
+            scales = bool(nodes[0] > 0.0)
+            middle = np.interp(p, at, np.log(nodes) if scales else nodes)
+            found[k] = math.exp(middle) if scales else middle
         return found
 
     # -- moments and quantiles --

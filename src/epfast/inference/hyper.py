@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import interpolate, stats
+from scipy import interpolate, spatial, special, stats
 
 from epfast._arrays import Array
 
@@ -35,6 +35,8 @@ MARGIN = 2.0
 DF = 6.0
 #: nodes on an axis of a density between the points of a grid, of one hyper-parameter and of two
 NODES = (400, 120)
+#: draws of the density between points of more: twice as many change no sd by 1 %
+FINE = 4096
 
 
 class HyperPoint(NamedTuple):
@@ -212,8 +214,6 @@ class Surface:
         if found is None or math.isnan(found.value):
             self.n_lost += 1
             return None
-        # a prior may end there
-        found = found._replace(value=max(found.value, self.mode.value - 2.0 * DROP))
         self.known.append((z, found))
         return found
 
@@ -259,7 +259,8 @@ def grid(surface: Surface) -> Design | None:
             continue
         found = surface.at(at[where])
         if found is not None:
-            values[where] = found.value
+            # a prior may end there
+            values[where] = max(found.value, surface.mode.value - 2.0 * DROP)
             points.append(found)
             volumes.append(float(surface.log_volume(at[where])) + m * math.log(step))
     fine = [np.linspace(axis[0], axis[-1], NODES[m - 1]) for axis in axes]
@@ -277,37 +278,69 @@ def grid(surface: Surface) -> Design | None:
 
 def drawn(surface: Surface, size: int, seed: int) -> Design:
     """Quasi-random points, drawn from split Student-t densities along the axes."""
-    m = len(surface.mode.u)
-    uniform = stats.qmc.Sobol(m, rng=np.random.default_rng(seed)).random(size)
-    draws = stats.t.ppf(np.clip(uniform, 1e-9, 1.0 - 1e-9), DF)
-    points, volumes = [], []
+    draws = _student(len(surface.mode.u), size, seed)
     for z in draws[np.argsort((draws**2).sum(1), kind="stable")]:
-        found = surface.at(z)
-        if found is not None:
-            points.append(found)
-            density = float(stats.t.logpdf(z, DF).sum())
-            volumes.append(float(surface.log_volume(z)) - density - math.log(size))
-    return _of_points(points, volumes, surface.n_lost)
+        surface.at(z)
+    return _between(surface, seed)
 
 
 def composite(surface: Surface) -> Design:
     """A central composite design (Rue, Martino & Chopin 2009, section 6.5)."""
     m, far = len(surface.mode.u), 1.1
-    corners = _corners(m)
     stars = math.sqrt(m) * np.concatenate([np.eye(m), -np.eye(m)])
-    at = np.concatenate([np.zeros((1, m)), far * corners, far * stars])
-    share = np.full(len(at), 1.0 / (far**2 * (len(at) - 1)))
-    share[0] = 1.0 - 1.0 / far**2
-    mean_sides = float(np.log(surface.sides.mean(1)).sum())
-    log_axes = float(np.linalg.slogdet(surface.axes)[1])
-    points, volumes = [], []
-    for z, weight in zip(at, share, strict=True):
-        found = surface.at(z)
-        if found is not None:
-            points.append(found)
-            normal = 0.5 * float(z @ z) + 0.5 * m * math.log(2.0 * math.pi)
-            volumes.append(math.log(weight) + normal + mean_sides + log_axes)
-    return _of_points(points, volumes, surface.n_lost)
+    for z in np.concatenate([far * _corners(m), far * stars]):
+        surface.at(z)
+    return _between(surface, 0)
+
+
+def _student(m: int, size: int, seed: int) -> Array:
+    """Quasi-random draws of independent Student-t, (size, m)."""
+    uniform = stats.qmc.Sobol(m, rng=np.random.default_rng(seed)).random(size)
+    return np.asarray(stats.t.ppf(np.clip(uniform, 1e-9, 1.0 - 1e-9), DF))
+
+
+def _between(surface: Surface, seed: int) -> Design:
+    """All points that are known, with a cubic surface of the log density through them.
+
+    A point has the mass of what is nearest to it. Weights of the points themselves by density over
+    volume leave the means of sds two to ten times as far off.
+    """
+    top, m = surface.mode.value, len(surface.mode.u)
+    z = np.array([z for z, _ in surface.known])
+    points = [point for _, point in surface.known]
+    values = np.array([point.value for point in points])
+    kept = values > top - 2.0 * DROP
+    degree = 2 if kept.sum() >= (m + 1) * (m + 2) else 1
+    rest = values[kept] - top + 0.5 * (z[kept] ** 2).sum(1)
+    smooth = interpolate.RBFInterpolator(z[kept], rest, kernel="cubic", degree=degree)
+    nodes = _student(m, FINE, seed + 1)
+    near = spatial.KDTree(z).query(nodes)[1]
+    # no higher than the mode, and nothing where a prior has ended
+    found = np.minimum(smooth(nodes) - 0.5 * (nodes**2).sum(1), 0.0)
+    found[np.isneginf(values[near])] = -np.inf
+    logs = found - stats.t.logpdf(nodes, DF).sum(1) + surface.log_volume(nodes)
+    total = float(special.logsumexp(logs)) - math.log(len(logs)) + top
+    probabilities = _normal(logs)
+    masses = _calibrated(
+        np.bincount(near, probabilities, len(z)).astype(np.float64), z, nodes, probabilities
+    )
+    some = np.flatnonzero(masses > 0.0)
+    volumes = np.log(masses[some]) + total - values[some]
+    return Design(
+        [points[k] for k in some], volumes, surface.u(nodes), probabilities, surface.n_lost
+    )
+
+
+def _calibrated(masses: Array, z: Array, nodes: Array, probabilities: Array) -> Array:
+    """Masses of points z (k, m) whose moments up to the second are those of nodes (g, m)."""
+    i, j = np.tril_indices(z.shape[1])
+    of_points, of_nodes = (
+        np.column_stack([np.ones(len(at)), at, at[:, i] * at[:, j]]) for at in (z, nodes)
+    )
+    missing = probabilities @ of_nodes - masses @ of_points
+    turn = np.linalg.lstsq(of_points.T @ (masses[:, None] * of_points), missing, rcond=1e-8)[0]
+    found = np.maximum(masses * (1.0 + np.clip(of_points @ turn, -1.0, 1.0)), 0.0)
+    return np.asarray(found / found.sum())
 
 
 def _corners(m: int) -> Array:
@@ -322,13 +355,6 @@ def _corners(m: int) -> Array:
     signs = np.stack(np.meshgrid(*[[-1.0, 1.0]] * (m - len(products)), indexing="ij"), -1)
     free = signs.reshape(-1, m - len(products))
     return np.column_stack([free, *(free[:, list(one)].prod(1) for one in products)])
-
-
-def _of_points(points: list[HyperPoint], volumes: list[float], n_lost: int) -> Design:
-    """A design whose nodes are its points."""
-    values = np.array([point.value for point in points]) + volumes
-    nodes = np.array([point.u for point in points])
-    return Design(points, np.array(volumes), nodes, _normal(values), n_lost)
 
 
 def _normal(logs: Array) -> Array:
