@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
 from epfast import _checks
@@ -546,6 +546,10 @@ class FullPosterior(LinearPosterior):
     @cached_property
     def covariance(self) -> Array:
         return np.asarray(self._root @ self._root.T)
+
+    def covariances_of(self, columns: NDArray[np.intp]) -> Array:
+        """Of the weights in each row of columns (k, q), (k, q, q)."""
+        return np.asarray(self.covariance[columns[:, :, None], columns[:, None, :]])
 
     def colored(self, noise: Array) -> Array:
         return np.asarray(noise @ self._root.T)

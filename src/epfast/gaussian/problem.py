@@ -103,7 +103,7 @@ class LinearProblem(NamedTuple):
     loss: Loss
     scheme: Scheme
     schedule: Any
-    #: "full" or "factorized"
+    #: "full", "factorized" or "arrow"
     covariance: str
     #: rows per factor; None: a site per row
     batch_size: int | None
@@ -125,6 +125,8 @@ class LinearProblem(NamedTuple):
     wide: Any = None
     #: a prior that is a site per weight, beside the normal one that these begin with
     prior_sites: PriorSites | None = None
+    #: the columns of a large group, whose prior it has: that of ``prior`` is its diagonal
+    levels: Any = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -245,7 +247,8 @@ class LinearProblem(NamedTuple):
         """The problem without X and y, as it is pickled; the n x n form needs them."""
         if self.wide is not None:
             return self
-        return self._replace(data=Data(None, None, self.data.weights))
+        levels = None if self.levels is None else self.levels.without_rows()
+        return self._replace(data=Data(None, None, self.data.weights), levels=levels)
 
     def continued(self, data: Data, schedule: Any, base: State) -> LinearProblem:
         """The problem of new rows, by the same loss and scheme; ``base`` holds all other sites."""

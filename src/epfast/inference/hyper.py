@@ -194,7 +194,7 @@ class Surface:
     def stretch(self, z: Array) -> Array:
         """The length of a unit of z on its side, (m,)."""
         low, high = self.sides.T
-        return np.asarray(np.select([z < 0.0, z > 0.0], [low, high], 0.5 * (low + high)))
+        return np.where(z < 0.0, low, np.where(z > 0.0, high, 0.5 * (low + high)))
 
     def u(self, z: Array) -> Array:
         """Of places z (..., m)."""
@@ -206,9 +206,9 @@ class Surface:
 
     def at(self, z: Array) -> HyperPoint | None:
         """The point at z, from the nearest fit; None if there is none."""
-        away = [float(((z - other) ** 2).sum()) for other, _ in self.known]
+        away = ((np.array([other for other, _ in self.known]) - z) ** 2).sum(1)
         nearest = self.known[int(np.argmin(away))][1]
-        if min(away) == 0.0:
+        if away.min() == 0.0:
             return nearest
         found = self.fitted(self.u(z), nearest.fit)
         if found is None or math.isnan(found.value):
@@ -312,11 +312,14 @@ def _between(surface: Surface, seed: int) -> Design:
     kept = values > top - 2.0 * DROP
     degree = 2 if kept.sum() >= (m + 1) * (m + 2) else 1
     rest = values[kept] - top + 0.5 * (z[kept] ** 2).sum(1)
-    smooth = interpolate.RBFInterpolator(z[kept], rest, kernel="cubic", degree=degree)
     nodes = _student(m, FINE, seed + 1)
+    between: Any = rest.mean()  # of hardly a point
+    if kept.sum() > m + 1:
+        smooth = interpolate.RBFInterpolator(z[kept], rest, kernel="cubic", degree=degree)
+        between = smooth(nodes)
     near = spatial.KDTree(z).query(nodes)[1]
     # no higher than the mode, and nothing where a prior has ended
-    found = np.minimum(smooth(nodes) - 0.5 * (nodes**2).sum(1), 0.0)
+    found = np.minimum(between - 0.5 * (nodes**2).sum(1), 0.0)
     found[np.isneginf(values[near])] = -np.inf
     logs = found - stats.t.logpdf(nodes, DF).sum(1) + surface.log_volume(nodes)
     total = float(special.logsumexp(logs)) - math.log(len(logs)) + top
