@@ -181,6 +181,12 @@ def test_many_levels_stay_sparse():
         ("y ~ q", {}, ValueError, "names 'q'; allowed: the columns of data, a, g"),
         ("y ~ a + (1 | q)", {}, ValueError, "names 'q'"),
         ("y ~ a +", {}, ValueError, "cannot be read"),
+        ("y ~ a | g", {}, ValueError, r"allowed: group terms in parentheses"),
+        ("y ~ (a | g || h)", {}, ValueError, r"allowed: one \| or \|\| in a group term"),
+        ("k | trials(trials) ~ a", {}, ValueError, "prop"),
+        ("y ~ s(a)", {}, ValueError, "names 's'; allowed: functions at hand"),
+        ("y ~ 0 + (1 | g)", {}, ValueError, "allowed: an intercept or another common term"),
+        ("y ~ a", {"weights": [1.0]}, ValueError, "weights has shape"),
         ("a", {}, ValueError, "allowed: one with a response"),
         (3, {}, TypeError, "formula is 3"),
         ("y ~ a", {"family": "beta"}, ValueError, "family is 'beta'; allowed: 'gaussian'"),
@@ -212,6 +218,17 @@ def test_terms_that_are_no_numbers():
         formula.fit("y ~ np.log(a)", DATA)
     with np.errstate(invalid="ignore"), pytest.raises(ValueError, match=r"response .* holds NaN"):
         formula.fit("np.log(a) ~ z", DATA)
+
+
+def test_bad_new_data():
+    """Levels that are missing, or new in a common term, are no new levels of a group."""
+    model = formula.fit("y ~ h + (1 | g)", DATA, strategy="eb")
+    with pytest.raises(ValueError, match="'g' is missing in row 1 of data"):
+        model.predict(DATA.head(3).assign(g=["g1", None, "g2"]))
+    with pytest.raises(ValueError, match=r"The levels \(x\) in 'h' are not present"):
+        model.predict(DATA.head(3).assign(h="x"))
+    with pytest.raises(ValueError, match="names 'h'; allowed: the columns of data, a, g"):
+        model.predict(DATA.drop(columns="h"))
 
 
 def test_bad_data():

@@ -6,6 +6,7 @@ are those of bambi: see :func:`fit`. ``pip install epfast[formula]``.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -227,11 +228,19 @@ class FormulaFit:
     def _rows(self, data: Any, new_levels: str) -> tuple[Any, Array, Array]:
         """Columns of new rows, their offsets, and what multiplies the effects of new levels."""
         frame = _frame(data, "data")
-        with _readable(self.formula, frame, silent=new_levels != "error"):
+        with _readable(self.formula, frame):
             common = self.design.common.evaluate_new_data(frame)
-            group = (
-                None if self.design.group is None else self.design.group.evaluate_new_data(frame)
-            )
+        group = None
+        if self.design.group is not None:
+            with _readable(self.formula, frame, silent=new_levels != "error"):
+                group = self.design.group.evaluate_new_data(frame)
+            used = set().union(*(term.var_names for term in self.design.group.terms.values()))
+            for name in used & set(frame.columns):
+                lost = frame[name].isna().to_numpy()
+                if lost.any():
+                    raise ValueError(
+                        f"{name!r} is missing in row {int(lost.argmax())} of data; allowed: a level"
+                    )
         X, offset = _common_columns(common, self.columns, self.offsets)
         if group is None:
             return X, offset, np.empty((len(X), 0))
@@ -307,12 +316,15 @@ def fit(
     """
     _checks.choice("family", family, tuple(FAMILIES))
     frame = _frame(data, "data")
+    text, terms_with_bar = _bars(formula)
     with _readable(formula, frame) as formulae:
-        text, correlated = _correlated(formula, formulae)
+        correlated = [_names(formulae, part) for part in terms_with_bar]
         # env=1: functions in the formula are those of the caller
         design = formulae.design_matrices(text, frame, na_action="error", env=1)
     if design.response is None:
         raise ValueError(f"formula is {formula!r}; allowed: one with a response, as 'y ~ x'")
+    if design.common is None:
+        raise ValueError(f"formula is {formula!r}; allowed: an intercept or another common term")
     name, numbers = FAMILIES[family]
     y, unit, center = _response(design.response, family)
     offsets = tuple(term for term in design.common.terms if term.startswith("offset("))
@@ -400,11 +412,21 @@ def _effects(group: Any, correlated: list[tuple[str, ...]]) -> Effects:
     return Effects(tuple(names), tuple(terms), tuple(columns), found)
 
 
-def _correlated(formula: str, formulae: Any) -> tuple[str, list[tuple[str, ...]]]:
-    """The formula with | for each ||, which formulae does not know, and its terms with one |.
+def _names(formulae: Any, part: str) -> tuple[str, ...]:
+    """Names of the group terms that a part of a formula stands for."""
+    terms = formulae.model_description(f"0 + {part}").group_terms
+    return tuple(term.name for term in terms)
 
-    Each as the names of the group terms that it stands for.
-    """
+
+def _bars(formula: Any) -> tuple[str, list[str]]:
+    """The formula with | for each ||, which formulae does not know, and its terms with one |."""
+    if not isinstance(formula, str):
+        raise TypeError(
+            f"formula is {_checks.describe(formula)}; allowed: str, as 'y ~ x + (1 | g)'"
+        )
+    left, said = formula.partition("~")[0], f"formula is {formula!r}"
+    if "|" in left and "[" not in left:
+        raise ValueError(f"{said}; allowed left of ~: no |, but prop(successes, trials) of counts")
     text, quote = "", ""
     found: list[str] = []
     opened: list[int] = []
@@ -420,12 +442,16 @@ def _correlated(formula: str, formulae: Any) -> tuple[str, list[tuple[str, ...]]
             opened.append(len(text) - 1)
         elif letter in ")]}" and opened:
             start = opened.pop()
-            if bars.pop(len(opened) + 1, 0) == 1:
+            count = bars.pop(len(opened) + 1, 0)
+            if count == 1:
                 found.append(text[start:])
+            elif count > 1 and (count > 2 or text[start:].count("|") > 1):
+                raise ValueError(f"{said}; allowed: one | or || in a group term, as in (x || g)")
         elif letter == "|":
+            if not opened:
+                raise ValueError(f"{said}; allowed: group terms in parentheses, as in (x | g)")
             bars[len(opened)] = bars.get(len(opened), 0) + 1
-    groups = (formulae.model_description(f"0 + {part}").group_terms for part in found)
-    return text, [tuple(term.name for term in terms) for terms in groups]
+    return text, found
 
 
 def _frame(data: Any, name: str) -> Any:
@@ -442,16 +468,12 @@ def _frame(data: Any, name: str) -> Any:
 
 
 @contextmanager
-def _readable(formula: Any, frame: Any, silent: bool = False) -> Iterator[Any]:
+def _readable(formula: str, frame: Any, silent: bool = False) -> Iterator[Any]:
     """The library of formulas, whose errors are said in words of the formula."""
     try:
         import formulae
     except ImportError as error:
         raise ImportError("epfast.formula needs formulae: pip install epfast[formula]") from error
-    if not isinstance(formula, str):
-        raise TypeError(
-            f"formula is {_checks.describe(formula)}; allowed: str, as 'y ~ x + (1 | g)'"
-        )
     key = "EVAL_UNSEEN_CATEGORIES"
     before = formulae.config[key]
     formulae.config[key] = "silent" if silent else "error"
@@ -461,10 +483,11 @@ def _readable(formula: Any, frame: Any, silent: bool = False) -> Iterator[Any]:
             warnings.filterwarnings("ignore", "Constructing a Categorical")  # pandas, of formulae
             yield formulae
     except KeyError as error:
-        raise ValueError(
-            f"formula {formula!r} names {error.args[0]!r}; allowed: the columns of data, "
-            f"{', '.join(map(str, frame.columns[:9]))}"
-        ) from None
+        name = error.args[0]
+        allowed = f"the columns of data, {', '.join(map(str, frame.columns[:9]))}"
+        if re.search(rf"\b{re.escape(str(name))}\s*\(", formula):
+            allowed = "functions at hand, as np.log(x), and bs(x, df=4), scale(x), poly(x, 2)"
+        raise ValueError(f"formula {formula!r} names {name!r}; allowed: {allowed}") from None
     except Exception as error:  # of its parser, and of what a term computes
         raise ValueError(f"formula {formula!r} cannot be read with these data: {error}") from error
     finally:
