@@ -400,7 +400,7 @@ def averaged(rows: Rows, strategy: str, seed: int) -> IntegratedPosterior:
         found = rows.fitted(u, TOLERANCES[0], near)
         return None if found is None else rows.point(u, found)
 
-    surface = Surface(mode, fitted, rows.slopes)
+    surface = Surface.of(mode, fitted, rows.slopes)
     if strategy == "grid":
         design = grid(surface)
     elif strategy == "ccd":

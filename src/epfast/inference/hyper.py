@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy import interpolate, stats
@@ -114,76 +114,64 @@ def fixed_point(
     return None
 
 
-def around(
+def principal_axes(
     mode: HyperPoint,
-    fitted: Callable[[float, Any], HyperPoint | None],
-    step: float,
-    drop: float,
-    least: float = -math.inf,
-    most: int = 9,
-) -> list[HyperPoint]:
-    """Points on both sides of a mode, until the value has fallen by ``drop``; sorted by u.
+    fitted: Callable[[Array, Any], HyperPoint | None],
+    slopes: Callable[[HyperPoint], Array],
+) -> Array:
+    """Of the curvature at a mode, as long as its sds, (m, m): by differences of slopes, 2 m fits.
 
     Parameters
     ----------
     mode : HyperPoint
     fitted : callable
-        The point at u, from the fit next to it; None if there is no fit.
-    step : float
-        Distance of the points.
-    drop : float
-        In nats.
-    least : float
-        No u is below this.
-    most : int
-        Points on a side.
+        The point at u (m,), from a fit near it; None if there is none.
+    slopes : callable
+        Of the value at a point, by u.
     """
-    found = [mode]
-    for side in (-step, step):
-        near = mode
-        for k in range(1, most + 1):
-            u = mode.u + k * side
-            here = fitted(u, near.fit) if u >= least else None
-            if here is None:
-                break
-            found.append(here)
-            if here.value < mode.value - drop:
-                break
-            near = here
-    return sorted(found, key=lambda point: point.u)
+    m = len(mode.u)
+    bent = np.zeros((m, m))
+    for k, step in enumerate(STEP * np.eye(m)):
+        sides = [fitted(mode.u + by, mode.fit) for by in (-step, step)]
+        here = [mode if one is None else one for one in sides]
+        width = STEP * sum(one is not None for one in sides)
+        bent[k] = (slopes(here[0]) - slopes(here[1])) / max(width, STEP)
+    return axes_of(bent)
+
+
+def axes_of(bent: Array) -> Array:
+    """Principal axes of minus second derivatives (m, m), as long as their sds."""
+    values, vectors = np.linalg.eigh(0.5 * (bent + bent.T))
+    return np.asarray(vectors / np.sqrt(np.maximum(values, FLATTEST)))
 
 
 class Surface:
     """The log density of hyper-parameters about its mode, in units of the sd of its sides."""
 
     def __init__(
-        self,
-        mode: HyperPoint,
-        fitted: Callable[[Array, Any], HyperPoint | None],
-        slopes: Callable[[HyperPoint], Array],
+        self, mode: HyperPoint, fitted: Callable[[Array, Any], HyperPoint | None], axes: Array
     ) -> None:
-        """fitted: the point at u (m,), from a fit near it; slopes: of the value there, by u."""
-        self.mode, self.fitted, self.n_lost = mode, fitted, 0
+        """fitted: the point at u (m,), from a fit near it; axes: units of z, (m, m)."""
+        self.mode, self.fitted, self.axes, self.n_lost = mode, fitted, axes, 0
         m = len(mode.u)
         self.known: list[tuple[Array, HyperPoint]] = [(np.zeros(m), mode)]
         self.sides = np.ones((m, 2))
-        self.axes = self._axes(slopes)
-        ends = np.array([[self._side(k, sign) for sign in (-1.0, 1.0)] for k in range(m)])
-        self.sides = ends
 
-    def _axes(self, slopes: Callable[[HyperPoint], Array]) -> Array:
-        """Principal axes of the curvature, as long as its sds, (m, m)."""
-        m = len(self.mode.u)
-        bent = np.zeros((m, m))
-        for k, step in enumerate(STEP * np.eye(m)):
-            sides = [self.fitted(self.mode.u + by, self.mode.fit) for by in (-step, step)]
-            here = [self.mode if one is None else one for one in sides]
-            width = STEP * sum(one is not None for one in sides)
-            bent[k] = (slopes(here[0]) - slopes(here[1])) / max(width, STEP)
-        values, vectors = np.linalg.eigh(0.5 * (bent + bent.T))
-        return np.asarray(vectors / np.sqrt(np.maximum(values, FLATTEST)))
+    @classmethod
+    def of(
+        cls,
+        mode: HyperPoint,
+        fitted: Callable[[Array, Any], HyperPoint | None],
+        slopes: Callable[[HyperPoint], Array],
+    ) -> Self:
+        """In units of its sides, by fits; slopes: of the value at a point, by u."""
+        found = cls(mode, fitted, principal_axes(mode, fitted, slopes))
+        found.sides = np.array(
+            [[found.side(k, sign) for sign in (-1.0, 1.0)] for k in range(len(mode.u))]
+        )
+        return found
 
-    def _side(self, k: int, sign: float) -> float:
+    def side(self, k: int, sign: float) -> float:
         """The sd of half of the density along an axis, in that of its curvature."""
         found = self.at(sign * math.sqrt(2.0) * np.eye(len(self.mode.u))[k])
         drop = np.inf if found is None else self.mode.value - found.value
@@ -217,15 +205,15 @@ class Surface:
         self.known.append((z, found))
         return found
 
-    def axis(self, k: int, step: float) -> Array:
-        """Steps along an axis until the density has fallen by DROP; NaN at the end: it has not."""
+    def axis(self, k: int, step: float, drop: float = DROP) -> Array:
+        """Steps along an axis until the density has fallen by so much; NaN: it has not."""
         unit, ends = np.eye(len(self.mode.u))[k], []
         for sign in (-1.0, 1.0):
             for j in range(1, MOST + 1):
                 found = self.at(sign * j * step * unit)
-                if found is None or found.value < self.mode.value - DROP:
+                if found is None or found.value < self.mode.value - drop:
                     break
-            if found is None or not found.value < self.mode.value - DROP:
+            if found is None or not found.value < self.mode.value - drop:
                 return np.array([math.nan])
             ends.append(j)
         return np.asarray(step * np.arange(-ends[0], ends[1] + 1))
@@ -238,11 +226,21 @@ class Surface:
         return np.maximum(np.array(values, dtype=np.float64), worst)
 
 
-def grid(surface: Surface) -> Design | None:
-    """Points of a grid, of one or two hyper-parameters; None if the density has no end."""
+def grid(surface: Surface, step: float | None = None, drop: float = DROP) -> Design | None:
+    """Points of a grid, of one or two hyper-parameters; None if the density has no end.
+
+    Parameters
+    ----------
+    surface : Surface
+    step : float, optional
+        Of the grid, in sd of its sides; None: STEP_OF_ONE, or STEP_OF_TWO.
+    drop : float
+        Nats by which the density has fallen where the grid ends.
+    """
     m = len(surface.mode.u)
-    step = STEP_OF_ONE if m == 1 else STEP_OF_TWO
-    axes: list[Array] = [surface.axis(k, step) for k in range(m)]
+    if step is None:
+        step = STEP_OF_ONE if m == 1 else STEP_OF_TWO
+    axes: list[Array] = [surface.axis(k, step, drop) for k in range(m)]
     if any(np.isnan(axis).any() for axis in axes):
         return None
     at = np.stack(np.meshgrid(*axes, indexing="ij"), -1)
@@ -255,7 +253,7 @@ def grid(surface: Surface) -> Design | None:
     # from the middle, where fits begin
     order = sorted(np.ndindex(values.shape), key=lambda where: float((at[where] ** 2).sum()))
     for where in order:
-        if values[where] < surface.mode.value - DROP - MARGIN:
+        if values[where] < surface.mode.value - drop - MARGIN:
             continue
         found = surface.at(at[where])
         if found is not None:
