@@ -153,6 +153,7 @@ class Surface:
     ) -> None:
         """fitted: the point at u (m,), from a fit near it; axes: units of z, (m, m)."""
         self.mode, self.fitted, self.axes, self.n_lost = mode, fitted, axes, 0
+        self.log_axes = float(np.linalg.slogdet(axes)[1])
         m = len(mode.u)
         self.known: list[tuple[Array, HyperPoint]] = [(np.zeros(m), mode)]
         self.sides = np.ones((m, 2))
@@ -166,12 +167,16 @@ class Surface:
     ) -> Self:
         """In units of its sides, by fits; slopes: of the value at a point, by u."""
         found = cls(mode, fitted, principal_axes(mode, fitted, slopes))
-        found.sides = np.array(
-            [[found.side(k, sign) for sign in (-1.0, 1.0)] for k in range(len(mode.u))]
-        )
+        found.measure()
         return found
 
-    def side(self, k: int, sign: float) -> float:
+    def measure(self) -> None:
+        """Find the sides, by fits, and have them as units."""
+        every = range(len(self.mode.u))
+        self.sides = np.array([[self._side(k, sign) for sign in (-1.0, 1.0)] for k in every])
+        self.known = [(z / self.stretch(z), point) for z, point in self.known]
+
+    def _side(self, k: int, sign: float) -> float:
         """The sd of half of the density along an axis, in that of its curvature."""
         found = self.at(sign * math.sqrt(2.0) * np.eye(len(self.mode.u))[k])
         drop = np.inf if found is None else self.mode.value - found.value
@@ -180,7 +185,7 @@ class Surface:
     def stretch(self, z: Array) -> Array:
         """The length of a unit of z on its side, (m,)."""
         low, high = self.sides.T
-        return np.asarray(np.select([z < 0.0, z > 0.0], [low, high], 0.5 * (low + high)))
+        return np.where(z < 0.0, low, np.where(z > 0.0, high, 0.5 * (low + high)))
 
     def u(self, z: Array) -> Array:
         """Of places z (..., m)."""
@@ -188,13 +193,14 @@ class Surface:
 
     def log_volume(self, z: Array) -> Array:
         """Logs of du / dz, (...,)."""
-        return np.asarray(np.log(self.stretch(z)).sum(-1) + np.linalg.slogdet(self.axes)[1])
+        return np.asarray(np.log(self.stretch(z)).sum(-1) + self.log_axes)
 
     def at(self, z: Array) -> HyperPoint | None:
         """The point at z, from the nearest fit; None if there is none."""
-        away = [float(((z - other) ** 2).sum()) for other, _ in self.known]
-        nearest = self.known[int(np.argmin(away))][1]
-        if min(away) == 0.0:
+        away = ((np.array([other for other, _ in self.known]) - z) ** 2).sum(axis=1)
+        first = int(away.argmin())
+        nearest = self.known[first][1]
+        if away[first] == 0.0:
             return nearest
         found = self.fitted(self.u(z), nearest.fit)
         if found is None or math.isnan(found.value):
@@ -297,14 +303,13 @@ def composite(surface: Surface) -> Design:
     share = np.full(len(at), 1.0 / (far**2 * (len(at) - 1)))
     share[0] = 1.0 - 1.0 / far**2
     mean_sides = float(np.log(surface.sides.mean(1)).sum())
-    log_axes = float(np.linalg.slogdet(surface.axes)[1])
     points, volumes = [], []
     for z, weight in zip(at, share, strict=True):
         found = surface.at(z)
         if found is not None:
             points.append(found)
             normal = 0.5 * float(z @ z) + 0.5 * m * math.log(2.0 * math.pi)
-            volumes.append(math.log(weight) + normal + mean_sides + log_axes)
+            volumes.append(math.log(weight) + normal + mean_sides + surface.log_axes)
     return _of_points(points, volumes, surface.n_lost)
 
 

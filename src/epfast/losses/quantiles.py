@@ -106,8 +106,6 @@ def of_mixture(level: float, losses: Any, weights: Array, latents: Any) -> Array
     latents : sequence of pairs of ndarray of shape (n,)
     """
     level, parts = level_of(level), list(zip(losses, latents, strict=True))
-    each = np.stack([loss.predict_quantile(level, *latent) for loss, latent in parts])
-    low, high = each.min(axis=0), each.max(axis=0)
 
     def tails(y: Array, rows: Any) -> tuple[Array, Array]:
         both = [loss.predict_tails(y, m[rows], v[rows]) for loss, (m, v) in parts]
@@ -115,9 +113,11 @@ def of_mixture(level: float, losses: Any, weights: Array, latents: Any) -> Array
         return below, above
 
     if not losses[0].discrete:
-        spread = np.maximum(high - low, np.finfo(np.float64).tiny)
-        return np.where(high > low, root(tails, level, weights @ each, spread), low)
-    low = low - 1.0
+        main, latent = parts[int(np.argmax(weights))]
+        guess, lower = (main.predict_quantile(p, *latent) for p in (level, 0.8 * level))
+        return root(tails, level, guess, np.maximum(guess - lower, np.finfo(np.float64).tiny))
+    each = np.stack([loss.predict_quantile(level, *latent) for loss, latent in parts])
+    low, high = each.min(axis=0) - 1.0, each.max(axis=0)
     while True:
         open_ = np.flatnonzero(high - low > 1.0)
         middle = np.floor(0.5 * (low[open_] + high[open_]))
