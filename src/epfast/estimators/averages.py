@@ -25,8 +25,10 @@ from epfast.inference.hyper import (
     HyperPoint,
     Surface,
     axes_of,
+    change,
     drawn,
     grid,
+    grown,
     principal_axes,
 )
 
@@ -65,7 +67,7 @@ class Target:
         names = tuple(name for name in given.names if weak[name] is not None)
         own.parameters = given.only(names, found.loss)
         own.bounds = np.concatenate([own.bounds[: own.k], own.parameters.bounds])
-        densities = [partial(one[0].over_log, power=one[1]) for one in weak.values() if one]
+        densities = [one.over_log for one in weak.values() if one is not None]
         own.priors = [*own.priors[: own.k], *densities]
         common = ("prior_variance",) * own.k
         self.names = (*common, *("sd" if name == "variance" else name for name in names))
@@ -159,18 +161,24 @@ class Target:
             * self.powers[self.is_scale]
         )
         spread = float(np.max((scales**2).sum(axis=0), initial=0.0))
-        if max(grown(spread, 0.0), change(mode.fit, others, share)) < CHANGE:
+        if max(grown(spread, 0.0), self.change(mode.fit, others, share)) < CHANGE:
             return False
         labels = mode.fit.posteriors[0].problem.loss
         of_labels = self.alone and (labels.by_margin or labels.latents != 1)
         return not (of_labels and gap_of_rows(mode.fit, others[0], rows) * share**2 < LITTLE)
+
+    @staticmethod
+    def change(fits: Fits, others: list[Fits], share: float) -> float:
+        """See :func:`epfast.inference.hyper.change`, the largest of all fits."""
+        by_post = zip(fits.posteriors, *(one.posteriors for one in others), strict=True)
+        return max(change(post, list(beside), share) for post, *beside in by_post)
 
     def design(self, surface: Surface) -> Design | None:
         """Points of the average; None: the density has no end."""
         if not self.alone:
             surface.measure()
         few = len(self.names) <= 2
-        return grid(surface, 1.0, DROP) if few else drawn(surface, DRAWS, 0)
+        return grid(surface, 1.0, DROP) if few else drawn([surface], DRAWS, 0)
 
     def mixture(self, design: Design, mode: HyperPoint) -> tuple[Averaged, Learnt]:
         """The average of the fits of the points."""
@@ -235,26 +243,6 @@ def averaged(
     if joint.search.n_lost > n_lost:
         tell_lost(joint.search, "averaged over the others")
     return target.mixture(design, surface.mode)
-
-
-def grown(spread: Any, shift: Any) -> Any:
-    """The share by which a sd grows whose log has this variance, and mean the squared shift."""
-    return np.sqrt(np.exp(2.0 * np.minimum(spread, 100.0)) + shift) - 1.0
-
-
-def change(fits: Fits, others: list[Fits], share: float) -> float:
-    """The share by which an average changes a sd of a weight, if other fits are a sd away.
-
-    share: of the difference that counts.
-    """
-    most = 0.0
-    for k, post in enumerate(fits.posteriors):
-        pairs = [(other.posteriors[k].mean, other.posteriors[k].variance) for other in others]
-        moved = sum((mean - post.mean) ** 2 / post.variance for mean, _ in pairs)
-        spread = sum((0.5 * np.log(variance / post.variance)) ** 2 for _, variance in pairs)
-        more = grown(share**2 * np.asarray(spread), share**2 * np.asarray(moved))
-        most = max(most, float(more.max(initial=0.0)))
-    return most
 
 
 def gap_of_rows(fits: Fits, others: Fits, rows: Any) -> float:

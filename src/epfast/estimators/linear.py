@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
 
 from epfast import _checks, losses
 from epfast._arrays import Array
@@ -14,6 +13,7 @@ from epfast.estimators.base import (
     LatentClassifier,
     check_labels,
     loss_of_labels,
+    mixed_odds,
     odds,
     row_weights,
     stacked,
@@ -421,11 +421,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         by_point = (fits.posteriors for fits in Averaged(self.posteriors_, []).by_point)
         latents = ((some, [post.predict_latent(rows) for post in some]) for some in by_point)
         scores = np.stack([odds(some, *stacked(parts)) for some, parts in latents], axis=-1)
-        yes, no = (
-            special.logsumexp(special.log_expit(sign * scores), axis=-1, b=first.weights)
-            for sign in (1.0, -1.0)
-        )
-        return np.asarray(yes - no)
+        return mixed_odds(scores, first.weights)
 
     def _log_probabilities(self, X: ArrayLike) -> Array:
         found: Array = self.posteriors_[0].predict_log_proba(self._rows(X))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -229,8 +230,24 @@ class Parameters(NamedTuple):
         return np.stack([free - reach, free + reach], axis=1)
 
 
-def weak_prior(name: str, scale: float) -> tuple[priors.Scale, float] | None:
-    """A weak prior of a power of a parameter, and the power; None: there is none.
+class OfPower(NamedTuple):
+    """A prior of a power of a number, as a density of the number."""
+
+    prior: priors.Scale
+    power: float
+
+    @property
+    def most(self) -> float:
+        """No number is above this."""
+        return math.inf
+
+    def over_log(self, u: float) -> tuple[float, float]:
+        """Log density, and its slope, of the logarithm of the number."""
+        return self.prior.over_log(u, self.power)
+
+
+def weak_prior(name: str, scale: float) -> OfPower | None:
+    """A weak prior of a parameter; None: there is none.
 
     That of scales is half-Cauchy with this median. 1 / size and 1 / shape are the squares of a sd
     of log y, or of the log of its mean. The gamma of df is that of Juarez & Steel (2010).
@@ -244,7 +261,7 @@ def weak_prior(name: str, scale: float) -> tuple[priors.Scale, float] | None:
         "share": (priors.Flat(), 1.0),
         "epsilon": (priors.Flat(), 1.0),
     }
-    return known.get(name)
+    return OfPower(*known[name]) if name in known else None
 
 
 def _told(name: str, value: Any) -> str:
