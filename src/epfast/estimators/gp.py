@@ -453,6 +453,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         ndarray of shape (m,)
             Labels out of ``classes_``.
         """
+        check_is_fitted(self)
         averaged = isinstance(self.posteriors_[0], IntegratedProcess)
         needed = any(post.known_loss().needs_variance for post in self.posteriors_)
         if self._several or averaged or needed:

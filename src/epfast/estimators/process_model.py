@@ -12,7 +12,7 @@ import numpy as np
 
 from epfast import _checks, inference, losses, schemes
 from epfast._arrays import Array
-from epfast.estimators.averages import CHANGE
+from epfast.estimators.averages import AT_END, CHANGE
 from epfast.estimators.base import ConvergenceWarning, users_level
 from epfast.estimators.evidence import normalised
 from epfast.estimators.jobs import in_threads, jobs_of, shares
@@ -432,7 +432,9 @@ class ProcessModel:
                 warnings.simplefilter("error", inference.ConvergenceWarning)
                 warnings.simplefilter("ignore", DataWarning)
                 try:
-                    if not target.matters(CHANGE):
+                    # without noise, or the like, there is no width to average over
+                    ends = problem.bounds[size:].T - theta[size:]
+                    if np.abs(ends).min(initial=1.0) < AT_END or not target.matters(CHANGE):
                         return None
                     found = averaged(target, "auto", 0)
                 except (*FAILURES, inference.ConvergenceWarning):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from epfast import _checks
+from epfast import _checks, losses
 from epfast._arrays import Array, to_float64
 from epfast.estimators.base import (
     Posteriors,
@@ -27,6 +27,10 @@ from sklearn.utils.validation import check_consistent_length  # isort: skip
 __all__ = ["LatentRegressor"]
 
 
+#: losses with the mean exp(h), up to a factor
+LOG_LINKS = losses.Poisson, losses.NegativeBinomial, losses.GammaNoise, losses.Weibull
+
+
 class Parts(NamedTuple):
     """A mixture of predictive distributions of y."""
 
@@ -40,19 +44,30 @@ class Parts(NamedTuple):
         pairs = zip(self.losses, self.latents, strict=True)
         return np.stack([getattr(loss, name)(*given, *latent) for loss, latent in pairs])
 
+    @property
+    def _finite(self) -> Parts:
+        """The most probable part alone where y has a log link: then a mixture has no finite mean.
+
+        E[exp(h)] over a prior sd s grows as exp(s^2 / 2), which no prior of scales outweighs.
+        """
+        loss, k = self.losses[0], int(np.argmax(self.weights))
+        if not isinstance(getattr(loss, "base", loss), LOG_LINKS):
+            return self
+        return Parts(np.ones(1), [self.losses[k]], [self.latents[k]])
+
     def mean(self) -> Array:
         if hasattr(self.losses[0], "cuts"):  # the most probable class
             p = np.tensordot(self.weights, self._each("predict_proba"), 1)
             return np.asarray(p.argmax(axis=1), dtype=np.float64)
-        return np.asarray(self.weights @ self._each("predict"))
+        most = self._finite
+        return np.asarray(most.weights @ most._each("predict"))
 
     def moments(self) -> tuple[Array, Array]:
         """Mean and standard deviation."""
-        means, mean = self._each("predict"), self.mean()
-        middle = self.weights @ means
-        within = self.weights @ self._each("predict_variance")
+        most, mean = self._finite, self.mean()
+        means, within = most._each("predict"), most.weights @ most._each("predict_variance")
         if len(means) > 1:
-            within = within + self.weights @ (means - middle) ** 2
+            within = within + most.weights @ (means - most.weights @ means) ** 2
         return mean, np.sqrt(within)
 
     def quantile(self, level: float) -> Array:
@@ -151,7 +166,9 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         """Predictive mean of y: integrated over the posterior.
 
         Where y has the unit of the latent values it is their mean, up to a constant; elsewhere, as
-        for counts, it depends on their variances.
+        for counts, it depends on their variances. With a log link it is that at the most probable
+        hyper-parameters, also where these are averaged over: over a prior of scales the mean of
+        exp(h) is infinite. Quantiles are those of the average.
 
         Parameters
         ----------

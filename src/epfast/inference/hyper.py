@@ -136,8 +136,10 @@ def principal_axes(
     bent = np.zeros((m, m))
     for k, step in enumerate(STEP * np.eye(m)):
         sides = [fitted(mode.u + by, mode.fit) for by in (-step, step)]
-        here = [mode if one is None else one for one in sides]
-        width = STEP * sum(one is not None for one in sides)
+        # a range may end there
+        known = [one is not None and one.value > -math.inf for one in sides]
+        here: list[Any] = [one if held else mode for one, held in zip(sides, known, strict=True)]
+        width = STEP * sum(known)
         bent[k] = (slopes(here[0]) - slopes(here[1])) / max(width, STEP)
     return axes_of(bent)
 
