@@ -52,6 +52,12 @@ class Scale:
         """d log density / d log s."""
         raise NotImplementedError
 
+    def over_log(self, u: float, power: float = 1.0) -> tuple[float, float]:
+        """Log density, and its slope, of u where s is exp(power u)."""
+        s = math.exp(power * u)
+        value = self.log_density(s) + power * u + math.log(abs(power))
+        return value, power * (self.slope(s) + 1.0)
+
 
 @dataclass(frozen=True)
 class HalfNormal(Scale):

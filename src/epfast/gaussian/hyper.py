@@ -59,6 +59,8 @@ MOST = 8
 #: share of the points that count below which an average is not trusted, and probability of a point
 #: below which it is left out
 FEW, LEAST = 0.2, 1e-7
+#: modes are different from so many sd on, and less probable ones count within so many nats
+APART, LESS = 2.0, 7.0
 #: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode
 FALLS, NEAR_ZERO = 2.0, 4.0
 #: distance of the log of a mode from the end of its prior below which that is told
@@ -84,9 +86,8 @@ class Unknown(NamedTuple):
         """Log of the prior over u, its slope and second derivative."""
         if isinstance(self.prior, priors.LKJ):
             return self.prior.of_partial(u, self.others)
-        s, slope = math.exp(u), self.prior.slope
-        bent = (slope(s * math.exp(1e-6)) - slope(s)) / 1e-6
-        return self.prior.log_density(s) + u, slope(s) + 1.0, bent
+        value, slope = self.prior.over_log(u)
+        return value, slope, (self.prior.over_log(u + 1e-6)[1] - slope) / 1e-6
 
 
 class Block(NamedTuple):
@@ -137,6 +138,9 @@ def correlation(z: Array) -> Array:
 class Rows:
     """Log density of hyper-parameters of a linear model, of which each value has a fit."""
 
+    #: points that are drawn where few of the first ones count
+    most_draws = DRAWS
+
     def __init__(
         self,
         problem: LinearProblem,
@@ -171,6 +175,11 @@ class Rows:
     @property
     def _numbers(self) -> list[Unknown]:
         return self.unknowns[self.n_prior :]
+
+    @property
+    def of_many(self) -> bool:
+        """Whether a group has so many levels that its sds are nearly normal in their logs."""
+        return self.problem.levels is not None and len(self.problem.levels.columns) >= MANY
 
     def values(self, u: Array) -> Array:
         """The hyper-parameters (..., m) of unknowns (..., m): correlations of partial ones."""
@@ -263,6 +272,11 @@ class Rows:
                 return found
         return None
 
+    def ended(self, u: Array) -> bool:
+        """Whether the range of a hyper-parameter ends before u: sds and numbers have none."""
+        del u
+        return False
+
     def log_prior(self, u: Array) -> tuple[float, Array, Array]:
         """Log density over u, its slopes and second derivatives."""
         pairs = zip(self.unknowns, u.tolist(), strict=True)
@@ -314,8 +328,8 @@ class Rows:
 
         return most_probable(u, self.bounds, k, of_sds, of_numbers)
 
-    def mode(self) -> HyperPoint:
-        """The most probable hyper-parameters."""
+    def modes(self) -> list[HyperPoint]:
+        """The most probable hyper-parameters: one local maximum."""
         last: Any = None
 
         def fitted(u: Array, tol: float) -> Any:
@@ -326,30 +340,47 @@ class Rows:
 
         u = fixed_point(fitted, self.held, self.start, self.bounds, TOLERANCES, ACCURACY)
         if u is None:
-            u = self._climb(fitted, self.start)
+            u = climbed(self, fitted, self.start)
         found = fitted(u, TOLERANCES[0])
         if found is None:
-            raise FloatingPointError(
-                "no fit settles near the most probable hyper-parameters; try other priors, or a "
-                "schedule with damping"
-            )
-        return self.point(u, found)
+            raise no_fit()
+        return [self.point(u, found)]
 
-    def _climb(self, fitted: Any, start: Array) -> Array:
-        """The mode by L-BFGS, where the fixed point is not found."""
-        best = (math.inf, start)
 
-        def minus(u: Array) -> tuple[float, Array]:
-            nonlocal best
-            post = fitted(u, TOLERANCES[0])
-            if post is None:
-                return abs(best[0]) + 1e3 if math.isfinite(best[0]) else 1e10, np.zeros(len(u))
-            point = self.point(u, post)
-            best = min(best, (-point.value, u.copy()), key=lambda one: one[0])
-            return -point.value, -self.slopes(point)
+def no_fit() -> FloatingPointError:
+    """The error where a search finds no mode."""
+    return FloatingPointError(
+        "no fit settles near the most probable hyper-parameters; try other priors, or a schedule "
+        "with damping"
+    )
 
-        optimize.minimize(minus, start, jac=True, method="L-BFGS-B", bounds=self.bounds)
-        return best[1]
+
+def climbed(target: Any, fitted: Any, start: Array) -> Array:
+    """A mode by L-BFGS."""
+    best = (math.inf, start)
+
+    def minus(u: Array) -> tuple[float, Array]:
+        nonlocal best
+        post = fitted(u, TOLERANCES[0])
+        if post is None:
+            return abs(best[0]) + 1e3 if math.isfinite(best[0]) else 1e10, np.zeros(len(u))
+        point = target.point(u, post)
+        best = min(best, (-point.value, u.copy()), key=lambda one: one[0])
+        return -point.value, -target.slopes(point)
+
+    optimize.minimize(minus, start, jac=True, method="L-BFGS-B", bounds=target.bounds)
+    return best[1]
+
+
+def apart(surfaces: list[Surface]) -> list[Surface]:
+    """The first of those whose modes are the same, the most probable one first."""
+    found: list[Surface] = []
+    for one in sorted(surfaces, key=lambda surface: -surface.mode.value):
+        far = (np.linalg.solve(other.axes, one.mode.u - other.mode.u) for other in found)
+        near = any(float(np.linalg.norm(z)) < APART for z in far)
+        if not near and (not found or one.mode.value > found[0].mode.value - LESS):
+            found.append(one)
+    return found
 
 
 def _silent(*what: Any, stacklevel: int = 0) -> None:
@@ -474,7 +505,7 @@ def fit_hyper(
             f"loss is {chosen!r}; allowed: a likelihood with one latent value per row, as "
             "'gaussian' or 'poisson'"
         )
-    numbers = _numbers_at_door(learn, chosen)
+    numbers = numbers_at_door(learn, chosen)
     if not unknowns and not numbers:
         raise ValueError(
             "sds and learn are empty; allowed: a group of columns or a number of the loss at "
@@ -482,7 +513,7 @@ def fit_hyper(
         )
     weights = weights_of(weights, rows.shape[0])
     if numbers:
-        chosen = _begun(chosen, numbers, y, weights, offset)
+        chosen = begun(chosen, numbers, y, weights, offset)
     variance = np.array(
         np.broadcast_to(np.asarray(prior_variance, dtype=np.float64), (d,))
         if np.ndim(prior_variance) == 0
@@ -558,14 +589,13 @@ def _with_levels(problem: LinearProblem, columns: NDArray[np.intp]) -> LinearPro
     return arranged(problem._replace(center=center), levels)
 
 
-def averaged(rows: Rows, strategy: str, seed: int) -> IntegratedPosterior:
+def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
     """The mixture of fits about the mode; see :func:`fit_hyper`."""
     m = len(rows.unknowns)
     names = tuple(one.name for one in rows.unknowns)
     if strategy == "auto":
         # the sds of many levels are nearly normal in their logs: a design is as good as draws
-        many = rows.problem.levels is not None and len(rows.problem.levels.columns) >= MANY
-        strategy = "grid" if m <= 2 else "ccd" if many and m <= MOST else "sobol"
+        strategy = "grid" if m <= 2 else "ccd" if rows.of_many and m <= MOST else "sobol"
         strategy = strategy if m <= MOST else "eb"
         if m > MOST:
             warnings.warn(
@@ -579,23 +609,28 @@ def averaged(rows: Rows, strategy: str, seed: int) -> IntegratedPosterior:
             f"strategy is {strategy!r} for {m} hyper-parameters; allowed: 'grid' for 1 or 2, 'ccd' "
             f"and 'sobol' for up to {MOST}, 'eb' for any number"
         )
-    mode = rows.mode()
+    modes = rows.modes()
+    mode = modes[0]
     if strategy == "eb":
         at = mode.u[None]
         only = Design([mode], np.zeros(1), at, np.ones(1))
         return _mixture(rows, only, mode, names)
 
     def fitted(u: Array, near: Any) -> HyperPoint | None:
+        if rows.ended(u):
+            return HyperPoint(u, -math.inf, near)
         found = rows.fitted(u, OF_POINTS, near)
         return None if found is None else rows.point(u, found)
 
-    surface = Surface(mode, fitted, rows.slopes)
+    surfaces = apart([Surface.of(one, fitted, rows.slopes) for one in modes])
+    if len(surfaces) > 1:
+        strategy = "sobol"
     if strategy == "grid":
-        design = grid(surface)
+        design = grid(surfaces[0])
     elif strategy == "ccd":
-        design = composite(surface)
+        design = composite(surfaces[0])
     else:
-        design = drawn(surface, DRAWS, seed)
+        design = drawn(surfaces, DRAWS, seed, rows.most_draws)
     if design is None:
         raise ValueError(
             f"the posterior of {', '.join(names)} has no end, as far as fits settle: it is not "
@@ -622,7 +657,7 @@ def averaged(rows: Rows, strategy: str, seed: int) -> IntegratedPosterior:
 
 
 def _mixture(
-    rows: Rows, design: Design, mode: HyperPoint, names: tuple[str, ...]
+    rows: Any, design: Design, mode: HyperPoint, names: tuple[str, ...]
 ) -> IntegratedPosterior:
     log_prior = [rows.log_prior(point.u)[0] for point in design.points] + design.log_volumes
     values = log_prior + np.array([point.fit.log_evidence for point in design.points])
@@ -640,7 +675,7 @@ def _mixture(
     )
 
 
-def _tell_ends(rows: Rows, mode: HyperPoint) -> None:
+def _tell_ends(rows: Any, mode: HyperPoint) -> None:
     """Warn of groups whose sd may be 0: at a small one its density is as large as at the mode.
 
     And of priors that end where the density is large: points lie on one side of the end alone.
@@ -680,7 +715,7 @@ def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
             raise TypeError(
                 f"sds[{name!r}] is {_checks.describe(given)}; allowed: a pair (columns, prior)"
             )
-        prior = _prior_at_door(f"sds[{name!r}][1]", given[1])
+        prior = prior_at_door(f"sds[{name!r}][1]", given[1])
         columns = _columns_at_door(f"sds[{name!r}][0]", given[0], d, names)
         shared = columns[owner[columns] >= 0]
         if len(shared):
@@ -759,14 +794,15 @@ def _columns_at_door(
     return np.asarray(found, dtype=np.intp)
 
 
-def _prior_at_door(name: str, given: Any) -> priors.Scale:
+def prior_at_door(name: str, given: Any) -> priors.Scale:
+    """A prior of a scale, checked."""
     if isinstance(given, priors.Scale):
         return given
     known = ", ".join(one for one in priors.__all__ if one not in ("Scale", "LKJ"))
     raise TypeError(f"{name} is {_checks.describe(given)}; allowed: of epfast.priors, {known}")
 
 
-def _numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
+def numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
     """Numbers of the loss, checked."""
     if learn is not None and not isinstance(learn, Mapping):
         raise TypeError(
@@ -779,7 +815,7 @@ def _numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
         if name not in allowed:
             said = ", ".join(map(repr, allowed)) or "none, it has no numbers"
             raise ValueError(f"learn has {name!r}; allowed with {loss!r}: {said}")
-        found.append(Unknown(name, _prior_at_door(f"learn[{name!r}]", given)))
+        found.append(Unknown(name, prior_at_door(f"learn[{name!r}]", given)))
     if learn is not None and "sd" in learn and "variance" in learn:
         raise ValueError(
             "learn has 'sd' and 'variance', which are one number; allowed: one of them"
@@ -787,7 +823,7 @@ def _numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
     return found
 
 
-def _begun(loss: Loss, numbers: list[Unknown], y: Any, weights: Any, offset: Any) -> Loss:
+def begun(loss: Loss, numbers: list[Unknown], y: Any, weights: Any, offset: Any) -> Loss:
     """The loss with the numbers at which a search may begin."""
     known = loss.with_offset(offset is not None)
     responses = known.observed(y, len(np.asarray(y)), offset)

@@ -235,19 +235,29 @@ class IntegratedPosterior(Posterior):
     def summary(self, level: float = 0.95) -> Any:
         """A table as that of :meth:`epfast.FullPosterior.summary`, of the mixture.
 
+        Below the weights, or latent values, are the hyper-parameters; the notes say how many fits
+        the average took. :attr:`hyper` has medians and modes, too.
+
         Parameters
         ----------
         level : float
             Posterior probability of the intervals, between 0 and 1.
         """
-        found = super().summary(level)
+        level = report.level_at_door(level)
+        shares, mean = self.probabilities, self.probabilities @ self.nodes
+        of_hyper = [mean, np.sqrt(shares @ (self.nodes - mean) ** 2)]
+        of_hyper += [self.hyper_quantile(p) for p in report.ends_of(level)]
+        rows = np.stack([*of_hyper, shares @ (self.nodes > 0.0)], axis=1)
+        found = report.summary(self, level, self._positive(), self.hyper_names, rows)
         ranges = (
             f"{name} {least:.3g} to {most:.3g}"
             for name, least, most in zip(
                 self.hyper_names, self.points.min(0), self.points.max(0), strict=True
             )
         )
-        found.attrs["notes"].append(f"averaged over {len(self.weights)} fits, {', '.join(ranges)}")
+        found.attrs["notes"].append(
+            f"averaged over {len(self.weights)} points, fits: {self.n_fits}; {', '.join(ranges)}"
+        )
         return found
 
     def _positive(self) -> Array:
