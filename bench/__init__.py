@@ -61,6 +61,8 @@ SCRIPTS = {
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
     "users.peers": "user_peers",
+    "hyper.posteriordb": "posteriordb",
+    "hyper.hierarchical": "hierarchical",
 }
 
 

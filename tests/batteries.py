@@ -22,8 +22,8 @@ LOSSES = {name: kind() for name, kind in losses.NAMED.items()}
 #: losses of the margin y h, y = -1 or +1
 MARGINS = {name: loss for name, loss in LOSSES.items() if loss.by_margin}
 SCHEMES = {name: kind() for name, kind in schemes.NAMED.items()}
-#: but for nearest rows, whose door are the estimators
-ROWS = {key: row for key, row in ENGINES.items() if key[0] != "nearest"}
+#: but for nearest rows, whose door are the estimators, and for arrows, whose door is fit_hyper
+ROWS = {key: row for key, row in ENGINES.items() if key[0] not in ("nearest", "arrow")}
 TABLES = {
     wing: {key: row for key, row in ROWS.items() if (key[0] == "process") == (wing == "gp")}
     for wing in ("linear", "gp")

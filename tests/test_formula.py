@@ -30,6 +30,7 @@ DATA = pandas.DataFrame(
     }
 )
 DATA["word"] = np.where(DATA.won, "yes", "no")
+HALF = priors.HalfNormal(1.0)
 ONE_HOT = (G[:, None] == np.unique(G)).astype(float)
 
 
@@ -48,10 +49,10 @@ def test_it_is_fit_hyper_of_its_columns():
     np.testing.assert_allclose(model.posterior.mean, post.mean, atol=1e-9)
     assert list(model.fixed.index) == ["Intercept", "a"]
     assert list(model.random.index[:2]) == ["1|g[g0]", "1|g[g1]"]
-    assert list(model.hyper.index) == ["1|g_sd", "sigma"]
+    assert list(model.hyper.index) == ["sd 1|g", "sigma"]
     np.testing.assert_allclose(model.hyper["mean"], post.hyper["mean"])
     table = model.summary()
-    assert list(table.index) == ["Intercept", "a", "1|g_sd", "sigma"]
+    assert list(table.index) == ["Intercept", "a", "sd 1|g", "sigma"]
     assert list(table.columns) == ["mean", "sd", "3%", "97%"]
     assert (table["3%"] < table["mean"]).all()
     np.testing.assert_allclose(
@@ -62,14 +63,14 @@ def test_it_is_fit_hyper_of_its_columns():
 @pytest.mark.parametrize(
     ("text", "family", "numbers"),
     [
-        ("y ~ a + h + (a | g)", "gaussian", ["1|g_sd", "a|g_sd", "sigma"]),
+        ("y ~ a + h + (a | g)", "gaussian", ["sd 1|g", "sd a|g", "cor 1,a|g", "sigma"]),
         ("y ~ a", "t", ["sigma", "nu"]),
-        ("won ~ a + (1 | g)", "bernoulli", ["1|g_sd"]),
+        ("won ~ a + (1 | g)", "bernoulli", ["sd 1|g"]),
         ("word['yes'] ~ a", "bernoulli", []),
-        ("prop(right, trials) ~ a + (1 | g)", "binomial", ["1|g_sd"]),
-        ("k ~ a + offset(z) + (1 | g:h)", "poisson", ["1|g:h_sd"]),
+        ("prop(right, trials) ~ a + (1 | g)", "binomial", ["sd 1|g"]),
+        ("k ~ a + offset(z) + (1 | g:h)", "poisson", ["sd 1|g:h"]),
         ("k ~ a", "negativebinomial", ["alpha"]),
-        ("np.exp(y) ~ a + (1 | g) + (1 | h)", "gamma", ["1|g_sd", "1|h_sd", "alpha"]),
+        ("np.exp(y) ~ a + (1 | g) + (1 | h)", "gamma", ["sd 1|g", "sd 1|h", "alpha"]),
         ("np.exp(y) ~ scale(a)", "weibull", ["alpha"]),
     ],
 )
@@ -110,24 +111,53 @@ def test_an_offset_is_known():
     np.testing.assert_allclose(mean, X @ model.posterior.mean + DATA.z, atol=1e-9)
 
 
-def test_new_levels():
-    """They add the variance of their group, or nothing, or are refused."""
-    model = formula.fit("k ~ a + (a | g)", DATA, "poisson")
+@pytest.mark.parametrize("bars", ["|", "||"])
+def test_new_levels(bars):
+    """They add the variance of their group, with its correlations, or nothing, or are refused."""
+    model = formula.fit(f"k ~ a + (a {bars} g)", DATA, "poisson")
     before = formulae.config["EVAL_UNSEEN_CATEGORIES"]
     new = pandas.DataFrame({"a": [0.0, 2.0, 2.0], "g": ["other", "other", "g3"]})
     mean, variance = model.predict_latent(new)
     zero_mean, zero = model.predict_latent(new, new_levels="zero")
     post = model.posterior
-    squares = post.weights @ post.points**2
+    first, slope = post.points[:, :2].T
+    product = post.points[:, 2] * first * slope if bars == "|" else 0.0 * first
     np.testing.assert_allclose(mean, zero_mean)
     np.testing.assert_allclose(
-        variance - zero, [squares[0], squares[0] + 4.0 * squares[1], 0.0], atol=1e-9
+        variance - zero,
+        post.weights @ np.array([first**2, first**2 + 4.0 * (slope**2 + product), 0.0 * first]).T,
+        atol=1e-9,
     )
     with pytest.raises(ValueError, match=r"The levels .*other.* in 'g' are not present"):
         model.predict(new, new_levels="error")
     with pytest.raises(ValueError, match="new_levels is 'drop'"):
         model.predict(new, new_levels="drop")
     assert formulae.config["EVAL_UNSEEN_CATEGORIES"] == before
+
+
+def test_correlated_effects():
+    """(a | g) is fit_hyper with correlations; a level of h has an sd and correlations too."""
+    prior, lkj = priors.HalfNormal(1.0), priors.LKJ(3.0)
+    given = {"1|g": prior, "a|g": prior, "cor|g": lkj, "sigma": prior}
+    model = formula.fit("y ~ 1 + (a | g)", DATA, priors=given, strategy="eb")
+    post = epfast.fit_hyper(
+        np.column_stack([np.ones(N), ONE_HOT, ONE_HOT * A[:, None]]),
+        DATA.y.to_numpy(),
+        sds={"1|g": (slice(1, J + 1), prior), "a|g": (slice(J + 1, None), prior)},
+        correlations={("1|g", "a|g"): lkj},
+        learn={"sd": prior},
+        prior_mean=model.posterior.problem.prior_mean,
+        prior_variance=1.0 / np.diag(model.posterior.problem.prior.precision),
+        strategy="eb",
+    )
+    np.testing.assert_allclose(model.posterior.points, post.points, rtol=1e-3)
+    np.testing.assert_allclose(model.posterior.mean, post.mean, atol=1e-3)
+    with pytest.warns(epfast.DataWarning, match="10 hyper-parameters"):
+        wide = formula.fit("y ~ a + (h | g) + (1 + a | h)", DATA)
+    effects = ["1|g", "h[v]|g", "h[w]|g", "1|h", "a|h"]
+    pairs = ["1,h[v]|g", "1,h[w]|g", "h[v],h[w]|g", "1,a|h"]
+    names = [*(f"sd {name}" for name in effects), *(f"cor {name}" for name in pairs), "sigma"]
+    assert list(wide.hyper.index) == names
 
 
 def test_many_levels_stay_sparse():
@@ -151,6 +181,12 @@ def test_many_levels_stay_sparse():
         ("y ~ q", {}, ValueError, "names 'q'; allowed: the columns of data, a, g"),
         ("y ~ a + (1 | q)", {}, ValueError, "names 'q'"),
         ("y ~ a +", {}, ValueError, "cannot be read"),
+        ("y ~ a | g", {}, ValueError, r"allowed: group terms in parentheses"),
+        ("y ~ (a | g || h)", {}, ValueError, r"allowed: one \| or \|\| in a group term"),
+        ("k | trials(trials) ~ a", {}, ValueError, "prop"),
+        ("y ~ s(a)", {}, ValueError, "names 's'; allowed: functions at hand"),
+        ("y ~ 0 + (1 | g)", {}, ValueError, "allowed: an intercept or another common term"),
+        ("y ~ a", {"weights": [1.0]}, ValueError, "weights has shape"),
         ("a", {}, ValueError, "allowed: one with a response"),
         (3, {}, TypeError, "formula is 3"),
         ("y ~ a", {"family": "beta"}, ValueError, "family is 'beta'; allowed: 'gaussian'"),
@@ -166,6 +202,9 @@ def test_many_levels_stay_sparse():
         ),
         ("y ~ a", {"priors": {"sigma": 1.0}}, TypeError, "allowed: one of epfast.priors"),
         ("y ~ a", {"priors": [1]}, TypeError, "priors is"),
+        ("y ~ (a | g)", {"priors": {"cor|g": HALF}}, TypeError, r"cor\|g.*as LKJ"),
+        ("y ~ (a || g)", {"priors": {"cor|g": 1.0}}, ValueError, "'cor|g', which is no term"),
+        ("y ~ (a | g) + (z + h | g)", {}, ValueError, "two terms of correlated effects of 'g'"),
         ("y ~ a", {"strategy": "nuts"}, ValueError, "strategy is 'nuts'"),
     ],
 )
@@ -179,6 +218,17 @@ def test_terms_that_are_no_numbers():
         formula.fit("y ~ np.log(a)", DATA)
     with np.errstate(invalid="ignore"), pytest.raises(ValueError, match=r"response .* holds NaN"):
         formula.fit("np.log(a) ~ z", DATA)
+
+
+def test_bad_new_data():
+    """Levels that are missing, or new in a common term, are no new levels of a group."""
+    model = formula.fit("y ~ h + (1 | g)", DATA, strategy="eb")
+    with pytest.raises(ValueError, match="'g' is missing in row 1 of data"):
+        model.predict(DATA.head(3).assign(g=["g1", None, "g2"]))
+    with pytest.raises(ValueError, match=r"The levels \(x\) in 'h' are not present"):
+        model.predict(DATA.head(3).assign(h="x"))
+    with pytest.raises(ValueError, match="names 'h'; allowed: the columns of data, a, g"):
+        model.predict(DATA.drop(columns="h"))
 
 
 def test_bad_data():

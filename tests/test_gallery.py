@@ -58,6 +58,8 @@ def test_output(path, tmp_path):
     pytest.importorskip("matplotlib")
     if "sklearn" in path.read_text(encoding="utf-8"):
         pytest.importorskip("sklearn")
+    if "formula" in path.read_text(encoding="utf-8"):
+        pytest.importorskip("formulae")
     if path.stem == "football":
         data = Path(os.environ.get("EPFAST_DATA", "")) / "international_results.csv.gz"
         if not data.is_file():

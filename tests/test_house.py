@@ -30,11 +30,12 @@ RISE = """problem files certificate relaxed
     / factor wide / engines / shrunk_checking / shrinkage / table
     / choices diagnostics online / posterior / kernel_posterior process_prediction
     / linear_posterior process_posterior
-    / integrated latent_posterior latent_processes nearest shrunk_posterior wide_posterior
-    / combining fit_linear held / hyper / low_rank / fit_gp / __init__"""
+    / arrow_posterior integrated latent_posterior latent_processes nearest shrunk_posterior
+    wide_posterior
+    / combining fit_linear held / hyper / low_rank / fit_gp / hyper_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint latent_means / chunks full / means nested rows stack
-    / kernel passes prior_sites / diagonal double_loop latent_processes nearest / local
+    / kernel passes prior_sites / arrow diagonal double_loop latent_processes nearest / local
     / laplace shards shared / __init__"""
 ENGINES = {name: k for k, floor in enumerate(ENGINES.split("/")) for name in floor.split()}
 

@@ -63,6 +63,7 @@ from epfast.gaussian import (
 from epfast.gaussian.fit_gp import fit_gp
 from epfast.gaussian.fit_linear import fit_linear
 from epfast.gaussian.hyper import fit_hyper
+from epfast.gaussian.hyper_gp import IntegratedProcess, fit_hyper_gp
 from epfast.graph import Graph, GraphPosterior
 from epfast.inference import (
     ConvergenceWarning,
@@ -120,6 +121,7 @@ __all__ = [
     "Hinge",
     "ImportanceSampling",
     "IntegratedPosterior",
+    "IntegratedProcess",
     "Interrupted",
     "KernelColumns",
     "Learned",
@@ -149,6 +151,7 @@ __all__ = [
     "compare",
     "fit_gp",
     "fit_hyper",
+    "fit_hyper_gp",
     "fit_linear",
     "fit_mixture",
     "fit_network",

@@ -6,11 +6,12 @@ are those of bambi: see :func:`fit`. ``pip install epfast[formula]``.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from epfast.gaussian.fit_linear import fit_linear
 from epfast.gaussian.hyper import fit_hyper
 from epfast.inference import report
 from epfast.losses import Loss
-from epfast.priors import HalfNormal, HalfStudentT, Scale
+from epfast.priors import LKJ, HalfNormal, HalfStudentT, Scale
 
 __all__ = ["FormulaFit", "fit"]
 
@@ -45,6 +46,31 @@ WIDE = 2.5
 #: numbers of a dense matrix of all columns above which group columns are kept sparse
 DENSE = 5_000_000
 NEW_LEVELS = ("integrate", "zero", "error")
+
+
+class Effects(NamedTuple):
+    """The columns of the group terms: effects, each of which has a column per level."""
+
+    #: of each effect: its name, as "x|g", its term, and its columns among those of the groups
+    names: tuple[str, ...]
+    terms: tuple[str, ...]
+    columns: tuple[NDArray[np.intp], ...]
+    #: groups of effects that are correlated, by their grouping factor
+    correlated: dict[str, tuple[int, ...]]
+
+    def covariance(self, values: Array) -> Array:
+        """Of the effects of new levels, (e, e), from hyper-parameters: sds and then correlations.
+
+        Those of a group of correlated effects go on where those of the last one end.
+        """
+        found, start = np.eye(len(self.names)), len(self.names)
+        for members in self.correlated.values():
+            for i, one in enumerate(members):
+                for other in members[:i]:
+                    found[one, other] = found[other, one] = values[start]
+                    start += 1
+        sds = values[: len(self.names)]
+        return np.asarray(sds[:, None] * found * sds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +97,7 @@ class FormulaFit:
     offsets: tuple[str, ...] = field(repr=False)
     #: names of the hyper-parameters, as in the tables
     hyper_labels: tuple[str, ...] = field(repr=False)
+    effects: Effects = field(repr=False)
 
     @property
     def converged(self) -> bool:
@@ -188,36 +215,44 @@ class FormulaFit:
 
     def _latent(self, data: Any, new_levels: str) -> Iterator[tuple[float, Loss, Array, Array]]:
         """Weight, loss, and mean and variance of the linear predictor, of each point."""
-        rows, offset, squares = self._rows(
-            data, _checks.choice("new_levels", new_levels, NEW_LEVELS)
-        )
+        rows, offset, new = self._rows(data, _checks.choice("new_levels", new_levels, NEW_LEVELS))
         points = getattr(self.posterior, "posteriors", (self.posterior,))
         weights = getattr(self.posterior, "weights", np.ones(1))
         values = getattr(self.posterior, "points", np.empty((1, 0)))
         for post, weight, value in zip(points, weights, values, strict=True):
             mean, variance = post.predict_latent(rows)
-            if new_levels == "integrate" and squares.size:
-                variance = variance + squares @ value[: squares.shape[1]] ** 2
+            if new_levels == "integrate" and new.any():
+                variance = variance + ((new @ self.effects.covariance(value)) * new).sum(1)
             yield float(weight), post.known_loss().with_offset(False), mean + offset, variance
 
     def _rows(self, data: Any, new_levels: str) -> tuple[Any, Array, Array]:
-        """Columns of new rows, their offsets, and sums of squares of columns of new levels."""
+        """Columns of new rows, their offsets, and what multiplies the effects of new levels."""
         frame = _frame(data, "data")
-        with _readable(self.formula, frame, silent=new_levels != "error"):
+        with _readable(self.formula, frame):
             common = self.design.common.evaluate_new_data(frame)
-            group = (
-                None if self.design.group is None else self.design.group.evaluate_new_data(frame)
-            )
+        group = None
+        if self.design.group is not None:
+            with _readable(self.formula, frame, silent=new_levels != "error"):
+                group = self.design.group.evaluate_new_data(frame)
+            used = set().union(*(term.var_names for term in self.design.group.terms.values()))
+            for name in used & set(frame.columns):
+                lost = frame[name].isna().to_numpy()
+                if lost.any():
+                    raise ValueError(
+                        f"{name!r} is missing in row {int(lost.argmax())} of data; allowed: a level"
+                    )
         X, offset = _common_columns(common, self.columns, self.offsets)
         if group is None:
             return X, offset, np.empty((len(X), 0))
-        Z, known, squares = sparse.csr_matrix(group.design_matrix), [], []
+        Z, known, new = sparse.csr_matrix(group.design_matrix), [], []
         for name, part in self.design.group.slices.items():
             whole, size = group.slices[name], part.stop - part.start
             known.append(Z[:, whole.start : whole.start + size])
-            new = Z[:, whole.start + size : whole.stop]
-            squares.append(np.asarray(new.multiply(new).sum(axis=1)).ravel())
-        return _beside(X, sparse.hstack(known, format="csr")), offset, np.column_stack(squares)
+            # a row is of one level: its columns of new ones add up to its own
+            width = self.effects.terms.count(name)
+            others = Z[:, whole.start + size : whole.stop]
+            new += [np.asarray(others[:, k::width].sum(axis=1)).ravel() for k in range(width)]
+        return _beside(X, sparse.hstack(known, format="csr")), offset, np.column_stack(new)
 
 
 def fit(
@@ -236,9 +271,9 @@ def fit(
     ----------
     formula : str
         As lme4, brms and bambi read it: ``"y ~ x + h + (x | g)"``. A group term ``(x | g)`` has an
-        intercept and a slope for each level of g, independent of each other, as in bambi;
-        ``(1 | g:h)``, ``(1 | g/h)``, ``offset(z)``, ``scale(x)``, ``bs(x, df=4)`` and the response
-        ``prop(successes, trials)`` are read too.
+        intercept and a slope for each level of g, which are correlated, as in lme4 and brms, and
+        independent with ``(x || g)``; each has an sd. ``(1 | g:h)``, ``(1 | g/h)``, ``offset(z)``,
+        ``scale(x)``, ``bs(x, df=4)`` and the response ``prop(successes, trials)`` are read too.
     data : pandas.DataFrame
         A column per variable, without missing values in those of the formula.
     family : str
@@ -246,10 +281,11 @@ def fit(
         "negbinomial"), "gamma" or "weibull".
     priors : dict, optional
         By the name of a common term ``(mean, sd)`` of a normal prior; by the name of a group term,
-        as ``"1|g"``, and of a number of the family, as ``"sigma"``, one of :mod:`epfast.priors`.
-        None, and terms without one: as bambi scales them, slopes are N(0, 2.5 sd(y) / sd(x)), sds
-        of groups half-normal of 2.5 sd(y) over the size of their columns, sigma half-Student-t of 4
-        degrees of freedom and sd(y); sd(y) is 1 but for "gaussian" and "t".
+        as ``"1|g"``, and of a number of the family, as ``"sigma"``, one of :mod:`epfast.priors`;
+        by ``"cor|g"`` :class:`epfast.priors.LKJ` of the correlations of a group. None, and terms
+        without one: as bambi scales them, slopes are N(0, 2.5 sd(y) / sd(x)), sds of groups
+        half-normal of 2.5 sd(y) over the size of their columns, sigma half-Student-t of 4 degrees
+        of freedom and sd(y); sd(y) is 1 but for "gaussian" and "t". Correlations are LKJ(2).
     weights : array_like of shape (n,), optional
         As in :func:`epfast.fit_linear`.
     strategy, rng
@@ -280,11 +316,15 @@ def fit(
     """
     _checks.choice("family", family, tuple(FAMILIES))
     frame = _frame(data, "data")
+    text, terms_with_bar = _bars(formula)
     with _readable(formula, frame) as formulae:
+        correlated = [_names(formulae, part) for part in terms_with_bar]
         # env=1: functions in the formula are those of the caller
-        design = formulae.design_matrices(formula, frame, na_action="error", env=1)
+        design = formulae.design_matrices(text, frame, na_action="error", env=1)
     if design.response is None:
         raise ValueError(f"formula is {formula!r}; allowed: one with a response, as 'y ~ x'")
+    if design.common is None:
+        raise ValueError(f"formula is {formula!r}; allowed: an intercept or another common term")
     name, numbers = FAMILIES[family]
     y, unit, center = _response(design.response, family)
     offsets = tuple(term for term in design.common.terms if term.startswith("offset("))
@@ -295,8 +335,9 @@ def fit(
     columns = np.setdiff1d(np.arange(len(common.T)), outside)
     X, offset = _common_columns(design.common, columns, offsets)
     terms = [term for term in design.common.terms if term not in offsets]
-    groups = {} if design.group is None else dict(design.group.slices)
-    known = [*terms, *groups, *numbers]
+    effects = _effects(design.group, correlated)
+    of_groups = dict.fromkeys([*effects.terms, *effects.names])
+    known = [*terms, *of_groups, *(f"cor|{name}" for name in effects.correlated), *numbers]
     given = _checked_priors(priors, known, terms)
     mean, sd = _scaled(X, unit, center)
     labels = [str(label) for term in terms for label in design.common.terms[term].labels]
@@ -306,14 +347,19 @@ def fit(
         if term in given:
             mean[start : start + size], sd[start : start + size] = given[term]
         start += size
-    rows, sds = X, {}
-    if groups:
+    rows: Any = X
+    sds, pairs = {}, {}
+    if effects.names:
         Z = sparse.csr_matrix(design.group.design_matrix)
-        for term, part in groups.items():
+        for effect, term, part in zip(effects.names, effects.terms, effects.columns, strict=True):
             columns_of_rows = np.asarray(Z[:, part].sum(axis=1))
             reach = float(np.sqrt((columns_of_rows**2).mean())) or 1.0
-            prior = given.get(term, HalfNormal(WIDE * unit / reach))
-            sds[term] = slice(len(columns) + part.start, len(columns) + part.stop), prior
+            prior = given.get(effect, given.get(term, HalfNormal(WIDE * unit / reach)))
+            sds[effect] = len(columns) + part, prior
+        for factor, members in effects.correlated.items():
+            names = tuple(effects.names[k] for k in members)
+            pairs[names] = given.get(f"cor|{factor}", LKJ())
+        for term in design.group.slices:
             labels += [str(label) for label in design.group.terms[term].labels]
         rows = _beside(X, Z)
         mean, sd = (
@@ -324,11 +370,88 @@ def fit(
     settings |= {"prior_mean": mean, "weights": weights}
     settings["offset"] = offset if offsets else None
     if sds or learn:
-        post: Any = fit_hyper(rows, y, sds=sds, learn=learn, strategy=strategy, rng=rng, **settings)
+        free: dict[str, Any] = {"sds": sds, "learn": learn, "correlations": pairs}
+        post: Any = fit_hyper(rows, y, **free, strategy=strategy, rng=rng, **settings)
     else:
         post = fit_linear(rows, y, posterior="full", **settings)
-    hyper = [*(f"{term}_sd" for term in sds), *numbers]
-    return FormulaFit(formula, family, post, tuple(labels), design, columns, offsets, tuple(hyper))
+    hyper = [f"sd {name}" for name in sds]
+    for factor, members in effects.correlated.items():
+        of = [effects.names[k].removesuffix(f"|{factor}") for k in members]
+        hyper += [f"cor {of[j]},{of[i]}|{factor}" for i in range(len(of)) for j in range(i)]
+    hyper += numbers
+    more = design, columns, offsets, tuple(hyper), effects
+    return FormulaFit(formula, family, post, tuple(labels), *more)
+
+
+def _effects(group: Any, correlated: list[tuple[str, ...]]) -> Effects:
+    """The effects of the group terms; correlated: terms whose effects are."""
+    names: list[str] = []
+    terms: list[str] = []
+    columns: list[NDArray[np.intp]] = []
+    for term, part in {} if group is None else group.slices.items():
+        of, factor = group.terms[term], term.rpartition("|")[2]
+        # those of a level are next to each other
+        width = (part.stop - part.start) // len(of.groups)
+        for k, label in enumerate(map(str, of.labels[:width])):
+            names.append(label[: label.rindex(f"|{factor.split(':')[0]}[")] + f"|{factor}")
+            terms.append(term)
+            columns.append(np.arange(part.start + k, part.stop, width))
+    found: dict[str, tuple[int, ...]] = {}
+    for some in correlated:
+        for factor in dict.fromkeys(term.rpartition("|")[2] for term in some):
+            members = tuple(
+                k for k, term in enumerate(terms) if term in some and term.endswith(f"|{factor}")
+            )
+            if len(members) > 1:
+                if factor in found:
+                    raise ValueError(
+                        f"formula has two terms of correlated effects of {factor!r}; allowed: one, "
+                        f"as (x + z | {factor}), or independent ones, as (x || {factor})"
+                    )
+                found[factor] = members
+    return Effects(tuple(names), tuple(terms), tuple(columns), found)
+
+
+def _names(formulae: Any, part: str) -> tuple[str, ...]:
+    """Names of the group terms that a part of a formula stands for."""
+    terms = formulae.model_description(f"0 + {part}").group_terms
+    return tuple(term.name for term in terms)
+
+
+def _bars(formula: Any) -> tuple[str, list[str]]:
+    """The formula with | for each ||, which formulae does not know, and its terms with one |."""
+    if not isinstance(formula, str):
+        raise TypeError(
+            f"formula is {_checks.describe(formula)}; allowed: str, as 'y ~ x + (1 | g)'"
+        )
+    left, said = formula.partition("~")[0], f"formula is {formula!r}"
+    if "|" in left and "[" not in left:
+        raise ValueError(f"{said}; allowed left of ~: no |, but prop(successes, trials) of counts")
+    text, quote = "", ""
+    found: list[str] = []
+    opened: list[int] = []
+    bars: dict[int, int] = {}
+    for k, letter in enumerate(formula):
+        second = letter == "|" and not quote and formula[k - 1 : k] == "|"
+        text += "" if second else letter
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"`":
+            quote = letter
+        elif letter in "([{":
+            opened.append(len(text) - 1)
+        elif letter in ")]}" and opened:
+            start = opened.pop()
+            count = bars.pop(len(opened) + 1, 0)
+            if count == 1:
+                found.append(text[start:])
+            elif count > 1 and (count > 2 or text[start:].count("|") > 1):
+                raise ValueError(f"{said}; allowed: one | or || in a group term, as in (x || g)")
+        elif letter == "|":
+            if not opened:
+                raise ValueError(f"{said}; allowed: group terms in parentheses, as in (x | g)")
+            bars[len(opened)] = bars.get(len(opened), 0) + 1
+    return text, found
 
 
 def _frame(data: Any, name: str) -> Any:
@@ -345,16 +468,12 @@ def _frame(data: Any, name: str) -> Any:
 
 
 @contextmanager
-def _readable(formula: Any, frame: Any, silent: bool = False) -> Iterator[Any]:
+def _readable(formula: str, frame: Any, silent: bool = False) -> Iterator[Any]:
     """The library of formulas, whose errors are said in words of the formula."""
     try:
         import formulae
     except ImportError as error:
         raise ImportError("epfast.formula needs formulae: pip install epfast[formula]") from error
-    if not isinstance(formula, str):
-        raise TypeError(
-            f"formula is {_checks.describe(formula)}; allowed: str, as 'y ~ x + (1 | g)'"
-        )
     key = "EVAL_UNSEEN_CATEGORIES"
     before = formulae.config[key]
     formulae.config[key] = "silent" if silent else "error"
@@ -364,10 +483,11 @@ def _readable(formula: Any, frame: Any, silent: bool = False) -> Iterator[Any]:
             warnings.filterwarnings("ignore", "Constructing a Categorical")  # pandas, of formulae
             yield formulae
     except KeyError as error:
-        raise ValueError(
-            f"formula {formula!r} names {error.args[0]!r}; allowed: the columns of data, "
-            f"{', '.join(map(str, frame.columns[:9]))}"
-        ) from None
+        name = error.args[0]
+        allowed = f"the columns of data, {', '.join(map(str, frame.columns[:9]))}"
+        if re.search(rf"\b{re.escape(str(name))}\s*\(", formula):
+            allowed = "functions at hand, as np.log(x), and bs(x, df=4), scale(x), poly(x, 2)"
+        raise ValueError(f"formula {formula!r} names {name!r}; allowed: {allowed}") from None
     except Exception as error:  # of its parser, and of what a term computes
         raise ValueError(f"formula {formula!r} cannot be read with these data: {error}") from error
     finally:
@@ -446,10 +566,13 @@ def _checked_priors(given: Any, known: list[str], terms: list[str]) -> dict[str,
             said = ", ".join(map(repr, known))
             raise ValueError(f"priors has {name!r}, which is no term; allowed: {said}")
         if name not in terms:
-            if not isinstance(prior, Scale):
+            kind, said = (
+                (LKJ, "LKJ(2.0)") if name.startswith("cor|") else (Scale, "HalfNormal(1.0)")
+            )
+            if not isinstance(prior, kind):
                 raise TypeError(
                     f"priors[{name!r}] is {_checks.describe(prior)}; allowed: one of "
-                    "epfast.priors, as HalfNormal(1.0)"
+                    f"epfast.priors, as {said}"
                 )
             found[name] = prior
             continue

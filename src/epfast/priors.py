@@ -1,7 +1,7 @@
 """Priors of scales: standard deviations, sizes, degrees of freedom, length scales.
 
-They are densities of a positive number s, for :func:`epfast.fit_hyper`. Priors of weights are
-losses: :class:`epfast.losses.SpikeAndSlab`.
+They are densities of a positive number s, for :func:`epfast.fit_hyper`; :class:`LKJ` is one of
+correlations. Priors of weights are losses: :class:`epfast.losses.SpikeAndSlab`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from scipy import special
 from epfast import _checks
 
 __all__ = [
+    "LKJ",
     "PC",
     "Exponential",
     "Flat",
@@ -50,6 +51,12 @@ class Scale:
     def slope(self, s: float) -> float:
         """d log density / d log s."""
         raise NotImplementedError
+
+    def over_log(self, u: float, power: float = 1.0) -> tuple[float, float]:
+        """Log density, and its slope, of u where s is exp(power u)."""
+        s = math.exp(power * u)
+        value = self.log_density(s) + power * u + math.log(abs(power))
+        return value, power * (self.slope(s) + 1.0)
 
 
 @dataclass(frozen=True)
@@ -243,3 +250,37 @@ class Flat(Scale):
 
     def slope(self, s: float) -> float:
         return 0.0
+
+
+@dataclass(frozen=True)
+class LKJ:
+    """Of a correlation matrix R, proportional to det(R)^(eta - 1).
+
+    Its partial correlations, each given the effects before both, are independent and beta.
+
+    Parameters
+    ----------
+    eta : float
+        Positive; 1 is flat over matrices, and with more correlations are nearer to 0.
+
+    References
+    ----------
+    Lewandowski, D., Kurowicka, D. and Joe, H. (2009). Generating random correlation matrices based
+    on vines and extended onion method. Journal of Multivariate Analysis 100(9), 1989-2001.
+    """
+
+    eta: float = 2.0
+
+    def __post_init__(self) -> None:
+        _checks.freeze(self, eta=_checks.number("eta", self.eta, above=0.0))
+
+    def of_partial(self, z: float, others: int) -> tuple[float, float, float]:
+        """Log density of z = atanh of a partial correlation, its slope and second derivative.
+
+        others: how many more effects are correlated that come after the first of the two.
+        """
+        a, p = self.eta + 0.5 * others, math.tanh(z)
+        constant = (2.0 * a - 1.0) * math.log(2.0) + float(special.betaln(a, a))
+        # log(1 - p^2), without a difference
+        log_rest = 2.0 * (math.log(2.0) - abs(z) - math.log1p(math.exp(-2.0 * abs(z))))
+        return a * log_rest - constant, -2.0 * a * p, -2.0 * a * (1.0 - p * p)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
+from epfast.gaussian.arrow_posterior import ArrowPosterior
+from epfast.gaussian.engines.arrow import ArrowMoments, ArrowState, Levels
 from epfast.gaussian.engines.kernel import GPState, Relaxed, ValueMoments
 from epfast.gaussian.engines.latent_processes import LatentGPState
 from epfast.gaussian.engines.prior_sites import ShrunkState
@@ -42,6 +44,7 @@ POSTERIORS = (
     FactorizedPosterior,
     FullPosterior,
     WidePosterior,
+    ArrowPosterior,
     ShrunkPosterior,
     LatentPosterior,
     JointPosterior,
@@ -55,9 +58,12 @@ POSTERIORS = (
     GraphPosterior,
 )
 PARTS = (
+    ArrowMoments,
+    ArrowState,
     Data,
     GPState,
     LatentGPState,
+    Levels,
     LowRankFactor,
     MixtureProblem,
     NetworkProblem,
@@ -88,6 +94,10 @@ SHAPES = {
     "factorized": """state.shift d, state.precision d,
         state.sites.log_scale s, state.sites.shift sd, state.sites.precision sd""",
     "wide": f"problem.wide.X nd, {SITES}",
+    "arrow": f"""state.moments.covariance cc, state.moments.common c, state.moments.own lq,
+        state.moments.slope lqc, state.moments.inverse lqq, problem.levels.columns lq=d,
+        problem.levels.common c=d, problem.levels.precision qq, problem.levels.common_precision cc,
+        {SITES}""",
     "latents": f"state.shift cd, state.precision cdd, {SEVERAL}",
     "joint_latents": f"state.shift e, state.precision ee, {SEVERAL}",
     "shrunk": f"""state.shift d, state.precision dd, state.mean d, state.variance d,
@@ -132,9 +142,9 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 
     Returns
     -------
-    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior,
-    GPPosterior, LatentGPPosterior, LowRankGPPosterior, IntegratedPosterior, GraphPosterior,
-    MixturePosterior, NetworkPosterior or Operator
+    FactorizedPosterior, FullPosterior, WidePosterior, ArrowPosterior, ShrunkPosterior,
+    LatentPosterior, GPPosterior, LatentGPPosterior, LowRankGPPosterior, IntegratedPosterior,
+    GraphPosterior, MixturePosterior, NetworkPosterior or Operator
 
     Raises
     ------

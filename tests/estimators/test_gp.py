@@ -284,8 +284,9 @@ def test_the_kernel_is_checked_once(monkeypatch):
 
 
 def test_a_gradient_that_is_a_view_of_the_kernel():
-    found = GPClassifier(Variance(X)).fit(X, Y)
-    plain = GPClassifier(ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, "fixed")).fit(X, Y)
+    kernels = Variance(X), ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, "fixed")
+    # the average has a prior of the root where that is known
+    found, plain = (GPClassifier(kernel, integrate=False).fit(X, Y) for kernel in kernels)
     np.testing.assert_allclose(found.kernel_.theta, plain.kernel_.theta, rtol=1e-8)
     np.testing.assert_allclose(found.predict_proba(X), plain.predict_proba(X), rtol=1e-8)
 

@@ -17,6 +17,8 @@ GROUP = RNG.integers(J, size=N)
 X = np.column_stack([np.eye(J)[GROUP], np.ones(N), RNG.normal(size=N)])
 LATENT = X @ np.append(0.8 * RNG.normal(size=J), [0.5, 1.0])
 SDS = {"1|g": (slice(0, J), priors.HalfNormal(1.0))}
+HALF, LKJ = priors.HalfNormal(1.0), priors.LKJ(2.0)
+UNEVEN = {"a": (slice(0, 3), HALF), "b": (slice(3, 5), HALF)}
 SCHOOLS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
 
@@ -120,6 +122,91 @@ def test_two_sds_and_noise():
     assert post.n_fits < 170
 
 
+def test_correlated_slopes():
+    """Intercepts and slopes as in sleepstudy (Belenky et al. 2003), against their likelihood.
+
+    All groups have the same rows, so that a grid over two sds, their correlation and the noise is
+    at hand: V = Z C Z' + s^2 I for each, and least squares for the common weights.
+    """
+    rng, groups, day = np.random.default_rng(5), 18, np.arange(10.0)
+    own = rng.multivariate_normal([0.0, 0.0], [[610.0, 87.0], [87.0, 35.0]], groups)
+    Z = np.column_stack([np.ones(10), day])
+    y = 251.0 + 10.5 * day + own @ Z.T + 25.6 * rng.normal(size=(groups, 10))
+    rows = np.column_stack([np.kron(np.eye(groups), Z), np.tile(Z, (groups, 1))])
+    wide, lkj = priors.HalfStudentT(4.0, 60.0), priors.LKJ(2.0)
+    post = epfast.fit_hyper(
+        rows,
+        y.ravel(),
+        sds={"1|g": (slice(0, 36, 2), wide), "x|g": (slice(1, 36, 2), wide)},
+        correlations={("1|g", "x|g"): lkj},
+        learn={"sd": wide},
+        prior_variance=1e6,
+    )
+    logs = [
+        np.linspace(*ends) for ends in ((-1, 4.5, 40), (0, 3.6, 30), (-3, 3, 40), (2.8, 3.8, 20))
+    ]
+    a, b, z, c = np.meshgrid(*logs, indexing="ij")
+    C = np.empty((*a.shape, 2, 2))
+    C[..., 0, 0], C[..., 1, 1] = np.exp(2.0 * a), np.exp(2.0 * b)
+    C[..., 0, 1] = C[..., 1, 0] = np.tanh(z) * np.exp(a + b)
+    noise, W, sums = np.exp(2.0 * c), Z.T @ Z, y @ Z
+    D = np.linalg.inv(C) + W / noise[..., None, None]
+    inverse = np.linalg.inv(D)
+    value = -0.5 * groups * (np.linalg.slogdet(D)[1] + np.linalg.slogdet(C)[1] + 20.0 * c)
+    value -= 0.5 * (y**2).sum() / noise
+    value += 0.5 * np.einsum("ja,...ab,jb->...", sums, inverse, sums) / noise**2
+    total, scale = sums.sum(0), noise[..., None, None]
+    P = groups * (W / scale - W @ inverse @ W / scale**2) + 1e-6 * np.eye(2)
+    h = total / scale[..., 0] - (W @ inverse @ total) / scale[..., 0] ** 2
+    fixed = np.linalg.solve(P, h[..., None])[..., 0]
+    value += 0.5 * (h * fixed).sum(-1) - 0.5 * np.linalg.slogdet(P)[1]
+    value += 2.0 * np.log(1.0 - np.tanh(z) ** 2)
+    for u in (a, b, c):
+        value += np.vectorize(wide.log_density)(np.exp(u)) + u
+    weight = special.softmax(value)
+    values = np.exp(a), np.exp(b), np.tanh(z), np.exp(c)
+    assert post.hyper_names == ("1|g", "x|g", "cor 1|g,x|g", "sd")
+    for name, s in zip(post.hyper_names, values, strict=True):
+        mean = (weight * s).sum()
+        sd = math.sqrt((weight * (s - mean) ** 2).sum())
+        assert post.hyper.loc[name, "mean"] == pytest.approx(mean, abs=0.05 * sd)
+        assert post.hyper.loc[name, "sd"] == pytest.approx(sd, rel=0.05)
+    mean = (weight[..., None] * fixed).reshape(-1, 2).sum(0)
+    spread = np.diagonal(np.linalg.inv(P), axis1=-2, axis2=-1) + (fixed - mean) ** 2
+    sd = np.sqrt((weight[..., None] * spread).reshape(-1, 2).sum(0))
+    np.testing.assert_allclose(post.mean[-2:], mean, atol=0.01)
+    np.testing.assert_allclose(post.sd[-2:], sd, rtol=0.02)
+    constant = -90.0 * math.log(2.0 * math.pi) - math.log(1e6) + lkj.of_partial(0.0, 0)[0]
+    volume = sum(math.log(one[1] - one[0]) for one in logs)
+    exact = special.logsumexp(value) + volume + constant
+    assert post.log_evidence == pytest.approx(exact, abs=0.06)
+    assert post.n_fits <= 170
+
+
+def test_correlations_of_three_effects():
+    """LKJ by partial correlations is det(R)^(eta - 1) times their Jacobian; and the slopes."""
+    prior, at = priors.LKJ(1.7), RNG.normal(size=(5, 3))
+    i, j = np.tril_indices(3, -1)
+    constants = []
+    for z in at:
+        steps = 1e-30j * np.eye(3)
+        jacobian = np.array([hyper.correlation(z + step)[i, j].imag for step in steps]) / 1e-30
+        exact = 0.7 * np.linalg.slogdet(hyper.correlation(z))[1] + np.linalg.slogdet(jacobian)[1]
+        pairs = zip(z, (1, 1, 0), strict=True)
+        constants.append(sum(prior.of_partial(one, others)[0] for one, others in pairs) - exact)
+    np.testing.assert_allclose(constants, constants[0])
+    mass = integrate.quad(lambda z: math.exp(prior.of_partial(z, 1)[0]), -20.0, 20.0)[0]
+    assert mass == pytest.approx(1.0)
+    one_hot, (x, z) = np.eye(J)[GROUP], RNG.normal(size=(2, N))
+    rows = np.column_stack([one_hot, one_hot * x[:, None], one_hot * z[:, None], np.ones(N), x])
+    given = {
+        "sds": {name: (slice(k * J, (k + 1) * J), HALF) for k, name in enumerate("abc")},
+        "correlations": {tuple("abc"): prior},
+    }
+    of = target(rows, RNG.poisson(np.exp(0.5 * LATENT)), loss="poisson", **given)
+    check_slopes(of)
+
+
 def test_binary_rows_in_small_groups():
     """40 groups of two labels, against quadrature of each group, on a grid of sd and intercept.
 
@@ -167,6 +254,13 @@ def test_binary_rows_in_small_groups():
 def test_slopes(loss, y, learn):
     """Of the log density by logs of hyper-parameters, against differences of it; 0 at the mode."""
     rows = problem(loss, y, learn)
+    check_slopes(rows)
+    mode = rows.modes()[0]
+    np.testing.assert_allclose(rows.slopes(mode), 0.0, atol=0.1)
+
+
+def check_slopes(rows):
+    """Those at a fixed point, against differences of the log density."""
     u = rows.start + 0.3
     slopes = rows.slopes(rows.point(u, rows.fitted(u, 1e-10, None)))
     for k, step in enumerate(1e-4 * np.eye(len(u))):
@@ -174,12 +268,15 @@ def test_slopes(loss, y, learn):
             rows.point(v, rows.fitted(v, 1e-10, None)).value for v in (u + step, u - step)
         )
         assert slopes[k] == pytest.approx((more - less) / 2e-4, rel=1e-5, abs=1e-5)
-    mode = rows.mode()
-    np.testing.assert_allclose(rows.slopes(mode), 0.0, atol=0.1)
 
 
 def problem(loss, y, learn):
     """The log density of one sd and numbers of the loss."""
+    return target(X, y, loss=loss, sds=SDS, learn=learn)
+
+
+def target(rows, y, **given):
+    """The log density of hyper-parameters."""
     found = {}
 
     def keep(rows, strategy, seed):
@@ -187,7 +284,7 @@ def problem(loss, y, learn):
 
     original, hyper.averaged = hyper.averaged, keep
     try:
-        epfast.fit_hyper(X, y, loss=loss, sds=SDS, learn=learn)
+        epfast.fit_hyper(rows, y, **given)
     finally:
         hyper.averaged = original
     return found["rows"]
@@ -316,9 +413,6 @@ def test_many_hyper_parameters():
         epfast.fit_hyper(rows, y, loss=losses.Gaussian(1.0), sds=sds, strategy="sobol")
 
 
-HALF = priors.HalfNormal(1.0)
-
-
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
@@ -336,6 +430,10 @@ HALF = priors.HalfNormal(1.0)
         ({"learn": {"sd": HALF}, "schedule": epfast.ADF()}, TypeError, "schedule is ADF"),
         ({"learn": {"sd": HALF}, "prior_variance": -1.0}, ValueError, "prior_variance"),
         ({"learn": {"sd": HALF}, "loss": "hinge"}, ValueError, "loss is Hinge"),
+        ({"sds": SDS, "correlations": {"1|g": LKJ}}, TypeError, "has the key '1|g'"),
+        ({"sds": SDS, "correlations": {("1|g", "a"): LKJ}}, ValueError, "names 'a'"),
+        ({"sds": SDS, "correlations": {("1|g", "a"): HALF}}, TypeError, "allowed: epfast.priors.L"),
+        ({"sds": UNEVEN, "correlations": {("a", "b"): LKJ}}, ValueError, "groups of 3, 2 columns"),
         ({"sds": SDS, "prior_mean": np.ones(J + 2)}, ValueError, "prior_mean is not 0"),
         ({"learn": {"sd": HALF}, "rng": -1}, ValueError, "rng"),
         ({"learn": {"sd": HALF}, "X": X[:0], "y": LATENT[:0]}, ValueError, r"X has shape \(0, 8\)"),

@@ -47,6 +47,7 @@ __all__ = [
     "check_labels",
     "fit_seed",
     "loss_of_labels",
+    "mixed_odds",
     "odds",
     "row_weights",
     "sample_weights",
@@ -407,6 +408,15 @@ def odds(posteriors: list[Any], mean: Array, variance: Array) -> Array:
         up, down = (backend.tilted_moments(loss, y, m[k], v[k])[0] for y in (plus, -plus))
         scores[k] = up - down
     return scores[0] if mean.ndim == 1 else scores.T.copy()
+
+
+def mixed_odds(scores: Array, weights: Array) -> Array:
+    """Log odds of mixtures of labels, from those of their parts, (..., k)."""
+    yes, no = (
+        special.logsumexp(special.log_expit(sign * scores), axis=-1, b=weights)
+        for sign in (1.0, -1.0)
+    )
+    return np.asarray(yes - no)
 
 
 def _log_of_rest(logs: Array) -> Array:

@@ -16,8 +16,9 @@ from epfast.estimators.kernels import kernel_of
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.processes import BinaryProcess, evidence_at
-from epfast.estimators.regression import LatentRegressor, loss_of_numbers
+from epfast.estimators.regression import LatentRegressor, Parts, loss_of_numbers
 from epfast.gaussian import GPPosterior, LowRankGPPosterior
+from epfast.gaussian.hyper_gp import IntegratedProcess
 from epfast.gaussian.posterior import shifted
 from epfast.schedules import Schedule
 
@@ -26,6 +27,8 @@ __all__ = ["GPRegressor"]
 #: least variance of Gaussian noise over that of other scales of a likelihood: 1e-9 of that of y,
 #: where searches for smooth functions without noise end
 LESS_NOISE = 1e-3
+#: median of the half-Cauchy prior of the noise, in units of the spread of y: that of linear models
+NOISE = 2.5
 
 
 class GPRegressor(ProcessModel, LatentRegressor):
@@ -50,6 +53,9 @@ class GPRegressor(ProcessModel, LatentRegressor):
     center : bool
         Whether the process has a constant mean: the location of y, in the unit of the latent values
         (for counts the log of their mean). It is taken from y, not integrated.
+    integrate : bool or "auto"
+        As in :class:`GPClassifier`; the noise has a half-Cauchy prior with a median of 2.5 times
+        the spread of y. Predictions, quantiles and draws are those of the mixture.
     optimizer, n_restarts_optimizer, scheme, schedule, jitter, rank, method, n_neighbors
     random_state, n_jobs
         As in :class:`GPClassifier`.
@@ -64,10 +70,11 @@ class GPRegressor(ProcessModel, LatentRegressor):
         With the parameters found.
     mean_ : float
         The constant mean of the process.
-    posterior_ : GPPosterior, LowRankGPPosterior or NearestGPPosterior
+    posterior_ : GPPosterior, LowRankGPPosterior, NearestGPPosterior or IntegratedProcess
         The posterior over the latent values of the fit.
     log_marginal_likelihood_value_, log_evidence_ : float
-        Log evidence at the hyper-parameters found; NaN by nearest rows.
+        Log evidence at the hyper-parameters found; NaN by nearest rows. The second is that of an
+        average, integrated over them.
     converged_ : bool
         Whether EP settled.
     n_failed_points_ : int
@@ -97,6 +104,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
         loss: Any = "gaussian",
         learn: tuple[str, ...] | None = None,
         center: bool = True,
+        integrate: bool | str = "auto",
         optimizer: Any = "fmin_l_bfgs_b",
         n_restarts_optimizer: int = 0,
         scheme: Any = "exact",
@@ -113,6 +121,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
         self.loss = loss
         self.learn = learn
         self.center = center
+        self.integrate = integrate
         self.optimizer = optimizer
         self.n_restarts_optimizer = n_restarts_optimizer
         self.scheme = scheme
@@ -227,10 +236,12 @@ class GPRegressor(ProcessModel, LatentRegressor):
         self._kernels = [self.kernel_]
         self.posteriors_ = self._posteriors(problems, [theta], [start])
         self.log_marginal_likelihood_value_ = float(self.posterior_.log_evidence)
-        self.log_evidence_ = self.log_marginal_likelihood_value_
+        average = self._average(problem, theta, self.posterior_, NOISE * unit)
+        tell_ends(parameters, self.loss_, self.posterior_)
+        self.posteriors_ = self.posteriors_ if average is None else [average]
+        self.log_evidence_ = float(self.posterior_.log_evidence)
         self.converged_ = self.posterior_.converged
         self.n_iter_ = len(self.posterior_.history)
-        tell_ends(parameters, self.loss_, self.posterior_)
         return self
 
     def log_marginal_likelihood(
@@ -314,7 +325,22 @@ class GPRegressor(ProcessModel, LatentRegressor):
     def _latent_mean(self, rows: Any) -> Array:
         return self._means(rows)[0] + self.mean_
 
+    def _parts(self, rows: Any, offset: ArrayLike | None, variances: bool = True) -> Parts:
+        post = self.posterior_
+        if not isinstance(post, IntegratedProcess):
+            return super()._parts(rows, offset, variances)
+        blocks = [post.latents_at(some) for some in self._blocks(rows)]
+        latents = [
+            tuple(np.concatenate(part) for part in zip(*mine, strict=True))
+            for mine in zip(*blocks, strict=True)
+        ]
+        given = [(shifted(m + self.mean_, offset), np.maximum(v, 0.0)) for m, v in latents]
+        return Parts(post.weights, [one.known_loss() for one in post.posteriors], given)
+
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
+        if isinstance(self.posterior_, IntegratedProcess):
+            whole = shifted(np.full(len(rows), self.mean_), offset)
+            return self.posterior_.sample_y(rows, size, rng, whole)
         ((post, K_star, own),) = self._cross(rows, True)
         assert isinstance(post, GPPosterior | LowRankGPPosterior)
         latent = post.sample_latent(K_star, own, size, rng) + self.mean_

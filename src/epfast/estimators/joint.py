@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.search import SLOPE, STEPS, Search
 from epfast.estimators.spectrum import Spectrum
-from epfast.gaussian.held import Held, gains, most_probable, newton
+from epfast.gaussian.held import Density, Held, gains, most_probable, newton
 from epfast.inference.hyper import SHARE, fixed_point
 from epfast.losses import Loss
 from epfast.schedules import Schedule
@@ -24,8 +25,13 @@ from epfast.schedules import Schedule
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
 #: the last of Newton's steps with the sites of a sweep held, that another sweep changes
 NEARLY = 0.3
-#: step of differences of exact slopes
-SHORT = 1e-6
+#: step of differences of exact slopes, and of those on both sides, to 1e-8
+SHORT, LONG = 1e-6, 1e-4
+
+
+def flat(u: float) -> tuple[float, float]:
+    """No prior."""
+    return 0.0, 0.0
 
 
 class Learnt(NamedTuple):
@@ -36,6 +42,8 @@ class Learnt(NamedTuple):
     starts: list[Posterior] | None
     #: whether the slopes there are those of a maximum
     settled: bool = True
+    #: the log evidence; None: nothing was sought
+    joint: Any = None
 
 
 class Joint:
@@ -59,8 +67,21 @@ class Joint:
         self.k = 0 if fixed is not None else len(ranges)
         logs = np.log(ranges) if self.k else np.empty((0, 2))
         self.bounds = np.concatenate([logs, parameters.bounds])
+        #: of each number, its prior over the logarithm: value and slope
+        self.priors: list[Callable[[float], tuple[float, float]]] = [
+            *([flat if self.groups is not None else search.of_prior] * self.k),
+            *([flat] * parameters.size),
+        ]
         self.best: tuple[float, Array | None] = (-np.inf, None)
         self.starts: list[Posterior] | None = None
+
+    def log_prior(self, u: Array, part: slice = slice(None)) -> tuple[float, Array, Array]:
+        """Log density of numbers at u, of which these are the part; slopes, second derivatives."""
+        priors = self.priors[part]
+        values = np.array([prior(x) for prior, x in zip(priors, u, strict=True)])
+        values, slopes = values.reshape(-1, 2).T
+        above = np.array([prior(x + SHORT)[1] for prior, x in zip(priors, u, strict=True)])
+        return float(values.sum()), slopes, np.diag((above - slopes) / SHORT)
 
     def variance(self, u: Array) -> float | Array:
         if self.fixed is not None:
@@ -75,9 +96,8 @@ class Joint:
         return self.search.problem.with_loss(self.loss(u)), self.variance(u)
 
     def value(self, u: Array, found: Fits) -> float:
-        """Log evidence, with the prior's of a common variance."""
-        common = self.k and self.groups is None
-        return self.search.value(float(u[0]), found) if common else found.log_evidence
+        """Log of prior and evidence."""
+        return found.log_evidence + self.log_prior(u)[0]
 
     def fits(self, u: Array, schedule: Schedule) -> Fits | None:
         """Fits with certificates, or None."""
@@ -94,12 +114,19 @@ class Joint:
             by_column = found.slopes(np.exp(-u[: self.k])[self.groups], self.search.problem.d)
             by_variance = np.bincount(self.groups, by_column, self.k)
         elif self.k:
-            by_variance = [self.search.slope(float(u[0]), found)]
-        return np.append(by_variance, self._gains(u[self.k :], found.posteriors)[1])
+            by_variance = [found.slope(float(np.exp(-u[0])), self.search.problem.d)]
+        by_number = self._gains(u[self.k :], found.posteriors)[1]
+        return np.append(by_variance, by_number) + self.log_prior(u)[1]
 
     def _gains(self, numbers: Array, posteriors: list[Any]) -> tuple[float, Array, Array]:
         """See :func:`epfast.gaussian.held.gains`."""
         return gains(posteriors, self.parameters.at, numbers, self.bounds[self.k :])
+
+    def _sites(self, u: Array, fits: Fits) -> Held | None:
+        """The sites of fits at u, held; None without d x d matrices."""
+        columns = np.arange(self.search.problem.d)
+        groups = np.zeros_like(columns) if self.groups is None else self.groups
+        return Held.of(fits.posteriors, columns, groups, np.exp(-u[: self.k]))
 
     def _held(self, u: Array, fits: Fits, **last: float) -> Array | None:
         """The most probable u with sites, or cavities, of fits at u held; None: it is not known.
@@ -108,22 +135,18 @@ class Joint:
         """
         held: Any = None
         if self.k:
-            columns = np.arange(self.search.problem.d)
-            groups = np.zeros_like(columns) if self.groups is None else self.groups
-            held = Held.of(fits.posteriors, columns, groups, np.exp(-u[: self.k]))
+            held = self._sites(u, fits)
             if held is None:
                 return None
-        of_variances = partial(self._density, held)
         of_numbers = partial(self._gains, posteriors=fits.posteriors)
+        of_variances = partial(self._sum, held and held.evidence, slice(self.k))
+        of_numbers = partial(self._sum, of_numbers, slice(self.k, None))
         return most_probable(u, self.bounds, self.k, of_variances, of_numbers, **last)
 
-    def _density(self, held: Held, u: Array) -> tuple[float, Array, Array]:
-        """Log of prior and evidence by the logs of variances, the sites held."""
-        value, slopes, bent = held.evidence(u)
-        if self.groups is not None:
-            return value, slopes, bent
-        (log_prior, slope), (_, above) = map(self.search.of_prior, (u[0], u[0] + SHORT))
-        return value + log_prior, slopes + slope, bent + (above - slope) / SHORT
+    def _sum(self, density: Density, part: slice, u: Array) -> tuple[float, Array, Array]:
+        """A log density of some of the numbers, with their prior."""
+        (value, slopes, bent), prior = density(u), self.log_prior(u, part)
+        return value + prior[0], slopes + prior[1], bent + prior[2]
 
     def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
         """Log evidence and its gradient; None without a certificate."""
@@ -133,28 +156,42 @@ class Joint:
         slopes = self.slopes(u, found)
         return (self.value(u, found), slopes) if np.isfinite(slopes).all() else None
 
-    def _exact(self, u: Array) -> tuple[float, Array, Array]:
+    def exact(self, u: Array) -> tuple[float, Array, Array]:
         """Log evidence without a fit, its gradient and its second derivatives."""
         points = [u, *(u + SHORT * np.eye(len(u)))]
-        values, slopes = zip(*map(self._of_spectrum, points), strict=True)
+        values, slopes = zip(*map(self.of_spectrum, points), strict=True)
         return values[0], slopes[0], (np.array(slopes[1:]) - slopes[0]) / SHORT
 
-    def _of_spectrum(self, u: Array) -> tuple[float, Array]:
-        assert self.spectrum is not None
-        variance, noise = float(self.variance(u)), self.loss(u).parameters[0]
-        value, by_variance, by_noise = self.spectrum.evidence(variance, noise)
-        slopes = np.array([by_variance, by_noise][1 - self.k :])
+    def bent(self, u: Array, found: Fits) -> Array:
+        """Minus second derivatives of the log density, about: with sites, or cavities, held."""
+        moves = LONG * np.eye(len(u))
+        if self.spectrum is not None:
+            sides = [(self.of_spectrum(u + by)[1], self.of_spectrum(u - by)[1]) for by in moves]
+            return np.array([before - after for after, before in sides]) / (2.0 * LONG)
+        bent = -self.log_prior(u)[2]
+        numbers = slice(self.k, None)
+        bent[numbers, numbers] -= self._gains(u[self.k :], found.posteriors)[2]
         if self.k:
-            density, slope = self.search.of_prior(float(u[0]))
-            value, slopes[0] = value + density, slopes[0] + slope
-        return value, slopes
+            held = self._sites(u, found)
+            if held is None:
+                return np.full(bent.shape, np.nan)
+            bent[: self.k, : self.k] -= held.evidence(u[: self.k])[2]
+        return bent
+
+    def of_spectrum(self, u: Array) -> tuple[float, Array]:
+        """Log evidence and its gradient, exactly, without a fit."""
+        assert self.spectrum is not None
+        noise = float(np.exp(u[self.k]))
+        value, by_variance, by_noise = self.spectrum.evidence(float(self.variance(u)), noise)
+        known = self.log_prior(u)
+        return value + known[0], np.array([by_variance, by_noise][1 - self.k :]) + known[1]
 
     def first(self, starts: list[Array]) -> Array:
         """The best of the starts, by quick fits."""
         best, where = -np.inf, starts[0]
         for u in starts if len(starts) > 1 else []:
             if self.spectrum is not None:
-                value = self._of_spectrum(u)[0]
+                value = self.of_spectrum(u)[0]
             else:
                 found = self.fits(u, self.search.quick)
                 value = -np.inf if found is None else self.value(u, found)
@@ -182,7 +219,7 @@ class Joint:
                 search.accuracy,
             )
         else:
-            there = newton(self._exact, start, self.bounds, SHORT)
+            there = newton(self.exact, start, self.bounds, SHORT)
             self.fits(there, self.search.fine)
         if there is not None:
             return Learnt(self.variance(there), self.loss(there), self.search.last)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
 
 from epfast import _checks, losses
 from epfast._arrays import Array
@@ -14,6 +13,7 @@ from epfast.estimators.base import (
     LatentClassifier,
     check_labels,
     loss_of_labels,
+    mixed_odds,
     odds,
     row_weights,
     stacked,
@@ -31,7 +31,7 @@ from epfast.estimators.evidence import (
 )
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.linear_model import LinearModel
-from epfast.estimators.search import Search, averaged
+from epfast.estimators.search import Search
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.choices import copies
 from epfast.losses import Loss
@@ -94,8 +94,10 @@ class LinearClassifier(LinearModel, LatentClassifier):
         such prior, as "evidence".
     integrate : bool or "auto"
         Whether to average over the prior variance that is found under that prior, of a full
-        posterior by EP without ``learn``. "auto": where its logarithm has a standard deviation of 1
-        or more and the posterior changes with it. False: the most probable one alone.
+        posterior by EP, and over the parameters of ``learn``. "auto": where the logarithm of the
+        prior variance has a standard deviation of 1 or more and the average changes a standard
+        deviation of a coefficient by more than 5 %, and probabilities. False: the most probable
+        ones alone.
     fit_intercept : bool
         Whether to add a constant column of ones.
     intercept_variance : float
@@ -326,18 +328,14 @@ class LinearClassifier(LinearModel, LatentClassifier):
         if starts is not None and not alike(starts, binary):
             starts = None
         search = Search(binary, starts, self._scale_prior(binary, columns, weights))
-        integrates = self._integrates(search)
-        variance, self.loss_, learnt, _ = self._learnt(search, rows, columns, weights)
-        starts = starts if learnt is None else learnt
-        search.problem = binary = binary.with_loss(self.loss_)
-        fits = search.final(variance, starts, self.schedule is None)
+        learnt = self._learnt(search, rows, columns, weights)
+        starts = starts if learnt.starts is None else learnt.starts
+        search.problem = binary = binary.with_loss(learnt.loss)
+        fits = search.final(learnt.variance, starts, self.schedule is None)
         tell(fits.told)
-        found: Fits | Averaged = fits
-        if integrates and starts is not None and binary.certified(fits):
-            always = self.integrate is True
-            found, variance = averaged(search, float(variance), fits, rows, always)
-        self.n_lost_ = search.n_lost
-        self._publish(found, variance)
+        found, learnt = self._integrated(search, learnt, fits, rows, weights)
+        self.loss_, self.n_lost_ = learnt.loss, search.n_lost
+        self._publish(found, learnt.variance)
         self._couple(index, weights)
         return self
 
@@ -419,23 +417,6 @@ class LinearClassifier(LinearModel, LatentClassifier):
 
     # ---- parts of a fit ----
 
-    def _integrates(self, search: Search) -> bool:
-        """Whether to look for an average over the prior variance."""
-        given = self.integrate
-        if not isinstance(given, bool):
-            _checks.choice("integrate", given, ("auto",))
-        binary = search.problem
-        possible = search.prior is not None and binary.flat and not self.learn
-        possible = possible and binary.problems[0].covariance == "full"
-        possible = possible and binary.schedule.tol > 0.0
-        if given is True and not possible:
-            raise ValueError(
-                "integrate is True; allowed with a prior variance under its prior "
-                "(prior_variance=None, prior_scale a number), a likelihood, learn=(), and EP on "
-                "scalar sites with a tolerance and posterior='full'; else 'auto' or False"
-            )
-        return possible and given is not False
-
     def _odds(self, rows: Any) -> Array:
         first = self.posteriors_[0]
         if not isinstance(first, IntegratedPosterior):
@@ -443,11 +424,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         by_point = (fits.posteriors for fits in Averaged(self.posteriors_, []).by_point)
         latents = ((some, [post.predict_latent(rows) for post in some]) for some in by_point)
         scores = np.stack([odds(some, *stacked(parts)) for some, parts in latents], axis=-1)
-        yes, no = (
-            special.logsumexp(special.log_expit(sign * scores), axis=-1, b=first.weights)
-            for sign in (1.0, -1.0)
-        )
-        return np.asarray(yes - no)
+        return mixed_odds(scores, first.weights)
 
     def _log_probabilities(self, X: ArrayLike) -> Array:
         found: Array = self.posteriors_[0].predict_log_proba(self._rows(X))

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
+from epfast.estimators.averages import averaged
 from epfast.estimators.base import EvidenceWarning, check_is_fitted, seed_of_draws, users_level
 from epfast.estimators.coefficients import Coefficients
 from epfast.estimators.evidence import (
@@ -51,6 +52,9 @@ LATENT_SCHEDULE = EP(sweeps=200, tol=1e-6)
 #: many numbers of X, within limits, and the tolerance
 READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 3_000, 1e-4
 SEARCHES = ("evidence", "ard")
+#: most rows of which a regressor is averaged over hyper-parameters, and most of the fewer of rows
+#: and columns, as each point keeps a matrix
+MOST_ROWS, MOST_SIZE = 2000, 500
 
 
 class LinearModel(Coefficients):
@@ -63,6 +67,7 @@ class LinearModel(Coefficients):
     prior_variance: Any
     prior_groups: Any
     prior_scale: Any
+    integrate: Any
     fit_intercept: bool
     intercept_variance: Any
     schedule: Any
@@ -272,8 +277,12 @@ class LinearModel(Coefficients):
 
         if groups is None and not (binary.flat and parameters.names):
             search.problem = binary.with_loss(parameters.loss)
-            variance, starts, _ = find(search, *ends(columns.total(centred))[0])
-            return Learnt(variance, parameters.loss, starts)
+            common = ends(columns.total(centred))
+            variance, starts, _ = find(search, *common[0])
+            joint = None
+            if search.prior is not None:
+                joint = Joint(search, parameters, None, None, common)
+            return Learnt(variance, parameters.loss, starts, joint=joint)
         ranges = common = ends(columns.total(centred))
         if groups is not None:
             ranges = ends(columns.total(centred, groups))
@@ -293,7 +302,37 @@ class LinearModel(Coefficients):
             return Learnt(np.exp(middle) if fixed is None else fixed, parameters.loss, None)
         post = found.starts[0] if found.starts else None
         tell_ends(parameters, found.loss, post)
-        return found
+        return found._replace(joint=joint)
+
+    def _integrated(
+        self, search: Search, learnt: Learnt, fits: Fits, rows: Any, weights: Array | None
+    ) -> tuple[Fits | Averaged, Learnt]:
+        """Fits that are averaged over what was learnt, and its middle; or those given."""
+        given, joint, binary = self.integrate, learnt.joint, search.problem
+        if not isinstance(given, bool):
+            _checks.choice("integrate", given, ("auto",))
+        problem = binary.problems[0]
+        possible = joint is not None and normalised(problem.loss) and joint.groups is None
+        possible = possible and self.prior_scale is not None
+        possible = possible and binary.flat and problem.covariance == "full"
+        possible = possible and binary.schedule.tol > 0.0
+        possible = possible and (joint.k == 0 or search.prior is not None)
+        if given is True and not possible:
+            raise ValueError(
+                "integrate is True; allowed with hyper-parameters under their priors (prior_scale "
+                "a number; prior_variance=None, or a number beside what is learnt), a likelihood, "
+                "and EP on scalar sites with a tolerance and posterior='full'; else 'auto' or False"
+            )
+        n, d = problem.shape
+        labels = problem.loss.by_margin or problem.loss.latents != 1
+        small = labels or (n <= MOST_ROWS and min(n, d) <= MOST_SIZE)
+        possible = possible and given is not False and (given is True or small)
+        if not possible or learnt.starts is None or not binary.certified(fits):
+            return fits, learnt
+        assert problem.data.y is not None
+        unit = 1.0 if labels else problem.loss.typical(problem.data.y, weights)[1]
+        scale = float(np.clip(self.prior_scale * unit, 1e-300, 1e300))
+        return averaged(joint, learnt, fits, rows, scale, given is True)
 
     # ---- results ----
 

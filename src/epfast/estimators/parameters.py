@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from epfast import _checks
+from epfast import _checks, priors
 from epfast._arrays import Array
 from epfast.estimators.base import EvidenceWarning, users_level
 from epfast.losses import Loss
@@ -115,6 +116,13 @@ class Parameters(NamedTuple):
             return [self.start + residuals * scales]
         several = scales.any() and self.loss.log_concave is not False
         return [self.start + shift * scales for shift in (SHIFTS if several else SHIFTS[:1])]
+
+    def only(self, names: tuple[str, ...], loss: Loss) -> Parameters:
+        """Some of them, all of which are numbers; the others are as the loss has them."""
+        sizes = [np.size(getattr(self.loss, name)) for name in self.names]
+        first = dict(zip(self.names, np.cumsum([0, *sizes]), strict=False))
+        bounds = self.bounds[[first[name] for name in names]].reshape(-1, 2)
+        return self._replace(loss=loss, names=names, bounds=bounds)
 
     def scales(self) -> Array:
         """(k,), 1 for the free number of a scale of the noise, 0 for the others."""
@@ -224,6 +232,40 @@ class Parameters(NamedTuple):
         outer[1:] = ~(inner[1:] & inner[:-1])
         reach[outer], free[outer] = 0.0, free[outer] + EMPTY
         return np.stack([free - reach, free + reach], axis=1)
+
+
+class OfPower(NamedTuple):
+    """A prior of a power of a number, as a density of the number."""
+
+    prior: priors.Scale
+    power: float
+
+    @property
+    def most(self) -> float:
+        """No number is above this."""
+        return math.inf
+
+    def over_log(self, u: float) -> tuple[float, float]:
+        """Log density, and its slope, of the logarithm of the number."""
+        return self.prior.over_log(u, self.power)
+
+
+def weak_prior(name: str, scale: float) -> OfPower | None:
+    """A weak prior of a parameter; None: there is none.
+
+    That of scales is half-Cauchy with this median. 1 / size and 1 / shape are the squares of a sd
+    of log y, or of the log of its mean. The gamma of df is that of Juarez & Steel (2010).
+    """
+    known: dict[str, tuple[priors.Scale, float]] = {
+        "variance": (priors.HalfCauchy(scale), 0.5),
+        "scale": (priors.HalfCauchy(scale), 1.0),
+        "size": (priors.HalfCauchy(scale), -0.5),
+        "shape": (priors.HalfCauchy(scale), -0.5),
+        "df": (priors.Gamma(2.0, 0.1), 1.0),
+        "share": (priors.Flat(), 1.0),
+        "epsilon": (priors.Flat(), 1.0),
+    }
+    return OfPower(*known[name]) if name in known else None
 
 
 def _told(name: str, value: Any) -> str:

@@ -6,17 +6,19 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from epfast import _checks, inference, losses, schemes
 from epfast._arrays import Array
+from epfast.estimators.averages import AT_END, CHANGE
 from epfast.estimators.base import ConvergenceWarning, users_level
+from epfast.estimators.evidence import normalised
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.estimators.kernels import ROWS, Distances, Stationary, at_bounds, ladder
 from epfast.estimators.neighbors import AT_NEW, COUNT, Neighbors
-from epfast.estimators.parameters import Parameters
+from epfast.estimators.parameters import Parameters, weak_prior
 from epfast.estimators.process_search import Maximum, search
 from epfast.estimators.processes import (
     LEAST,
@@ -30,14 +32,18 @@ from epfast.estimators.processes import (
     pilot_rows,
 )
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
+from epfast.gaussian.certificate import trusted
 from epfast.gaussian.choices import choose_process
 from epfast.gaussian.fit_gp import warn_of_process
+from epfast.gaussian.hyper import MOST, Unknown, averaged
+from epfast.gaussian.hyper_gp import LONGER, IntegratedProcess, Processes, parameters_of
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import responses_of
 from epfast.gaussian.process_problem import check_positive, kernel_in_memory
 from epfast.inference import FAILURES, DataWarning
 from epfast.inference.runtime import memory_left
+from epfast.priors import HalfCauchy
 from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -53,8 +59,29 @@ LOW_RANK_FROM, EXACT_UP_TO = 1000, 6000
 #: seconds of an exact evidence with its gradient over n^3, one thread, and how many a search takes
 #: (11 to 18 of 2,000 and 4,000 rows)
 SECONDS, EVALUATIONS = 7e-11, 12
+#: rows up to which an average over hyper-parameters is taken where none is asked for: it takes 130
+#: to 570 fits
+AVERAGED_UP_TO = 100
 METHODS = "auto", "exact", "nearest"
 Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior | NearestGPPosterior
+
+
+class OfRows(NamedTuple):
+    """An average over kernels as a posterior of one kernel: in its place it takes rows."""
+
+    post: IntegratedProcess
+
+    def predict_latent(self, rows: Any, own: None, joint: bool = False) -> tuple[Array, Array]:
+        return self.post.predict_latent(rows, joint)
+
+    def known_loss(self) -> losses.Loss:
+        return self.post.known_loss()
+
+    def predict_mean(self, rows: Any) -> Array:
+        return self.post.predict_latent(rows)[0]
+
+    def sample_latent(self, rows: Any, own: None, size: int, rng: np.random.Generator) -> Array:
+        return self.post.sample_latent(rows, size, rng)
 
 
 class ProcessModel:
@@ -64,6 +91,7 @@ class ProcessModel:
     optimizer: Any
     n_restarts_optimizer: int
     loss: Any
+    integrate: Any
     scheme: Any
     schedule: Schedule | None
     jitter: float
@@ -336,6 +364,86 @@ class ProcessModel:
             warnings.warn(self._by_nearest(searched), DataWarning, stacklevel=users_level())
         return posts
 
+    def _average(
+        self, problem: Problem, theta: Array, post: Any, scale: float
+    ) -> IntegratedProcess | None:
+        """The average over hyper-parameters; None: the most probable ones stand for it.
+
+        Each has a half-Cauchy prior, the median of which is where the search began.
+
+        scale: median of the half-Cauchy prior of the noise.
+        """
+        given = self.integrate
+        if not isinstance(given, bool):
+            _checks.choice("integrate", given, ("auto",))
+        schedule, parameters = problem.schedule, problem.parameters
+        possible = isinstance(problem, BinaryProcess) and type(post) is GPPosterior
+        possible = possible and self.optimizer is not None and len(problem.bounds) > 0
+        possible = possible and isinstance(schedule, EP) and schedule.tol > 0.0
+        possible = possible and normalised(problem.loss)
+        if given is True and not possible:
+            raise ValueError(
+                "integrate is True; allowed for an exact process of one latent value per row with "
+                "free hyper-parameters, an optimizer, a likelihood, and epfast.EP with a tolerance"
+            )
+        small = given is True or len(self.X_train_) <= AVERAGED_UP_TO
+        if not possible or given is False or not small or not trusted(post):
+            return None
+        assert isinstance(problem, BinaryProcess)
+        begin, places, powers = problem.kernel.theta, [], []
+        unknowns: list[Unknown] = []
+        for k, (name, short, power) in enumerate(parameters_of(problem.kernel)):
+            median = float(np.clip(np.exp(begin[k] / power), 1e-300, 1e300))
+            known = [one.name for one in unknowns]
+            unknowns.append(Unknown(name if short in known else short, HalfCauchy(median)))
+            places.append(k)
+            powers.append(power)
+        first = len(begin)
+        for name in parameters.names:
+            weak, size = weak_prior(name, scale), np.size(getattr(parameters.loss, name))
+            if weak is not None:
+                root = name == "variance"
+                prior = weak.prior if root else weak
+                unknowns.append(Unknown("noise_sd" if root else name, cast(Any, prior)))
+                places.append(first)
+                powers.append(2.0 if root else 1.0)
+            first += size
+        if not 0 < len(unknowns) <= MOST:
+            return None
+        longer = np.array([np.log(LONGER) * ("length_scale" in one.name) for one in unknowns])
+        target = Processes(
+            partial(problem.at, gradient=True),
+            cast(EP, schedule),
+            unknowns,
+            np.asarray(theta),
+            np.array(places),
+            np.array(powers),
+            problem.bounds,
+            longer,
+        )
+        size = problem.kernel.n_dims
+
+        def kernel_at(point: Array) -> Any:
+            return problem.kernel.clone_with_theta(target.theta_of(np.log(point))[:size])
+
+        with problem.at_work():
+            if given != "auto":
+                found = averaged(target, "auto", 0)
+                return IntegratedProcess.with_kernels(found, kernel_at, self.X_train_)
+            with warnings.catch_warnings():
+                # an average that is not to be trusted is not taken
+                warnings.simplefilter("error", inference.ConvergenceWarning)
+                warnings.simplefilter("ignore", DataWarning)
+                try:
+                    # without noise, or the like, there is no width to average over
+                    ends = problem.bounds[size:].T - theta[size:]
+                    if np.abs(ends).min(initial=1.0) < AT_END or not target.matters(CHANGE):
+                        return None
+                    found = averaged(target, "auto", 0)
+                except (*FAILURES, inference.ConvergenceWarning):
+                    return None
+        return IntegratedProcess.with_kernels(found, kernel_at, self.X_train_)
+
     def _by_nearest(self, searched: bool) -> str:
         """Why a fit is not exact, and what an exact one would cost."""
         n = len(self.X_train_)
@@ -374,7 +482,9 @@ class ProcessModel:
     def _cross(self, rows: Array, joint: bool = False) -> Iterator[tuple[Posterior, Any, Any]]:
         """Each posterior, the kernel of new inputs with those it needs, and with themselves."""
         for post, kernel in zip(self.posteriors_, self._kernels, strict=True):
-            if isinstance(post, NearestGPPosterior):
+            if isinstance(post, IntegratedProcess):
+                yield cast(Any, OfRows(post)), rows, None
+            elif isinstance(post, NearestGPPosterior):
                 if joint:
                     post.predict_latent(None, joint=True)
                 count = AT_NEW * post.n_neighbors

@@ -29,6 +29,7 @@ from epfast.gaussian.certificate import trusted
 from epfast.gaussian.choices import Choices, choose, choose_process
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
+from epfast.gaussian.hyper_gp import Fitted as Point
 from epfast.gaussian.low_rank import fit_factor, without_columns
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
 from epfast.gaussian.problem import Data, responses_of
@@ -99,15 +100,6 @@ class Guess(NamedTuple):
     sites: Sites
     n_sweeps: int = 0
     relaxed: None = None
-
-
-class Point(NamedTuple):
-    """A binary problem at given hyper-parameters."""
-
-    #: ``fit(schedule, start, callback=None)`` gives the posterior
-    fit: Callable[..., Any]
-    #: ``gradient(posterior)``: of the log evidence by the hyper-parameters, (p,)
-    gradient: Callable[[Any], Array]
 
 
 class BinaryProcess(NamedTuple):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
-from epfast import _checks
+from epfast import _checks, losses
 from epfast._arrays import Array, to_float64
 from epfast.estimators.base import (
     Posteriors,
@@ -17,7 +18,7 @@ from epfast.estimators.base import (
     validate_fit,
 )
 from epfast.gaussian.posterior import shifted
-from epfast.losses import Loss, Multiclass
+from epfast.losses import Loss, Multiclass, quantiles
 from epfast.losses.names import NUMBERS, loss_at_door
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -25,6 +26,61 @@ from sklearn.base import BaseEstimator, RegressorMixin  # isort: skip
 from sklearn.utils.validation import check_consistent_length  # isort: skip
 
 __all__ = ["LatentRegressor"]
+
+
+#: losses with the mean exp(h), up to a factor
+LOG_LINKS = losses.Poisson, losses.NegativeBinomial, losses.GammaNoise, losses.Weibull
+
+
+class Parts(NamedTuple):
+    """A mixture of predictive distributions of y."""
+
+    weights: Array
+    losses: list[Loss]
+    #: mean and variance of the latent values, (n,) each
+    latents: list[tuple[Array, Array]]
+
+    def _each(self, name: str, *given: Any) -> Array:
+        """What a method of the losses says, (k, n)."""
+        pairs = zip(self.losses, self.latents, strict=True)
+        return np.stack([getattr(loss, name)(*given, *latent) for loss, latent in pairs])
+
+    @property
+    def _finite(self) -> Parts:
+        """The most probable part alone where y has a log link: then a mixture has no finite mean.
+
+        E[exp(h)] over a prior sd s grows as exp(s^2 / 2), which no prior of scales outweighs.
+        """
+        loss, k = self.losses[0], int(np.argmax(self.weights))
+        if not isinstance(getattr(loss, "base", loss), LOG_LINKS):
+            return self
+        return Parts(np.ones(1), [self.losses[k]], [self.latents[k]])
+
+    def mean(self) -> Array:
+        if hasattr(self.losses[0], "cuts"):  # the most probable class
+            p = np.tensordot(self.weights, self._each("predict_proba"), 1)
+            return np.asarray(p.argmax(axis=1), dtype=np.float64)
+        most = self._finite
+        return np.asarray(most.weights @ most._each("predict"))
+
+    def moments(self) -> tuple[Array, Array]:
+        """Mean and standard deviation."""
+        most, mean = self._finite, self.mean()
+        means, within = most._each("predict"), most.weights @ most._each("predict_variance")
+        if len(means) > 1:
+            within = within + most.weights @ (means - most.weights @ means) ** 2
+        return mean, np.sqrt(within)
+
+    def quantile(self, level: float) -> Array:
+        if len(self.losses) == 1:
+            return self.losses[0].predict_quantile(level, *self.latents[0])
+        return quantiles.of_mixture(level, self.losses, self.weights, self.latents)
+
+    def log_predictive(self, responses: Array) -> Array:
+        each = self._each("log_predictive", responses)
+        if len(each) == 1:
+            return np.asarray(each[0])
+        return np.asarray(special.logsumexp(each.T, axis=1, b=self.weights))
 
 
 class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -71,6 +127,19 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         """The first of what :meth:`_latent` gives."""
         return self._latent(rows)[0]
 
+    def _parts(self, rows: Any, offset: ArrayLike | None, variances: bool = True) -> Parts:
+        """The likelihoods and latent values whose mixture predicts y: one, or one for each point.
+
+        variances: whether they are needed; else they are NaN.
+        """
+        if variances:
+            mean, variance = self._latent(rows)
+            variance = np.maximum(variance, 0.0)
+        else:
+            mean = self._latent_mean(rows)
+            variance = np.full(len(mean), np.nan)
+        return Parts(np.ones(1), [self.loss_], [(shifted(mean, offset), variance)])
+
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         """Draws of y, (size, n)."""
         raise NotImplementedError
@@ -98,7 +167,9 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         """Predictive mean of y: integrated over the posterior.
 
         Where y has the unit of the latent values it is their mean, up to a constant; elsewhere, as
-        for counts, it depends on their variances.
+        for counts, it depends on their variances. With a log link it is that at the most probable
+        hyper-parameters, also where these are averaged over: over a prior of scales the mean of
+        exp(h) is infinite. Quantiles are those of the average.
 
         Parameters
         ----------
@@ -116,14 +187,9 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         std : ndarray of shape (n,), only if ``return_std``
         """
         check_is_fitted(self)
-        if not (_checks.flag("return_std", return_std) or self.loss_.needs_variance):
-            mean = self._latent_mean(self._rows(X))
-            return self.loss_.predict(shifted(mean, offset), np.full(len(mean), np.nan))
-        latent = self.predict_latent(X, offset)
-        mean = self.loss_.predict(*latent)
-        if not return_std:
-            return mean
-        return mean, np.sqrt(self.loss_.predict_variance(*latent))
+        wide = _checks.flag("return_std", return_std) or self.loss_.needs_variance
+        parts = self._parts(self._rows(X), offset, wide)
+        return parts.moments() if return_std else parts.mean()
 
     def predict_quantile(
         self, X: ArrayLike, q: float | ArrayLike = 0.5, offset: ArrayLike | None = None
@@ -146,11 +212,11 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         levels = _checks.real_array("q", q)
         if levels.ndim > 1:
             raise ValueError(f"q has shape {levels.shape}; allowed: a number, or shape (k,)")
-        latent = self.predict_latent(X, offset)
-        found = [self.loss_.predict_quantile(level, *latent) for level in levels.ravel().tolist()]
+        parts = self._parts(self._rows(X), offset)
+        found = [parts.quantile(level) for level in levels.ravel().tolist()]
         if levels.ndim == 0:
             return found[0]
-        return np.array(found).reshape(len(found), len(latent[0])).T.copy()
+        return np.array(found).reshape(len(found), len(parts.latents[0][0])).T.copy()
 
     def score_samples(
         self, X: ArrayLike, y: ArrayLike | None = None, offset: ArrayLike | None = None
@@ -170,10 +236,10 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         -------
         ndarray of shape (n,)
         """
-        latent = self.predict_latent(X, offset)
+        parts = self._parts(self._rows(X), offset)
         if y is None:
-            y = self.loss_.predict_quantile(0.5, *latent)
-        return self.loss_.log_predictive(self.loss_.responses("y", y, len(latent[0])), *latent)
+            y = parts.quantile(0.5)
+        return parts.log_predictive(self.loss_.responses("y", y, len(parts.latents[0][0])))
 
     def sample_y(
         self,

@@ -19,16 +19,15 @@ from scipy import optimize
 from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, EvidenceWarning, users_level
 from epfast.estimators.evidence import (
-    Averaged,
     BinaryProblems,
     Fits,
     Posterior,
     ScalePrior,
 )
 from epfast.estimators.leading import leading
-from epfast.gaussian import IntegratedPosterior, Problem
-from epfast.inference import FAILURES, DataWarning, fit_from
-from epfast.inference.hyper import SHARE, HyperPoint, around
+from epfast.gaussian import Problem
+from epfast.inference import FAILURES, fit_from
+from epfast.inference.hyper import SHARE
 from epfast.schedules import DEP, EP, Schedule, SharedSites
 
 logger = logging.getLogger("epfast")
@@ -68,18 +67,6 @@ REPAIRS = ((0.5, 2), (0.2, 5))
 SLOW = 0.7
 #: several variances: most steps, and the slope in nats at which a variance has settled
 STEPS, SLOPE = 200, 1e-4
-#: an average over log(prior variance): distance of its points, nats at which they end, and the
-#: least prior variance of x.theta there. Distances of 1.33 and 2.67 gave the same log loss to .0002
-#: over 27 data sets. The tail is heavy: an end of 3 nats leaves intervals up to a fifth short
-SPACING, DROP, LEAST = 2.0, 5.0, math.exp(-4.0)
-#: a curvature above which the average changes held-out log loss by less than .0002, moves of the
-#: weights below which it is not worth taking, in sd at one sd of log v, and the same of rows, in
-#: nats of a row
-SURE, LITTLE, LITTLE_OF_ROWS = 1.0, 0.25, 5e-4
-#: moves of a coefficient, in sd from one point to the next, above which it has no bound but the
-#: prior, with so many rows a column. Of 48 draws of 11 data sets those without a plane between the
-#: classes move by up to 1.4, those with one by 2.5 and more, columns of 0 and 1 by 1.9 and more
-UNBOUNDED, ENOUGH_ROWS = 1.5, 10
 
 
 class Found(NamedTuple):
@@ -381,36 +368,6 @@ class Search:
                 loss(end)
         return max(tried, key=lambda u: tried[u])
 
-    def points(self, mode: float, fits: Fits, rows: Any, always: bool = False) -> list[HyperPoint]:
-        """Points of log v about the mode for an average over it; the mode alone where it is sure.
-
-        It is where the log density is curved, or where the posterior hardly changes with v.
-
-        mode: the most probable v, and its fits; always: whether to average there, too.
-        """
-        assert self.prior is not None  # a flat one has no average
-        u = math.log(mode)
-        center = HyperPoint(u, self.value(u, fits), fits)
-        if not always and self.curvature > SURE:
-            return [center]
-        known: dict[float, HyperPoint | None] = {}
-
-        def fitted(u: float, near: Fits) -> HyperPoint | None:
-            if u not in known:
-                self.last = near.posteriors
-                found = self.fits(math.exp(u), self.fine)
-                known[u] = None if found is None else HyperPoint(u, self.value(u, found), found)
-            return known[u]
-
-        beside = None if always else fitted(u - SPACING, fits)
-        if beside is not None:
-            by_slope = self.slope(beside.u, beside.fit) / SPACING
-            curvature = self.curvature if self.curvature > 0.0 else by_slope
-            sd = min(1.0 / math.sqrt(max(curvature, 0.05)), 4.0)
-            if curvature > SURE or alike_at(fits, beside.fit, sd / SPACING, rows):
-                return [center]
-        return around(center, fitted, SPACING, DROP, math.log(LEAST / self.prior.total))
-
 
 class Pilot(Search):
     """The search in leading directions, whose passes cannot be repaired."""
@@ -439,27 +396,6 @@ def _secant(excess: float, rise: float, x: float) -> float:
 def _begin(low: float, high: float) -> float:
     """Where a search begins, in a range about a prior variance of x.theta of 1."""
     return min(0.5 * (low + high) + math.log(BEGIN), high)
-
-
-def alike_at(fits: Fits, others: Fits, share: float, rows: Any) -> bool:
-    """Whether weights, or what rows make of them, hardly differ between two prior variances.
-
-    share: of the difference that counts.
-    """
-    moves, of_rows = 0.0, 0.0
-    for post, other in zip(fits.posteriors, others.posteriors, strict=True):
-        shift = np.abs(other.mean - post.mean) / np.sqrt(post.variance)
-        spread = 0.5 * np.abs(np.log(other.variance / post.variance))
-        moves = max(moves, float(np.maximum(shift, spread).max(initial=0.0)))
-        (m, v), (m2, v2) = post.predict_latent(rows), other.predict_latent(rows)
-        gap = (m2 - m) ** 2 + (np.sqrt(v2) - np.sqrt(v)) ** 2
-        tau = post.sites.precision
-        if tau.shape != gap.shape:  # of nested classes
-            of_rows = math.inf
-            continue
-        counts = len(gap) if post.problem.data.weights is None else post.problem.data.weights.sum()
-        of_rows = max(of_rows, float(0.5 * np.sum(tau * gap) / counts))
-    return moves * share < LITTLE or of_rows * share**2 < LITTLE_OF_ROWS
 
 
 def schedules_of(schedule: Any) -> tuple[Any, Any]:
@@ -500,58 +436,6 @@ def find(search: Search, least: float, most: float) -> Found:
             stacklevel=users_level(),
         )
     return found
-
-
-def averaged(
-    search: Search, variance: float, fits: Fits, rows: Any, always: bool
-) -> tuple[Fits | Averaged, float]:
-    """Fits that are averaged over the prior variance, and its geometric mean; or those given.
-
-    variance, fits: the most probable one; always: also where the average changes little.
-    """
-    n_lost = search.n_lost
-    points = search.points(variance, fits, rows, always)
-    if search.n_lost > n_lost:
-        tell_lost(search, "averaged over the others")
-    if len(points) == 1:
-        return fits, variance
-    tell_unbounded(points)
-    u, values = np.array([[point.u, point.value] for point in points]).T
-    log_prior = [search.of_prior(one)[0] + math.log(SPACING) for one in u]
-    by_problem = zip(*(point.fit.posteriors for point in points), strict=True)
-    of = partial(
-        IntegratedPosterior.of,
-        values=values,
-        points=np.exp(u)[:, None],
-        hyper_names=("prior_variance",),
-        log_prior=log_prior,
-        n_fits=search.n_tried,
-    )
-    posteriors = [of(posteriors) for posteriors in by_problem]
-    return Averaged(posteriors, []), math.exp(posteriors[0].weights @ u)
-
-
-def tell_unbounded(points: list[HyperPoint]) -> None:
-    """Warn of a coefficient that grows with the prior variance, from the most probable one on."""
-    values = np.array([point.value for point in points])
-    probable = values > values.max() + math.log(0.05)
-    for k in range(int(values.argmax()), len(points) - 1):
-        for post, above in zip(points[k].fit.posteriors, points[k + 1].fit.posteriors, strict=True):
-            n, size = post.problem.shape[0], post.mean.size
-            moves = (np.abs(above.mean - post.mean) / np.sqrt(post.variance)).ravel()
-            if probable[k + 1] and n >= ENOUGH_ROWS * size and moves.max() > UNBOUNDED:
-                j = int(moves.argmax())
-                warnings.warn(
-                    f"the data hardly bound the coefficient {post.labels[j]!r}: its mean is "
-                    f"{post.mean.flat[j]:.3g} at prior_variance={math.exp(points[k].u):.3g} and "
-                    f"{above.mean.flat[j]:.3g} at {math.exp(points[k + 1].u):.3g}, which is about "
-                    "as probable. A plane, or a column alone, tells the classes of some rows "
-                    "without error, and only the prior keeps the coefficient finite: the far end "
-                    "of its interval may be too near",
-                    DataWarning,
-                    stacklevel=users_level(),
-                )
-                return
 
 
 def tell_lost(search: Search, kept: str) -> None:

@@ -1,5 +1,6 @@
 """Rows and processes: Gaussians over weights or latent values, and the doors fit_linear, fit_gp."""
 
+from epfast.gaussian.arrow_posterior import ArrowPosterior
 from epfast.gaussian.combining import combine
 from epfast.gaussian.engines.kernel import GPState, Relaxed
 from epfast.gaussian.factor import KernelColumns, LowRankFactor, incomplete_cholesky
@@ -19,6 +20,7 @@ from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide_posterior import WidePosterior
 
 __all__ = [
+    "ArrowPosterior",
     "FactorizedPosterior",
     "FullPosterior",
     "GPPosterior",

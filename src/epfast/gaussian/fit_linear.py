@@ -14,6 +14,7 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import notes
+from epfast.gaussian.arrow_posterior import ArrowPosterior
 from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.base import Swept
 from epfast.gaussian.engines.kernel import GPState
@@ -66,7 +67,7 @@ from epfast.schemes import Laplace, Scheme
 
 #: largest min(n, d) with a full covariance by default
 FULL_UP_TO = 5000
-KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
+KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior, "arrow": ArrowPosterior}
 
 
 def fit_linear(

@@ -8,6 +8,7 @@ have the slopes of the log evidence at a fixed point of EP.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ from scipy import linalg
 from scipy.linalg import lapack
 
 from epfast._arrays import Array
+from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.linear_posterior import FullPosterior
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.losses import Loss
 
@@ -29,6 +32,34 @@ TINY = 1e-300
 LAST, CLOSE, REACH = 1e-6, 0.03, 1.5
 #: step of the differences of integrals, which are as precise as their rounding
 STEP = 1e-3
+
+
+def with_noise(post: Any, problem: Problem) -> Any:
+    """The fit of a problem with Gaussian noise, from one with other variances; without a sweep.
+
+    Its sites are known, and their sum over the rows is that of the other fit but for a factor.
+
+    Parameters
+    ----------
+    post : FullPosterior
+        Of the same rows, with Gaussian noise.
+    problem : Problem
+        With another prior variance or variance of the noise.
+    """
+    sites, before = problem.exact_sites(), post.problem
+    assert sites is not None
+    if isinstance(post, WidePosterior):
+        return replace(post, state=GPState(sites, post.state.sweeps), problem=problem)
+    noise: Any = problem.loss
+    share = before.loss.variance / noise.variance
+    old, new = before.base, problem.base
+    state = post.state._replace(
+        precision=share * (post.state.precision - old.precision) + new.precision,
+        shift=share * (post.state.shift - old.shift) + new.shift,
+        sites=sites,
+        log_scale=new.log_scale + float(sites.log_scale.sum()),
+    )
+    return replace(post, state=state, problem=problem)
 
 
 class Held(NamedTuple):

@@ -10,15 +10,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize
+from scipy import optimize, sparse
 
 from epfast import _checks, losses, priors
 from epfast._arrays import Array
+from epfast.gaussian.engines.arrow import Levels, arranged, level_of_rows
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
 from epfast.gaussian.held import Held, gains, most_probable
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.priors import intercept_at_door
-from epfast.gaussian.problem import Problem, prior_of
+from epfast.gaussian.problem import (
+    Problem,
+    State,
+    cross_terms,
+    mean_of_rows,
+    prior_of,
+    weights_of,
+)
 from epfast.gaussian.sources import column_names
 from epfast.gaussian.wide import in_d_by_d
 from epfast.inference import FAILURES, ConvergenceWarning, DataWarning
@@ -26,13 +34,24 @@ from epfast.inference.hyper import Design, HyperPoint, Surface, composite, drawn
 from epfast.losses import Loss
 from epfast.schedules import EP
 
+#: levels of a group from which no matrix of all weights is made: with 10 rows a level fits then
+#: take .7 of the time with 30, .2 to .4 with 100, .005 to .03 with 1,000
+LARGE = 30
+#: columns in all, over those beside the large group, at least: fits with 43 of 93 beside it take
+#: 1.7 times as long by levels
+FEW_COMMON = 4
+#: levels from which a composite design is enough
+MANY = 1000
 STRATEGIES = ("auto", "grid", "ccd", "sobol", "eb")
-#: tolerance of the fits of a search, the loosest one and the finest
-TOLERANCES = (1e-6, 0.1)
+#: tolerances of the fits of a search, the finest one and the loosest; and of points about the mode,
+#: whose log evidence is as flat in the sites as at a fixed point: 1e-4 changes it by 1e-8
+TOLERANCES, OF_POINTS = (1e-6, 0.1), 1e-4
 #: accuracy of the logs of hyper-parameters at their mode, in which their density is flat
 ACCURACY = 1e-3
-#: reach of the logs of sds about where the search begins
-REACH = 25.0
+#: reach of the logs of sds about where the search begins, and of atanh of correlations
+REACH, REACH_OF_CORRELATIONS = 25.0, 8.0
+#: an imaginary step, whose square is lost: the slope that it gives has no rounding
+IMAGINARY = 1e-30
 #: points that are drawn: with 128 sds of sds are within 3 % of those of 1,024 (hyper.md, 2)
 DRAWS = 128
 #: more hyper-parameters than these are not averaged over: of 1,024 points 417 count with 10
@@ -40,6 +59,8 @@ MOST = 8
 #: share of the points that count below which an average is not trusted, and probability of a point
 #: below which it is left out
 FEW, LEAST = 0.2, 1e-7
+#: modes are different from so many sd on, and less probable ones count within so many nats
+APART, LESS = 2.0, 7.0
 #: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode
 FALLS, NEAR_ZERO = 2.0, 4.0
 #: distance of the log of a mode from the end of its prior below which that is told
@@ -50,37 +71,124 @@ class Unknown(NamedTuple):
     """A hyper-parameter."""
 
     name: str
-    prior: priors.Scale
-    #: the columns whose prior sd it is; None: a number of the loss
+    prior: priors.Scale | priors.LKJ
+    #: the columns whose prior sd it is; None: a correlation, or a number of the loss
     columns: NDArray[np.intp] | None = None
+    #: of a correlation: effects that are correlated after the first of its two
+    others: int = 0
+
+    @property
+    def most(self) -> float:
+        """No value is above this."""
+        return math.inf if isinstance(self.prior, priors.LKJ) else self.prior.most
+
+    def log_density(self, u: float) -> tuple[float, float, float]:
+        """Log of the prior over u, its slope and second derivative."""
+        if isinstance(self.prior, priors.LKJ):
+            return self.prior.of_partial(u, self.others)
+        value, slope = self.prior.over_log(u)
+        return value, slope, (self.prior.over_log(u + 1e-6)[1] - slope) / 1e-6
+
+
+class Block(NamedTuple):
+    """Groups whose effects of one level are correlated."""
+
+    #: numbers of their sds among the unknowns, (q,), and of their correlations, (q (q - 1) / 2,)
+    sds: NDArray[np.intp]
+    correlations: NDArray[np.intp]
+    #: (J, q), the columns of each level
+    columns: NDArray[np.intp]
+
+    def covariance(self, u: Array) -> Array:
+        """Of the effects of a level, (..., q, q), at unknowns (..., m)."""
+        s = np.exp(u[..., self.sds])
+        return np.asarray(
+            s[..., :, None] * correlation(u[..., self.correlations]) * s[..., None, :]
+        )
+
+    def precision(self, u: Array) -> Array:
+        return np.asarray(np.linalg.inv(self.covariance(u)), dtype=np.float64)
+
+    def slopes(self, u: Array, by_covariance: Array) -> Array:
+        """Of a function of the covariance, whose derivatives (q, q) these are, by unknowns (m,)."""
+        found = np.zeros(len(u))
+        for k in (*self.sds, *self.correlations):
+            step = IMAGINARY * 1j * (np.arange(len(u)) == k)
+            found[k] = (by_covariance * self.covariance(u + step).imag).sum() / IMAGINARY
+        return found
+
+
+def correlation(z: Array) -> Array:
+    """The correlation matrix (..., q, q) of partial correlations tanh(z), (..., q (q - 1) / 2).
+
+    That of effects i > j is given those before j; they come in the order of rows i.
+    """
+    p = np.tanh(z)
+    q = (1 + math.isqrt(1 + 8 * p.shape[-1])) // 2
+    root = np.zeros((*p.shape[:-1], q, q), dtype=p.dtype)
+    for i in range(q):
+        rest = np.ones(p.shape[:-1], dtype=p.dtype)
+        for j in range(i):
+            root[..., i, j] = p[..., i * (i - 1) // 2 + j] * np.sqrt(rest)
+            rest = rest - root[..., i, j] ** 2
+        root[..., i, i] = np.sqrt(rest)
+    return np.asarray(root @ np.swapaxes(root, -1, -2))
 
 
 class Rows:
     """Log density of hyper-parameters of a linear model, of which each value has a fit."""
 
+    #: points that are drawn where few of the first ones count
+    most_draws = DRAWS
+
     def __init__(
-        self, problem: Problem, unknowns: list[Unknown], mean: Array, variance: Array
+        self,
+        problem: Problem,
+        unknowns: list[Unknown],
+        mean: Array,
+        variance: Array,
+        blocks: list[Block],
     ) -> None:
-        """variance: (d,) of the columns that have no unknown one; groups come first."""
+        """variance: (d,) of the columns that have no unknown one; sds come first, then blocks'."""
         self.problem, self.unknowns = problem, unknowns
-        self.mean, self.variance = mean, variance
+        self.mean, self.variance, self.blocks = mean, variance, blocks
         groups = [one.columns for one in unknowns if one.columns is not None]
         self.k, self.n_fits = len(groups), 0
+        #: numbers of unknowns that are sds or correlations; those of the loss follow
+        self.n_prior = self.k + sum(len(one.correlations) for one in blocks)
         none = np.empty(0, dtype=np.intp)
         self.columns = np.concatenate([none, *groups])
         self.groups = np.repeat(np.arange(self.k), [len(one) for one in groups])
-        self.start = np.append(self._sds(), [self._free(one.name) for one in self._numbers])
+        flat = np.zeros(self.n_prior - self.k)
+        self.start = np.append(
+            self._sds(), [*flat, *(self._free(one.name) for one in self._numbers)]
+        )
         self.bounds = np.stack([self.start - REACH, self.start + REACH], axis=1)
-        for k, one in enumerate(self._numbers, self.k):
+        self.bounds[self.k : self.n_prior] = [-REACH_OF_CORRELATIONS, REACH_OF_CORRELATIONS]
+        for k, one in enumerate(self._numbers, self.n_prior):
             name, power = self._parameter(one.name)
             self.bounds[k] = np.log(problem.loss.limits(name)) / power
-        most = [math.log(one.prior.most) for one in unknowns]
+        most = [math.log(one.most) for one in unknowns]
         self.bounds[:, 1] = np.minimum(self.bounds[:, 1], most)
         self.start = np.clip(self.start, *self.bounds.T)
 
     @property
     def _numbers(self) -> list[Unknown]:
-        return self.unknowns[self.k :]
+        return self.unknowns[self.n_prior :]
+
+    @property
+    def of_many(self) -> bool:
+        """Whether a group has so many levels that its sds are nearly normal in their logs."""
+        return self.problem.levels is not None and len(self.problem.levels.columns) >= MANY
+
+    def values(self, u: Array) -> Array:
+        """The hyper-parameters (..., m) of unknowns (..., m): correlations of partial ones."""
+        found = np.exp(u)
+        for one in self.blocks:
+            whole = correlation(u[..., one.correlations])
+            i, j = np.tril_indices(len(one.sds), -1)
+            found[..., one.correlations] = whole[..., i, j]
+        return found
 
     def _sds(self) -> Array:
         """Logs of sds of groups at which x.theta varies as the latent values may, (k,)."""
@@ -117,10 +225,40 @@ class Rows:
         """The problem with these hyper-parameters."""
         precision = 1.0 / self.variance
         precision[self.columns] = np.exp(-2.0 * u[: self.k])[self.groups]
-        prior = prior_of(precision, self.mean, True, self.problem.center)
-        schedule = replace(self.problem.schedule, tol=tol)
-        loss = self.loss_at(u[self.k :])
-        return self.problem._replace(prior=prior, base=prior, schedule=schedule, loss=loss)
+        matrices = [(one.columns, one.precision(u)) for one in self.blocks]
+        problem = self.problem._replace(loss=self.loss_at(u[self.n_prior :]))
+        problem = problem._replace(schedule=replace(problem.schedule, tol=tol))
+        if problem.levels is not None:
+            prior, levels = self._by_levels(precision, matrices)
+            return problem._replace(prior=prior, base=prior, levels=levels)
+        if matrices:
+            precision = np.diag(precision)
+        for columns, matrix in matrices:
+            precision[columns[:, :, None], columns[:, None, :]] = matrix
+        prior = prior_of(precision, self.mean, True, problem.center)
+        return problem._replace(prior=prior, base=prior)
+
+    def _by_levels(
+        self, precision: Array, matrices: list[tuple[NDArray[np.intp], Array]]
+    ) -> tuple[State, Levels]:
+        """The prior of common weights and levels, from precisions (d,) and of blocks."""
+        levels, center = self.problem.levels, self.problem.center
+        of_common, of_level = map(np.diag, (precision[levels.common], precision[levels.columns[0]]))
+        at = np.full(len(precision), -1)
+        at[levels.common] = np.arange(len(levels.common))
+        effect = np.full(len(precision), -1)
+        effect[levels.columns] = np.arange(levels.columns.shape[1])
+        for columns, matrix in matrices:
+            if at[columns[0, 0]] >= 0:
+                of_common[at[columns[:, :, None]], at[columns[:, None, :]]] = matrix
+            else:
+                of_level[np.ix_(effect[columns[0]], effect[columns[0]])] = matrix
+        if center is not None:
+            of_common = of_common + cross_terms(of_common[-1, -1], center[levels.common[:-1]])
+        shift = precision * self.mean
+        shift[levels.common] = of_common @ self.mean[levels.common]
+        prior = State(precision, shift, None, -0.5 * float(shift @ self.mean), 0)
+        return prior, levels._replace(precision=of_level, common_precision=of_common)
 
     def fitted(self, u: Array, tol: float, near: Any) -> Any:
         """The posterior there; None if none settles, from a start or without."""
@@ -134,15 +272,16 @@ class Rows:
                 return found
         return None
 
+    def ended(self, u: Array) -> bool:
+        """Whether the range of a hyper-parameter ends before u: sds and numbers have none."""
+        del u
+        return False
+
     def log_prior(self, u: Array) -> tuple[float, Array, Array]:
         """Log density over u, its slopes and second derivatives."""
-        value, slopes, bent = 0.0, np.zeros(len(u)), np.zeros((len(u), len(u)))
-        for k, (one, log_s) in enumerate(zip(self.unknowns, u.tolist(), strict=True)):
-            s = math.exp(log_s)
-            value += one.prior.log_density(s) + log_s
-            slopes[k] = one.prior.slope(s) + 1.0
-            bent[k, k] = (one.prior.slope(s * math.exp(1e-6)) - one.prior.slope(s)) / 1e-6
-        return value, slopes, bent
+        pairs = zip(self.unknowns, u.tolist(), strict=True)
+        values, slopes, bent = np.array([one.log_density(at) for one, at in pairs]).T
+        return float(values.sum()), slopes, np.diag(bent)
 
     def point(self, u: Array, post: Any) -> HyperPoint:
         return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
@@ -152,16 +291,25 @@ class Rows:
         post, u = point.fit, point.u
         squares = (post.mean - self.mean) ** 2 + post.variance
         by_column = squares[self.columns] * np.exp(-2.0 * u[: self.k])[self.groups] - 1.0
-        of_groups = np.bincount(self.groups, by_column, self.k)
-        of_all = np.append(of_groups, self._gains(post, u[self.k :])[1])
-        return np.asarray(of_all + self.log_prior(u)[1])
+        slopes = np.zeros(len(u))
+        slopes[: self.k] = np.bincount(self.groups, by_column, self.k)
+        for one in self.blocks:
+            at, inverse = post.mean[one.columns], one.precision(u)
+            second = at.T @ at + post.covariances_of(one.columns).sum(0)
+            by_covariance = 0.5 * (inverse @ second @ inverse - len(at) * inverse)
+            slopes[one.sds] = 0.0
+            slopes += one.slopes(u, by_covariance)
+        slopes[self.n_prior :] = self._gains(post, u[self.n_prior :])[1]
+        return np.asarray(slopes + self.log_prior(u)[1])
 
     def _gains(self, post: Any, numbers: Array) -> tuple[float, Array, Array]:
-        return gains([post], self.loss_at, numbers, self.bounds[self.k :])
+        return gains([post], self.loss_at, numbers, self.bounds[self.n_prior :])
 
     def held(self, u: Array, post: Any) -> Array | None:
         """The maximum with sites, or cavities, of a fit at u held; None: it is not known."""
         k, prior = self.k, self.log_prior
+        if self.blocks or self.problem.levels is not None:
+            return None
         held: Any = None
         if k:
             held = Held.of([post], self.columns, self.groups, np.exp(-2.0 * u[:k]))
@@ -180,8 +328,8 @@ class Rows:
 
         return most_probable(u, self.bounds, k, of_sds, of_numbers)
 
-    def mode(self) -> HyperPoint:
-        """The most probable hyper-parameters."""
+    def modes(self) -> list[HyperPoint]:
+        """The most probable hyper-parameters: one local maximum."""
         last: Any = None
 
         def fitted(u: Array, tol: float) -> Any:
@@ -192,30 +340,47 @@ class Rows:
 
         u = fixed_point(fitted, self.held, self.start, self.bounds, TOLERANCES, ACCURACY)
         if u is None:
-            u = self._climb(fitted, self.start)
+            u = climbed(self, fitted, self.start)
         found = fitted(u, TOLERANCES[0])
         if found is None:
-            raise FloatingPointError(
-                "no fit settles near the most probable hyper-parameters; try other priors, or a "
-                "schedule with damping"
-            )
-        return self.point(u, found)
+            raise no_fit()
+        return [self.point(u, found)]
 
-    def _climb(self, fitted: Any, start: Array) -> Array:
-        """The mode by L-BFGS, where the fixed point is not found."""
-        best = (math.inf, start)
 
-        def minus(u: Array) -> tuple[float, Array]:
-            nonlocal best
-            post = fitted(u, TOLERANCES[0])
-            if post is None:
-                return abs(best[0]) + 1e3 if math.isfinite(best[0]) else 1e10, np.zeros(len(u))
-            point = self.point(u, post)
-            best = min(best, (-point.value, u.copy()), key=lambda one: one[0])
-            return -point.value, -self.slopes(point)
+def no_fit() -> FloatingPointError:
+    """The error where a search finds no mode."""
+    return FloatingPointError(
+        "no fit settles near the most probable hyper-parameters; try other priors, or a schedule "
+        "with damping"
+    )
 
-        optimize.minimize(minus, start, jac=True, method="L-BFGS-B", bounds=self.bounds)
-        return best[1]
+
+def climbed(target: Any, fitted: Any, start: Array) -> Array:
+    """A mode by L-BFGS."""
+    best = (math.inf, start)
+
+    def minus(u: Array) -> tuple[float, Array]:
+        nonlocal best
+        post = fitted(u, TOLERANCES[0])
+        if post is None:
+            return abs(best[0]) + 1e3 if math.isfinite(best[0]) else 1e10, np.zeros(len(u))
+        point = target.point(u, post)
+        best = min(best, (-point.value, u.copy()), key=lambda one: one[0])
+        return -point.value, -target.slopes(point)
+
+    optimize.minimize(minus, start, jac=True, method="L-BFGS-B", bounds=target.bounds)
+    return best[1]
+
+
+def apart(surfaces: list[Surface]) -> list[Surface]:
+    """The first of those whose modes are the same, the most probable one first."""
+    found: list[Surface] = []
+    for one in sorted(surfaces, key=lambda surface: -surface.mode.value):
+        far = (np.linalg.solve(other.axes, one.mode.u - other.mode.u) for other in found)
+        near = any(float(np.linalg.norm(z)) < APART for z in far)
+        if not near and (not found or one.mode.value > found[0].mode.value - LESS):
+            found.append(one)
+    return found
 
 
 def _silent(*what: Any, stacklevel: int = 0) -> None:
@@ -229,6 +394,7 @@ def fit_hyper(
     loss: Any = "gaussian",
     sds: Mapping[str, tuple[Any, priors.Scale]] | None = None,
     learn: Mapping[str, priors.Scale] | None = None,
+    correlations: Mapping[tuple[str, ...], priors.LKJ] | None = None,
     prior_variance: float | ArrayLike = 100.0,
     prior_mean: ArrayLike | None = None,
     intercept: bool | float = False,
@@ -256,6 +422,10 @@ def fit_hyper(
         ``{name: (columns, prior)}``: groups of columns that share a prior sd. Columns are a slice,
         indices, a mask (d,), or names of a frame; the prior is of :mod:`epfast.priors`. No column
         is in two groups.
+    correlations : dict, optional
+        ``{(name, name, ...): LKJ(eta)}``: groups of ``sds`` whose columns of the same place, those
+        of one level, are correlated: ``{("1|g", "x|g"): LKJ(2.0)}`` for intercepts and slopes. The
+        correlation of the effects a and b is the hyper-parameter "cor a,b".
     learn : dict, optional
         ``{name: prior}``: numbers of the loss, those of ``loss.learnable``; "sd" is the standard
         deviation of Gaussian noise.
@@ -270,7 +440,8 @@ def fit_hyper(
     strategy : {"auto", "grid", "ccd", "sobol", "eb"}
         "grid": all points of a grid, of one or two hyper-parameters; "ccd": a central composite
         design, few points; "sobol": 128 quasi-random points; "eb", empirical Bayes: the mode alone.
-        "auto": a grid of one or two, "sobol" up to eight, and the mode beyond, with a warning.
+        "auto": a grid of one or two, "sobol" up to eight ("ccd" with 1,000 levels of a group or
+        more), and the mode beyond, with a warning.
     rng : int
         Seed of the points of "sobol".
 
@@ -278,7 +449,8 @@ def fit_hyper(
     -------
     IntegratedPosterior
         ``hyper`` is a table of the hyper-parameters, ``points`` and ``weights`` are those of the
-        mixture.
+        mixture. Its ``posteriors`` are :class:`epfast.gaussian.ArrowPosterior` where a group has 30
+        columns or more and a row acts on one of them: no matrix of all weights is made.
 
     Raises
     ------
@@ -322,27 +494,33 @@ def fit_hyper(
     seed = _checks.integer("rng", rng, least=0)
     if schedule is not None and not isinstance(schedule, EP):
         raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: EP(...) or None")
-    d, names = _checks.rows("X", X).shape[1], column_names(X)
+    rows, names = _checks.rows("X", X), column_names(X)
+    d = rows.shape[1]
     unknowns = _groups_at_door(sds, d, names)
+    blocks, of_blocks = _blocks_at_door(correlations, unknowns)
+    unknowns += of_blocks
     chosen = losses.resolve(loss, y)
     if not chosen.is_likelihood or chosen.latents != 1:
         raise ValueError(
             f"loss is {chosen!r}; allowed: a likelihood with one latent value per row, as "
             "'gaussian' or 'poisson'"
         )
-    numbers = _numbers_at_door(learn, chosen)
+    numbers = numbers_at_door(learn, chosen)
     if not unknowns and not numbers:
         raise ValueError(
             "sds and learn are empty; allowed: a group of columns or a number of the loss at "
             "least; fit_linear has no hyper-parameters"
         )
+    weights = weights_of(weights, rows.shape[0])
     if numbers:
-        chosen = _begun(chosen, numbers, y, weights, offset)
+        chosen = begun(chosen, numbers, y, weights, offset)
     variance = np.array(
         np.broadcast_to(np.asarray(prior_variance, dtype=np.float64), (d,))
         if np.ndim(prior_variance) == 0
         else _checks.array("prior_variance", prior_variance, shape=(d,))
     )
+    plain = schedule is None or (schedule.order == "auto" and schedule.block is None)
+    large = _large(rows, unknowns, blocks) if plain else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         first = fit_linear(
@@ -355,29 +533,70 @@ def fit_hyper(
             offset=offset,
             weights=weights,
             schedule=EP(1, 0.0) if schedule is None else replace(schedule, sweeps=1, tol=0.0),
-            posterior="full",
+            posterior="full" if large is None else "factorized",
         )
     problem = first.problem if first.problem.wide is None else in_d_by_d(first.problem)
     asked = EP() if schedule is None else schedule
     problem = problem._replace(schedule=replace(problem.schedule, sweeps=asked.sweeps))
+    if large is not None:
+        problem = _with_levels(problem, large)
     mean = np.zeros(len(problem.prior.shift))
     if prior_mean is not None:
         mean[:d] = prior_mean
-        inside = [one.name for one in unknowns if mean[one.columns].any()]
+        groups = [one for one in unknowns if one.columns is not None]
+        inside = [one.name for one in groups if mean[one.columns].any()]
         if inside:
             raise ValueError(f"prior_mean is not 0 in the group {inside[0]!r}; allowed: 0 there")
     ones = intercept_at_door(intercept)
     if ones is not None:
         variance = np.append(variance, ones)
-    return averaged(Rows(problem, [*unknowns, *numbers], mean, variance), strategy, seed)
+    return averaged(Rows(problem, [*unknowns, *numbers], mean, variance, blocks), strategy, seed)
 
 
-def averaged(rows: Rows, strategy: str, seed: int) -> IntegratedPosterior:
+def _large(X: Any, groups: list[Unknown], blocks: list[Block]) -> NDArray[np.intp] | None:
+    """The columns (J, q) of a large group, of which a row has one level; None: there is none.
+
+    And of all other groups that have the same levels.
+    """
+    sizes = [0 if one.columns is None else len(one.columns) for one in groups]
+    k = int(np.argmax(sizes)) if sizes else 0
+    if not sizes or not LARGE <= sizes[k] < X.shape[1]:
+        return None
+    rows = X if hasattr(X, "indptr") else sparse.csr_array(X)
+    joined = {int(i) for one in blocks for i in one.sds}
+    single = [
+        one.columns[:, None]
+        for i, one in enumerate(groups)
+        if one.columns is not None and i not in joined
+    ]
+    found = None
+    for columns in (*(one.columns for one in blocks), *single):
+        if len(columns) == sizes[k]:
+            wider = columns if found is None else np.column_stack([found, columns])
+            found = wider if (level_of_rows(rows, wider) >= -1).all() else found
+    # what a row takes grows with the square of the common weights, and without BLAS
+    rest = 0 if found is None else X.shape[1] - found.size
+    return found if 0 < FEW_COMMON * rest <= X.shape[1] else None
+
+
+def _with_levels(problem: Problem, columns: NDArray[np.intp]) -> Problem:
+    """The problem in common weights and levels (J, q); an intercept has its prior at their mean."""
+    X, center = problem.data.X, None
+    if problem.intercept:
+        center = mean_of_rows(X, problem.data.weights)[:-1]
+    common = np.setdiff1d(np.arange(X.shape[1]), columns)
+    levels = Levels(columns, common, None, np.eye(columns.shape[1]), np.eye(len(common)))
+    return arranged(problem._replace(center=center), levels)
+
+
+def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
     """The mixture of fits about the mode; see :func:`fit_hyper`."""
     m = len(rows.unknowns)
     names = tuple(one.name for one in rows.unknowns)
     if strategy == "auto":
-        strategy = "grid" if m <= 2 else "sobol" if m <= MOST else "eb"
+        # the sds of many levels are nearly normal in their logs: a design is as good as draws
+        strategy = "grid" if m <= 2 else "ccd" if rows.of_many and m <= MOST else "sobol"
+        strategy = strategy if m <= MOST else "eb"
         if m > MOST:
             warnings.warn(
                 f"there are {m} hyper-parameters, which are held at their mode, as strategy='eb' "
@@ -390,23 +609,28 @@ def averaged(rows: Rows, strategy: str, seed: int) -> IntegratedPosterior:
             f"strategy is {strategy!r} for {m} hyper-parameters; allowed: 'grid' for 1 or 2, 'ccd' "
             f"and 'sobol' for up to {MOST}, 'eb' for any number"
         )
-    mode = rows.mode()
+    modes = rows.modes()
+    mode = modes[0]
     if strategy == "eb":
         at = mode.u[None]
         only = Design([mode], np.zeros(1), at, np.ones(1))
         return _mixture(rows, only, mode, names)
 
     def fitted(u: Array, near: Any) -> HyperPoint | None:
-        found = rows.fitted(u, TOLERANCES[0], near)
+        if rows.ended(u):
+            return HyperPoint(u, -math.inf, near)
+        found = rows.fitted(u, OF_POINTS, near)
         return None if found is None else rows.point(u, found)
 
-    surface = Surface(mode, fitted, rows.slopes)
+    surfaces = apart([Surface.of(one, fitted, rows.slopes) for one in modes])
+    if len(surfaces) > 1:
+        strategy = "sobol"
     if strategy == "grid":
-        design = grid(surface)
+        design = grid(surfaces[0])
     elif strategy == "ccd":
-        design = composite(surface)
+        design = composite(surfaces[0])
     else:
-        design = drawn(surface, DRAWS, seed)
+        design = drawn(surfaces, DRAWS, seed, rows.most_draws)
     if design is None:
         raise ValueError(
             f"the posterior of {', '.join(names)} has no end, as far as fits settle: it is not "
@@ -433,7 +657,7 @@ def averaged(rows: Rows, strategy: str, seed: int) -> IntegratedPosterior:
 
 
 def _mixture(
-    rows: Rows, design: Design, mode: HyperPoint, names: tuple[str, ...]
+    rows: Any, design: Design, mode: HyperPoint, names: tuple[str, ...]
 ) -> IntegratedPosterior:
     log_prior = [rows.log_prior(point.u)[0] for point in design.points] + design.log_volumes
     values = log_prior + np.array([point.fit.log_evidence for point in design.points])
@@ -441,25 +665,25 @@ def _mixture(
     return IntegratedPosterior.of(
         [design.points[k].fit for k in kept],
         values=values[kept],
-        points=np.exp([design.points[k].u for k in kept]),
+        points=rows.values(np.array([design.points[k].u for k in kept])),
         hyper_names=names,
         log_prior=log_prior[kept],
         n_fits=rows.n_fits,
-        nodes=np.exp(design.nodes),
+        nodes=rows.values(design.nodes),
         probabilities=design.probabilities,
-        mode=np.exp(mode.u),
+        mode=rows.values(mode.u),
     )
 
 
-def _tell_ends(rows: Rows, mode: HyperPoint) -> None:
+def _tell_ends(rows: Any, mode: HyperPoint) -> None:
     """Warn of groups whose sd may be 0: at a small one its density is as large as at the mode.
 
     And of priors that end where the density is large: points lie on one side of the end alone.
     """
     for one, u in zip(rows.unknowns, mode.u, strict=True):
-        if math.log(one.prior.most) - u < AT_END:
+        if math.log(one.most) - u < AT_END:
             warnings.warn(
-                f"the posterior of {one.name!r} leans on the end of its prior, {one.prior.most:g}, "
+                f"the posterior of {one.name!r} leans on the end of its prior, {one.most:g}, "
                 "and its average is rough there; a wider prior, or HalfNormal, has no end",
                 DataWarning,
                 stacklevel=4,
@@ -491,7 +715,7 @@ def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
             raise TypeError(
                 f"sds[{name!r}] is {_checks.describe(given)}; allowed: a pair (columns, prior)"
             )
-        prior = _prior_at_door(f"sds[{name!r}][1]", given[1])
+        prior = prior_at_door(f"sds[{name!r}][1]", given[1])
         columns = _columns_at_door(f"sds[{name!r}][0]", given[0], d, names)
         shared = columns[owner[columns] >= 0]
         if len(shared):
@@ -502,6 +726,45 @@ def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
         owner[columns] = k
         found.append(Unknown(name, prior, columns))
     return found
+
+
+def _blocks_at_door(given: Any, groups: list[Unknown]) -> tuple[list[Block], list[Unknown]]:
+    """Groups that are correlated, and their correlations, checked."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"correlations is {_checks.describe(given)}; allowed: a dict of LKJ by tuples of names "
+            "in sds, or None"
+        )
+    known = {one.name: k for k, one in enumerate(groups)}
+    blocks: list[Block] = []
+    found: list[Unknown] = []
+    for names, prior in (given or {}).items():
+        where = f"correlations[{names!r}]"
+        if not isinstance(names, tuple) or len(names) < 2 or len(set(names)) < len(names):
+            raise TypeError(f"correlations has the key {names!r}; allowed: two names or more")
+        q = len(names)
+        if not isinstance(prior, priors.LKJ):
+            raise TypeError(f"{where} is {_checks.describe(prior)}; allowed: epfast.priors.LKJ")
+        for name in names:
+            if name not in known:
+                said = ", ".join(map(repr, known)) or "none"
+                raise ValueError(f"correlations names {name!r}; allowed: groups of sds, {said}")
+            if any(known[name] in one.sds for one in blocks):
+                raise ValueError(f"correlations has {name!r} twice; allowed: once")
+        sds = np.array([known[name] for name in names])
+        columns = [groups[k].columns for k in sds]
+        sizes = [0 if one is None else len(one) for one in columns]
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"{where} has groups of {', '.join(map(str, sizes))} columns; allowed: a column "
+                "per level in each, in the same order"
+            )
+        own = len(groups) + len(found) + np.arange(q * (q - 1) // 2)
+        blocks.append(Block(sds, own, np.array(columns).T))
+        for i in range(q):
+            for j in range(i):
+                found.append(Unknown(f"cor {names[j]},{names[i]}", prior, None, q - 2 - j))
+    return blocks, found
 
 
 def _columns_at_door(
@@ -524,20 +787,22 @@ def _columns_at_door(
             f"{name} is {_checks.describe(given)}; allowed: a slice, indices or a mask of the {d} "
             "columns of X, or names of a frame's"
         ) from None
-    found = np.unique(np.atleast_1d(found))
+    found = np.atleast_1d(found)
+    found = found[np.sort(np.unique(found, return_index=True)[1])]
     if len(found) == 0:
         raise ValueError(f"{name} has no column; allowed: one at least")
     return np.asarray(found, dtype=np.intp)
 
 
-def _prior_at_door(name: str, given: Any) -> priors.Scale:
+def prior_at_door(name: str, given: Any) -> priors.Scale:
+    """A prior of a scale, checked."""
     if isinstance(given, priors.Scale):
         return given
-    known = ", ".join(one for one in priors.__all__ if one != "Scale")
+    known = ", ".join(one for one in priors.__all__ if one not in ("Scale", "LKJ"))
     raise TypeError(f"{name} is {_checks.describe(given)}; allowed: of epfast.priors, {known}")
 
 
-def _numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
+def numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
     """Numbers of the loss, checked."""
     if learn is not None and not isinstance(learn, Mapping):
         raise TypeError(
@@ -550,7 +815,7 @@ def _numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
         if name not in allowed:
             said = ", ".join(map(repr, allowed)) or "none, it has no numbers"
             raise ValueError(f"learn has {name!r}; allowed with {loss!r}: {said}")
-        found.append(Unknown(name, _prior_at_door(f"learn[{name!r}]", given)))
+        found.append(Unknown(name, prior_at_door(f"learn[{name!r}]", given)))
     if learn is not None and "sd" in learn and "variance" in learn:
         raise ValueError(
             "learn has 'sd' and 'variance', which are one number; allowed: one of them"
@@ -558,10 +823,10 @@ def _numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
     return found
 
 
-def _begun(loss: Loss, numbers: list[Unknown], y: Any, weights: Any, offset: Any) -> Loss:
+def begun(loss: Loss, numbers: list[Unknown], y: Any, weights: Any, offset: Any) -> Loss:
     """The loss with the numbers at which a search may begin."""
     known = loss.with_offset(offset is not None)
     responses = known.observed(y, len(np.asarray(y)), offset)
-    begun = loss.started(responses, None if weights is None else np.asarray(weights, dtype=float))
+    begun = loss.started(responses, weights)
     wanted = {"variance" if one.name == "sd" else one.name for one in numbers}
     return loss.with_parameters(**{name: getattr(begun, name) for name in wanted})

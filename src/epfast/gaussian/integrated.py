@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -157,8 +158,11 @@ class IntegratedPosterior(Posterior):
         for k, values in enumerate(self.nodes.T):
             order = np.argsort(values, kind="stable")
             share = self.probabilities[order]
-            # the middle of what a node stands for
-            found[k] = np.exp(np.interp(p, np.cumsum(share) - 0.5 * share, np.log(values[order])))
+            # the middle of what a node stands for; between scales, which are positive, in logs
+            at, nodes = np.cumsum(share) - 0.5 * share, values[order]
+            scales = bool(nodes[0] > 0.0)
+            middle = np.interp(p, at, np.log(nodes) if scales else nodes)
+            found[k] = math.exp(middle) if scales else middle
         return found
 
     # -- moments and quantiles --
@@ -231,19 +235,29 @@ class IntegratedPosterior(Posterior):
     def summary(self, level: float = 0.95) -> Any:
         """A table as that of :meth:`epfast.FullPosterior.summary`, of the mixture.
 
+        Below the weights, or latent values, are the hyper-parameters; the notes say how many fits
+        the average took. :attr:`hyper` has medians and modes, too.
+
         Parameters
         ----------
         level : float
             Posterior probability of the intervals, between 0 and 1.
         """
-        found = super().summary(level)
+        level = report.level_at_door(level)
+        shares, mean = self.probabilities, self.probabilities @ self.nodes
+        of_hyper = [mean, np.sqrt(shares @ (self.nodes - mean) ** 2)]
+        of_hyper += [self.hyper_quantile(p) for p in report.ends_of(level)]
+        rows = np.stack([*of_hyper, shares @ (self.nodes > 0.0)], axis=1)
+        found = report.summary(self, level, self._positive(), self.hyper_names, rows)
         ranges = (
             f"{name} {least:.3g} to {most:.3g}"
             for name, least, most in zip(
                 self.hyper_names, self.points.min(0), self.points.max(0), strict=True
             )
         )
-        found.attrs["notes"].append(f"averaged over {len(self.weights)} fits, {', '.join(ranges)}")
+        found.attrs["notes"].append(
+            f"averaged over {len(self.weights)} points, fits: {self.n_fits}; {', '.join(ranges)}"
+        )
         return found
 
     def _positive(self) -> Array:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
@@ -565,6 +565,10 @@ class FullPosterior(LinearPosterior):
         found = self._moments
         away = log_determinant(self.prior_precision) - found.log_determinant + found.square
         return float(found.log_scale + 0.5 * away)
+
+    def covariances_of(self, columns: NDArray[np.intp]) -> Array:
+        """Of the weights in each row of columns (k, q), (k, q, q)."""
+        return np.asarray(self.covariance[columns[:, :, None], columns[:, None, :]])
 
     def colored(self, noise: Array) -> Array:
         return np.asarray(noise @ self._root.T)

@@ -103,7 +103,7 @@ class Problem(NamedTuple):
     loss: Loss
     scheme: Scheme
     schedule: Any
-    #: "full" or "factorized"; of processes "process" or "nearest"
+    #: "full", "factorized" or "arrow"; of processes "process" or "nearest"
     covariance: str
     #: rows per factor; None: a site per row
     batch_size: int | None
@@ -130,6 +130,8 @@ class Problem(NamedTuple):
     kernel: Any = None
     #: (n, n), K where it is the same for several latents
     common: Array | None = None
+    #: the columns of a large group, whose prior it has: that of ``prior`` is its diagonal
+    levels: Any = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -289,7 +291,8 @@ class Problem(NamedTuple):
             return self._replace(kernel=None, common=None)
         if self.wide is not None:
             return self
-        return self._replace(data=Data(None, None, self.data.weights))
+        levels = None if self.levels is None else self.levels.without_rows()
+        return self._replace(data=Data(None, None, self.data.weights), levels=levels)
 
     def continued(self, data: Data, schedule: Any, base: State) -> Problem:
         """The problem of new rows, by the same loss and scheme; ``base`` holds all other sites."""

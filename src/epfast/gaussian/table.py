@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from epfast import _checks
+from epfast.gaussian.engines.arrow import ArrowEngine
 from epfast.gaussian.engines.base import adf_start, flat
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.engines.double_loop import DescentEngine
@@ -120,6 +121,7 @@ ENGINES: Table = {
             ("shard", ShardEngine, f"{SHARDS}, site_rule"),
         )
     },
+    ("arrow", "row", "factor"): _row(ArrowEngine, "weights, sparse X, damping, power"),
     ("process", "row", "factor"): _row(
         ProcessEngine, f"weights, damping, power, block, scheme='relaxed', {ORDERS}"
     ),
@@ -163,6 +165,7 @@ def legal(
     key = (covariance, factor, schedule.stores)
     process = covariance in PROCESSES
     table = {k: row for k, row in ENGINES.items() if (k[0] in PROCESSES) == process}
+    table = {k: row for k, row in table.items() if k[0] != "arrow"}  # by fit_hyper alone
     if key not in table:
         stores = [stored for c, f, stored in table if (c, f) == (covariance, factor)]
         others = "; or " + " | ".join(words(k) for k in table if k[2] == schedule.stores)
@@ -244,7 +247,8 @@ def engine_of(problem: Problem, **settings: Any) -> Engine:
 
 def at_start(problem: Problem) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
-    if problem.loss.latents != 1 or problem.prior_sites is not None:
+    several = problem.loss.latents != 1 or problem.prior_sites is not None
+    if several or problem.covariance == "arrow":
         engine: Any = engine_of(problem)
         return engine.finish(engine.init(None), True)
     if problem.wide is not None:

@@ -88,19 +88,32 @@ def positive(mean: Array, variance: Array) -> Array:
     return np.asarray(special.ndtr(ratio))
 
 
-def summary(post: Any, level: float, above: Array) -> Any:
-    """See :meth:`epfast.FullPosterior.summary`; above: probabilities to be positive."""
+def ends_of(level: float) -> tuple[float, float]:
+    """Levels of the ends of a central interval."""
+    return 0.5 * (1.0 - level), 0.5 * (1.0 + level)
+
+
+def summary(
+    post: Any, level: float, above: Array, names: Sequence[str] = (), more: Any = None
+) -> Any:
+    """See :meth:`epfast.FullPosterior.summary`; above: probabilities to be positive.
+
+    names, more: rows below the others, and their columns, (k, 5).
+    """
     low, high = post.credible_interval(level).reshape(-1, 2).T
-    percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]
-    columns = {"mean": post.mean.ravel(), "sd": np.sqrt(post.variance).ravel()}
-    columns |= {percent[0]: low, percent[1]: high, "P(>0)": above.ravel()}
+    percent = [f"{100 * share:g}%" for share in ends_of(level)]
+    parts = [post.mean.ravel(), np.sqrt(post.variance).ravel(), low, high, above.ravel()]
+    rows = np.concatenate(
+        [np.stack(parts, axis=1), np.reshape([] if more is None else more, (-1, 5))]
+    )
+    columns = dict(zip(["mean", "sd", *percent, "P(>0)"], rows.T, strict=True))
     attrs = {
         "log_evidence": post.log_evidence,
         "converged": post.converged,
         "is_likelihood": bool(post.loss is not None and post.loss.is_likelihood),
         "notes": notes(post),
     }
-    return table(post.labels, columns, attrs)
+    return table([*post.labels, *names], columns, attrs)
 
 
 #: what weights do that are no counts, and so all weights of classes

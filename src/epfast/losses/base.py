@@ -106,6 +106,8 @@ class Loss:
     is_likelihood: ClassVar[bool] = False
     #: True if h has the unit of y, so that both may be measured in another
     in_units_of_y: ClassVar[bool] = False
+    #: True if y are whole numbers
+    discrete: ClassVar[bool] = False
     #: parameters that the evidence may choose: positive numbers, or increasing ones; those of a
     #: loss may depend on another that it has
     learnable: ClassVar[tuple[str, ...]] = ()
@@ -386,6 +388,17 @@ class Loss:
         """Variance of the label, (n,)."""
         p = self.predict_proba(mean, variance)
         return 4.0 * p * (1.0 - p)
+
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        """P(y' <= y) and P(y' > y), (n,) each, h ~ N(mean, variance).
+
+        Parameters
+        ----------
+        y, mean, variance : ndarray of shape (n,)
+        """
+        raise ValueError(
+            f"loss is {self!r}; allowed: a loss with a distribution function of its responses"
+        )
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         """Quantiles of y, (n,): the least y with P(y' <= y) >= level.

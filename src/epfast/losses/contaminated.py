@@ -99,6 +99,7 @@ class Contaminated(Loss):
             response_width=1 if margin else self.base.response_width + 1,
             is_likelihood=self.base.is_likelihood,
             in_units_of_y=self.base.in_units_of_y,
+            discrete=self.base.discrete,
             learnable=(*(("share",) if share > 0.0 else ()), *self.base.learnable),
             **{name: getattr(self.base, name) for name in self.base.learnable},
         )
@@ -209,6 +210,14 @@ class Contaminated(Loss):
             return found
         center = self.base.predict(mean, variance)
         return (1.0 - self.share) * (found + self.share * center**2)
+
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        """Those of y with "zero", else those of a response of the model."""
+        below, above = self.base.predict_tails(y, mean, variance)
+        if self.log_density != ZERO:
+            return below, above
+        kept, zero = 1.0 - self.share, self.share * (y >= 0.0)
+        return kept * below + zero, kept * above + self.share - zero
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         """Quantiles of y with "zero" and of labels, else those of a response of the model."""

@@ -71,6 +71,7 @@ class Poisson(Loss):
     parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
 
     by_margin = False
+    discrete = True
     is_likelihood = True
     log_concave = True
     response_width = 2
@@ -95,15 +96,23 @@ class Poisson(Loss):
             expected = np.exp(mean + 0.5 * variance)
             return np.asarray(expected + expected**2 * np.expm1(variance))
 
+    @staticmethod
+    def _tails(k: Array, h: Array) -> tuple[Array, Array]:
+        """P(y <= k) and P(y > k) given h."""
+        rate = np.exp(np.minimum(h, 700.0))
+        return special.gammaincc(k + 1.0, rate), special.gammainc(k + 1.0, rate)
+
+    @staticmethod
+    def _width(k: Array) -> Array:
+        """The range of h over which these turn."""
+        return np.asarray(1.0 / np.sqrt(k + 1.0))
+
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        below, above = quantiles.tails_of_counts(self._tails, y, mean, variance, self._width)
+        return below, above
+
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        def tails(k: Array, h: Array) -> tuple[Array, Array]:
-            rate = np.exp(np.minimum(h, 700.0))
-            return special.gammaincc(k + 1.0, rate), special.gammainc(k + 1.0, rate)
-
-        def width(k: Array) -> Array:
-            return np.asarray(1.0 / np.sqrt(k + 1.0))
-
-        return quantiles.of_counts(tails, level, mean, variance, width)
+        return quantiles.of_counts(self._tails, level, mean, variance, self._width)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw counts; a mean above 1e15 counts as 1e15."""
@@ -129,6 +138,7 @@ class NegativeBinomial(Loss):
     size: float = 1.0
 
     by_margin = False
+    discrete = True
     is_likelihood = True
     log_concave = True
     response_width = 2
@@ -163,16 +173,20 @@ class NegativeBinomial(Loss):
             rest = np.expm1(variance) + np.exp(variance) / self.size
             return np.asarray(np.exp(mean + 0.5 * variance) + square * rest)
 
+    def _tails(self, k: Array, h: Array) -> tuple[Array, Array]:
+        """P(y <= k) and P(y > k) given h."""
+        return _negative_binomial_tails(k, h, self.size, self.parameters[1])
+
+    def _width(self, k: Array) -> Array:
+        """The range of h over which these turn."""
+        return np.asarray(np.sqrt(1.0 / (k + 1.0) + 1.0 / self.size))
+
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        below, above = quantiles.tails_of_counts(self._tails, y, mean, variance, self._width)
+        return below, above
+
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        log_size = self.parameters[1]
-
-        def tails(k: Array, h: Array) -> tuple[Array, Array]:
-            return _negative_binomial_tails(k, h, self.size, log_size)
-
-        def width(k: Array) -> Array:
-            return np.asarray(np.sqrt(1.0 / (k + 1.0) + 1.0 / self.size))
-
-        return quantiles.of_counts(tails, level, mean, variance, width)
+        return quantiles.of_counts(self._tails, level, mean, variance, self._width)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw counts; a mean above 1e15 counts as 1e15."""
@@ -195,6 +209,7 @@ class Binomial(Loss):
     parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
 
     by_margin = False
+    discrete = True
     is_likelihood = True
     log_concave = True
     response_width = 3
@@ -222,6 +237,12 @@ class Binomial(Loss):
         """Variance of the outcome of one trial."""
         p = self.predict_proba(mean, variance)
         return p * (1.0 - p)
+
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        """Of the outcome of one trial."""
+        above = np.where(y < 1.0, self.predict_proba(mean, variance), 0.0)
+        above = np.where(y < 0.0, 1.0, above)
+        return 1.0 - above, above
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         level = quantiles.level_of(level)

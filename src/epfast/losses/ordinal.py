@@ -41,6 +41,7 @@ class Ordinal(Loss):
     link: str = "probit"
 
     by_margin = False
+    discrete = True
     is_likelihood = True
     log_concave = True
     response_width = 1
@@ -113,6 +114,12 @@ class Ordinal(Loss):
         """Variance of the number of the class, (n,)."""
         p, k = self.predict_proba(mean, variance), np.arange(self.n_classes)
         return np.asarray((p * (k - (p @ k)[:, None]) ** 2).sum(axis=1))
+
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        at = np.concatenate([[-np.inf], self.cuts, [np.inf]])
+        cut = at[np.clip(np.floor(y) + 1.0, 0, len(at) - 1).astype(np.intp)]
+        margin = np.clip(cut - mean, -1e6, 1e6)
+        return self._below(margin, variance), self._below(-margin, variance)
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         level = quantiles.level_of(level)

@@ -95,6 +95,41 @@ def _over(level: float, below: Array, above: Array) -> Array:
         return np.asarray(np.log1p(-level) - np.log(above))
 
 
+def of_mixture(level: float, losses: Any, weights: Array, latents: Any) -> Array:
+    """Quantiles of a mixture, (n,), the parts of which are losses with means and variances of h.
+
+    Parameters
+    ----------
+    level : float
+    losses : sequence of Loss
+    weights : ndarray of shape (k,)
+    latents : sequence of pairs of ndarray of shape (n,)
+    """
+    level, parts = level_of(level), list(zip(losses, latents, strict=True))
+
+    def tails(y: Array, rows: Any) -> tuple[Array, Array]:
+        both = [loss.predict_tails(y, m[rows], v[rows]) for loss, (m, v) in parts]
+        below, above = (weights @ np.stack(part) for part in zip(*both, strict=True))
+        return below, above
+
+    if not losses[0].discrete:
+        main, latent = parts[int(np.argmax(weights))]
+        guess, lower = (main.predict_quantile(p, *latent) for p in (level, 0.8 * level))
+        return root(tails, level, guess, np.maximum(guess - lower, np.finfo(np.float64).tiny))
+    each = np.stack([loss.predict_quantile(level, *latent) for loss, latent in parts])
+    low, high = each.min(axis=0) - 1.0, each.max(axis=0)
+    while True:
+        open_ = np.flatnonzero(high - low > 1.0)
+        middle = np.floor(0.5 * (low[open_] + high[open_]))
+        # neighbours, to the digits that there are
+        inside = (middle > low[open_]) & (middle < high[open_])
+        open_, middle = open_[inside], middle[inside]
+        if not len(open_):
+            return np.asarray(high)
+        enough = tails(middle, open_)[0] >= level
+        high[open_[enough]], low[open_[~enough]] = middle[enough], middle[~enough]
+
+
 def expected(given: TailsGiven, x: Array, center: Array, width: Any, m: Array, sd: Array) -> Any:
     """E of both tails over h ~ N(m, sd^2); they turn at h near center, over some widths."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
@@ -116,13 +151,20 @@ def of_location(
     given: TailsGiven, level: float, mean: Array, variance: Array, scale: Array, width: float
 ) -> Array:
     """Quantiles of x, of which h is a location: P(x | h) turns at h = x, over about a width."""
-    sd = np.sqrt(variance)
 
     def tails(x: Array, rows: slice) -> tuple[Array, Array]:
-        below, above = expected(given, x, x, width, mean[rows], sd[rows])
+        below, above = expected(given, x, x, width, mean[rows], np.sqrt(variance[rows]))
         return below, above
 
     return root(tails, level, mean, scale)
+
+
+def tails_of_counts(
+    given: TailsGiven, k: Array, mean: Array, variance: Array, width: Callable[[Array], Array]
+) -> Any:
+    """P(y <= k) and P(y > k), (n,); the arguments are those of :func:`of_counts`."""
+    center = np.log(np.maximum(k, 0.5))
+    return expected(given, k, center, width(np.maximum(k, 0.0)), mean, np.sqrt(variance))
 
 
 def of_counts(
@@ -139,8 +181,7 @@ def of_counts(
     level, sd = level_of(level), np.sqrt(variance)
 
     def excess(k: Array, rows: NDArray[np.intp]) -> Array:
-        center = np.log(np.maximum(k, 0.5))
-        return _over(level, *expected(given, k, center, width(k), mean[rows], sd[rows]))
+        return _over(level, *tails_of_counts(given, k, mean[rows], variance[rows], width))
 
     # as if log y were normal; a search of whole numbers corrects it
     spread = np.hypot(sd, width(np.exp(np.minimum(mean, LOG_MOST))))

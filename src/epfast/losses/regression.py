@@ -94,6 +94,10 @@ class Gaussian(Loss):
         """Variance of a y of the noise's variance."""
         return np.asarray(variance + self.variance)
 
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        z = (y - mean) / np.sqrt(variance + self.variance)
+        return special.ndtr(z), special.ndtr(-z)
+
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         level = quantiles.level_of(level)
         return np.asarray(mean + np.sqrt(variance + self.variance) * special.ndtri(level))
@@ -178,9 +182,12 @@ class Quantile(Loss):
         left, right = self.rates
         return np.asarray(variance + left**-2.0 + right**-2.0)
 
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        return quantiles.laplace_tails(y - mean, np.sqrt(variance), *self.rates)
+
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         def tails(residual: Array, rows: Any) -> tuple[Array, Array]:
-            return quantiles.laplace_tails(residual, np.sqrt(variance[rows]), *self.rates)
+            return self.predict_tails(residual, np.zeros(len(residual)), variance[rows])
 
         left, right = self.rates
         scale = np.sqrt(variance) + 1.0 / left + 1.0 / right
@@ -285,9 +292,12 @@ class StudentT(Loss):
             return np.full(len(mean), np.inf if self.df > 1.0 else np.nan)
         return np.asarray(variance + self.scale**2 * self.df / (self.df - 2.0))
 
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        return quantiles.student_tails(y - mean, variance, self.df, self.scale)
+
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         def tails(residual: Array, rows: Any) -> tuple[Array, Array]:
-            return quantiles.student_tails(residual, variance[rows], self.df, self.scale)
+            return self.predict_tails(residual, np.zeros(len(residual)), variance[rows])
 
         scale = np.sqrt(variance) + self.scale
         return np.asarray(mean + quantiles.root(tails, level, np.zeros(len(mean)), scale))
@@ -388,6 +398,10 @@ class Interval(Loss):
     def predict_variance(self, mean: Array, variance: Array) -> Array:
         """Variance of the value."""
         return np.asarray(variance + self.variance)
+
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        z = (y - mean) / np.sqrt(variance + self.variance)
+        return special.ndtr(z), special.ndtr(-z)
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         level = quantiles.level_of(level)

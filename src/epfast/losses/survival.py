@@ -82,14 +82,22 @@ class GammaNoise(Loss):
             result = expected * (np.expm1(variance) + np.exp(variance) / self.shape)
         return np.asarray(np.where(np.isnan(result), np.inf, result))
 
-    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        def tails(log_y: Array, h: Array) -> tuple[Array, Array]:
-            x = self.shape * np.exp(np.minimum(log_y - h, 700.0))
-            return special.gammainc(self.shape, x), special.gammaincc(self.shape, x)
+    def _tails(self, log_y: Array, h: Array) -> tuple[Array, Array]:
+        """P(log y' <= log y) and its rest, given h."""
+        x = self.shape * np.exp(np.minimum(log_y - h, 700.0))
+        return special.gammainc(self.shape, x), special.gammaincc(self.shape, x)
 
+    @property
+    def _width(self) -> float:
+        """The range of h over which these turn."""
+        return float(1.0 / np.sqrt(1.0 + self.shape))
+
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        return _tails_of_times(self, y, mean, variance)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         sd = np.sqrt(variance + special.polygamma(1, self.shape))
-        width = 1.0 / np.sqrt(1.0 + self.shape)
-        return np.exp(quantiles.of_location(tails, level, mean, variance, sd, width))
+        return np.exp(quantiles.of_location(self._tails, level, mean, variance, sd, self._width))
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw times."""
@@ -159,14 +167,22 @@ class Weibull(Loss):
             result = square * np.expm1(variance + (second - 2.0 * first))
         return np.asarray(np.where(np.isnan(result), np.inf, result))
 
-    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        def tails(log_y: Array, h: Array) -> tuple[Array, Array]:
-            hazard = np.exp(np.minimum(self.shape * (log_y - h), 700.0))
-            return -np.expm1(-hazard), np.exp(-hazard)
+    def _tails(self, log_y: Array, h: Array) -> tuple[Array, Array]:
+        """P(log y' <= log y) and its rest, given h."""
+        hazard = np.exp(np.minimum(self.shape * (log_y - h), 700.0))
+        return -np.expm1(-hazard), np.exp(-hazard)
 
-        width = 1.0 / self.shape
-        sd = np.sqrt(variance + 2.0 * width**2)
-        return np.exp(quantiles.of_location(tails, level, mean, variance, sd, width))
+    @property
+    def _width(self) -> float:
+        """The range of h over which these turn."""
+        return 1.0 / self.shape
+
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        return _tails_of_times(self, y, mean, variance)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        sd = np.sqrt(variance + 2.0 * self._width**2)
+        return np.exp(quantiles.of_location(self._tails, level, mean, variance, sd, self._width))
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw times."""
@@ -175,3 +191,14 @@ class Weibull(Loss):
 
     def describe(self) -> dict[str, Any]:
         return {"shape": self.shape}
+
+
+def _tails_of_times(
+    loss: GammaNoise | Weibull, y: Array, mean: Array, variance: Array
+) -> tuple[Array, Array]:
+    """See :meth:`Loss.predict_tails`: h is a location of log y."""
+    with np.errstate(divide="ignore"):
+        log_y = np.log(np.maximum(y, 0.0))
+    at = np.maximum(log_y, -1e3)
+    below, above = quantiles.expected(loss._tails, at, at, loss._width, mean, np.sqrt(variance))
+    return below, above

@@ -1,0 +1,1 @@
+"""Hyper-parameters with a posterior."""

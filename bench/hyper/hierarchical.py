@@ -1,0 +1,292 @@
+"""Models of groups beside NUTS: means in sds, ratios of sds, seconds; and one large group.
+
+    EPFAST_DATA=folder python -m bench hyper.hierarchical [--quick] [--nuts PYTHON]    # about 2 min
+
+``--nuts``: samples anew by NumPyro, with an interpreter that has it (10 min): its numbers are in
+``results/hyper_nuts.json``. Its seconds count compilation, for which a user waits, and are those of
+a process of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+import epfast
+from bench.hyper import tables
+from bench.lib import harness
+from epfast import priors
+
+STORED = harness.RESULTS / "hyper_nuts.json"
+#: means may be so many sds apart, beside twice the error of NUTS, and sds by this factor
+NEAR, FACTOR = 0.05, 0.05
+#: of the sds of six crossed factors
+NEAR_OF_SIX = 0.1
+#: share of the seconds of NUTS; and with Gaussian noise and one or two scales
+SHARE, SHARE_OF_GAUSSIAN = 1.0 / 15.0, 1.0 / 100.0
+#: rows, levels and seconds of the large group
+ROWS, LEVELS, SECONDS = 100_000, 10_000, 30.0
+QUICK = ("surgical", "rats", "sleep")
+
+
+class Compared(NamedTuple):
+    """What a fit says of the parameters of NUTS: name, its weights as rows, or hyper-parameters."""
+
+    post: Any
+    #: rows of the linear map from weights to a parameter, by its name
+    maps: dict[str, np.ndarray]
+    #: hyper-parameters in the order of the numbers of a parameter, by its name
+    hyper: dict[str, list[str]]
+    #: whether the noise is Gaussian and there are one or two scales
+    is_simple: bool = False
+
+
+def one_hot(group: Any, size: int) -> np.ndarray:
+    return np.eye(size)[np.asarray(group, dtype=int)]
+
+
+def seeds(q: dict[str, Any]) -> Compared:
+    X = np.column_stack([np.ones(21), q["x1"], q["x2"], q["x1"] * q["x2"], np.eye(21)])
+    sds = {"sd": (slice(4, 25), priors.InverseGamma(1e-3, 1e-3))}
+    y = np.column_stack([q["n"], q["N"]])
+    post = epfast.fit_hyper(X, y, loss="binomial", sds=sds, prior_variance=1e6)
+    return Compared(post, {"w": np.eye(4, 25), "b": np.eye(25)[4:]}, {"sd": ["sd"]})
+
+
+def surgical(q: dict[str, Any]) -> Compared:
+    X = np.column_stack([np.eye(12), np.ones(12)])
+    sds = {"sd": (slice(0, 12), priors.InverseGamma(1e-3, 1e-3))}
+    y = np.column_stack([q["r"], q["n"]])
+    post = epfast.fit_hyper(X, y, loss="binomial", sds=sds, prior_variance=1e6)
+    return Compared(post, {"b": X, "mu": np.eye(13)[12:]}, {"sd": ["sd"]})
+
+
+def glmm1(q: dict[str, Any]) -> Compared:
+    J = int(q["nsite"])
+    X = np.column_stack([one_hot(q["obssite"] - 1, J), np.ones(len(q["obs"]))])
+    sds = {"sd": (slice(0, J), priors.Uniform(5.0))}
+    post = epfast.fit_hyper(X, q["obs"], loss="poisson", sds=sds, prior_variance=100.0)
+    all_sites = np.column_stack([np.eye(J), np.ones(J)])
+    return Compared(post, {"a": all_sites, "mu": np.eye(J + 1)[J:]}, {"sd": ["sd"]})
+
+
+def rats(q: dict[str, Any]) -> Compared:
+    J, x = int(q["N"]), q["x"] - float(q["xbar"])
+    Z = one_hot(q["rat"] - 1, J)
+    X, flat = np.column_stack([Z, Z * x[:, None], np.ones(len(x)), x]), priors.Flat()
+    sds = {"sd_a": (slice(0, J), flat), "sd_b": (slice(J, 2 * J), flat)}
+    post = epfast.fit_hyper(X, q["y"], sds=sds, learn={"sd": flat}, prior_variance=1e4)
+    whole = np.eye(2 * J + 2)
+    whole[:J, 2 * J] = whole[J : 2 * J, 2 * J + 1] = 1.0
+    maps = {"a": whole[:J], "b": whole[J : 2 * J], "mean": whole[2 * J :]}
+    return Compared(post, maps, {"sd_a": ["sd_a"], "sd_b": ["sd_b"], "sd_y": ["sd"]})
+
+
+def radon(q: dict[str, Any]) -> Compared:
+    J, half = int(q["J"]), priors.HalfNormal(1.0)
+    n, Z = len(q["log_radon"]), one_hot(q["county_idx"] - 1, int(q["J"]))
+    X = np.column_stack([Z, np.ones(n), q["log_uppm"], q["floor_measure"]])
+    sds, learn = {"sd": (slice(0, J), half)}, {"sd": half}
+    sds = {"county": sds["sd"]}
+    post = epfast.fit_hyper(X, q["log_radon"], sds=sds, learn=learn, prior_variance=100.0)
+    maps = {"a": np.eye(J, J + 3), "w": np.eye(J + 3)[J:]}
+    return Compared(post, maps, {"sd": ["county"], "sd_y": ["sd"]}, True)
+
+
+def nb5(q: dict[str, Any]) -> Compared:
+    groups, half = range(int(q["lab"].max()) + 1), priors.HalfNormal(1.0)
+    post = epfast.fit_hyper(
+        q["X"],
+        q["y"],
+        loss="negative_binomial",
+        sds={f"g{k}": (np.flatnonzero(q["lab"] == k), half) for k in groups},
+        learn={"size": priors.HalfNormal(10.0)},
+        prior_variance=100.0,
+    )
+    sds = [f"g{k}" for k in groups]
+    return Compared(post, {"w": np.eye(len(q["lab"]))}, {"sds": sds, "size": ["size"]})
+
+
+def sleep(q: dict[str, Any]) -> Compared:
+    Z, wide = one_hot(q["person"], 18), priors.HalfNormal(60.0)
+    X = np.column_stack([np.ones(180), q["day"], Z, Z * q["day"][:, None]])
+    post = epfast.fit_hyper(
+        X,
+        q["y"],
+        sds={"1|p": (slice(2, 20), wide), "x|p": (slice(20, 38), wide)},
+        correlations={("1|p", "x|p"): priors.LKJ(2.0)},
+        learn={"sd": wide},
+        prior_variance=1e6,
+    )
+    hyper = {"sds": ["1|p", "x|p"], "cor": ["cor 1|p,x|p"], "sd_y": ["sd"]}
+    return Compared(post, {"w": np.eye(2, 38), "u": np.eye(38)[2:]}, hyper)
+
+
+def crossed(q: dict[str, Any], sizes: tuple[int, ...], common: list[np.ndarray]) -> Compared:
+    y, start = np.where(q["y"] > 0, 1, -1), len(common)
+    columns, sds, maps = list(common), {}, {"w": np.arange(start)}
+    for k, size in enumerate(sizes):
+        sds[f"u{k}"] = slice(start, start + size), priors.HalfNormal(1.0)
+        maps[f"u{k}"], start = np.arange(start, start + size), start + size
+        columns.append(one_hot(q["g"][k], size))
+    X = np.column_stack(columns)
+    post = epfast.fit_hyper(X, y, loss="logistic", sds=sds, prior_variance=100.0)
+    return Compared(post, {key: np.eye(start)[at] for key, at in maps.items()}, {"sds": list(sds)})
+
+
+def election(q: dict[str, Any]) -> Compared:
+    return crossed(q, tables.ELECTION, [np.ones(len(q["y"])), q["x"]])
+
+
+def six(q: dict[str, Any]) -> Compared:
+    return crossed(q, tables.SIX, [np.ones(len(q["y"]))])
+
+
+MODELS: dict[str, Callable[[dict[str, Any]], Compared]] = {
+    "seeds": seeds,
+    "surgical": surgical,
+    "glmm1": glmm1,
+    "rats": rats,
+    "radon": radon,
+    "nb5": nb5,
+    "sleep": sleep,
+    "election": election,
+    "six": six,
+}
+
+
+def fitted(name: str) -> tuple[Compared, float]:
+    """The fit, and its seconds: the second one."""
+    data = tables.load(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", epfast.DataWarning)  # of sds near 0
+        MODELS[name](data)
+        return harness.timed(lambda: MODELS[name](data))
+
+
+def try_model(name: str, nuts: dict[str, Any] | None) -> dict[str, Any]:
+    """A row: errors in sds of NUTS, less twice its own error, and ratios of sds."""
+    found, seconds = fitted(name)
+    row = {"model": name, "m": len(found.post.hyper_names), "fits": found.post.n_fits}
+    row["seconds"] = seconds
+    if nuts is None:
+        return row
+    worst: dict[str, list[Any]] = {"effects": [], "sds": []}
+    for key, A in found.maps.items():
+        mean, variance = found.post.predict_latent(A)
+        worst["effects"].append((mean, np.sqrt(variance), nuts["parameters"][key]))
+    for key, names in found.hyper.items():
+        part = found.post.hyper.loc[names]
+        moments = part["mean"].to_numpy(), part["sd"].to_numpy()
+        worst["sds"].append((*moments, nuts["parameters"][key]))
+    errors: list[float] = []
+    for kind, parts in worst.items():
+        away = np.concatenate([(m - t["mean"]) / t["sd"] for m, _, t in parts])
+        noise = np.concatenate([t["error"] for *_, t in parts])
+        ratio = np.concatenate([s / t["sd"] for _, s, t in parts])
+        row[f"error of {kind}"] = float(np.abs(away).max())
+        row[f"beyond noise, {kind}"] = float((np.abs(away) - 2.0 * noise).max())
+        row[f"ratios, {kind}"] = f"{ratio.min():.3f}-{ratio.max():.3f}"
+        # of an sd the sampling error is that of a mean, about, over the root of 2
+        row[f"ratio beyond noise, {kind}"] = float((np.abs(ratio - 1.0) - 1.4 * noise).max())
+        errors.append(float(noise.max()))
+    row |= {"noise of NUTS": max(errors), "NUTS, s": nuts["seconds"]}
+    row |= {"times": nuts["seconds"] / seconds, "is_simple": found.is_simple}
+    return row
+
+
+def judge(rows: list[dict[str, Any]]) -> list[harness.Claim]:
+    goals: list[harness.Claim] = []
+    for row in (one for one in rows if "times" in one):
+        near = [row[f"beyond noise, {kind}"] for kind in ("effects", "sds")]
+        wide = [row[f"ratio beyond noise, {kind}"] for kind in ("effects", "sds")]
+        allowed = (NEAR, NEAR_OF_SIX if row["model"] == "six" else NEAR)
+        holds = near[0] <= allowed[0] and near[1] <= allowed[1] and max(wide) <= FACTOR
+        text = f"{near[0]:.3f}, {near[1]:.3f} sd, {max(wide):.3f}"
+        claim = f"means within {allowed[0]:g}, of sds {allowed[1]:g}, and twice NUTS's error"
+        goals.append((row["model"], f"{claim}; sds within {100 * FACTOR:g} %", holds, text))
+        least = 1.0 / (SHARE_OF_GAUSSIAN if row["is_simple"] else SHARE)
+        text = f"{row['seconds']:.2f} against {row['NUTS, s']:.0f} s"
+        goals.append((row["model"], f"{least:g} times as fast", row["times"] >= least, text))
+    return goals
+
+
+def large(rows: int, levels: int) -> list[dict[str, Any]]:
+    """Intercepts and slopes of many levels: seconds, and how far the sds are from those drawn."""
+    rng, out = np.random.default_rng(8), []
+    group, x, n = rng.integers(levels, size=rows), rng.normal(size=rows), np.arange(rows)
+    own = rng.multivariate_normal([0.0, 0.0], [[0.64, 0.1], [0.1, 0.16]], size=levels)
+    latent = 0.3 + 0.5 * x + own[group, 0] + own[group, 1] * x
+    parts = [sparse.csr_array((v, (n, group)), shape=(rows, levels)) for v in (np.ones(rows), x)]
+    common = sparse.csr_array(np.column_stack([np.ones(rows), x]))
+    X, half = sparse.hstack([common, *parts], format="csr"), priors.HalfNormal(1.0)
+    sds = {"1|g": (slice(2, levels + 2), half), "x|g": (slice(levels + 2, None), half)}
+    pairs = {("1|g", "x|g"): priors.LKJ(2.0)}
+    responses = {
+        "gaussian": latent + 0.5 * rng.normal(size=rows),
+        "poisson": rng.poisson(np.exp(latent)),
+        "logistic": np.where(rng.random(rows) < 1.0 / (1.0 + np.exp(-latent)), 1, -1),
+    }
+    truth = np.array([0.8, 0.4, 0.1 / 0.32])
+    for loss, y in responses.items():
+        given = {"loss": loss, "sds": sds, "correlations": pairs}
+        given |= {"learn": {"sd": half}} if loss == "gaussian" else {}
+        post, seconds = harness.timed(lambda y=y, given=given: epfast.fit_hyper(X, y, **given))
+        z = (post.hyper["mean"].to_numpy()[:3] - truth) / post.hyper["sd"].to_numpy()[:3]
+        covered = (
+            np.abs(own - post.mean[2:].reshape(2, -1).T) < 1.645 * post.sd[2:].reshape(2, -1).T
+        )
+        row = {"loss": loss, "rows": rows, "levels": levels, "seconds": seconds}
+        row |= {"fits": post.n_fits, "largest z": float(np.abs(z).max())}
+        out.append({**row, "coverage of 90 %": float(covered.mean())})
+    return out
+
+
+def sample(interpreter: str) -> dict[str, Any]:
+    """NUTS on all models, each in a process of its own."""
+    found = {}
+    script = str(Path(__file__).parent / "nuts.py")
+    for name in MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "out.json"
+            subprocess.run([interpreter, script, name, str(path)], check=True)
+            found[name] = json.loads(path.read_text(encoding="utf-8"))
+            print(f"{name}: {found[name]['seconds']:.0f} s")
+    return found
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", choices=MODELS, help="some of the models")
+    parser.add_argument("--nuts", help="an interpreter with NumPyro: sample anew")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    if options.nuts:
+        document = {"machine": harness.machine(), "models": sample(options.nuts)}
+        (options.output / STORED.name).write_text(json.dumps(document, indent=1) + "\n")
+        stored = document["models"]
+    else:
+        stored = json.loads(STORED.read_text(encoding="utf-8"))["models"] if STORED.exists() else {}
+    rows = []
+    for name in options.only or (QUICK if options.quick else MODELS):
+        rows.append(try_model(name, stored.get(name)))
+    keys = [key for key in rows[0] if key != "is_simple"]
+    harness.table(keys, [[row.get(key) for key in keys] for row in rows], "beside NUTS")
+    goals = judge(rows)
+    size = (ROWS // 20, LEVELS // 20) if options.quick else (ROWS, LEVELS)
+    found = large(*size)
+    harness.table(list(found[0]), [list(row.values()) for row in found], "one large group")
+    for row in found:
+        text = f"{row['seconds']:.1f} s"
+        claim = f"{row['rows']} rows, {row['levels']} levels in {SECONDS:g} s"
+        goals.append((row["loss"], claim, row["seconds"] <= SECONDS, text))
+    return {"goals": goals, "models": rows, "large": found}

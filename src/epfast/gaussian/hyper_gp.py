@@ -1,0 +1,516 @@
+"""fit_hyper_gp: a process, averaged over parameters of its kernel and of its likelihood."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from epfast import _checks, losses, priors
+from epfast._arrays import Array
+from epfast.gaussian.certificate import trusted
+from epfast.gaussian.choices import choose_process
+from epfast.gaussian.fit_gp import fit_process
+from epfast.gaussian.hyper import (
+    STRATEGIES,
+    TOLERANCES,
+    Unknown,
+    averaged,
+    begun,
+    climbed,
+    no_fit,
+    numbers_at_door,
+    prior_at_door,
+)
+from epfast.gaussian.integrated import IntegratedPosterior
+from epfast.gaussian.posterior import shifted
+from epfast.gaussian.problem import Problem, responses_of
+from epfast.gaussian.process_prediction import contracted, draws_of
+from epfast.inference import FAILURES
+from epfast.inference.hyper import HyperPoint, change, grown, principal_axes
+from epfast.schedules import EP
+
+#: what hyper-parameters of a kernel may be called beside their own names: the last part of it, and
+#: these, which are powers of them
+ROOTS = {"constant_value": "sd", "noise_level": "noise_sd"}
+#: a second search starts with length scales so many times as long: with few rows there may be two
+#: modes, a short length with little noise, and a long one with more
+LONGER = 4.0
+#: reach of the logs of hyper-parameters whose kernel has no bounds
+REACH = 25.0
+
+
+class Fitted(NamedTuple):
+    """What a process says at its hyper-parameters."""
+
+    #: ``fit(schedule, start, callback=None)`` gives the posterior
+    fit: Callable[..., Any]
+    #: ``gradient(posterior)``: of the log evidence by the hyper-parameters, (p,)
+    gradient: Callable[[Any], Array]
+
+
+class Processes:
+    """Log density of hyper-parameters of a process, of which each value has a fit."""
+
+    #: groups of columns: none
+    k, of_many = 0, False
+    #: hyper-parameters from their logs
+    values = staticmethod(np.exp)
+    #: points that are drawn where few of the first ones count: the densities have long ridges
+    most_draws = 512
+
+    def __init__(
+        self,
+        at: Callable[[Array], Fitted],
+        schedule: EP,
+        unknowns: list[Unknown],
+        theta: Array,
+        places: Array,
+        powers: Array,
+        bounds: Array,
+        longer: Array,
+    ) -> None:
+        """at: the process at theta (p,), logs; places, powers: of unknowns in it, (m,)."""
+        self.at, self.schedule, self.unknowns, self.n_fits = at, schedule, unknowns, 0
+        self.theta, self.places, self.powers = theta, places, powers
+        most = np.array([math.log(one.most) for one in unknowns])
+        low, high = np.sort(bounds[places].T / powers, axis=0)
+        self.bounds = np.stack([low, np.minimum(high, most)], axis=1)
+        self.starts = [np.clip(theta[places] / powers, *self.bounds.T)]
+        if longer.any():
+            self.starts.append(np.clip(self.starts[0] + longer, *self.bounds.T))
+        self._slopes: dict[bytes, Array] = {}
+
+    def theta_of(self, u: Array) -> Array:
+        theta = self.theta.copy()
+        theta[self.places] = self.powers * u
+        return theta
+
+    def ended(self, u: Array) -> bool:
+        """Whether the bounds of the kernel, or of the loss, end before u."""
+        low, high = self.bounds.T
+        return bool((u < low).any() or (u > high).any())
+
+    def fitted(self, u: Array, tol: float, near: Any) -> Any:
+        """The posterior there; None if none settles, from a start or without."""
+        for start in (near, None) if near is not None else (None,):
+            self.n_fits += 1
+            try:
+                here = self.at(self.theta_of(u))
+                found = here.fit(replace(self.schedule, tol=tol), start)
+                if trusted(found) and math.isfinite(found.log_evidence):
+                    self._slopes[u.tobytes()] = here.gradient(found)
+                    return found
+            except FAILURES:
+                continue
+        return None
+
+    def log_prior(self, u: Array) -> tuple[float, Array]:
+        """Log density over u, and its slopes."""
+        if self.ended(u):
+            return -math.inf, np.zeros(len(u))
+        pairs = zip(self.unknowns, u.tolist(), strict=True)
+        values, slopes = np.array([one.log_density(at)[:2] for one, at in pairs]).T
+        return float(values.sum()), slopes
+
+    def point(self, u: Array, post: Any) -> HyperPoint:
+        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
+
+    def slopes(self, point: HyperPoint) -> Array:
+        """Of the log density at a fixed point, (m,)."""
+        by_theta = self._slopes[point.u.tobytes()][self.places]
+        return np.asarray(self.powers * by_theta + self.log_prior(point.u)[1])
+
+    def matters(self, least: float) -> bool:
+        """Whether an average changes a sd by more than this share, by fits beside the start."""
+        u = self.starts[0]
+        post = self.fitted(u, TOLERANCES[0], None)
+        if post is None:
+            return False
+
+        def fitted(u: Array, near: Any) -> HyperPoint | None:
+            found = None if self.ended(u) else self.fitted(u, TOLERANCES[0], near)
+            return None if found is None else self.point(u, found)
+
+        mode = self.point(u, post)
+        axes = principal_axes(mode, fitted, self.slopes)
+        beside = [fitted(u - axis, post) for axis in axes.T]
+        known = [one for one in beside if one is not None]
+        scales = np.array(["sd" in one.name or one.name == "scale" for one in self.unknowns])
+        spread = sum((one.u - u)[scales] ** 2 for one in known)
+        of_scales = float(np.max(grown(spread, 0.0), initial=0.0))
+        more = max(of_scales, change(post, [one.fit for one in known]))
+        return len(known) < len(beside) or more >= least
+
+    def modes(self) -> list[HyperPoint]:
+        """Local maxima, from each start; the most probable one first."""
+        found = []
+        for start in self.starts:
+            last: Any = None
+
+            def fitted(u: Array, tol: float) -> Any:
+                nonlocal last
+                here = self.fitted(u, tol, last)
+                last = here if here is not None else last
+                return here
+
+            u = climbed(self, fitted, start)
+            post = fitted(u, TOLERANCES[0])
+            if post is not None:
+                found.append(self.point(u, post))
+        if not found:
+            raise no_fit()
+        return sorted(found, key=lambda one: -one.value)
+
+
+def at_kernel(process: Problem, K: Array, dK: Array, by_loss: Callable[[Any], Array]) -> Fitted:
+    """A process with this kernel, (n, n), whose array it takes, and derivatives (n, n, p).
+
+    by_loss: the gradient by numbers of the likelihood, from a posterior.
+    """
+    ours = process.with_kernel(K)
+
+    def fit(schedule: Any, start: Any, callback: Any = None) -> Any:
+        given = {"stacklevel": None, "callback": callback, "slopes": dK.size > 0}
+        return fit_process(ours._replace(schedule=schedule), start, **given)
+
+    def gradient(post: Any) -> Array:
+        by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
+        return np.append(by_kernel, by_loss(post))
+
+    return Fitted(fit, gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class IntegratedProcess(IntegratedPosterior):
+    """A process that is averaged over hyper-parameters: a mixture of Gaussians.
+
+    As :class:`IntegratedPosterior`, of the latent values of the rows; new inputs are rows X, since
+    each point of the mixture has a kernel of its own.
+
+    Attributes
+    ----------
+    kernels : tuple of kernels
+        One for each point.
+    X : ndarray of shape (n, d)
+        The inputs of the fit.
+    """
+
+    kernels: tuple[Any, ...] = field(default=(), repr=False)
+    X: Any = field(default=None, repr=False)
+
+    @classmethod
+    def with_kernels(
+        cls, post: IntegratedPosterior, kernel_at: Callable[[Array], Any], X: Array
+    ) -> Self:
+        """kernel_at: of a point, (m,)."""
+        own = {one.name: getattr(post, one.name) for one in fields(post)}
+        return cls(**own, kernels=tuple(kernel_at(point) for point in post.points), X=X)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Kernels are objects of other packages, which are not written: it is refused."""
+        raise ValueError(
+            "the posterior has kernels, which are not written; allowed: pickle, or save of one of "
+            "its posteriors"
+        )
+
+    def latents_at(self, X: Any, joint: bool = False) -> list[tuple[Array, Array]]:
+        """Mean and variance of the process at rows, for each point."""
+        rows, found = np.asarray(X), []
+        for post, kernel in zip(self.posteriors, self.kernels, strict=True):
+            own = kernel(rows) if joint else kernel.diag(rows)
+            found.append(post.predict_latent(kernel(rows, self.X), own, joint))
+        return found
+
+    def _each(self, name: str, X: Any, offset: Any, *given: Any) -> list[Any]:
+        """What a method of the likelihoods says of rows."""
+        pairs = zip(self.posteriors, self.latents_at(X), strict=True)
+        return [
+            getattr(post.known_loss(), name)(*given, shifted(mean, offset), variance)
+            for post, (mean, variance) in pairs
+        ]
+
+    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
+        """Mean and variance of the process at new rows, or their covariance if joint."""
+        parts = self.latents_at(X, joint)
+        mean = self._mixed([m for m, _ in parts])
+        gaps = [m - mean for m, _ in parts]
+        spread = [np.outer(gap, gap) if joint else gap**2 for gap in gaps]
+        return mean, self._mixed([v + more for (_, v), more in zip(parts, spread, strict=True)])
+
+    def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Probability of the label +1 at new rows, (m,)."""
+        return self._mixed(self._each("predict_proba", X, offset))
+
+    def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """The most probable label, -1 or +1; else the predictive mean of y."""
+        if self.known_loss().by_margin:
+            return np.where(self.predict_proba(X, offset) >= 0.5, 1.0, -1.0)
+        return self._mixed(self._each("predict", X, offset))
+
+    def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Predictive variance of y."""
+        means = self._each("predict", X, offset)
+        if self.known_loss().by_margin:
+            p = self.predict_proba(X, offset)
+            return 4.0 * p * (1.0 - p)
+        middle = self._mixed(means)
+        within = self._mixed(self._each("predict_variance", X, offset))
+        return within + self._mixed([(mean - middle) ** 2 for mean in means])
+
+    def predict_quantile(
+        self, X: ArrayLike, q: float = 0.5, offset: ArrayLike | None = None
+    ) -> Array:
+        """Predictive quantiles of y, (m,)."""
+        latents = [(shifted(m, offset), v) for m, v in self.latents_at(X)]
+        found = [post.known_loss() for post in self.posteriors]
+        return losses.quantiles.of_mixture(q, found, self.weights, latents)
+
+    def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Log probability of responses at new rows, (m,)."""
+        responses = self.known_loss().responses("y", y, len(np.asarray(X)))
+        each = self._each("log_predictive", X, offset, responses)
+        return np.asarray(special.logsumexp(np.stack(each).T, axis=1, b=self.weights))
+
+    def sample_latent(
+        self, X: ArrayLike, size: int, rng: np.random.Generator | int | None = None
+    ) -> Array:
+        """Draw the process at new rows, (size, m)."""
+        return self._drawn_at(X, size, rng, lambda post, latent, draws: latent)
+
+    def _drawn_at(
+        self, X: Any, size: int, rng: Any, said: Callable[[Any, Array, Any], Array]
+    ) -> Array:
+        """What is said of draws of the process at new rows by the posteriors that they are of."""
+        size, rng = _checks.integer("size", size, least=0), _checks.generator("rng", rng)
+        latents = iter(self.latents_at(X, True))
+        return self._drawn(
+            size,
+            rng,
+            lambda post, n, draws: said(post, draws_of(*next(latents), n, draws), draws),
+        )
+
+    def sample_y(
+        self,
+        X: ArrayLike,
+        size: int,
+        rng: np.random.Generator | int | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Array:
+        """Draw responses at new rows, all of a draw from one process, (size, m)."""
+        return self._drawn_at(
+            X,
+            size,
+            rng,
+            lambda post, latent, draws: post.known_loss().sample(shifted(latent, offset), draws),
+        )
+
+
+def fit_hyper_gp(
+    kernel: Any,
+    X: ArrayLike,
+    y: ArrayLike,
+    *,
+    loss: Any = "gaussian",
+    priors: Mapping[str, priors.Scale] | None = None,
+    learn: Mapping[str, priors.Scale] | None = None,
+    offset: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    jitter: float = 1e-10,
+    schedule: EP | None = None,
+    strategy: str = "auto",
+    rng: int = 0,
+) -> IntegratedProcess:
+    """Fit a Gaussian process and average over its kernel's hyper-parameters, and over the noise.
+
+    For each value of the hyper-parameters EP fits the latent values of the rows; the density of a
+    value is its prior times the evidence of its fit. The result is the mixture of the fits.
+
+    Parameters
+    ----------
+    kernel : kernel of sklearn.gaussian_process.kernels
+        With the values where a search begins; those without a prior stay as they are. Another one
+        searches from length scales four times as long: modes that differ are averaged over.
+    X : array_like of shape (n, d)
+        Rows.
+    y : array_like of shape (n,) or (n, k)
+        What the loss takes.
+    loss : str or Loss
+        As in :func:`epfast.fit_gp`, of one latent value per row.
+    priors : dict
+        ``{name: prior}``, priors of :mod:`epfast.priors`. A name is that of a hyper-parameter of
+        the kernel, as "k2__length_scale", or the last part of it where only one has that,
+        "length_scale"; "sd" is the root of "constant_value", "noise_sd" that of "noise_level".
+        Each of several length scales has the prior.
+    learn : dict, optional
+        As in :func:`epfast.fit_hyper`: numbers of the loss; "sd" is that of Gaussian noise.
+    offset, weights
+        As in :func:`epfast.fit_gp`.
+    jitter : float
+        Added to the diagonal of the kernel matrix.
+    schedule : EP, optional
+        Of each fit; None: ``EP()``. Its tolerance is 1e-6 here.
+    strategy, rng
+        As in :func:`epfast.fit_hyper`.
+
+    Returns
+    -------
+    IntegratedProcess
+        ``hyper`` is a table of the hyper-parameters; predictions take new rows X.
+
+    Raises
+    ------
+    ValueError, TypeError, FloatingPointError
+        As :func:`epfast.fit_hyper`.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If points gave no fit, or few of them carry the average.
+
+    References
+    ----------
+    Rue, H., Martino, S. and Chopin, N. (2009). Approximate Bayesian inference for latent Gaussian
+    models by using integrated nested Laplace approximations. Journal of the Royal Statistical
+    Society B 71(2), 319-392. With EP in place of their Laplace approximation.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> from epfast.priors import Gamma, HalfNormal
+    >>> from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+    >>> x = np.linspace(-4, 4, 15)[:, None]
+    >>> y = np.random.default_rng(0).poisson(np.exp(np.sin(x[:, 0])))
+    >>> post = epfast.fit_hyper_gp(
+    ...     ConstantKernel(1.0) * RBF(1.0),
+    ...     x,
+    ...     y,
+    ...     loss="poisson",
+    ...     priors={"length_scale": Gamma(4, 2), "sd": HalfNormal(2.0)},
+    ... )
+    >>> post.hyper_names
+    ('length_scale', 'sd')
+    """
+    _checks.choice("strategy", strategy, STRATEGIES)
+    seed = _checks.integer("rng", rng, least=0)
+    if schedule is not None and not isinstance(schedule, EP):
+        raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: EP(...) or None")
+    if not hasattr(kernel, "clone_with_theta"):
+        raise TypeError(
+            f"kernel is {_checks.describe(kernel)}; allowed: a kernel of "
+            "sklearn.gaussian_process.kernels"
+        )
+    rows = _checks.array("X", X, shape=(None, None))
+    added = _checks.number("jitter", jitter, least=0.0)
+    chosen = losses.resolve(loss, y)
+    if not chosen.is_likelihood or chosen.latents != 1:
+        raise ValueError(
+            f"loss is {chosen!r}; allowed: a likelihood with one latent value per row, as "
+            "'gaussian' or 'poisson'"
+        )
+    unknowns, places, powers = _of_kernel(kernel, priors)
+    numbers = numbers_at_door(learn, chosen)
+    if not unknowns and not numbers:
+        raise ValueError(
+            "priors and learn are empty; allowed: a hyper-parameter of the kernel or a number of "
+            "the loss at least; fit_gp has none"
+        )
+    if numbers:
+        chosen = begun(chosen, numbers, y, weights, offset)
+    choices = choose_process(chosen.with_offset(offset is not None), None, schedule)
+    process = choices.problem(responses_of(choices.loss, y, len(rows), weights, offset))
+    names = [*(one.name for one in unknowns)]
+    free = [one._replace(name=f"noise_{one.name}") if one.name in names else one for one in numbers]
+    of_loss = [("variance", 2.0) if one.name == "sd" else (one.name, 1.0) for one in numbers]
+    p = len(kernel.theta)
+    start = [math.log(getattr(choices.loss, name)) for name, _ in of_loss]
+
+    def at(theta: Array) -> Fitted:
+        K, dK = kernel.clone_with_theta(theta[:p])(rows, eval_gradient=True)
+        K = np.array(K, dtype=np.float64, order="C")
+        K[np.diag_indices(len(K))] += added
+        given = {name: math.exp(u) for (name, _), u in zip(of_loss, theta[p:], strict=True)}
+        here = choices.loss.with_parameters(**given) if given else choices.loss
+
+        def by_loss(post: Any) -> Array:
+            slopes = post.loss_gradient() if given else {}
+            return np.array([value * float(slopes[name]) for name, value in given.items()])
+
+        return at_kernel(process._replace(loss=here), K, dK, by_loss)
+
+    bounds = np.concatenate(
+        [
+            np.clip(np.asarray(kernel.bounds).reshape(-1, 2), -REACH, REACH),
+            *(np.log([choices.loss.limits(name)]) for name, _ in of_loss),
+        ]
+    )
+    target = Processes(
+        at,
+        choices.schedule,
+        [*unknowns, *free],
+        np.append(kernel.theta, start),
+        np.append(places, p + np.arange(len(numbers))).astype(np.intp),
+        np.append(powers, [power for _, power in of_loss]),
+        bounds,
+        np.array(
+            [math.log(LONGER) if "length_scale" in one.name else 0.0 for one in [*unknowns, *free]]
+        ),
+    )
+
+    def kernel_at(point: Array) -> Any:
+        return kernel.clone_with_theta(target.theta_of(np.log(point))[:p])
+
+    return IntegratedProcess.with_kernels(averaged(target, strategy, seed), kernel_at, rows)
+
+
+def parameters_of(kernel: Any) -> Iterator[tuple[str, str, float]]:
+    """Of each entry of theta its name, its short name and the power of that."""
+    for one in kernel.hyperparameters:
+        if one.fixed:
+            continue
+        last = one.name.rsplit("__", 1)[-1]
+        for k in range(one.n_elements):
+            place = f"[{k}]" if one.n_elements > 1 else ""
+            yield one.name + place, ROOTS.get(last, last) + place, 2.0 if last in ROOTS else 1.0
+
+
+def _of_kernel(kernel: Any, given: Any) -> tuple[list[Unknown], Array, Array]:
+    """Hyper-parameters of the kernel that have priors, their places in theta, and powers."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"priors is {_checks.describe(given)}; allowed: a dict of priors by name, or None"
+        )
+    known = list(parameters_of(kernel))
+    unknowns, places, powers = [], [], []
+    for name, prior in (given or {}).items():
+        ends = [name, f"{name}["]
+        full = [k for k, one in enumerate(known) if one[0] == name or one[0].startswith(ends[1])]
+        short = [
+            k
+            for k, (whole, other, _) in enumerate(known)
+            if other == name or other.startswith(ends[1]) or whole.endswith(f"__{name}")
+        ]
+        found = full or short
+        owners = {known[k][0].split("[")[0] for k in found}
+        if len(owners) != 1:
+            said = ", ".join(dict.fromkeys(repr(one[0].split("[")[0]) for one in known)) or "none"
+            roots = [one[1] for one in known if one[2] == 2.0]
+            said += "".join(f", {one!r}" for one in dict.fromkeys(roots) if roots.count(one) == 1)
+            what = "which several of the kernel have" if owners else "which the kernel has not"
+            raise ValueError(f"priors has {name!r}, {what}; allowed: {said}")
+        checked = prior_at_door(f"priors[{name!r}]", prior)
+        for k in found:
+            if k in places:
+                raise ValueError(f"priors has {known[k][0]!r} twice; allowed: once")
+            is_root = known[k][1].split("[")[0] == name and known[k][2] == 2.0
+            place = known[k][0][known[k][0].index("[") :] if "[" in known[k][0] else ""
+            unknowns.append(Unknown(name + place, checked))
+            places.append(k)
+            powers.append(2.0 if is_root else 1.0)
+    return unknowns, np.array(places), np.array(powers)
