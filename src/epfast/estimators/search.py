@@ -187,8 +187,9 @@ class Search:
         u = None
         if self.problem.flat:
             begin, rise = self._pilot(low, high)
-            begin, settled = self._with_sites(low, high, begin)
-            schedule = self.quick if math.isnan(rise) else self.fine
+            settled, schedule = False, self.fine
+            if math.isnan(rise):
+                (begin, settled), schedule = self._with_sites(low, high, begin), self.quick
             u = begin if settled else self._root(low, high, begin, rise, schedule)
         if u is None:
             u = self._best(low, high)
