@@ -863,7 +863,7 @@ def defaults(data: Data) -> Iterator[Fit]:
 
 
 def learned(data: Data) -> Iterator[Fit]:
-    """Estimators without arguments, which search their hyper-parameters."""
+    """Estimators at the best of their hyper-parameters."""
     from sklearn.datasets import load_breast_cancer
     from sklearn.preprocessing import StandardScaler
 
@@ -873,13 +873,17 @@ def learned(data: Data) -> Iterator[Fit]:
     for name, model, response in (
         ("LinearClassifier", epfast.LinearClassifier(), labels(h)),
         ("LinearClassifier, three classes", epfast.LinearClassifier(), ordered(h)),
-        ("LinearRegressor", epfast.LinearRegressor(), noisy(h)),
-        ("LinearRegressor, counts", epfast.LinearRegressor(loss="poisson"), counts(h)),
+        ("LinearRegressor", epfast.LinearRegressor(integrate=False), noisy(h)),
+        (
+            "LinearRegressor, counts",
+            epfast.LinearRegressor(loss="poisson", integrate=False),
+            counts(h),
+        ),
     ):
         yield Fit(name, lambda m=model, r=response: m.fit(train, r[:100]), (new,))
     for name, model, response in (
-        ("GPClassifier", epfast.GPClassifier(), labels(h)),
-        ("GPRegressor", epfast.GPRegressor(), noisy(h)),
+        ("GPClassifier", epfast.GPClassifier(integrate=False), labels(h)),
+        ("GPRegressor", epfast.GPRegressor(integrate=False), noisy(h)),
     ):
         yield Fit(name, lambda m=model, r=response: m.fit(train[:60, :2], r[:60]), (new[:, :2],))
     cells, benign = load_breast_cancer(return_X_y=True)
