@@ -42,6 +42,8 @@ DROP, FAINT = 5.0, 7.0
 #: which that over a prior variance alone changes held-out log loss by less than .0002, and the same
 #: of labels, in nats of a row
 CHANGE, SURE, LITTLE = 0.05, 1.0, 5e-4
+#: tolerance of fits that only tell how much an average would change
+ROUGH = 0.03
 #: last step to the mode where the evidence is exact, and distance of a mode from an end of the
 #: range at which it has no average
 LAST, AT_END = 1e-6, 1e-3
@@ -108,15 +110,15 @@ class Target:
         low, high = self.joint.bounds.T
         return float(np.min([u - low, high - u]))
 
-    def point(self, u: Array, near: Any) -> HyperPoint | None:
-        """The point at u, from fits near it; None where none holds."""
+    def point(self, u: Array, near: Any, tol: float = 0.0) -> HyperPoint | None:
+        """The point at u, from fits near it, of a looser tolerance; None where none holds."""
         joint, search = self.joint, self.search
         if not self.room(u) >= 0.0:
             return HyperPoint(u, -math.inf, None)
         if joint.spectrum is not None:  # the fits are those of few points
             return HyperPoint(u, joint.of_spectrum(u)[0], None)
         search.last = search.last if near is None else near.posteriors
-        found = joint.fits(u, search.fine)
+        found = joint.fits(u, search.to(tol))
         return None if found is None else HyperPoint(u, joint.value(u, found), found)
 
     def fit_of(self, u: Array, found: Fits | None) -> Fits:
@@ -130,14 +132,15 @@ class Target:
     def slopes(self, point: HyperPoint) -> Array:
         return self.joint.slopes(point.u, point.fit)
 
-    def surface(self, mode: HyperPoint) -> Surface:
+    def surface(self, mode: HyperPoint, tol: float = 0.0) -> Surface:
         """In units of sds of the curvature; of a prior variance alone of SPACING."""
         if self.alone:
             return Surface(mode, self.point, np.array([[SPACING]]))
+        point = partial(self.point, tol=tol)
         bent = self.joint.bent(mode.u, mode.fit)
         known = np.isfinite(bent).all()
-        axes = axes_of(bent) if known else principal_axes(mode, self.point, self.slopes)
-        return Surface(mode, self.point, axes)
+        axes = axes_of(bent) if known else principal_axes(mode, point, self.slopes)
+        return Surface(mode, point, axes)
 
     def matters(self, mode: HyperPoint, surface: Surface, rows: Any) -> bool:
         """Whether the average changes a sd by more than CHANGE, as far as a fit an axis tells."""
@@ -228,7 +231,7 @@ def averaged(
     target, n_lost = Target(joint, found, fits, scale), joint.search.n_lost
     if not 0 < len(target.names) <= MOST:
         return fits, found
-    surface = target.surface(target.begin)
+    surface = target.surface(target.begin, ROUGH)
     inside = target.room(target.start) >= AT_END
     if not always and inside and not target.matters(target.begin, surface, rows):
         return fits, found

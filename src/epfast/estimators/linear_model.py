@@ -54,7 +54,7 @@ READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 3_000, 1e-4
 SEARCHES = ("evidence", "ard")
 #: most rows of which a regressor is averaged over hyper-parameters, and most of the fewer of rows
 #: and columns, as each point keeps a matrix
-MOST_ROWS, MOST_SIZE = 2000, 500
+MOST_ROWS, MOST_SIZE = 1000, 500
 
 
 class LinearModel(Coefficients):
