@@ -52,9 +52,9 @@ LATENT_SCHEDULE = EP(sweeps=200, tol=1e-6)
 #: many numbers of X, within limits, and the tolerance
 READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 3_000, 1e-4
 SEARCHES = ("evidence", "ard")
-#: most rows of which a regressor is averaged over hyper-parameters, and most of the fewer of rows
-#: and columns, as each point keeps a matrix
-MOST_ROWS, MOST_SIZE = 1000, 500
+#: a regressor of fewer rows is averaged over hyper-parameters, if rows or columns are at most so
+#: many, as each point keeps a matrix
+FEWER_ROWS, MOST_SIZE = 2000, 500
 
 
 class LinearModel(Coefficients):
@@ -325,7 +325,7 @@ class LinearModel(Coefficients):
             )
         n, d = problem.shape
         labels = problem.loss.by_margin or problem.loss.latents != 1
-        small = labels or (n <= MOST_ROWS and min(n, d) <= MOST_SIZE)
+        small = labels or (n < FEWER_ROWS and min(n, d) <= MOST_SIZE)
         possible = possible and given is not False and (given is True or small)
         if not possible or learnt.starts is None or not binary.certified(fits):
             return fits, learnt

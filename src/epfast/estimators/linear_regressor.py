@@ -69,7 +69,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
     integrate : bool or "auto"
         Whether to average over the prior variance and the parameters that are learnt, under their
         weak priors: half-Cauchy by ``prior_scale``; gamma(2, 0.1) of degrees of freedom; flat of
-        shares. Cuts of ordered classes are held at their mode. "auto": with up to 1,000 rows, where
+        shares. Cuts of ordered classes are held at their mode. "auto": below 2,000 rows, where
         it changes a standard deviation by more than 5 %, as far as the curvature of the evidence
         and a fit for each hyper-parameter tell. False: the most probable ones alone, whose
         intervals are too short where rows are few. With Gaussian noise it costs no fits.
