@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from scipy import optimize
 
 from epfast._arrays import Array
 from epfast.estimators.descent import descend, root_of_slopes
@@ -269,20 +268,9 @@ class Descent:
         return found
 
     def _descend(self, theta: Array) -> None:
-        """L-BFGS: as it is for kernels alone, with small steps at first beside parameters."""
-        bounds, self.left = self.problem.bounds, MOST_LOST
+        self.left = MOST_LOST
         with suppress(_Ended):
-            if self.problem.parameters.names:
-                descend(self._with_wall, theta, bounds, self.options)
-                return
-            optimize.minimize(
-                self._with_wall,
-                np.clip(theta, bounds[:, 0], bounds[:, 1]),
-                method="L-BFGS-B",
-                jac=True,
-                bounds=bounds,
-                options=self.options,
-            )
+            descend(self._with_wall, theta, self.problem.bounds, self.options)
 
 
 def descents(
