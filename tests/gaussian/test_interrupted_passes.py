@@ -30,6 +30,9 @@ KINDS = {
     },
 }
 
+#: defaults of a problem whose rows come in several pieces
+SMALL_PIECES = tuple((Problem._field_defaults | {"chunk": 120}).values())
+
 
 def part(arguments, rows):
     given = {"schedule": ADF(), **arguments}
@@ -43,7 +46,7 @@ def test_a_pass_resumed_from_any_point_is_the_pass(kind, monkeypatch):
     arguments = KINDS[kind]
     # pieces of a few rows, as with many columns or on a slow machine
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
-    monkeypatch.setattr(Problem.__new__, "__defaults__", (None, 120, False, *6 * (None,)))
+    monkeypatch.setattr(Problem.__new__, "__defaults__", SMALL_PIECES)
 
     def fit():
         return fit_linear(X, Y, **part(arguments, slice(None)))
@@ -96,7 +99,7 @@ def test_a_memory_map(posterior, tmp_path):
 def test_rows_in_an_order_of_their_own(posterior, monkeypatch):
     """Rows sorted by their labels are shuffled; the posterior knows which it took in."""
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
-    monkeypatch.setattr(Problem.__new__, "__defaults__", (None, 120, False, *6 * (None,)))
+    monkeypatch.setattr(Problem.__new__, "__defaults__", SMALL_PIECES)
     order = np.argsort(Y, kind="stable")
     rows, y, settle = X[order], Y[order], 100 if posterior == "factorized" else None
     given = {"posterior": posterior, "schedule": ADF(settle=settle)}
@@ -128,7 +131,7 @@ def chunks(first, size=90):
 @pytest.mark.parametrize("size", [None, 7], ids=["rows", "minibatches"])
 def test_a_pass_over_chunks_resumed_from_any_point_is_the_pass(size, settle, monkeypatch):
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
-    monkeypatch.setattr(Problem.__new__, "__defaults__", (None, 120, False, *6 * (None,)))
+    monkeypatch.setattr(Problem.__new__, "__defaults__", SMALL_PIECES)
     given = {"batch_size": size, "schedule": ADF()}
     if settle is not None:
         given |= {"posterior": "factorized", "schedule": ADF(settle=settle)}

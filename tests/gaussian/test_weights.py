@@ -42,7 +42,7 @@ def test_small_weights_are_powers(loss):
 
 def test_weights_of_one_are_none():
     plain, ones = fit_gp(K, Y), fit_gp(K, Y, weights=np.ones(40))
-    assert ones.problem.weights is None
+    assert ones.problem.data.weights is None
     np.testing.assert_array_equal(plain.mean, ones.mean)
 
 
@@ -65,7 +65,7 @@ def test_files_keep_them(tmp_path):
     post = fit_gp(K, Y, weights=COUNTS)
     post.save(tmp_path / "post.npz")
     loaded = epfast.load(tmp_path / "post.npz")
-    np.testing.assert_array_equal(loaded.problem.weights, COUNTS)
+    np.testing.assert_array_equal(loaded.problem.data.weights, COUNTS)
     np.testing.assert_array_equal(loaded.loo_log_predictive(), post.loo_log_predictive())
     assert loaded.residual == post.residual
 
@@ -77,9 +77,18 @@ def test_files_keep_them(tmp_path):
         ({"weights": COUNTS[:5]}, "weights"),
         ({"weights": np.zeros(40)}, "weights are all 0"),
         ({"weights": "ab"}, "weights"),
-        ({"weights": COUNTS, "schedule": DoubleLoop()}, "weights are given; allowed with DoubleL"),
-        ({"weights": COUNTS, "schedule": EP(order="parallel")}, "weights are given"),
-        ({"weights": COUNTS, "scheme": epfast.schemes.Relaxed(weight=0.1)}, "relaxed EP: None"),
+        (
+            {"weights": COUNTS, "schedule": DoubleLoop()},
+            "weights is .* not allowed with a process, DoubleLoop",
+        ),
+        (
+            {"weights": COUNTS, "schedule": EP(order="parallel")},
+            "weights is .* beside order=.parallel",
+        ),
+        (
+            {"weights": COUNTS, "scheme": epfast.schemes.Relaxed(weight=0.1)},
+            "weights is .* beside scheme=.relaxed",
+        ),
     ],
 )
 def test_refusals(arguments, message):
