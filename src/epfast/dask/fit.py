@@ -150,7 +150,8 @@ def fit_linear(
         posterior = "full" if d <= FULL_UP_TO or isinstance(schedule, GROUPS) else "factorized"
         if posterior != "full":
             notes.note_factorized(rows.X.shape)
-    tasks = {} if isinstance(schedule, ADF) else {"executor": client}
+    # shards are tasks without a client, too: threads do them
+    tasks = {} if isinstance(schedule, ADF) else {"executor": client or "threads"}
     chosen = choose(loss, scheme, posterior, batch_size, schedule, beta, tasks)
     _checks.callback(callback)
     _checks.progress(progress)

@@ -270,7 +270,8 @@ def test_history_record_warm_start_and_residual():
 
 def test_ctrl_c_leaves_the_chunks_so_far_and_the_fit_goes_on_from_there(monkeypatch):
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
-    monkeypatch.setattr(Problem.__new__, "__defaults__", (None, 40, False, *6 * (None,)))
+    defaults = tuple((Problem._field_defaults | {"chunk": 40}).values())
+    monkeypatch.setattr(Problem.__new__, "__defaults__", defaults)
     X, y = classes(900, 4, noise=2.0)
 
     def fit(loss="logistic", start=None):
