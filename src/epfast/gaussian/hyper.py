@@ -490,21 +490,13 @@ def fit_hyper(
     >>> post.mean[8].round(1), post.sd[8].round(1)
     (np.float64(4.4), np.float64(3.3))
     """
-    _checks.choice("strategy", strategy, STRATEGIES)
-    seed = _checks.integer("rng", rng, least=0)
-    if schedule is not None and not isinstance(schedule, EP):
-        raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: EP(...) or None")
+    seed = seed_at_door(strategy, rng, schedule)
     rows, names = _checks.rows("X", X), column_names(X)
     d = rows.shape[1]
     unknowns = _groups_at_door(sds, d, names)
     blocks, of_blocks = _blocks_at_door(correlations, unknowns)
     unknowns += of_blocks
-    chosen = losses.resolve(loss, y)
-    if not chosen.is_likelihood or chosen.latents != 1:
-        raise ValueError(
-            f"loss is {chosen!r}; allowed: a likelihood with one latent value per row, as "
-            "'gaussian' or 'poisson'"
-        )
+    chosen = likelihood_at_door(loss, y)
     numbers = numbers_at_door(learn, chosen)
     if not unknowns and not numbers:
         raise ValueError(
@@ -551,6 +543,26 @@ def fit_hyper(
     if ones is not None:
         variance = np.append(variance, ones)
     return averaged(Rows(problem, [*unknowns, *numbers], mean, variance, blocks), strategy, seed)
+
+
+def seed_at_door(strategy: Any, rng: Any, schedule: Any) -> int:
+    """The seed of an average, after a check of what it is made by."""
+    _checks.choice("strategy", strategy, STRATEGIES)
+    seed = _checks.integer("rng", rng, least=0)
+    if schedule is not None and not isinstance(schedule, EP):
+        raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: EP(...) or None")
+    return seed
+
+
+def likelihood_at_door(loss: Any, y: ArrayLike) -> Loss:
+    """The loss, a likelihood with one latent value per row."""
+    chosen = losses.resolve(loss, y)
+    if not chosen.is_likelihood or chosen.latents != 1:
+        raise ValueError(
+            f"loss is {chosen!r}; allowed: a likelihood with one latent value per row, as "
+            "'gaussian' or 'poisson'"
+        )
+    return chosen
 
 
 def _large(X: Any, groups: list[Unknown], blocks: list[Block]) -> NDArray[np.intp] | None:

@@ -18,15 +18,16 @@ from epfast.gaussian.certificate import trusted
 from epfast.gaussian.choices import choose_process
 from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.hyper import (
-    STRATEGIES,
     TOLERANCES,
     Unknown,
     averaged,
     begun,
     climbed,
+    likelihood_at_door,
     no_fit,
     numbers_at_door,
     prior_at_door,
+    seed_at_door,
 )
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.posterior import shifted
@@ -397,10 +398,7 @@ def fit_hyper_gp(
     >>> post.hyper_names
     ('length_scale', 'sd')
     """
-    _checks.choice("strategy", strategy, STRATEGIES)
-    seed = _checks.integer("rng", rng, least=0)
-    if schedule is not None and not isinstance(schedule, EP):
-        raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: EP(...) or None")
+    seed = seed_at_door(strategy, rng, schedule)
     if not hasattr(kernel, "clone_with_theta"):
         raise TypeError(
             f"kernel is {_checks.describe(kernel)}; allowed: a kernel of "
@@ -408,12 +406,7 @@ def fit_hyper_gp(
         )
     rows = _checks.array("X", X, shape=(None, None))
     added = _checks.number("jitter", jitter, least=0.0)
-    chosen = losses.resolve(loss, y)
-    if not chosen.is_likelihood or chosen.latents != 1:
-        raise ValueError(
-            f"loss is {chosen!r}; allowed: a likelihood with one latent value per row, as "
-            "'gaussian' or 'poisson'"
-        )
+    chosen = likelihood_at_door(loss, y)
     unknowns, places, powers = _of_kernel(kernel, priors)
     numbers = numbers_at_door(learn, chosen)
     if not unknowns and not numbers:
