@@ -1,6 +1,5 @@
 """BLAS threads, progress, and the pace at which the core is left."""
 
-import gc
 import itertools
 import os
 import signal
@@ -31,13 +30,7 @@ from epfast.inference.runtime import (
 )
 from tests.oracles.data import classes
 
-
-@pytest.fixture(autouse=True)
-def _no_limit_of_before():
-    """Limits that Ctrl-C has left in exceptions of other tests, which nobody has collected yet."""
-    gc.collect()
-    with one_blas_thread(3):
-        pass
+pytestmark = pytest.mark.usefixtures("no_limit_of_before")
 
 
 def blas_pools():
@@ -445,3 +438,19 @@ def test_a_child_of_a_first_fit():
     """It does not wait for what the first fit imports and looks up."""
     for _ in range(3):
         subprocess.run([sys.executable, "-c", FIRST], check=True, timeout=60)
+
+
+def test_ctrl_c_in_the_end_of_a_hold(monkeypatch):
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    keep, presses = runtime._BlasLimit._keep, iter([KeyboardInterrupt])
+
+    def pressed(but):
+        for press in presses:
+            raise press
+        keep(but)
+
+    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+        with pytest.raises(KeyboardInterrupt) as caught, blas_threads(1):
+            monkeypatch.setattr(runtime._BlasLimit, "_keep", staticmethod(pressed))
+        assert set(blas_pools()) == {3}
+        assert caught.value.__traceback__ is not None

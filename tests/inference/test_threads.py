@@ -130,6 +130,7 @@ def test_a_process_that_gives_no_threads(monkeypatch):
     assert done == [(0, lane) for lane in range(4)]
 
 
+@pytest.mark.usefixtures("no_limit_of_before")
 def test_blas_has_one_thread_while_ours_work_and_is_left_as_found():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")

@@ -105,8 +105,13 @@ class _BlasLimit(AbstractContextManager[None]):
             self._keep(None)
 
     def __exit__(self, *raised: object) -> None:
-        with self.lock:
-            self._keep(self)
+        try:
+            with self.lock:
+                self._keep(self)
+        except KeyboardInterrupt:
+            with self.lock:
+                self._keep(self)
+            raise
 
     @classmethod
     def begin_again(cls) -> None:
