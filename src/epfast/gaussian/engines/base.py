@@ -242,13 +242,12 @@ class EPEngine:
         raise NotImplementedError
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
-        if self.tilted is not None:
-            self.tilted.begin_sweep(state.sweeps)
-        visits, sweeps, last = self.visits(state), state.sweeps + 1, state
-        tasks = self.tasks
+        last, sweeps, tasks = state, state.sweeps + 1, self.tasks
         lost = 0 if tasks is None else tasks.n_lost
         state = self.before(state) if self.steps else state
-        sites = self.opened(state)
+        if self.tilted is not None:
+            self.tilted.begin_sweep(state.sweeps)
+        visits, sites = self.visits(state), self.opened(state)
         try:
             outcome = visits.sweep(state, sites, tick)
         except PartOfSweep:
