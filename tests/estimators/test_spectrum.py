@@ -29,11 +29,13 @@ def test_it_is_the_log_evidence_of_a_fit(shape, kind, intercept, weighted):
     given = {"intercept": intercept or False, "weights": weights}
     for variance, noise in ((0.3, 0.5), (20.0, 0.1), (1e-4, 9.0)):
         post = fit_linear(rows, y, loss=Gaussian(noise), prior_variance=variance, **given)
-        value, *slopes = spectrum.evidence(variance, noise)
+        value, slopes, bent = spectrum.evidence(variance, noise)
         assert value == pytest.approx(post.log_evidence, rel=1e-10)
         logs = np.log([variance, noise])
         differences = optimize.approx_fprime(logs, lambda u: spectrum.evidence(*np.exp(u))[0], 1e-6)
         np.testing.assert_allclose(slopes, differences, rtol=1e-3, atol=1e-4)
+        of_slopes = optimize.approx_fprime(logs, lambda u: spectrum.evidence(*np.exp(u))[1], 1e-6)
+        np.testing.assert_allclose(bent, of_slopes, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("fixed", [None, 0.5])

@@ -94,7 +94,7 @@ class Target:
         joint, u = self.joint, self.start
         if joint.spectrum is not None:
             u = newton(joint.exact, u, joint.bounds, LAST)
-            return HyperPoint(u, joint.of_spectrum(u)[0], self.fit_of(u, None))
+            return HyperPoint(u, joint.exact(u)[0], self.fit_of(u, None))
         climbed = joint.climb(u)
         if climbed is None or not climbed.settled:
             return None
@@ -116,7 +116,7 @@ class Target:
         if not self.room(u) >= 0.0:
             return HyperPoint(u, -math.inf, None)
         if joint.spectrum is not None:  # the fits are those of few points
-            return HyperPoint(u, joint.of_spectrum(u)[0], None)
+            return HyperPoint(u, joint.exact(u)[0], None)
         search.last = search.last if near is None else near.posteriors
         found = joint.fits(u, search.to(tol))
         return None if found is None else HyperPoint(u, joint.value(u, found), found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,8 +26,8 @@ from epfast.schedules import Schedule
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
 #: the last of Newton's steps with the sites of a sweep held, that another sweep changes
 NEARLY = 0.3
-#: step of differences of exact slopes, and of those on both sides, to 1e-8
-SHORT, LONG = 1e-6, 1e-4
+#: step of differences of slopes of priors, and of the last of Newton's with exact derivatives
+SHORT = 1e-6
 
 
 def flat(u: float) -> tuple[float, float]:
@@ -157,17 +158,19 @@ class Joint:
         return (self.value(u, found), slopes) if np.isfinite(slopes).all() else None
 
     def exact(self, u: Array) -> tuple[float, Array, Array]:
-        """Log evidence without a fit, its gradient and its second derivatives."""
-        points = [u, *(u + SHORT * np.eye(len(u)))]
-        values, slopes = zip(*map(self.of_spectrum, points), strict=True)
-        return values[0], slopes[0], (np.array(slopes[1:]) - slopes[0]) / SHORT
+        """Log of prior and evidence without a fit, its gradient and its second derivatives."""
+        return self._sum(self._of_spectrum, slice(None), u)
+
+    def _of_spectrum(self, u: Array) -> tuple[float, Array, Array]:
+        assert self.spectrum is not None
+        value, slopes, bent = self.spectrum.evidence(float(self.variance(u)), math.exp(u[self.k]))
+        sought = slice(1 - self.k, None)
+        return value, slopes[sought], bent[sought, sought]
 
     def bent(self, u: Array, found: Fits) -> Array:
         """Minus second derivatives of the log density, about: with sites, or cavities, held."""
-        moves = LONG * np.eye(len(u))
         if self.spectrum is not None:
-            sides = [(self.of_spectrum(u + by)[1], self.of_spectrum(u - by)[1]) for by in moves]
-            return np.array([before - after for after, before in sides]) / (2.0 * LONG)
+            return -self.exact(u)[2]
         bent = -self.log_prior(u)[2]
         numbers = slice(self.k, None)
         bent[numbers, numbers] -= self._gains(u[self.k :], found.posteriors)[2]
@@ -178,20 +181,12 @@ class Joint:
             bent[: self.k, : self.k] -= held.evidence(u[: self.k])[2]
         return bent
 
-    def of_spectrum(self, u: Array) -> tuple[float, Array]:
-        """Log evidence and its gradient, exactly, without a fit."""
-        assert self.spectrum is not None
-        noise = float(np.exp(u[self.k]))
-        value, by_variance, by_noise = self.spectrum.evidence(float(self.variance(u)), noise)
-        known = self.log_prior(u)
-        return value + known[0], np.array([by_variance, by_noise][1 - self.k :]) + known[1]
-
     def first(self, starts: list[Array]) -> Array:
         """The best of the starts, by quick fits."""
         best, where = -np.inf, starts[0]
         for u in starts if len(starts) > 1 else []:
             if self.spectrum is not None:
-                value = self.of_spectrum(u)[0]
+                value = self.exact(u)[0]
             else:
                 found = self.fits(u, self.search.quick)
                 value = -np.inf if found is None else self.value(u, found)

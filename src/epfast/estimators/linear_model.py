@@ -292,7 +292,7 @@ class LinearModel(Coefficients):
             spectrum = Spectrum.of(rows, y, weights, binary.intercept_variance)
         joint = Joint(search, parameters, fixed, groups, ranges, spectrum)
         middle = float(np.log(common).mean())
-        residuals = None if spectrum else log_spread_of_residuals(problem)
+        residuals = spectrum.log_spread() if spectrum else log_spread_of_residuals(problem)
         frees = parameters.starts(residuals)
         begins = [np.append(np.full(joint.k, middle), free) for free in frees]
         found = joint.climb(joint.first(begins))

@@ -111,9 +111,10 @@ class Parameters(NamedTuple):
 
         residuals: the log of their spread over that of y, where it is known; then as they spread.
         """
-        scales = self.scales()
+        powers = self.powers()
         if residuals is not None:
-            return [self.start + residuals * scales]
+            return [self.start + residuals * powers]
+        scales = powers > 0.0
         several = scales.any() and self.loss.log_concave is not False
         return [self.start + shift * scales for shift in (SHIFTS if several else SHIFTS[:1])]
 
@@ -124,13 +125,11 @@ class Parameters(NamedTuple):
         bounds = self.bounds[[first[name] for name in names]].reshape(-1, 2)
         return self._replace(loss=loss, names=names, bounds=bounds)
 
-    def scales(self) -> Array:
-        """(k,), 1 for the free number of a scale of the noise, 0 for the others."""
-        parts = [
-            np.full(np.size(getattr(self.loss, name)), float(name in ("variance", "scale")))
-            for name in self.names
-        ]
-        return np.concatenate(parts) if parts else np.empty(0)
+    def powers(self) -> Array:
+        """(k,), of the scale of the noise that free numbers are the logs of; 0 of the others."""
+        known = {"scale": 1.0, "variance": 2.0}
+        sizes = [np.size(getattr(self.loss, name)) for name in self.names]
+        return np.repeat([known.get(name, 0.0) for name in self.names], sizes)
 
     def at(self, free: Array) -> Loss:
         """The loss with these free numbers."""

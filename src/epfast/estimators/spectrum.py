@@ -121,26 +121,38 @@ class Spectrum(NamedTuple):
         squares = (vectors.T @ product) ** 2 * (1.0 if d <= n else values)
         return cls(values, squares, float(y @ (share * y)), float(share.sum()), intercept)
 
-    def evidence(self, variance: float, noise: float) -> tuple[float, float, float]:
-        """Log evidence, and its slopes by the log of the prior variance and by that of the noise.
+    def log_spread(self) -> float | None:
+        """See :func:`log_spread_of_residuals`."""
+        told = self.values > RIDGE * self.values.max(initial=0.0)
+        left = self.rest - float((self.squares[told] / self.values[told]).sum())
+        few = self.mass < ROWS_PER_COLUMN * len(self.values)
+        return None if few or not left > 1e-24 * self.rest else 0.5 * math.log(left / self.rest)
+
+    def evidence(self, variance: float, noise: float) -> tuple[float, Array, Array]:
+        """Log evidence, its slopes and second derivatives by logs of the two variances.
 
         variance: of the coefficients; noise: its variance.
         """
         ratio = variance / noise * self.values
         shrunk = 1.0 / (1.0 + ratio)
         told = variance / noise**2 * self.squares * shrunk
+        rest, both = self.rest / noise, ratio * shrunk
         value = -0.5 * (
-            self.mass * math.log(2.0 * math.pi * noise)
-            + self.rest / noise
-            + np.log1p(ratio).sum()
-            - told.sum()
+            self.mass * math.log(2.0 * math.pi * noise) + rest + np.log1p(ratio).sum() - told.sum()
         )
-        by_variance = 0.5 * float((told * shrunk - ratio * shrunk).sum())
-        by_noise = 0.5 * (self.rest / noise - self.mass - told.sum()) - by_variance
+        slope = 0.5 * ((told - ratio) @ shrunk)
+        by_noise = 0.5 * (rest - self.mass - told.sum()) - slope
+        # shrunk' = -ratio shrunk^2, told' = told shrunk by the prior variance
+        second = 0.5 * ((told * (1.0 - ratio) - ratio) @ shrunk**2)
+        mixed = 0.5 * ((ratio - 2.0 * told) @ shrunk**2)
+        of_noise = 0.5 * (told @ (2.0 - both) - rest) - mixed
         if self.intercept is not None:
             mean, prior = self.intercept
-            ratio_0 = prior * self.mass / noise
-            whole = prior + noise / self.mass
+            ratio_0, part = prior * self.mass / noise, noise / self.mass
+            whole = prior + part
             value -= 0.5 * (math.log1p(ratio_0) + mean**2 / whole)
-            by_noise += 0.5 * (ratio_0 / (1.0 + ratio_0) + mean**2 * noise / self.mass / whole**2)
-        return float(value), by_variance, float(by_noise)
+            by_noise += 0.5 * (ratio_0 / (1.0 + ratio_0) + mean**2 * part / whole**2)
+            of_mean = mean**2 * part * (prior - part) / whole**3
+            of_noise += 0.5 * (of_mean - ratio_0 / (1.0 + ratio_0) ** 2)
+        bent = np.array([[second, mixed], [mixed, of_noise]])
+        return float(value), np.array([slope, by_noise]), bent

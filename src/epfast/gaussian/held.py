@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
 from scipy.linalg import lapack
 
 from epfast._arrays import Array
@@ -193,7 +192,7 @@ def newton(function: Density, u: Array, bounds: Array, last: float) -> Array:
         free = np.flatnonzero(~outwards & (bounds[:, 0] < bounds[:, 1]))
         if len(free) == 0 or not np.isfinite(slopes).all():
             break
-        values, vectors = linalg.eigh(-bent[np.ix_(free, free)])
+        values, vectors = np.linalg.eigh(-bent[np.ix_(free, free)])
         along = slopes[free] @ vectors
         step = np.zeros(len(u))
         step[free] = vectors @ (along / np.maximum(values, np.abs(along) / LONGEST + TINY))
