@@ -434,12 +434,13 @@ def test_the_base_of_a_contaminated_loss_is_learnt():
     wrong = rng.random(200) < 0.15
     y[wrong] = rng.uniform(-20.0, 20.0, wrong.sum())
     loss = losses.Contaminated(losses.Gaussian(1.0), 0.1, -np.log(40.0))
-    model = LinearRegressor(loss=loss, learn=("share", "variance")).fit(rows, y)
+    precise = epfast.EP(sweeps=200, tol=1e-9)
+    model = LinearRegressor(loss=loss, learn=("share", "variance"), schedule=precise).fit(rows, y)
     assert model.loss_.base.variance == model.loss_.variance == pytest.approx(0.09, rel=0.4)
     assert model.loss_.share == pytest.approx(wrong.mean(), abs=0.05)
     slopes = model.posterior_.loss_gradient()
     assert set(slopes) == {"share", "variance"}
-    assert abs(slopes["variance"] * model.loss_.variance) < 1e-3
+    assert abs(slopes["variance"] * model.loss_.variance) < 1e-5
     assert losses.restore(losses.describe(model.loss_), 1.0) == model.loss_
 
 
