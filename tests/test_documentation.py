@@ -134,3 +134,10 @@ def test_examples_of_docstrings(module):
     if module == "epfast.formula":
         pytest.importorskip("formulae")
     assert doctest.testmod(importlib.import_module(module)).failed == 0
+
+
+def test_a_newcomer_sees_public_names_only():
+    names = set(dir(epfast))
+    assert {"LinearClassifier", "fit_linear", "formula", "losses", "plots", "rating"} <= names
+    assert not {"inference", "storage", "parametric", "gaussian"} & names
+    assert all(not name.startswith("_") or name == "__version__" for name in names)

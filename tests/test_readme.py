@@ -51,15 +51,6 @@ def speed():
         f"{1e3 * max(ours):.1f} µs, {min(ratios):.0f} to {max(ratios):.0f} times as fast as the "
         "best NumPy | `table1` |"
     )
-    (cell,) = (
-        row
-        for row in stored("kernel_limit")["cells"]
-        if (row["loss"], row["scheme"]) == ("logistic", "variational")
-    )
-    yield (
-        f"| the same, per row and column | {cell['pass_ns']['median']:.2f} ns; the processor's "
-        f"multiply-add limit is {cell['limit_pass_ns']:.2f} ns | `minibatch_limit` |"
-    )
     shares = {
         c["d"]: c["share"]["median"] for c in stored("linear_speed")["chunked_sweeps"]["cells"]
     }
@@ -81,16 +72,6 @@ def speed():
     yield (
         f"| a sweep of a Gaussian process, n = 1,000 | {share} of the rate of dpotrf, {times} "
         "times as fast as rank-one updates in C | `speed.gp` |"
-    )
-    epoch = evidence("sparse_speed", "ADF", "one pass").split()[1].rstrip(",")
-    ours, _, _, theirs = evidence("sparse_speed", "ADF", "test log loss").replace(",", "").split()
-    yield (
-        f"| one pass over sparse rows of 2^20 columns | {epoch} of an epoch of `SGDClassifier`; "
-        f"test log loss {float(ours):.3f}, its best {float(theirs):.3f} | `speed.sparse` |"
-    )
-    yield (
-        "| 400 sparse rows of 5,000 columns, fit and 1,000 predictions | "
-        f"{evidence('wide', 'against scikit-learn', 'n = 400').split(',')[0]} | `speed.wide` |"
     )
 
 

@@ -82,12 +82,12 @@ def absolute(text: str, home: str, revision: str) -> str:
     """Markdown whose links lead to a revision of the repository, wherever the text is shown."""
 
     def link(match: re.Match[str]) -> str:
-        target = match[1]
+        picture, target = match.groups(default="")
         if re.match(r"[a-z]+:|#", target):
             return match[0]
-        return f"]({home}/blob/{revision}/{target})"
+        return f"{picture}]({home}/{'raw' if picture else 'blob'}/{revision}/{target})"
 
-    return re.sub(r"\]\(([^)\s]+)\)", link, text)
+    return re.sub(r"(!\[[^\]]*)?\]\(([^)\s]+)\)", link, text)
 
 
 # ---- steps ----

@@ -22,7 +22,7 @@ def test_links_become_absolute():
     text = "[a](docs/x.rst) [b](https://a.org/) [c](#how) ![d](p.png) [e](B.md#f) code](no)"
     assert release.absolute(text, HOME, "v1") == (
         f"[a]({HOME}/blob/v1/docs/x.rst) [b](https://a.org/) [c](#how) "
-        f"![d]({HOME}/blob/v1/p.png) [e]({HOME}/blob/v1/B.md#f) code]({HOME}/blob/v1/no)"
+        f"![d]({HOME}/raw/v1/p.png) [e]({HOME}/blob/v1/B.md#f) code]({HOME}/blob/v1/no)"
     )
 
 
@@ -31,7 +31,7 @@ def test_readme_has_no_relative_link_left(tmp_path):
     path.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
     release.links(path)
     targets = re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
-    assert len(targets) > 10
+    assert len(targets) >= 4
     assert all(target.startswith(("http", "#")) for target in targets)
     release.links(path)  # a second time changes nothing
     assert re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")) == targets
