@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 from sklearn.base import clone
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 import epfast
 from epfast import (
@@ -254,3 +255,18 @@ def test_processes():
     assert classes.sample_y(new, 2).shape == (7, 2)
     with pytest.raises(ValueError, match="integrate is True; allowed for an exact process"):
         GPRegressor(integrate=True, rank=5).fit(x, y)
+
+
+def test_many_length_scales():
+    """More than eight hyper-parameters are held at their mode, which is said; True is refused."""
+    kernel = ConstantKernel(1.0) * RBF(np.ones(8))
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(50, 8))
+    y = rows[:, 0] + 0.5 * rng.normal(size=50)
+    with pytest.warns(epfast.DataWarning, match="10 hyper-parameters, of which up to 8"):
+        model = GPRegressor(kernel).fit(rows, y)
+    assert not isinstance(model.posterior_, IntegratedPosterior)
+    plain = GPRegressor(kernel, integrate=False).fit(rows, y)
+    np.testing.assert_array_equal(model.predict(rows), plain.predict(rows))
+    with pytest.raises(ValueError, match="integrate is True, and there are 10 hyper-parameters"):
+        GPRegressor(kernel, integrate=True).fit(rows, y)

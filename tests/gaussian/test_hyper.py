@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -402,6 +403,52 @@ def test_improper_posteriors():
         )
 
 
+@pytest.mark.parametrize(
+    ("levels", "prior", "said"),
+    [
+        (1, priors.Flat(), "is not proper"),
+        (1, priors.InverseGamma(1e-3, 1e-3), "is not proper"),
+        (2, priors.Flat(), "has no finite sd"),
+        (3, priors.Flat(), "has no finite sd"),
+        (6, priors.Flat(), None),
+        (2, HALF, None),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the sd of:epfast.DataWarning")
+def test_heavy_tails_of_few_groups(levels, prior, said):
+    """The density over log s falls by J - 2 to J under a flat prior: of three unknowns, too."""
+    few = GROUP % levels
+    rows = np.column_stack([np.eye(levels)[few], X])
+    y = LATENT + RNG.normal(size=levels)[few] + 0.5 * RNG.normal(size=N)
+    sds = {"few": (slice(0, levels), prior), "1|g": (slice(levels, levels + J), HALF)}
+    given = {"sds": sds, "learn": {"sd": priors.Flat()}, "prior_variance": 1e4}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", "the posterior of", DataWarning)
+        post = epfast.fit_hyper(rows, y, **given)
+        epfast.fit_hyper(rows, y, **given, strategy="eb")
+    texts = [str(one.message) for one in caught]
+    assert len(texts) == (0 if said is None else 2)
+    assert all(f"posterior of 'few' {said}" in text for text in texts)
+    assert all("HalfNormal" in text for text in texts)
+    assert post.n_fits < 170
+
+
+@pytest.mark.filterwarnings("ignore:the sd of:epfast.DataWarning")
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+def test_improper_posteriors_of_three():
+    """A label per level, and the size of counts that are no wider than Poisson's, have no end."""
+    rng = np.random.default_rng(3)
+    labels, counts = np.where(rng.random(N) < 0.5, 1, -1), rng.poisson(np.exp(0.5 * LATENT))
+    rows = np.column_stack([np.eye(N), X])
+    two = {"1|g": (slice(N, N + J), HALF), "slope": ([N + J + 1], HALF)}
+    sds = {"row": (slice(0, N), priors.Flat()), **two}
+    with pytest.warns(DataWarning, match="posterior of 'row' is not proper"):
+        epfast.fit_hyper(rows, labels, loss="probit", sds=sds)
+    sds, learn = {"1|g": SDS["1|g"], "slope": ([J + 1], HALF)}, {"size": priors.Flat()}
+    with pytest.warns(DataWarning, match="posterior of 'size' is not proper"):
+        epfast.fit_hyper(X, counts, loss="negative_binomial", sds=sds, learn=learn)
+
+
 def test_many_hyper_parameters():
     rows = RNG.normal(size=(80, 9))
     sds = {f"g{k}": ([k], priors.HalfNormal(1.0)) for k in range(9)}
@@ -409,6 +456,13 @@ def test_many_hyper_parameters():
     with pytest.warns(DataWarning, match="9 hyper-parameters, which are held at their mode"):
         post = epfast.fit_hyper(rows, y, loss=losses.Gaussian(1.0), sds=sds)
     assert len(post.weights) == 1
+    # the mode: nothing of the density is higher beside it
+    of = target(rows, y, loss=losses.Gaussian(1.0), sds=sds)
+    u = np.log(post.points[0])
+    top = of.point(u, of.fitted(u, 1e-8, None)).value
+    for step in 0.05 * np.eye(9):
+        beside = (of.point(v, of.fitted(v, 1e-8, None)).value for v in (u - step, u + step))
+        assert max(beside) < top + 1e-4
     with pytest.raises(ValueError, match="strategy is 'sobol' for 9"):
         epfast.fit_hyper(rows, y, loss=losses.Gaussian(1.0), sds=sds, strategy="sobol")
 

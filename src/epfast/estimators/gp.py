@@ -81,7 +81,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         classes: see :func:`epfast.fit_hyper_gp`. Each has a half-Cauchy prior, the median of which
         is where the search begins; of a variance of the kernel its root has. "auto": with up to 100
         rows, where it changes a standard deviation by more than 5 %, and enough of its points
-        count; it takes 130 to 570 fits. False: the most probable ones alone.
+        count; it takes 130 to 570 fits; of more than eight the most probable ones, with a warning.
+        False: the most probable ones alone.
     schedule : EP, optional
         None is ``EP(sweeps=200, tol=1e-6)``.
     jitter : float

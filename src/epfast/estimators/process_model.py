@@ -408,6 +408,16 @@ class ProcessModel:
                 places.append(first)
                 powers.append(2.0 if root else 1.0)
             first += size
+        if len(unknowns) > MOST:
+            said = f"there are {len(unknowns)} hyper-parameters, of which up to {MOST} are averaged"
+            if given is True:
+                raise ValueError(f"integrate is True, and {said}; allowed: 'auto' or False")
+            warnings.warn(
+                f"{said}: the most probable ones alone are taken, and intervals may be too narrow; "
+                "integrate=False takes them without a word, and fewer length scales help",
+                DataWarning,
+                stacklevel=users_level(),
+            )
         if not 0 < len(unknowns) <= MOST:
             return None
         longer = np.array([np.log(LONGER) * ("length_scale" in one.name) for one in unknowns])

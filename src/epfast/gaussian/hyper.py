@@ -65,6 +65,10 @@ APART, LESS = 2.0, 7.0
 FALLS, NEAR_ZERO = 2.0, 4.0
 #: distance of the log of a mode from the end of its prior below which that is told
 AT_END = 0.7
+#: priors that fall by less, in nats a unit of the log, leave a tail to the likelihood, which is
+#: looked at so far from the mode; where the density falls by less there is no sd, or no end. With a
+#: flat prior, J groups and a wide intercept it falls by J - 2
+PRIOR_FALLS, AHEAD, NO_SD, NO_END = 0.9, (3.0, 6.0), 1.9, 0.5
 
 
 class Unknown(NamedTuple):
@@ -455,8 +459,8 @@ def fit_hyper(
     Raises
     ------
     ValueError, TypeError
-        With the name of the argument, what was given, and what is allowed; if the posterior of a
-        hyper-parameter is improper, its name.
+        With the name of the argument, what was given, and what is allowed; if the posterior of one
+        or two hyper-parameters is improper, their names.
     FloatingPointError
         If no fit settles near the most probable hyper-parameters.
 
@@ -465,7 +469,9 @@ def fit_hyper(
     ConvergenceWarning
         If points gave no fit, or few of them carry the average.
     DataWarning
-        If a sd of a group is compatible with 0; if there are more than eight hyper-parameters.
+        If a sd of a group is compatible with 0; if the posterior of a hyper-parameter hardly falls
+        above its mode, so that it has no sd or is improper, as under a flat prior with two or three
+        groups; if there are more than eight hyper-parameters.
 
     References
     ----------
@@ -624,6 +630,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
     modes = rows.modes()
     mode = modes[0]
     if strategy == "eb":
+        _tell_tails(rows, mode)
         at = mode.u[None]
         only = Design([mode], np.zeros(1), at, np.ones(1))
         return _mixture(rows, only, mode, names)
@@ -648,6 +655,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
             f"the posterior of {', '.join(names)} has no end, as far as fits settle: it is not "
             "proper; allowed: priors that make it so, such as HalfNormal or Exponential"
         )
+    _tell_tails(rows, mode)
     _tell_ends(rows, mode)
     if design.n_lost:
         warnings.warn(
@@ -685,6 +693,34 @@ def _mixture(
         probabilities=design.probabilities,
         mode=rows.values(mode.u),
     )
+
+
+def _tell_tails(rows: Any, mode: HyperPoint) -> None:
+    """Warn of hyper-parameters whose density hardly falls above the mode: it may have no end.
+
+    The others are held at their mode, and a prior that falls by itself is an end.
+    """
+    for k, one in enumerate(rows.unknowns):
+        near, far = (mode.u + step * (np.arange(len(mode.u)) == k) for step in AHEAD)
+        falls_itself = one.most < math.inf or one.log_density(far[k])[1] < -PRIOR_FALLS
+        if isinstance(one.prior, priors.LKJ) or falls_itself or rows.ended(far):
+            continue
+        fall = 0.0  # of what leans on the end of the search
+        if mode.u[k] < rows.bounds[k, 1] - AT_END:
+            fits = [rows.fitted(u, OF_POINTS, mode.fit) for u in (near, far)]
+            if any(post is None for post in fits):
+                continue
+            values = [rows.point(*pair).value for pair in zip((near, far), fits, strict=True)]
+            fall = (values[0] - values[1]) / (AHEAD[1] - AHEAD[0])
+        if fall < NO_SD:
+            said = "is not proper, as far as fits tell" if fall < NO_END else "has no finite sd"
+            warnings.warn(
+                f"the posterior of {one.name!r} {said}: it hardly falls above the mode, and what "
+                "is said of its mean and sd depends on where the points end; HalfNormal, "
+                "Exponential or another prior with an end helps",
+                DataWarning,
+                stacklevel=4,
+            )
 
 
 def _tell_ends(rows: Any, mode: HyperPoint) -> None:

@@ -255,9 +255,8 @@ class IntegratedPosterior(Posterior):
                 self.hyper_names, self.points.min(0), self.points.max(0), strict=True
             )
         )
-        found.attrs["notes"].append(
-            f"averaged over {len(self.weights)} points, fits: {self.n_fits}; {', '.join(ranges)}"
-        )
+        said = f"averaged over {len(self.weights)} points, fits: {self.n_fits}; {', '.join(ranges)}"
+        found.attrs["notes"] += [said] if self.hyper_names else []
         return found
 
     def _positive(self) -> Array:
