@@ -123,7 +123,8 @@ def passes(rows: Rows, inner: str, schedule: dict[str, Any], flying: int | None)
         nonlocal share
         gap = np.abs(state.mean - rows.truth.mean) / np.sqrt(rows.truth.variance)
         gaps.append(float(gap.max()))
-        share = share if state.flow is None else state.flow.rate
+        flow = getattr(state.memory, "flow", None)
+        share = share if flow is None else flow.rate
 
     order = "parallel" if flying is None else "as_completed"
     executor = None if flying is None else Simulated(min(flying, schedule["shards"]))

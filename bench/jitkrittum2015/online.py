@@ -232,10 +232,10 @@ def judge(
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    count = 4 if options.quick else PROBLEMS
+    count = 2 if options.quick else PROBLEMS
     problems, noisy = simulate(0, count)
     if options.quick:
-        problems = [p._replace(X=p.X[:60], y=p.y[:60]) for p in problems]
+        problems = [p._replace(X=p.X[:40], y=p.y[:40]) for p in problems]
     exact = [fit(problem, "exact") for problem in problems]
     found = {}
     for name, settings in operators().items():
