@@ -323,7 +323,7 @@ def machine() -> dict[str, Any]:
 
 
 def provenance() -> dict[str, Any]:
-    """Return the commit ("+" where the sources differ from it), the day, the machine."""
+    """Return the commit ("+" where the library differs from it), the day, the machine."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]
@@ -331,7 +331,7 @@ def provenance() -> dict[str, Any]:
 
     try:
         commit = git("rev-parse", "--short=10", "HEAD")
-        commit += "+" if git("status", "--porcelain", "--", "src", "bench/*.py") else ""
+        commit += "+" if git("status", "--porcelain", "--", "src") else ""
     except (OSError, subprocess.CalledProcessError):
         commit = ""  # not a clone
     day = datetime.datetime.now(datetime.UTC).date().isoformat()

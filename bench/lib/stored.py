@@ -32,7 +32,9 @@ def look_up(document: Any, path: str) -> Any:
     """Return what a path leads to. LookupError or TypeError if nothing, or several things."""
     found = [document]
     for step in re.split(r"\s*/\s*", " ".join(path.split())):
-        if step in REDUCED and not (len(found) == 1 and isinstance(found[0], dict)):
+        if not found:
+            raise LookupError(f"nothing is left at {step!r}")
+        if step in REDUCED and not any(isinstance(v, dict) and step in v for v in found):
             found = [REDUCED[step](found)]
         elif "=" in step:
             wanted = [part.split("=", 1) for part in step.split(",")]

@@ -163,7 +163,7 @@ cdef class MinibatchSweep:
         cdef ptrdiff_t s = self.max_rows
         self.memory = np.zeros(6 * s + 12 * d)
         if self.newton:
-            self.newton_work = np.empty(5 * (2 * d + 1))
+            self.newton_work = np.empty(7 * (2 * d + 1))
         self.row.m = &self.memory[0]
         self.row.value = self.row.m + s
         self.row.slope = self.row.value + s

@@ -176,13 +176,15 @@ cdef bint newton_sigma(ptrdiff_t d, double *log_f, double *work) noexcept nogil:
     Each point beside the center has an unknown of its own, u_i = log g: in these and alpha_0 the
     Hessian is an arrow, its Cholesky factor has no fill, and a step takes O(d). It moves u_i by
     f_i exp(-u_i) - 1, whatever the others do, so that points that have settled need no more steps:
-    one that is n nats below the others takes n. work: 4 (2d + 1). False without convergence.
+    one that is n nats below the others takes n. work: 6 (2d + 1). False without convergence.
     """
     cdef ptrdiff_t i, z = 2 * d + 1, moving = z, left
     cdef double *u = work                               # of the points that still move, as the rest
     cdef double *f = u + z                              # log f, over its maximum
     cdef double *step = f + z
     cdef double *place = step + z
+    cdef double *weight = place + z                     # exp(f)
+    cdef double *mass = weight + z                      # exp(u), of a trial from the second step on
     cdef double top = log_f[0], level = 0.0, loss, new, t, at, descent
     cdef int _iteration, _halving
 
@@ -192,17 +194,17 @@ cdef bint newton_sigma(ptrdiff_t d, double *log_f, double *work) noexcept nogil:
         return False
     for i in range(z):
         f[i], place[i] = log_f[i] - top, <double> i
-        level += exp(f[i])
-    level = log(level / z)
+        weight[i] = exp(f[i])
+        level += weight[i]
+    level /= z
     for i in range(z):
-        u[i] = level
+        u[i], mass[i] = log(level), level
     for _iteration in range(MAX_SIGMA):
         descent = loss = 0.0
         for i in range(moving):
-            at = exp(u[i])
             step[i] = exp(f[i] - u[i]) - 1.0
-            descent += at * step[i] * step[i]           # Newton decrement, squared
-            loss += at - exp(f[i]) * u[i]
+            descent += mass[i] * step[i] * step[i]      # Newton decrement, squared
+            loss += mass[i] - weight[i] * u[i]
         if not isfinite(descent):
             return False
         t = 1.0
@@ -210,7 +212,8 @@ cdef bint newton_sigma(ptrdiff_t d, double *log_f, double *work) noexcept nogil:
             new = 0.0
             for i in range(moving):
                 at = u[i] + t * step[i]
-                new += exp(at) - exp(f[i]) * at
+                mass[i] = exp(at)
+                new += mass[i] - weight[i] * at
             if new <= loss - 1e-4 * t * descent or descent <= 1e-14 * fabs(loss):
                 break
             t *= 0.5
@@ -222,6 +225,7 @@ cdef bint newton_sigma(ptrdiff_t d, double *log_f, double *work) noexcept nogil:
                 log_f[<ptrdiff_t> place[i]] = u[left] + top
             else:
                 f[left], place[left] = f[i], place[i]
+                weight[left], mass[left] = weight[i], mass[i]
                 left += 1
         moving = left
         if moving == 0:
