@@ -1,4 +1,4 @@
-"""Results of the benches on the pages of tables: each has its place, and prose quotes what is stored."""
+"""Results on the pages of tables: each has its place, and prose quotes what is stored."""
 
 import json
 import re
