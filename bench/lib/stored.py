@@ -1,9 +1,10 @@
 """Numbers that pages quote from stored results: ``:stored:`1,747 <table1:cells/.../max>```.
 
 A path leads into bench/results/NAME.json by keys and positions. A step ``key=value,key=value``
-keeps the records that have these values, the next steps go into each, and ``min``, ``max``,
-``median``, ``mean``, ``sum`` and ``count`` make one number of all. A list of verdicts is records of
-where, claim, holds and evidence; a text agrees with evidence, or another string, that has it.
+keeps the records that have these values (``key^=value``: that begin so), further steps go into
+each, and ``min``, ``max``, ``median``, ``mean``, ``sum`` and ``count`` make one number of all. A
+list of verdicts is records of where, claim, holds and evidence; a text agrees with evidence, or
+another string, that has it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def look_up(document: Any, path: str) -> Any:
         elif "=" in step:
             wanted = [part.split("=", 1) for part in step.split(",")]
             rows = [row for value in found for row in value]
-            found = [r for r in rows if all(shown(r.get(k)) == text for k, text in wanted)]
+            found = [r for r in rows if all(fits(r, k, text) for k, text in wanted)]
         elif step == "*":
             found = [row for v in found for row in (v.values() if isinstance(v, dict) else v)]
         else:
@@ -49,6 +50,12 @@ def look_up(document: Any, path: str) -> Any:
             found = [[dict(zip(names, row, strict=True)) for row in rows] for rows in found]
     (value,) = found
     return value
+
+
+def fits(row: dict[str, Any], key: str, text: str) -> bool:
+    """Whether a record has a field that is this text, or with ``key^`` begins with it."""
+    value = shown(row.get(key.removesuffix("^")))
+    return value.startswith(text) if key.endswith("^") else value == text
 
 
 def shown(value: Any) -> str:

@@ -118,7 +118,13 @@ def draw(path: Path, rows: list[dict[str, Any]], seed: int = 0) -> None:
             axis.axhline(by["EP"][part], color="black", lw=0.8, label="EP")
             for kind in kinds:
                 at = values or (WEIGHTS if kind.startswith("relaxed") else MEANT)
-                axis.plot(at, [by[f"{kind} {x:g}"][part] for x in at], "o-", ms=3, label=kind)
+                axis.plot(
+                    at,
+                    [by[f"{kind} {x:g}"][part] for x in at],
+                    "o-",
+                    ms=3,
+                    label=kind.removesuffix(", c ="),
+                )
             axis.set(yscale="log", title=f"({'bcde'[2 * (values is None) + k]}) {part}, median")
             axis.set_xscale("linear" if values else "log")
             axis.set_xlabel("power" if values else "c")

@@ -10,7 +10,12 @@ from tests.batteries import sampled
 
 FOLDER = Path(bench.__file__).parent
 #: scripts without a quick form, and why
-NONE: dict[str, str] = {}
+NONE = {
+    "dask.accept": "two clusters, workers with 500 MB each; tests/dask/ has its parts in small",
+    "dask.costs": "a cluster of processes and some sixty fits of 8 shards: 25 s",
+    "dask.point": "a cluster of processes, and rivals that begin their own: 20 to 30 s",
+    "dask.kills": "kills workers until clusters begin anew; tests/dask/ has its parts in small",
+}
 #: seconds of the processor; the clock of a machine with other work says little
 MOST = 20.0
 #: what a script says that lacks data, a package or a program
