@@ -5,6 +5,9 @@ aims, then, folded, every list or dictionary of records, its columns the scalar 
 medians of timings. A long table is cut: the file has the rest. The option ``pictures`` names PNG
 files of bench/results to show with it, in one line each with what they show; one that is not there
 is left out. The option ``only`` names the tables to show, of a script that stores many.
+
+The role ``stored`` shows a number and fails where the results have another: bench/lib/stored.py.
+The role ``given`` shows one that a paper or a script gives.
 """
 
 import json
@@ -21,15 +24,16 @@ from sphinx.util.docutils import SphinxDirective
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import bench
+from bench.lib.stored import QUOTE, WORDS, wrong
 
 #: rows of a folded table
 MOST = 40
 #: characters of a cell
 LONGEST = 90
-#: verdicts
-WORDS = {True: "yes", False: "no", None: "in part"}
 #: titles of the lists of verdicts
 VERDICTS = {"claims": "Claims: which hold", "goals": "Our own aims: which hold"}
+#: fields of a result that are said in words
+ABOUT = ("commit", "date", "machine", "quick")
 RESULTS = Path(bench.__file__).parent / "results"
 #: the script that stores each
 SCRIPTS = {result: script for script, result in bench.SCRIPTS.items()}
@@ -114,7 +118,8 @@ class Bench(SphinxDirective):
             return self.parse([text])
         document = json.loads(path.read_text(encoding="utf-8"))
         machine = document["machine"]
-        text = f"Run on: {machine['cpu']}; NumPy {machine['numpy']}"
+        text = f"Run on {document['date']} at commit {document['commit'] or 'unknown'}"
+        text += f", {machine['cpu']}; NumPy {machine['numpy']}"
         if machine.get("epfast"):
             ours = machine["epfast"]
             text += f"; epfast {ours['version']} with {ours['simd']} instructions"
@@ -129,7 +134,7 @@ class Bench(SphinxDirective):
         only = self.options.get("only", "").split() or document
         shown: dict[str, list[dict[str, Any]]] = {}
         for key, value in document.items():
-            if key in only and key != "machine":
+            if key in only and key not in ABOUT:
                 shown |= tables(key, value)
         for key, title in VERDICTS.items():
             if rows := shown.pop(key, []):
@@ -180,7 +185,26 @@ class Bench(SphinxDirective):
         return nodes.container("", table, classes=["bench-scroll"])
 
 
+def stored(
+    name: str, rawtext: str, text: str, lineno: int, inliner: Any, *_: Any
+) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+    """The role: a number, as it is in the results."""
+    if message := wrong(text):
+        return [], [inliner.reporter.error(message, line=lineno)]
+    match = QUOTE.fullmatch(text)
+    return [nodes.Text(match["text"] if match else "")], []
+
+
+def given(
+    name: str, rawtext: str, text: str, lineno: int, inliner: Any, *_: Any
+) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+    """The role: a number of a paper, or of a script."""
+    return [nodes.Text(text)], []
+
+
 def setup(app: Any) -> dict[str, bool]:
-    """Register the directive."""
+    """Register the directive and the roles."""
     app.add_directive("bench", Bench)
+    app.add_role("stored", stored)
+    app.add_role("given", given)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import epfast
+from bench.jitkrittum2015 import backward
 from bench.jitkrittum2015.sequence import (
     PAPER,
     Array,
@@ -48,14 +49,16 @@ ROWS, ORDERS = 200, 10
 #: experiment 5: first batch and threshold
 EXPERIMENT = PAPER | {"batch": 500, "threshold": -9.0}
 DICTIONARY: dict[str, Any] = {"tolerance": 0.01, "audit": 0.0}
-BELIEF, SITE, OURS, AUDITED = (
+BELIEF, MOMENTS, SITE, OURS, AUDITED = (
     "paper's: belief, -9",
+    "section 3.3: E x and E x^2",
     "targets of the site, nothing else changed",
     "dictionary, tolerance 0.01",
     "the same, audits",
 )
 OPERATORS = {
     BELIEF: EXPERIMENT,
+    MOMENTS: EXPERIMENT | {"targets": "moments"},
     SITE: EXPERIMENT | {"targets": "site"},
     OURS: DICTIONARY,
     AUDITED: {"tolerance": 0.01},
@@ -277,6 +280,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     beyond, _ = in_sequence("beyond the paper", more, truths, operator=last)
     intercepts = with_intercepts(problems)
 
+    to_p = []
+    for name, settings in backward.OPERATORS.items():
+        experiment = {"batch": 500, "threshold": -9.0} if "site" in name else {}
+        if options.quick and experiment:
+            experiment["features"] = ("fourier", 30, 50)
+        to_p += backward.in_sequence(name, problems, **settings | experiment)
+    harness.table(list(to_p[0]), [list(row.values()) for row in to_p], "messages to p")
     rows = records(list(runs.values()), problems, exact)
     rows += records([backwards], problems[::-1], exact[::-1])
     rows += records([beyond], more, truths)
@@ -310,6 +320,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "claims": judge(runs, wrong, orders, backwards, beyond, intercepts),
         "operators": rows,
+        "operators to p": to_p,
         "published": published,
         "intercepts": intercepts,
         "orders of blood": orders,

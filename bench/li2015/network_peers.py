@@ -36,7 +36,7 @@ Array = NDArray[np.float64]
 #: predictive means and standard deviations
 Predictive = tuple[Array, Array]
 
-SPLITS, QUICK = 5, ("wine", "yacht")
+SPLITS, QUICK = 5, ("yacht",)
 #: a quantile of the standard normal: intervals of 90 %
 Z90 = 1.6448536269514722
 #: rows of a process

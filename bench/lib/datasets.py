@@ -432,6 +432,19 @@ def load_numbers(name: str) -> NDArray[np.float64]:
     return np.array(columns, dtype=np.float64).T
 
 
+#: rows, and columns with the target, of Year; the split is fixed
+YEAR, YEAR_TRAINING = (515_345, 91), 463_715
+
+
+def load_year() -> NDArray[np.float64]:
+    """Year (YearPredictionMSD): 90 columns and the year, the first 463,715 rows to train on."""
+    path = _find("year_prediction", (".csv.gz", ".csv"), "Year as CSV with a header")
+    table = np.loadtxt(path, delimiter=",", skiprows=1)
+    if table.shape != YEAR:
+        raise RuntimeError(f"year_prediction: got shape {table.shape}, expected {YEAR}")
+    return table
+
+
 class Mnist(NamedTuple):
     """Pixels (n, 784), uint8, and digits (n,), of the training and the test set."""
 

@@ -17,6 +17,7 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 # ruff: noqa: E402  (the lines above must come first)
 import argparse
+import datetime
 import functools
 import gc
 import itertools
@@ -25,7 +26,9 @@ import mmap
 import platform
 import statistics
 import struct
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -40,6 +43,7 @@ import numpy as np
 import epfast
 
 RESULTS = Path(__file__).parents[1] / "results"
+ROOT = RESULTS.parents[1]
 
 SHORT = {"laplace": "LA", "quick_laplace": "QLA", "quadrature": "GQ", "variational": "VQ"}
 
@@ -53,6 +57,8 @@ T = TypeVar("T")
 
 #: the sum of the stalls so far, where they are watched
 _stalls: mmap.mmap | None = None
+#: whether the run is to show only that the script works: tasks are timed twice
+_quick = False
 
 
 class Instant(NamedTuple):
@@ -197,7 +203,7 @@ def fastest(
 ) -> dict[Any, Fastest]:
     """Run tasks in turn, each once for warming up and then some times."""
     runs: dict[Any, list[list[float]]] = {name: [] for name in tasks}
-    for _ in range(repeats + 1):
+    for _ in range(1 + (2 if _quick else repeats)):
         for name, task in tasks.items():
             runs[name].append(split(task))
     return {name: Fastest(found[1:]) for name, found in runs.items()}
@@ -233,6 +239,8 @@ def interleave(
     long runs in fewer rounds (at least three), so as not to use more than ``budget`` seconds.
     The garbage collector is off meanwhile.
     """
+    if _quick:
+        rounds, least = 2, 0.0
     repeats, turns = {}, {}
     for name, task in tasks.items():
         once = np.inf
@@ -314,37 +322,63 @@ def machine() -> dict[str, Any]:
     }
 
 
+def provenance() -> dict[str, Any]:
+    """Return the commit ("+" where the library differs from it), the day, the machine."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "--short=10", "HEAD")
+        commit += "+" if git("status", "--porcelain", "--", "src") else ""
+    except (OSError, subprocess.CalledProcessError):
+        commit = ""  # not a clone
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {"commit": commit, "date": day, "machine": machine()}
+
+
 def run(script: ModuleType, name: str, result: str, arguments: Sequence[str]) -> None:
-    """Run a script pinned to one core, judge its claims, and store what it returns as JSON."""
+    """Run a script pinned to one core, judge its claims, and store what it returns as JSON.
+
+    A quick run shows that the script works: it is not pinned, judges nothing, and writes to the
+    folder that it is told, or to a temporary one.
+    """
     about = (script.__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=about)
     parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
     parser.add_argument(
-        "--output", type=Path, help="folder for the JSON (and PNG) files (default: results/)"
+        "--output",
+        type=Path,
+        help="folder for the JSON and PNG files (default: results/; with --quick a temporary one)",
     )
     parser.add_argument("--core", type=int, default=None, help="core to run on (default: last)")
     if hasattr(script, "arguments"):
         script.arguments(parser)
     options = parser.parse_args(arguments, argparse.Namespace(result=result))
-    if options.output is None:  # a quick run does not overwrite a full one
-        options.output = RESULTS / "quick" if options.quick else RESULTS
+    if options.output is None:
+        options.output = Path(tempfile.mkdtemp(prefix="bench_")) if options.quick else RESULTS
     options.output.mkdir(parents=True, exist_ok=True)
-    start(options.core)
+    global _quick
+    _quick = options.quick
+    start(options.core, pinned=not options.quick)
+    document = {**provenance(), "quick": options.quick}  # of the tree as it was imported
     found = script.run(options)
-    if "claims" in found:
-        verdicts(found["claims"], "Claims")
-    if "goals" in found:
-        verdicts(found["goals"], "Goals", ("met", "not met", "met in part"))
+    for key, (title, *words) in VERDICTS.items():
+        if options.quick:
+            found.pop(key, None)
+        elif key in found:
+            verdicts(found[key], title, words)
     path = options.output / f"{options.result}.json"
-    document = {"machine": machine(), "quick": options.quick, **found}
+    document |= found
     path.write_text(json.dumps(document, indent=1, default=_plain) + "\n", encoding="utf-8")
     print(f"wrote {path}")
 
 
-def start(core: int | None) -> None:
+def start(core: int | None, pinned: bool = True) -> None:
     """Pin the process to a core, and print what the machine is."""
     watched = False
-    if hasattr(os, "sched_setaffinity"):
+    if pinned and hasattr(os, "sched_setaffinity"):
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {max(cores) if core is None else core})
         watched = watch_stalls()
@@ -442,11 +476,14 @@ def spread(timing: Timing) -> str:
     return f"{figure(timing.q1)}-{figure(timing.q3)}"
 
 
-def verdicts(
-    rows: Sequence[Claim],
-    title: str,
-    words: tuple[str, str, str] = ("reproduces", "does not reproduce", "reproduces in part"),
-) -> None:
+#: the lists of verdicts: a title, and the words for true, false, in part
+VERDICTS = {
+    "claims": ("Claims", "reproduces", "does not reproduce", "reproduces in part"),
+    "goals": ("Goals", "met", "not met", "met in part"),
+}
+
+
+def verdicts(rows: Sequence[Claim], title: str, words: Sequence[str]) -> None:
     """Print claims, one block each."""
     print(f"\n{title}")
     for where, claim, holds, why in rows:

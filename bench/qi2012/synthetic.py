@@ -113,11 +113,13 @@ def test_errors(alphas: np.ndarray, X: np.ndarray, width: float, test: tuple) ->
     return np.mean(scores * labels[:, None] <= 0, axis=0)
 
 
-def noisy_set(seed: int, rate: float) -> tuple[np.random.Generator, np.ndarray, np.ndarray, float]:
+def noisy_set(
+    seed: int, rate: float, n: int = N
+) -> tuple[np.random.Generator, np.ndarray, np.ndarray, float]:
     """A generator for the test points, the points, their flipped labels, and the kernel's width."""
     rng = np.random.default_rng([2012, seed])
-    X, classes = draw(rng, N)
-    y = np.where(rng.random(N) < rate, -classes, classes)
+    X, classes = draw(rng, n)
+    y = np.where(rng.random(n) < rate, -classes, classes)
     return rng, X, y, choose_width(X, y, rate)
 
 
@@ -146,9 +148,9 @@ def cost(K: np.ndarray, y: np.ndarray, rate: float) -> float:
     return found["guaranteed"].seconds / found["plain"].seconds
 
 
-def one_set(seed: int, rate: float) -> dict[str, Any]:
+def one_set(seed: int, rate: float, n: int) -> dict[str, Any]:
     """All methods on one data set."""
-    rng, X, y, width = noisy_set(seed, rate)
+    rng, X, y, width = noisy_set(seed, rate, n)
     test = draw(rng, TESTS)
     K = kernel(X, width)
     found: dict[str, Any] = {}
@@ -175,26 +177,26 @@ def one_set(seed: int, rate: float) -> dict[str, Any]:
     return {"seed": seed, "rate": rate, "width": width, **found}
 
 
-def all_runs(noted: Path, seeds: Iterable[int]) -> list[dict[str, Any]]:
+def all_runs(noted: Path, seeds: Iterable[int], n: int) -> list[dict[str, Any]]:
     """Every rate and seed; those that the file has are taken from there, the others added to it."""
     lines = noted.read_text().splitlines() if noted.exists() else []
     runs = {(r["rate"], r["seed"]): r for r in map(json.loads, lines)}
     for rate, seed in [(rate, seed) for rate in RATES for seed in seeds]:
         if (rate, seed) not in runs:
-            runs[rate, seed] = one_set(seed, rate)
+            runs[rate, seed] = one_set(seed, rate, n)
             with noted.open("a") as file:
                 file.write(json.dumps(runs[rate, seed]) + "\n")
     return [runs[rate, seed] for rate in RATES for seed in seeds]
 
 
-def boundaries(path: Path, seed: int = 3, rate: float = 0.2) -> None:
+def boundaries(path: Path, n: int, seed: int = 3, rate: float = 0.2) -> None:
     """Figures 3 and 4: how alpha moves, and where the classes part, on one data set."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    _, X, y, width = noisy_set(seed, rate)
+    _, X, y, width = noisy_set(seed, rate, n)
     K = kernel(X, width)
     side = np.linspace(-6, 6, 121)
     grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
@@ -231,7 +233,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     noted = options.output / "qi2012_synthetic.jsonl"
     if not options.resume:
         noted.unlink(missing_ok=True)
-    runs = all_runs(noted, range(2) if options.quick else range(20))
+    n = 80 if options.quick else N
+    runs = all_runs(noted, range(1 if options.quick else 20), n)
     rows = []
     for name in (*METHODS, "double loop"):
         cells = [r[name] for r in runs]
@@ -242,13 +245,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             [name, sum(c["converged"] for c in cells), f"{low:.0f}-{high:.0f}", *errors]
         )  # fmt: skip
     headers = ["method", "settled", "sweeps", "error at 10 %", "error at 20 %"]
-    table = harness.table(headers, rows, f"{len(runs)} runs, n = {N}, {TESTS} test points")
+    table = harness.table(headers, rows, f"{len(runs)} runs, n = {n}, {TESTS} test points")
     count = {row[0]: row[1] for row in rows}
     error = {row[0]: np.array(row[3:]) for row in rows}
     relaxed = "relaxed EP, c = .03"
-    costs = []
-    for r in sorted(runs, key=lambda r: r["double loop"]["steps"])[-TIMED:]:
-        _, X, y, width = noisy_set(r["seed"], r["rate"])
+    costs, most = [], 1 if options.quick else TIMED
+    for r in sorted(runs, key=lambda r: r["double loop"]["steps"])[-most:]:
+        _, X, y, width = noisy_set(r["seed"], r["rate"], n)
         costs.append((r["double loop"]["steps"], cost(kernel(X, width), y, r["rate"])))
     medians = {
         name: float(
@@ -281,7 +284,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
          max(c for _, c in costs) <= 20.0,
          "the runs with the most steps: " + ", ".join(f"{c:.1f} ({k} steps)" for k, c in costs)),
     ]  # fmt: skip
-    boundaries(options.output / "qi2012_synthetic.png")
+    boundaries(options.output / "qi2012_synthetic.png", n)
     noted.unlink()
     return {
         "table": table,

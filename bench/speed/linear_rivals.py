@@ -319,7 +319,9 @@ def against_sklearn(options: argparse.Namespace, n: int) -> tuple[dict, list[Cla
     cases: list[tuple[str, Any, Array, float, float | None]] = [
         ("synthetic", *synthetic(n, DIMENSION, "logistic"), 1.0, 2.0)
     ]
-    if os.environ.get(VARIABLE):
+    if options.quick:
+        print("\na quick run does without real data")
+    elif os.environ.get(VARIABLE):
         census, mnist = load("census"), load_mnist()
         cases.append(("census", census.X, census.y, 25.0, 1.0))
         cases.append(("a9a, sparse", *load_libsvm("a9a"), 25.0, 1.5))

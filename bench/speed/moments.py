@@ -139,8 +139,8 @@ def fits(options: argparse.Namespace, n: int) -> tuple[dict, list[Claim]]:
 
 
 PARTS: dict[int, tuple[str, Callable, int, int]] = {  # sites, rows of a full and of a quick run
-    1: ("sites", sites, SITES, SITES),
-    2: ("fits", fits, 32_561, 8000),
+    1: ("sites", sites, SITES, SITES // 10),
+    2: ("fits", fits, 32_561, 1000),
 }
 
 

@@ -123,7 +123,7 @@ def tuned(options: argparse.Namespace) -> tuple[list[dict], list[Claim]]:
 
     cells, goals = [], []
     for name in SETS[:1] if options.quick else SETS:
-        X, y = rows_of(name)
+        X, y = (part[: 100 if options.quick else None] for part in rows_of(name))
         makers: dict[str, Callable] = {
             "epfast": epfast.GPClassifier,
             "plain": partial(GaussianProcessClassifier, 1.0 * RBF(1.0), random_state=0),
@@ -200,7 +200,7 @@ def evidence(options: argparse.Namespace) -> tuple[list[dict], list[Claim]]:
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel
     from threadpoolctl import threadpool_limits
 
-    n = 400 if options.quick else VALUES
+    n = 150 if options.quick else VALUES
     X, y = problem(n)
     cells, goals = [], []
     for height, length in ((1.0, 1.0), (30.0, 2.0)):

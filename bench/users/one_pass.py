@@ -22,7 +22,7 @@ from sklearn.linear_model import SGDClassifier
 import epfast
 from bench.lib import harness
 
-ROWS, QUICK_ROWS, TEST_ROWS, COLUMNS, LENGTH = 2_000_000, 100_000, 100_000, 20, 3.9
+ROWS, QUICK_ROWS, TEST_ROWS, COLUMNS, LENGTH = 2_000_000, 20_000, 100_000, 20, 3.9
 #: log loss above the truth that still holds
 HOLDS = 0.005
 #: standard deviations within which the largest of twenty should be

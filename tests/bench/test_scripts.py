@@ -1,11 +1,14 @@
 """The scripts of bench/: how they are named and found; one of them, run."""
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import bench
+from bench.lib import harness
 
 FOLDER = Path(bench.__file__).parent
 
@@ -55,37 +58,30 @@ def test_listing(run_python):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "table"),
-    [
-        ("li2015.sampling", "table"),
-        pytest.param("jitkrittum2015.batch", "learners", marks=pytest.mark.long),
-        ("jitkrittum2015.uncertainty", "curves"),
-        pytest.param("jitkrittum2015.compound_gamma", "operators", marks=pytest.mark.long),
-        pytest.param("jitkrittum2015.online", "operators", marks=pytest.mark.long),
-        ("jitkrittum2015.speed", "core"),
-    ],
-)
-def test_run(run_python, tmp_path, name, table):
-    check_run(run_python, tmp_path, name, table)
-
-
-@pytest.mark.slow
-def test_run_with_data(run_python, tmp_path, data_folder):
-    stored = check_run(run_python, tmp_path, "jitkrittum2015.uci", "operators")
-    # exact EP on the authors' rows, the same in a quick run
+def test_wrong_rows_of_exact_ep(run_python, tmp_path, data_folder):
+    """On the authors' rows, the same in a quick run."""
+    code = "from bench.__main__ import main; "
+    code += "main(['jitkrittum2015.uci', '--quick', '--output', 'results'])"
+    run_python(code, PYTHONPATH=str(FOLDER.parent))
+    stored = json.loads((tmp_path / "results" / "jitkrittum2015_uci.json").read_text())
     wrong = {row["set"]: row["wrong, exact EP"] for row in stored["operators"]}
     sets = ("banknote", "blood", "fertility", "ionosphere")
     assert [wrong[name] for name in sets] == [36, 191, 28, 20]
 
 
-def check_run(run_python, tmp_path, name, table):
-    """Run the quick form of a script; what it stores."""
-    code = f"from bench.__main__ import main; main(['{name}', '--quick', '--output', 'results'])"
-    printed = run_python(code, PYTHONPATH=str(FOLDER.parent)).stdout
-    stored = json.loads((tmp_path / "results" / f"{bench.SCRIPTS[name]}.json").read_text())
-    assert stored["quick"]
-    assert stored[table]
-    for _, claim, _, _ in stored.get("claims", stored.get("goals")):
-        assert claim in printed
-    return stored
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_a_run_stores(quick, tmp_path, monkeypatch, capsys):
+    """A full run has its verdicts; a quick one has none, and is not pinned to a core."""
+    pinned = []
+    claim = ("section 1", "it holds", True, "1 > 0")
+    script = SimpleNamespace(__doc__="A script.", run=lambda _: {"claims": [claim], "table": []})
+    monkeypatch.setattr(harness.os, "sched_setaffinity", lambda *_: pinned.append(1), raising=False)
+    monkeypatch.setattr(harness, "watch_stalls", lambda: False)
+    monkeypatch.setattr(harness, "_quick", False)
+    harness.run(script, "it", "it", ["--output", str(tmp_path)] + ["--quick"] * quick)
+    stored = json.loads((tmp_path / "it.json").read_text())
+    assert list(stored)[:4] == ["commit", "date", "machine", "quick"]
+    assert ("claims" in stored) is ("[reproduces]" in capsys.readouterr().out) is not quick
+    assert bool(pinned) is not quick
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", stored["date"])
+    assert re.fullmatch(r"([0-9a-f]{10}\+?)?", stored["commit"])

@@ -174,9 +174,9 @@ def test_closed_form_is_the_minimum_that_newton_finds(loss, scale):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_newton_on_wide_factors(loss):
-    """Up to 12 nats over the points it agrees; beyond, doubles cannot tell, and it must say so."""
-    agreed = refused = widest = 0
-    for seed, spread in itertools.product(range(20), [0.1, 0.3, 1.0, 4.0]):
+    """A point that is n nats below the others takes some n steps, of which there are 10,000."""
+    widest = 0
+    for seed, spread in itertools.product(range(20), [0.1, 0.3, 1.0, 4.0, 60.0, 4000.0]):
         z, mean, variance = problem(6, 5, 0.8, seed, spread)
         points, _ = backend.sigma_points(mean, variance)
         value = epfast.losses.resolve(loss).evaluate(points @ z.T, derivatives=False)[0]
@@ -186,15 +186,13 @@ def test_newton_on_wide_factors(loss):
             newton = schemes.Variational(solver="newton")
             by_newton = backend.fit_minibatch(loss, z, mean, variance, newton)
         except FloatingPointError:
-            assert nats > 15
-            refused += 1
+            assert nats > 9000
             continue
         fit = backend.fit_minibatch(loss, z, mean, variance)
-        allowed = 1e-10 if nats < 12 else 1e-5
-        assert difference(fit, by_newton, z, mean, variance, loss) < allowed, nats
-        agreed += nats < 12
-    assert agreed > 15
-    assert refused > 2 or widest < 30
+        assert difference(fit, by_newton, z, mean, variance, loss) < 1e-10, nats
+        arrow = reference.fit_minibatch(loss, z, mean, variance, strength="arrow")
+        assert difference(fit, arrow, z, mean, variance, loss) < 1e-10, nats
+    assert widest > 4000
 
 
 # ---- precision of small steps ----

@@ -48,7 +48,8 @@ def tilted(y, m, v):
 def objective(reading, b, y, h, s, tau, nu, weight):
     """As the docstring of Relaxed has it."""
     printed = reading == "printed"
-    precision, shift = (b, b * nu / tau) if printed else (b * tau, b * nu)
+    mean_of_site = nu / tau if tau != 0 else 0.0
+    precision, shift = (b, b * mean_of_site) if is_normal(reading) else (b * tau, b * nu)
     inverse = 1 / s - tau + precision
     if inverse <= 0 or 1 / s + precision <= 0:
         return np.inf
@@ -72,10 +73,15 @@ def objective(reading, b, y, h, s, tau, nu, weight):
             - log_z + weight * b
         )  # fmt: skip
     target = mean, variance
-    if reading == "sequential":
+    if reading.startswith("sequential"):
         wide = 1 / (1 / s + precision)
         target = wide * (h / s + shift), wide
     return w @ (log_t + normal(f, m, v) - log_z - normal(f, *target)) + weight * b
+
+
+def is_normal(reading):
+    """Whether r_i = N(mean of the site, 1 / b)."""
+    return reading == "printed" or reading.endswith("normal")
 
 
 def numpy_relaxed(K, y, reading, weight, sweeps, freeze=np.inf):
@@ -87,14 +93,14 @@ def numpy_relaxed(K, y, reading, weight, sweeps, freeze=np.inf):
             h, s = (covariance @ nu)[i], covariance[i, i]
             if sweep < freeze:
                 best = 0.0
-                if tau[i] != 0:
+                if tau[i] != 0 or reading.endswith("normal"):
 
                     def value(log_b, i=i, h=h, s=s):
                         b = np.exp(log_b)
                         return objective(reading, b, y[i], h, s, tau[i], nu[i], weight)
 
                     least = objective(reading, 0.0, y[i], h, s, tau[i], nu[i], weight)
-                    top = np.log(1e3 / s if reading == "printed" else max(least / weight, 1e-4))
+                    top = np.log(1e3 / s if reading == "printed" else max(least / weight, 1e-4 / s))
                     grid = np.linspace(top - np.log(1e5), top, 40)
                     values = [value(x) for x in grid]
                     k = int(np.argmin(values))
@@ -106,9 +112,9 @@ def numpy_relaxed(K, y, reading, weight, sweeps, freeze=np.inf):
                     )
                     if min(found.fun, values[k]) < least:
                         best = np.exp(found.x if found.fun < values[k] else grid[k])
-                b[i] = best if reading == "printed" else best * tau[i]
+                b[i] = best if is_normal(reading) else best * tau[i]
                 shift[i] = best * (0.0 if tau[i] == 0 else nu[i] / tau[i])
-                if reading != "printed":
+                if not is_normal(reading):
                     shift[i] = best * nu[i]
             v = 1 / (1 / s - tau[i] + b[i])
             m = v * (h / s - nu[i] + shift[i])
@@ -125,14 +131,23 @@ def numpy_relaxed(K, y, reading, weight, sweeps, freeze=np.inf):
 
 @pytest.mark.parametrize(
     ("reading", "weight", "freeze"),
-    [("sequential", 0.03, None), ("joint", 0.01, 2), ("printed", 0.5, None)],
+    [
+        ("sequential", 0.03, None),
+        ("joint", 0.01, 2),
+        ("printed", 0.5, None),
+        ("sequential, normal", 0.2, None),
+        ("joint, normal", 0.1, 2),
+    ],
 )
 def test_is_that_of_numpy(reading, weight, freeze):
     K, y = flipped(12)
     schedule = EP(3, 0.0, order="sequential")
     fit = fit_gp(
         K, y, loss=NoisyStep(EPSILON), schedule=schedule,
-        scheme=Relaxed(weight, reading, freeze),
+        scheme=Relaxed(
+            weight, reading.partition(",")[0], freeze,
+            factor="normal" if reading.endswith("normal") else "power",
+        ),
     )  # fmt: skip
     mean, variance, b = numpy_relaxed(K, y, reading, weight, 3, freeze or np.inf)
     assert (b != 0).any()
@@ -291,6 +306,8 @@ def test_refusals():
         Relaxed("much")
     with pytest.raises(ValueError, match="objective is 'best'"):
         Relaxed(objective="best")
+    with pytest.raises(ValueError, match="factor"):
+        Relaxed(factor="gamma")
     with pytest.raises(ValueError, match="freeze is 0"):
         Relaxed(freeze=0)
     for inner in ("exact", Relaxed()):

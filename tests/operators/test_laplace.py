@@ -5,8 +5,7 @@ import pytest
 
 import epfast
 from epfast import EP, Graph
-from epfast.graph import Factor, LaplaceMessages
-from tests.oracles.own_factors import seen, step
+from epfast.graph import Factor
 
 
 class TestLaplace:
@@ -100,15 +99,6 @@ class TestLaplace:
         assert 6.0 * np.sin(2.0 * mode) - 0.3 - mode / 0.9 == pytest.approx(0.0, abs=1e-9)
         curvature = 1.0 / 0.9 - 12.0 * np.cos(2.0 * mode)
         np.testing.assert_allclose(post[x].variance, 1.0 / curvature, rtol=1e-9)
-
-    def test_joint_reading_is_for_one_variable(self):
-        g = Graph()
-        x = g.gaussian(2)
-        g.add(Factor(seen, LaplaceMessages("joint")), x, y=1.0, v=1.0)
-        with pytest.raises(ValueError, match="several scalar variables"):
-            g.add(Factor(step, LaplaceMessages("joint")), x[:1], x[1:], a=1.0, v=1.0)
-        post = g.fit()
-        np.testing.assert_allclose(post[x].mean, 0.5)
 
     @pytest.mark.parametrize(
         ("log_t", "reason"),

@@ -297,6 +297,38 @@ def _variational_best(task: Task) -> GaussianFactor:
     return _about(centre, shift, precision, task.mean)
 
 
+def _variational_arrow(task: Task) -> GaussianFactor:
+    """Newton from a constant whose Hessian is an arrow: each point has an unknown of its own.
+
+    A step moves u_i = log g at point i by f_i exp(-u_i) - 1; points that have settled stay.
+    """
+    reach, centre, sides = _log_values(task)
+    log_f = np.concatenate([[centre], sides.ravel()])
+    top = log_f.max()
+    log_f -= top
+    u = np.full(len(log_f), log(np.exp(log_f).mean()))
+    moving = np.arange(len(u))
+    while len(moving):
+        at, f = u[moving], log_f[moving]
+        step = np.expm1(f - at)
+        mass, weight = np.exp(at), np.exp(f)
+        cost, descent = mass.sum() - weight @ at, mass @ step**2
+        t = 1.0
+        while True:
+            trial = at + t * step
+            new = np.exp(trial).sum() - weight @ trial
+            if new <= cost - 1e-4 * t * descent or descent <= 1e-14 * abs(cost):
+                break
+            t *= 0.5
+        u[moving] = trial
+        if t == 1.0:
+            moving = moving[np.abs(step) > 1e-7]
+    plus, minus = u[1:].reshape(2, -1)
+    shift = (plus - minus) / (2.0 * reach)
+    precision = (2.0 * u[0] - plus - minus) / reach**2
+    return _about(u[0] + top, shift, precision, task.mean)
+
+
 FITS: dict[str, dict[str, Callable[[Task], GaussianFactor]]] = {
     "faithful": {
         "laplace": lambda task: _laplace(task, _newton_direction_full),
@@ -310,6 +342,7 @@ FITS: dict[str, dict[str, Callable[[Task], GaussianFactor]]] = {
         "quadrature": _quadrature_best,
         "variational": _variational_best,
     },
+    "arrow": {"variational": _variational_arrow},
 }
 
 
@@ -336,7 +369,7 @@ def fit_minibatch(
         Rows multiplied by their labels.
     mean, variance : (d,) arrays
         The cavity; every variance positive.
-    strength : {"best", "faithful"}
+    strength : {"best", "faithful", "arrow"}
         See the package's text.
     beta, gamma, curvature
         Inverse temperature; distance of the points in standard deviations (None: sqrt(d + 1/2));

@@ -177,7 +177,7 @@ def fit_linear(
         float(np.sqrt(d + 0.5)) if gamma is None else gamma,
         curvature,
         tol,
-        np.empty((3, batch_size, d)) if strength == "best" else None,
+        None if strength == "faithful" else np.empty((3, batch_size, d)),
     )
     run = FITS[strength][scheme]
 

@@ -41,7 +41,7 @@ class MinibatchSweep:
         site_rule: str = ...,
         points: Array | None = ...,
         weights: Array | None = ...,
-        flat_start: bool = ...,
+        newton: bool = ...,
         moments: TiltedMoments | None = ...,
     ) -> None: ...
     def fit_one(

@@ -23,7 +23,7 @@ from epfast._core.arrays cimport (
 )
 from epfast._core.lapack cimport blas_int, dgemm, dpotrf, dpotrs, dsyrk
 from epfast._core.loss cimport CoreLoss
-from epfast._core.rule_fit cimport newton_cholesky
+from epfast._core.rule_fit cimport newton_cholesky, newton_sigma
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.tilted cimport TiltedMoments
 from epfast._core.vector cimport EPF_CALLBACK, epf_move, epf_pairs_work, kernels
@@ -124,7 +124,7 @@ cdef class MinibatchSweep:
         self, CoreLoss loss not None, str scheme, ptrdiff_t d, ptrdiff_t max_rows, *,
         double gamma=0.0, double power=1.0, double damping=1.0,
         double tolerance=1e-5, int max_iterations=50, bint slope_curvature=False,
-        str site_rule="nonnegative", points=None, weights=None, bint flat_start=False,
+        str site_rule="nonnegative", points=None, weights=None, bint newton=False,
         TiltedMoments moments=None,
     ):
         cdef ptrdiff_t z, p
@@ -136,7 +136,7 @@ cdef class MinibatchSweep:
         self.gamma, self.power, self.damping = gamma, power, damping
         self.tolerance, self.max_iterations = tolerance, max_iterations
         self.slope_curvature = slope_curvature
-        self.flat_start = flat_start
+        self.newton = newton
 
         self.lay_out(d)
         if loss.shifted:
@@ -162,6 +162,8 @@ cdef class MinibatchSweep:
         """Scratch of a number per row, and of those per column for factors of d columns."""
         cdef ptrdiff_t s = self.max_rows
         self.memory = np.zeros(6 * s + 12 * d)
+        if self.newton:
+            self.newton_work = np.empty(7 * (2 * d + 1))
         self.row.m = &self.memory[0]
         self.row.value = self.row.m + s
         self.row.slope = self.row.value + s
@@ -409,10 +411,30 @@ cdef class MinibatchSweep:
         """Variational quadrature on the 2d + 1 rule: as many points as monomials, so the minimum of
         eq. 10 interpolates log f (guide). b = D / (2 step), tau = S / step^2."""
         cdef Status status = self.two_sided(rows, beta, c)
+        if status == OK and self.newton and not self.search(beta, c):
+            return NO_FIT
         kernels.interpolation(
             self.d, beta, self.column.step, self.column.b, self.column.tau
         )
         return status
+
+    cdef bint search(self, double beta, double *c) noexcept nogil:
+        """D, S and c of the fit that Newton finds, from those of log f. False without one."""
+        cdef double *log_f = &self.newton_work[0]
+        cdef double *D = self.column.b
+        cdef double *S = self.column.tau
+        cdef ptrdiff_t j, d = self.d
+        log_f[0] = 0.0                                  # relative to the center
+        for j in range(d):
+            log_f[1 + 2 * j] = 0.5 * beta * (D[j] - S[j])
+            log_f[2 + 2 * j] = -0.5 * beta * (D[j] + S[j])
+        if not newton_sigma(d, log_f, log_f + 2 * d + 1):
+            return False
+        c[0] += log_f[0]
+        for j in range(d):
+            D[j] = (log_f[1 + 2 * j] - log_f[2 + 2 * j]) / beta
+            S[j] = (2.0 * log_f[0] - log_f[1 + 2 * j] - log_f[2 + 2 * j]) / beta
+        return True
 
     cdef Status quadrature(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """Gauss quadrature, eq. 7: moments under weights w_j f_j, divided by the cavity.
@@ -676,7 +698,7 @@ cdef class MinibatchSweep:
             first += count
         trouble = newton_cholesky(
             z, self.basis.shape[1], &self.basis[0, 0], &self.weights[0], &self.point_values[0],
-            self.flat_start, &self.alpha[0], &self.newton_work[0], self.loss
+            False, &self.alpha[0], &self.newton_work[0], self.loss
         )
         if trouble != 0:
             return CALLBACK_FAILED if trouble == 2 else NO_FIT

@@ -14,7 +14,7 @@ cdef class Relaxation:
     cdef TiltedMoments moments
     cdef double weight
     cdef Reading reading
-    cdef bint frozen
+    cdef bint frozen, normal
     cdef double[::1] precision, shift       # of r_i
     cdef Status failed                     # what the last objective met
     cdef const double *y                    # the site at hand: its responses or label

@@ -3,8 +3,8 @@
 A relaxation factor r_i, Gaussian with the mean of the site g_i that is to be replaced, goes into
 both sides of the projection: new g_i = proj[t_i r_i cavity] / (r_i cavity). Read as
 
-    r_i = g_i^b             "sequential" and "joint": b has no unit (eq. 13, without nu / tau)
-    r_i = N(nu / tau, 1 / b)    "printed", eq. 13
+    r_i = g_i^b                 b has no unit
+    r_i = N(nu / tau, 1 / b)    normal, and "printed", eq. 13; of mean 0 while the site is flat
 
 b >= 0 is the least of
 
@@ -32,12 +32,12 @@ cdef double GOLDEN = 0.6180339887498949
 cdef class Relaxation:
     """Fits sites beside relaxation factors, whose natural parameters are in arrays of the caller.
 
-    reading: 0 sequential, 1 joint, 2 printed. weight: c > 0.
+    reading: 0 sequential, 1 joint, 2 printed. weight: c > 0. normal: of r_i.
     """
 
-    def __init__(self, TiltedMoments moments not None, double weight, int reading):
+    def __init__(self, TiltedMoments moments not None, double weight, int reading, bint normal):
         self.moments, self.weight = moments, weight
-        self.reading = <Reading> reading
+        self.reading, self.normal = <Reading> reading, normal
 
     def begin_sweep(self, double[::1] precision not None, double[::1] shift not None, bint frozen):
         """The relaxation factors go into these arrays; frozen, they are taken from there."""
@@ -57,7 +57,7 @@ cdef class Relaxation:
             b = self.search()
             if self.failed == CALLBACK_FAILED:
                 return CALLBACK_FAILED
-            self.precision[i] = b if self.reading == PRINTED else b * tau
+            self.precision[i] = b if self.normal else b * tau
             self.shift[i] = b * self.slope()
         if not (
             1.0 + self.precision[i] * s > SMALLEST
@@ -74,13 +74,13 @@ cdef class Relaxation:
 
     cdef double slope(self) noexcept nogil:
         """Shift of r_i per b."""
-        if self.reading == PRINTED:
+        if self.normal:
             return 0.0 if self.tau == 0.0 else self.nu / self.tau
         return self.nu
 
     cdef double objective(self, double b) noexcept nogil:
         """What the best b makes least; infinite where b makes a Gaussian improper."""
-        cdef double bt = b if self.reading == PRINTED else b * self.tau, bn = b * self.slope()
+        cdef double bt = b if self.normal else b * self.tau, bn = b * self.slope()
         cdef double m = 0.0, v = 0.0, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, up = 0.0, down = 0.0
         cdef double other = 0.0, another = 0.0, M, V, center, spread, log_t, h, s
         cdef double t = 0.0, n = 0.0, g = 0.0
@@ -130,15 +130,17 @@ cdef class Relaxation:
     cdef double search(self) noexcept nogil:
         """The best b: on a grid, then by golden section; 0 unless another is strictly better."""
         cdef double least, value, lo, hi, first, step, b = 0.0, inner, outer, at_inner, at_outer
+        cdef double unit = 1.0 / self.s if self.normal else 1.0
         cdef int i, best = -1
-        if (self.tau == 0.0 and self.nu == 0.0) or not self.s > 0.0:
+        cdef bint flat = self.tau == 0.0 and self.nu == 0.0
+        if not self.s > 0.0 or (flat and (self.reading == PRINTED or not self.normal)):
             return 0.0
         least = self.objective(0.0)
         # a divergence is not negative, so that beyond this b the penalty alone is more
         hi = WIDEST / self.s if self.reading == PRINTED else least / self.weight
-        if not (least < INFINITY and hi > LEAST):
+        if not (least < INFINITY and hi > LEAST * (1.0 if self.reading == PRINTED else unit)):
             return 0.0
-        lo = fmin(LEAST, 1e-3 * hi) if self.reading != PRINTED else LEAST / self.s
+        lo = LEAST * unit if self.reading == PRINTED else fmin(LEAST * unit, 1e-3 * hi)
         first, step = log(lo), log(hi / lo) / (GRID - 1)
         for i in range(GRID):
             value = self.objective(exp(first + i * step))

@@ -13,6 +13,7 @@ from epfast._core.status cimport OK
 
 cdef int MAX_HALVINGS = 40
 cdef int MAX_NEWTON = 200
+cdef int MAX_SIGMA = 10000
 cdef double UNDETERMINED = 1e-9         # relative error of a fit that counts as none
 
 
@@ -166,6 +167,70 @@ cdef int newton_cholesky(
             return 1
     alpha[0] += top
     return 0
+
+
+cdef bint newton_sigma(ptrdiff_t d, double *log_f, double *work) noexcept nogil:
+    """The same fit to the 2d + 1 points of the precision-3 rule, of equal weights, from a constant:
+    log_f, (2d + 1,), the center first, <- log g there.
+
+    Each point beside the center has an unknown of its own, u_i = log g: in these and alpha_0 the
+    Hessian is an arrow, its Cholesky factor has no fill, and a step takes O(d). It moves u_i by
+    f_i exp(-u_i) - 1, whatever the others do, so that points that have settled need no more steps:
+    one that is n nats below the others takes n. work: 6 (2d + 1). False without convergence.
+    """
+    cdef ptrdiff_t i, z = 2 * d + 1, moving = z, left
+    cdef double *u = work                               # of the points that still move, as the rest
+    cdef double *f = u + z                              # log f, over its maximum
+    cdef double *step = f + z
+    cdef double *place = step + z
+    cdef double *weight = place + z                     # exp(f)
+    cdef double *mass = weight + z                      # exp(u), of a trial from the second step on
+    cdef double top = log_f[0], level = 0.0, loss, new, t, at, descent
+    cdef int _iteration, _halving
+
+    for i in range(z):
+        top = max(top, log_f[i])
+    if not isfinite(top):
+        return False
+    for i in range(z):
+        f[i], place[i] = log_f[i] - top, <double> i
+        weight[i] = exp(f[i])
+        level += weight[i]
+    level /= z
+    for i in range(z):
+        u[i], mass[i] = log(level), level
+    for _iteration in range(MAX_SIGMA):
+        descent = loss = 0.0
+        for i in range(moving):
+            step[i] = exp(f[i] - u[i]) - 1.0
+            descent += mass[i] * step[i] * step[i]      # Newton decrement, squared
+            loss += mass[i] - weight[i] * u[i]
+        if not isfinite(descent):
+            return False
+        t = 1.0
+        for _halving in range(MAX_HALVINGS):
+            new = 0.0
+            for i in range(moving):
+                at = u[i] + t * step[i]
+                mass[i] = exp(at)
+                new += mass[i] - weight[i] * at
+            if new <= loss - 1e-4 * t * descent or descent <= 1e-14 * fabs(loss):
+                break
+            t *= 0.5
+        left = 0
+        for i in range(moving):
+            u[left] = u[i] + t * step[i]
+            # quadratic convergence: what is left is the square of the step
+            if t == 1.0 and fabs(step[i]) <= 1e-7:
+                log_f[<ptrdiff_t> place[i]] = u[left] + top
+            else:
+                f[left], place[left] = f[i], place[i]
+                weight[left], mass[left] = weight[i], mass[i]
+                left += 1
+        moving = left
+        if moving == 0:
+            return True
+    return False
 
 
 def fit_rule(

@@ -38,7 +38,7 @@ def relaxed_energies(post: Any) -> RelaxedEnergies:
         raise FloatingPointError("a tilted distribution cannot be integrated")
     log_g = 0.5 * float(nu @ mean) - 0.5 * post.moments.log_determinant
     share = (n - 1) / n
-    exponents = b if post.scheme.objective == "printed" else b / np.where(b == 0.0, 1.0, tau)
+    exponents = b if post.scheme.is_normal else b / np.where(b == 0.0, 1.0, tau)
     penalty = post.scheme.weight * float(np.abs(exponents).sum())
     dual = share * float((log_g + log_z).sum()) - float((log_g + log_c + lZ).sum()) + penalty
     # means of the log sites, up to constants, under both

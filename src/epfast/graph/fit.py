@@ -25,6 +25,7 @@ from epfast.graph.factors import (
     form_of,
     loss_with_noise,
 )
+from epfast.graph.joint import JointEngine, JointPosterior, has_joint_sites, is_joint
 from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.own import ScalePrior
 from epfast.graph.posterior import GraphPosterior
@@ -552,6 +553,10 @@ class Graph:
             )
         if start is not None and start.problem.graph != self.identity:
             raise ValueError("start is of another graph; allowed: a posterior of this one")
+        if isinstance(start, JointPosterior) and not is_joint(problem):
+            raise ValueError(
+                "start has joint sites, and the graph has others; allowed: a posterior of its own"
+            )
         if start is not None and problem.schedule.stores == "none":
             raise ValueError(
                 "start is given beside ADF, which keeps no sites to go on from; allowed: None, or "
@@ -561,15 +566,21 @@ class Graph:
         before = () if start is None else start.problem.batches
         problem = problem._replace(batches=begun(problem.batches, before))
 
+        joint = is_joint(problem)
+        kind = JointPosterior if joint else GraphPosterior
+
         def result(fit: Fit) -> GraphPosterior:
-            post = GraphPosterior(fit.state, problem, fit.converged, fit.history)
+            post = kind(fit.state, problem, fit.converged, fit.history)
             post.reasons = engine.reasons
             post.program = engine.program
             return post
 
         if watch is not None:
             watch = form_of(self.identity, "watch", watch)
-        engine, fit = GraphEngine(problem, watch), None
+        if joint and watch is not None:
+            raise ValueError("watch is given; allowed with reading='joint': None")
+        engine: Any = JointEngine(problem) if joint else GraphEngine(problem, watch)
+        fit = None
         try:
             fit = run(
                 engine,
@@ -604,6 +615,8 @@ class Graph:
             no loss on a linear form.
         """
         problem = self._problem(legal(ADF()))
+        if any(map(has_joint_sites, problem.batches)):
+            raise ValueError("the graph has joint sites; allowed for one pass: other factors")
         problem = problem._replace(batches=begun(problem.batches))
         found = GraphEngine(problem, by_parts=False).one_step_ahead()
         return {batch.key: part for batch, part in zip(problem.batches, found, strict=True)}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast.operators.density import Density
-from epfast.operators.tilted import Answer, Asked, Mode, Tilted, maximum
+from epfast.operators.tilted import Answer, Asked, Mode, Smooth, Tilted, maximum
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 READINGS = ("marginal", "joint", "diagonal")
@@ -29,15 +29,17 @@ class LaplaceMessages:
         the Laplace fit of t_i x cavities, divided by the cavity; belief propagation where all is
         Gaussian. ``"diagonal"``: the slope of log t_i at the mode and the diagonal of its Hessian;
         the same means at a fixed point, and variances that are too small by far. ``"joint"``:
-        slope and full Hessian, for factors with one neighbour, where all three are the same.
+        slope and full Hessian, a site over all neighbours (eqs 4 and 5 of the paper). The belief is
+        one Gaussian over all variables then, and all factors of the graph have this scheme; at the
+        fixed point it is the Laplace fit of the joint density, on loops too.
 
     Notes
     -----
     At a fixed point the means of all three are a stationary point of the joint density (Lemma 1 of
-    the paper). On loops variances are too small, as those of belief propagation are. The Hessian is
-    always that at the mode, which is sought from the mean of the belief, with eigenvalues kept
-    positive and steps halved. The fit is no approximation of moments: where a posterior is skewed,
-    ``scheme="quadrature"`` is far better.
+    the paper). On loops variances of the first two are wrong, as those of belief
+    propagation are. The Hessian is always that at the mode, which is sought from the mean of the
+    belief, with eigenvalues kept positive and steps halved. The fit is no approximation of moments:
+    where a posterior is skewed, ``scheme="quadrature"`` is far better.
 
     Neighbours are Gaussian; one without a proper cavity, as the next state of a chain has it,
     is allowed.
@@ -64,11 +66,6 @@ class LaplaceMessages:
 
     def refuses(self, families: tuple[str, ...]) -> str | None:
         """Why factors of such neighbours are refused; None: they are not."""
-        if self.reading == "joint" and len(families) > 1:
-            return (
-                "reading is 'joint' for a factor of several scalar variables, whose sites are a "
-                "product; allowed: 'marginal' or 'diagonal'"
-            )
         return None
 
     def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
@@ -109,7 +106,7 @@ class LaplaceMessages:
         return Answer(np.where(good, log_z, np.nan), tuple(targets), reason)
 
 
-def kinks(tilted: Tilted, asked: Asked, mode: Mode, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def kinks(tilted: Smooth, asked: Asked, mode: Mode, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """Rows whose Hessian at the mode depends on the steps that it is taken with."""
     part, width = asked.taken(rows), mode.width[rows]
     again = tilted.derivatives(mode.u[rows], part, 0.5 * width)[2]

@@ -61,9 +61,9 @@ class Variational(Scheme):
         points (McNamee & Stenger 1967). Your own rule is points (z, d) and positive weights (z,)
         for a standard normal. These are fitted by Newton with Cholesky, O(s d z + z d^2) a step.
     solver : {"auto", "newton"}
-        "newton" uses Newton with Cholesky for the 2d + 1 rule too, from a constant: the algorithm
-        of the paper, as a check of the closed form. It fails where the factor spans more than about
-        30 nats over the points.
+        "newton" uses Newton for the 2d + 1 rule too, from a constant: the algorithm of the paper,
+        as a check of the closed form. The Hessian is an arrow, whose Cholesky factor has no fill:
+        O(d) a step. A point that is n nats below the highest takes n steps; 10,000 are allowed.
     """
 
     gamma: float | None = None
@@ -85,8 +85,14 @@ class Variational(Scheme):
 
     def core_arguments(self, d: int) -> dict[str, Any]:
         gamma = distance(self.gamma, d)
-        if self.rule == "sigma" and self.solver == "auto":
-            return {"scheme": "variational", "gamma": gamma}
+        if isinstance(self.rule, str) and self.rule == "sigma":
+            newton = self.solver == "newton"
+            if newton and not gamma * gamma > d:
+                raise ValueError(
+                    f"gamma is {gamma:g}, which makes a weight of the rule negative; allowed with "
+                    f"solver='newton' in {d} dimensions: more than {math.sqrt(d):g}"
+                )
+            return {"scheme": "variational", "gamma": gamma, "newton": newton}
         if isinstance(self.rule, tuple):
             points = _checks.array("rule's points", self.rule[0], shape=(None, d))
             weights = _checks.array(
@@ -97,21 +103,9 @@ class Variational(Scheme):
                     f"rule has {len(points)} points that do not determine the {2 * d + 1} unknowns "
                     "of a fit; allowed: at least so many, with three values in each coordinate"
                 )
-        elif self.rule == "fifth":
-            points, weights = fifth_degree_rule(d)
         else:
-            points, weights = sigma_rule(d, gamma)
-            if not weights[0] > 0.0:
-                raise ValueError(
-                    f"gamma is {gamma:g}, which makes a weight of the rule negative; allowed with "
-                    f"solver='newton' in {d} dimensions: more than {math.sqrt(d):g}"
-                )
-        return {
-            "scheme": "variational_rule",
-            "points": points,
-            "weights": weights,
-            "flat_start": self.solver == "newton",
-        }
+            points, weights = fifth_degree_rule(d)
+        return {"scheme": "variational_rule", "points": points, "weights": weights}
 
 
 def sigma_rule(d: int, gamma: float) -> tuple[Array, Array]:

@@ -14,24 +14,23 @@ from epfast.schemes.exact import Exact
 
 #: objectives of relaxed EP, in the order of the core's numbers
 OBJECTIVES = ("sequential", "joint", "printed")
+FACTORS = ("power", "normal")
 
 
 @dataclass(frozen=True)
 class Relaxed(RowScheme):
     """Relaxed EP (Qi & Guo 2012): tilted moments with a penalised relaxation factor.
 
-    Before factor i is fitted its cavity is multiplied by r_i = g_i^b, a power of the site that is
-    to be replaced (which has its mean, eq. 13), and the new site is the projection of
-    t_i r_i cavity divided by r_i cavity. b >= 0 is the least of a divergence plus ``weight`` b. It
-    is 0, and the fit that of EP, where factor and posterior agree; for outliers it is not, and
-    they move the posterior less. Sweeps settle more often than those of EP, and as ``weight`` grows
-    the result goes to EP's.
+    Before factor i is fitted its cavity is multiplied by r_i, a Gaussian with the mean of the site
+    g_i that is to be replaced (eq. 13), and the new site is the projection of t_i r_i cavity
+    divided by r_i cavity. b >= 0, the size of r_i, is the least of a divergence plus ``weight`` b.
+    It is 0, and the fit that of EP, where factor and posterior agree; for outliers it is not, and
+    they move the posterior less. As ``weight`` grows the result goes to EP's.
 
     Parameters
     ----------
     weight : float
-        c > 0. It multiplies b, which has no unit, so that it does not depend on the scale of the
-        kernel; the paper's (``objective="printed"``) does.
+        c > 0. It multiplies b.
     objective : {"sequential", "joint", "printed"}
         The divergence. "sequential": KL(t_i r_i cavity || r_i q) with the q of before (section 4.1
         of the paper). "joint": to the best Gaussian instead of r_i q. "printed": equation 42, with
@@ -42,12 +41,18 @@ class Relaxed(RowScheme):
         From this sweep on relaxation factors are kept as they are, which settles sooner.
     scheme : Scheme
         Whose tilted moments are relaxed.
+    factor : {"power", "normal"}
+        What r_i is. "power": g_i^b, in which b has no unit, so that ``weight`` does not depend on
+        the scale of the kernel; sweeps settle more often than those of EP. "normal": the paper's
+        N(mean of g_i, 1 / b), of mean 0 while g_i is flat, with its penalty c abs(b): the algorithm
+        as it is meant. Its sweeps seldom settle.
     """
 
     weight: float = 0.03
     objective: str = "sequential"
     freeze: int | None = None
     scheme: Scheme = field(default_factory=Exact)
+    factor: str = "power"
 
     relaxes = True
     one_dimension = "a relaxation factor is chosen for one dimension"
@@ -55,6 +60,7 @@ class Relaxed(RowScheme):
     def __post_init__(self) -> None:
         _checks.freeze(self, weight=_checks.number("weight", self.weight, above=0.0))
         _checks.choice("objective", self.objective, OBJECTIVES)
+        _checks.choice("factor", self.factor, FACTORS)
         if self.freeze is not None:
             _checks.freeze(self, freeze=_checks.integer("freeze", self.freeze, least=1))
         if not isinstance(self.scheme, Scheme) or isinstance(self.scheme, Relaxed):
@@ -78,4 +84,10 @@ class Relaxed(RowScheme):
 
     def relaxation(self, tilted: TiltedMoments) -> relaxed.Relaxation:
         """The fit of sites in the core, given the tilted moments."""
-        return relaxed.Relaxation(tilted, self.weight, OBJECTIVES.index(self.objective))
+        normal = self.is_normal
+        return relaxed.Relaxation(tilted, self.weight, OBJECTIVES.index(self.objective), normal)
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether b is a precision."""
+        return self.factor == "normal" or self.objective == "printed"

@@ -1,0 +1,362 @@
+"""Laplace propagation with joint sites: a Gaussian over all variables, sites over neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.graph.blocks import belief_of
+from epfast.graph.engine import FAR, REMEDY
+from epfast.graph.factors import Batch, form_of
+from epfast.graph.own import Attached
+from epfast.graph.posterior import GraphPosterior
+from epfast.graph.problem import GraphProblem, Program, check_handle
+from epfast.inference import Counts, Summary
+from epfast.inference.loop import change
+from epfast.operators.density import Density, Rows
+from epfast.operators.laplace import LOG_2PI, LaplaceMessages, kinks
+from epfast.operators.tilted import Asked, Tilted, maximum
+from epfast.schedules import EP
+
+#: singular values of a precision, over the largest, that are rounding: nothing is known along these
+NOTHING = 1e-12
+
+
+def has_joint_sites(batch: Batch) -> bool:
+    """Whether the factors of a batch have a site over several variables."""
+    return (
+        isinstance(batch.factor, Attached)
+        and isinstance(batch.factor.scheme, LaplaceMessages)
+        and batch.factor.scheme.reading == "joint"
+        and len(batch.factor.families) > 1
+    )
+
+
+def is_joint(problem: GraphProblem) -> bool:
+    """Whether a graph has joint sites; raises where it has other factors or variables too."""
+    if not any(map(has_joint_sites, problem.batches)):
+        return False
+    for batch in problem.batches:
+        scheme = getattr(batch.factor, "scheme", None)
+        if not (isinstance(scheme, LaplaceMessages) and scheme.reading == "joint"):
+            raise ValueError(
+                f"batch {batch.key} is of other factors than those with joint sites; allowed "
+                "beside reading='joint': Factor(log_t, LaplaceMessages('joint')) alone"
+            )
+    if problem.families.any():
+        raise ValueError(
+            "the graph has variables or blocks that are not scalar Gaussians; allowed with "
+            "reading='joint': Graph.gaussian"
+        )
+    schedule = problem.schedule
+    if (
+        not isinstance(schedule, EP)
+        or schedule.order not in (None, "auto", "sequential", "parallel")
+        or schedule.power != 1.0
+    ):
+        raise ValueError(
+            f"schedule is {_checks.describe(schedule)}; allowed with reading='joint': EP of "
+            "power 1 and order 'auto', 'sequential' or 'parallel'"
+        )
+    return True
+
+
+class Sites(NamedTuple):
+    """exp(scale + shift.x - x.precision.x / 2) over the neighbours of each factor of a batch."""
+
+    #: (n, k, k)
+    precision: Array
+    #: (n, k)
+    shift: Array
+    #: (n,)
+    scale: Array
+
+
+class JointState(NamedTuple):
+    """The belief about all d variables, and the sites of each batch."""
+
+    #: (d,), and (d, d), which is infinite on the diagonal while a variable is not determined
+    mean: Array
+    covariance: Array
+    sites: tuple[Sites, ...]
+    sweeps: int
+    log_evidence: float = -math.inf
+
+    @property
+    def beliefs(self) -> Array:
+        """Natural parameters of the marginals."""
+        precision = 1.0 / self.covariance.diagonal()
+        return np.stack([precision, precision * self.mean], axis=1).ravel()
+
+    @property
+    def blocks(self) -> tuple[Any, ...]:
+        """None: all variables are scalars."""
+        return ()
+
+    @property
+    def linear(self) -> tuple[Any, ...]:
+        """None either."""
+        return ()
+
+
+class Cavity:
+    """Log of t times a Gaussian over its neighbours, of natural parameters (k, k) and (k,)."""
+
+    def __init__(self, tilted: Tilted, precision: Array, shift: Array) -> None:
+        self.tilted, self.precision, self.shift = tilted, precision, shift
+
+    def log(self, u: Array) -> Array:
+        """The Gaussian, but for its constant, at u (m, k)."""
+        return np.asarray(u @ self.shift - 0.5 * ((u @ self.precision) * u).sum(axis=1))
+
+    def value(self, u: Array, asked: Asked) -> Array:
+        return self.tilted.log_t(u, asked.rows) + self.log(u)
+
+    def derivatives(self, u: Array, asked: Asked, width: Array) -> tuple[Array, Array, Array]:
+        value, slope, curvature = self.tilted.factor(u, asked.rows, width)
+        return (
+            value + self.log(u),
+            slope + self.shift - u @ self.precision,
+            self.precision - curvature,
+        )
+
+
+class JointEngine:
+    """One factor after the other, in every other sweep from the last to the first. O(n k d^2)."""
+
+    measures = True
+    pool = None
+
+    def __init__(self, problem: GraphProblem) -> None:
+        self.problem = problem
+        self.n_sites = problem.n_factors
+        self.order_of_matrices = d = len(problem.families)
+        self.evidence_bound = problem.evidence_bound
+        self.tau, self.nu = problem.prior.reshape(d, 2).T
+        self.at = [b.terms.variables.reshape(b.n, len(b.factor.families)) for b in problem.batches]
+        self.rows = [Rows(batch.data, batch.rows) for batch in problem.batches]
+        mine = [batch.factor.definition for batch in problem.batches]
+        self.tilted = [
+            Tilted(Density(own.log_t, own.gradient, own.hessian), batch.factor.families)
+            for own, batch in zip(mine, problem.batches, strict=True)
+        ]
+        starts = np.cumsum([0, *(batch.n for batch in problem.batches)])
+        order = problem.order()
+        which = np.searchsorted(starts, order, side="right") - 1
+        self.order = list(zip(which.tolist(), (order - starts[which]).tolist(), strict=True))
+        self.waited: Counter[str] = Counter()
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Why factors waited, and how often."""
+        return dict(self.waited)
+
+    @property
+    def remedy(self) -> str:
+        told = "; ".join(f"{count} times: {reason}" for reason, count in self.waited.items())
+        return f"of factors of your own, {told}; {REMEDY}" if told else REMEDY
+
+    @property
+    def program(self) -> Program:
+        """Rows as they were added: sites are kept by batch."""
+        return self.problem.program(self.problem.order())
+
+    def init(self, start: Any) -> JointState:
+        if start is not None:
+            if not isinstance(start, JointPosterior) or not start.problem.is_that(self.problem):
+                raise ValueError(
+                    "start is of other factors, or without joint sites; allowed with "
+                    "reading='joint': a posterior of the same graph, or None"
+                )
+            found: JointState = start.state
+            return found
+        sites = tuple(
+            Sites(np.zeros((*at.shape, at.shape[1])), np.zeros(at.shape), np.zeros(len(at)))
+            for at in self.at
+        )
+        with np.errstate(divide="ignore"):
+            spread = np.where(self.tau > 0.0, 1.0 / self.tau, np.inf)
+        mean = np.where(self.tau > 0.0, self.nu / np.where(self.tau > 0.0, self.tau, 1.0), 0.0)
+        return JointState(mean, np.diag(spread), sites, 0)
+
+    def added_up(self, sites: tuple[Sites, ...]) -> tuple[Array, Array]:
+        """Natural parameters of priors times sites, (d, d) and (d,)."""
+        precision, shift = np.diag(self.tau), self.nu.copy()
+        for at, site in zip(self.at, sites, strict=True):
+            np.add.at(precision, (at[:, :, None], at[:, None, :]), site.precision)
+            np.add.at(shift, at, site.shift)
+        return precision, shift
+
+    def finish(self, state: JointState, hurry: bool = False) -> JointState:
+        return state
+
+    def summary(self, state: JointState, evidence: bool = True) -> Summary:
+        return Summary(state.mean, state.covariance.diagonal().copy(), state.log_evidence)
+
+    def sweep(self, state: JointState, keep: bool, tick: Any) -> tuple[JointState, Counts]:
+        sites = tuple(Sites(*(part.copy() for part in site)) for site in state.sites)
+        precision, shift = self.added_up(sites)
+        now = belief_of(precision, shift)
+        parallel = self.problem.schedule.order == "parallel"
+        before = sites if not parallel else state.sites
+        mean, refused = state.mean, 0
+        for b, i in self.order[:: -1 if state.sweeps % 2 else 1]:
+            at = self.at[b][i]
+            if now is not None:
+                belief = np.linalg.inv(now.covariance[np.ix_(at, at)])
+                incoming = belief @ now.mean[at]
+            else:
+                belief, incoming = without_others(precision, shift, at)
+            old = Sites(*(part[i] for part in before[b]))
+            new = self.fitted(b, i, belief - old.precision, incoming - old.shift, mean[at])
+            moved = None
+            if new is not None:
+                damping = self.problem.schedule.damping
+                step = Sites(*(damping * (a - z) for a, z in zip(new, old, strict=True)))
+                moved = self.moved(sites, b, i, step, None if parallel else (now, precision, shift))
+            if moved is None:
+                refused += 1
+            elif not parallel:
+                now, precision, shift = moved
+                mean = mean if now is None else now.mean
+            tick(1)
+        precision, shift = self.added_up(sites)
+        end = belief_of(precision, shift)
+        if end is None:
+            if state.sweeps:  # what it was: shorter steps may help
+                return state._replace(sweeps=state.sweeps + 1), Counts(
+                    refused=self.n_sites, settled=False, measured=(FAR, state.log_evidence)
+                )
+            raise FloatingPointError(f"the factors do not determine all variables; {self.remedy}")
+        proper = self.tau > 0.0
+        tau, nu = self.tau[proper], self.nu[proper]
+        evidence = (
+            sum(float(site.scale.sum()) for site in sites)
+            + end.partition
+            - float((0.5 * nu * nu / tau - 0.5 * np.log(tau)).sum())
+            + 0.5 * LOG_2PI * float((~proper).sum())
+        )
+        new_state = JointState(end.mean, end.covariance, sites, state.sweeps + 1, evidence)
+        with np.errstate(all="ignore"):
+            far = float(change(self.summary(state), self.summary(new_state)))
+        far = min(far, FAR) if far >= 0.0 else FAR  # NaN: it was not determined
+        return new_state, Counts(refused=refused, measured=(far, evidence))
+
+    def moved(
+        self, sites: tuple[Sites, ...], b: int, i: int, step: Sites, belief: Any
+    ) -> tuple[Any, Array, Array] | None:
+        """The belief after a step of a site, which is taken; None, and no step, if it is improper.
+
+        belief None: the step is taken, and nobody looks.
+        """
+        found = None, np.empty(0), np.empty(0)
+        if belief is not None:
+            now, precision, shift = belief
+            at = self.at[b][i]
+            inner = np.ix_(at, at)
+            if now is not None:
+                beside = now.covariance[:, at]
+                gain = np.linalg.inv(beside[at]) + step.precision
+                try:
+                    np.linalg.cholesky(gain)
+                except np.linalg.LinAlgError:
+                    return None
+            precision[inner] += step.precision
+            shift[at] += step.shift
+            if now is None:
+                now = belief_of(precision, shift)
+            else:
+                pull = np.linalg.solve(beside[at] + beside[at] @ step.precision @ beside[at],
+                                       beside[at] @ step.precision @ beside.T)  # fmt: skip
+                covariance = now.covariance - beside @ pull
+                now = now._replace(covariance=covariance, mean=covariance @ shift)
+            found = now, precision, shift
+        for part, more in zip(sites[b], step, strict=True):
+            part[i] += more
+        return found
+
+    def fitted(self, b: int, i: int, precision: Array, shift: Array, start: Array) -> Sites | None:
+        """The site of the Laplace fit of a factor times its cavity; None if there is none."""
+        tilted, rows = self.tilted[b], self.rows[b].taken(slice(i, i + 1))
+        density = Cavity(tilted, precision, shift)
+        asked = Asked((), np.zeros((1, len(start)), dtype=bool), start[None], rows, 1.0)
+        tau = precision.diagonal()
+        wide = np.maximum(1.0, np.abs(start))
+        with np.errstate(all="ignore"):
+            width = np.where(tau > 0.0, 1.0 / np.sqrt(tau), wide)[None]
+            mode = maximum(density, asked, start[None], width)
+        reason = 0 if mode.found[0] else 2 if mode.finite[0] else 1
+        if not reason and tilted.density.hessian is None:
+            reason = 4 * len(kinks(density, asked, mode, np.zeros(1, dtype=np.intp)))
+        if reason:
+            self.waited[LaplaceMessages.reasons[reason]] += 1
+            return None
+        x, curvature = mode.u[0], mode.curvature[0] - precision
+        slope = precision @ x - shift
+        log_t = float(mode.value[0] - density.log(mode.u)[0])
+        return Sites(
+            curvature,
+            slope + curvature @ x,
+            np.asarray(log_t - slope @ x - 0.5 * x @ curvature @ x),
+        )
+
+
+def without_others(precision: Array, shift: Array, at: Array) -> tuple[Array, Array]:
+    """A Gaussian over some variables, of others only what is known of them."""
+    rest = np.setdiff1d(np.arange(len(shift)), at)
+    pull = precision[np.ix_(at, rest)] @ np.linalg.pinv(
+        precision[np.ix_(rest, rest)], rcond=NOTHING, hermitian=True
+    )
+    return (
+        precision[np.ix_(at, at)] - pull @ precision[np.ix_(rest, at)],
+        shift[at] - pull @ shift[rest],
+    )
+
+
+class JointPosterior(GraphPosterior):
+    """A Gaussian over all variables of a graph whose factors have joint sites.
+
+    Attributes
+    ----------
+    covariance : ndarray of shape (d, d)
+        Of all variables, in the order in which they were made.
+    """
+
+    state: Any
+
+    @property
+    def covariance(self) -> Array:
+        return np.asarray(self.state.covariance.copy())
+
+    @property
+    def log_evidence(self) -> float:
+        return float(self.state.log_evidence)
+
+    def predict_latent(self, form: Any) -> tuple[Array, Array]:
+        """Mean and variance of linear forms, of their shape, with all correlations."""
+        h = form_of(self.problem.graph, "form", form)
+        check_handle("form", h, self.problem.families, self.problem.sizes)
+        rows = np.zeros((h.size, len(self.state.mean)))
+        which = np.repeat(np.arange(h.size), h.terms.counts)
+        np.add.at(rows, (which, h.terms.variables), h.terms.coefficient)
+        mean = h.offset + rows @ self.state.mean
+        variance = ((rows @ self.state.covariance) * rows).sum(axis=1)
+        return mean.reshape(h.shape), variance.reshape(h.shape)
+
+    def sample(self, size: int, rng: Any = None) -> dict[str, Array]:
+        """Joint draws of all variables, as :meth:`GraphPosterior.sample` returns them."""
+        size = _checks.integer("size", size, least=1)
+        normal = _checks.generator("rng", rng).standard_normal((size, len(self.state.mean)))
+        draws = self.state.mean + normal @ np.linalg.cholesky(self.state.covariance).T
+        return {
+            key if isinstance(key, str) else f"v{key}": draws[:, made.numbers.ravel()].reshape(
+                size, *made.shape
+            )
+            for key, made in self.problem.made.items()
+            if hasattr(made, "numbers")
+        }

@@ -1,0 +1,61 @@
+"""The quick form of every script of bench/: it works, in 20 s, and writes where it is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import bench
+from tests.batteries import sampled
+
+FOLDER = Path(bench.__file__).parent
+#: scripts without a quick form, and why
+NONE = {
+    "dask.accept": "two clusters, workers with 500 MB each; tests/dask/ has its parts in small",
+    "dask.costs": "a cluster of processes and some sixty fits of 8 shards: 25 s",
+    "dask.point": "a cluster of processes, and rivals that begin their own: 20 to 30 s",
+    "dask.kills": "kills workers until clusters begin anew; tests/dask/ has its parts in small",
+}
+#: seconds of the processor; the clock of a machine with other work says little
+MOST = 20.0
+#: what a script says that lacks data, a package or a program
+LACKS = ("set EPFAST_DATA", "No module named", "needs ", "pip install")
+CODE = """
+import os
+from bench.__main__ import main
+main(["{name}", "--quick", "--output", "results"])
+print("seconds of the processor:", sum(os.times()[:4]))
+"""
+
+
+def scripts():
+    """All; those of the papers always run, and of the others a third."""
+    names = [name for name in bench.SCRIPTS if name not in NONE]
+    papers = [name for name in names if name.partition(".")[0][-4:].isdigit()]
+    others = [name for name in names if name not in papers]
+    assert len(papers) > 20
+    return [*papers, *sampled(others, lambda name: others.index(name) // 3)]
+
+
+def stamps():
+    """When each file below bench/ was last changed."""
+    return {p: p.stat().st_mtime_ns for p in FOLDER.rglob("*") if "__pycache__" not in p.parts}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", scripts())
+def test_quick_form(run_python, tmp_path, name):
+    before = stamps()
+    done = run_python(CODE.format(name=name), check=False, PYTHONPATH=str(FOLDER.parent))
+    if done.returncode and any(word in done.stderr.splitlines()[-1] for word in LACKS):
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    assert stamps() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+    stored = json.loads((tmp_path / "results" / f"{bench.SCRIPTS[name]}.json").read_text())
+    about = {"commit", "date", "machine", "quick"}
+    assert about < set(stored)
+    assert stored["quick"]
+    assert not {"claims", "goals"} & set(stored)
+    assert not any(word in done.stdout for word in ("reproduces", "not met", "[met"))
+    assert float(done.stdout.rpartition(":")[2]) < MOST
