@@ -18,10 +18,9 @@ from scipy import sparse
 from epfast._arrays import Array
 from epfast._core.arrow import ArrowSweep
 from epfast._core.cholesky import gaussian_moments
-from epfast.gaussian.engines.base import EPEngine, Form, Memoryless, Outcome
-from epfast.gaussian.engines.kernel import ExactValues
+from epfast.gaussian.engines.base import EPEngine, Form
 from epfast.gaussian.problem import Problem, log_determinant
-from epfast.inference import Sites, Summary
+from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
 #: rows between two looks at signals
@@ -215,23 +214,25 @@ class Arrow(Form):
         return state._replace(order="", memory=None)
 
 
-class WithinLevels(Memoryless):
-    """One row after the other within a level, and all levels from the same common weights.
+class ArrowEngine(EPEngine):
+    """EP with a site per row, each of which has one level of ``problem.levels``.
 
-    Fits take one sweep more than with all rows in turn (20 tables of 8 to 100 levels of 2 to 30
-    rows), and moments of a row of each of 64 levels at a time a third of the time.
+    One row after the other within a level, and all levels from the same common weights. Fits take
+    one sweep more than with all rows in turn (20 tables of 8 to 100 levels of 2 to 30 rows), and
+    moments of a row of each of 64 levels at a time a third of the time.
     """
 
-    in_turn = False
+    form: Arrow
 
-    def __init__(self, form: Arrow) -> None:
-        self.form = form
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, Arrow(problem))
+        self.exact, self.tilted = problem.exact_sites(), self.form.tilted
         # whole levels, of PART rows each part or one level
-        start = form.starts
+        start = self.form.starts
         cuts = np.searchsorted(start, np.arange(0, start[-1], PART), side="left")
         self.cuts = np.unique(np.append(cuts, len(start) - 1))
 
-    def sweep(self, state: ArrowState, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: ArrowState, sites: Sites, tick: Tick) -> Counts:
         form, core, data = self.form, self.form.core, self.form.problem.data
         before, core.moved, now = core.n_refused, 0.0, state.moments
         assert data.y is not None
@@ -240,24 +241,4 @@ class WithinLevels(Memoryless):
             core.sweep(data.y, data.weights, int(first), int(last), *sites, *of_levels)
             tick(int(form.starts[last] - form.starts[first]))
         residual = math.sqrt(core.moved) / form.problem.schedule.damping
-        return Outcome(core.n_refused - before, residual=residual)
-
-
-class ArrowEngine(EPEngine):
-    """EP with a site per row, each of which has one level of ``problem.levels``."""
-
-    form: Arrow
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, Arrow(problem))
-        self.exact, self.tilted = problem.exact_sites(), self.form.tilted
-        exact = self.exact is not None
-        self._visits = ExactValues() if exact else WithinLevels(self.form)
-
-    def visits(self, state: Any) -> Any:
-        return self._visits
-
-    def init(self, start: Any) -> Any:
-        if self.exact is None:
-            return super().init(start)
-        return self.form.built(self.exact, 0 if start is None else start.n_sweeps)
+        return Counts(core.n_refused - before, residual=residual)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -69,44 +69,22 @@ class Swept(NamedTuple):
         return other._replace(order=self.order, memory=self.memory)
 
 
-class Outcome(NamedTuple):
-    """What visits of all factors leave beside the sites that they changed."""
-
-    refused: int = 0
-    failed: int = 0
-    clipped: int = 0
-    #: the largest distance of a row from its fixed point, in its sd or log variance
-    residual: float = 0.0
-    #: mean and variance (d,) as the visits left them; None: they leave none
-    left: tuple[Array, Array] | None = None
-    #: the posterior, where visits have summed up the sites with little rounding
-    made: Any = None
-    #: (updates, d), posterior mean after every factor; None if it is not recorded
-    trace: Array | None = None
-
-
-class Memoryless:
-    """Base of visits that are the same in every sweep."""
-
-    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
-        """The state as it is."""
-        return new, counts
-
-
-class Visits(Protocol):
+class Visits:
     """Visits of all factors in some order: what a form, a store and a factor ask of the core."""
 
     #: whether the sites make a proper posterior after each call of the core
-    in_turn: bool
+    in_turn = False
 
-    def sweep(self, state: Any, sites: Any, tick: Tick) -> Outcome:
+    def visit(self, state: Any, sites: Any, tick: Tick) -> Counts:
         """Fit the sites, in place, from the posterior of ``state``.
 
         Visits that store none get None, and catch Ctrl-C themselves, see :class:`PartOfSweep`.
         """
+        raise NotImplementedError
 
     def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
         """The state from which the next sweep is best begun, with what that goes by."""
+        return new, counts
 
 
 def gaussian(state: State, rooted: bool = False) -> Swept | None:
@@ -160,6 +138,8 @@ class Form:
     shapes: tuple[tuple[int, ...], ...]
     #: numbers in the shift of a start; None: any
     weights: int | None = None
+    #: sweeps of what has made the prior
+    sweeps = 0
 
     def flat(self) -> Sites:
         """Flat sites, g = 1."""
@@ -189,6 +169,10 @@ class Form:
         """The state that these sites make; None if that is improper."""
         raise NotImplementedError
 
+    def improper(self, sites: Any) -> Exception:
+        """The error where sites make no proper posterior."""
+        return not_proper()
+
     def summary(self, state: Any, evidence: bool = True) -> Summary:
         """Mean, variance, and log evidence."""
         raise NotImplementedError
@@ -198,14 +182,16 @@ class Form:
         raise NotImplementedError
 
 
-class EPEngine:
+class EPEngine(Visits):
     """A sweep visits all factors; the sites that they get make the next posterior.
 
-    A subclass says which visits there are, and in what order.
+    A subclass says which visits there are: others, or its own.
     """
 
     measures = False
     pool: ThreadPool | None = None
+    #: sites of factors that are all Gaussian, which are known; None: of others
+    exact: Sites | None = None
     #: told of each sweep; None: the visits see to that
     tilted: Any = None
     #: of an executor; None: there are none
@@ -226,6 +212,12 @@ class EPEngine:
         return found
 
     def init(self, start: Any) -> Any:
+        if self.exact is not None:
+            sweeps = self.form.sweeps if start is None else start.n_sweeps
+            state = self.form.built(self.exact, sweeps)
+            if state is None:
+                raise self.form.improper(self.exact)
+            return state
         if start is None:
             return self.begun(self.form.prior(), True)
         state = self.form.built(self.form.taken(start), start.n_sweeps)
@@ -239,9 +231,12 @@ class EPEngine:
 
     def visits(self, state: Any) -> Visits:
         """The visits of the next sweep."""
-        raise NotImplementedError
+        return self
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
+        if self.exact is not None:
+            tick(self.n_sites)
+            return state._replace(sweeps=state.sweeps + 1), Counts()
         last, sweeps, tasks = state, state.sweeps + 1, self.tasks
         lost = 0 if tasks is None else tasks.n_lost
         state = self.before(state) if self.steps else state
@@ -249,7 +244,7 @@ class EPEngine:
             self.tilted.begin_sweep(state.sweeps)
         visits, sites = self.visits(state), self.opened(state)
         try:
-            outcome = visits.sweep(state, sites, tick)
+            counts = visits.visit(state, sites, tick)
         except PartOfSweep:
             raise
         except (KeyboardInterrupt, ExecutorFailed) as error:
@@ -260,23 +255,18 @@ class EPEngine:
                 raise PartOfSweep(_following(state, reached)) from None
             error.posterior = _following(state, reached)
             raise
-        settled, left = None, None
         # the weights may stand still in their own sd and the rows not, along directions that the
         # prior leaves free
-        if outcome.residual > max(self.schedule.tol, STANDS):
-            settled = False
-        new = outcome.made
+        settled = False if counts.residual > max(self.schedule.tol, STANDS) else None
+        new, left = counts.made, None
         if new is None:
-            new, left = self.form.built(sites, sweeps), outcome.left
+            new, left = self.form.built(sites, sweeps), counts.left
         if new is None:
-            left = None
-            new, settled = self._halved(state, sites, sweeps), False
+            new, left, settled = self._halved(state, sites, sweeps), None, False
         if new is None:
-            return self.unswept(last, outcome)
-        numbers = outcome.refused, outcome.failed, outcome.clipped, left
-        counts = Counts(*numbers, settled=settled, trace=outcome.trace)
-        if tasks is not None:
-            counts = counts._replace(lost=tasks.n_lost - lost)
+            return self.unswept(last)
+        lost = 0 if tasks is None else tasks.n_lost - lost
+        counts = counts._replace(left=left, made=None, settled=settled, lost=lost)
         return visits.after(state, _following(state, new), counts)
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
@@ -300,7 +290,7 @@ class EPEngine:
         """The state after a step on all sites, from which a sweep is better begun."""
         raise NotImplementedError
 
-    def unswept(self, state: Any, outcome: Outcome) -> tuple[Any, Counts]:
+    def unswept(self, state: Any) -> tuple[Any, Counts]:
         """What follows a sweep whose sites are improper, however small a share of them is taken."""
         return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites)
 

@@ -20,8 +20,8 @@ from epfast._core.rows import Rows
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
-    Outcome,
     Swept,
+    Visits,
     contraction,
     gaussian,
     plain,
@@ -229,7 +229,7 @@ def ordered(rows: Any) -> Any:
     return rows
 
 
-class InChunks:
+class InChunks(Visits):
     """The rows of a chunk from one posterior; chunk after chunk, from flat sites small ones first.
 
     sequential: visits of few rows that no chunk takes.
@@ -256,7 +256,7 @@ class InChunks:
         #: whether the last sweep leaves it to the sites to form the precision anew
         self.refreshed = False
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         memory: ChunkMemory = state.memory
         layout, first = self._lay_out(self._visits(state.sweeps)), 0
         visits, core, sequential = layout.visits, self.core, self.sequential
@@ -296,18 +296,18 @@ class InChunks:
         else:
             work()
         refused = self.n_lost + core.n_refused + sequential.n_refused - before
-        outcome = Outcome(min(len(visits), refused), residual=core.residual)
+        counts = Counts(min(len(visits), refused), residual=core.residual)
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
         made = gaussian(State(precision, shift, sites, total, state.sweeps + 1))
         self.refreshed = made is None or memory.since >= REFRESH or core.drift() > DRIFT
         if made is None:
-            return outcome
+            return counts
         now = Summary(made.mean, made.covariance.diagonal().copy())
         begun = Summary(state.mean, state.covariance.diagonal().copy())
         schedule = self.problem.schedule
         # where sweeps may end, rounding is known
         self.refreshed |= change(begun, now) <= schedule.tol * schedule.damping
-        return outcome._replace(left=now[:2]) if self.refreshed else outcome._replace(made=made)
+        return counts._replace(left=now[:2]) if self.refreshed else counts._replace(made=made)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state with the memory of the next sweep; sweeps that crawl are mixed."""

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.problem import Problem, inverse_of
 from epfast.inference import Sites
 
 #: conjugate gradients end where the rest is this share of the first, or after so many steps
@@ -88,34 +87,3 @@ def marginals(X: Any, mean: Array, covariance: Array) -> tuple[Array, Array]:
         for k in range(latents):
             s[part, k] = np.einsum("ij,ij->i", block @ covariance[k], block)
     return h, s
-
-
-class LatentMeansStep:
-    """Scratch for steps on the means of classes."""
-
-    def __init__(self, problem: Problem, moments: Any) -> None:
-        self.problem, self.moments = problem, moments
-        self.prior_covariance = inverse_of(problem.prior.precision)
-
-    def shifts(self, sites: Sites, mean: Array, covariance: Array) -> Array | None:
-        """Shifts of the sites, (n, C), after a step; None where there is none to take.
-
-        Each latent is solved for by its covariance, and what all have in common by the prior's.
-        """
-        X, y, prior = self.problem.data.X, self.problem.data.y, self.problem.prior
-
-        def nearly(r: Array) -> tuple[Array, Array]:
-            common = self.prior_covariance @ r.sum(axis=0) / len(r)
-            z = np.asarray(np.einsum("kij,kj->ki", covariance, r) + common)
-            return z, z @ prior.precision
-
-        def solve(W: Array, aim: Array, slope: Array) -> Array:
-            def pull(z: Array) -> Array:
-                pulled = np.einsum("ijk,ik->ij", W, np.asarray(X @ z.T))
-                return np.asarray(X.T @ pulled).T
-
-            right = np.asarray(X.T @ aim).T - (mean @ prior.precision - prior.shift)
-            return np.asarray(X @ conjugate_gradients(right, pull, nearly).T)
-
-        found = newton_step(self.moments, y, sites, *marginals(X, mean, covariance), solve)
-        return None if found is None else found[1]

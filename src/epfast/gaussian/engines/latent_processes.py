@@ -13,7 +13,7 @@ import numpy as np
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import EPEngine, Form, Outcome
+from epfast.gaussian.engines.base import EPEngine, Form
 from epfast.gaussian.engines.kernel import Kernel, ValueMoments
 from epfast.gaussian.engines.latent_means import conjugate_gradients, newton_step
 from epfast.inference import Counts, Sites, Summary
@@ -97,7 +97,10 @@ class Kernels(Form):
 
 
 class LatentProcessEngine(EPEngine):
-    """EP on observations of several processes, in C n^2 numbers and twice that beside."""
+    """EP on observations of several processes, in C n^2 numbers and twice that beside.
+
+    A step on all means, then all observations at once, or one after the other.
+    """
 
     def __init__(self, problem: Any) -> None:
         super().__init__(problem, Kernels(problem))
@@ -105,6 +108,7 @@ class LatentProcessEngine(EPEngine):
         schedule, (n, latents) = self.schedule, self.form.shape
         self.moments = problem.loss.latent_moments()
         self.core = LatentSites(self.moments, schedule.damping, n)
+        self.at_once = schedule.order == "parallel"
         joins = schedule.order == "auto" and schedule.tol > 0.0 and schedule.damping == 1.0
         joins = joins and problem.loss.log_concave
         self.joins = bool(joins and n * latents**2 <= MOST_CURVATURES)
@@ -112,31 +116,17 @@ class LatentProcessEngine(EPEngine):
     def begun(self, state: LatentGPState, is_flat: bool) -> LatentGPState:
         return state._replace(memory=(not is_flat or self.n_sites > SEQUENTIAL_UP_TO, np.inf))
 
-    def visits(self, state: LatentGPState) -> Observations:
-        return Observations(self)
-
-    def unswept(self, state: LatentGPState, outcome: Outcome) -> tuple[LatentGPState, Counts]:
+    def unswept(self, state: LatentGPState) -> tuple[LatentGPState, Counts]:
         # the arrays of the kernels have other covariances
         same = self.form.built(state.sites, state.sweeps + 1)
         return same._replace(memory=(False, state.memory[1])), Counts(self.n_sites)
 
-
-class Observations:
-    """A step on all means, then all observations at once, or one after the other."""
-
-    in_turn = False
-
-    def __init__(self, engine: LatentProcessEngine) -> None:
-        self.engine, self.problem, self.form = engine, engine.problem, engine.form
-        self.schedule, self.core, self.moments = engine.schedule, engine.core, engine.moments
-        self.at_once = self.schedule.order == "parallel"
-
-    def sweep(self, state: LatentGPState, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: LatentGPState, sites: Sites, tick: Tick) -> Counts:
         before = self.core.n_refused
-        if self.engine.joins:
+        if self.joins:
             self.at_once = state.memory[0]
         mean, shifts = np.stack([part.mean for part in state.now]), state.sites.shift
-        if self.engine.joins and state.sites.precision.any():
+        if self.joins and state.sites.precision.any():
             stepped = self._step(state, mean)
             if stepped is not None:
                 mean, shifts = stepped
@@ -145,7 +135,7 @@ class Observations:
         for part, new in zip(sites, found, strict=True):
             part[:] = new
         tick(self.form.order)
-        return Outcome(self.core.n_refused - before)
+        return Counts(self.core.n_refused - before)
 
     def after(
         self, old: LatentGPState, new: LatentGPState, counts: Counts

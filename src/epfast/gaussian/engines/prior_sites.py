@@ -25,8 +25,8 @@ from epfast._core.rows import Duals, Units
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
     EPEngine,
-    Outcome,
     Swept,
+    Visits,
     contraction,
     flat,
     gaussian,
@@ -322,7 +322,7 @@ def _solved(S: Array, kernel: Array, negative: int) -> tuple[Array, float] | Non
     return (vectors / values) @ vectors.T, float(np.log(np.abs(values)).sum())
 
 
-class RowsOfValues:
+class RowsOfValues(Visits):
     """Visits of rows by their values, in the n x n form."""
 
     def __init__(self, problem: Problem, form: ByRows, tilted: Any) -> None:
@@ -335,7 +335,7 @@ class RowsOfValues:
             block = min(n, block_size(self.schedule.block, n))
             self.core = BlockedSweep(tilted, n, block, 1.0, damping, False)
 
-    def sweep(self, state: DualState, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: DualState, sites: Sites, tick: Tick) -> Counts:
         problem, before, n = self.problem, self.core.n_refused, self.form.n
         covariance, mean = self.form.covariance_of_rows(state), state.latent.copy()
         if self.parallel:
@@ -346,98 +346,11 @@ class RowsOfValues:
             given = problem.responses(order), problem.weights(order), order
             self.core.sweep(Units(order, n), *given, covariance, mean, *sites)
         tick(n)
-        return Outcome(self.core.n_refused - before)
-
-
-class RowsThenWeights:
-    """The rows, in the order of the schedule; then the weights, from the posterior of both."""
-
-    in_turn = False
-
-    def __init__(self, engine: WeightEngine) -> None:
-        self.engine, self.form, self.schedule = engine, engine.form, engine.schedule
-        self.visits, self.refused = engine.form.given.visits, 0
-
-    def sweep(self, state: Any, sites: Sites, tick: Tick) -> Outcome:
-        engine, form, outcome, now = self.engine, self.form, Outcome(), state
-        rows, weights = split(sites, form.n)
-        before, self.memory = families.copied(weights), state.memory.rows
-        if form.exact is None:
-            outcome, now = engine.visit_rows(state, sites, rows, tick)
-            if now is None:
-                return outcome
-            self.memory = now.memory.rows
-        self.refused = self._weights(now, weights, tick)
-        form.usable(weights, state)
-        outcome = outcome._replace(refused=outcome.refused + self.refused, left=None)
-        made = form.after_weights(now, sites, before)
-        return outcome._replace(
-            made=None if made is None else made._replace(sweeps=state.sweeps + 1)
-        )
-
-    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
-        """The state with the memory of the next sweep; sweeps that crawl are mixed."""
-        memory = old.memory._replace(rows=self.memory)
-        moved = change(self.form.summary(old, False), self.form.summary(new, False))
-        counts = counts._replace(remaining=moved * self.schedule.damping / memory.damping)
-        if self.schedule.order != "auto":
-            return new._replace(memory=memory), counts
-        new = new._replace(memory=memory.next(moved, self.refused > 0))
-        return self._mixed(new, old), counts
-
-    def _weights(self, state: Any, weights: Sites, tick: Tick) -> int:
-        """Fit prior sites, in place; how many were refused."""
-        visits, engine = self.visits, self.engine
-        if not len(visits):
-            return 0
-        core = engine.core_of_weights(state.memory.damping)
-        before = core.n_refused
-        if self.schedule.order == "parallel":
-            some = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
-            now = self.form.summary(state, False)
-            mean, variance = (np.ascontiguousarray(part[visits]) for part in now[:2])
-            core.fit(mean, variance, engine.ones, *some)
-            families.put(weights, visits, some)
-            tick(len(visits))
-            return int(core.n_refused - before)
-        if self.schedule.order == "shuffled":
-            visits = visits[np.asarray(self.schedule.checked_visits(len(visits), state.sweeps))]
-        matrix, vector = self.form.of_the_weights(state)
-        step = max(engine.block, CHUNK // self.form.order**2)
-        for first in range(0, len(visits), step):
-            part = np.ascontiguousarray(visits[first : first + step])
-            rows = self.form.rows_of(part, weights)
-            core.sweep(rows, engine.ones, None, part, matrix, vector, *weights)
-            tick(len(part))
-        return int(core.n_refused - before)
-
-    def _mixed(self, new: Any, before: Any) -> Any:
-        """A sweep with those before it (Anderson mixing), where they move less and less.
-
-        It also finds fixed points that sweeps of any length move away from.
-        """
-        form, memory = self.form, new.memory
-        (_, old), (_, weights) = split(before.sites, form.n), split(new.sites, form.n)
-        spread = form.summary(before, False).variance
-        precision = (weights.precision - old.precision) * spread
-        moves = np.concatenate([precision, (weights.shift - old.shift) * np.sqrt(spread)])
-        moves /= before.memory.damping
-        nothing: Any = None
-        last = State(nothing, nothing, new.sites, 0.0, new.sweeps)
-        if not memory.mixes:
-            steps = (*memory.steps, Step(last, moves))[-DEPTH:]
-            return new._replace(memory=memory._replace(steps=steps))
-        steps, made = taken_in(memory.steps, last, moves, form.built, DEPTH)
-        if made is not None:
-            precision = split(made.sites, form.n)[1].precision
-            if (precision * form.summary(made, False).variance < 1.0)[self.visits].all():
-                return made._replace(order=new.order, memory=memory._replace(steps=steps))
-            steps = steps[-1:]
-        return new._replace(memory=memory._replace(steps=steps))
+        return Counts(self.core.n_refused - before)
 
 
 class WeightEngine(EPEngine):
-    """EP on rows and on the prior of each weight."""
+    """EP on rows, in the order of the schedule, and then on the prior of each weight."""
 
     remedy = REMEDY
 
@@ -493,15 +406,89 @@ class WeightEngine(EPEngine):
             memory = memory._replace(damping=min(SHORT, memory.damping))
         return state._replace(memory=memory)
 
-    def visits(self, state: Any) -> RowsThenWeights:
+    def visit(self, state: Any, sites: Sites, tick: Tick) -> Counts:
+        form, counts, now = self.form, Counts(), state
         self.of_prior.begin_sweep(state.sweeps)
-        return RowsThenWeights(self)
+        rows, weights = split(sites, form.n)
+        before, self.memory = families.copied(weights), state.memory.rows
+        if form.exact is None:
+            counts, now = self.visit_rows(state, sites, rows, tick)
+            if now is None:
+                return counts
+            self.memory = now.memory.rows
+        self.refused = self._weights(now, weights, tick)
+        form.usable(weights, state)
+        counts = counts._replace(refused=counts.refused + self.refused, left=None)
+        made = form.after_weights(now, sites, before)
+        return counts._replace(
+            made=None if made is None else made._replace(sweeps=state.sweeps + 1)
+        )
 
-    def visit_rows(self, state: Any, sites: Sites, rows: Sites, tick: Tick) -> tuple[Outcome, Any]:
+    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
+        """The state with the memory of the next sweep; sweeps that crawl are mixed."""
+        memory = old.memory._replace(rows=self.memory)
+        moved = change(self.form.summary(old, False), self.form.summary(new, False))
+        counts = counts._replace(remaining=moved * self.schedule.damping / memory.damping)
+        if self.schedule.order != "auto":
+            return new._replace(memory=memory), counts
+        new = new._replace(memory=memory.next(moved, self.refused > 0))
+        return self._mixed(new, old), counts
+
+    def _weights(self, state: Any, weights: Sites, tick: Tick) -> int:
+        """Fit prior sites, in place; how many were refused."""
+        visits = self.form.given.visits
+        if not len(visits):
+            return 0
+        core = self.core_of_weights(state.memory.damping)
+        before = core.n_refused
+        if self.schedule.order == "parallel":
+            some = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
+            now = self.form.summary(state, False)
+            mean, variance = (np.ascontiguousarray(part[visits]) for part in now[:2])
+            core.fit(mean, variance, self.ones, *some)
+            families.put(weights, visits, some)
+            tick(len(visits))
+            return int(core.n_refused - before)
+        if self.schedule.order == "shuffled":
+            visits = visits[np.asarray(self.schedule.checked_visits(len(visits), state.sweeps))]
+        matrix, vector = self.form.of_the_weights(state)
+        step = max(self.block, CHUNK // self.form.order**2)
+        for first in range(0, len(visits), step):
+            part = np.ascontiguousarray(visits[first : first + step])
+            rows = self.form.rows_of(part, weights)
+            core.sweep(rows, self.ones, None, part, matrix, vector, *weights)
+            tick(len(part))
+        return int(core.n_refused - before)
+
+    def _mixed(self, new: Any, before: Any) -> Any:
+        """A sweep with those before it (Anderson mixing), where they move less and less.
+
+        It also finds fixed points that sweeps of any length move away from.
+        """
+        form, memory = self.form, new.memory
+        (_, old), (_, weights) = split(before.sites, form.n), split(new.sites, form.n)
+        spread = form.summary(before, False).variance
+        precision = (weights.precision - old.precision) * spread
+        moves = np.concatenate([precision, (weights.shift - old.shift) * np.sqrt(spread)])
+        moves /= before.memory.damping
+        nothing: Any = None
+        last = State(nothing, nothing, new.sites, 0.0, new.sweeps)
+        if not memory.mixes:
+            steps = (*memory.steps, Step(last, moves))[-DEPTH:]
+            return new._replace(memory=memory._replace(steps=steps))
+        steps, made = taken_in(memory.steps, last, moves, form.built, DEPTH)
+        if made is not None:
+            precision = split(made.sites, form.n)[1].precision
+            if (precision * form.summary(made, False).variance < 1.0)[form.given.visits].all():
+                return made._replace(order=new.order, memory=memory._replace(steps=steps))
+            steps = steps[-1:]
+        return new._replace(memory=memory._replace(steps=steps))
+
+    def visit_rows(self, state: Any, sites: Sites, rows: Sites, tick: Tick) -> tuple[Counts, Any]:
         """Fit the sites of the rows, in place; what that did, and the state of all sites."""
         begun = state._replace(memory=state.memory.rows)
-        outcome = self.rows.sweep(begun, rows, tick)
-        now = outcome.made
+        counts = self.rows.visit(begun, rows, tick)
+        now = counts.made
         if now is not None:
             now = now._replace(sites=sites)
         elif self.problem.wide is None:
@@ -513,7 +500,7 @@ class WeightEngine(EPEngine):
             # a mix of sweeps would be one of other prior sites too
             after = self.rows.after(begun, now, Counts())[0].memory
             memory = memory._replace(rows=after._replace(mixes=False, steps=()))
-        return outcome._replace(made=None), None if now is None else now._replace(memory=memory)
+        return counts._replace(made=None), None if now is None else now._replace(memory=memory)
 
     def finish(self, state: Any, hurry: bool = False) -> ShrunkState:
         """Free of drift; log scales, which lag behind sites that are damped or mixed, anew."""

@@ -20,8 +20,6 @@ from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     STANDS,
     EPEngine,
-    Memoryless,
-    Outcome,
     Swept,
     Visits,
     gaussian,
@@ -73,7 +71,7 @@ def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
     return BlockedSweep(tilted, d, block, schedule.power, damping, full)
 
 
-class InTurn:
+class InTurn(Visits):
     """One row after the other: each sees what the one before has found."""
 
     in_turn = True
@@ -85,7 +83,7 @@ class InTurn:
         self.parts = form.parts if plain else None
         self.numbers = np.arange(problem.n_rows)
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         core, problem, parts = self.core, self.problem, self.parts
         before, core.moved = core.n_refused, 0.0
         covariance, mean = state.covariance.copy(), state.mean.copy()
@@ -97,7 +95,7 @@ class InTurn:
             tick(part.rows.n)
         residual = math.sqrt(core.moved) / self.schedule.damping
         left = mean, covariance.diagonal().copy()
-        return Outcome(core.n_refused - before, residual=residual, left=left)
+        return Counts(core.n_refused - before, residual=residual, left=left)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state; or, where rows are stuck, the prior, from which all rows go at once.
@@ -114,10 +112,8 @@ class InTurn:
         return fresh, counts._replace(settled=False, left=None)
 
 
-class AtOnce(Memoryless):
+class AtOnce(Visits):
     """All rows from the posterior before the sweep."""
-
-    in_turn = False
 
     def __init__(
         self, problem: Problem, tilted: TiltedMoments, damping: float, threads: ThreadPool
@@ -128,7 +124,7 @@ class AtOnce(Memoryless):
         #: scratch of each thread
         self.cores = [ParallelSweep(tilted, *self.numbers)]
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         problem, (n, d) = self.problem, self.problem.shape
         # whole blocks, so that the numbers do not depend on the parts
         blocks = problem.chunk // (d * PARALLEL_ROWS * self.threads.threads)
@@ -156,7 +152,7 @@ class AtOnce(Memoryless):
 
         each(self.threads, work, len(parts), tick)
         refused = sum(core.n_refused for core in self.cores) - before
-        return Outcome(refused, residual=max(core.residual for core in self.cores))
+        return Counts(refused, residual=max(core.residual for core in self.cores))
 
 
 def settles_means(problem: Problem) -> bool:
@@ -195,7 +191,7 @@ class Ahead(NamedTuple):
     moves: tuple[float, float]
 
 
-class MeansFirst:
+class MeansFirst(Visits):
     """All rows from one posterior, whose means settle before its variances move: a pass.
 
     With the precisions of all sites held, and so the variances of all rows, a step that gives each
@@ -212,17 +208,17 @@ class MeansFirst:
         #: the passes so far without another sweep
         self.steps: tuple[Step, ...] = ()
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         found = self.taken = self._ahead(state) if state.order == MEANS else None
         self.in_turn = found is None and self.otherwise.in_turn
         if found is None:
-            return self.otherwise.sweep(state, sites, tick)
+            return self.otherwise.visit(state, sites, tick)
         tick(self.engine.n_sites)
         if not found.refused and max(found.moves[1], found.gap) <= self.engine.schedule.tol:
-            return Outcome(made=self.engine.form.with_shifts(state, found.held, found.mean))
+            return Counts(made=self.engine.form.with_shifts(state, found.held, found.mean))
         for part, new in zip(sites, found.sites, strict=True):
             part[:] = new
-        return Outcome(found.refused)
+        return Counts(found.refused)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state, of passes mixed; another pass, but after one that has not contracted.

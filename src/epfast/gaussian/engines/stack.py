@@ -17,7 +17,6 @@ from epfast._core.latents import LatentSites
 from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
-    Outcome,
     Swept,
     Visits,
     contraction,
@@ -36,8 +35,8 @@ from epfast.gaussian.engines.chunks import (
     layout_of,
 )
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.latent_means import LatentMeansStep
-from epfast.gaussian.problem import Problem, State, not_proper
+from epfast.gaussian.engines.latent_means import conjugate_gradients, marginals, newton_step
+from epfast.gaussian.problem import Problem, State, inverse_of, not_proper
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.losses import LatentLoss, Probit
@@ -118,15 +117,13 @@ class ByLatent(NamedTuple):
         sites.precision[:], sites.shift[:] = self.precision.T, self.shift.T
 
 
-class LatentRows:
+class LatentRows(Visits):
     """One row after the other."""
-
-    in_turn = False
 
     def __init__(self, problem: Problem, core: LatentSites) -> None:
         self.problem, self.core = problem, core
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         problem, core, before = self.problem, self.core, self.core.n_refused
         own, covariance, mean = ByLatent.of(sites), state.covariance.copy(), state.mean.copy()
         visits = problem.schedule.checked_visits(problem.shape[0], state.sweeps)
@@ -137,14 +134,14 @@ class LatentRows:
         own.into(sites)
         variance = covariance.diagonal(0, 1, 2).ravel()
         refused = min(len(sites.log_scale), core.n_refused - before)
-        return Outcome(refused, left=(mean.ravel(), variance))
+        return Counts(refused, left=(mean.ravel(), variance))
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state, whose sites are flat no more."""
         return new._replace(memory=new.memory._replace(flat=False)), counts
 
 
-class LatentChunks:
+class LatentChunks(Visits):
     """The rows of a chunk from one posterior; in halves where one is improper."""
 
     in_turn = True
@@ -155,7 +152,7 @@ class LatentChunks:
         self.chunks: list[ChunkedSweep] = []
         self.summed = True
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         memory: StackMemory = state.memory
         layout, before = self._laid_out(state.sweeps), self.core.n_refused
         n, own = len(layout.visits), ByLatent.of(sites)
@@ -178,16 +175,16 @@ class LatentChunks:
         parts = [
             gaussian(State(P, p, None, 0.0, sweeps)) for P, p in zip(precision, shift, strict=True)
         ]
-        outcome = Outcome(min(n, self.core.n_refused - before + lost))
+        counts = Counts(min(n, self.core.n_refused - before + lost))
         whole = [part for part in parts if part is not None]
         self.summed = len(whole) < len(parts) or memory.since + 1 >= REFRESH
         if len(whole) < len(parts):
-            return outcome
+            return counts
         total = len(parts) * base.log_scale + float(sites.log_scale.sum())
         made = stack(whole, sites, total, sweeps)
         if not self.summed:
-            return outcome._replace(made=made)
-        return outcome._replace(left=(made.mean.ravel(), made.covariance.diagonal(0, 1, 2).ravel()))
+            return counts._replace(made=made)
+        return counts._replace(left=(made.mean.ravel(), made.covariance.diagonal(0, 1, 2).ravel()))
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state with its memory: chunks are made smaller where sweeps do not contract."""
@@ -287,11 +284,10 @@ class StackEngine(EPEngine):
         self._visits: Visits = LatentRows(problem, core)
         if order in ("chunked", "parallel"):
             self._visits = LatentChunks(problem, core, order == "parallel")
-        #: before sweeps, in automatic order
-        self.means: LatentMeansStep | None = None
         few = self.n_sites * loss.latents**2 <= MOST_CURVATURES
         if schedule.order == "auto" and undamped and loss.log_concave and few:
-            self.means, self.steps = LatentMeansStep(problem, moments), True
+            self.moments, self.steps = moments, True
+            self.prior_covariance = inverse_of(problem.prior.precision)
 
     def visits(self, state: Swept) -> Visits:
         return self._visits
@@ -301,15 +297,34 @@ class StackEngine(EPEngine):
         return state._replace(memory=StackMemory(size, is_flat))
 
     def before(self, state: Swept) -> Swept:
-        """The state after a step on all means. O(C n d^2)."""
+        """The state after a step on all means. O(C n d^2).
+
+        Each latent is solved for by its covariance, and what all have in common by the prior's.
+        """
         if state.memory.flat:
             return state
+        (X, y, *_), prior, covariance = self.problem.data, self.problem.prior, state.covariance
+
+        def nearly(r: Array) -> tuple[Array, Array]:
+            common = self.prior_covariance @ r.sum(axis=0) / len(r)
+            z = np.asarray(np.einsum("kij,kj->ki", covariance, r) + common)
+            return z, z @ prior.precision
+
+        def solve(W: Array, aim: Array, slope: Array) -> Array:
+            def pull(z: Array) -> Array:
+                pulled = np.einsum("ijk,ik->ij", W, np.asarray(X @ z.T))
+                return np.asarray(X.T @ pulled).T
+
+            right = np.asarray(X.T @ aim).T - (state.mean @ prior.precision - prior.shift)
+            return np.asarray(X @ conjugate_gradients(right, pull, nearly).T)
+
+        h, s = marginals(X, state.mean, covariance)
         assert state.sites is not None
-        assert self.means is not None
-        shifts = self.means.shifts(state.sites, state.mean, state.covariance)
-        if shifts is None:
+        found = newton_step(self.moments, y, state.sites, h, s, solve)
+        if found is None:
             return state
-        shift = self.problem.prior.shift + np.asarray(self.problem.data.X.T @ shifts).T
+        shifts = found[1]
+        shift = prior.shift + np.asarray(X.T @ shifts).T
         mean = np.einsum("kij,kj->ki", state.covariance, shift)
         if not np.isfinite(mean).all():
             return state
