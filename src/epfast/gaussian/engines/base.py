@@ -64,10 +64,6 @@ class Swept(NamedTuple):
     order: str = ""
     memory: Any = None
 
-    def at(self, other: Swept) -> Swept:
-        """Another posterior, with the order of this one."""
-        return other._replace(order=self.order, memory=self.memory)
-
 
 class Visits:
     """Visits of all factors in some order: what a form, a store and a factor ask of the core."""
@@ -99,7 +95,7 @@ def gaussian(state: State, rooted: bool = False) -> Swept | None:
     return None if found is None else Swept(*state, covariance, mean, *found, root)
 
 
-def _following(old: Any, new: Any) -> Any:
+def following(old: Any, new: Any) -> Any:
     """The posterior after that of another state, whose order it has, and memory, if none yet."""
     memory = old.memory if new.memory is None else new.memory
     return new._replace(order=old.order, memory=memory)
@@ -198,6 +194,8 @@ class EPEngine(Visits):
     tasks: Any = None
     #: whether sweeps begin with a step of their own, see :meth:`before`
     steps = False
+    #: whether that has moved too far for the sweep to be the last
+    far = False
 
     def __init__(self, problem: Any, form: Any) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
@@ -252,12 +250,13 @@ class EPEngine(Visits):
             if reached is None:
                 raise
             if isinstance(error, KeyboardInterrupt):
-                raise PartOfSweep(_following(state, reached)) from None
-            error.posterior = _following(state, reached)
+                raise PartOfSweep(following(state, reached)) from None
+            error.posterior = following(state, reached)
             raise
         # the weights may stand still in their own sd and the rows not, along directions that the
         # prior leaves free
-        settled = False if counts.residual > max(self.schedule.tol, STANDS) else None
+        far = self.far or counts.residual > max(self.schedule.tol, STANDS)
+        settled = False if far else None
         new, left = counts.made, None
         if new is None:
             new, left = self.form.built(sites, sweeps), counts.left
@@ -267,7 +266,7 @@ class EPEngine(Visits):
             return self.unswept(last)
         lost = 0 if tasks is None else tasks.n_lost - lost
         counts = counts._replace(left=left, made=None, settled=settled, lost=lost)
-        return visits.after(state, _following(state, new), counts)
+        return visits.after(state, following(state, new), counts)
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
         """The state of half of the change of the sites, or half of that; None: no share is one."""

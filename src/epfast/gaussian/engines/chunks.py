@@ -59,6 +59,8 @@ CONTRACTS = 0.6
 MIX_BELOW, SLOW = 0.1, 0.2
 #: sweeps that are mixed, and the most rows of which they are kept
 DEPTH, MOST_MIXED = 5, 1_000_000
+#: dimensions from which sequential sweeps keep one triangle of the covariance only
+HALF_FROM = 256
 #: sweeps, and growth of the precision's diagonal, after which it is formed anew
 REFRESH, DRIFT = 25, 64.0
 
@@ -229,22 +231,31 @@ def ordered(rows: Any) -> Any:
     return rows
 
 
+def block_size(block: int | None, d: int) -> int:
+    """Sites per block of the exact blocked sweep, by default a third of d between 8 and 64."""
+    return block or max(8, min(64, d // 3))
+
+
+def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
+    """Scratch for one row after the other."""
+    schedule, d = problem.schedule, len(problem.base.shift)
+    block = block_size(getattr(schedule, "block", None), d)
+    damping = 1.0 if schedule.damping is None else schedule.damping
+    full = problem.sparse or d < HALF_FROM
+    return BlockedSweep(tilted, d, block, schedule.power, damping, full)
+
+
 class InChunks(Visits):
     """The rows of a chunk from one posterior; chunk after chunk, from flat sites small ones first.
 
-    sequential: visits of few rows that no chunk takes.
+    Few rows that no chunk takes go one after the other.
     """
 
     in_turn = True
 
-    def __init__(
-        self,
-        problem: Problem,
-        tilted: TiltedMoments,
-        sequential: BlockedSweep,
-        threads: ThreadPool,
-    ) -> None:
-        self.problem, self.tilted, self.sequential = problem, tilted, sequential
+    def __init__(self, problem: Problem, tilted: TiltedMoments, threads: ThreadPool) -> None:
+        self.problem, self.tilted = problem, tilted
+        self.sequential = sequential_core(problem, tilted)
         self.n_threads = threads.threads if tilted.separate else 1
         self.threads = threads
         self.layout: Layout | None = None

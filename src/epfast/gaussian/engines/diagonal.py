@@ -7,7 +7,7 @@ factor has, one per column of the factor: the entries of a CSR matrix in their o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
     Swept,
+    following,
     plain,
     with_moments,
 )
@@ -64,14 +65,8 @@ def rows_to_settle(schedule: Any, size: int, d: int) -> int:
     return -(-rows // size) * size
 
 
-class RowBlock(NamedTuple):
-    """Rows at hand, of which a sweep visits factors."""
-
-    #: of the core
-    design: Any
-    X: Any
-    y: Array
-    weights: Array | None
+#: rows as the core takes them, and as they are
+RowBlock = tuple[Any, Data]
 
 
 class Dense(Full):
@@ -119,9 +114,9 @@ class Dense(Full):
         """Settings of the core that differ between dense rows and sparse ones."""
         return {"damping": damping}
 
-    def rows(self, X: Any, y: Array, weights: Array | None, core: MinibatchSweep) -> RowBlock:
+    def rows(self, data: Data, core: MinibatchSweep) -> RowBlock:
         """Rows for :meth:`visit`."""
-        return RowBlock(Design(X, core.max_rows), X, y, weights)
+        return Design(data.X, core.max_rows), data
 
     def taken(self, start: Any) -> Sites:
         sites: Sites = super().taken(start)
@@ -160,17 +155,19 @@ class Dense(Full):
         q: see :meth:`begin`. sites: None, they are forgotten. onto: precision and shift that take
         the changes, where q stays as it is. first: the number of the first row.
         """
-        given: dict[str, Any] = {"weight": rows.weights, "trace": trace, "row_offset": first}
+        design, data = rows
+        given: dict[str, Any] = {"weight": data.weights, "trace": trace, "row_offset": first}
         if sites is not None:
-            given |= self.targets(sites)
+            given |= dict(zip(("site_tau", "site_nu", "site_scale"), sites, strict=True))
         if onto is not None:
             given |= {"next_tau": onto[0], "next_nu": onto[1]}
-        core.sweep(rows.design, rows.y, self.size, order, *q, **given)
+        self.call(core, design, data.y, order, q, given)
 
-    def targets(self, sites: Sites) -> dict[str, Any]:
-        """Where new sites go."""
-        names = ("site_tau", "site_nu", "site_scale")
-        return dict(zip(names, sites, strict=True))
+    def call(
+        self, core: Any, design: Any, y: Any, order: NDArray[np.intp], q: Any, given: dict[str, Any]
+    ) -> None:
+        """The call of the core for :meth:`visit`."""
+        core.sweep(design, y, self.size, order, *q, **given)
 
     def natural(self, q: Any, known: Swept) -> tuple[Array, Array]:
         """Precision and shift that visits have left; known: where they began."""
@@ -219,9 +216,8 @@ class ByColumns(Dense):
     def kind(self, damping: float) -> dict[str, Any]:
         return {"damping": damping, "sparse": True}
 
-    def rows(self, X: Any, y: Array, weights: Array | None, core: MinibatchSweep) -> RowBlock:
-        design = SparseRows(X) if self.design is None else self.design
-        return RowBlock(design, X, y, weights)
+    def rows(self, data: Data, core: MinibatchSweep) -> RowBlock:
+        return self.design or SparseRows(data.X), data
 
     def flat(self) -> Sites:
         size = len(self.column)
@@ -263,28 +259,15 @@ class ByColumns(Dense):
             return moments_of(state.precision, state.shift)
         return super().begin(state, core)
 
-    def visit(
-        self,
-        core: Any,
-        rows: RowBlock,
-        order: NDArray[np.intp],
-        q: Any,
-        sites: Sites | None,
-        trace: Array | None = None,
-        onto: Any = None,
-        first: int = 0,
+    def call(
+        self, core: Any, design: Any, y: Any, order: NDArray[np.intp], q: Any, given: dict[str, Any]
     ) -> None:
-        given: dict[str, Any] = {"weight": rows.weights, "trace": trace, "row_offset": first}
-        if sites is not None:
-            given |= self.targets(sites)
-        if core.one_row and onto is None:
-            core.rows(rows.design, rows.y, order, q, **given)
+        if core.one_row and "next_tau" not in given:
+            core.rows(design, y, order, q, **given)
             return
-        if sites is not None:
+        if "site_tau" in given:
             given |= {"site_start": self.start, "site_column": self.column}
-        if onto is not None:
-            given |= {"next_tau": onto[0], "next_nu": onto[1]}
-        core.factors(rows.design, rows.y, self.size, order, *q, **given)
+        core.factors(design, y, self.size, order, *q, **given)
 
     def natural(self, q: Any, known: Swept) -> tuple[Array, Array]:
         if isinstance(q, tuple):
@@ -333,9 +316,7 @@ class DiagonalEngine(EPEngine):
         self._check_memory(n)
         self.core = self.form.core(size if isinstance(problem.data.X, Stream) else n)
         if not isinstance(problem.data.X, Stream):
-            data = problem.data
-            assert data.y is not None
-            self.rows = self.form.rows(data.X, data.y, data.weights, self.core)
+            self.rows = self.form.rows(problem.data, self.core)
         self.steps = means.may_step(problem, traced)
         self.in_order = np.arange(self.n_sites)
         self.in_turn = self.schedule.stores == "factor" and self.schedule.order != "parallel"
@@ -370,7 +351,7 @@ class DiagonalEngine(EPEngine):
         cores, rows = [self.core], [self.rows]
         for _ in range(1, min(count, self.threads.threads)):
             cores.append(form.core(problem.shape[0]))
-            rows.append(form.rows(*self.rows[1:], cores[-1]))
+            rows.append(form.rows(problem.data, cores[-1]))
         before = [counters(core) for core in cores]
         q = (state.precision, state.shift) if parallel else form.begin(state, cores[0])
 
@@ -414,7 +395,7 @@ class DiagonalEngine(EPEngine):
             return state
         with one_blas_thread(min(len(state.shift), means.DENSE)), np.errstate(all="ignore"):
             found = mixed(memory.swept) if len(memory.swept) > 1 else None
-            stepped = None if found is None else self._stepped(state.at(found))
+            stepped = None if found is None else self._stepped(following(state, found))
             stepped = self._stepped(state) if stepped is None else stepped
         return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
 
@@ -468,15 +449,15 @@ class DiagonalPass(DiagonalEngine):
         trace, seen, q = None, 0, None
         core.begin_sweep(sweeps)
         try:
-            for X, y in self._chunks(first):
-                rows, n = form.rows(X, y, self.problem.data.weights, core), X.shape[0]
+            for data in self._chunks(first):
+                rows, n = form.rows(data, core), data.X.shape[0]
                 count = -(-n // form.size)
                 order = as_array(self.schedule.checked_visits(count, sweeps))
                 if self.traced:
                     trace = np.empty((count, form.shape[1]))
                 done = 0
                 if q is None:
-                    settled = self._settled(rows, order[: first // form.size]) if first else None
+                    settled = self._settled(data, order[: first // form.size]) if first else None
                     if settled is not None:
                         known, counts, done = settled
                         reached = known
@@ -511,25 +492,24 @@ class DiagonalPass(DiagonalEngine):
         scale = self.form.log_scale(new, known, self.core, self.form.prior_log_determinant)
         return new._replace(log_scale=scale)
 
-    def _chunks(self, first: int) -> Iterator[tuple[Any, Any]]:
+    def _chunks(self, first: int) -> Iterator[Data]:
         """The rows of a pass: all at once, or as they come, at first so many."""
         X = self.problem.data.X
         if isinstance(X, Stream):
-            return X.pieces(self.form.size, first)
-        return iter([(X, self.problem.data.y)])
+            return (Data(*pair) for pair in X.pieces(self.form.size, first))
+        return iter([self.problem.data])
 
-    def _settled(self, rows: RowBlock, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
+    def _settled(self, data: Data, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.
         """
-        size, n = self.form.size, rows.X.shape[0]
+        size, n = self.form.size, data.X.shape[0]
         schedule: Any = EP(SETTLE_SWEEPS, SETTLE_TOL, order="sequential")
         numbers = {"power": self.schedule.power, "site_rule": self.schedule.site_rule}
         schedule = schedule.filled(damping=1.0, **numbers)
         which = (np.sort(some)[:, None] * size + np.arange(min(size, n))).ravel()
-        data = Data(rows.X, rows.y, rows.weights).taken(which[which < n])
-        problem = self.problem._replace(data=data, schedule=schedule)
+        problem = self.problem._replace(data=data.taken(which[which < n]), schedule=schedule)
         try:
             fit = run(DiagonalEngine(problem), schedule)
         except FloatingPointError:

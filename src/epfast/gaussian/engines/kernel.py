@@ -24,8 +24,9 @@ from epfast.gaussian.engines.base import (
     Visits,
     flat,
 )
+from epfast.gaussian.engines.chunks import block_size
 from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_mass
-from epfast.gaussian.engines.rows import PARALLEL_ROWS, block_size
+from epfast.gaussian.engines.rows import PARALLEL_ROWS
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.wide import offset_of
 from epfast.inference import Counts, Sites, Summary
@@ -76,22 +77,23 @@ class ValueMoments(NamedTuple):
 class GPState(NamedTuple):
     """The sites of n values, and what they make with their prior: plain arrays, picklable."""
 
-    #: precision, shift and log scale per value, (n,) each
+    #: precision, shift and log scale per value, (n,) each; of several latents (n, C), and (n,)
     sites: Sites
     #: sweeps done so far
     sweeps: int
-    #: of the latent values; None: yet to be computed
+    #: of the latent values, or a tuple of those of each latent, or of the weights of a large group;
+    #: None: yet to be computed
     moments: Any = None
     #: None except in relaxed EP
     relaxed: Relaxed | None = None
     #: (n, n): below the diagonal K, the rest the Cholesky factor of B = I + S K S by columns, with
-    #: S the root of the precisions, 0 where these are negative; None: yet to be computed
-    factor: Array | None = None
+    #: S the root of the precisions, 0 where these are negative, or a tuple; None as above
+    factor: Any = None
     #: (n,), the diagonal of K; None as above
-    diagonal: Array | None = None
-    #: between two sweeps: "joint", or what the schedule says, and sweeps since q was built
+    diagonal: Any = None
+    #: between two sweeps: "joint", or what the schedule says; sweeps since q was built, or more
     order: str = ""
-    memory: int = 0
+    memory: Any = 0
 
     @property
     def rows_seen(self) -> None:

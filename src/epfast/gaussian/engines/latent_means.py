@@ -23,6 +23,12 @@ ENOUGH, MOST_STEPS = 1e-6, 400
 FURTHER = 2.0
 
 
+def by_latent(sites: Sites) -> Sites:
+    """Sites as the core has them: precision and shift (C, n), log scale (n,)."""
+    precision, shift = (np.ascontiguousarray(part.T) for part in sites[:2])
+    return Sites(precision, shift, sites.log_scale)
+
+
 def newton_step(
     moments: Any, y: Any, sites: Sites, h: Array, s: Array, solve: Callable[..., Array]
 ) -> tuple[Array, Array] | None:
@@ -54,7 +60,11 @@ def newton_step(
 
 
 def conjugate_gradients(
-    right: Array, pull: Callable[[Array], Array], nearly: Callable[[Array], tuple[Array, Array]]
+    right: Array,
+    pull: Callable[[Array], Array],
+    nearly: Callable[[Array], tuple[Array, Array]],
+    enough: float = ENOUGH,
+    most: int = MOST_STEPS,
 ) -> Array:
     """z with (P + pull) z = right, P the precision of the prior.
 
@@ -64,8 +74,8 @@ def conjugate_gradients(
     z, back = nearly(r)
     p, kp, size = z, back, float((r * z).sum())
     first = size
-    for _ in range(MOST_STEPS):
-        if not size > ENOUGH**2 * first:
+    for _ in range(most):
+        if not size > enough**2 * first:
             break
         q = kp + pull(p)
         share = size / float((p * q).sum())

@@ -17,7 +17,6 @@ The sweep that follows moves the variances, and its change is what says whether 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from scipy import linalg
 from epfast._arrays import Array, row_chunks
 from epfast.gaussian.engines.base import Swept, contraction
 from epfast.gaussian.engines.chunks import DEPTH, Step, keeps_order
+from epfast.gaussian.engines.latent_means import conjugate_gradients
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Sites
 
@@ -167,29 +167,6 @@ def _scaled_solution(matrix: Array, right: Array) -> Array | None:
     return np.asarray(scale * linalg.cho_solve(factor, scale * right))
 
 
-def _conjugate_gradients(
-    times: Callable[[Array], Array], right: Array, diagonal: Array
-) -> Array | None:
-    """The solution of times(x) = right, to RESIDUAL; None where times is not positive."""
-    x, left = np.zeros_like(right), right.copy()
-    z = left / diagonal
-    p, size = z, float(left @ z)
-    goal = RESIDUAL**2 * size
-    for _ in range(ITERATIONS):
-        if not size > goal:
-            break
-        q = times(p)
-        curvature = float(p @ q)
-        if not curvature > 0.0:
-            return None
-        x += size / curvature * p
-        left -= size / curvature * q
-        z = left / diagonal
-        size, before = float(left @ z), size
-        p = z + size / before * p
-    return x
-
-
 def step_to(
     problem: Problem, X: Any, state: Swept, fitted: Swept, before: Sites, after: Sites
 ) -> MeansMemory | None:
@@ -228,11 +205,18 @@ def step_to(
     if gram is not None:
         delta = _scaled_solution(gram, uphill)
     else:
-        delta = _conjugate_gradients(
-            lambda p: base.precision * p + _both_ways(X, parts, weight, p),
-            uphill,
-            fitted.precision,
-        )
+
+        def nearly(r: Array) -> tuple[Array, Array]:
+            return r / fitted.precision, base.precision * (r / fitted.precision)
+
+        def pull(p: Array) -> Array:
+            result = np.zeros_like(p)
+            for part in parts:
+                rows = X[part] if len(parts) > 1 else X
+                result += rows.T @ (weight[part] * (rows @ p))
+            return result
+
+        delta = conjugate_gradients(uphill, pull, nearly, RESIDUAL, ITERATIONS)
     if delta is None or not np.isfinite(delta).all():
         return None
     along = np.concatenate([_Part(X, part).rows @ delta for part in parts])
@@ -256,12 +240,3 @@ def step_to(
                 later[at] = earlier[at] + length * (later[at] - earlier[at])
     found: MeansMemory = state.memory._replace(reach=reach, along=in_scale)
     return found
-
-
-def _both_ways(X: Any, parts: list[slice], weight: Array, p: Array) -> Array:
-    """X' W X p, O(n d)."""
-    result = np.zeros_like(p)
-    for part in parts:
-        rows = X[part] if len(parts) > 1 else X
-        result += rows.T @ (weight[part] * (rows @ p))
-    return result

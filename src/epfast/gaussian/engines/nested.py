@@ -26,6 +26,7 @@ from epfast.gaussian.engines.base import (
     Form,
     Swept,
     contraction,
+    following,
     gaussian,
 )
 from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, keeps_order, taken_in
@@ -334,7 +335,7 @@ class NestedEngine(EPEngine):
         moves = np.concatenate([step, 0.5 * np.log(variance / old.covariance.diagonal())])
         # the precision of a row is no linear function of its sites, with u integrated out
         steps, better = taken_in(old.memory.steps, new, moves, self.form.built)
-        new = new if better is None else new.at(better)
+        new = new if better is None else following(new, better)
         return new._replace(memory=memory._replace(steps=steps)), counts
 
     def _pass(self, state: Swept) -> Swept | None:

@@ -23,8 +23,9 @@ from epfast.gaussian.engines.base import (
     plain,
     with_moments,
 )
+from epfast.gaussian.engines.chunks import sequential_core
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.rows import RowEngine, sequential_core
+from epfast.gaussian.engines.rows import RowEngine
 from epfast.gaussian.problem import Problem, RowSlice
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep

@@ -34,20 +34,16 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.chunks import (
     ChunkMemory,
-    InChunks,
     Step,
+    block_size,
     chunk_size,
-    is_for_chunks,
-    keeps_order,
     taken_in,
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.rows import (
     PARALLEL_ROWS,
-    AtOnce,
-    InTurn,
-    block_size,
-    sequential_core,
+    order_of_rows,
+    visits_of,
 )
 from epfast.gaussian.problem import (
     Problem,
@@ -364,27 +360,11 @@ class WeightEngine(EPEngine):
         self.ones = np.ones((most, 1))
         self._cores: dict[float, Any] = {}
         self.tilted = problem.tilted()
-        if n > 0:
-            self.rows = self._rows()
-
-    def _rows(self) -> Any:
-        """Visits of the rows."""
-        problem, order = self.problem, self.schedule.order
-        if problem.wide is not None:
-            return RowsOfValues(problem, self.form, self.tilted)
-        if order == "parallel":
-            return AtOnce(problem, self.tilted, self.schedule.damping, ThreadPool(1))
-        if self._in_chunks():
-            core = sequential_core(problem, self.tilted)
-            return InChunks(problem, self.tilted, core, ThreadPool(1))
-        return InTurn(problem, self.tilted, self.form)
-
-    def _in_chunks(self) -> bool:
-        schedule = self.schedule
-        if schedule.order != "auto" or self.problem.wide is not None:
-            return bool(schedule.order == "chunked")
-        undamped = schedule.tol > 0.0 and schedule.damping == 1.0
-        return undamped and keeps_order(schedule) and is_for_chunks(self.problem)
+        self.order = schedule.order if problem.wide is not None else order_of_rows(problem)
+        if n > 0 and problem.wide is not None:
+            self.rows: Visits = RowsOfValues(problem, self.form, self.tilted)
+        elif n > 0:
+            self.rows = visits_of(self.order, problem, self.tilted, self.form, ThreadPool(1))
 
     def core_of_weights(self, damping: float) -> Any:
         """Sweeps over the weights with this damping."""
@@ -399,7 +379,7 @@ class WeightEngine(EPEngine):
 
     def begun(self, state: Any, is_flat: bool) -> Any:
         memory = Memory(self.schedule.damping)
-        if self.form.exact is None and self._in_chunks():
+        if self.form.exact is None and self.order == "chunked":
             memory = memory._replace(rows=ChunkMemory(chunk_size(self.problem), is_flat))
         if self.schedule.order == "auto" and self.problem.wide is not None:
             # from little data for each weight undamped sweeps go far astray

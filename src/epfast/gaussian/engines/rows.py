@@ -14,7 +14,7 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array
-from epfast._core.row_sweeps import BlockedSweep, ParallelSweep, marginals
+from epfast._core.row_sweeps import ParallelSweep, marginals
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
@@ -22,6 +22,7 @@ from epfast.gaussian.engines.base import (
     EPEngine,
     Swept,
     Visits,
+    following,
     gaussian,
 )
 from epfast.gaussian.engines.chunks import (
@@ -34,6 +35,7 @@ from epfast.gaussian.engines.chunks import (
     keeps_order,
     moves_of,
     overshoots,
+    sequential_core,
     taken_in,
 )
 from epfast.gaussian.engines.full import Full
@@ -45,8 +47,6 @@ from epfast.inference.runtime import Tick, each
 
 #: rows per block of marginals in parallel order
 PARALLEL_ROWS = 128
-#: dimensions from which sequential sweeps keep one triangle of the covariance only
-HALF_FROM = 256
 #: of sweeps of all rows at once, where sequential ones are stuck
 RESTART_DAMPING = 0.5
 #: the order of passes, and columns from which they are taken: fits of 2,000 rows take 1.2 times as
@@ -55,20 +55,6 @@ MEANS, MEANS_FROM = "means", 200
 #: most steps on the means in a pass, which end at this share of the first one: four on MNIST left
 #: 0.4 of it where sites were far off, from near the second leaves 0.02
 MEAN_STEPS, ENOUGH = 8, 0.03
-
-
-def block_size(block: int | None, d: int) -> int:
-    """Sites per block of the exact blocked sweep, by default a third of d between 8 and 64."""
-    return block or max(8, min(64, d // 3))
-
-
-def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
-    """Scratch for one row after the other."""
-    schedule, d = problem.schedule, len(problem.base.shift)
-    block = block_size(getattr(schedule, "block", None), d)
-    damping = 1.0 if schedule.damping is None else schedule.damping
-    full = problem.sparse or d < HALF_FROM
-    return BlockedSweep(tilted, d, block, schedule.power, damping, full)
 
 
 class InTurn(Visits):
@@ -246,7 +232,7 @@ class MeansFirst(Visits):
         moves = moves_of(taken.before, ahead.before, taken.s)
         self.steps, better = taken_in(self.steps, new, moves)
         if better is not None and rate > SLOW and rate * moved > tol:
-            new = new.at(better)
+            new = following(new, better)
         if new.memory is not None:  # of chunks: the sites have made this state
             new = new._replace(memory=new.memory._replace(since=0))
         return new, counts._replace(remaining=rate * moved)
@@ -318,6 +304,29 @@ class MeansFirst(Visits):
 Learns = Callable[[Swept], tuple[Problem | None, bool]]
 
 
+def order_of_rows(problem: Problem) -> str:
+    """The order of the first sweep, in place of "auto"."""
+    schedule = problem.schedule
+    if schedule.order != "auto":
+        return str(schedule.order)
+    # a schedule with an order of its own keeps it
+    undamped = schedule.tol > 0.0 and schedule.damping == 1.0
+    chunks = undamped and keeps_order(schedule) and is_for_chunks(problem)
+    return "chunked" if chunks else "sequential"
+
+
+def visits_of(
+    order: str, problem: Problem, tilted: TiltedMoments, form: Full, threads: ThreadPool
+) -> Visits:
+    """Visits of the rows in some order."""
+    if order == "chunked":
+        return InChunks(problem, tilted, threads)
+    if order in ("parallel", "parallel_damped"):
+        damping = RESTART_DAMPING if order == "parallel_damped" else problem.schedule.damping
+        return AtOnce(problem, tilted, damping, threads)
+    return InTurn(problem, tilted, form)
+
+
 class RowEngine(EPEngine):
     """A site per row of X: two numbers and a log scale."""
 
@@ -332,8 +341,6 @@ class RowEngine(EPEngine):
         #: sites, and the pass that follows their state, if any does
         self.ahead: tuple[Sites, Ahead | None] | None = None
         self.learns: Learns | None = None
-        #: whether prior and loss have moved too far for this sweep to be the last
-        self.far = False
 
     def init(self, start: Any) -> Swept:
         """The state of a start; of the same rows under another prior without their sum. O(d^3)."""
@@ -367,10 +374,6 @@ class RowEngine(EPEngine):
             memory = memory._replace(steps=())
         return new._replace(order=state.order, memory=memory)
 
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        new, counts = super().sweep(state, keep, tick)
-        return new, counts._replace(settled=False) if self.far else counts
-
     def _under(self, base: State, state: Any, before: State) -> Swept | None:
         """The posterior of the sites of a state with another base than the one before. O(d^3)."""
         precision = state.precision - before.precision + base.precision
@@ -386,28 +389,13 @@ class RowEngine(EPEngine):
     def visits(self, state: Swept) -> Visits:
         order = order_of(state) if state.order == MEANS else state.order
         if order not in self._made:
-            made = self._visits(order)
+            made = visits_of(order, self.problem, self.tilted, self.form, self.threads)
             self._made[order] = MeansFirst(self, made) if self.settles else made
         return self._made[order]
 
-    def _visits(self, order: str) -> Visits:
-        if order == "chunked":
-            core = sequential_core(self.problem, self.tilted)
-            return InChunks(self.problem, self.tilted, core, self.threads)
-        if order in ("parallel", "parallel_damped"):
-            damping = RESTART_DAMPING if order == "parallel_damped" else self.schedule.damping
-            return AtOnce(self.problem, self.tilted, damping, self.threads)
-        return InTurn(self.problem, self.tilted, self.form)
-
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         """The state, and how its first sweep goes."""
-        order = self.schedule.order
-        if order == "auto":
-            # a schedule with an order of its own keeps it
-            undamped = self.schedule.tol > 0.0 and self.schedule.damping == 1.0
-            chunks = undamped and keeps_order(self.schedule) and is_for_chunks(self.problem)
-            order = "chunked" if chunks else "sequential"
-        memory = None
+        order, memory = order_of_rows(self.problem), None
         if order == "chunked":
             memory = ChunkMemory(chunk_size(self.problem), is_flat)
         if self.settles and not is_flat:

@@ -7,8 +7,6 @@ after which each latent takes its sites in as ``_core/chunks.pyx`` does.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from epfast._arrays import Array, as_array
@@ -26,6 +24,7 @@ from epfast.gaussian.engines.chunks import (
     FIRST,
     SPARSE_BLOCK,
     STALLED,
+    ChunkMemory,
     Indices,
     Layout,
     block_of,
@@ -35,7 +34,12 @@ from epfast.gaussian.engines.chunks import (
     layout_of,
 )
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.latent_means import conjugate_gradients, marginals, newton_step
+from epfast.gaussian.engines.latent_means import (
+    by_latent,
+    conjugate_gradients,
+    marginals,
+    newton_step,
+)
 from epfast.gaussian.problem import Problem, State, inverse_of, not_proper
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
@@ -47,20 +51,6 @@ REFRESH = 5
 MOST_CURVATURES = 1 << 25
 #: columns up to which few rows of a log-concave likelihood go one after the other
 BY_ROWS_UP_TO = 32
-
-
-class StackMemory(NamedTuple):
-    """What the chunks of the next sweep depend on."""
-
-    #: rows per chunk
-    size: int
-    #: True until the first site is fitted
-    flat: bool
-    #: sweeps since all sites were summed up
-    since: int = 0
-    #: the least change so far, and the number of sweeps since
-    least: float = np.inf
-    stalled: int = 0
 
 
 def stack(parts: list[Swept], sites: Sites, log_scale: float, sweeps: int) -> Swept:
@@ -100,21 +90,9 @@ class Stack(Full):
         return stack(parts, sites, total, sweeps)
 
 
-class ByLatent(NamedTuple):
-    """Sites as the core has them: precision and shift (C, n), log scale (n,)."""
-
-    precision: Array
-    shift: Array
-    log_scale: Array
-
-    @classmethod
-    def of(cls, sites: Sites) -> ByLatent:
-        precision, shift = (np.ascontiguousarray(part.T) for part in sites[:2])
-        return cls(precision, shift, sites.log_scale)
-
-    def into(self, sites: Sites) -> None:
-        """Write them into sites; the log scales are these already."""
-        sites.precision[:], sites.shift[:] = self.precision.T, self.shift.T
+def put_back(sites: Sites, own: Sites) -> None:
+    """Write them into sites; the log scales are these already."""
+    sites.precision[:], sites.shift[:] = own.precision.T, own.shift.T
 
 
 class LatentRows(Visits):
@@ -125,13 +103,13 @@ class LatentRows(Visits):
 
     def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         problem, core, before = self.problem, self.core, self.core.n_refused
-        own, covariance, mean = ByLatent.of(sites), state.covariance.copy(), state.mean.copy()
+        own, covariance, mean = by_latent(sites), state.covariance.copy(), state.mean.copy()
         visits = problem.schedule.checked_visits(problem.shape[0], state.sweeps)
         for some in map(as_array, problem.pieces(visits)):
             assert problem.data.y is not None
             core.sweep(problem.rows(some), problem.data.y, some, covariance, mean, *own)
             tick(len(some))
-        own.into(sites)
+        put_back(sites, own)
         variance = covariance.diagonal(0, 1, 2).ravel()
         refused = min(len(sites.log_scale), core.n_refused - before)
         return Counts(refused, left=(mean.ravel(), variance))
@@ -153,9 +131,9 @@ class LatentChunks(Visits):
         self.summed = True
 
     def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
-        memory: StackMemory = state.memory
+        memory: ChunkMemory = state.memory
         layout, before = self._laid_out(state.sweeps), self.core.n_refused
-        n, own = len(layout.visits), ByLatent.of(sites)
+        n, own = len(layout.visits), by_latent(sites)
         precision, shift = state.precision.copy(), state.shift.copy()
         for chunk, P, p in zip(self.chunks, precision, shift, strict=True):
             if not chunk.begin(P, p):
@@ -170,7 +148,7 @@ class LatentChunks(Visits):
                 tick(stop - first)
                 first, size = stop, 2 * size
         finally:
-            own.into(sites)
+            put_back(sites, own)
         base, sweeps = self.problem.base, state.sweeps + 1
         parts = [
             gaussian(State(P, p, None, 0.0, sweeps)) for P, p in zip(precision, shift, strict=True)
@@ -188,7 +166,7 @@ class LatentChunks(Visits):
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state with its memory: chunks are made smaller where sweeps do not contract."""
-        memory: StackMemory = old.memory._replace(
+        memory: ChunkMemory = old.memory._replace(
             flat=False, since=0 if self.summed else old.memory.since + 1
         )
         if not self.parallel and self.problem.schedule.block is None:
@@ -215,7 +193,7 @@ class LatentChunks(Visits):
             ]
         return self.layout
 
-    def _chunk(self, layout: Layout, first: int, stop: int, sites: ByLatent) -> int:
+    def _chunk(self, layout: Layout, first: int, stop: int, sites: Sites) -> int:
         """Fit some rows from one posterior; in halves where one is improper. Rows that are lost."""
         problem, core, todo, lost = self.problem, self.core, [(first, stop)], 0
         assert layout.rows is not None
@@ -244,7 +222,7 @@ class LatentChunks(Visits):
         return lost
 
     def _taken(
-        self, layout: Layout, at: Indices, visits: Indices, new: Array, sites: ByLatent
+        self, layout: Layout, at: Indices, visits: Indices, new: Array, sites: Sites
     ) -> bool:
         """Take new sites of some rows in, of all latents or of none."""
         assert layout.rows is not None
@@ -294,7 +272,7 @@ class StackEngine(EPEngine):
 
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         size = self.n_sites if self.order == "parallel" else chunk_size(self.problem)
-        return state._replace(memory=StackMemory(size, is_flat))
+        return state._replace(memory=ChunkMemory(size, is_flat))
 
     def before(self, state: Swept) -> Swept:
         """The state after a step on all means. O(C n d^2).
