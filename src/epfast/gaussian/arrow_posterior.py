@@ -161,17 +161,10 @@ class ArrowPosterior(FullPosterior):
         own = np.einsum("jab,kjb->kja", roots, noise[:, levels.columns])
         return self._levels.spread(common, own - np.einsum("jad,kd->kja", moments.slope, common))
 
-    def _draw(self, size: int, rng: np.random.Generator) -> Array:
-        return self.mean + self.colored(rng.standard_normal((size, self.n_normals)))
-
     # -- checks; other rows --
 
     def _proposal(self) -> Any:
         return SiteProposal(self)
-
-    def better(self) -> Any:
-        """There is none."""
-        return None
 
     def of_sites(self, precision: Array, shift: Array) -> ArrowPosterior | None:
         sites = Sites(precision, shift, np.zeros(len(shift)))

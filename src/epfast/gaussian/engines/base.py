@@ -196,6 +196,8 @@ class EPEngine(Visits):
     steps = False
     #: whether that has moved too far for the sweep to be the last
     far = False
+    #: the state of the last result, and what that was before
+    finished: tuple[Any, Any] = None, None
 
     def __init__(self, problem: Any, form: Any) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
@@ -266,7 +268,8 @@ class EPEngine(Visits):
             return self.unswept(last)
         lost = 0 if tasks is None else tasks.n_lost - lost
         counts = counts._replace(left=left, made=None, settled=settled, lost=lost)
-        return visits.after(state, following(state, new), counts)
+        memory = state.memory if new.memory is None else new.memory
+        return visits.after(state, new._replace(order=state.order, memory=memory), counts)
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
         """The state of half of the change of the sites, or half of that; None: no share is one."""
@@ -300,7 +303,12 @@ class EPEngine(Visits):
     def finish(self, state: Any, hurry: bool = False) -> Any:
         if not hurry and self.drifts(state):
             state = self.form.built(state.sites, state.sweeps) or state
-        return self.form.result(state)
+        self.finished = self.form.result(state), state
+        return self.finished[0]
+
+    def known(self, state: Any) -> dict[str, Any]:
+        """What is known of the posterior of a state, by its names there."""
+        return {}
 
 
 def plain(state: Any) -> State:

@@ -8,14 +8,13 @@ but a sweep takes O(n m^3 / 3) with m rows, and nothing takes n^2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
-from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import EPEngine, Form
 from epfast.gaussian.engines.kernel import GPState, ValueMoments
 from epfast.inference import Counts, Sites, Summary
@@ -25,19 +24,6 @@ from epfast.inference.runtime import Tick
 #: eight columns a sweep of 1, 4, 16 and 64 blocks left .31, .10, .07 and .06 of the distance to the
 #: fixed point
 BLOCKS, BLOCK = 16, 256
-
-
-class Regression(Protocol):
-    """The process at inputs, each given the sites of rows of its own."""
-
-    #: of the prior at the inputs
-    diagonal: Array
-    #: rows of each input
-    count: int
-    pool: ThreadPool | None
-
-    def at(self, which: NDArray[np.intp], sites: Sites) -> tuple[Array, Array]:
-        """Mean and variance at some of the inputs."""
 
 
 def with_sites(cavity: tuple[Array, Array], sites: Sites) -> tuple[Array, Array]:
@@ -50,8 +36,13 @@ def with_sites(cavity: tuple[Array, Array], sites: Sites) -> tuple[Array, Array]
 class Nearest(Form):
     """The form of q that is a normal distribution of each value, by its nearest rows."""
 
-    def __init__(self, rows: Regression) -> None:
-        """rows: all of the fit, each by others."""
+    def __init__(self, rows: Any) -> None:
+        """rows: all of the fit, each by others.
+
+        They have ``diagonal``, the prior variances (n,), ``count``, rows of each, the ``pool`` of
+        threads, and ``at(which, sites)``, mean and variance of the process at some of them, given
+        the sites of their rows.
+        """
         self.rows, self.n = rows, len(rows.diagonal)
         self.order, self.shapes = rows.count, ((self.n,),) * 3
 

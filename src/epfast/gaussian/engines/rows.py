@@ -335,8 +335,6 @@ class RowEngine(EPEngine):
         self.tilted: TiltedMoments = problem.tilted()
         self.threads = ThreadPool(1)
         self._made: dict[str, Visits] = {}
-        #: the state of the last result, and what is known of it
-        self.finished: tuple[State, dict[str, Any]] | None = None
         self.settles = self.form.rooted = settles_means(problem)
         #: sites, and the pass that follows their state, if any does
         self.ahead: tuple[Sites, Ahead | None] | None = None
@@ -376,8 +374,10 @@ class RowEngine(EPEngine):
 
     def _under(self, base: State, state: Any, before: State) -> Swept | None:
         """The posterior of the sites of a state with another base than the one before. O(d^3)."""
-        precision = state.precision - before.precision + base.precision
-        shift, sites = state.shift - before.shift + base.shift, state.sites
+        precision, shift, sites = state.precision, state.shift, state.sites
+        if base is not before:
+            precision = precision - before.precision + base.precision
+            shift = shift - before.shift + base.shift
         total = base.log_scale + float(sites.log_scale.sum())
         return gaussian(State(precision, shift, sites, total, state.sweeps), self.form.rooted)
 
@@ -416,11 +416,4 @@ class RowEngine(EPEngine):
             found["_at_rows"] = ahead.h, ahead.s
         elif ahead is not None and state.sites is ahead.held:
             found["_at_rows"] = self.problem.data.X @ state.mean, ahead.s
-        return found
-
-    def finish(self, state: Any, hurry: bool = False) -> Any:
-        if not hurry and self.drifts(state):
-            state = self.form.built(state.sites, state.sweeps) or state
-        found = self.form.result(state)
-        self.finished = found, self.known(state)
         return found

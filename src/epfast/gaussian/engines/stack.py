@@ -95,30 +95,6 @@ def put_back(sites: Sites, own: Sites) -> None:
     sites.precision[:], sites.shift[:] = own.precision.T, own.shift.T
 
 
-class LatentRows(Visits):
-    """One row after the other."""
-
-    def __init__(self, problem: Problem, core: LatentSites) -> None:
-        self.problem, self.core = problem, core
-
-    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
-        problem, core, before = self.problem, self.core, self.core.n_refused
-        own, covariance, mean = by_latent(sites), state.covariance.copy(), state.mean.copy()
-        visits = problem.schedule.checked_visits(problem.shape[0], state.sweeps)
-        for some in map(as_array, problem.pieces(visits)):
-            assert problem.data.y is not None
-            core.sweep(problem.rows(some), problem.data.y, some, covariance, mean, *own)
-            tick(len(some))
-        put_back(sites, own)
-        variance = covariance.diagonal(0, 1, 2).ravel()
-        refused = min(len(sites.log_scale), core.n_refused - before)
-        return Counts(refused, left=(mean.ravel(), variance))
-
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
-        """The state, whose sites are flat no more."""
-        return new._replace(memory=new.memory._replace(flat=False)), counts
-
-
 class LatentChunks(Visits):
     """The rows of a chunk from one posterior; in halves where one is improper."""
 
@@ -241,7 +217,7 @@ class LatentChunks(Visits):
 
 
 class StackEngine(EPEngine):
-    """EP on rows with several latents."""
+    """EP on rows with several latents, one after the other or in chunks."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Stack(problem))
@@ -259,16 +235,33 @@ class StackEngine(EPEngine):
                 f"block is {schedule.block}; allowed with {loss!r} in {order} order: None"
             )
         self.order = order
-        self._visits: Visits = LatentRows(problem, core)
+        self.core, self.chunks = core, None
         if order in ("chunked", "parallel"):
-            self._visits = LatentChunks(problem, core, order == "parallel")
+            self.chunks = LatentChunks(problem, core, order == "parallel")
         few = self.n_sites * loss.latents**2 <= MOST_CURVATURES
         if schedule.order == "auto" and undamped and loss.log_concave and few:
             self.moments, self.steps = moments, True
             self.prior_covariance = inverse_of(problem.prior.precision)
 
     def visits(self, state: Swept) -> Visits:
-        return self._visits
+        return self.chunks or self
+
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+        problem, core, before = self.problem, self.core, self.core.n_refused
+        own, covariance, mean = by_latent(sites), state.covariance.copy(), state.mean.copy()
+        visits = problem.schedule.checked_visits(problem.shape[0], state.sweeps)
+        for some in map(as_array, problem.pieces(visits)):
+            assert problem.data.y is not None
+            core.sweep(problem.rows(some), problem.data.y, some, covariance, mean, *own)
+            tick(len(some))
+        put_back(sites, own)
+        variance = covariance.diagonal(0, 1, 2).ravel()
+        refused = min(len(sites.log_scale), core.n_refused - before)
+        return Counts(refused, left=(mean.ravel(), variance))
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state, whose sites are flat no more."""
+        return new._replace(memory=new.memory._replace(flat=False)), counts
 
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         size = self.n_sites if self.order == "parallel" else chunk_size(self.problem)
