@@ -10,9 +10,8 @@ import numpy as np
 
 from epfast import _checks, losses
 from epfast.gaussian.arrow_posterior import ArrowPosterior
-from epfast.gaussian.engines.arrow import ArrowMoments, ArrowState, Levels
+from epfast.gaussian.engines.arrow import ArrowMoments, Levels
 from epfast.gaussian.engines.kernel import GPState, Relaxed, ValueMoments
-from epfast.gaussian.engines.latent_processes import LatentGPState
 from epfast.gaussian.engines.prior_sites import ShrunkState
 from epfast.gaussian.factor import LowRankFactor
 from epfast.gaussian.files import check_shapes, restored
@@ -59,10 +58,8 @@ POSTERIORS = (
 )
 PARTS = (
     ArrowMoments,
-    ArrowState,
     Data,
     GPState,
-    LatentGPState,
     Levels,
     LowRankFactor,
     MixtureProblem,
@@ -110,8 +107,8 @@ SHAPES = {
         state.moments.variance n, state.factor nn, state.diagonal n, {SITES}""",
     "nearest_process": f"""problem.data.y nw?, problem.data.weights n, state.moments.alpha n,
         state.moments.mean n, state.moments.variance n, {SITES}""",
-    "latent_processes": f"""problem.data.y nw?, state.now.alpha n, state.now.mean n,
-        state.now.variance n, state.factor nn, state.diagonal n, {SEVERAL}""",
+    "latent_processes": f"""problem.data.y nw?, state.moments.alpha n, state.moments.mean n,
+        state.moments.variance n, state.factor nn, state.diagonal n, {SEVERAL}""",
     "integrated": "weights k, log_prior k, points km, nodes gm, probabilities g, mode m",
     "network": """problem.scaling.mean d, problem.scaling.scale d, state.belief p, state.base b,
         state.sites kp""",

@@ -12,7 +12,7 @@ from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Rows, Units
-from epfast.gaussian.engines.rows import HALF_FROM, block_size
+from epfast.gaussian.engines.chunks import HALF_FROM, block_size
 from epfast.schemes import Scheme
 
 FLOAT64 = np.dtype(np.float64)

@@ -185,7 +185,7 @@ class RemoteShards(_CountsBytes, ShardEngine):
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
         shards_of_rows = self.schedule.stores == "shard"
-        self.visit: Any = visit_rows if shards_of_rows else visit_factors
+        self.function: Any = visit_rows if shards_of_rows else visit_factors
         #: what a worker does not know of itself
         self.template = problem._replace(
             schedule=self.schedule.inner if shards_of_rows else self.schedule,
@@ -196,7 +196,7 @@ class RemoteShards(_CountsBytes, ShardEngine):
         self, k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
     ) -> tuple[Any, ...]:
         asked = _asked(self.tasks, self.token, k, visit, (precision, shift), part.site, share)
-        return self.visit, self.remote[k], self.template, asked
+        return self.function, self.remote[k], self.template, asked
 
     def idles(self, k: int, flying: set[int]) -> bool:
         others = [self.remote[other].number for other in flying]

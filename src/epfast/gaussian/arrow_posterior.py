@@ -13,7 +13,8 @@ from scipy import sparse
 
 from epfast._arrays import Array
 from epfast.gaussian.checking import SiteProposal
-from epfast.gaussian.engines.arrow import Arrow, ArrowMoments, ArrowState, Levels, arranged
+from epfast.gaussian.engines.arrow import Arrow, Levels, arranged, log_evidence
+from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.problem import Data, from_sites
 from epfast.gaussian.wide import in_memory
@@ -36,10 +37,7 @@ class ArrowPosterior(FullPosterior):
 
     sweeps = property(attrgetter("state.sweeps"))
 
-    @property
-    def _swept(self) -> ArrowMoments:
-        moments: ArrowMoments = self.state.moments
-        return moments
+    _swept = property(attrgetter("state.moments"))
 
     @property
     def _levels(self) -> Levels:
@@ -48,19 +46,14 @@ class ArrowPosterior(FullPosterior):
 
     # -- natural parameters and moments --
 
-    def _spread(self, common: Array, of_levels: Array) -> Array:
-        found = np.empty((*common.shape[:-1], len(self.problem.prior.shift)))
-        found[..., self._levels.common], found[..., self._levels.columns] = common, of_levels
-        return found
-
     @cached_property
     def mean(self) -> Array:
-        return self._spread(self._swept.common, self._swept.of_levels)
+        return self._levels.spread(self._swept.common, self._swept.of_levels)
 
     @cached_property
     def variance(self) -> Array:
         moments = self._swept
-        return self._spread(moments.covariance.diagonal(), moments.variances())
+        return self._levels.spread(moments.covariance.diagonal(), moments.variances())
 
     @cached_property
     def shift(self) -> Array:
@@ -115,13 +108,11 @@ class ArrowPosterior(FullPosterior):
         # the columns of all levels, or of some effects of each, in their order
         some = effect[columns[0]]
         assert (levels.columns[:, some] == columns).all()
-        return moments.covariances()[:, some[:, None], some]
+        return np.asarray(moments.covariances()[:, some[:, None], some])
 
     @cached_property
     def log_evidence(self) -> float:
-        away = self._levels.log_determinant - self._swept.log_determinant
-        scale = self.problem.base.log_scale + float(self.state.sites.log_scale.sum())
-        return float(scale + 0.5 * (away + self._swept.square))
+        return log_evidence(self.problem, self.state)
 
     # -- prediction, draws --
 
@@ -163,33 +154,22 @@ class ArrowPosterior(FullPosterior):
         Arrow(known.problem).core.marginals(*arrays, h, s)
         return h, s
 
-    @property
-    def n_normals(self) -> int:
-        return len(self.mean)
-
     def colored(self, noise: Array) -> Array:
         levels, moments = self._levels, self._swept
         common = noise[:, levels.common] @ np.linalg.cholesky(moments.covariance).T
         roots = np.linalg.cholesky(moments.inverse)
         own = np.einsum("jab,kjb->kja", roots, noise[:, levels.columns])
-        return self._spread(common, own - np.einsum("jad,kd->kja", moments.slope, common))
-
-    def _draw(self, size: int, rng: np.random.Generator) -> Array:
-        return self.mean + self.colored(rng.standard_normal((size, self.n_normals)))
+        return self._levels.spread(common, own - np.einsum("jad,kd->kja", moments.slope, common))
 
     # -- checks; other rows --
 
     def _proposal(self) -> Any:
         return SiteProposal(self)
 
-    def better(self) -> Any:
-        """There is none."""
-        return None
-
     def of_sites(self, precision: Array, shift: Array) -> ArrowPosterior | None:
         sites = Sites(precision, shift, np.zeros(len(shift)))
         moments = Arrow(self.problem).moments(sites)
-        state = None if moments is None else ArrowState(sites, 0, moments)
+        state = None if moments is None else GPState(sites, 0, moments)
         return None if state is None else replace(self, state=state)
 
     def with_rows(

@@ -59,28 +59,11 @@ class Choices(NamedTuple):
         return problem
 
 
-def choose(
-    loss: Any,
-    scheme: Any,
-    posterior: str,
-    batch_size: int | None,
-    schedule: Any,
-    beta: float | None = None,
-    given: dict[str, Any] | None = None,
-) -> Choices:
-    """The choices that arguments of :func:`epfast.fit_linear` mean; raises if they do not combine.
-
-    given: arguments that only some combinations take; None: not given.
-    """
-    _checks.schedule(
-        DEFAULT_SCHEDULE if schedule is None else schedule,
-        Schedule,
-        "epfast.EP, ADF, SEP, AEP, DSEP, DAEP or DEP",
-    )
-    _checks.choice("posterior", posterior, COVARIANCES)
-    if batch_size is not None:
-        batch_size = _checks.integer("batch_size", batch_size, least=1)
-    return _combined(loss, scheme, posterior, batch_size, schedule, beta, given or {})
+#: what a schedule may be: of rows, and of a process
+SCHEDULES = (
+    "epfast.EP, ADF, SEP, AEP, DSEP, DAEP or DEP",
+    "epfast.EP or epfast.DoubleLoop",
+)
 
 
 def choose_process(
@@ -90,24 +73,31 @@ def choose_process(
     form: str = "process",
     given: dict[str, Any] | None = None,
 ) -> Choices:
-    """The same of :func:`epfast.fit_gp`; form: of q, "process" or "nearest"."""
-    known = DEFAULT_SCHEDULE if schedule is None else schedule
-    _checks.schedule(known, Schedule, "epfast.EP or epfast.DoubleLoop")
-    return _combined(loss, scheme, form, None, schedule, None, given or {})
+    """As :func:`choose`, for :func:`epfast.fit_gp`; form: of q, "process" or "nearest"."""
+    return choose(loss, scheme, form, None, schedule, None, given, PROCESSES)
 
 
-def _combined(
+def choose(
     loss: Any,
     scheme: Any,
     posterior: str,
     batch_size: int | None,
     schedule: Any,
-    beta: float | None,
-    given: dict[str, Any],
+    beta: float | None = None,
+    given: dict[str, Any] | None = None,
+    forms: tuple[str, ...] = COVARIANCES,
 ) -> Choices:
-    """See :func:`choose`."""
-    schedule = DEFAULT_SCHEDULE if schedule is None else schedule
-    process, factor = posterior in PROCESSES, "row" if batch_size is None else "minibatch"
+    """The choices that arguments of :func:`epfast.fit_linear` mean; raises if they do not combine.
+
+    given: arguments that only some combinations take; None: not given. forms: that q may have.
+    """
+    schedule, given = DEFAULT_SCHEDULE if schedule is None else schedule, given or {}
+    process = forms is PROCESSES
+    _checks.schedule(schedule, Schedule, SCHEDULES[process])
+    _checks.choice("posterior", posterior, forms)
+    if batch_size is not None:
+        batch_size = _checks.integer("batch_size", batch_size, least=1)
+    factor = "row" if batch_size is None else "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
     if found_loss.latents != 1:
         for name, value, allowed in (

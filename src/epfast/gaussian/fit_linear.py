@@ -428,11 +428,9 @@ def fit_problem(
             now = engine.problem
             kept = kept._replace(prior=now.prior, base=now.base, loss=now.loss)
         found = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
-        known = getattr(engine, "finished", None)
-        if isinstance(fit.state, Swept):
-            vars(found).update(engine.known(fit.state))
-        elif known is not None and known[0] is fit.state:
-            vars(found).update(known[1])
+        made, last = (fit.state,) * 2 if isinstance(fit.state, Swept) else engine.finished
+        if made is fit.state:
+            vars(found).update(engine.known(last))
         return found
 
     def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:

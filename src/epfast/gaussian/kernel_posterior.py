@@ -40,8 +40,7 @@ class KernelPosterior(GaussianPosterior):
     @property
     def moments(self) -> ValueMoments:
         """Moments of the latent values of the fit."""
-        moments = self.state.moments or self._solved.moments
-        assert moments is not None
+        moments: ValueMoments = self.state.moments or self._solved.moments
         return moments
 
     #: (n, n) and (n,), see :class:`GPState`

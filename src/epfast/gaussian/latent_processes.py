@@ -44,7 +44,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
     @cached_property
     def parts(self) -> tuple[GPPosterior, ...]:
         """A posterior per latent, for what does not look at the likelihood."""
-        arrays = zip(self.state.now, self.state.factor, self.state.diagonal, strict=True)
+        arrays = zip(self.state.moments, self.state.factor, self.state.diagonal, strict=True)
         states = [
             GPState(one_of(self.state.sites, k), self.n_sweeps, now, None, *pair)
             for k, (now, *pair) in enumerate(arrays)
@@ -58,7 +58,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
     @property
     def log_evidence(self) -> float:
         """EP's log p(y), with all constants."""
-        return evidence_of(self.state.sites, self.state.now)
+        return evidence_of(self.state.sites, self.state.moments)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -125,13 +125,6 @@ class LinearPosterior(GaussianPosterior):
         """
         return log_evidence(self.state, log_determinant(self.prior_precision))
 
-    def colored(self, noise: Array) -> Array:
-        """Turn standard normal draws (k, d) into draws of the weights about their mean."""
-        raise NotImplementedError
-
-    def _draw(self, size: int, rng: np.random.Generator) -> Array:
-        return self.mean + self.colored(rng.standard_normal((size, self.shift.size)))
-
     # -- the rows of the fit --
 
     def with_rows(
@@ -260,7 +253,6 @@ class LinearPosterior(GaussianPosterior):
 
     @property
     def n_normals(self) -> int:
-        """Standard normal numbers that a draw takes."""
         return int(self.shift.size)
 
     def _proposal(self) -> Any:

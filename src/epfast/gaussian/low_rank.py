@@ -86,20 +86,10 @@ class LowRankGPPosterior(ProcessPosterior):
         """The posterior over w."""
         return FullPosterior(self.state, self.problem, self.converged, self.history)
 
-    @property
-    def batch_size(self) -> int | None:
-        """Rows per factor of Laplace propagation; None for scalar sites."""
-        return self.weights.batch_size
-
-    @property
-    def has_site_per_row(self) -> bool:  # type: ignore[override]
-        """Whether each observation has a site."""
-        return self.weights.has_site_per_row
-
-    @property
-    def log_evidence(self) -> float:
-        """EP's log p(y) under the prior N(0, G G'), with all constants."""
-        return self.weights.log_evidence
+    batch_size = property(attrgetter("problem.batch_size"))
+    has_site_per_row = property(attrgetter("weights.has_site_per_row"))
+    #: EP's log p(y) under the prior N(0, G G'), with all constants
+    log_evidence = property(attrgetter("weights.log_evidence"))
 
     @cached_property
     def truncation_error(self) -> float | None:

@@ -14,7 +14,7 @@ from epfast._arrays import Array
 from epfast.gaussian.certificate import broken
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.nearest import Nearest, NearestEngine, Regression
+from epfast.gaussian.engines.nearest import Nearest, NearestEngine
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_prediction import ProcessPosterior
 from epfast.inference import Callback, Fit, SweepInfo, interrupted, run_from
@@ -72,7 +72,7 @@ class NearestGPPosterior(ProcessPosterior):
 
         Parameters
         ----------
-        K_star : Regression
+        K_star : object
             The new inputs and the rows nearest to each, as :class:`epfast.GPClassifier` makes it.
         K_star_star : None
             ``K_star`` has it.
@@ -123,15 +123,16 @@ class NearestGPPosterior(ProcessPosterior):
 def fit_nearest(
     problem: Problem,
     some: NDArray[np.intp],
-    wider: Regression,
+    wider: Any,
     start: Any = None,
     callback: Callback | None = None,
 ) -> NearestGPPosterior:
-    """Run a problem whose parts are legal and checked; its kernel is a :class:`Regression`.
+    """Run a problem whose parts are legal and checked.
 
-    wider: some of the rows, each given more of the others.
+    Its kernel is the rows of :class:`.engines.nearest.Nearest`; wider: some of these, each given
+    more of the others.
     """
-    rows: Regression = problem.kernel
+    rows = problem.kernel
 
     def made(state: GPState, converged: bool, history: list[SweepInfo]) -> NearestGPPosterior:
         cavities = rows.at(some, state.sites), wider.at(np.arange(len(some)), state.sites)

@@ -271,6 +271,26 @@ class GaussianPosterior(Posterior):
         """What :meth:`check` draws from."""
         raise NotImplementedError
 
+    def better(self) -> Any:
+        """What a check draws from where few draws of this posterior count; None: there is none."""
+        return None
+
+    @property
+    def n_normals(self) -> int:
+        """Standard normal numbers that a draw takes."""
+        raise NotImplementedError
+
+    def colored(self, noise: Array) -> Array:
+        """Turn standard normal draws (k, n_normals) into draws about the mean, one after the other.
+
+        Of several latents (k, C d).
+        """
+        raise NotImplementedError
+
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
+        drawn = self.colored(rng.standard_normal((size, self.n_normals)))
+        return self.mean + drawn.reshape(size, *self.mean.shape)
+
     # -- its rows --
 
     #: whether each row has a site of its own latent values
@@ -486,21 +506,11 @@ class SeveralLatents(GaussianPosterior):
     def _proposal(self) -> Any:
         return SiteProposal(self)
 
-    def better(self) -> Any:
-        """What a check draws from where few draws of this posterior count; None: there is none."""
-        return None
-
     @property
     def n_normals(self) -> int:
-        """Standard normal numbers that a draw takes."""
         return self.mean.size
 
     def colored(self, noise: Array) -> Array:
-        """Turn standard normal draws (k, n_normals) into draws about the mean, (k, C d)."""
         pieces = np.split(noise, self.n_latents, axis=1)
         pairs = zip(self.parts, pieces, strict=True)
         return np.concatenate([part.colored(some) for part, some in pairs], axis=1)
-
-    def _draw(self, size: int, rng: np.random.Generator) -> Array:
-        drawn = self.colored(rng.standard_normal((size, self.n_normals)))
-        return self.mean + drawn.reshape(size, *self.mean.shape)

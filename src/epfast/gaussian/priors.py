@@ -82,16 +82,11 @@ def _precision(
     variance: Any, precision: Any, covariance: Any, d: int, full: bool, prefix: str
 ) -> Array:
     """Precision of the prior, (d, d), or (d,) of a factorised one."""
-    names = [f"{prefix}{name}" for name in ("variance", "precision", "covariance")]
-    given = [
-        name
-        for name, value in zip(names, (variance, precision, covariance), strict=True)
-        if value is not None
-    ]
-    if len(given) > 1:
-        raise ValueError(f"{given[1]} is given beside {given[0]}; allowed: one of them")
     if precision is not None or covariance is not None:
-        name = given[0]
+        pairs = {"variance": variance, "precision": precision, "covariance": covariance}
+        name, *more = [f"{prefix}{name}" for name, value in pairs.items() if value is not None]
+        if more:
+            raise ValueError(f"{more[0]} is given beside {name}; allowed: one of them")
         matrix = _checks.definite(name, covariance if precision is None else precision, d)
         diagonal = _moderate(f"{name}'s diagonal", np.diag(matrix), d)
         if not full:

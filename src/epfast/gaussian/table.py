@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from epfast import _checks
 from epfast.gaussian.engines.arrow import ArrowEngine
-from epfast.gaussian.engines.base import adf_start, flat
+from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine
@@ -29,7 +27,7 @@ from epfast.gaussian.engines.shards import ShardEngine
 from epfast.gaussian.engines.shared import SharedEngine
 from epfast.gaussian.engines.stack import StackEngine
 from epfast.gaussian.problem import Problem
-from epfast.inference import Engine, Sites
+from epfast.inference import Engine
 from epfast.losses import Loss
 
 #: the schedules, by the sites that they store
@@ -131,6 +129,11 @@ ENGINES: Table = {
         NearestEngine, f"weights, damping, power, {ORDERS}", by_integrals=True, log_concave=True
     ),
 }
+#: what users choose among: an arrow is by fit_hyper alone
+OF_PROCESSES, OF_ROWS = (
+    {k: row for k, row in ENGINES.items() if k[0] in kinds}
+    for kinds in (PROCESSES, ("full", "factorized"))
+)
 
 
 def legal(
@@ -163,9 +166,7 @@ def legal(
         If the combination makes no sense.
     """
     key = (covariance, factor, schedule.stores)
-    process = covariance in PROCESSES
-    table = {k: row for k, row in ENGINES.items() if (k[0] in PROCESSES) == process}
-    table = {k: row for k, row in table.items() if k[0] != "arrow"}  # by fit_hyper alone
+    table = OF_PROCESSES if covariance in PROCESSES else OF_ROWS
     if key not in table:
         stores = [stored for c, f, stored in table if (c, f) == (covariance, factor)]
         others = "; or " + " | ".join(words(k) for k in table if k[2] == schedule.stores)
@@ -247,22 +248,7 @@ def engine_of(problem: Problem, **settings: Any) -> Engine:
 
 def at_start(problem: Problem) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
-    several = problem.loss.latents != 1 or problem.prior_sites is not None
-    if several or problem.covariance == "arrow":
-        engine: Any = engine_of(problem)
-        return engine.finish(engine.init(None), True)
-    if problem.wide is not None:
+    if problem.wide is not None and problem.prior_sites is None:
         return GPState(flat(problem.shape[0]), 0)
-    base, stores = problem.base, problem.schedule.stores
-    if stores == "none":
-        return adf_start(base)
-    n, d = problem.shape
-    count = -(-n // (problem.batch_size or 1))
-    shape: tuple[int, ...] = (d,)
-    if stores == "shared":
-        assert problem.groups is not None
-        count, shape = int(problem.groups.max()) + 1, (d, d)
-    elif problem.covariance == "full":
-        count, shape = n, ()
-    shift = np.zeros((count, d) if shape else count)
-    return base._replace(sites=Sites(np.zeros((count, *shape)), shift, np.zeros(count)))
+    engine: Any = engine_of(problem)
+    return engine.finish(engine.init(None), True)

@@ -16,7 +16,7 @@ from epfast._core import graph as core
 from epfast._core.graph_blocks import BlockBatch
 from epfast._core.thread_pool import ThreadPool
 from epfast.families import POSSIBLE
-from epfast.gaussian.engines.rows import block_size
+from epfast.gaussian.engines.chunks import block_size
 from epfast.graph.blocks import (
     UNDETERMINED,
     About,

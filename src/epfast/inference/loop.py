@@ -81,6 +81,10 @@ class Counts(NamedTuple):
     clipped: int = 0
     #: mean and variance as the visits left them, before the sites made the state
     left: tuple[Array, Array] | None = None
+    #: the largest distance of a row from its fixed point, in its sd or log variance
+    residual: float = 0.0
+    #: the state, where visits have summed up the sites with little rounding
+    made: Any = None
     mismatch: float | None = None
     #: True or False if the engine tests for a fixed point itself; None: the loop tests the change
     settled: bool | None = None

@@ -142,7 +142,7 @@ def passes(answers, memory=None, tasks=None, tol=1e-9, damping=1.0, idles=lambda
     memory = memory or begun(count)
     found = AsTheyCome(engine)
     state = SimpleNamespace(precision=np.eye(1), shift=np.zeros(1), memory=memory)
-    found.sweep(state, list(memory.parts), no_tick)
+    found.visit(state, list(memory.parts), no_tick)
     return found
 
 

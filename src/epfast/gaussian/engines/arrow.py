@@ -18,10 +18,10 @@ from scipy import sparse
 from epfast._arrays import Array
 from epfast._core.arrow import ArrowSweep
 from epfast._core.cholesky import gaussian_moments
-from epfast.gaussian.engines.base import EPEngine, Form, Memoryless, Outcome
-from epfast.gaussian.engines.kernel import ExactValues
+from epfast.gaussian.engines.base import EPEngine, Form
+from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.problem import Problem, log_determinant
-from epfast.inference import Sites, Summary
+from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
 #: rows between two looks at signals
@@ -56,6 +56,12 @@ class Levels(NamedTuple):
         """Of the prior precision."""
         of_levels = len(self.columns) * log_determinant(self.precision)
         return of_levels + log_determinant(self.common_precision)
+
+    def spread(self, common: Array, of_levels: Array) -> Array:
+        """Numbers of the common weights and of the effects, in the order of the columns."""
+        found = np.empty((*common.shape[:-1], self.common.size + self.columns.size))
+        found[..., self.common], found[..., self.columns] = common, of_levels
+        return found
 
     def without_rows(self) -> Levels:
         return self._replace(rows=None)
@@ -131,22 +137,11 @@ class ArrowMoments(NamedTuple):
         return np.asarray(np.diagonal(self.inverse, axis1=1, axis2=2) + added)
 
 
-class ArrowState(NamedTuple):
-    """The sites of n rows, and what they make: plain arrays, picklable."""
-
-    sites: Sites
-    sweeps: int
-    moments: ArrowMoments
-    order: str = ""
-    memory: Any = None
-
-    def at(self, other: ArrowState) -> ArrowState:
-        return other
-
-    @property
-    def rows_seen(self) -> None:
-        """Of ADF alone."""
-        return None
+def log_evidence(problem: Problem, state: GPState) -> float:
+    """EP's log p(y), with all constants."""
+    moments, scale = state.moments, float(state.sites.log_scale.sum())
+    away = problem.levels.log_determinant - moments.log_determinant + moments.square
+    return float(problem.base.log_scale + scale + 0.5 * away)
 
 
 class Arrow(Form):
@@ -162,11 +157,6 @@ class Arrow(Form):
         self.tilted = problem.tilted()
         self.core = ArrowSweep(self.tilted, schedule.power, schedule.damping, *rows)
         self.starts = rows.start
-        self.prior_log_determinant = levels.log_determinant
-
-    def prior(self) -> ArrowState:
-        found: ArrowState = super().prior()
-        return found
 
     def moments(self, sites: Sites) -> ArrowMoments | None:
         """What these sites make; None if that is improper. O(n (d + q)^2)."""
@@ -187,51 +177,40 @@ class Arrow(Form):
             covariance, common, own, slope, inverse, found[0] + whole[0], found[1] + whole[1]
         )
 
-    def built(self, sites: Sites, sweeps: int) -> ArrowState | None:
+    def built(self, sites: Sites, sweeps: int) -> GPState | None:
         """See :class:`epfast.gaussian.engines.base.Form`."""
         moments = self.moments(sites)
-        return None if moments is None else ArrowState(sites, sweeps, moments)
+        return None if moments is None else GPState(sites, sweeps, moments)
 
-    def spread(self, common: Array, of_levels: Array) -> Array:
-        """Numbers of the common weights and of the effects, in the order of the columns."""
-        found = np.empty((*common.shape[:-1], self.weights or 0))
-        found[..., self.levels.common] = common
-        found[..., self.levels.columns] = of_levels
-        return found
+    def summary(self, state: GPState, evidence: bool = True) -> Summary:
+        levels, moments = self.levels, state.moments
+        mean = levels.spread(moments.common, moments.of_levels)
+        variance = levels.spread(moments.covariance.diagonal(), moments.variances())
+        return Summary(mean, variance, log_evidence(self.problem, state))
 
-    def evidence(self, state: ArrowState) -> float:
-        """EP's log p(y), with all constants."""
-        moments, scale = state.moments, float(state.sites.log_scale.sum())
-        away = self.prior_log_determinant - moments.log_determinant + moments.square
-        return float(self.problem.base.log_scale + scale + 0.5 * away)
-
-    def summary(self, state: ArrowState, evidence: bool = True) -> Summary:
-        moments = state.moments
-        mean = self.spread(moments.common, moments.of_levels)
-        variance = self.spread(moments.covariance.diagonal(), moments.variances())
-        return Summary(mean, variance, self.evidence(state) if evidence else math.nan)
-
-    def result(self, state: ArrowState) -> ArrowState:
+    def result(self, state: GPState) -> GPState:
         return state._replace(order="", memory=None)
 
 
-class WithinLevels(Memoryless):
-    """One row after the other within a level, and all levels from the same common weights.
+class ArrowEngine(EPEngine):
+    """EP with a site per row, each of which has one level of ``problem.levels``.
 
-    Fits take one sweep more than with all rows in turn (20 tables of 8 to 100 levels of 2 to 30
-    rows), and moments of a row of each of 64 levels at a time a third of the time.
+    One row after the other within a level, and all levels from the same common weights. Fits take
+    one sweep more than with all rows in turn (20 tables of 8 to 100 levels of 2 to 30 rows), and
+    moments of a row of each of 64 levels at a time a third of the time.
     """
 
-    in_turn = False
+    form: Arrow
 
-    def __init__(self, form: Arrow) -> None:
-        self.form = form
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, Arrow(problem))
+        self.exact, self.tilted = problem.exact_sites(), self.form.tilted
         # whole levels, of PART rows each part or one level
-        start = form.starts
+        start = self.form.starts
         cuts = np.searchsorted(start, np.arange(0, start[-1], PART), side="left")
         self.cuts = np.unique(np.append(cuts, len(start) - 1))
 
-    def sweep(self, state: ArrowState, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         form, core, data = self.form, self.form.core, self.form.problem.data
         before, core.moved, now = core.n_refused, 0.0, state.moments
         assert data.y is not None
@@ -240,24 +219,4 @@ class WithinLevels(Memoryless):
             core.sweep(data.y, data.weights, int(first), int(last), *sites, *of_levels)
             tick(int(form.starts[last] - form.starts[first]))
         residual = math.sqrt(core.moved) / form.problem.schedule.damping
-        return Outcome(core.n_refused - before, residual=residual)
-
-
-class ArrowEngine(EPEngine):
-    """EP with a site per row, each of which has one level of ``problem.levels``."""
-
-    form: Arrow
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, Arrow(problem))
-        self.exact, self.tilted = problem.exact_sites(), self.form.tilted
-        exact = self.exact is not None
-        self._visits = ExactValues() if exact else WithinLevels(self.form)
-
-    def visits(self, state: Any) -> Any:
-        return self._visits
-
-    def init(self, start: Any) -> Any:
-        if self.exact is None:
-            return super().init(start)
-        return self.form.built(self.exact, 0 if start is None else start.n_sweeps)
+        return Counts(core.n_refused - before, residual=residual)

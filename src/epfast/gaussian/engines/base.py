@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -64,49 +64,23 @@ class Swept(NamedTuple):
     order: str = ""
     memory: Any = None
 
-    def at(self, other: Swept) -> Swept:
-        """Another posterior, with the order of this one."""
-        return other._replace(order=self.order, memory=self.memory)
 
-
-class Outcome(NamedTuple):
-    """What visits of all factors leave beside the sites that they changed."""
-
-    refused: int = 0
-    failed: int = 0
-    clipped: int = 0
-    #: the largest distance of a row from its fixed point, in its sd or log variance
-    residual: float = 0.0
-    #: mean and variance (d,) as the visits left them; None: they leave none
-    left: tuple[Array, Array] | None = None
-    #: the posterior, where visits have summed up the sites with little rounding
-    made: Any = None
-    #: (updates, d), posterior mean after every factor; None if it is not recorded
-    trace: Array | None = None
-
-
-class Memoryless:
-    """Base of visits that are the same in every sweep."""
-
-    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
-        """The state as it is."""
-        return new, counts
-
-
-class Visits(Protocol):
+class Visits:
     """Visits of all factors in some order: what a form, a store and a factor ask of the core."""
 
     #: whether the sites make a proper posterior after each call of the core
-    in_turn: bool
+    in_turn = False
 
-    def sweep(self, state: Any, sites: Any, tick: Tick) -> Outcome:
+    def visit(self, state: Any, sites: Any, tick: Tick) -> Counts:
         """Fit the sites, in place, from the posterior of ``state``.
 
         Visits that store none get None, and catch Ctrl-C themselves, see :class:`PartOfSweep`.
         """
+        raise NotImplementedError
 
     def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
         """The state from which the next sweep is best begun, with what that goes by."""
+        return new, counts
 
 
 def gaussian(state: State, rooted: bool = False) -> Swept | None:
@@ -121,7 +95,7 @@ def gaussian(state: State, rooted: bool = False) -> Swept | None:
     return None if found is None else Swept(*state, covariance, mean, *found, root)
 
 
-def _following(old: Any, new: Any) -> Any:
+def following(old: Any, new: Any) -> Any:
     """The posterior after that of another state, whose order it has, and memory, if none yet."""
     memory = old.memory if new.memory is None else new.memory
     return new._replace(order=old.order, memory=memory)
@@ -160,6 +134,8 @@ class Form:
     shapes: tuple[tuple[int, ...], ...]
     #: numbers in the shift of a start; None: any
     weights: int | None = None
+    #: sweeps of what has made the prior
+    sweeps = 0
 
     def flat(self) -> Sites:
         """Flat sites, g = 1."""
@@ -189,6 +165,10 @@ class Form:
         """The state that these sites make; None if that is improper."""
         raise NotImplementedError
 
+    def improper(self, sites: Any) -> Exception:
+        """The error where sites make no proper posterior."""
+        return not_proper()
+
     def summary(self, state: Any, evidence: bool = True) -> Summary:
         """Mean, variance, and log evidence."""
         raise NotImplementedError
@@ -198,20 +178,26 @@ class Form:
         raise NotImplementedError
 
 
-class EPEngine:
+class EPEngine(Visits):
     """A sweep visits all factors; the sites that they get make the next posterior.
 
-    A subclass says which visits there are, and in what order.
+    A subclass says which visits there are: others, or its own.
     """
 
     measures = False
     pool: ThreadPool | None = None
+    #: sites of factors that are all Gaussian, which are known; None: of others
+    exact: Sites | None = None
     #: told of each sweep; None: the visits see to that
     tilted: Any = None
     #: of an executor; None: there are none
     tasks: Any = None
     #: whether sweeps begin with a step of their own, see :meth:`before`
     steps = False
+    #: whether that has moved too far for the sweep to be the last
+    far = False
+    #: the state of the last result, and what that was before
+    finished: tuple[Any, Any] = None, None
 
     def __init__(self, problem: Any, form: Any) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
@@ -226,6 +212,12 @@ class EPEngine:
         return found
 
     def init(self, start: Any) -> Any:
+        if self.exact is not None:
+            sweeps = self.form.sweeps if start is None else start.n_sweeps
+            state = self.form.built(self.exact, sweeps)
+            if state is None:
+                raise self.form.improper(self.exact)
+            return state
         if start is None:
             return self.begun(self.form.prior(), True)
         state = self.form.built(self.form.taken(start), start.n_sweeps)
@@ -239,9 +231,12 @@ class EPEngine:
 
     def visits(self, state: Any) -> Visits:
         """The visits of the next sweep."""
-        raise NotImplementedError
+        return self
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
+        if self.exact is not None:
+            tick(self.n_sites)
+            return state._replace(sweeps=state.sweeps + 1), Counts()
         last, sweeps, tasks = state, state.sweeps + 1, self.tasks
         lost = 0 if tasks is None else tasks.n_lost
         state = self.before(state) if self.steps else state
@@ -249,7 +244,7 @@ class EPEngine:
             self.tilted.begin_sweep(state.sweeps)
         visits, sites = self.visits(state), self.opened(state)
         try:
-            outcome = visits.sweep(state, sites, tick)
+            counts = visits.visit(state, sites, tick)
         except PartOfSweep:
             raise
         except (KeyboardInterrupt, ExecutorFailed) as error:
@@ -257,27 +252,24 @@ class EPEngine:
             if reached is None:
                 raise
             if isinstance(error, KeyboardInterrupt):
-                raise PartOfSweep(_following(state, reached)) from None
-            error.posterior = _following(state, reached)
+                raise PartOfSweep(following(state, reached)) from None
+            error.posterior = following(state, reached)
             raise
-        settled, left = None, None
         # the weights may stand still in their own sd and the rows not, along directions that the
         # prior leaves free
-        if outcome.residual > max(self.schedule.tol, STANDS):
-            settled = False
-        new = outcome.made
+        far = self.far or counts.residual > max(self.schedule.tol, STANDS)
+        settled = False if far else None
+        new, left = counts.made, None
         if new is None:
-            new, left = self.form.built(sites, sweeps), outcome.left
+            new, left = self.form.built(sites, sweeps), counts.left
         if new is None:
-            left = None
-            new, settled = self._halved(state, sites, sweeps), False
+            new, left, settled = self._halved(state, sites, sweeps), None, False
         if new is None:
-            return self.unswept(last, outcome)
-        numbers = outcome.refused, outcome.failed, outcome.clipped, left
-        counts = Counts(*numbers, settled=settled, trace=outcome.trace)
-        if tasks is not None:
-            counts = counts._replace(lost=tasks.n_lost - lost)
-        return visits.after(state, _following(state, new), counts)
+            return self.unswept(last)
+        lost = 0 if tasks is None else tasks.n_lost - lost
+        counts = counts._replace(left=left, made=None, settled=settled, lost=lost)
+        memory = state.memory if new.memory is None else new.memory
+        return visits.after(state, new._replace(order=state.order, memory=memory), counts)
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
         """The state of half of the change of the sites, or half of that; None: no share is one."""
@@ -300,7 +292,7 @@ class EPEngine:
         """The state after a step on all sites, from which a sweep is better begun."""
         raise NotImplementedError
 
-    def unswept(self, state: Any, outcome: Outcome) -> tuple[Any, Counts]:
+    def unswept(self, state: Any) -> tuple[Any, Counts]:
         """What follows a sweep whose sites are improper, however small a share of them is taken."""
         return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites)
 
@@ -311,7 +303,12 @@ class EPEngine:
     def finish(self, state: Any, hurry: bool = False) -> Any:
         if not hurry and self.drifts(state):
             state = self.form.built(state.sites, state.sweeps) or state
-        return self.form.result(state)
+        self.finished = self.form.result(state), state
+        return self.finished[0]
+
+    def known(self, state: Any) -> dict[str, Any]:
+        """What is known of the posterior of a state, by its names there."""
+        return {}
 
 
 def plain(state: Any) -> State:

@@ -20,8 +20,8 @@ from epfast._core.rows import Rows
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
-    Outcome,
     Swept,
+    Visits,
     contraction,
     gaussian,
     plain,
@@ -59,6 +59,8 @@ CONTRACTS = 0.6
 MIX_BELOW, SLOW = 0.1, 0.2
 #: sweeps that are mixed, and the most rows of which they are kept
 DEPTH, MOST_MIXED = 5, 1_000_000
+#: dimensions from which sequential sweeps keep one triangle of the covariance only
+HALF_FROM = 256
 #: sweeps, and growth of the precision's diagonal, after which it is formed anew
 REFRESH, DRIFT = 25, 64.0
 
@@ -229,22 +231,31 @@ def ordered(rows: Any) -> Any:
     return rows
 
 
-class InChunks:
+def block_size(block: int | None, d: int) -> int:
+    """Sites per block of the exact blocked sweep, by default a third of d between 8 and 64."""
+    return block or max(8, min(64, d // 3))
+
+
+def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
+    """Scratch for one row after the other."""
+    schedule, d = problem.schedule, len(problem.base.shift)
+    block = block_size(getattr(schedule, "block", None), d)
+    damping = 1.0 if schedule.damping is None else schedule.damping
+    full = problem.sparse or d < HALF_FROM
+    return BlockedSweep(tilted, d, block, schedule.power, damping, full)
+
+
+class InChunks(Visits):
     """The rows of a chunk from one posterior; chunk after chunk, from flat sites small ones first.
 
-    sequential: visits of few rows that no chunk takes.
+    Few rows that no chunk takes go one after the other.
     """
 
     in_turn = True
 
-    def __init__(
-        self,
-        problem: Problem,
-        tilted: TiltedMoments,
-        sequential: BlockedSweep,
-        threads: ThreadPool,
-    ) -> None:
-        self.problem, self.tilted, self.sequential = problem, tilted, sequential
+    def __init__(self, problem: Problem, tilted: TiltedMoments, threads: ThreadPool) -> None:
+        self.problem, self.tilted = problem, tilted
+        self.sequential = sequential_core(problem, tilted)
         self.n_threads = threads.threads if tilted.separate else 1
         self.threads = threads
         self.layout: Layout | None = None
@@ -256,7 +267,7 @@ class InChunks:
         #: whether the last sweep leaves it to the sites to form the precision anew
         self.refreshed = False
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         memory: ChunkMemory = state.memory
         layout, first = self._lay_out(self._visits(state.sweeps)), 0
         visits, core, sequential = layout.visits, self.core, self.sequential
@@ -296,18 +307,18 @@ class InChunks:
         else:
             work()
         refused = self.n_lost + core.n_refused + sequential.n_refused - before
-        outcome = Outcome(min(len(visits), refused), residual=core.residual)
+        counts = Counts(min(len(visits), refused), residual=core.residual)
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
         made = gaussian(State(precision, shift, sites, total, state.sweeps + 1))
         self.refreshed = made is None or memory.since >= REFRESH or core.drift() > DRIFT
         if made is None:
-            return outcome
+            return counts
         now = Summary(made.mean, made.covariance.diagonal().copy())
         begun = Summary(state.mean, state.covariance.diagonal().copy())
         schedule = self.problem.schedule
         # where sweeps may end, rounding is known
         self.refreshed |= change(begun, now) <= schedule.tol * schedule.damping
-        return outcome._replace(left=now[:2]) if self.refreshed else outcome._replace(made=made)
+        return counts._replace(left=now[:2]) if self.refreshed else counts._replace(made=made)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state with the memory of the next sweep; sweeps that crawl are mixed."""

@@ -7,33 +7,42 @@ factor has, one per column of the factor: the entries of a CSR matrix in their o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from epfast import families
 from epfast._arrays import Array, as_array
 from epfast._core.minibatch import Design, MinibatchSweep
 from epfast._core.sparse_factors import SparseRows, SparseSweep, add_entries, moments_of, natural_of
 from epfast._core.thread_pool import ThreadPool
+from epfast.gaussian.engines import means
 from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
-    Memoryless,
-    Outcome,
     Swept,
+    following,
     plain,
     with_moments,
 )
+from epfast.gaussian.engines.chunks import mixed
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.means import DiagonalMeansStep, MeansMemory, may_step
+from epfast.gaussian.engines.means import MeansMemory
 from epfast.gaussian.engines.passes import adf_begun
 from epfast.gaussian.problem import Data, Problem, State
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep, Sites, run
 from epfast.inference.loop import change
-from epfast.inference.runtime import Tick, TimedPieces, each, physical_memory
+from epfast.inference.runtime import (
+    Tick,
+    TimedPieces,
+    each,
+    no_tick,
+    one_blas_thread,
+    physical_memory,
+)
 from epfast.schedules import EP
 
 #: rows that settle by EP before a pass of ADF goes on from a flat start: so many and so many per
@@ -56,14 +65,8 @@ def rows_to_settle(schedule: Any, size: int, d: int) -> int:
     return -(-rows // size) * size
 
 
-class RowBlock(NamedTuple):
-    """Rows at hand, of which a sweep visits factors."""
-
-    #: of the core
-    design: Any
-    X: Any
-    y: Array
-    weights: Array | None
+#: rows as the core takes them, and as they are
+RowBlock = tuple[Any, Data]
 
 
 class Dense(Full):
@@ -111,9 +114,9 @@ class Dense(Full):
         """Settings of the core that differ between dense rows and sparse ones."""
         return {"damping": damping}
 
-    def rows(self, X: Any, y: Array, weights: Array | None, core: MinibatchSweep) -> RowBlock:
+    def rows(self, data: Data, core: MinibatchSweep) -> RowBlock:
         """Rows for :meth:`visit`."""
-        return RowBlock(Design(X, core.max_rows), X, y, weights)
+        return Design(data.X, core.max_rows), data
 
     def taken(self, start: Any) -> Sites:
         sites: Sites = super().taken(start)
@@ -152,17 +155,19 @@ class Dense(Full):
         q: see :meth:`begin`. sites: None, they are forgotten. onto: precision and shift that take
         the changes, where q stays as it is. first: the number of the first row.
         """
-        given: dict[str, Any] = {"weight": rows.weights, "trace": trace, "row_offset": first}
+        design, data = rows
+        given: dict[str, Any] = {"weight": data.weights, "trace": trace, "row_offset": first}
         if sites is not None:
-            given |= self.targets(sites)
+            given |= dict(zip(("site_tau", "site_nu", "site_scale"), sites, strict=True))
         if onto is not None:
             given |= {"next_tau": onto[0], "next_nu": onto[1]}
-        core.sweep(rows.design, rows.y, self.size, order, *q, **given)
+        self.call(core, design, data.y, order, q, given)
 
-    def targets(self, sites: Sites) -> dict[str, Any]:
-        """Where new sites go."""
-        names = ("site_tau", "site_nu", "site_scale")
-        return dict(zip(names, sites, strict=True))
+    def call(
+        self, core: Any, design: Any, y: Any, order: NDArray[np.intp], q: Any, given: dict[str, Any]
+    ) -> None:
+        """The call of the core for :meth:`visit`."""
+        core.sweep(design, y, self.size, order, *q, **given)
 
     def natural(self, q: Any, known: Swept) -> tuple[Array, Array]:
         """Precision and shift that visits have left; known: where they began."""
@@ -211,9 +216,8 @@ class ByColumns(Dense):
     def kind(self, damping: float) -> dict[str, Any]:
         return {"damping": damping, "sparse": True}
 
-    def rows(self, X: Any, y: Array, weights: Array | None, core: MinibatchSweep) -> RowBlock:
-        design = SparseRows(X) if self.design is None else self.design
-        return RowBlock(design, X, y, weights)
+    def rows(self, data: Data, core: MinibatchSweep) -> RowBlock:
+        return self.design or SparseRows(data.X), data
 
     def flat(self) -> Sites:
         size = len(self.column)
@@ -255,28 +259,15 @@ class ByColumns(Dense):
             return moments_of(state.precision, state.shift)
         return super().begin(state, core)
 
-    def visit(
-        self,
-        core: Any,
-        rows: RowBlock,
-        order: NDArray[np.intp],
-        q: Any,
-        sites: Sites | None,
-        trace: Array | None = None,
-        onto: Any = None,
-        first: int = 0,
+    def call(
+        self, core: Any, design: Any, y: Any, order: NDArray[np.intp], q: Any, given: dict[str, Any]
     ) -> None:
-        given: dict[str, Any] = {"weight": rows.weights, "trace": trace, "row_offset": first}
-        if sites is not None:
-            given |= self.targets(sites)
-        if core.one_row and onto is None:
-            core.rows(rows.design, rows.y, order, q, **given)
+        if core.one_row and "next_tau" not in given:
+            core.rows(design, y, order, q, **given)
             return
-        if sites is not None:
+        if "site_tau" in given:
             given |= {"site_start": self.start, "site_column": self.column}
-        if onto is not None:
-            given |= {"next_tau": onto[0], "next_nu": onto[1]}
-        core.factors(rows.design, rows.y, self.size, order, *q, **given)
+        core.factors(design, y, self.size, order, *q, **given)
 
     def natural(self, q: Any, known: Swept) -> tuple[Array, Array]:
         if isinstance(q, tuple):
@@ -296,56 +287,6 @@ class ByColumns(Dense):
 def is_by_columns(problem: Problem) -> bool:
     """Whether factors are fitted among the columns that their rows have."""
     return problem.sparse and problem.scheme.spares
-
-
-class DiagonalFactors:
-    """All factors in turn, or all from the posterior before the sweep."""
-
-    def __init__(self, engine: DiagonalEngine, parallel: bool) -> None:
-        self.engine, self.form, self.parallel = engine, engine.form, parallel
-        self.in_turn = not parallel
-
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
-        """The state with the memory of the steps on all means, if there may be some."""
-        if not self.engine.steps:
-            return new, counts
-        begun = old.memory.origin if old.memory.steps else old
-        moved = change(self.engine.summary(begun, False), self.engine.summary(new, False))
-        return self.engine.means().after(old, new, moved), counts
-
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        engine, problem, form = self.engine, self.engine.problem, self.form
-        engine.core.begin_sweep(state.sweeps)
-        visits = problem.schedule.checked_visits(engine.n_sites, state.sweeps)
-        order = engine.in_order if isinstance(visits, range) else as_array(visits)
-        trace = np.empty((len(order), form.shape[1])) if engine.traced else None
-        count = self._n_parts() if self.parallel and trace is None else 1
-        cores, rows = [engine.core], [engine.rows]
-        for _ in range(1, min(count, engine.threads.threads)):
-            cores.append(form.core(problem.shape[0]))
-            rows.append(form.rows(*engine.rows[1:], cores[-1]))
-        before = [counters(core) for core in cores]
-        q = (state.precision, state.shift) if self.parallel else form.begin(state, cores[0])
-
-        def work(k: int, part: int) -> Iterator[int]:
-            some = order[part * len(order) // count : (part + 1) * len(order) // count]
-            onto = (state.precision.copy(), state.shift.copy()) if self.parallel else None
-            for piece in TimedPieces(len(some), MOMENT // (form.size * form.shape[1])):
-                means = None if trace is None else trace[piece]
-                form.visit(cores[k], rows[k], some[piece], q, sites, means, onto)
-                yield len(some[piece])
-
-        each(engine.threads, work, count, tick)
-        changes = [since(core, old) for core, old in zip(cores, before, strict=True)]
-        refused, failed, clipped = map(sum, zip(*changes, strict=True))
-        return Outcome(refused, failed, clipped, trace=trace)
-
-    def _n_parts(self) -> int:
-        """In how many parts a sweep goes, a power of 2, by the size of the problem alone."""
-        numbers, count = self.engine.problem.shape[0] * self.form.shape[1], 1
-        while 2 * count <= min(MOST_PARTS, self.engine.n_sites) and 2 * count * NUMBERS <= numbers:
-            count *= 2
-        return count
 
 
 def counters(core: MinibatchSweep) -> tuple[int, int, int]:
@@ -375,11 +316,10 @@ class DiagonalEngine(EPEngine):
         self._check_memory(n)
         self.core = self.form.core(size if isinstance(problem.data.X, Stream) else n)
         if not isinstance(problem.data.X, Stream):
-            data = problem.data
-            assert data.y is not None
-            self.rows = self.form.rows(data.X, data.y, data.weights, self.core)
-        self.steps = may_step(problem, traced)
+            self.rows = self.form.rows(problem.data, self.core)
+        self.steps = means.may_step(problem, traced)
         self.in_order = np.arange(self.n_sites)
+        self.in_turn = self.schedule.stores == "factor" and self.schedule.order != "parallel"
 
     def _check_memory(self, n: int) -> None:
         """Refuse what cannot fit: sites, as they were and as they will be, and rows of a factor."""
@@ -396,33 +336,93 @@ class DiagonalEngine(EPEngine):
         if self.problem.tilted().separate:
             self.threads = threads
 
-    def visits(self, state: Swept) -> DiagonalFactors:
-        # what refers to the engine is made anew: a loss of the user goes with its last fit
-        return DiagonalFactors(self, self.schedule.order == "parallel")
+    def visit(self, state: Swept, sites: Sites, tick: Tick, parallel: bool | None = None) -> Counts:
+        """All factors in turn, or all from the posterior before the sweep.
+
+        parallel: whether the latter; None: what the schedule says.
+        """
+        problem, form = self.problem, self.form
+        parallel = not self.in_turn if parallel is None else parallel
+        self.core.begin_sweep(state.sweeps)
+        visits = problem.schedule.checked_visits(self.n_sites, state.sweeps)
+        order = self.in_order if isinstance(visits, range) else as_array(visits)
+        trace = np.empty((len(order), form.shape[1])) if self.traced else None
+        count = self._n_parts() if parallel and trace is None else 1
+        cores, rows = [self.core], [self.rows]
+        for _ in range(1, min(count, self.threads.threads)):
+            cores.append(form.core(problem.shape[0]))
+            rows.append(form.rows(problem.data, cores[-1]))
+        before = [counters(core) for core in cores]
+        q = (state.precision, state.shift) if parallel else form.begin(state, cores[0])
+
+        def work(k: int, part: int) -> Iterator[int]:
+            some = order[part * len(order) // count : (part + 1) * len(order) // count]
+            onto = (state.precision.copy(), state.shift.copy()) if parallel else None
+            for piece in TimedPieces(len(some), MOMENT // (form.size * form.shape[1])):
+                here = None if trace is None else trace[piece]
+                form.visit(cores[k], rows[k], some[piece], q, sites, here, onto)
+                yield len(some[piece])
+
+        each(self.threads, work, count, tick)
+        changes = [since(core, old) for core, old in zip(cores, before, strict=True)]
+        refused, failed, clipped = map(sum, zip(*changes, strict=True))
+        return Counts(refused, failed, clipped, trace=trace)
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state with the memory of the steps on all means, if there may be some."""
+        if not self.steps:
+            return new, counts
+        memory: MeansMemory = old.memory
+        begun = memory.origin if memory.steps else old
+        moved = change(self.summary(begun, False), self.summary(new, False))
+        memory = memory.noting(plain(new)) if memory.steps else memory
+        return new._replace(memory=memory.next(moved, self.schedule.tol)), counts
+
+    def _n_parts(self) -> int:
+        """In how many parts a sweep goes, a power of 2, by the size of the problem alone."""
+        numbers, count = self.problem.shape[0] * self.form.shape[1], 1
+        while 2 * count <= min(MOST_PARTS, self.n_sites) and 2 * count * NUMBERS <= numbers:
+            count *= 2
+        return count
 
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         return state._replace(memory=MeansMemory()) if self.steps else state
 
     def before(self, state: Swept) -> Swept:
-        return self.means().before(state)
+        """The posterior from which a sweep is best begun, where sweeps crawl: that of a step."""
+        memory: MeansMemory = state.memory
+        if not memory.steps:
+            return state
+        with one_blas_thread(min(len(state.shift), means.DENSE)), np.errstate(all="ignore"):
+            found = mixed(memory.swept) if len(memory.swept) > 1 else None
+            stepped = None if found is None else self._stepped(following(state, found))
+            stepped = self._stepped(state) if stepped is None else stepped
+        return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
 
-    def means(self) -> DiagonalMeansStep:
-        """What steps on all means."""
-        return DiagonalMeansStep(self.problem, self.form.built, DiagonalFactors(self, True))
+    def _stepped(self, state: Swept) -> Swept | None:
+        """The posterior after a step on all means; None where there is none."""
+        sites, X = state.sites, self.problem.data.X
+        assert sites is not None
+        if 0 < physical_memory() < means.BYTES * sites.precision.size:
+            return None
+        if sites.precision.shape != (X.data if hasattr(X, "indptr") else X).shape:
+            return None  # entries of a row that share a column
+        new: Sites = families.copied(sites)
+        if self.visit(state, new, no_tick, parallel=True).refused:
+            return None
+        fitted = self.form.built(new, state.sweeps)
+        memory = (
+            None if fitted is None else means.step_to(self.problem, X, state, fitted, sites, new)
+        )
+        if memory is None:
+            return None
+        result: Swept | None = self.form.built(new, state.sweeps)
+        origin = memory._replace(origin=plain(state))
+        return None if result is None else result._replace(memory=origin)
 
 
 class DiagonalPass(DiagonalEngine):
-    """ADF: the posterior itself is the cavity."""
-
-    def init(self, start: Any) -> Swept:
-        return adf_begun(self.problem, start)
-
-    def visits(self, state: Swept) -> Any:
-        return FactorsOnce(self)
-
-
-class FactorsOnce(Memoryless):
-    """A pass over the factors.
+    """ADF: the posterior itself is the cavity.
 
     Early in a pass the diagonal posterior is surer than the few rows allow. What it gets wrong
     then, it unlearns along directions of little curvature only as n^-r, r the curvature there over
@@ -430,35 +430,34 @@ class FactorsOnce(Memoryless):
     settle by EP, and the pass goes on from there.
     """
 
-    in_turn = False
+    def init(self, start: Any) -> Swept:
+        return adf_begun(self.problem, start)
 
-    def __init__(self, engine: DiagonalPass) -> None:
-        self.engine = engine
-
-    def sweep(self, state: Swept, sites: None, tick: Tick) -> Outcome:
+    def visit(  # type: ignore[override]
+        self, state: Swept, sites: None, tick: Tick
+    ) -> Counts:
         """A pass; Ctrl-C leaves the posterior of the factors before the call that it falls in.
 
         While the first rows settle, that before the pass.
         """
-        engine, sweeps = self.engine, state.sweeps
-        core, form = engine.core, engine.form
+        core, form, sweeps = self.core, self.form, state.sweeps
         # a start goes on from where it is, that of an unfinished pass too
         settles = sweeps == 0 and state.rows_seen == 0
-        first = rows_to_settle(engine.schedule, form.size, form.shape[1]) if settles else 0
+        first = rows_to_settle(self.schedule, form.size, form.shape[1]) if settles else 0
         before, counts = counters(core), np.zeros(3, dtype=int)
         known = reached = state
         trace, seen, q = None, 0, None
         core.begin_sweep(sweeps)
         try:
-            for X, y in self._chunks(first):
-                rows, n = form.rows(X, y, engine.problem.data.weights, core), X.shape[0]
+            for data in self._chunks(first):
+                rows, n = form.rows(data, core), data.X.shape[0]
                 count = -(-n // form.size)
-                order = as_array(engine.schedule.checked_visits(count, sweeps))
-                if engine.traced:
+                order = as_array(self.schedule.checked_visits(count, sweeps))
+                if self.traced:
                     trace = np.empty((count, form.shape[1]))
                 done = 0
                 if q is None:
-                    settled = self._settled(rows, order[: first // form.size]) if first else None
+                    settled = self._settled(data, order[: first // form.size]) if first else None
                     if settled is not None:
                         known, counts, done = settled
                         reached = known
@@ -471,49 +470,46 @@ class FactorsOnce(Memoryless):
                         core.evidence = 0.0
                 for part in TimedPieces(count - done):
                     some = order[done:][part]
-                    means = None if trace is None else trace[done:][part]
-                    form.visit(core, rows, some, q, None, means, first=seen)
+                    here = None if trace is None else trace[done:][part]
+                    form.visit(core, rows, some, q, None, here, first=seen)
                     # one assignment, which Ctrl-C cannot divide
                     reached = self._after(q, known, reached, rows_of(some, form.size, n))
                     tick(len(some))
                 seen += n
         except KeyboardInterrupt:
             raise PartOfSweep(reached) from None
-        engine.n_sites = -(-seen // form.size)
+        self.n_sites = -(-seen // form.size)
         refused, failed, clipped = map(int, counts + since(core, before))
         new = reached._replace(sweeps=sweeps + 1)
-        return Outcome(refused, failed, clipped, made=new, trace=trace)
+        return Counts(refused, failed, clipped, made=new, trace=trace)
 
     def _after(self, q: Any, known: Swept, reached: Swept, rows: int) -> Swept:
         """The posterior that visits have left."""
         assert reached.rows_seen is not None
-        precision, shift = self.engine.form.natural(q, known)
+        precision, shift = self.form.natural(q, known)
         seen = reached.rows_seen + rows
         new = with_moments(State(precision, shift, None, 0.0, known.sweeps, seen))
-        scale = self.engine.form.log_scale(
-            new, known, self.engine.core, self.engine.form.prior_log_determinant
-        )
+        scale = self.form.log_scale(new, known, self.core, self.form.prior_log_determinant)
         return new._replace(log_scale=scale)
 
-    def _chunks(self, first: int) -> Iterator[tuple[Any, Any]]:
+    def _chunks(self, first: int) -> Iterator[Data]:
         """The rows of a pass: all at once, or as they come, at first so many."""
-        X = self.engine.problem.data.X
+        X = self.problem.data.X
         if isinstance(X, Stream):
-            return X.pieces(self.engine.form.size, first)
-        return iter([(X, self.engine.problem.data.y)])
+            return (Data(*pair) for pair in X.pieces(self.form.size, first))
+        return iter([self.problem.data])
 
-    def _settled(self, rows: RowBlock, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
+    def _settled(self, data: Data, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.
         """
-        size, n = self.engine.form.size, rows.X.shape[0]
+        size, n = self.form.size, data.X.shape[0]
         schedule: Any = EP(SETTLE_SWEEPS, SETTLE_TOL, order="sequential")
-        numbers = {"power": self.engine.schedule.power, "site_rule": self.engine.schedule.site_rule}
+        numbers = {"power": self.schedule.power, "site_rule": self.schedule.site_rule}
         schedule = schedule.filled(damping=1.0, **numbers)
         which = (np.sort(some)[:, None] * size + np.arange(min(size, n))).ravel()
-        data = Data(rows.X, rows.y, rows.weights).taken(which[which < n])
-        problem = self.engine.problem._replace(data=data, schedule=schedule)
+        problem = self.problem._replace(data=data.taken(which[which < n]), schedule=schedule)
         try:
             fit = run(DiagonalEngine(problem), schedule)
         except FloatingPointError:

@@ -24,7 +24,8 @@ class Full(Form):
     """The prior times a scalar site per row, which are added up in O(n d^2)."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.shapes = problem, ((problem.n_rows,),) * 3
+        n = problem.n_rows
+        self.problem, self.shapes = problem, ((n,),) * 3
         self.weights = len(problem.base.shift)
         self.order = len(problem.base.shift) if problem.covariance == "full" else 0
         self.prior_log_determinant = log_determinant(problem.prior.precision)
@@ -34,7 +35,7 @@ class Full(Form):
         self.parts: list[RowSlice] | None = None
         X = problem.data.X
         if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
-            self.parts = list(problem.parts(range(problem.n_rows)))
+            self.parts = list(problem.parts(range(n)))
 
     def prior(self) -> Swept:
         return with_moments(self.problem.base._replace(sites=self.flat()))

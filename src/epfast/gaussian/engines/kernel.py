@@ -21,14 +21,13 @@ from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
-    Memoryless,
-    Outcome,
     Visits,
     flat,
 )
+from epfast.gaussian.engines.chunks import block_size
 from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_mass
-from epfast.gaussian.engines.rows import PARALLEL_ROWS, block_size
-from epfast.gaussian.problem import Problem, not_proper
+from epfast.gaussian.engines.rows import PARALLEL_ROWS
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.wide import offset_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -78,37 +77,28 @@ class ValueMoments(NamedTuple):
 class GPState(NamedTuple):
     """The sites of n values, and what they make with their prior: plain arrays, picklable."""
 
-    #: precision, shift and log scale per value, (n,) each
+    #: precision, shift and log scale per value, (n,) each; of several latents (n, C), and (n,)
     sites: Sites
     #: sweeps done so far
     sweeps: int
-    #: of the latent values; None: yet to be computed
-    moments: ValueMoments | None = None
+    #: of the latent values, or a tuple of those of each latent, or of the weights of a large group;
+    #: None: yet to be computed
+    moments: Any = None
     #: None except in relaxed EP
     relaxed: Relaxed | None = None
     #: (n, n): below the diagonal K, the rest the Cholesky factor of B = I + S K S by columns, with
-    #: S the root of the precisions, 0 where these are negative; None: yet to be computed
-    factor: Array | None = None
+    #: S the root of the precisions, 0 where these are negative, or a tuple; None as above
+    factor: Any = None
     #: (n,), the diagonal of K; None as above
-    diagonal: Array | None = None
+    diagonal: Any = None
+    #: between two sweeps: "joint", or what the schedule says; sweeps since q was built, or more
+    order: str = ""
+    memory: Any = 0
 
     @property
     def rows_seen(self) -> None:
         """Of ADF alone."""
         return None
-
-
-class Values(NamedTuple):
-    """The sites between two sweeps, and the moments that they make."""
-
-    sites: Sites
-    sweeps: int
-    moments: ValueMoments
-    relaxed: Relaxed | None = None
-    #: of the next sweep: "joint" or what the schedule says
-    order: str = ""
-    #: sweeps since q was built from the sites
-    memory: int = 0
 
 
 def log_evidence(sites: Sites, moments: ValueMoments, offset: Array | None = None) -> float:
@@ -148,8 +138,8 @@ class Kernel(Form):
         """
         self.matrix, self.offset, self.proper = matrix, offset, proper
         self.order, self.shapes = matrix.n, ((matrix.n,),) * 3
-        #: log evidence of what has made this prior, and its sweeps
-        self.known, self.sweeps = 0.0, 0
+        #: log evidence of what has made this prior
+        self.known = 0.0
         #: see :meth:`KernelMatrix.covariance`
         self.small = SMALL
         #: whether marginals are all that sweeps ask for
@@ -160,12 +150,12 @@ class Kernel(Form):
         self.covariance_of: ValueMoments | None = None
         self.precision_of: ValueMoments | None = None
 
-    def prior(self) -> Values:
+    def prior(self) -> GPState:
         """The state of flat sites, with their covariance, K, in the array."""
         self.matrix.load()
         self.covariance_of = now = self.at_prior()
         # from flat sites every joint step is too far
-        return Values(flat(self.matrix.n), self.sweeps, now)
+        return GPState(flat(self.matrix.n), self.sweeps, now)
 
     def at_prior(self) -> ValueMoments:
         """The moments of flat sites."""
@@ -173,12 +163,12 @@ class Kernel(Form):
         mean = np.zeros(n) if self.offset is None else self.offset
         return ValueMoments(np.zeros(n), mean, self.matrix.diagonal.copy(), 0.0)
 
-    def built(self, sites: Sites, sweeps: int) -> Values | None:
+    def built(self, sites: Sites, sweeps: int) -> GPState | None:
         """See :class:`epfast.gaussian.engines.base.Form`. O(n^3)."""
         moments = self.moments(sites, self.cheap)
-        return None if moments is None else Values(sites, sweeps, moments)
+        return None if moments is None else GPState(sites, sweeps, moments)
 
-    def summary(self, state: Values, evidence: bool = True) -> Summary:
+    def summary(self, state: GPState, evidence: bool = True) -> Summary:
         now = state.moments
         total = self.known + log_evidence(state.sites, now, self.offset)
         return Summary(now.mean, now.variance, total)
@@ -233,7 +223,7 @@ class Kernel(Form):
         arrays = self.matrix.array, self.matrix.diagonal
         return GPState(*state[:2], moments, state.relaxed, *arrays)
 
-    def result(self, state: Values) -> GPState:
+    def result(self, state: GPState) -> GPState:
         """The array goes into the result."""
         plain = GPState(*state[:4])
         return self.solved(plain if state.memory == 0 else plain._replace(moments=None))
@@ -272,15 +262,14 @@ class Dual(Kernel):
         self.problem, self.known, self.sweeps = problem, known, problem.base.sweeps
         self.weights = len(problem.prior.shift)
 
-    def improper(self, sites: Sites) -> FloatingPointError:
-        return not_proper()
+    improper = Form.improper  # type: ignore[assignment]
 
 
-class ValuesInTurn:
-    """One value after the other, by the covariance in the array."""
+class ValuesInTurn(Visits):
+    """One value after the other, by the covariance in the array.
 
-    #: a posterior of the sites so far would take O(n^3): Ctrl-C goes back to those before the sweep
-    in_turn = False
+    A posterior of the sites so far would take O(n^3): Ctrl-C goes back to those before the sweep.
+    """
 
     def __init__(self, engine: ProcessEngine, chunk: int) -> None:
         n, problem, tilted = engine.n_sites, engine.problem, engine.tilted
@@ -292,7 +281,7 @@ class ValuesInTurn:
         self.in_order, self.then = np.arange(n), engine.order
         self.relaxed: Relaxed | None = None
 
-    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         form, core, data, n = self.form, self.core, self.problem.data, len(sites.shift)
         form.hold_covariance(state.sites, state.moments)
         form.covariance_of = None
@@ -313,13 +302,13 @@ class ValuesInTurn:
         variance = form.matrix.array.diagonal().copy()
         healthy = (variance >= SHRUNK * state.moments.variance).all()
         if refused == n or not healthy or state.memory + 1 >= REFRESH:
-            return Outcome(refused, left=(mean, variance))
+            return Counts(refused, left=(mean, variance))
         log_determinant = state.moments.log_determinant + core.log_determinant
         alpha = sites.shift - sites.precision * mean
         form.covariance_of = now = ValueMoments(alpha, mean, variance, log_determinant)
-        return Outcome(refused, made=Values(sites, state.sweeps + 1, now))
+        return Counts(refused, made=GPState(sites, state.sweeps + 1, now))
 
-    def _relax(self, state: Values) -> None:
+    def _relax(self, state: GPState) -> None:
         if self.relaxation is not None:
             assert state.relaxed is not None
             self.relaxed = families.copied(state.relaxed)
@@ -327,47 +316,43 @@ class ValuesInTurn:
             frozen = freeze is not None and state.sweeps >= freeze
             self.relaxation.begin_sweep(*self.relaxed, frozen)
 
-    def after(self, old: Values, new: Values, counts: Counts) -> tuple[Values, Counts]:
+    def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
         """The state with its relaxation factors, and the sweeps since it was built."""
         since = old.memory + 1 if self.form.covariance_of is new.moments else 0
         return new._replace(relaxed=self.relaxed, order=self.then, memory=since), counts
 
 
-class ValuesAtOnce(Memoryless):
+class ValuesAtOnce(Visits):
     """All values from the posterior before the sweep."""
-
-    in_turn = False
 
     def __init__(self, engine: ProcessEngine) -> None:
         schedule, rows = engine.schedule, min(engine.n_sites, PARALLEL_ROWS)
         self.y = engine.problem.data.y
         self.core = ParallelSweep(engine.tilted, 1, rows, schedule.power, schedule.damping)
 
-    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         before, now = self.core.n_refused, state.moments
         self.core.fit(now.mean, now.variance, self.y, *sites)
         tick(len(sites.shift))
-        return Outcome(self.core.n_refused - before)
+        return Counts(self.core.n_refused - before)
 
 
-class Jointly:
+class Jointly(Visits):
     """All values at once, by the joint step; one after the other where that is too far."""
-
-    in_turn = False
 
     def __init__(self, engine: ProcessEngine, otherwise: Visits) -> None:
         self.engine, self.otherwise = engine, otherwise
         #: how far the last step ended from a fixed point; None: it was not taken
         self.left: float | None = None
 
-    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         made, self.left = self._stepped(state)
         if made is None:
-            return self.otherwise.sweep(state, sites, tick)
+            return self.otherwise.visit(state, sites, tick)
         tick(len(sites.shift))
-        return Outcome(made=made)
+        return Counts(made=made)
 
-    def after(self, old: Values, new: Values, counts: Counts) -> tuple[Values, Counts]:
+    def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
         """The state; another step if this one went most of the way to a fixed point."""
         if self.left is None:
             return self.otherwise.after(old, new, counts)
@@ -375,7 +360,7 @@ class Jointly:
         order = "joint" if self.left <= CONTRACTS * change(now, then) else ""
         return new._replace(order=order, memory=0), counts._replace(remaining=self.left)
 
-    def _stepped(self, old: Values) -> tuple[Values, float] | tuple[None, None]:
+    def _stepped(self, old: GPState) -> tuple[GPState, float] | tuple[None, None]:
         """What a step makes, and how far that is from a fixed point.
 
         None if it leads too far away, or to an improper posterior.
@@ -396,17 +381,7 @@ class Jointly:
         exact = Summary(found.mean, found.variance)
         # what the posterior is away from that which the step aimed at, and from a fixed point
         left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
-        return Values(sites, old.sweeps + 1, found), left
-
-
-class ExactValues(Memoryless):
-    """No visits: the factors are Gaussian, and their sites known."""
-
-    in_turn = False
-
-    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
-        tick(len(sites.shift))
-        return Outcome(made=state._replace(sweeps=state.sweeps + 1))
+        return GPState(sites, old.sweeps + 1, found), left
 
 
 class ProcessEngine(EPEngine):
@@ -442,24 +417,17 @@ class ProcessEngine(EPEngine):
         """The same, given the threads of a fit of rows."""
         self.use_threads(pool_of(threads.threads, self.n_sites))
 
-    def visits(self, state: Values) -> Visits:
-        if self.exact is not None:
-            return ExactValues()
+    def visits(self, state: GPState) -> Visits:
         # what refers to the engine is made anew: a loss of the user goes with its last fit
         return Jointly(self, self._visits) if state.order == "joint" else self._visits
 
-    def init(self, start: Any) -> Values:
-        if self.exact is None:
-            return self._relaxed(super().init(start), start)
-        state = self.form.built(self.exact, self.form.sweeps if start is None else start.n_sweeps)
-        if state is None:
-            raise self.form.improper(self.exact)
-        return self._relaxed(state, start)
+    def init(self, start: Any) -> GPState:
+        return self._relaxed(super().init(start), start)
 
-    def begun(self, state: Values, is_flat: bool) -> Values:
+    def begun(self, state: GPState, is_flat: bool) -> GPState:
         return state if is_flat else state._replace(order=self.order)
 
-    def _relaxed(self, state: Values, start: Any) -> Values:
+    def _relaxed(self, state: GPState, start: Any) -> GPState:
         """The state with the relaxation factors of a start, where there are some."""
         if not self.problem.scheme.relaxes:
             return state
@@ -473,11 +441,11 @@ class ProcessEngine(EPEngine):
             )
         return state._replace(relaxed=relaxed)
 
-    def unswept(self, state: Values, outcome: Outcome) -> tuple[Values, Counts]:
+    def unswept(self, state: GPState) -> tuple[GPState, Counts]:
         if self.schedule.order == "parallel":
-            return super().unswept(state, outcome)
+            return super().unswept(state)
         raise self.form.improper(state.sites)
 
-    def finish(self, state: Values, hurry: bool = False) -> GPState:
+    def finish(self, state: GPState, hurry: bool = False) -> GPState:
         found: GPState = GPState(*state[:4]) if hurry else self.form.result(state)
         return found

@@ -6,17 +6,17 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array
-from epfast.gaussian.engines.base import EPEngine, Memoryless, Outcome, Swept
+from epfast.gaussian.engines.base import EPEngine, Swept, Visits
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import Update, is_finite, shard_of
 from epfast.gaussian.engines.passes import laplace_core, pieces_of
 from epfast.gaussian.problem import Problem, State
-from epfast.inference import Sites
+from epfast.inference import Counts, Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.runtime import Tick, no_tick, one_blas_thread
 
 
-class LaplaceFactors(Memoryless):
+class LaplaceFactors(Visits):
     """Minibatches in turn, or all of them from the posterior before the sweep."""
 
     def __init__(self, problem: Problem) -> None:
@@ -25,7 +25,7 @@ class LaplaceFactors(Memoryless):
         self.size = min(problem.batch_size or 1, n)
         self.core = laplace_core(problem, d, self.size)
 
-    def sweep(self, state: State | Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: State | Swept, sites: Sites, tick: Tick) -> Counts:
         core = self.core
         before = core.n_refused, core.n_failed
         precision, shift = state.precision.copy(), state.shift.copy()
@@ -36,7 +36,7 @@ class LaplaceFactors(Memoryless):
             core.sweep(*given, *seen, *target, precision, shift)
             families.put(sites, part.which, target)
             tick(len(sizes))
-        return Outcome(core.n_refused - before[0], core.n_failed - before[1])
+        return Counts(core.n_refused - before[0], core.n_failed - before[1])
 
 
 def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) -> Update:
@@ -54,21 +54,27 @@ def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) ->
     sites: Sites = families.copied(rows)
     with one_blas_thread(len(shift)):
         state = State(precision, shift, sites, 0.0, 0)
-        outcome = LaplaceFactors(part).sweep(state, sites, no_tick)
+        counts = LaplaceFactors(part).visit(state, sites, no_tick)
     if not is_finite(sites):
         return Update(sites, rows, len(rows.shift))
-    return Update(sites, sites, outcome.refused, failed=outcome.failed)
+    return Update(sites, sites, counts.refused, failed=counts.failed)
 
 
-class LaplaceInTasks(Memoryless):
-    """All factors from one posterior, in as many tasks as there are workers."""
+class LaplaceEngine(EPEngine):
+    """Sites of a precision and a shift per row (Smola et al. 2003). O(s d^2 + d^3) per factor.
 
-    in_turn = False
+    With an executor all factors from one posterior, in as many tasks as there are workers.
+    """
 
-    def __init__(self, problem: Problem, tasks: Tasks) -> None:
-        self.problem, self.tasks = problem, tasks
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, Full(problem))
+        self.tasks = Tasks()
+        self._factors = LaplaceFactors(problem)
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visits(self, state: Swept) -> Visits:
+        return self._factors if self.tasks.executor is None else self
+
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         problem, q = self.problem, (state.precision, state.shift)
         n, size = problem.shape[0], problem.batch_size or 1
         count = -(-n // size)
@@ -82,17 +88,4 @@ class LaplaceInTasks(Memoryless):
         found = self.tasks.together(calls, [len(part) for part in parts], tick)
         for take, update in zip(takes, found, strict=True):
             families.put(sites, take, update.rows)
-        return Outcome(sum(u.refused for u in found), sum(u.failed for u in found))
-
-
-class LaplaceEngine(EPEngine):
-    """Sites of a precision and a shift per row (Smola et al. 2003). O(s d^2 + d^3) per factor."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, Full(problem))
-        self.tasks = Tasks()
-        self._factors = LaplaceFactors(problem)
-
-    def visits(self, state: Swept) -> LaplaceFactors | LaplaceInTasks:
-        here = self.tasks.executor is None
-        return self._factors if here else LaplaceInTasks(self.problem, self.tasks)
+        return Counts(sum(u.refused for u in found), sum(u.failed for u in found))

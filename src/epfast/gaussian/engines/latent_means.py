@@ -15,13 +15,18 @@ from typing import Any
 import numpy as np
 
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.problem import Problem, inverse_of
 from epfast.inference import Sites
 
 #: conjugate gradients end where the rest is this share of the first, or after so many steps
 ENOUGH, MOST_STEPS = 1e-6, 400
 #: a step that leaves the slopes further from the sites than this multiple is not taken
 FURTHER = 2.0
+
+
+def by_latent(sites: Sites) -> Sites:
+    """Sites as the core has them: precision and shift (C, n), log scale (n,)."""
+    precision, shift = (np.ascontiguousarray(part.T) for part in sites[:2])
+    return Sites(precision, shift, sites.log_scale)
 
 
 def newton_step(
@@ -55,7 +60,11 @@ def newton_step(
 
 
 def conjugate_gradients(
-    right: Array, pull: Callable[[Array], Array], nearly: Callable[[Array], tuple[Array, Array]]
+    right: Array,
+    pull: Callable[[Array], Array],
+    nearly: Callable[[Array], tuple[Array, Array]],
+    enough: float = ENOUGH,
+    most: int = MOST_STEPS,
 ) -> Array:
     """z with (P + pull) z = right, P the precision of the prior.
 
@@ -65,8 +74,8 @@ def conjugate_gradients(
     z, back = nearly(r)
     p, kp, size = z, back, float((r * z).sum())
     first = size
-    for _ in range(MOST_STEPS):
-        if not size > ENOUGH**2 * first:
+    for _ in range(most):
+        if not size > enough**2 * first:
             break
         q = kp + pull(p)
         share = size / float((p * q).sum())
@@ -88,34 +97,3 @@ def marginals(X: Any, mean: Array, covariance: Array) -> tuple[Array, Array]:
         for k in range(latents):
             s[part, k] = np.einsum("ij,ij->i", block @ covariance[k], block)
     return h, s
-
-
-class LatentMeansStep:
-    """Scratch for steps on the means of classes."""
-
-    def __init__(self, problem: Problem, moments: Any) -> None:
-        self.problem, self.moments = problem, moments
-        self.prior_covariance = inverse_of(problem.prior.precision)
-
-    def shifts(self, sites: Sites, mean: Array, covariance: Array) -> Array | None:
-        """Shifts of the sites, (n, C), after a step; None where there is none to take.
-
-        Each latent is solved for by its covariance, and what all have in common by the prior's.
-        """
-        X, y, prior = self.problem.data.X, self.problem.data.y, self.problem.prior
-
-        def nearly(r: Array) -> tuple[Array, Array]:
-            common = self.prior_covariance @ r.sum(axis=0) / len(r)
-            z = np.asarray(np.einsum("kij,kj->ki", covariance, r) + common)
-            return z, z @ prior.precision
-
-        def solve(W: Array, aim: Array, slope: Array) -> Array:
-            def pull(z: Array) -> Array:
-                pulled = np.einsum("ijk,ik->ij", W, np.asarray(X @ z.T))
-                return np.asarray(X.T @ pulled).T
-
-            right = np.asarray(X.T @ aim).T - (mean @ prior.precision - prior.shift)
-            return np.asarray(X @ conjugate_gradients(right, pull, nearly).T)
-
-        found = newton_step(self.moments, y, sites, *marginals(X, mean, covariance), solve)
-        return None if found is None else found[1]

@@ -6,16 +6,16 @@ In automatic order a log-concave likelihood takes a step on all means, as in
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import EPEngine, Form, Outcome
-from epfast.gaussian.engines.kernel import Kernel, ValueMoments
-from epfast.gaussian.engines.latent_means import conjugate_gradients, newton_step
+from epfast.gaussian.engines.base import EPEngine, Form
+from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments
+from epfast.gaussian.engines.latent_means import by_latent, conjugate_gradients, newton_step
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -25,23 +25,6 @@ from epfast.inference.runtime import Tick
 SEQUENTIAL_UP_TO, CONTRACTS = 400, 0.5
 #: largest number of curvatures, (C, C) for each observation, for steps on the means
 MOST_CURVATURES = 1 << 25
-
-
-class LatentGPState(NamedTuple):
-    """The sites of the observations and their sweeps: plain arrays."""
-
-    #: precision and shift (n, C), log scale (n,)
-    sites: Sites
-    sweeps: int
-    #: of each latent
-    now: tuple[ValueMoments, ...]
-    order: str = ""
-    #: between two sweeps: whether the next one of automatic order is of all sites at once, and the
-    #: last change
-    memory: Any = None
-    #: (n, n) and (n,) of each latent, see :class:`epfast.gaussian.engines.kernel.GPState`
-    factor: tuple[Array, ...] | None = None
-    diagonal: tuple[Array, ...] | None = None
 
 
 def one_of(sites: Sites, k: int) -> Sites:
@@ -66,7 +49,7 @@ class Kernels(Form):
         self.shape = problem.n_rows, problem.loss.latents
         self.shapes = self.shape, self.shape, self.shape[:1]
 
-    def built(self, sites: Sites, sweeps: int) -> LatentGPState | None:
+    def built(self, sites: Sites, sweeps: int) -> GPState | None:
         """Their covariances are in the arrays of the kernels then. O(C n^3)."""
         found = []
         for k, form in enumerate(self.forms):
@@ -76,28 +59,31 @@ class Kernels(Form):
                 return None
             form.hold_covariance(some, part)
             found.append(part)
-        return LatentGPState(sites, sweeps, tuple(found))
+        return GPState(sites, sweeps, tuple(found))
 
-    def summary(self, state: LatentGPState, evidence: bool = True) -> Summary:
+    def summary(self, state: GPState, evidence: bool = True) -> Summary:
         mean, variance = (
-            np.concatenate([getattr(part, name) for part in state.now])
+            np.concatenate([getattr(part, name) for part in state.moments])
             for name in ("mean", "variance")
         )
         if not evidence:
             return Summary(mean, variance)
-        return Summary(mean, variance, evidence_of(state.sites, state.now))
+        return Summary(mean, variance, evidence_of(state.sites, state.moments))
 
-    def result(self, state: LatentGPState) -> LatentGPState:
+    def result(self, state: GPState) -> GPState:
         """The arrays of the kernels go into the result."""
         for k, form in enumerate(self.forms):
             form.matrix.factor(one_of(state.sites, k).precision)
         arrays = [(form.matrix.array, form.matrix.diagonal) for form in self.forms]
         factor, diagonal = zip(*arrays, strict=True)
-        return LatentGPState(*state[:3], factor=factor, diagonal=diagonal)
+        return GPState(*state[:3], None, factor, diagonal)
 
 
 class LatentProcessEngine(EPEngine):
-    """EP on observations of several processes, in C n^2 numbers and twice that beside."""
+    """EP on observations of several processes, in C n^2 numbers and twice that beside.
+
+    A step on all means, then all observations at once, or one after the other.
+    """
 
     def __init__(self, problem: Any) -> None:
         super().__init__(problem, Kernels(problem))
@@ -105,38 +91,25 @@ class LatentProcessEngine(EPEngine):
         schedule, (n, latents) = self.schedule, self.form.shape
         self.moments = problem.loss.latent_moments()
         self.core = LatentSites(self.moments, schedule.damping, n)
+        self.at_once = schedule.order == "parallel"
         joins = schedule.order == "auto" and schedule.tol > 0.0 and schedule.damping == 1.0
         joins = joins and problem.loss.log_concave
         self.joins = bool(joins and n * latents**2 <= MOST_CURVATURES)
 
-    def begun(self, state: LatentGPState, is_flat: bool) -> LatentGPState:
+    def begun(self, state: GPState, is_flat: bool) -> GPState:
         return state._replace(memory=(not is_flat or self.n_sites > SEQUENTIAL_UP_TO, np.inf))
 
-    def visits(self, state: LatentGPState) -> Observations:
-        return Observations(self)
-
-    def unswept(self, state: LatentGPState, outcome: Outcome) -> tuple[LatentGPState, Counts]:
+    def unswept(self, state: GPState) -> tuple[GPState, Counts]:
         # the arrays of the kernels have other covariances
         same = self.form.built(state.sites, state.sweeps + 1)
         return same._replace(memory=(False, state.memory[1])), Counts(self.n_sites)
 
-
-class Observations:
-    """A step on all means, then all observations at once, or one after the other."""
-
-    in_turn = False
-
-    def __init__(self, engine: LatentProcessEngine) -> None:
-        self.engine, self.problem, self.form = engine, engine.problem, engine.form
-        self.schedule, self.core, self.moments = engine.schedule, engine.core, engine.moments
-        self.at_once = self.schedule.order == "parallel"
-
-    def sweep(self, state: LatentGPState, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         before = self.core.n_refused
-        if self.engine.joins:
+        if self.joins:
             self.at_once = state.memory[0]
-        mean, shifts = np.stack([part.mean for part in state.now]), state.sites.shift
-        if self.engine.joins and state.sites.precision.any():
+        mean, shifts = np.stack([part.mean for part in state.moments]), state.sites.shift
+        if self.joins and state.sites.precision.any():
             stepped = self._step(state, mean)
             if stepped is not None:
                 mean, shifts = stepped
@@ -145,11 +118,9 @@ class Observations:
         for part, new in zip(sites, found, strict=True):
             part[:] = new
         tick(self.form.order)
-        return Outcome(self.core.n_refused - before)
+        return Counts(self.core.n_refused - before)
 
-    def after(
-        self, old: LatentGPState, new: LatentGPState, counts: Counts
-    ) -> tuple[LatentGPState, Counts]:
+    def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
         """The state, with what the next sweep goes by."""
         moved = change(self.form.summary(old, False), self.form.summary(new, False))
         contracts = counts.settled is None and moved < CONTRACTS * old.memory[1]
@@ -157,20 +128,17 @@ class Observations:
 
     # -- all at once --
 
-    def _all(self, state: LatentGPState, mean: Array, sites: Sites) -> Sites:
+    def _all(self, state: GPState, mean: Array, sites: Sites) -> Sites:
         """New sites of all observations from one posterior."""
-        variance = np.stack([part.variance for part in state.now])
+        variance = np.stack([part.variance for part in state.moments])
         n, latents = sites.shift.shape
-        tau, nu = (np.ascontiguousarray(part.T) for part in sites[:2])
-        new, scale = np.zeros((latents, 2, n)), np.empty(n)
-        numbers = np.arange(n)
-        self.core.fit(
-            mean, variance, self.problem.data.y, numbers, tau, nu, sites.log_scale, new, scale
-        )
+        new, scale, numbers = np.zeros((latents, 2, n)), np.empty(n), np.arange(n)
+        y = self.problem.data.y
+        self.core.fit(mean, variance, y, numbers, *by_latent(sites), new, scale)
         first, second = (np.ascontiguousarray(new[:, j].T) for j in range(2))
         return Sites(first, second, scale)
 
-    def _step(self, state: LatentGPState, mean: Array) -> tuple[Array, Array] | None:
+    def _step(self, state: GPState, mean: Array) -> tuple[Array, Array] | None:
         """Means (C, n) and shifts (n, C) after a step on all means; None: there is none to take.
 
         K is not inverted. Each latent is solved for by its covariance, of which K^-1 times that is
@@ -193,7 +161,7 @@ class Observations:
 
             return conjugate_gradients((aim - slope).T, pull, nearly).T
 
-        variance = np.stack([part.variance for part in state.now])
+        variance = np.stack([part.variance for part in state.moments])
         found = newton_step(
             self.moments, self.problem.data.y, state.sites, mean.T, variance.T, solve
         )
@@ -201,14 +169,14 @@ class Observations:
 
     # -- one after the other --
 
-    def _by_one(self, state: LatentGPState, center: Array, sites: Sites) -> Sites:
+    def _by_one(self, state: GPState, center: Array, sites: Sites) -> Sites:
         """O(C n^3)."""
         n = self.form.order
         covariance = np.stack(
             [symmetric_from_upper(kernel.array) for kernel in self.problem.kernel]
         )
-        mean, scale = center.copy(), sites.log_scale.copy()
-        tau, nu = (np.ascontiguousarray(part.T) for part in sites[:2])
+        mean, (tau, nu, scale) = center.copy(), by_latent(sites)
+        scale = scale.copy()
         visits = as_array(self.schedule.checked_visits(n, state.sweeps))
         rows = Rows(np.eye(n)[visits])
         self.core.sweep(rows, self.problem.data.y, visits, covariance, mean, tau, nu, scale)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from epfast import families
 from epfast._arrays import Array
-from epfast.gaussian.engines.base import Swept, with_moments
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.engines.passes import PassEngine
 from epfast.gaussian.engines.rows import RowEngine
@@ -30,6 +29,8 @@ class WarmStart(NamedTuple):
     shift: Array
     state: State
     n_sweeps: int = 0
+    #: of which they make the state; None: they are to be summed up
+    problem: Problem | None = None
 
 
 class Update(NamedTuple):
@@ -72,17 +73,8 @@ def neighbours(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
 def engine_of_shard(problem: Problem) -> Any:
     """The engine of EP, or of ADF, within a shard."""
     if problem.covariance == "full":
-        return (PassEngine if problem.schedule.stores == "none" else ShardRows)(problem)
+        return (PassEngine if problem.schedule.stores == "none" else RowEngine)(problem)
     return (DiagonalPass if problem.schedule.stores == "none" else DiagonalEngine)(problem)
-
-
-class ShardRows(RowEngine):
-    """Rows whose product is known, so that a visit begins without summing them up."""
-
-    def init(self, start: Any) -> Swept:
-        if start is None:
-            return self.begun(self.form.prior(), True)
-        return self.begun(with_moments(start.state), False)
 
 
 def site_of(shard: Problem, rows: Sites) -> Sites:
@@ -171,7 +163,7 @@ def local_update(
         was = site if made is None else made
         if rows is None and stores:
             was = flat_site(precision)
-        fit = run(engine, shard.schedule, _begun(cavity, was, rows) if stores else None)
+        fit = run(engine, shard.schedule, _begun(engine.problem, was, rows) if stores else None)
     end = fit.state
     gain = Sites(
         end.precision - cavity.precision,
@@ -186,14 +178,15 @@ def local_update(
     return Update(found, new, last.n_refused, last.change if stores else 0.0)
 
 
-def _begun(cavity: State, made: Sites, rows: Sites | None) -> WarmStart | None:
+def _begun(shard: Problem, made: Sites, rows: Sites | None) -> WarmStart | None:
     """Where sweeps within a shard begin: the cavity times its rows."""
     if rows is None:
         return None
+    cavity = shard.base
     state = cavity._replace(
         precision=cavity.precision + made.precision,
         shift=cavity.shift + made.shift,
         sites=rows,
         log_scale=cavity.log_scale + float(made.log_scale),
     )
-    return WarmStart(rows, state.shift, state)
+    return WarmStart(rows, state.shift, state, problem=shard)

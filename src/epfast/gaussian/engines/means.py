@@ -17,19 +17,17 @@ The sweep that follows moves the variances, and its change is what says whether 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import linalg
 
-from epfast import families
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.engines.base import Swept, Visits, contraction, plain
-from epfast.gaussian.engines.chunks import DEPTH, Step, keeps_order, mixed
+from epfast.gaussian.engines.base import Swept, contraction
+from epfast.gaussian.engines.chunks import DEPTH, Step, keeps_order
+from epfast.gaussian.engines.latent_means import conjugate_gradients
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Sites
-from epfast.inference.runtime import no_tick, one_blas_thread, physical_memory
 
 #: steps begin where sweeps at this pace would need so many more
 PATIENCE = 12
@@ -169,79 +167,6 @@ def _scaled_solution(matrix: Array, right: Array) -> Array | None:
     return np.asarray(scale * linalg.cho_solve(factor, scale * right))
 
 
-def _conjugate_gradients(
-    times: Callable[[Array], Array], right: Array, diagonal: Array
-) -> Array | None:
-    """The solution of times(x) = right, to RESIDUAL; None where times is not positive."""
-    x, left = np.zeros_like(right), right.copy()
-    z = left / diagonal
-    p, size = z, float(left @ z)
-    goal = RESIDUAL**2 * size
-    for _ in range(ITERATIONS):
-        if not size > goal:
-            break
-        q = times(p)
-        curvature = float(p @ q)
-        if not curvature > 0.0:
-            return None
-        x += size / curvature * p
-        left -= size / curvature * q
-        z = left / diagonal
-        size, before = float(left @ z), size
-        p = z + size / before * p
-    return x
-
-
-class DiagonalMeansStep:
-    """Steps on all means, with which sweeps over scalar sites begin where they crawl.
-
-    build: the posterior of sites; together: visits of all factors from one posterior.
-    """
-
-    def __init__(
-        self, problem: Problem, build: Callable[..., Swept | None], together: Visits
-    ) -> None:
-        self.problem, self.build, self.together = problem, build, together
-
-    def before(self, state: Swept) -> Swept:
-        """The posterior from which a sweep is best begun."""
-        memory: MeansMemory = state.memory
-        if not memory.steps:
-            return state
-        with one_blas_thread(min(len(state.shift), DENSE)), np.errstate(all="ignore"):
-            found = mixed(memory.swept) if len(memory.swept) > 1 else None
-            stepped = None if found is None else self._stepped(state.at(found))
-            stepped = self._stepped(state) if stepped is None else stepped
-        return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
-
-    def after(self, begun: Swept, new: Swept, moved: float) -> Swept:
-        """The state with the memory of the next sweep, after one that moved it so far."""
-        memory: MeansMemory = begun.memory
-        if memory.steps:
-            memory = memory.noting(plain(new))
-        return new._replace(memory=memory.next(moved, self.problem.schedule.tol))
-
-    def _stepped(self, state: Swept) -> Swept | None:
-        """The posterior after a step on all means; None where there is none."""
-        sites: Any = state.sites
-        if 0 < physical_memory() < BYTES * sites.precision.size:
-            return None
-        X = self.problem.data.X
-        if sites.precision.shape != (X.data if hasattr(X, "indptr") else X).shape:
-            return None  # entries of a row that share a column
-        new = families.copied(sites)
-        if self.together.sweep(state, new, no_tick).refused:
-            return None
-        fitted = self.build(new, state.sweeps)
-        memory = None if fitted is None else step_to(self.problem, X, state, fitted, sites, new)
-        if memory is None:
-            return None
-        result = self.build(new, state.sweeps)
-        return (
-            None if result is None else result._replace(memory=memory._replace(origin=plain(state)))
-        )
-
-
 def step_to(
     problem: Problem, X: Any, state: Swept, fitted: Swept, before: Sites, after: Sites
 ) -> MeansMemory | None:
@@ -280,11 +205,18 @@ def step_to(
     if gram is not None:
         delta = _scaled_solution(gram, uphill)
     else:
-        delta = _conjugate_gradients(
-            lambda p: base.precision * p + _both_ways(X, parts, weight, p),
-            uphill,
-            fitted.precision,
-        )
+
+        def nearly(r: Array) -> tuple[Array, Array]:
+            return r / fitted.precision, base.precision * (r / fitted.precision)
+
+        def pull(p: Array) -> Array:
+            result = np.zeros_like(p)
+            for part in parts:
+                rows = X[part] if len(parts) > 1 else X
+                result += rows.T @ (weight[part] * (rows @ p))
+            return result
+
+        delta = conjugate_gradients(uphill, pull, nearly, RESIDUAL, ITERATIONS)
     if delta is None or not np.isfinite(delta).all():
         return None
     along = np.concatenate([_Part(X, part).rows @ delta for part in parts])
@@ -308,12 +240,3 @@ def step_to(
                 later[at] = earlier[at] + length * (later[at] - earlier[at])
     found: MeansMemory = state.memory._replace(reach=reach, along=in_scale)
     return found
-
-
-def _both_ways(X: Any, parts: list[slice], weight: Array, p: Array) -> Array:
-    """X' W X p, O(n d)."""
-    result = np.zeros_like(p)
-    for part in parts:
-        rows = X[part] if len(parts) > 1 else X
-        result += rows.T @ (weight[part] * (rows @ p))
-    return result

@@ -24,9 +24,9 @@ from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
-    Outcome,
     Swept,
     contraction,
+    following,
     gaussian,
 )
 from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, keeps_order, taken_in
@@ -266,6 +266,9 @@ class Joint(Full):
 class NestedEngine(EPEngine):
     """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
 
+    #: whether the last sweep was a pass, see :meth:`_pass`
+    passed = False
+
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Joint(problem))
         schedule = self.schedule
@@ -287,37 +290,22 @@ class NestedEngine(EPEngine):
         #: whether all curvatures may be at hand
         self.has_passes = self.n_sites * problem.loss.latents**2 <= AT_ONCE
 
-    def visits(self, state: Swept) -> NestedVisits:
-        return NestedVisits(self)
-
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         return state._replace(memory=NestedMemory())
 
     def drifts(self, state: Swept) -> bool:
         return state.memory.passed is None  # what a pass has left was made of the sites
 
-
-class NestedVisits:
-    """Parts of the rows in turn; the rows of a part from one posterior."""
-
-    in_turn = False
-
-    def __init__(self, engine: NestedEngine) -> None:
-        self.engine = engine
-        #: whether the sweep was a pass, see :meth:`_pass`
-        self.passed = False
-
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        engine, n, parts = self.engine, self.engine.n_sites, 1
-        damping = engine.schedule.damping
-        if engine.is_auto:
-            parts = int(np.clip(n // engine.order_of_matrices, 1, MOST_PARTS))
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+        n, parts, damping, self.passed = self.n_sites, 1, self.schedule.damping, False
+        if self.is_auto:
+            parts = int(np.clip(n // self.order_of_matrices, 1, MOST_PARTS))
             damping = state.memory.share
-            found = self._pass(state) if damping == 1.0 and engine.has_passes else None
+            found = self._pass(state) if damping == 1.0 and self.has_passes else None
             if found is not None:
                 self.passed = True
                 tick(n)
-                return Outcome(made=found)
+                return Counts(made=found)
         now, refused = state, 0
         for first in range(parts):
             numbers = np.arange(first, n, parts)
@@ -325,15 +313,14 @@ class NestedVisits:
             now, refused = now if found is None else found, refused + lost
             tick(len(numbers))
         made = now._replace(sites=sites, sweeps=state.sweeps + 1)
-        return Outcome(min(refused, n), made=made)
+        return Counts(min(refused, n), made=made)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state with the memory of automatic steps."""
-        engine = self.engine
-        if not engine.is_auto:
+        if not self.is_auto:
             return new, counts
         # of an undamped sweep
-        moved = change(engine.summary(old, False), engine.summary(new, False)) / old.memory.share
+        moved = change(self.summary(old, False), self.summary(new, False)) / old.memory.share
         variance = new.covariance.diagonal()
         step = (new.mean - old.mean) / np.sqrt(variance)
         memory, left = old.memory.next(step, moved), moved
@@ -343,12 +330,12 @@ class NestedVisits:
             memory = memory._replace(passed=moved)
         counts = counts._replace(remaining=left)
         whole = memory.share == old.memory.share == 1.0 and moved > SLOW * old.memory.least
-        if not (whole and MIX_BELOW > moved > engine.schedule.tol > 0.0):
+        if not (whole and MIX_BELOW > moved > self.schedule.tol > 0.0):
             return new._replace(memory=memory), counts
         moves = np.concatenate([step, 0.5 * np.log(variance / old.covariance.diagonal())])
         # the precision of a row is no linear function of its sites, with u integrated out
-        steps, better = taken_in(old.memory.steps, new, moves, engine.form.built)
-        new = new if better is None else new.at(better)
+        steps, better = taken_in(old.memory.steps, new, moves, self.form.built)
+        new = new if better is None else following(new, better)
         return new._replace(memory=memory._replace(steps=steps)), counts
 
     def _pass(self, state: Swept) -> Swept | None:
@@ -358,8 +345,8 @@ class NestedVisits:
         rows, a step that gives each row the mean of its tilted distribution is O(n C d): passes
         contract as the covariances do. None where the means do not settle.
         """
-        engine, form, base = self.engine, self.engine.form, self.engine.problem.prior
-        everyone, X, sites = np.arange(engine.n_sites), engine.problem.data.X, state.sites
+        form, base = self.form, self.problem.prior
+        everyone, X, sites = np.arange(self.n_sites), self.problem.data.X, state.sites
         assert sites is not None
         if not sites.precision.any():
             return None
@@ -404,12 +391,12 @@ class NestedVisits:
         self, state: Swept, numbers: NDArray[np.intp], sites: Sites, damping: float
     ) -> tuple[Swept | None, int]:
         """Fit the sites of some rows from one posterior, in place; rows that are lost."""
-        engine, old = self.engine, families.taken(sites, numbers)
-        h, S = engine.form.marginals(state, numbers)
+        old = families.taken(sites, numbers)
+        h, S = self.form.marginals(state, numbers)
         m, V = cavities(h, S, old)
         found, _, refused = within(m, V, old, ROUNDS)
         new = families.damped(old, found, damping)
-        precision, shift, scale = engine.form.sums(numbers, new, old)
+        precision, shift, scale = self.form.sums(numbers, new, old)
         total = State(
             state.precision + precision, state.shift + shift, None, state.log_scale + scale, 0
         )

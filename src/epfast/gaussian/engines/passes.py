@@ -16,8 +16,6 @@ from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
     EPEngine,
-    Memoryless,
-    Outcome,
     Swept,
     adf_start,
     flat,
@@ -25,11 +23,12 @@ from epfast.gaussian.engines.base import (
     plain,
     with_moments,
 )
+from epfast.gaussian.engines.chunks import sequential_core
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.rows import RowEngine, sequential_core
+from epfast.gaussian.engines.rows import RowEngine
 from epfast.gaussian.problem import Problem, RowSlice
 from epfast.gaussian.sources import Stream
-from epfast.inference import PartOfSweep
+from epfast.inference import Counts, PartOfSweep
 from epfast.inference.runtime import Tick
 
 #: some factors, so few that Python handles signals after them: their rows, and how many each has
@@ -50,33 +49,21 @@ def adf_begun(problem: Problem, start: Any) -> Swept:
 
 
 class PassEngine(EPEngine):
-    """One posterior that forgets what it was made of."""
+    """One posterior that forgets what it was made of.
+
+    Ctrl-C leaves the posterior of the rows before the piece it hits.
+    """
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
-        by_rows = problem.batch_size is None
-        self.tilted = problem.tilted() if by_rows else None
-        self.core = sequential_core(problem, self.tilted) if self.tilted else None
-
-    def visits(self, state: Swept) -> RowsOnce:
-        return RowsOnce(self)
+        self.by_rows = problem.batch_size is None
+        self.tilted = problem.tilted() if self.by_rows else None
+        self.core: Any = sequential_core(problem, self.tilted) if self.tilted else None
 
     def init(self, start: Any) -> Swept:
         return adf_begun(self.problem, start)
 
-
-class RowsOnce(Memoryless):
-    """A pass over the rows. Ctrl-C leaves the posterior of the rows before the piece it hits."""
-
-    in_turn = False
-
-    def __init__(self, engine: PassEngine) -> None:
-        self.engine = engine
-        self.problem: Problem = engine.problem
-        self.core: Any = engine.core
-        self.by_rows = engine.core is not None
-
-    def sweep(self, state: Swept, sites: None, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: None, tick: Tick) -> Counts:
         reached, factors, counts = state, 0, np.zeros(2, dtype=int)
         try:
             visit = self._rows if self.by_rows else self._minibatches
@@ -89,8 +76,8 @@ class RowsOnce(Memoryless):
             new = self._whole(reached)._replace(sweeps=state.sweeps + 1)
         except KeyboardInterrupt:
             raise PartOfSweep(state if reached is state else self._whole(reached)) from None
-        self.engine.n_sites = factors
-        return Outcome(int(counts[0]), int(counts[1]), made=new)
+        self.n_sites = factors
+        return Counts(int(counts[0]), int(counts[1]), made=new)
 
     def _rows(
         self, state: Swept, part: RowSlice, sizes: NDArray[np.intp]

@@ -25,8 +25,8 @@ from epfast._core.rows import Duals, Units
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
     EPEngine,
-    Outcome,
     Swept,
+    Visits,
     contraction,
     flat,
     gaussian,
@@ -34,20 +34,16 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.chunks import (
     ChunkMemory,
-    InChunks,
     Step,
+    block_size,
     chunk_size,
-    is_for_chunks,
-    keeps_order,
     taken_in,
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.rows import (
     PARALLEL_ROWS,
-    AtOnce,
-    InTurn,
-    block_size,
-    sequential_core,
+    order_of_rows,
+    visits_of,
 )
 from epfast.gaussian.problem import (
     Problem,
@@ -322,7 +318,7 @@ def _solved(S: Array, kernel: Array, negative: int) -> tuple[Array, float] | Non
     return (vectors / values) @ vectors.T, float(np.log(np.abs(values)).sum())
 
 
-class RowsOfValues:
+class RowsOfValues(Visits):
     """Visits of rows by their values, in the n x n form."""
 
     def __init__(self, problem: Problem, form: ByRows, tilted: Any) -> None:
@@ -335,7 +331,7 @@ class RowsOfValues:
             block = min(n, block_size(self.schedule.block, n))
             self.core = BlockedSweep(tilted, n, block, 1.0, damping, False)
 
-    def sweep(self, state: DualState, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: DualState, sites: Sites, tick: Tick) -> Counts:
         problem, before, n = self.problem, self.core.n_refused, self.form.n
         covariance, mean = self.form.covariance_of_rows(state), state.latent.copy()
         if self.parallel:
@@ -346,32 +342,65 @@ class RowsOfValues:
             given = problem.responses(order), problem.weights(order), order
             self.core.sweep(Units(order, n), *given, covariance, mean, *sites)
         tick(n)
-        return Outcome(self.core.n_refused - before)
+        return Counts(self.core.n_refused - before)
 
 
-class RowsThenWeights:
-    """The rows, in the order of the schedule; then the weights, from the posterior of both."""
+class WeightEngine(EPEngine):
+    """EP on rows, in the order of the schedule, and then on the prior of each weight."""
 
-    in_turn = False
+    remedy = REMEDY
 
-    def __init__(self, engine: WeightEngine) -> None:
-        self.engine, self.form, self.schedule = engine, engine.form, engine.schedule
-        self.visits, self.refused = engine.form.given.visits, 0
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, (ByWeights if problem.wide is None else ByRows)(problem))
+        schedule, given = problem.schedule, self.form.given
+        n = 0 if self.form.exact is not None else self.form.n
+        self.n_sites, self.of_prior = n + len(given.visits), given.prior.tilted()
+        most = max(1, len(given.visits))
+        self.block = min(block_size(schedule.block, self.form.order), most)
+        self.ones = np.ones((most, 1))
+        self._cores: dict[float, Any] = {}
+        self.tilted = problem.tilted()
+        self.order = schedule.order if problem.wide is not None else order_of_rows(problem)
+        if n > 0 and problem.wide is not None:
+            self.rows: Visits = RowsOfValues(problem, self.form, self.tilted)
+        elif n > 0:
+            self.rows = visits_of(self.order, problem, self.tilted, self.form, ThreadPool(1))
 
-    def sweep(self, state: Any, sites: Sites, tick: Tick) -> Outcome:
-        engine, form, outcome, now = self.engine, self.form, Outcome(), state
+    def core_of_weights(self, damping: float) -> Any:
+        """Sweeps over the weights with this damping."""
+        if damping not in self._cores:
+            if self.schedule.order == "parallel":
+                core: Any = ParallelSweep(self.of_prior, 1, PARALLEL_ROWS, 1.0, damping)
+            else:
+                order = self.form.order
+                core = BlockedSweep(self.of_prior, order, self.block, 1.0, damping, False)
+            self._cores[damping] = core
+        return self._cores[damping]
+
+    def begun(self, state: Any, is_flat: bool) -> Any:
+        memory = Memory(self.schedule.damping)
+        if self.form.exact is None and self.order == "chunked":
+            memory = memory._replace(rows=ChunkMemory(chunk_size(self.problem), is_flat))
+        if self.schedule.order == "auto" and self.problem.wide is not None:
+            # from little data for each weight undamped sweeps go far astray
+            memory = memory._replace(damping=min(SHORT, memory.damping))
+        return state._replace(memory=memory)
+
+    def visit(self, state: Any, sites: Sites, tick: Tick) -> Counts:
+        form, counts, now = self.form, Counts(), state
+        self.of_prior.begin_sweep(state.sweeps)
         rows, weights = split(sites, form.n)
         before, self.memory = families.copied(weights), state.memory.rows
         if form.exact is None:
-            outcome, now = engine.visit_rows(state, sites, rows, tick)
+            counts, now = self.visit_rows(state, sites, rows, tick)
             if now is None:
-                return outcome
+                return counts
             self.memory = now.memory.rows
         self.refused = self._weights(now, weights, tick)
         form.usable(weights, state)
-        outcome = outcome._replace(refused=outcome.refused + self.refused, left=None)
+        counts = counts._replace(refused=counts.refused + self.refused, left=None)
         made = form.after_weights(now, sites, before)
-        return outcome._replace(
+        return counts._replace(
             made=None if made is None else made._replace(sweeps=state.sweeps + 1)
         )
 
@@ -387,27 +416,27 @@ class RowsThenWeights:
 
     def _weights(self, state: Any, weights: Sites, tick: Tick) -> int:
         """Fit prior sites, in place; how many were refused."""
-        visits, engine = self.visits, self.engine
+        visits = self.form.given.visits
         if not len(visits):
             return 0
-        core = engine.core_of_weights(state.memory.damping)
+        core = self.core_of_weights(state.memory.damping)
         before = core.n_refused
         if self.schedule.order == "parallel":
             some = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
             now = self.form.summary(state, False)
             mean, variance = (np.ascontiguousarray(part[visits]) for part in now[:2])
-            core.fit(mean, variance, engine.ones, *some)
+            core.fit(mean, variance, self.ones, *some)
             families.put(weights, visits, some)
             tick(len(visits))
             return int(core.n_refused - before)
         if self.schedule.order == "shuffled":
             visits = visits[np.asarray(self.schedule.checked_visits(len(visits), state.sweeps))]
         matrix, vector = self.form.of_the_weights(state)
-        step = max(engine.block, CHUNK // self.form.order**2)
+        step = max(self.block, CHUNK // self.form.order**2)
         for first in range(0, len(visits), step):
             part = np.ascontiguousarray(visits[first : first + step])
             rows = self.form.rows_of(part, weights)
-            core.sweep(rows, engine.ones, None, part, matrix, vector, *weights)
+            core.sweep(rows, self.ones, None, part, matrix, vector, *weights)
             tick(len(part))
         return int(core.n_refused - before)
 
@@ -430,78 +459,16 @@ class RowsThenWeights:
         steps, made = taken_in(memory.steps, last, moves, form.built, DEPTH)
         if made is not None:
             precision = split(made.sites, form.n)[1].precision
-            if (precision * form.summary(made, False).variance < 1.0)[self.visits].all():
+            if (precision * form.summary(made, False).variance < 1.0)[form.given.visits].all():
                 return made._replace(order=new.order, memory=memory._replace(steps=steps))
             steps = steps[-1:]
         return new._replace(memory=memory._replace(steps=steps))
 
-
-class WeightEngine(EPEngine):
-    """EP on rows and on the prior of each weight."""
-
-    remedy = REMEDY
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, (ByWeights if problem.wide is None else ByRows)(problem))
-        schedule, given = problem.schedule, self.form.given
-        n = 0 if self.form.exact is not None else self.form.n
-        self.n_sites, self.of_prior = n + len(given.visits), given.prior.tilted()
-        most = max(1, len(given.visits))
-        self.block = min(block_size(schedule.block, self.form.order), most)
-        self.ones = np.ones((most, 1))
-        self._cores: dict[float, Any] = {}
-        self.tilted = problem.tilted()
-        if n > 0:
-            self.rows = self._rows()
-
-    def _rows(self) -> Any:
-        """Visits of the rows."""
-        problem, order = self.problem, self.schedule.order
-        if problem.wide is not None:
-            return RowsOfValues(problem, self.form, self.tilted)
-        if order == "parallel":
-            return AtOnce(problem, self.tilted, self.schedule.damping, ThreadPool(1))
-        if self._in_chunks():
-            core = sequential_core(problem, self.tilted)
-            return InChunks(problem, self.tilted, core, ThreadPool(1))
-        return InTurn(problem, self.tilted, self.form)
-
-    def _in_chunks(self) -> bool:
-        schedule = self.schedule
-        if schedule.order != "auto" or self.problem.wide is not None:
-            return bool(schedule.order == "chunked")
-        undamped = schedule.tol > 0.0 and schedule.damping == 1.0
-        return undamped and keeps_order(schedule) and is_for_chunks(self.problem)
-
-    def core_of_weights(self, damping: float) -> Any:
-        """Sweeps over the weights with this damping."""
-        if damping not in self._cores:
-            if self.schedule.order == "parallel":
-                core: Any = ParallelSweep(self.of_prior, 1, PARALLEL_ROWS, 1.0, damping)
-            else:
-                order = self.form.order
-                core = BlockedSweep(self.of_prior, order, self.block, 1.0, damping, False)
-            self._cores[damping] = core
-        return self._cores[damping]
-
-    def begun(self, state: Any, is_flat: bool) -> Any:
-        memory = Memory(self.schedule.damping)
-        if self.form.exact is None and self._in_chunks():
-            memory = memory._replace(rows=ChunkMemory(chunk_size(self.problem), is_flat))
-        if self.schedule.order == "auto" and self.problem.wide is not None:
-            # from little data for each weight undamped sweeps go far astray
-            memory = memory._replace(damping=min(SHORT, memory.damping))
-        return state._replace(memory=memory)
-
-    def visits(self, state: Any) -> RowsThenWeights:
-        self.of_prior.begin_sweep(state.sweeps)
-        return RowsThenWeights(self)
-
-    def visit_rows(self, state: Any, sites: Sites, rows: Sites, tick: Tick) -> tuple[Outcome, Any]:
+    def visit_rows(self, state: Any, sites: Sites, rows: Sites, tick: Tick) -> tuple[Counts, Any]:
         """Fit the sites of the rows, in place; what that did, and the state of all sites."""
         begun = state._replace(memory=state.memory.rows)
-        outcome = self.rows.sweep(begun, rows, tick)
-        now = outcome.made
+        counts = self.rows.visit(begun, rows, tick)
+        now = counts.made
         if now is not None:
             now = now._replace(sites=sites)
         elif self.problem.wide is None:
@@ -513,7 +480,7 @@ class WeightEngine(EPEngine):
             # a mix of sweeps would be one of other prior sites too
             after = self.rows.after(begun, now, Counts())[0].memory
             memory = memory._replace(rows=after._replace(mixes=False, steps=()))
-        return outcome._replace(made=None), None if now is None else now._replace(memory=memory)
+        return counts._replace(made=None), None if now is None else now._replace(memory=memory)
 
     def finish(self, state: Any, hurry: bool = False) -> ShrunkState:
         """Free of drift; log scales, which lag behind sites that are damped or mixed, anew."""

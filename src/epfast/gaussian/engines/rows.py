@@ -14,16 +14,15 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array
-from epfast._core.row_sweeps import BlockedSweep, ParallelSweep, marginals
+from epfast._core.row_sweeps import ParallelSweep, marginals
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     STANDS,
     EPEngine,
-    Memoryless,
-    Outcome,
     Swept,
     Visits,
+    following,
     gaussian,
 )
 from epfast.gaussian.engines.chunks import (
@@ -36,6 +35,7 @@ from epfast.gaussian.engines.chunks import (
     keeps_order,
     moves_of,
     overshoots,
+    sequential_core,
     taken_in,
 )
 from epfast.gaussian.engines.full import Full
@@ -47,8 +47,6 @@ from epfast.inference.runtime import Tick, each
 
 #: rows per block of marginals in parallel order
 PARALLEL_ROWS = 128
-#: dimensions from which sequential sweeps keep one triangle of the covariance only
-HALF_FROM = 256
 #: of sweeps of all rows at once, where sequential ones are stuck
 RESTART_DAMPING = 0.5
 #: the order of passes, and columns from which they are taken: fits of 2,000 rows take 1.2 times as
@@ -59,21 +57,7 @@ MEANS, MEANS_FROM = "means", 200
 MEAN_STEPS, ENOUGH = 8, 0.03
 
 
-def block_size(block: int | None, d: int) -> int:
-    """Sites per block of the exact blocked sweep, by default a third of d between 8 and 64."""
-    return block or max(8, min(64, d // 3))
-
-
-def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
-    """Scratch for one row after the other."""
-    schedule, d = problem.schedule, len(problem.base.shift)
-    block = block_size(getattr(schedule, "block", None), d)
-    damping = 1.0 if schedule.damping is None else schedule.damping
-    full = problem.sparse or d < HALF_FROM
-    return BlockedSweep(tilted, d, block, schedule.power, damping, full)
-
-
-class InTurn:
+class InTurn(Visits):
     """One row after the other: each sees what the one before has found."""
 
     in_turn = True
@@ -85,7 +69,7 @@ class InTurn:
         self.parts = form.parts if plain else None
         self.numbers = np.arange(problem.n_rows)
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         core, problem, parts = self.core, self.problem, self.parts
         before, core.moved = core.n_refused, 0.0
         covariance, mean = state.covariance.copy(), state.mean.copy()
@@ -97,7 +81,7 @@ class InTurn:
             tick(part.rows.n)
         residual = math.sqrt(core.moved) / self.schedule.damping
         left = mean, covariance.diagonal().copy()
-        return Outcome(core.n_refused - before, residual=residual, left=left)
+        return Counts(core.n_refused - before, residual=residual, left=left)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state; or, where rows are stuck, the prior, from which all rows go at once.
@@ -114,10 +98,8 @@ class InTurn:
         return fresh, counts._replace(settled=False, left=None)
 
 
-class AtOnce(Memoryless):
+class AtOnce(Visits):
     """All rows from the posterior before the sweep."""
-
-    in_turn = False
 
     def __init__(
         self, problem: Problem, tilted: TiltedMoments, damping: float, threads: ThreadPool
@@ -128,7 +110,7 @@ class AtOnce(Memoryless):
         #: scratch of each thread
         self.cores = [ParallelSweep(tilted, *self.numbers)]
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         problem, (n, d) = self.problem, self.problem.shape
         # whole blocks, so that the numbers do not depend on the parts
         blocks = problem.chunk // (d * PARALLEL_ROWS * self.threads.threads)
@@ -156,7 +138,7 @@ class AtOnce(Memoryless):
 
         each(self.threads, work, len(parts), tick)
         refused = sum(core.n_refused for core in self.cores) - before
-        return Outcome(refused, residual=max(core.residual for core in self.cores))
+        return Counts(refused, residual=max(core.residual for core in self.cores))
 
 
 def settles_means(problem: Problem) -> bool:
@@ -195,7 +177,7 @@ class Ahead(NamedTuple):
     moves: tuple[float, float]
 
 
-class MeansFirst:
+class MeansFirst(Visits):
     """All rows from one posterior, whose means settle before its variances move: a pass.
 
     With the precisions of all sites held, and so the variances of all rows, a step that gives each
@@ -212,17 +194,17 @@ class MeansFirst:
         #: the passes so far without another sweep
         self.steps: tuple[Step, ...] = ()
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         found = self.taken = self._ahead(state) if state.order == MEANS else None
         self.in_turn = found is None and self.otherwise.in_turn
         if found is None:
-            return self.otherwise.sweep(state, sites, tick)
+            return self.otherwise.visit(state, sites, tick)
         tick(self.engine.n_sites)
         if not found.refused and max(found.moves[1], found.gap) <= self.engine.schedule.tol:
-            return Outcome(made=self.engine.form.with_shifts(state, found.held, found.mean))
+            return Counts(made=self.engine.form.with_shifts(state, found.held, found.mean))
         for part, new in zip(sites, found.sites, strict=True):
             part[:] = new
-        return Outcome(found.refused)
+        return Counts(found.refused)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state, of passes mixed; another pass, but after one that has not contracted.
@@ -250,7 +232,7 @@ class MeansFirst:
         moves = moves_of(taken.before, ahead.before, taken.s)
         self.steps, better = taken_in(self.steps, new, moves)
         if better is not None and rate > SLOW and rate * moved > tol:
-            new = new.at(better)
+            new = following(new, better)
         if new.memory is not None:  # of chunks: the sites have made this state
             new = new._replace(memory=new.memory._replace(since=0))
         return new, counts._replace(remaining=rate * moved)
@@ -322,6 +304,29 @@ class MeansFirst:
 Learns = Callable[[Swept], tuple[Problem | None, bool]]
 
 
+def order_of_rows(problem: Problem) -> str:
+    """The order of the first sweep, in place of "auto"."""
+    schedule = problem.schedule
+    if schedule.order != "auto":
+        return str(schedule.order)
+    # a schedule with an order of its own keeps it
+    undamped = schedule.tol > 0.0 and schedule.damping == 1.0
+    chunks = undamped and keeps_order(schedule) and is_for_chunks(problem)
+    return "chunked" if chunks else "sequential"
+
+
+def visits_of(
+    order: str, problem: Problem, tilted: TiltedMoments, form: Full, threads: ThreadPool
+) -> Visits:
+    """Visits of the rows in some order."""
+    if order == "chunked":
+        return InChunks(problem, tilted, threads)
+    if order in ("parallel", "parallel_damped"):
+        damping = RESTART_DAMPING if order == "parallel_damped" else problem.schedule.damping
+        return AtOnce(problem, tilted, damping, threads)
+    return InTurn(problem, tilted, form)
+
+
 class RowEngine(EPEngine):
     """A site per row of X: two numbers and a log scale."""
 
@@ -330,14 +335,10 @@ class RowEngine(EPEngine):
         self.tilted: TiltedMoments = problem.tilted()
         self.threads = ThreadPool(1)
         self._made: dict[str, Visits] = {}
-        #: the state of the last result, and what is known of it
-        self.finished: tuple[State, dict[str, Any]] | None = None
         self.settles = self.form.rooted = settles_means(problem)
         #: sites, and the pass that follows their state, if any does
         self.ahead: tuple[Sites, Ahead | None] | None = None
         self.learns: Learns | None = None
-        #: whether prior and loss have moved too far for this sweep to be the last
-        self.far = False
 
     def init(self, start: Any) -> Swept:
         """The state of a start; of the same rows under another prior without their sum. O(d^3)."""
@@ -371,14 +372,12 @@ class RowEngine(EPEngine):
             memory = memory._replace(steps=())
         return new._replace(order=state.order, memory=memory)
 
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        new, counts = super().sweep(state, keep, tick)
-        return new, counts._replace(settled=False) if self.far else counts
-
     def _under(self, base: State, state: Any, before: State) -> Swept | None:
         """The posterior of the sites of a state with another base than the one before. O(d^3)."""
-        precision = state.precision - before.precision + base.precision
-        shift, sites = state.shift - before.shift + base.shift, state.sites
+        precision, shift, sites = state.precision, state.shift, state.sites
+        if base is not before:
+            precision = precision - before.precision + base.precision
+            shift = shift - before.shift + base.shift
         total = base.log_scale + float(sites.log_scale.sum())
         return gaussian(State(precision, shift, sites, total, state.sweeps), self.form.rooted)
 
@@ -390,28 +389,13 @@ class RowEngine(EPEngine):
     def visits(self, state: Swept) -> Visits:
         order = order_of(state) if state.order == MEANS else state.order
         if order not in self._made:
-            made = self._visits(order)
+            made = visits_of(order, self.problem, self.tilted, self.form, self.threads)
             self._made[order] = MeansFirst(self, made) if self.settles else made
         return self._made[order]
 
-    def _visits(self, order: str) -> Visits:
-        if order == "chunked":
-            core = sequential_core(self.problem, self.tilted)
-            return InChunks(self.problem, self.tilted, core, self.threads)
-        if order in ("parallel", "parallel_damped"):
-            damping = RESTART_DAMPING if order == "parallel_damped" else self.schedule.damping
-            return AtOnce(self.problem, self.tilted, damping, self.threads)
-        return InTurn(self.problem, self.tilted, self.form)
-
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         """The state, and how its first sweep goes."""
-        order = self.schedule.order
-        if order == "auto":
-            # a schedule with an order of its own keeps it
-            undamped = self.schedule.tol > 0.0 and self.schedule.damping == 1.0
-            chunks = undamped and keeps_order(self.schedule) and is_for_chunks(self.problem)
-            order = "chunked" if chunks else "sequential"
-        memory = None
+        order, memory = order_of_rows(self.problem), None
         if order == "chunked":
             memory = ChunkMemory(chunk_size(self.problem), is_flat)
         if self.settles and not is_flat:
@@ -432,11 +416,4 @@ class RowEngine(EPEngine):
             found["_at_rows"] = ahead.h, ahead.s
         elif ahead is not None and state.sites is ahead.held:
             found["_at_rows"] = self.problem.data.X @ state.mean, ahead.s
-        return found
-
-    def finish(self, state: Any, hurry: bool = False) -> Any:
-        if not hurry and self.drifts(state):
-            state = self.form.built(state.sites, state.sweeps) or state
-        found = self.form.result(state)
-        self.finished = found, self.known(state)
         return found

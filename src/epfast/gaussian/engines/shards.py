@@ -14,8 +14,8 @@ from epfast._arrays import Array
 from epfast.gaussian.engines.base import (
     LEAST_SHARE,
     EPEngine,
-    Outcome,
     Swept,
+    Visits,
     contraction,
     with_moments,
 )
@@ -167,7 +167,10 @@ class Shards(Full):
 
 
 class ShardEngine(EPEngine):
-    """DEP: a task for each shard. A subclass may have its rows elsewhere."""
+    """DEP: a task for each shard. A subclass may have its rows elsewhere.
+
+    All shards from one posterior, or one after the other; each answer is waited for.
+    """
 
     def __init__(self, problem: Problem, form: Shards | None = None) -> None:
         super().__init__(problem, form or Shards(problem))
@@ -195,27 +198,18 @@ class ShardEngine(EPEngine):
         both = zip(state.memory.parts, sites, strict=True)
         return [self.form.between(*pair, share) for pair in both]
 
-    def visits(self, state: Swept) -> InRounds | AsTheyCome:
-        return (AsTheyCome if self.schedule.order == AS_COMPLETED else InRounds)(self)
+    def visits(self, state: Swept) -> Visits:
+        return AsTheyCome(self) if self.schedule.order == AS_COMPLETED else self
 
-
-class InRounds:
-    """All shards from one posterior, or one after the other; each answer is waited for."""
-
-    in_turn = False
-
-    def __init__(self, engine: ShardEngine) -> None:
-        self.engine, self.schedule, self.moved = engine, engine.schedule, 0.0
-
-    def sweep(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Outcome:
-        engine, damping, refused, failed = self.engine, self.schedule.damping, 0, 0
+    def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
+        damping, refused, failed, self.moved = self.schedule.damping, 0, 0, 0.0
         precision, shift = state.precision, state.shift
         visits = [int(k) for k in self.schedule.checked_visits(len(sites), state.sweeps)]
         together = self.schedule.order == "parallel"
         for some in [visits] if together else [[k] for k in visits]:
             given = precision, shift
-            calls = [engine.call(k, state.sweeps, *given, sites[k], damping) for k in some]
-            found = engine.tasks.together(calls, [engine.form.sizes[k] for k in some], tick)
+            calls = [self.call(k, state.sweeps, *given, sites[k], damping) for k in some]
+            found = self.tasks.together(calls, [self.form.sizes[k] for k in some], tick)
             for k, update in zip(some, found, strict=True):
                 refused, failed = refused + update.refused, failed + update.failed
                 self.moved = max(self.moved, update.moved)
@@ -223,14 +217,14 @@ class InRounds:
                     precision = precision - sites[k].site.precision + update.site.precision
                     shift = shift - sites[k].site.shift + update.site.shift
                 sites[k] = ShardSite(update.site, update.rows)
-        return Outcome(refused, failed)
+        return Counts(refused, failed)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state; sweeps of a shard may go around and end where they began."""
         return new, counts._replace(settled=False) if self.moved > self.schedule.tol else counts
 
 
-class AsTheyCome:
+class AsTheyCome(Visits):
     """A pass: as many answers as there are shards, each of which moves the posterior as it comes.
 
     An answer is that of a visit. One of an older visit is dropped: its shard has answered since,
@@ -246,7 +240,7 @@ class AsTheyCome:
         #: rows that kept their sites; change of the last sweep in a shard; sum of all changes
         self.refused, self.moved, self.changed = 0, 0.0, 0.0
 
-    def sweep(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Outcome:
+    def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
         self.precision, self.shift, self.parts = state.precision, state.shift, sites
         count, sizes, taken, none = len(sites), self.engine.form.sizes, 0, (0,) * len(sites)
         begun = Flow(self.schedule.damping, tuple(range(count)), none, none, (NEVER,) * count)
@@ -278,7 +272,7 @@ class AsTheyCome:
             self.moved = max(self.moved, update.moved)
             taken += 1
             tick(sizes[k])
-        return Outcome(self.refused)
+        return Counts(self.refused)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state, with how the next answers are taken.

@@ -13,7 +13,6 @@ from epfast._core.shared_sites import SharedSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     EPEngine,
-    Outcome,
     Swept,
     contraction,
     gaussian,
@@ -59,54 +58,6 @@ class Ending(NamedTuple):
         if stalled < STALLED:
             return self._replace(least=least, stalled=stalled)
         return Ending(max(LEAST_DAMPING, 0.5 * self.damping), self.checked)
-
-
-class Groups:
-    """Batches in turn, each with the site of its group; or all groups from one posterior."""
-
-    in_turn = False
-
-    def __init__(self, engine: SharedEngine, schedule: Any, damping: float) -> None:
-        self.engine, self.schedule, self.damping = engine, schedule, damping
-        self.checked = False
-
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        in_parallel = self.schedule.order == "parallel"
-        return (self._together if in_parallel else self._in_turn)(state, sites, tick)
-
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
-        """The state with what says how near the end is; whole groups end a run at a tolerance."""
-        new = new._replace(memory=new.memory._replace(checked=self.checked))
-        engine, tol, damping = self.engine, self.schedule.tol, old.memory.damping
-        if engine.whole is None:
-            return new, counts
-        before, now = engine.summary(old), engine.summary(new)
-        moved, settled = change(before, now), False
-        if damping is not None:
-            moved /= self.damping
-            if moved <= tol and counts.settled is None:  # the log scales follow
-                near = self.damping * max(tol, RELATIVE * abs(now.log_evidence))
-                settled = abs(now.log_evidence - before.log_evidence) <= near
-                return new, counts._replace(settled=settled)
-        return new._replace(memory=new.memory.next(moved)), counts._replace(settled=settled)
-
-    def _in_turn(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        """Batch after batch, each from the posterior that the one before has left."""
-        engine = self.engine
-        batches = engine.batches(self.schedule, state.sweeps)
-        given = engine.problem, engine.tilted, self.damping, state.memory.checked, batches
-        core = visit_shared(*given, sites, engine.sizes, state.precision, state.shift, tick)
-        self.checked = core.checked
-        return Outcome(core.n_refused)
-
-    def _together(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        """All groups from one posterior, each with its batches in turn: a task per group."""
-        calls, counts = self.engine.calls(state, sites, self.schedule, self.damping)
-        found = self.engine.tasks.together(calls, counts, tick)
-        for k, update in enumerate(found):
-            families.put(sites, k, update.site)
-        self.checked = any(update.checked for update in found)
-        return Outcome(sum(update.refused for update in found))
 
 
 def visit_shared(
@@ -243,11 +194,43 @@ class SharedEngine(EPEngine):
         near = Ending(None if self.whole is None else DAMPING, True)
         return state._replace(memory=Ending() if is_flat else near)
 
-    def visits(self, state: Swept) -> Groups:
+    def phase(self, state: Swept) -> tuple[Any, float]:
+        """The schedule of the next sweep, and its damping."""
         damping = state.memory.damping
         if damping is None:
-            return Groups(self, self.schedule, self.schedule.damping)
-        return Groups(self, self.whole, min(damping, self.schedule.damping))
+            return self.schedule, self.schedule.damping
+        return self.whole, min(damping, self.schedule.damping)
+
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+        """Batches in turn, each with the site of its group; or a task per group, from one q."""
+        schedule, damping = self.phase(state)
+        if schedule.order != "parallel":
+            batches = self.batches(schedule, state.sweeps)
+            given = self.problem, self.tilted, damping, state.memory.checked, batches
+            core = visit_shared(*given, sites, self.sizes, state.precision, state.shift, tick)
+            self.checked = core.checked
+            return Counts(core.n_refused)
+        found = self.tasks.together(*self.calls(state, sites, schedule, damping), tick)
+        for k, update in enumerate(found):
+            families.put(sites, k, update.site)
+        self.checked = any(update.checked for update in found)
+        return Counts(sum(update.refused for update in found))
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state with what says how near the end is; whole groups end a run at a tolerance."""
+        new = new._replace(memory=new.memory._replace(checked=self.checked))
+        tol, (_, damping) = self.schedule.tol, self.phase(old)
+        if self.whole is None:
+            return new, counts
+        before, now = self.summary(old), self.summary(new)
+        moved, settled = change(before, now), False
+        if old.memory.damping is not None:
+            moved /= damping
+            if moved <= tol and counts.settled is None:  # the log scales follow
+                near = damping * max(tol, RELATIVE * abs(now.log_evidence))
+                settled = abs(now.log_evidence - before.log_evidence) <= near
+                return new, counts._replace(settled=settled)
+        return new._replace(memory=new.memory.next(moved)), counts._replace(settled=settled)
 
     def calls(
         self, state: Swept, sites: Sites, schedule: Any, damping: float

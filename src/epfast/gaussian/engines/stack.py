@@ -7,8 +7,6 @@ after which each latent takes its sites in as ``_core/chunks.pyx`` does.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from epfast._arrays import Array, as_array
@@ -17,7 +15,6 @@ from epfast._core.latents import LatentSites
 from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
-    Outcome,
     Swept,
     Visits,
     contraction,
@@ -27,6 +24,7 @@ from epfast.gaussian.engines.chunks import (
     FIRST,
     SPARSE_BLOCK,
     STALLED,
+    ChunkMemory,
     Indices,
     Layout,
     block_of,
@@ -36,8 +34,13 @@ from epfast.gaussian.engines.chunks import (
     layout_of,
 )
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.latent_means import LatentMeansStep
-from epfast.gaussian.problem import Problem, State, not_proper
+from epfast.gaussian.engines.latent_means import (
+    by_latent,
+    conjugate_gradients,
+    marginals,
+    newton_step,
+)
+from epfast.gaussian.problem import Problem, State, inverse_of, not_proper
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.losses import LatentLoss, Probit
@@ -48,20 +51,6 @@ REFRESH = 5
 MOST_CURVATURES = 1 << 25
 #: columns up to which few rows of a log-concave likelihood go one after the other
 BY_ROWS_UP_TO = 32
-
-
-class StackMemory(NamedTuple):
-    """What the chunks of the next sweep depend on."""
-
-    #: rows per chunk
-    size: int
-    #: True until the first site is fitted
-    flat: bool
-    #: sweeps since all sites were summed up
-    since: int = 0
-    #: the least change so far, and the number of sweeps since
-    least: float = np.inf
-    stalled: int = 0
 
 
 def stack(parts: list[Swept], sites: Sites, log_scale: float, sweeps: int) -> Swept:
@@ -101,50 +90,12 @@ class Stack(Full):
         return stack(parts, sites, total, sweeps)
 
 
-class ByLatent(NamedTuple):
-    """Sites as the core has them: precision and shift (C, n), log scale (n,)."""
-
-    precision: Array
-    shift: Array
-    log_scale: Array
-
-    @classmethod
-    def of(cls, sites: Sites) -> ByLatent:
-        precision, shift = (np.ascontiguousarray(part.T) for part in sites[:2])
-        return cls(precision, shift, sites.log_scale)
-
-    def into(self, sites: Sites) -> None:
-        """Write them into sites; the log scales are these already."""
-        sites.precision[:], sites.shift[:] = self.precision.T, self.shift.T
+def put_back(sites: Sites, own: Sites) -> None:
+    """Write them into sites; the log scales are these already."""
+    sites.precision[:], sites.shift[:] = own.precision.T, own.shift.T
 
 
-class LatentRows:
-    """One row after the other."""
-
-    in_turn = False
-
-    def __init__(self, problem: Problem, core: LatentSites) -> None:
-        self.problem, self.core = problem, core
-
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        problem, core, before = self.problem, self.core, self.core.n_refused
-        own, covariance, mean = ByLatent.of(sites), state.covariance.copy(), state.mean.copy()
-        visits = problem.schedule.checked_visits(problem.shape[0], state.sweeps)
-        for some in map(as_array, problem.pieces(visits)):
-            assert problem.data.y is not None
-            core.sweep(problem.rows(some), problem.data.y, some, covariance, mean, *own)
-            tick(len(some))
-        own.into(sites)
-        variance = covariance.diagonal(0, 1, 2).ravel()
-        refused = min(len(sites.log_scale), core.n_refused - before)
-        return Outcome(refused, left=(mean.ravel(), variance))
-
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
-        """The state, whose sites are flat no more."""
-        return new._replace(memory=new.memory._replace(flat=False)), counts
-
-
-class LatentChunks:
+class LatentChunks(Visits):
     """The rows of a chunk from one posterior; in halves where one is improper."""
 
     in_turn = True
@@ -155,10 +106,10 @@ class LatentChunks:
         self.chunks: list[ChunkedSweep] = []
         self.summed = True
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        memory: StackMemory = state.memory
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+        memory: ChunkMemory = state.memory
         layout, before = self._laid_out(state.sweeps), self.core.n_refused
-        n, own = len(layout.visits), ByLatent.of(sites)
+        n, own = len(layout.visits), by_latent(sites)
         precision, shift = state.precision.copy(), state.shift.copy()
         for chunk, P, p in zip(self.chunks, precision, shift, strict=True):
             if not chunk.begin(P, p):
@@ -173,25 +124,25 @@ class LatentChunks:
                 tick(stop - first)
                 first, size = stop, 2 * size
         finally:
-            own.into(sites)
+            put_back(sites, own)
         base, sweeps = self.problem.base, state.sweeps + 1
         parts = [
             gaussian(State(P, p, None, 0.0, sweeps)) for P, p in zip(precision, shift, strict=True)
         ]
-        outcome = Outcome(min(n, self.core.n_refused - before + lost))
+        counts = Counts(min(n, self.core.n_refused - before + lost))
         whole = [part for part in parts if part is not None]
         self.summed = len(whole) < len(parts) or memory.since + 1 >= REFRESH
         if len(whole) < len(parts):
-            return outcome
+            return counts
         total = len(parts) * base.log_scale + float(sites.log_scale.sum())
         made = stack(whole, sites, total, sweeps)
         if not self.summed:
-            return outcome._replace(made=made)
-        return outcome._replace(left=(made.mean.ravel(), made.covariance.diagonal(0, 1, 2).ravel()))
+            return counts._replace(made=made)
+        return counts._replace(left=(made.mean.ravel(), made.covariance.diagonal(0, 1, 2).ravel()))
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state with its memory: chunks are made smaller where sweeps do not contract."""
-        memory: StackMemory = old.memory._replace(
+        memory: ChunkMemory = old.memory._replace(
             flat=False, since=0 if self.summed else old.memory.since + 1
         )
         if not self.parallel and self.problem.schedule.block is None:
@@ -218,7 +169,7 @@ class LatentChunks:
             ]
         return self.layout
 
-    def _chunk(self, layout: Layout, first: int, stop: int, sites: ByLatent) -> int:
+    def _chunk(self, layout: Layout, first: int, stop: int, sites: Sites) -> int:
         """Fit some rows from one posterior; in halves where one is improper. Rows that are lost."""
         problem, core, todo, lost = self.problem, self.core, [(first, stop)], 0
         assert layout.rows is not None
@@ -247,7 +198,7 @@ class LatentChunks:
         return lost
 
     def _taken(
-        self, layout: Layout, at: Indices, visits: Indices, new: Array, sites: ByLatent
+        self, layout: Layout, at: Indices, visits: Indices, new: Array, sites: Sites
     ) -> bool:
         """Take new sites of some rows in, of all latents or of none."""
         assert layout.rows is not None
@@ -266,7 +217,7 @@ class LatentChunks:
 
 
 class StackEngine(EPEngine):
-    """EP on rows with several latents."""
+    """EP on rows with several latents, one after the other or in chunks."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Stack(problem))
@@ -284,32 +235,67 @@ class StackEngine(EPEngine):
                 f"block is {schedule.block}; allowed with {loss!r} in {order} order: None"
             )
         self.order = order
-        self._visits: Visits = LatentRows(problem, core)
+        self.core, self.chunks = core, None
         if order in ("chunked", "parallel"):
-            self._visits = LatentChunks(problem, core, order == "parallel")
-        #: before sweeps, in automatic order
-        self.means: LatentMeansStep | None = None
+            self.chunks = LatentChunks(problem, core, order == "parallel")
         few = self.n_sites * loss.latents**2 <= MOST_CURVATURES
         if schedule.order == "auto" and undamped and loss.log_concave and few:
-            self.means, self.steps = LatentMeansStep(problem, moments), True
+            self.moments, self.steps = moments, True
+            self.prior_covariance = inverse_of(problem.prior.precision)
 
     def visits(self, state: Swept) -> Visits:
-        return self._visits
+        return self.chunks or self
+
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+        problem, core, before = self.problem, self.core, self.core.n_refused
+        own, covariance, mean = by_latent(sites), state.covariance.copy(), state.mean.copy()
+        visits = problem.schedule.checked_visits(problem.shape[0], state.sweeps)
+        for some in map(as_array, problem.pieces(visits)):
+            assert problem.data.y is not None
+            core.sweep(problem.rows(some), problem.data.y, some, covariance, mean, *own)
+            tick(len(some))
+        put_back(sites, own)
+        variance = covariance.diagonal(0, 1, 2).ravel()
+        refused = min(len(sites.log_scale), core.n_refused - before)
+        return Counts(refused, left=(mean.ravel(), variance))
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state, whose sites are flat no more."""
+        return new._replace(memory=new.memory._replace(flat=False)), counts
 
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         size = self.n_sites if self.order == "parallel" else chunk_size(self.problem)
-        return state._replace(memory=StackMemory(size, is_flat))
+        return state._replace(memory=ChunkMemory(size, is_flat))
 
     def before(self, state: Swept) -> Swept:
-        """The state after a step on all means. O(C n d^2)."""
+        """The state after a step on all means. O(C n d^2).
+
+        Each latent is solved for by its covariance, and what all have in common by the prior's.
+        """
         if state.memory.flat:
             return state
+        (X, y, *_), prior, covariance = self.problem.data, self.problem.prior, state.covariance
+
+        def nearly(r: Array) -> tuple[Array, Array]:
+            common = self.prior_covariance @ r.sum(axis=0) / len(r)
+            z = np.asarray(np.einsum("kij,kj->ki", covariance, r) + common)
+            return z, z @ prior.precision
+
+        def solve(W: Array, aim: Array, slope: Array) -> Array:
+            def pull(z: Array) -> Array:
+                pulled = np.einsum("ijk,ik->ij", W, np.asarray(X @ z.T))
+                return np.asarray(X.T @ pulled).T
+
+            right = np.asarray(X.T @ aim).T - (state.mean @ prior.precision - prior.shift)
+            return np.asarray(X @ conjugate_gradients(right, pull, nearly).T)
+
+        h, s = marginals(X, state.mean, covariance)
         assert state.sites is not None
-        assert self.means is not None
-        shifts = self.means.shifts(state.sites, state.mean, state.covariance)
-        if shifts is None:
+        found = newton_step(self.moments, y, state.sites, h, s, solve)
+        if found is None:
             return state
-        shift = self.problem.prior.shift + np.asarray(self.problem.data.X.T @ shifts).T
+        shifts = found[1]
+        shift = prior.shift + np.asarray(X.T @ shifts).T
         mean = np.einsum("kij,kj->ki", state.covariance, shift)
         if not np.isfinite(mean).all():
             return state
