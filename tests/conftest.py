@@ -17,14 +17,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def run_python(tmp_path):
     """Run a snippet in a fresh interpreter outside the source tree, with extra environment."""
 
-    def run(code, *, check=True, **environment):
+    def run(code, *, check=True, timeout=120, **environment):
         result = subprocess.run(
             [sys.executable, "-c", code],
             cwd=tmp_path,
             env=os.environ | environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=timeout,
             check=False,
         )
         assert not check or result.returncode == 0, result.stderr

@@ -16,8 +16,9 @@ NONE = {
     "dask.point": "a cluster of processes, and rivals that begin their own: 20 to 30 s",
     "dask.kills": "kills workers until clusters begin anew; tests/dask/ has its parts in small",
 }
-#: seconds of the processor; the clock of a machine with other work says little
-MOST = 20.0
+#: seconds of the processor that a quick form takes at most on a quiet machine, how many times longer
+#: a busy one may take, and the seconds of its clock after which a script hangs
+MOST, BUSY, HANGS = 20.0, 3.0, 900
 #: what a script says that lacks data, a package or a program
 LACKS = ("set EPFAST_DATA", "No module named", "needs ", "pip install")
 CODE = """
@@ -46,7 +47,8 @@ def stamps():
 @pytest.mark.parametrize("name", scripts())
 def test_quick_form(run_python, tmp_path, name):
     before = stamps()
-    done = run_python(CODE.format(name=name), check=False, PYTHONPATH=str(FOLDER.parent))
+    code = CODE.format(name=name)
+    done = run_python(code, check=False, timeout=HANGS, PYTHONPATH=str(FOLDER.parent))
     if done.returncode and any(word in done.stderr.splitlines()[-1] for word in LACKS):
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
@@ -58,4 +60,4 @@ def test_quick_form(run_python, tmp_path, name):
     assert stored["quick"]
     assert not {"claims", "goals"} & set(stored)
     assert not any(word in done.stdout for word in ("reproduces", "not met", "[met"))
-    assert float(done.stdout.rpartition(":")[2]) < MOST
+    assert float(done.stdout.rpartition(":")[2]) < MOST * BUSY
