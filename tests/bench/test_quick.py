@@ -16,8 +16,8 @@ NONE = {
     "dask.point": "a cluster of processes, and rivals that begin their own: 20 to 30 s",
     "dask.kills": "kills workers until clusters begin anew; tests/dask/ has its parts in small",
 }
-#: seconds of the processor that a quick form takes at most on a quiet machine, how many times longer
-#: a busy one may take, and the seconds of its clock after which a script hangs
+#: seconds of the processor that a quick form takes at most on a quiet machine, how many times that
+#: on a busy one, and the seconds of its clock after which a script hangs
 MOST, BUSY, HANGS = 20.0, 3.0, 900
 #: what a script says that lacks data, a package or a program
 LACKS = ("set EPFAST_DATA", "No module named", "needs ", "pip install")
