@@ -64,6 +64,7 @@ SCRIPTS = {
     "users.peers": "user_peers",
     "hyper.posteriordb": "posteriordb",
     "hyper.hierarchical": "hierarchical",
+    "hyper.processes": "hyper_processes",
 }
 
 

@@ -188,8 +188,17 @@ def try_model(name: str, nuts: dict[str, Any] | None) -> dict[str, Any]:
         part = found.post.hyper.loc[names]
         moments = part["mean"].to_numpy(), part["sd"].to_numpy()
         worst["sds"].append((*moments, nuts["parameters"][key]))
+    return compared(row, worst, nuts) | {"is_simple": found.is_simple}
+
+
+def compared(
+    row: dict[str, Any], found: dict[str, list[Any]], nuts: dict[str, Any]
+) -> dict[str, Any]:
+    """The row with errors and ratios of moments; found: means, sds and those of NUTS, by kind."""
     errors: list[float] = []
-    for kind, parts in worst.items():
+    for kind, parts in found.items():
+        if not parts:
+            continue
         away = np.concatenate([(m - t["mean"]) / t["sd"] for m, _, t in parts])
         noise = np.concatenate([t["error"] for *_, t in parts])
         ratio = np.concatenate([s / t["sd"] for _, s, t in parts])
@@ -200,8 +209,7 @@ def try_model(name: str, nuts: dict[str, Any] | None) -> dict[str, Any]:
         row[f"ratio beyond noise, {kind}"] = float((np.abs(ratio - 1.0) - 1.4 * noise).max())
         errors.append(float(noise.max()))
     row |= {"noise of NUTS": max(errors), "NUTS, s": nuts["seconds"]}
-    row |= {"times": nuts["seconds"] / seconds, "is_simple": found.is_simple}
-    return row
+    return row | {"times": nuts["seconds"] / row["seconds"]}
 
 
 def judge(rows: list[dict[str, Any]]) -> list[harness.Claim]:
@@ -269,16 +277,22 @@ def many() -> dict[str, Any]:
     return row | {"seconds": seconds, "sds": f"{post.points.min():.2f}-{post.points.max():.2f}"}
 
 
-def sample(interpreter: str) -> dict[str, Any]:
-    """NUTS on all models, each in a process of its own."""
-    found = {}
+def stored(
+    path: Path, options: argparse.Namespace, names: tuple[str, ...]
+) -> dict[str, dict[str, Any]]:
+    """What NUTS says of models, from a file, or sampled anew, each in a process of its own."""
+    if not options.nuts:
+        return json.loads(path.read_text(encoding="utf-8"))["models"] if path.exists() else {}
+    found: dict[str, dict[str, Any]] = {}
     script = str(Path(__file__).parent / "nuts.py")
-    for name in MODELS:
+    for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "out.json"
-            subprocess.run([interpreter, script, name, str(path)], check=True)
-            found[name] = json.loads(path.read_text(encoding="utf-8"))
+            file = Path(folder) / "out.json"
+            subprocess.run([options.nuts, script, name, str(file)], check=True)
+            found[name] = json.loads(file.read_text(encoding="utf-8"))
             print(f"{name}: {found[name]['seconds']:.0f} s")
+    document = {"machine": harness.machine(), "models": found}
+    (options.output / path.name).write_text(json.dumps(document, indent=1) + "\n")
     return found
 
 
@@ -288,15 +302,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    if options.nuts:
-        document = {"machine": harness.machine(), "models": sample(options.nuts)}
-        (options.output / STORED.name).write_text(json.dumps(document, indent=1) + "\n")
-        stored = document["models"]
-    else:
-        stored = json.loads(STORED.read_text(encoding="utf-8"))["models"] if STORED.exists() else {}
-    rows = []
+    nuts, rows = stored(STORED, options, tuple(MODELS)), []
     for name in options.only or (QUICK if options.quick else MODELS):
-        rows.append(try_model(name, stored.get(name)))
+        rows.append(try_model(name, nuts.get(name)))
     keys = [key for key in rows[0] if key != "is_simple"]
     harness.table(keys, [[row.get(key) for key in keys] for row in rows], "beside NUTS")
     goals = judge(rows)

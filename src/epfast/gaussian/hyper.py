@@ -56,8 +56,9 @@ IMAGINARY = 1e-30
 DRAWS = 128
 #: more hyper-parameters than these are not averaged over: of 1,024 points 417 count with 10
 MOST = 8
-#: share of the points that count below which an average is not trusted, and probability of a point
-#: below which it is left out
+#: share of the first points that count below which an average is not trusted, and probability of a
+#: point below which it is left out. Of 512 points of processes 41 to 83 counted in four of 32 fits
+#: of 20 and 50 rows, whose averages gained .006 to 4e6 nats a held-out row over the mode
 FEW, LEAST = 0.2, 1e-7
 #: modes are different from so many sd on, and less probable ones count within so many nats
 APART, LESS = 2.0, 7.0
@@ -665,7 +666,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
             stacklevel=3,
         )
     found = _mixture(rows, design, mode, names)
-    if strategy == "sobol" and found.ess < FEW * len(design.points):
+    if strategy == "sobol" and found.ess < FEW * min(len(design.points), DRAWS):
         warnings.warn(
             f"{found.ess:.0f} of {len(design.points)} points carry the average: the posterior of "
             "the hyper-parameters is far from normal in their logs; narrower priors help, or fewer "
