@@ -13,7 +13,7 @@ PAGES = sorted((ROOT / "docs" / "tables").glob("*.rst"))
 RESULTS = sorted((ROOT / "bench" / "results").glob("*.json"))
 #: pages whose prose has numbers that no role marks yet
 UNMARKED = {"clusters", "data", "graphs", "hyper", "speed"}
-ROLE = re.compile(r":(stored|given):`([^`]*)`")
+ROLE = re.compile(r":(stored|given|\w+):`([^`]*)`")
 #: what is no result: names of parts of a paper, years
 NAMES = re.compile(
     r"\b(?:tables?|figures?|sections?|appendix|eqs?\.?|experiments?|lemma|theorem|part|splits?)"
