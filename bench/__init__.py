@@ -33,6 +33,7 @@ SCRIPTS = {
     "speed.minibatch_scaling": "scaling",
     "speed.minibatch_limit": "kernel_limit",
     "speed.linear": "linear_speed",
+    "speed.against_numpy": "against_numpy",
     "speed.moments": "moments_speed",
     "speed.gp": "gp_speed",
     "speed.low_rank": "low_rank_scaling",

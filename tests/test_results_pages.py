@@ -13,10 +13,10 @@ PAGES = sorted((ROOT / "docs" / "tables").glob("*.rst"))
 RESULTS = sorted((ROOT / "bench" / "results").glob("*.json"))
 #: pages whose prose has numbers that no role marks yet
 UNMARKED = {"clusters", "data", "graphs", "hyper", "speed"}
-ROLE = re.compile(r":(stored|given):`([^`]*)`")
+ROLE = re.compile(r":(stored|given|\w+):`([^`]*)`")
 #: what is no result: names of parts of a paper, years
 NAMES = re.compile(
-    r"\b(?:tables?|figures?|sections?|appendix|eqs?\.?|experiments?|lemma|theorem|part|splits?)"
+    r"\b(?:tables?|figures?|sections?|appendix|equations?|eqs?\.?|experiments?|lemma|theorem|part|splits?)"
     r"\s+[A-Z]?\.?\d[\d.]*[a-z]?(?:(?:,| to| and|-)\s*[A-Z]?\.?\d[\d.]*[a-z]?)*|\b(?:19|20)\d\d\b",
     re.IGNORECASE,
 )

@@ -260,7 +260,7 @@ def year(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     try:
         table = None if options.quick else load_year()
-    except RuntimeError as error:
+    except (RuntimeError, FileNotFoundError) as error:
         print(f"Year is not at hand: {error}")
         table = None
     for method, (rmse, likelihood) in YEAR.published.items():

@@ -5,6 +5,7 @@ keeps the records that have these values (``key^=value``: that begin so), furthe
 each, and ``min``, ``max``, ``median``, ``mean``, ``sum`` and ``count`` make one number of all. A
 list of verdicts is records of where, claim, holds and evidence; a text agrees with evidence, or
 another string, that has it.
+Slashes and commas beside a space are of a name.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ REDUCED: dict[str, Callable[[list[Any]], Any]] = {
 def look_up(document: Any, path: str) -> Any:
     """Return what a path leads to. LookupError or TypeError if nothing, or several things."""
     found = [document]
-    for step in re.split(r"\s*/\s*", " ".join(path.split())):
+    for step in re.split(r"(?<! )/(?! )", " ".join(path.split())):
         if not found:
             raise LookupError(f"nothing is left at {step!r}")
-        if step in REDUCED and not any(isinstance(v, dict) and step in v for v in found):
+        if all(isinstance(v, dict) and step in v for v in found):
+            found = [v[step] for v in found]
+        elif step in REDUCED:
             found = [REDUCED[step](found)]
         elif "=" in step:
-            wanted = [part.split("=", 1) for part in step.split(",")]
+            wanted = [part.split("=", 1) for part in re.split(",(?! )", step)]
             rows = [row for value in found for row in value]
             found = [r for r in rows if all(fits(r, k, text) for k, text in wanted)]
         elif step == "*":

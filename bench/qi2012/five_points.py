@@ -4,7 +4,7 @@
 
 Linear classification in the plane: kernel x.x', that is w ~ N(0, I), epsilon = 0.2. The likelihood
 depends on the direction of w alone, so that the exact mean and covariance are sums over sectors, in
-closed form (the paper draws 1e8 samples). The paper gives no coordinates: here are 300 layouts of
+closed form (the paper draws 1e8 samples). The paper gives no coordinates: here are 100 layouts of
 five normal points, labels by a random direction, that of the largest margin flipped. Shown are the
 mean square errors of mean and covariance, over the power and over the weight c of the relaxation,
 and in how many layouts both are smaller than those of EP.
@@ -143,7 +143,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     methods |= {
         f"meant, joint, c = {c:g}": {"scheme": Relaxed(c, "joint", factor="normal")} for c in MEANT
     }
-    count = 5 if options.quick else 300
+    count = 5 if options.quick else 100
     found: dict[str, list] = {name: [] for name in methods}
     for seed in range(count):
         X, y = layout(seed)

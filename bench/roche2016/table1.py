@@ -297,7 +297,12 @@ def report_newton(cells: list[dict]) -> list[dict[str, Any]]:
             )
         )  # fmt: skip
     heads = ["dataset", "loss", "d", "Newton, us", "NumPy, arrow, us", "NumPy, dense, us"]
-    heads += ["arrow/ours", "dense/ours", "Mflop of a dense step", "closed form: NumPy/ours"]
+    heads += [
+        "arrow over ours",
+        "dense over ours",
+        "Mflop of a dense step",
+        "closed form, NumPy over ours",
+    ]
     return harness.table(heads, rows, "VQ like for like: Newton beside Newton") if rows else []
 
 

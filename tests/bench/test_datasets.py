@@ -91,3 +91,17 @@ def test_mnist(data_folder):
     assert mnist.X.max() == 255
     assert np.bincount(mnist.digit)[:3].tolist() == [5923, 6742, 5958]
     assert np.bincount(mnist.digit_test)[:3].tolist() == [980, 1135, 1032]
+
+
+def test_year(tmp_path, monkeypatch):
+    """The file as bench/README.md has it; no year before all its rows are there."""
+    table = np.arange(12.0).reshape(4, 3)
+    np.savetxt(tmp_path / "year_prediction.csv", table, delimiter=",", header="a,b,year")
+    monkeypatch.setenv(datasets.VARIABLE, str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"got shape \(4, 3\)"):
+        datasets.load_year()
+    monkeypatch.setattr(datasets, "YEAR", (4, 3))
+    np.testing.assert_array_equal(datasets.load_year(), table)
+    (tmp_path / "year_prediction.csv").unlink()
+    with pytest.raises(FileNotFoundError, match="Year as CSV"):
+        datasets.load_year()

@@ -39,8 +39,8 @@ def scripts():
 
 
 def stamps():
-    """When each file below bench/ was last changed."""
-    return {p: p.stat().st_mtime_ns for p in FOLDER.rglob("*") if "__pycache__" not in p.parts}
+    """When each stored result was last changed."""
+    return {p: p.stat().st_mtime_ns for p in (FOLDER / "results").rglob("*")}
 
 
 @pytest.mark.slow
