@@ -25,7 +25,6 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.chunks import sequential_core
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.rows import RowEngine
 from epfast.gaussian.problem import Problem, RowSlice
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep
@@ -33,11 +32,6 @@ from epfast.inference.runtime import Tick
 
 #: some factors, so few that Python handles signals after them: their rows, and how many each has
 Piece = tuple[RowSlice, NDArray[np.intp]]
-
-
-def engine_of_rows(problem: Problem) -> RowEngine | PassEngine:
-    """The engine of rows in the d x d form."""
-    return (PassEngine if problem.schedule.stores == "none" else RowEngine)(problem)
 
 
 def adf_begun(problem: Problem, start: Any) -> Swept:
