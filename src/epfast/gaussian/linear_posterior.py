@@ -84,7 +84,7 @@ class LinearPosterior(GaussianPosterior):
 
     @property
     def prior_precision(self) -> Array:
-        precision: Array = self.problem.prior_precision
+        precision: Array = self.problem.prior.precision
         return precision
 
     @property

@@ -150,10 +150,6 @@ class Problem(NamedTuple):
         return self.n_rows
 
     @property
-    def is_process(self) -> bool:
-        return self.prior is None
-
-    @property
     def has_rows(self) -> bool:
         return self.data.y is not None
 
@@ -205,13 +201,9 @@ class Problem(NamedTuple):
         return self.scheme.tilted(self.loss)
 
     @property
-    def prior_precision(self) -> Array:
-        return self.prior.precision
-
-    @property
     def remedy(self) -> str:
         """What to do about a fit that fails."""
-        if self.is_process:
+        if self.prior is None:
             first = "" if self.scheme.integrates else "use scheme='exact', "
             descend = ", descend to a fixed point (schedule=DoubleLoop())"
             return (
@@ -296,7 +288,7 @@ class Problem(NamedTuple):
 
     def without_rows(self) -> Problem:
         """The problem without X and y, or kernel, as it is pickled; the n x n form needs them."""
-        if self.is_process:
+        if self.prior is None:
             return self._replace(kernel=None, common=None)
         if self.wide is not None:
             return self

@@ -17,7 +17,6 @@ from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
     EPEngine,
     Swept,
-    adf_start,
     flat,
     natural,
     plain,
@@ -39,7 +38,8 @@ def adf_begun(problem: Problem, start: Any) -> Swept:
     d = len(problem.base.shift)
     if start is not None and start.shift.size != d:
         raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
-    return with_moments(adf_start(problem.base if start is None else start.state))
+    state = problem.base if start is None else start.state
+    return with_moments(state._replace(sites=None, rows_seen=state.rows_seen or 0))
 
 
 class PassEngine(EPEngine):
