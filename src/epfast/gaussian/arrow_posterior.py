@@ -129,22 +129,17 @@ class ArrowPosterior(FullPosterior):
         root = sparse.bsr_array(blocks, shape=(effects.shape[1],) * 2)
         return reduced @ np.linalg.cholesky(moments.covariance), effects @ root.tocsr()
 
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
+    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
         with np.errstate(over="ignore", invalid="ignore"):
             common, effects = self._halves(rows)
             mean = np.asarray(self._whole_rows(rows) @ self.mean)
-            squares = np.asarray(effects.multiply(effects).sum(axis=1)).ravel()
-            variance = (common**2).sum(axis=1) + squares
+            if joint:
+                variance = common @ common.T + (effects @ effects.T).toarray()
+            else:
+                squares = np.asarray(effects.multiply(effects).sum(axis=1)).ravel()
+                variance = (common**2).sum(axis=1) + squares
         finite(mean, variance)
         return mean, variance
-
-    def _together(self, rows: Any) -> tuple[Array, Array]:
-        with np.errstate(over="ignore", invalid="ignore"):
-            common, effects = self._halves(rows)
-            mean = np.asarray(self._whole_rows(rows) @ self.mean)
-            covariance = common @ common.T + (effects @ effects.T).toarray()
-        finite(mean, covariance)
-        return mean, covariance
 
     @cached_property
     def _at_rows(self) -> tuple[Array, Array]:

@@ -97,7 +97,7 @@ class LinearProposal(SiteProposal):
     def log_volume(self) -> float:
         """Log of the normaliser of the normal prior over that of the Gaussian. O(d^3)."""
         latents = self.size // len(self.problem.prior.shift)
-        prior = latents * log_determinant(self.problem.prior_precision)
+        prior = latents * log_determinant(self.problem.prior.precision)
         return 0.5 * (prior - log_determinant(self.post.precision))
 
     @property
@@ -204,7 +204,7 @@ class LinearProposal(SiteProposal):
         # as many rows of each as a number up to d says
         order = rng.random((count, len(some))).argsort(axis=1)
         sites = np.where(order < rng.integers(1, d + 1, size=(count, 1)), precision, 0.0)
-        prior_precision = problem.prior_precision
+        prior_precision = problem.prior.precision
         if prior_precision.ndim == 1:
             prior_precision = np.diag(prior_precision)
         matrices = prior_precision + np.einsum("sk,ki,kj->sij", sites, X, X, optimize=True)

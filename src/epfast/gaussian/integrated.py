@@ -229,8 +229,7 @@ class IntegratedPosterior(Posterior):
             Lower and upper ends.
         """
         level = report.level_at_door(level)
-        ends = (0.5 * (1.0 - level), 0.5 * (1.0 + level))
-        return np.stack([self.quantile(p) for p in ends], axis=-1)
+        return np.stack([self.quantile(p) for p in report.ends_of(level)], axis=-1)
 
     def summary(self, level: float = 0.95) -> Any:
         """A table as that of :meth:`epfast.FullPosterior.summary`, of the mixture.

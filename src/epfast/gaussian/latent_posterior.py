@@ -84,14 +84,10 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     def _latent_of(self, theta: Array) -> Array:
         return self.problem.latent(theta)  # type: ignore[no-any-return]
 
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
+    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of the latents of rows, (n, C) each. O(C n d^2)."""
-        mean, variance = zip(*(part._latent(rows) for part in self.parts), strict=True)
-        return np.stack(mean, axis=1), np.stack(variance, axis=1)
-
-    def _together(self, rows: Any) -> tuple[Array, Array]:
-        mean, covariance = zip(*(part._together(rows) for part in self.parts), strict=True)
-        return np.stack(mean, axis=1), np.stack(covariance)
+        mean, variance = zip(*(part._latent(rows, joint) for part in self.parts), strict=True)
+        return np.stack(mean, axis=1), np.stack(variance, axis=0 if joint else 1)
 
     def better(self) -> LinearProposal | None:
         """A Gaussian that knows how classes go together; None of other latents, or if too large.
@@ -202,12 +198,9 @@ class JointPosterior(LatentPosterior):
         finite(h, S)
         return shifted(h, offset, 2), S
 
-    def _together(self, rows: Any) -> tuple[Array, Array]:
-        return self._between(self._whole_rows(rows))
-
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        h, S = self._together(rows)
-        return h, np.einsum("nkk->nk", S).copy()
+    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
+        h, S = self._between(self._whole_rows(rows))
+        return h, S if joint else np.einsum("nkk->nk", S).copy()
 
     def _loo_of_factors(self) -> Array:
         data = self.problem.data

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.engines.kernel import GPState
@@ -17,7 +16,6 @@ from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.process_prediction import (
     ProcessPosterior,
     contracted,
-    draws_of,
     matrices_of,
     pivoted_root,
 )
@@ -152,20 +150,6 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         loss: Any = self.known_loss()
         found: Array = loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
         return found
-
-    def sample_latent(
-        self,
-        K_star: Any,
-        K_star_star: Any,
-        size: int,
-        rng: np.random.Generator | int | None = None,
-    ) -> Array:
-        """Draw the processes at new inputs, (size, m, C), all inputs jointly."""
-        size = _checks.integer("size", size, least=0)
-        draws = _checks.generator("rng", rng)
-        mean, covariance = self.predict_latent(K_star, K_star_star, joint=True)
-        pairs = zip(mean.T, covariance, strict=True)
-        return np.stack([draws_of(*pair, size, draws) for pair in pairs], axis=2)
 
 
 def kernels_at_door(

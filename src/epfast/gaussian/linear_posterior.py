@@ -84,7 +84,7 @@ class LinearPosterior(GaussianPosterior):
 
     @property
     def prior_precision(self) -> Array:
-        precision: Array = self.problem.prior_precision
+        precision: Array = self.problem.prior.precision
         return precision
 
     @property
@@ -303,24 +303,22 @@ class LinearPosterior(GaussianPosterior):
         """W, (d, m), with W' W the covariance of dense rows times theta."""
         raise NotImplementedError
 
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        """Mean and variance of x.theta for checked rows, with the ones of the intercept or not."""
-        mean, variance = np.empty((2, rows.shape[0]))
+    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
+        """Mean and variance of x.theta for checked rows, with the ones of the intercept or not.
+
+        joint: with the covariance of all rows.
+        """
+        n = rows.shape[0]
+        mean, variance = np.empty(n), np.empty((self.shift.size, n) if joint else n)
         with np.errstate(over="ignore", invalid="ignore"):
-            for part, block in self._blocks(rows, self._unpacks):
-                mean[part], variance[part] = self._of_block(block)
+            for part, block in self._blocks(rows, joint or self._unpacks):
+                if joint:
+                    mean[part], variance[:, part] = block @ self.mean, self._half(block)
+                else:
+                    mean[part], variance[part] = self._of_block(block)
+            variance = variance.T @ variance if joint else variance
         finite(mean, variance)
         return mean, variance
-
-    def _together(self, rows: Any) -> tuple[Array, Array]:
-        """As :meth:`_latent`, with the covariance of all rows."""
-        mean, half = np.empty(rows.shape[0]), np.empty((self.shift.size, rows.shape[0]))
-        with np.errstate(over="ignore", invalid="ignore"):
-            for part, block in self._blocks(rows, unpacked=True):
-                mean[part], half[:, part] = block @ self.mean, self._half(block)
-            covariance = half.T @ half
-        finite(mean, covariance)
-        return mean, covariance
 
     def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of X theta.
@@ -340,7 +338,7 @@ class LinearPosterior(GaussianPosterior):
         """
         check_columns(self.problem.names, X)
         rows = _checks.rows("X", X, self.problem.n_columns)
-        return (self._together if _checks.flag("joint", joint) else self._latent)(rows)
+        return self._latent(rows, _checks.flag("joint", joint))
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         """X theta, (k, n) or (k, n, C), for draws of theta."""
@@ -583,9 +581,9 @@ class FullPosterior(LinearPosterior):
     def _half(self, block: Array) -> Array:
         return np.asarray((block @ self._root).T)
 
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        with one_blas_thread(self.shift.size):
-            return super()._latent(rows)
+    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
+        with one_blas_thread(0 if joint else self.shift.size):
+            return super()._latent(rows, joint)
 
     def _loo_of_factors(self) -> Array:
         problem, stored, n = self.problem, self.state.sites, self.problem.n_rows

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from epfast import _checks, families
-from epfast.gaussian.engines.passes import engine_of_rows
 from epfast.gaussian.problem import Data, Problem, State, is_proper, sum_of_sites
+from epfast.gaussian.table import engine_of
 from epfast.inference import Fit, Sites, interrupted, run, warn_of
 from epfast.schedules import ADF, EP
 
@@ -21,7 +21,7 @@ def extended(
     data: Data,
     schedule: Any,
     warn: Callable[..., Any] = warn_of,
-    engine_of_new: Callable[[Problem], Any] = engine_of_rows,
+    engine_of_new: Callable[[Problem], Any] = engine_of,
 ) -> Any:
     """A posterior with more rows, see :meth:`epfast.FullPosterior.partial_fit`.
 
@@ -30,7 +30,8 @@ def extended(
     problem, state = post.problem, post.state
     stored = state.sites
     schedule = schedule_of_rows(problem, stored, schedule)
-    new = problem.continued(data, schedule, state._replace(sites=None))
+    base = state._replace(sites=None)
+    new = problem._replace(data=data, schedule=schedule, base=base)
     new.check_weights()
 
     def result(fit: Fit) -> Any:

@@ -150,10 +150,6 @@ class Problem(NamedTuple):
         return self.n_rows
 
     @property
-    def is_process(self) -> bool:
-        return self.prior is None
-
-    @property
     def has_rows(self) -> bool:
         return self.data.y is not None
 
@@ -205,13 +201,9 @@ class Problem(NamedTuple):
         return self.scheme.tilted(self.loss)
 
     @property
-    def prior_precision(self) -> Array:
-        return self.prior.precision
-
-    @property
     def remedy(self) -> str:
         """What to do about a fit that fails."""
-        if self.is_process:
+        if self.prior is None:
             first = "" if self.scheme.integrates else "use scheme='exact', "
             descend = ", descend to a fixed point (schedule=DoubleLoop())"
             return (
@@ -240,8 +232,17 @@ class Problem(NamedTuple):
         return 1.0 if self.loss is None else self.loss.beta
 
     def exact_sites(self) -> Sites | None:
-        """See :func:`exact_sites`."""
-        return exact_sites(self.loss, self.data.y, self.data.weights)
+        """The sites of the rows where the likelihood is Gaussian; None where it is not. O(n)."""
+        loss, (_, y, weights) = self.loss, self.data
+        rows = None if loss is None or y is None else loss.exact_sites(y)
+        if rows is None:
+            return None
+        value, variance = rows
+        weight: Array | float = loss.beta if weights is None else loss.beta * weights
+        precision = weight / variance
+        shift = precision * value
+        scale = -0.5 * (weight * np.log(2.0 * math.pi * variance) + shift * value)
+        return Sites(precision, shift, scale)
 
     def sites_unswept(self) -> Sites | None:
         """Of a process :meth:`exact_sites`, as EP has them, so that there is nothing to sweep.
@@ -287,16 +288,12 @@ class Problem(NamedTuple):
 
     def without_rows(self) -> Problem:
         """The problem without X and y, or kernel, as it is pickled; the n x n form needs them."""
-        if self.is_process:
+        if self.prior is None:
             return self._replace(kernel=None, common=None)
         if self.wide is not None:
             return self
         levels = None if self.levels is None else self.levels.without_rows()
         return self._replace(data=Data(None, None, self.data.weights), levels=levels)
-
-    def continued(self, data: Data, schedule: Any, base: State) -> Problem:
-        """The problem of new rows, by the same loss and scheme; ``base`` holds all other sites."""
-        return self._replace(data=data, schedule=schedule, base=base)
 
     def check_weights(self) -> None:
         """Refuse weights that ask for powers of t if the loss gives none."""
@@ -468,19 +465,6 @@ def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     for part in problem.slices():
         add_sites(problem.rows(part), sites.precision[part], sites.shift[part], precision, shift)
     return symmetric_from_upper(precision), shift
-
-
-def exact_sites(loss: Loss | None, y: Array | None, weights: Array | None) -> Sites | None:
-    """The sites of the rows where the likelihood is Gaussian; None where it is not. O(n)."""
-    rows = None if loss is None or y is None else loss.exact_sites(y)
-    if loss is None or rows is None:
-        return None
-    value, variance = rows
-    weight: Array | float = loss.beta if weights is None else loss.beta * weights
-    precision = weight / variance
-    shift = precision * value
-    scale = -0.5 * (weight * np.log(2.0 * math.pi * variance) + shift * value)
-    return Sites(precision, shift, scale)
 
 
 def from_sites(problem: Problem, sites: Sites, sweeps: int) -> State:

@@ -114,7 +114,7 @@ class ProcessPosterior(GaussianPosterior):
 
         Returns
         -------
-        ndarray of shape (size, m)
+        ndarray of shape (size, m), or (size, m, C) with C latents
         """
         size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
@@ -122,7 +122,10 @@ class ProcessPosterior(GaussianPosterior):
             mean, covariance = self.predict_latent(K_star, K_star_star, joint=True)
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
             raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
-        return draws_of(mean, covariance, size, draws)
+        if self.axes == 1:
+            return draws_of(mean, covariance, size, draws)
+        pairs = zip(mean.T, covariance, strict=True)
+        return np.stack([draws_of(*pair, size, draws) for pair in pairs], axis=2)
 
     def _latent_of(self, theta: Array) -> Array:
         return theta

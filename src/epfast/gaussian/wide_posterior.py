@@ -130,14 +130,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     # -- prediction: O(n^2) a row, and its products with those of X --
 
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        return self.moments_at(rows, False)
-
-    def _together(self, rows: Any) -> tuple[Array, Array]:
-        return self.moments_at(rows, True)
-
-    def moments_at(self, rows: Any, joint: bool) -> tuple[Array, Array]:
-        """See :meth:`predict_latent`; the rows are checked."""
+    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
         rows = self._whole_rows(rows)
         m, n = rows.shape[0], len(self.state.sites.shift)
         mean, cross = np.empty(m), np.empty((m if joint else 0, n))
@@ -244,7 +237,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
             return self.in_d_by_d().with_checked_rows(data, schedule, warn)
 
         def engine(new: Problem) -> ProcessEngine:
-            mean, covariance = self.moments_at(data.X, True)
+            mean, covariance = self._latent(data.X, True)
             form = Dual(new, KernelMatrix(covariance), mean, self.log_evidence)
             return ProcessEngine(new, form)
 

@@ -50,6 +50,17 @@ class Schedule:
     power: float | None
     order: str
     seed: int | None
+    #: whether it has the orders of ours, and none of its own
+    keeps_order: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        cls.keeps_order = cls.visits is Schedule.visits
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the order is for engines to choose: undamped sweeps to a tolerance."""
+        undamped = self.damping == 1.0 and self.tol > 0.0
+        return self.order == "auto" and undamped and self.keeps_order
 
     def filled(self, **defaults: Any) -> Self:
         """A copy in which the given values replace None."""

@@ -117,11 +117,6 @@ def proper(state: S | None) -> S:
     return state
 
 
-def improper_start() -> ValueError:
-    """The error for a start whose sites make the posterior improper."""
-    return ValueError("start makes the posterior improper with this prior; allowed: another prior")
-
-
 class Form:
     """What q is: how sites make it, and what it says.
 
@@ -222,7 +217,9 @@ class EPEngine(Visits):
             return self.begun(self.form.prior(), True)
         state = self.form.built(self.form.taken(start), start.n_sweeps)
         if state is None:
-            raise improper_start()
+            raise ValueError(
+                "start makes the posterior improper with this prior; allowed: another prior"
+            )
         return self.begun(state, False)
 
     def begun(self, state: Any, is_flat: bool) -> Any:
@@ -331,8 +328,3 @@ def natural(covariance: Array, mean: Array, full: bool) -> tuple[Array, Array]:
 def flat(n: int) -> Sites:
     """Flat scalar sites, g = 1."""
     return Sites(np.zeros(n), np.zeros(n), np.zeros(n))
-
-
-def adf_start(state: State) -> State:
-    """A state that ADF goes on from."""
-    return state._replace(sites=None, rows_seen=state.rows_seen or 0)

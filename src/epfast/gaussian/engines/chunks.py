@@ -32,7 +32,6 @@ from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.mixing import shares_of
 from epfast.inference.runtime import Tick, blas_threads
-from epfast.schedules import Schedule
 
 Indices = NDArray[np.intp]
 #: the state that sites make after so many sweeps; None: an improper one
@@ -72,11 +71,6 @@ def overshoots(problem: Problem) -> bool:
     """
     loss = problem.loss
     return loss.is_likelihood and loss.log_concave is False and not loss.by_margin
-
-
-def keeps_order(schedule: Any) -> bool:
-    """Whether a schedule has the orders of ours, and none of its own."""
-    return type(schedule).visits is Schedule.visits
 
 
 def is_for_chunks(problem: Problem) -> bool:
@@ -225,6 +219,14 @@ def layout_of(problem: Problem, visits: Indices) -> Layout:
     return Layout(visits, Rows(X), visits, False)
 
 
+def visits_in_chunks(problem: Problem, sweep: int, layout: Layout | None) -> Indices:
+    """The order of the rows: random, by the seed, unless the schedule has one of its own."""
+    schedule, n = problem.schedule, problem.shape[0]
+    if schedule.order == "parallel" or not schedule.keeps_order:
+        return as_array(schedule.checked_visits(n, sweep))
+    return schedule.fixed_visits(n) if layout is None else layout.visits
+
+
 def ordered(rows: Any) -> Any:
     """CSR rows, each entry once and in the order of its columns. May change its argument."""
     rows.sum_duplicates()
@@ -269,7 +271,7 @@ class InChunks(Visits):
 
     def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         memory: ChunkMemory = state.memory
-        layout, first = self._lay_out(self._visits(state.sweeps)), 0
+        layout, first = self._lay_out(state.sweeps), 0
         visits, core, sequential = layout.visits, self.core, self.sequential
         precision, shift = state.precision.copy(), state.shift.copy()
         self.spread = np.zeros(len(visits)) if memory.mixes else None
@@ -336,16 +338,9 @@ class InChunks(Visits):
             memory, new = memory._replace(steps=steps), new if better is None else better
         return new._replace(memory=memory), counts
 
-    def _visits(self, sweep: int) -> Indices:
-        """The order of the rows: random, by the seed, unless the schedule has one of its own."""
-        schedule, n = self.problem.schedule, self.problem.shape[0]
-        if not keeps_order(schedule):
-            return as_array(schedule.checked_visits(n, sweep))
-        return schedule.fixed_visits(n) if self.layout is None else self.layout.visits
-
-    def _lay_out(self, visits: Indices) -> Layout:
-        """The rows in this order; laid out anew where the order is another one."""
-        layout = self.layout
+    def _lay_out(self, sweep: int) -> Layout:
+        """The rows in the order of a sweep; laid out anew where that is another one."""
+        layout, visits = self.layout, visits_in_chunks(self.problem, sweep, self.layout)
         if layout is None or (
             layout.visits is not visits and not np.array_equal(layout.visits, visits)
         ):

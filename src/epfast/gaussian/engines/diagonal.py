@@ -72,6 +72,9 @@ RowBlock = tuple[Any, Data]
 class Dense(Full):
     """A diagonal precision, of sites with a number per column."""
 
+    #: whether the core takes CSR rows
+    sparse = False
+
     def __init__(self, problem: Problem, size: int, n_sites: int) -> None:
         super().__init__(problem)
         self.size, self.shape = size, (n_sites, len(problem.base.shift))
@@ -105,14 +108,11 @@ class Dense(Full):
     def core(self, rows: int) -> MinibatchSweep:
         """Fits of factors of at most so many rows."""
         schedule, given = self.problem.schedule, self.problem
-        numbers = {"power": schedule.power, "site_rule": schedule.site_rule}
+        numbers: dict[str, Any] = {"power": schedule.power, "site_rule": schedule.site_rule}
         damping = 1.0 if schedule.damping is None else schedule.damping
         size, d = min(self.size, rows), self.shape[1]
-        return given.scheme.minibatch(given.loss, d, size, **numbers, **self.kind(damping))
-
-    def kind(self, damping: float) -> dict[str, Any]:
-        """Settings of the core that differ between dense rows and sparse ones."""
-        return {"damping": damping}
+        numbers |= {"damping": damping, "sparse": self.sparse}
+        return given.scheme.minibatch(given.loss, d, size, **numbers)
 
     def rows(self, data: Data, core: MinibatchSweep) -> RowBlock:
         """Rows for :meth:`visit`."""
@@ -181,6 +181,8 @@ class Dense(Full):
 class ByColumns(Dense):
     """Sites with a number per column that the rows of a factor have: (nonzeros,) in all."""
 
+    sparse = True
+
     def __init__(self, problem: Problem, size: int, n_sites: int) -> None:
         super().__init__(problem, size, n_sites)
         X = problem.data.X
@@ -212,9 +214,6 @@ class ByColumns(Dense):
         assert isinstance(core, SparseSweep)
         core.columns = self.shape[1]
         return core
-
-    def kind(self, damping: float) -> dict[str, Any]:
-        return {"damping": damping, "sparse": True}
 
     def rows(self, data: Data, core: MinibatchSweep) -> RowBlock:
         return self.design or SparseRows(data.X), data

@@ -24,7 +24,7 @@ from scipy import linalg
 
 from epfast._arrays import Array, row_chunks
 from epfast.gaussian.engines.base import Swept, contraction
-from epfast.gaussian.engines.chunks import DEPTH, Step, keeps_order
+from epfast.gaussian.engines.chunks import DEPTH, Step
 from epfast.gaussian.engines.latent_means import conjugate_gradients
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Sites
@@ -60,10 +60,7 @@ def may_step(problem: Problem, seen: bool = False) -> bool:
         and problem.scheme.integrates
         and not seen
         and schedule.stores == "factor"
-        and schedule.order == "auto"
-        and schedule.damping == 1.0
-        and schedule.tol > 0.0
-        and keeps_order(schedule)
+        and schedule.is_automatic
     )
 
 

@@ -29,7 +29,7 @@ from epfast.gaussian.engines.base import (
     following,
     gaussian,
 )
-from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, keeps_order, taken_in
+from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, taken_in
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Counts, Sites
@@ -185,8 +185,8 @@ def _times(A: Array, b: Array) -> Array:
 
 def takes(schedule: Any) -> bool:
     """Whether sweeps of all classes together can have this schedule."""
-    orders = schedule.order in ("auto", "parallel") and keeps_order(schedule)
-    return orders and schedule.block is None
+    orders = schedule.order in ("auto", "parallel") and schedule.keeps_order
+    return bool(orders and schedule.block is None)
 
 
 class Joint(Full):

@@ -17,7 +17,6 @@ from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
     EPEngine,
     Swept,
-    adf_start,
     flat,
     natural,
     plain,
@@ -25,7 +24,6 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.chunks import sequential_core
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.rows import RowEngine
 from epfast.gaussian.problem import Problem, RowSlice
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep
@@ -35,17 +33,13 @@ from epfast.inference.runtime import Tick
 Piece = tuple[RowSlice, NDArray[np.intp]]
 
 
-def engine_of_rows(problem: Problem) -> RowEngine | PassEngine:
-    """The engine of rows in the d x d form."""
-    return (PassEngine if problem.schedule.stores == "none" else RowEngine)(problem)
-
-
 def adf_begun(problem: Problem, start: Any) -> Swept:
     """The state before a pass."""
     d = len(problem.base.shift)
     if start is not None and start.shift.size != d:
         raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
-    return with_moments(adf_start(problem.base if start is None else start.state))
+    state = problem.base if start is None else start.state
+    return with_moments(state._replace(sites=None, rows_seen=state.rows_seen or 0))
 
 
 class PassEngine(EPEngine):

@@ -40,6 +40,7 @@ from epfast.gaussian.engines.chunks import (
     taken_in,
 )
 from epfast.gaussian.engines.full import Full
+from epfast.gaussian.engines.joint import cavities, log_mass
 from epfast.gaussian.engines.rows import (
     PARALLEL_ROWS,
     order_of_rows,
@@ -498,17 +499,11 @@ class WeightEngine(EPEngine):
 
     def _rescale(self, sites: Sites, now: Summary) -> None:
         """Give prior sites the scales by which their integrals over cavities are Z, in place."""
-        visits = self.form.given.visits
-        weights = split(sites, self.form.n)[1]
-        tau, nu = weights.precision[visits], weights.shift[visits]
-        mean, variance = now.mean[visits], now.variance[visits]
-        rest = 1.0 - tau * variance
-        if not len(visits) or not (rest > 0.0).all():
-            return
-        m, v = (mean - nu * variance) / rest, variance / rest
+        visits, weights = self.form.given.visits, split(sites, self.form.n)[1]
+        some: Sites = families.taken(weights, visits)
+        cavity = cavities(some, now.mean[visits], now.variance[visits])
         lZ, *others = np.empty((3, len(visits)))
-        if self.of_prior.many(self.ones, m, v, self.ones[:, 0].copy(), lZ, *others):
+        if cavity is None or not len(visits):
             return
-        whole = 1.0 + tau * v
-        lZ += 0.5 * np.log(whole)
-        weights.log_scale[visits] = lZ - 0.5 * (2.0 * m * nu + nu * nu * v - tau * m * m) / whole
+        if not self.of_prior.many(self.ones, *cavity, self.ones[:, 0].copy(), lZ, *others):
+            weights.log_scale[visits] = lZ + log_mass(*some[:2], *cavity)

@@ -32,7 +32,6 @@ from epfast.gaussian.engines.chunks import (
     Step,
     chunk_size,
     is_for_chunks,
-    keeps_order,
     moves_of,
     overshoots,
     sequential_core,
@@ -65,7 +64,7 @@ class InTurn(Visits):
     def __init__(self, problem: Problem, tilted: TiltedMoments, form: Full) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.core = sequential_core(problem, tilted)
-        plain = self.schedule.order != "shuffled" and keeps_order(self.schedule)
+        plain = self.schedule.order != "shuffled" and self.schedule.keeps_order
         self.parts = form.parts if plain else None
         self.numbers = np.arange(problem.n_rows)
 
@@ -144,8 +143,7 @@ class AtOnce(Visits):
 def settles_means(problem: Problem) -> bool:
     """Whether the automatic order has passes, see :class:`MeansFirst`."""
     schedule, X = problem.schedule, problem.data.X
-    plain = schedule.order == "auto" and schedule.block is None and keeps_order(schedule)
-    plain = plain and schedule.tol > 0.0 and schedule.damping == schedule.power == 1.0
+    plain = schedule.is_automatic and schedule.block is None and schedule.power == 1.0
     dense = isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous
     many = dense and X.shape[1] >= MEANS_FROM and problem.data.weights is None
     return bool(plain and many and problem.scheme.integrates and problem.loss.log_concave)
@@ -310,9 +308,7 @@ def order_of_rows(problem: Problem) -> str:
     if schedule.order != "auto":
         return str(schedule.order)
     # a schedule with an order of its own keeps it
-    undamped = schedule.tol > 0.0 and schedule.damping == 1.0
-    chunks = undamped and keeps_order(schedule) and is_for_chunks(problem)
-    return "chunked" if chunks else "sequential"
+    return "chunked" if schedule.is_automatic and is_for_chunks(problem) else "sequential"
 
 
 def visits_of(

@@ -30,8 +30,8 @@ from epfast.gaussian.engines.chunks import (
     block_of,
     chunk_size,
     is_for_chunks,
-    keeps_order,
     layout_of,
+    visits_in_chunks,
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.latent_means import (
@@ -156,9 +156,7 @@ class LatentChunks(Visits):
 
     def _laid_out(self, sweep: int) -> Layout:
         """The rows in the order of this sweep."""
-        schedule, (n, d) = self.problem.schedule, self.problem.shape
-        fixed = not self.parallel and keeps_order(schedule)
-        visits = schedule.fixed_visits(n) if fixed else as_array(schedule.checked_visits(n, sweep))
+        (n, d), visits = self.problem.shape, visits_in_chunks(self.problem, sweep, self.layout)
         if self.layout is None or not np.array_equal(self.layout.visits, visits):
             self.layout = layout = layout_of(self.problem, visits)
             block = min(SPARSE_BLOCK if layout.is_sparse else block_of(d), n)
@@ -228,7 +226,7 @@ class StackEngine(EPEngine):
         order, undamped = schedule.order, schedule.tol > 0.0 and schedule.damping == 1.0
         if order == "auto":
             many = is_for_chunks(problem) or (loss.log_concave and problem.shape[1] > BY_ROWS_UP_TO)
-            chunked = schedule.block is not None or (many and undamped and keeps_order(schedule))
+            chunked = schedule.block is not None or (many and schedule.is_automatic)
             order = "chunked" if chunked else "sequential"
         if schedule.block is not None and order != "chunked":
             raise ValueError(
