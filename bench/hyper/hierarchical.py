@@ -291,7 +291,7 @@ def stored(
             subprocess.run([options.nuts, script, name, str(file)], check=True)
             found[name] = json.loads(file.read_text(encoding="utf-8"))
             print(f"{name}: {found[name]['seconds']:.0f} s")
-    document = {"machine": harness.machine(), "models": found}
+    document = {**harness.provenance(), "models": found}
     (options.output / path.name).write_text(json.dumps(document, indent=1) + "\n")
     return found
 

@@ -208,7 +208,7 @@ class JointEngine:
         for b, i in self.order[:: -1 if state.sweeps % 2 else 1]:
             at = self.at[b][i]
             if now is not None:
-                belief = np.linalg.inv(now.covariance[np.ix_(at, at)])
+                belief = np.linalg.inv(now.covariance[np.ix_(at, at)])  # a precision
                 incoming = belief @ now.mean[at]
             else:
                 belief, incoming = without_others(precision, shift, at)
@@ -218,7 +218,8 @@ class JointEngine:
             if new is not None:
                 damping = self.problem.schedule.damping
                 step = Sites(*(damping * (a - z) for a, z in zip(new, old, strict=True)))
-                moved = self.moved(sites, b, i, step, None if parallel else (now, precision, shift))
+                known = None if parallel else (now, precision, shift, belief)
+                moved = self.moved(sites, b, i, step, known)
             if moved is None:
                 refused += 1
             elif not parallel:
@@ -248,31 +249,30 @@ class JointEngine:
         return new_state, Counts(refused=refused, measured=(far, evidence))
 
     def moved(
-        self, sites: tuple[Sites, ...], b: int, i: int, step: Sites, belief: Any
+        self, sites: tuple[Sites, ...], b: int, i: int, step: Sites, known: Any
     ) -> tuple[Any, Array, Array] | None:
         """The belief after a step of a site, which is taken; None, and no step, if it is improper.
 
-        belief None: the step is taken, and nobody looks.
+        known: the belief, its natural parameters, and the precision of the neighbours; None: the
+        step is taken, and nobody looks.
         """
         found = None, np.empty(0), np.empty(0)
-        if belief is not None:
-            now, precision, shift = belief
+        if known is not None:
+            now, precision, shift, of_neighbours = known
             at = self.at[b][i]
-            inner = np.ix_(at, at)
             if now is not None:
-                beside = now.covariance[:, at]
-                gain = np.linalg.inv(beside[at]) + step.precision
                 try:
-                    np.linalg.cholesky(gain)
+                    np.linalg.cholesky(of_neighbours + step.precision)
                 except np.linalg.LinAlgError:
                     return None
-            precision[inner] += step.precision
+            precision[np.ix_(at, at)] += step.precision
             shift[at] += step.shift
             if now is None:
                 now = belief_of(precision, shift)
             else:
-                pull = np.linalg.solve(beside[at] + beside[at] @ step.precision @ beside[at],
-                                       beside[at] @ step.precision @ beside.T)  # fmt: skip
+                beside = now.covariance[:, at]
+                inner, added = beside[at], beside[at] @ step.precision
+                pull = np.linalg.solve(inner + added @ inner, added @ beside.T)
                 covariance = now.covariance - beside @ pull
                 now = now._replace(covariance=covariance, mean=covariance @ shift)
             found = now, precision, shift

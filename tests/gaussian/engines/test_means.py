@@ -6,6 +6,7 @@ from scipy import sparse
 
 import epfast
 from epfast.gaussian.engines import means
+from epfast.gaussian.engines.latent_means import conjugate_gradients
 
 LOSSES = ("logistic", "probit", "hinge", "squared_hinge", "poisson", "binomial")
 #: sweeps of the automatic order at most
@@ -111,6 +112,15 @@ def test_many_columns_by_conjugate_gradients(monkeypatch, csr):
     assert found.n_sweeps <= FEW
     np.testing.assert_allclose(found.mean, by_factor.mean, atol=1e-6)
     np.testing.assert_allclose(found.variance, by_factor.variance, rtol=1e-5)
+
+
+@pytest.mark.parametrize("last", [2.0, -2.0])
+def test_conjugate_gradients_find_nothing_where_the_matrix_is_not_positive(last):
+    """The identity is the prior, and about the whole."""
+    added, right = np.array([0.5, 1.0, last]), np.array([1.0, -1.0, 3.0])
+    found = conjugate_gradients(right, lambda p: added * p, lambda r: (r, r), 1e-12)
+    expected = right / (1.0 + added) if last > 0.0 else np.full(3, np.nan)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_rows_that_share_a_column_go_as_they_did():

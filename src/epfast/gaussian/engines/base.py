@@ -265,8 +265,7 @@ class EPEngine(Visits):
             return self.unswept(last)
         lost = 0 if tasks is None else tasks.n_lost - lost
         counts = counts._replace(left=left, made=None, settled=settled, lost=lost)
-        memory = state.memory if new.memory is None else new.memory
-        return visits.after(state, new._replace(order=state.order, memory=memory), counts)
+        return visits.after(state, following(state, new), counts)
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
         """The state of half of the change of the sites, or half of that; None: no share is one."""

@@ -68,7 +68,8 @@ def conjugate_gradients(
 ) -> Array:
     """z with (P + pull) z = right, P the precision of the prior.
 
-    nearly: about the solution, and P times that; so P is never applied to anything else.
+    nearly: about the solution, and P times that; so P is never applied to anything else. NaN where
+    P + pull is not positive.
     """
     step, r = np.zeros_like(right), right.copy()
     z, back = nearly(r)
@@ -78,7 +79,10 @@ def conjugate_gradients(
         if not size > enough**2 * first:
             break
         q = kp + pull(p)
-        share = size / float((p * q).sum())
+        curvature = float((p * q).sum())
+        if not curvature > 0.0:
+            return np.full_like(right, np.nan)
+        share = size / curvature
         step += share * p
         r -= share * q
         z, back = nearly(r)
