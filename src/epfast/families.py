@@ -49,6 +49,11 @@ def taken(a: T, which: Any) -> T:
     return type(a)(*(x[which] for x in a))
 
 
+def joined(a: T, b: T) -> T:
+    """The members of one, then those of another."""
+    return type(a)(*map(np.concatenate, zip(a, b, strict=True)))
+
+
 def put(a: T, which: Any, new: T) -> None:
     """Overwrite the members with this index, in place."""
     for x, y in zip(a, new, strict=True):

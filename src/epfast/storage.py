@@ -11,7 +11,7 @@ import numpy as np
 from epfast import _checks, losses
 from epfast.gaussian.arrow_posterior import ArrowPosterior
 from epfast.gaussian.engines.arrow import ArrowMoments, Levels
-from epfast.gaussian.engines.kernel import GPState, Relaxed, ValueMoments
+from epfast.gaussian.engines.kernel import GPState, ValueMoments
 from epfast.gaussian.engines.prior_sites import ShrunkState
 from epfast.gaussian.factor import LowRankFactor
 from epfast.gaussian.files import check_shapes, restored
@@ -21,7 +21,7 @@ from epfast.gaussian.latent_processes import LatentGPPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.nearest import NearestGPPosterior
-from epfast.gaussian.problem import Data, PriorSites, Problem, State
+from epfast.gaussian.problem import Data, PriorSites, Problem, RelaxationFactors, State
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide import WideRows
@@ -68,7 +68,7 @@ PARTS = (
     ValueMoments,
     PriorSites,
     Problem,
-    Relaxed,
+    RelaxationFactors,
     Scaling,
     ShrunkState,
     Sites,
@@ -82,10 +82,11 @@ PARTS = (
 OF_ROWS = """problem.prior.shift d, problem.prior.precision d|dd, problem.base.shift d,
 problem.base.precision d|dd, problem.center f, problem.data.weights n, problem.data.X nd,
 problem.data.y nw?, """
+RELAXED = "state.relaxed.shift n, state.relaxed.precision n"
 SITES = "state.sites.log_scale n, state.sites.shift n, state.sites.precision n"
 SEVERAL = "state.sites.log_scale n, state.sites.shift nc, state.sites.precision nc"
 SHAPES = {
-    "full": f"state.shift d, state.precision dd, {SITES}",
+    "full": f"state.shift d, state.precision dd, {RELAXED}, {SITES}",
     "shared": """state.shift d, state.precision dd, state.sites.log_scale s,
         state.sites.shift sd, state.sites.precision sdd, problem.groups n=s""",
     "factorized": """state.shift d, state.precision d,
@@ -102,9 +103,9 @@ SHAPES = {
         problem.prior_sites.start.log_scale d, problem.prior_sites.start.shift d,
         problem.prior_sites.start.precision d, problem.prior_sites.visits v=d, problem.wide.X nd,
         {SITES}""",
-    "process": f"""problem.data.y nw?, problem.data.weights n, state.relaxed.shift n,
-        state.relaxed.precision n, state.moments.alpha n, state.moments.mean n,
-        state.moments.variance n, state.factor nn, state.diagonal n, {SITES}""",
+    "process": f"""problem.data.y nw?, problem.data.weights n, {RELAXED}, state.moments.alpha n,
+        state.moments.mean n, state.moments.variance n, state.factor nn, state.diagonal n,
+        {SITES}""",
     "nearest_process": f"""problem.data.y nw?, problem.data.weights n, state.moments.alpha n,
         state.moments.mean n, state.moments.variance n, {SITES}""",
     "latent_processes": f"""problem.data.y nw?, state.moments.alpha n, state.moments.mean n,

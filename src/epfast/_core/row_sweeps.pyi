@@ -13,6 +13,7 @@ class BlockedSweep:
     log_scale_total: float
     log_determinant: float
     moved: float
+    relaxation: Relaxation | None
     pool: ThreadPool | None
     def __init__(
         self,

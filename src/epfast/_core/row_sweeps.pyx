@@ -89,7 +89,7 @@ cdef class BlockedSweep:
     """
 
     cdef TiltedMoments moments
-    cdef Relaxation relaxation
+    cdef readonly Relaxation relaxation
     cdef ptrdiff_t d, q
     cdef double power, damping
     cdef double[:, ::1] V, W

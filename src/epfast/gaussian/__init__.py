@@ -2,7 +2,7 @@
 
 from epfast.gaussian.arrow_posterior import ArrowPosterior
 from epfast.gaussian.combining import combine
-from epfast.gaussian.engines.kernel import GPState, Relaxed
+from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.factor import KernelColumns, LowRankFactor, incomplete_cholesky
 from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.fit_linear import fit_problem
@@ -13,7 +13,7 @@ from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior,
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.posterior import GaussianPosterior
-from epfast.gaussian.problem import Problem, State
+from epfast.gaussian.problem import Problem, RelaxationFactors, State
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.relaxed import RelaxedEnergies
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
@@ -36,7 +36,7 @@ __all__ = [
     "LowRankGPPosterior",
     "NearestGPPosterior",
     "Problem",
-    "Relaxed",
+    "RelaxationFactors",
     "RelaxedEnergies",
     "ShrunkPosterior",
     "State",

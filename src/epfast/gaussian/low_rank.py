@@ -87,6 +87,7 @@ class LowRankGPPosterior(ProcessPosterior):
         return FullPosterior(self.state, self.problem, self.converged, self.history)
 
     batch_size = property(attrgetter("problem.batch_size"))
+    relaxed = property(attrgetter("weights.relaxed"))
     has_site_per_row = property(attrgetter("weights.has_site_per_row"))
     #: EP's log p(y) under the prior N(0, G G'), with all constants
     log_evidence = property(attrgetter("weights.log_evidence"))
@@ -369,7 +370,8 @@ def _weights_in(start: Any, problem: Problem) -> Any:
     """The start for another factor; shared sites remain tied to the old one."""
     base, d = problem.base, problem.shape[1]
     if not isinstance(start, LowRankGPPosterior):
-        return WarmStart(start.sites, base.shift, base, start.n_sweeps)
+        state = base._replace(relaxed=getattr(start.state, "relaxed", None))
+        return WarmStart(start.sites, base.shift, state, start.n_sweeps)
     weights = start.weights
     if weights.sites is None or weights.sites.shift.ndim != 1:
         return weights

@@ -30,7 +30,7 @@ def extended(
     problem, state = post.problem, post.state
     stored = state.sites
     schedule = schedule_of_rows(problem, stored, schedule)
-    base = state._replace(sites=None)
+    base = state._replace(sites=None, relaxed=None)
     new = problem._replace(data=data, schedule=schedule, base=base)
     new.check_weights()
 
@@ -40,8 +40,10 @@ def extended(
             some = data.taken(slice(whole.rows_seen - (state.rows_seen or 0)))
             rows = joined_data([problem.data, some])
         else:
-            sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
-            whole = fit.state._replace(sites=sites)
+            whole = fit.state._replace(sites=families.joined(stored, fit.state.sites))
+            if fit.state.relaxed is not None:
+                assert state.relaxed is not None
+                whole = whole._replace(relaxed=families.joined(state.relaxed, fit.state.relaxed))
             rows = joined_data([problem.data, data], len(stored.shift))
         known = problem._replace(data=rows, schedule=schedule)
         history = post.history + fit.history
@@ -117,7 +119,8 @@ def without(problem: Problem, state: State, gone: NDArray[np.bool_], rest: Probl
         precision, shift = np.tensordot(times, stored.precision, 1), times @ stored.shift
         scale = float(times @ stored.log_scale)
     natural = state.precision - precision, state.shift - shift
-    new = State(*natural, left, state.log_scale - scale, state.sweeps)
+    relaxed = None if state.relaxed is None else families.taken(state.relaxed, ~gone)
+    new = State(*natural, left, state.log_scale - scale, state.sweeps, relaxed=relaxed)
     return new if is_proper(new.precision) else None
 
 

@@ -16,6 +16,7 @@ from epfast._arrays import Array
 from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.diagnostics import loo_of_rows, residual_of_rows, residual_of_sweep
 from epfast.gaussian.files import contents
+from epfast.gaussian.problem import RelaxationFactors
 from epfast.inference import SweepInfo, certificates, learning, report
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
@@ -315,21 +316,37 @@ class GaussianPosterior(Posterior):
         whole = self._with_rows()
         return whole.problem, self.sites, *whole.marginals_of_rows()
 
+    @property
+    def relaxed(self) -> RelaxationFactors | None:
+        """Precision and shift, (n,) each, of the relaxation factors of relaxed EP; else None."""
+        factors: RelaxationFactors | None = getattr(self.state, "relaxed", None)
+        return factors
+
     @cached_property
     def residual(self) -> float:
         """Distance from a fixed point of EP; NaN if no sites are stored, or the scheme is unknown.
 
         For a site per row: the largest difference, over the rows, between tilted and posterior
         moments of the latent values, means in standard deviations, variances relative; infinite if
-        a cavity is improper. For shared sites, minibatch factors and classes with covariances: the
+        a cavity is improper. In relaxed EP tilted distribution and posterior are both multiplied
+        by r_i first; NaN if the objective is "printed", whose fixed points do not match moments.
+        For shared sites, minibatch factors and classes with covariances: the
         ``change`` of one more undamped sweep, all factors at once. O(n d^2), once.
         """
         if self.sites is None or self.scheme is None:
             return float("nan")
         if not self.has_site_per_row or getattr(self.problem, "batch_size", None) is not None:
             return residual_of_sweep(self._with_rows().problem, self.state)
-        problem, *at_rows = self._rows_with_sites()
-        return residual_of_rows(problem, self.n_sweeps, *at_rows)
+        problem, sites, mean, variance = self._rows_with_sites()
+        if self.relaxed is not None:
+            if self.scheme.objective == "printed":
+                return float("nan")
+            # r_i q divided by site i is r_i times the cavity
+            rest = 1.0 + self.relaxed.precision * variance
+            if not (rest > 0.0).all():
+                return float("inf")
+            mean, variance = (mean + variance * self.relaxed.shift) / rest, variance / rest
+        return residual_of_rows(problem, self.n_sweeps, sites, mean, variance)
 
     def loo_log_predictive(self) -> Array:
         """Leave-one-out log probability of each response, from the cavities. O(n).

@@ -31,6 +31,15 @@ CHUNK = 1 << 17
 BLOCK = 64
 
 
+class RelaxationFactors(NamedTuple):
+    """Natural parameters of r_i of relaxed EP, at the fit of site i."""
+
+    #: (n,), 0 if factor i was not relaxed
+    precision: Array
+    #: (n,), precision times mean
+    shift: Array
+
+
 class State(NamedTuple):
     """A Gaussian over the weights, and its sites: plain arrays, picklable."""
 
@@ -46,6 +55,8 @@ class State(NamedTuple):
     sweeps: int
     #: rows taken in by ADF, of an unfinished pass too; None: EP
     rows_seen: int | None = None
+    #: of relaxed EP, else None
+    relaxed: RelaxationFactors | None = None
 
 
 class Data(NamedTuple):

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from epfast import _checks
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.diagnostics import residual_of_rows
 from epfast.gaussian.engines.kernel import Kernel, log_evidence
 from epfast.gaussian.kernel_posterior import KernelPosterior, kernel_rows
 from epfast.gaussian.linear_posterior import FullPosterior
@@ -70,8 +69,6 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
     alpha = property(attrgetter("moments.alpha"))
     mean = property(attrgetter("moments.mean"))
     variance = property(attrgetter("moments.variance"))
-    #: precision b_i and shift of each relaxation factor, in relaxed EP; else None
-    relaxed = property(attrgetter("state.relaxed"))
 
     @property
     def log_evidence(self) -> float:
@@ -90,24 +87,8 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
     @cached_property
     def residual(self) -> float:
-        """As :attr:`FullPosterior.residual`, over the observations.
-
-        In relaxed EP tilted distribution and posterior are both multiplied by r_i first. NaN if the
-        objective is "printed", whose fixed points do not match moments.
-        """
-        if self.is_exact:
-            return 0.0
-        if getattr(self.scheme, "objective", None) == "printed":
-            return float("nan")
-        if self.relaxed is None:
-            return super().residual
-        # r_i q divided by site i is r_i times the cavity
-        rest = 1.0 + self.relaxed.precision * self.variance
-        if not (rest > 0.0).all():
-            return float("inf")
-        mean = (self.mean + self.variance * self.relaxed.shift) / rest
-        at_rows = self.state.sites, mean, self.variance / rest
-        return residual_of_rows(self.problem, self.n_sweeps, *at_rows)
+        """As :attr:`FullPosterior.residual`, over the observations."""
+        return 0.0 if self.is_exact else super().residual
 
     # -- evidence --
 

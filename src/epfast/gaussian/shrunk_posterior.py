@@ -19,7 +19,6 @@ from epfast.gaussian.engines.prior_sites import (
     DualState,
     ShrunkState,
     WeightEngine,
-    joined,
 )
 from epfast.gaussian.engines.rows import PARALLEL_ROWS
 from epfast.gaussian.linear_posterior import FullPosterior
@@ -265,7 +264,7 @@ class ShrunkPosterior(FullPosterior):
     @cached_property
     def _by_rows(self) -> DualState:
         """Matrices of the n x n form. O(n^2 d), once."""
-        sites = joined(self.state.sites, self.prior_sites)
+        sites = families.joined(self.state.sites, self.prior_sites)
         found: DualState | None = ByRows(self.problem).built(sites, 0)
         assert found is not None
         return found

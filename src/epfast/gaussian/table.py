@@ -100,7 +100,9 @@ PASS = "weights, sparse X, chunks of X, power, order='shuffled'"
 COLUMNS = "weights, sparse X, power, site_rule, record='factor', order='shuffled'"
 ENGINES: Table = {
     ("full", "row", "factor"): _row(
-        of_rows, f"weights, prior, sparse X, damping, power, block, order='chunked', {ORDERS}"
+        of_rows,
+        "weights, prior, sparse X, damping, power, block, scheme='relaxed', order='chunked', "
+        + ORDERS,
     ),
     ("full", "row", "none"): _row(PassEngine, PASS),
     ("full", "row", "shared"): _row(SharedEngine, LAPLACE),
@@ -215,7 +217,8 @@ def legal(
     if schedule.order == "parallel":
         pairs["order='parallel'"] = ("block", "weights") if covariance == "process" else ("block",)
     if scheme.relaxes:
-        pairs["scheme='relaxed'"] = "power", "order='parallel'", "weights"
+        none = "power", "weights", "prior", "order='parallel'", "order='chunked'"
+        pairs["scheme='relaxed'"] = none
     for other, names in pairs.items():
         asked |= {f"{name} beside {other}": asked[name] for name in names if name in asked}
     for name, value in asked.items():

@@ -263,13 +263,13 @@ def wide_rows(
     """The rows, if a fit by these choices takes the n x n form.
 
     Scalar sites of EP with a full covariance, fewer rows than columns; not in chunks, or where they
-    are weighted and fitted in parallel.
+    are weighted and fitted in parallel, or relaxed.
     """
     schedule = choices.schedule
     if not (isinstance(schedule, EP) and choices.covariance == "full"):
         return None
     by_rows = choices.batch_size is None and choices.loss.latents == 1
-    if not by_rows or not hasattr(data.X, "shape"):
+    if not by_rows or choices.scheme.relaxes or not hasattr(data.X, "shape"):
         return None
     if schedule.order == "chunked" or (data.weights is not None and schedule.order == "parallel"):
         return None

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from epfast._arrays import Array
 from epfast._core.loss import CoreLoss
 from epfast._core.minibatch import MinibatchSweep
+from epfast._core.relaxed import Relaxation
 from epfast._core.scalar_schemes import FactorScheme, PythonScheme
 from epfast._core.sparse_factors import SPARSE, SparseSweep
 from epfast._core.tilted import TiltedMoments
@@ -119,6 +120,10 @@ class Scheme:
         """Tilted moments of a row, for the core: (y, m, v, power) to (lZ, dlZ, d2lZ)."""
         core = loss.shifted_core() if core is None else core
         return loss.tilted(core, FactorScheme(core, **self.core_arguments(1)))
+
+    def relaxation(self, tilted: TiltedMoments) -> Relaxation | None:
+        """The fit of sites beside relaxation factors, for the core; None: sites are plain."""
+        return None
 
     def minibatch(
         self, loss: Loss, d: int, rows: int, *, sparse: bool = False, **settings: Any

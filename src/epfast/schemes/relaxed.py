@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from epfast import _checks
-from epfast._core import relaxed
 from epfast._core.loss import CoreLoss
+from epfast._core.relaxed import Relaxation
 from epfast._core.tilted import TiltedMoments
 from epfast.losses import Loss
 from epfast.schemes.base import RowScheme, Scheme
@@ -25,7 +25,8 @@ class Relaxed(RowScheme):
     g_i that is to be replaced (eq. 13), and the new site is the projection of t_i r_i cavity
     divided by r_i cavity. b >= 0, the size of r_i, is the least of a divergence plus ``weight`` b.
     It is 0, and the fit that of EP, where factor and posterior agree; for outliers it is not, and
-    they move the posterior less. As ``weight`` grows the result goes to EP's.
+    they move the posterior less. As ``weight`` grows the result goes to EP's. For processes, and
+    for rows of ``fit_linear`` with a full covariance.
 
     Parameters
     ----------
@@ -82,10 +83,9 @@ class Relaxed(RowScheme):
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
         return self.scheme.tilted(loss, core)
 
-    def relaxation(self, tilted: TiltedMoments) -> relaxed.Relaxation:
-        """The fit of sites in the core, given the tilted moments."""
-        normal = self.is_normal
-        return relaxed.Relaxation(tilted, self.weight, OBJECTIVES.index(self.objective), normal)
+    def relaxation(self, tilted: TiltedMoments) -> Relaxation:
+        reading = OBJECTIVES.index(self.objective)
+        return Relaxation(tilted, self.weight, reading, self.is_normal)
 
     @property
     def is_normal(self) -> bool:

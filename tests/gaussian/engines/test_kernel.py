@@ -133,31 +133,36 @@ def test_a_process_is_a_linear_model(loss, scheme):
     given = {"loss": loss, "scheme": scheme, "schedule": schedule}
     # under a wide prior crude schemes blow up what rounding differs by
     prior = 2.0 if scheme == "exact" else 0.5
+    # the search for a relaxation factor ends with an error of 1e-6, which the last bits decide
+    near = 1e-5 if scheme == "relaxed" else 1e-8
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         linear = epfast.fit_linear(X, y, posterior="full", prior_variance=prior, **given)
         gp = fit_gp(prior * X @ X.T, y, **given)
-    np.testing.assert_allclose(gp.mean, X @ linear.mean, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(gp.covariance, X @ linear.covariance @ X.T, rtol=0, atol=1e-8)
-    assert gp.log_evidence == pytest.approx(linear.log_evidence, rel=1e-9)
+    np.testing.assert_allclose(gp.mean, X @ linear.mean, rtol=0, atol=near)
+    np.testing.assert_allclose(gp.covariance, X @ linear.covariance @ X.T, rtol=0, atol=near)
+    assert gp.log_evidence == pytest.approx(linear.log_evidence, rel=0.1 * near)
     Z = rng.normal(size=(5, 30))
     K_star, diagonal = prior * Z @ X.T, prior * (Z**2).sum(axis=1)
     for got, want in zip(
         gp.predict_latent(K_star, diagonal), linear.predict_latent(Z), strict=True
     ):
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(got, want, rtol=0, atol=near)
     for name in ("predict_proba",) if loss.by_margin else ("predict", "predict_variance"):
         np.testing.assert_allclose(
-            getattr(gp, name)(K_star, diagonal), getattr(linear, name)(Z), rtol=1e-7, atol=1e-7
+            getattr(gp, name)(K_star, diagonal),
+            getattr(linear, name)(Z),
+            rtol=10 * near,
+            atol=10 * near,
         )
     np.testing.assert_allclose(
         gp.log_predictive(K_star, diagonal, y[:5]),
         linear.log_predictive(Z, y[:5]),
-        rtol=1e-6,
-        atol=1e-6,
+        rtol=100 * near,
+        atol=100 * near,
     )
     np.testing.assert_allclose(
-        gp.loo_log_predictive(), linear.loo_log_predictive(), rtol=1e-6, atol=1e-6
+        gp.loo_log_predictive(), linear.loo_log_predictive(), rtol=100 * near, atol=100 * near
     )
 
 

@@ -15,8 +15,10 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import gaussian_moments
+from epfast._core.relaxed import Relaxation
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.problem import (
+    RelaxationFactors,
     State,
     inverse_of,
     log_determinant,
@@ -52,6 +54,7 @@ class Swept(NamedTuple):
     log_scale: float
     sweeps: int
     rows_seen: int | None
+    relaxed: RelaxationFactors | None
     #: of a full posterior, (d, d) and (d,)
     covariance: Any
     mean: Any
@@ -70,6 +73,8 @@ class Visits:
 
     #: whether the sites make a proper posterior after each call of the core
     in_turn = False
+    #: fits sites beside relaxation factors, in relaxed EP
+    relaxation: Relaxation | None = None
 
     def visit(self, state: Any, sites: Any, tick: Tick) -> Counts:
         """Fit the sites, in place, from the posterior of ``state``.
@@ -96,9 +101,14 @@ def gaussian(state: State, rooted: bool = False) -> Swept | None:
 
 
 def following(old: Any, new: Any) -> Any:
-    """The posterior after that of another state, whose order it has, and memory, if none yet."""
+    """The posterior after that of another state.
+
+    It has the order and the relaxation factors of that state, and its memory, if none yet.
+    """
     memory = old.memory if new.memory is None else new.memory
-    return new._replace(order=old.order, memory=memory)
+    new = new._replace(order=old.order, memory=memory)
+    relaxed = getattr(old, "relaxed", None)
+    return new if relaxed is None else new._replace(relaxed=relaxed)
 
 
 def with_moments(state: State) -> Swept:
@@ -220,6 +230,8 @@ class EPEngine(Visits):
             raise ValueError(
                 "start makes the posterior improper with this prior; allowed: another prior"
             )
+        if self.problem.scheme is not None and self.problem.scheme.relaxes:
+            state = state._replace(relaxed=getattr(start.state, "relaxed", None))
         return self.begun(state, False)
 
     def begun(self, state: Any, is_flat: bool) -> Any:
@@ -240,6 +252,8 @@ class EPEngine(Visits):
         if self.tilted is not None:
             self.tilted.begin_sweep(state.sweeps)
         visits, sites = self.visits(state), self.opened(state)
+        if visits.relaxation is not None:
+            state = self._with_relaxation(visits.relaxation, state)
         try:
             counts = visits.visit(state, sites, tick)
         except PartOfSweep:
@@ -275,6 +289,15 @@ class EPEngine(Visits):
                 share *= 0.5
                 new = self.form.built(self.between(state, sites, share), sweeps)
         return new
+
+    def _with_relaxation(self, relaxation: Relaxation, state: Any) -> Any:
+        """The state with a copy of its relaxation factors, which the visits change."""
+        freeze, n = self.problem.scheme.freeze, self.n_sites
+        before = state.relaxed or RelaxationFactors(np.zeros(n), np.zeros(n))
+        relaxed = families.copied(before)
+        frozen = freeze is not None and state.sweeps >= freeze
+        relaxation.begin_sweep(relaxed.precision, relaxed.shift, frozen)
+        return state._replace(relaxed=relaxed)
 
     def opened(self, state: Any) -> Any:
         """What visits change: copies of the sites; None where there are none."""

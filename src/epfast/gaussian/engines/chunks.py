@@ -76,7 +76,8 @@ def overshoots(problem: Problem) -> bool:
 def is_for_chunks(problem: Problem) -> bool:
     """Whether chunks are the automatic order for so many rows."""
     n, d = problem.shape
-    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d) and not overshoots(problem)
+    enough = n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d)
+    return enough and not (overshoots(problem) or problem.scheme.relaxes)
 
 
 def chunk_size(problem: Problem) -> int:
@@ -244,7 +245,8 @@ def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
     block = block_size(getattr(schedule, "block", None), d)
     damping = 1.0 if schedule.damping is None else schedule.damping
     full = problem.sparse or d < HALF_FROM
-    return BlockedSweep(tilted, d, block, schedule.power, damping, full)
+    relaxation = problem.scheme.relaxation(tilted)
+    return BlockedSweep(tilted, d, block, schedule.power, damping, full, relaxation)
 
 
 class InChunks(Visits):

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from epfast import families
 from epfast._arrays import Array, as_array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
@@ -27,7 +26,7 @@ from epfast.gaussian.engines.base import (
 from epfast.gaussian.engines.chunks import block_size
 from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_mass
 from epfast.gaussian.engines.rows import PARALLEL_ROWS
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.problem import Problem, RelaxationFactors
 from epfast.gaussian.wide import offset_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -55,14 +54,6 @@ CONTRACTS = 0.3
 SMALL, ROUGH = 1e-3, 1e-6
 
 
-class Relaxed(NamedTuple):
-    """The relaxation factors of relaxed EP: natural parameters of r_i at the fit of site i."""
-
-    #: (n,), b_i of the paper; 0 if factor i was not relaxed
-    precision: Array
-    shift: Array
-
-
 class ValueMoments(NamedTuple):
     """Moments of the posterior of the latent values, given sites."""
 
@@ -85,7 +76,7 @@ class GPState(NamedTuple):
     #: None: yet to be computed
     moments: Any = None
     #: None except in relaxed EP
-    relaxed: Relaxed | None = None
+    relaxed: RelaxationFactors | None = None
     #: (n, n): below the diagonal K, the rest the Cholesky factor of B = I + S K S by columns, with
     #: S the root of the precisions, 0 where these are negative, or a tuple; None as above
     factor: Any = None
@@ -275,17 +266,15 @@ class ValuesInTurn(Visits):
         n, problem, tilted = engine.n_sites, engine.problem, engine.tilted
         self.problem, self.schedule, self.form = problem, problem.schedule, engine.form
         self.chunk, self.block = chunk, min(block_size(self.schedule.block, n), n)
-        scheme, numbers = problem.scheme, (self.schedule.power, self.schedule.damping)
-        self.relaxation = scheme.relaxation(tilted) if scheme.relaxes else None
+        numbers = self.schedule.power, self.schedule.damping
+        self.relaxation = problem.scheme.relaxation(tilted)
         self.core = BlockedSweep(tilted, n, self.block, *numbers, False, self.relaxation)
         self.in_order, self.then = np.arange(n), engine.order
-        self.relaxed: Relaxed | None = None
 
     def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         form, core, data, n = self.form, self.core, self.problem.data, len(sites.shift)
         form.hold_covariance(state.sites, state.moments)
         form.covariance_of = None
-        self._relax(state)
         before, core.log_determinant = core.n_refused, 0.0
         mean = state.moments.mean.copy()
         visits = self.schedule.checked_visits(n, state.sweeps)
@@ -308,18 +297,10 @@ class ValuesInTurn(Visits):
         form.covariance_of = now = ValueMoments(alpha, mean, variance, log_determinant)
         return Counts(refused, made=GPState(sites, state.sweeps + 1, now))
 
-    def _relax(self, state: GPState) -> None:
-        if self.relaxation is not None:
-            assert state.relaxed is not None
-            self.relaxed = families.copied(state.relaxed)
-            freeze = self.problem.scheme.freeze
-            frozen = freeze is not None and state.sweeps >= freeze
-            self.relaxation.begin_sweep(*self.relaxed, frozen)
-
     def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
-        """The state with its relaxation factors, and the sweeps since it was built."""
+        """The state with the sweeps since it was built."""
         since = old.memory + 1 if self.form.covariance_of is new.moments else 0
-        return new._replace(relaxed=self.relaxed, order=self.then, memory=since), counts
+        return new._replace(order=self.then, memory=since), counts
 
 
 class ValuesAtOnce(Visits):
@@ -421,25 +402,8 @@ class ProcessEngine(EPEngine):
         # what refers to the engine is made anew: a loss of the user goes with its last fit
         return Jointly(self, self._visits) if state.order == "joint" else self._visits
 
-    def init(self, start: Any) -> GPState:
-        return self._relaxed(super().init(start), start)
-
     def begun(self, state: GPState, is_flat: bool) -> GPState:
         return state if is_flat else state._replace(order=self.order)
-
-    def _relaxed(self, state: GPState, start: Any) -> GPState:
-        """The state with the relaxation factors of a start, where there are some."""
-        if not self.problem.scheme.relaxes:
-            return state
-        n = self.n_sites
-        relaxed = None if start is None else start.relaxed
-        relaxed = relaxed or Relaxed(np.zeros(n), np.zeros(n))
-        if [len(part) for part in relaxed] != [n] * 2:
-            raise ValueError(
-                f"start has {len(relaxed.shift)} relaxation factors; allowed: {n}, the same "
-                "observations"
-            )
-        return state._replace(relaxed=relaxed)
 
     def unswept(self, state: GPState) -> tuple[GPState, Counts]:
         if self.schedule.order == "parallel":

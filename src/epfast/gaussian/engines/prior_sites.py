@@ -125,11 +125,6 @@ def split(sites: Sites, n: int) -> tuple[Sites, Sites]:
     return Sites(*(part[:n] for part in sites)), Sites(*(part[n:] for part in sites))
 
 
-def joined(rows: Sites, weights: Sites) -> Sites:
-    """Sites of rows, then of weights."""
-    return Sites(*map(np.concatenate, zip(rows, weights, strict=True)))
-
-
 class ByWeights(Full):
     """The form of q with matrices of order d: no fewer rows than weights."""
 
@@ -147,7 +142,7 @@ class ByWeights(Full):
         return None if self.exact is None else sum_of_sites(self.problem, self.exact)
 
     def prior(self) -> Any:
-        return proper(self.built(joined(self.exact or flat(self.n), self.given.start), 0))
+        return proper(self.built(families.joined(self.exact or flat(self.n), self.given.start), 0))
 
     def taken(self, start: Any) -> Sites:
         weights, visits = self.given.start, self.given.visits
@@ -160,7 +155,8 @@ class ByWeights(Full):
         # what is not visited is exact
         weights = families.copied(weights)
         families.put(weights, visits, families.taken(start.prior_sites, visits))
-        return joined(self.exact or start.sites, weights)
+        found: Sites = families.joined(self.exact or start.sites, weights)
+        return found
 
     def built(self, sites: Sites, sweeps: int) -> Any:
         rows, weights = split(sites, self.n)

@@ -64,6 +64,7 @@ class InTurn(Visits):
     def __init__(self, problem: Problem, tilted: TiltedMoments, form: Full) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.core = sequential_core(problem, tilted)
+        self.relaxation = self.core.relaxation
         plain = self.schedule.order != "shuffled" and self.schedule.keeps_order
         self.parts = form.parts if plain else None
         self.numbers = np.arange(problem.n_rows)
@@ -91,7 +92,7 @@ class InTurn(Visits):
         schedule = self.schedule
         if counts.refused == 0 or new.sweeps == 1 or schedule.order != "auto":
             return new, counts
-        if schedule.tol == 0.0 or not overshoots(self.problem):
+        if schedule.tol == 0.0 or self.relaxation or not overshoots(self.problem):
             return new, counts
         fresh = self.form.prior()._replace(sweeps=new.sweeps, order="parallel_damped")
         return fresh, counts._replace(settled=False, left=None)
@@ -375,7 +376,8 @@ class RowEngine(EPEngine):
             precision = precision - before.precision + base.precision
             shift = shift - before.shift + base.shift
         total = base.log_scale + float(sites.log_scale.sum())
-        return gaussian(State(precision, shift, sites, total, state.sweeps), self.form.rooted)
+        swept = State(precision, shift, sites, total, state.sweeps, None, state.relaxed)
+        return gaussian(swept, self.form.rooted)
 
     def share(self, threads: ThreadPool) -> None:
         """Sweeps in chunks and in parallel order are for these threads, if moments are."""
