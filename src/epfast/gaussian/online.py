@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,10 @@ def extended(
     stored = state.sites
     schedule = schedule_of_rows(problem, stored, schedule)
     base = state._replace(sites=None, relaxed=None)
-    new = problem._replace(data=data, schedule=schedule, base=base)
+    scheme = problem.scheme
+    if scheme.relaxes and scheme.freeze is not None:  # by the sweeps of these rows
+        scheme = replace(scheme, freeze=scheme.freeze + state.sweeps)
+    new = problem._replace(data=data, schedule=schedule, scheme=scheme, base=base)
     new.check_weights()
 
     def result(fit: Fit) -> Any:

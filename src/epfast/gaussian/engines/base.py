@@ -292,11 +292,9 @@ class EPEngine(Visits):
 
     def _with_relaxation(self, relaxation: Relaxation, state: Any) -> Any:
         """The state with a copy of its relaxation factors, which the visits change."""
-        freeze, relaxed = self.problem.scheme.freeze, state.relaxed
-        # factors that there are not yet are to be found first
-        frozen = freeze is not None and relaxed is not None and state.sweeps >= freeze
-        relaxed = relaxed or RelaxationFactors(*np.zeros((2, self.n_sites)))
-        relaxed = families.copied(relaxed)
+        freeze, none = self.problem.scheme.freeze, np.zeros((2, self.n_sites))
+        relaxed = families.copied(state.relaxed or RelaxationFactors(*none))
+        frozen = freeze is not None and state.sweeps >= freeze
         relaxation.begin_sweep(relaxed.precision, relaxed.shift, frozen)
         return state._replace(relaxed=relaxed)
 
