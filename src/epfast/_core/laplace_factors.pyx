@@ -11,7 +11,7 @@ so the full Hessian of the factor, sum_k tau_k a_k a_k', is stored as two number
 
 import numpy as np
 
-from libc.math cimport fabs, isfinite
+from libc.math cimport fabs, fmax, isfinite
 
 from epfast._core.lapack cimport blas_int, ddot, dpotrf, dpotrs, dsymv
 from epfast._core.loss cimport CoreLoss
@@ -20,6 +20,7 @@ from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, OK, Status
 from epfast._core.vector cimport kernels
 
 cdef int MAX_HALVINGS = 40
+cdef double BESIDE = 1e-6           # from a kink, in margins: Newton ends nearer than that
 
 
 cdef class LaplaceSweep:
@@ -29,7 +30,7 @@ cdef class LaplaceSweep:
     cdef ptrdiff_t d
     cdef double power, damping, tolerance
     cdef int max_iterations
-    cdef bint newton, slope_curvature
+    cdef bint newton, slope_curvature, half_sums
     cdef double[:, ::1] cavity, hessian, V      # V: (64, d), scratch of products
     cdef double[::1] center, theta, step, trial, gradient
     cdef double[:, ::1] rows                    # (9, s): see fit
@@ -38,12 +39,12 @@ cdef class LaplaceSweep:
 
     def __init__(
         self, CoreLoss loss not None, ptrdiff_t d, ptrdiff_t s, double power, double damping,
-        bint newton, bint slope_curvature, double tolerance, int max_iterations
+        bint newton, bint slope_curvature, double tolerance, int max_iterations, bint half_sums
     ):
         self.loss = loss
         self.d = d
         self.power, self.damping = power, damping
-        self.newton, self.slope_curvature = newton, slope_curvature
+        self.newton, self.slope_curvature, self.half_sums = newton, slope_curvature, half_sums
         self.tolerance, self.max_iterations = tolerance, max_iterations
         self.cavity, self.hessian = np.empty((d, d)), np.empty((d, d))
         self.V, self.rows = np.empty((min(64, s), d)), np.empty((9, s))
@@ -64,9 +65,13 @@ cdef class LaplaceSweep:
             done += q
 
     cdef Status derivatives(
-        self, Rows A, const double *y, const double *weight, double *theta, double *value
+        self, Rows A, const double *y, const double *weight, double *theta, double *value,
+        double beside=0.0
     ) noexcept nogil:
-        """At theta: value[0] = sum_k w_k l_k; rows 0 to 3: h, w l, w dl/dh, w d2l/dh2."""
+        """At theta: value[0] = sum_k w_k l_k; rows 0 to 3: h, w l, w dl/dh, w d2l/dh2.
+
+        beside: added to each h, in units of the larger of 1 and its size.
+        """
         cdef double *h = &self.rows[0, 0]
         cdef double *points = &self.rows[4, 0]
         cdef bint by_margin = self.loss.c.width == 0
@@ -74,7 +79,7 @@ cdef class LaplaceSweep:
         cdef ptrdiff_t k
         A.times_vector(self.first, <blas_int> self.s, theta, h)
         for k in range(self.s):
-            points[k] = h[k]
+            points[k] = h[k] + beside * fmax(1.0, fabs(h[k]))
         if self.loss.shifted:
             self.loss.to_points(self.s, y, points)
         for k in range(self.s):
@@ -183,6 +188,27 @@ cdef class LaplaceSweep:
                 return OK
         return NO_FIT
 
+    cdef Status mean_slopes(self, Rows A, const double *y, const double *weight) noexcept nogil:
+        """Derivatives at theta, with the half sums of the slopes on both sides."""
+        cdef Status status
+        cdef double value = 0.0
+        cdef ptrdiff_t k
+        cdef int side
+        for side in range(-1, 2, 2):
+            status = self.derivatives(A, y, weight, &self.theta[0], &value, side * BESIDE)
+            if status != OK:
+                return status
+            for k in range(self.s):
+                if side < 0:
+                    self.rows[5, k] = 0.0
+                self.rows[5, k] += 0.5 * self.rows[2, k]
+        status = self.derivatives(A, y, weight, &self.theta[0], &value)
+        for k in range(self.s):
+            self.rows[2, k] = self.rows[5, k]
+            if self.slope_curvature:
+                self.rows[3, k] = fabs(self.rows[2, k])
+        return status
+
     cdef Status fit(
         self, Rows A, const double *y, const double *weight, const double[:, ::1] P,
         const double[::1] p, const double *tau, const double *nu
@@ -208,6 +234,8 @@ cdef class LaplaceSweep:
             status = self.mode(A, y, weight)
         else:
             status = self.derivatives(A, y, weight, &self.theta[0], &value)
+        if status == OK and self.newton and self.half_sums:
+            status = self.mean_slopes(A, y, weight)
         if status != OK:
             return status
         for k in range(self.s):

@@ -78,7 +78,7 @@ cdef class MinibatchSweep:
     cdef readonly ptrdiff_t max_rows
     cdef double gamma, power, damping, tolerance
     cdef int max_iterations
-    cdef bint slope_curvature, newton
+    cdef bint slope_curvature, half_sums, newton
     cdef double[:, ::1] points              # a general rule, standardised, (z, d)
     cdef double[::1] weights, point_values, newton_work, alpha
     cdef double[:, ::1] basis
@@ -114,7 +114,10 @@ cdef class MinibatchSweep:
     cdef Status variational(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef bint search(self, double beta, double *c) noexcept nogil
     cdef Status quadrature(self, const Minibatch *rows, double beta, double *c) noexcept nogil
-    cdef Status expand(self, const Minibatch *rows, double beta, double *c) noexcept nogil
+    cdef Status mean_slopes(self, const Minibatch *rows) noexcept nogil
+    cdef Status expand(
+        self, const Minibatch *rows, double beta, double *c, bint halves=*
+    ) noexcept nogil
     cdef Status tilted_at(
         self, const Minibatch *rows, double beta, const double *m, double *value
     ) noexcept nogil

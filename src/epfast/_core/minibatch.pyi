@@ -38,6 +38,7 @@ class MinibatchSweep:
         tolerance: float = ...,
         max_iterations: int = ...,
         slope_curvature: bool = ...,
+        half_sums: bool = ...,
         site_rule: str = ...,
         points: Array | None = ...,
         weights: Array | None = ...,

@@ -44,6 +44,7 @@ cdef type ndarray = np.ndarray
 
 cdef double FLOOR_SHARE = -0.9
 cdef int MAX_HALVINGS = 40
+cdef double BESIDE = 1e-6           # from a kink, in margins: Newton ends nearer than that
 cdef int MAX_INNER = 60                 # iterations in which the copies of a row settle
 cdef double SETTLED = 1e-10             # by this much of the posterior
 cdef double MOST_MOVE = 2.0             # of x.theta at a time, beside as many sd
@@ -124,8 +125,8 @@ cdef class MinibatchSweep:
         self, CoreLoss loss not None, str scheme, ptrdiff_t d, ptrdiff_t max_rows, *,
         double gamma=0.0, double power=1.0, double damping=1.0,
         double tolerance=1e-5, int max_iterations=50, bint slope_curvature=False,
-        str site_rule="nonnegative", points=None, weights=None, bint newton=False,
-        TiltedMoments moments=None,
+        bint half_sums=False, str site_rule="nonnegative", points=None, weights=None,
+        bint newton=False, TiltedMoments moments=None,
     ):
         cdef ptrdiff_t z, p
         self.loss = loss
@@ -135,7 +136,7 @@ cdef class MinibatchSweep:
         self.d, self.max_rows = d, max_rows
         self.gamma, self.power, self.damping = gamma, power, damping
         self.tolerance, self.max_iterations = tolerance, max_iterations
-        self.slope_curvature = slope_curvature
+        self.slope_curvature, self.half_sums = slope_curvature, half_sums
         self.newton = newton
 
         self.lay_out(d)
@@ -484,15 +485,42 @@ cdef class MinibatchSweep:
                 self.column.tau[j] = self.column.b[j] = NAN
         return OK
 
-    cdef Status expand(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
-        """Second-order Taylor expansion of log t where m was taken (eq. 6)."""
+    cdef Status mean_slopes(self, const Minibatch *rows) noexcept nogil:
+        """work <- the half sums of the slopes on both sides of m."""
+        cdef ptrdiff_t k
+        cdef int side
+        for k in range(rows.s):
+            self.row.work[k] = 0.0
+        for side in range(-1, 2, 2):
+            for k in range(rows.s):
+                self.row.trial[k] = self.row.m[k] + side * BESIDE * fmax(1.0, fabs(self.row.m[k]))
+            if kernels.loss(
+                &self.loss.c, rows.s, self.row.trial, rows.responses, self.loss.c.width,
+                self.row.value, self.row.slope, NULL
+            ) != 0:
+                return CALLBACK_FAILED
+            for k in range(rows.s):
+                self.row.work[k] += 0.5 * self.row.slope[k]
+        return OK
+
+    cdef Status expand(
+        self, const Minibatch *rows, double beta, double *c, bint halves=False
+    ) noexcept nogil:
+        """Second-order Taylor expansion of log t where m was taken (eq. 6).
+
+        halves: with the half sum of the slopes on both sides, for an m that is a kink to rounding.
+        """
         cdef ptrdiff_t k, j
+        if halves and self.mean_slopes(rows) != OK:
+            return CALLBACK_FAILED
         if kernels.loss(
             &self.loss.c, rows.s, self.row.m, rows.responses, self.loss.c.width, self.row.value,
             self.row.slope, NULL if self.slope_curvature else self.row.curvature
         ) != 0:
             return CALLBACK_FAILED
         for k in range(rows.s):
+            if halves:
+                self.row.slope[k] = self.row.work[k]
             if self.slope_curvature:
                 self.row.curvature[k] = fabs(self.row.slope[k])
             if rows.sign != NULL:
@@ -616,7 +644,9 @@ cdef class MinibatchSweep:
                 if status != OK:
                     return status
                 # near the mode rounding must not look like a fall
-                if new >= objective - 1e-15 * fabs(objective):
+                if new > objective or (
+                    not self.half_sums and new >= objective - 1e-15 * fabs(objective)
+                ):
                     break
                 for j in range(d):
                     theta[j] = self.column.step[j]
@@ -632,11 +662,14 @@ cdef class MinibatchSweep:
                 change += t * direction[j] * t * direction[j]
             if not isfinite(change):
                 return NO_FIT
-            if change <= self.tolerance * self.tolerance * size:
+            # steps that are halved do not end at a kink yet
+            if change <= self.tolerance * self.tolerance * size and (
+                t == 1.0 or not self.half_sums
+            ):
                 break
 
         self.arguments(rows, theta, self.row.m)
-        status = self.expand(rows, beta, c)
+        status = self.expand(rows, beta, c, self.half_sums)
         for j in range(d):                              # from about theta to about mu
             change = theta[j] - mu[j]
             c[0] -= change * (self.column.b[j] + 0.5 * self.column.tau[j] * change)

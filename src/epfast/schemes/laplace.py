@@ -54,11 +54,17 @@ class Laplace(Scheme):
         tol is at most 1e-12.
     max_iter : int
         Newton iterations at most.
+    half_sums : bool
+        True: at a kink of the loss its slope is half the sum of the limits on both sides (Roche
+        2016, section 3.2), also where Newton ends at a kink up to rounding. False: it is that of
+        the side on which Newton ends. In a factor of several rows Newton may stop at the kink of
+        one of them before it reaches the mode.
     """
 
     curvature: str = "exact"
     tol: float = 1e-5
     max_iter: int = 50
+    half_sums: bool = False
 
     needs = EXPANSION
     expands = True
@@ -67,6 +73,7 @@ class Laplace(Scheme):
         _checks.choice("curvature", self.curvature, CURVATURES)
         max_iter = _checks.integer("max_iter", self.max_iter, least=1, most=10**6)
         _checks.freeze(self, tol=_checks.number("tol", self.tol, least=0.0), max_iter=max_iter)
+        _checks.flag("half_sums", self.half_sums)
 
     def core_arguments(self, d: int) -> dict[str, Any]:
         return {
@@ -74,6 +81,7 @@ class Laplace(Scheme):
             "slope_curvature": self.curvature == "slope",
             "tolerance": self.tol,
             "max_iterations": self.max_iter,
+            "half_sums": self.half_sums,
         }
 
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:

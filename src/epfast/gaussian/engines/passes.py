@@ -164,4 +164,5 @@ def laplace_core(problem: Problem, d: int, size: int) -> LaplaceSweep:
         given["slope_curvature"],
         given.get("tolerance", 0.0),
         given.get("max_iterations", 0),
+        given.get("half_sums", False),
     )
