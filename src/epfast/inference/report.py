@@ -126,19 +126,23 @@ WEIGHTS = (
 )
 
 
+def fraction(weights: Array) -> float:
+    """The first weight that is no whole number; 0 where there is none."""
+    parts = weights % 1.0
+    return float(weights[np.argmax(parts > 0.0)]) if parts.any() else 0.0
+
+
 def not_counts(weights: Array | None) -> str | None:
     """What is to be said of weights that are not whole numbers; None of others."""
-    parts = None if weights is None else weights % 1.0
-    if weights is None or parts is None or not parts.any():
-        return None
-    return f"weights that are no counts, as {weights[np.argmax(parts > 0.0)]:.3g}: {WEIGHTS}"
+    found = 0.0 if weights is None else fraction(weights)
+    return f"weights that are no counts, as {found:.3g}: {WEIGHTS}" if found else None
 
 
-def note_weights(weights: Array | None) -> None:
+def note_weights(weights: Array | None, stacklevel: int = 3) -> None:
     """Warn the caller of a fit of weights that are no counts."""
     said = not_counts(weights)
     if said is not None:
-        warnings.warn(f"{said}; give counts, or none", DataWarning, stacklevel=3)
+        warnings.warn(f"{said}; give counts, or none", DataWarning, stacklevel=stacklevel)
 
 
 def weights_of(post: Any) -> Array | None:
