@@ -1,5 +1,7 @@
 """What epfast.dask refuses, by threads of this process: no cluster is needed."""
 
+import warnings
+
 import dask.array as da
 import numpy as np
 import pytest
@@ -30,6 +32,18 @@ def test_a_bar_of_each_sweep(capsys):
     pytest.importorskip("tqdm")
     epd.fit_linear(ROWS, LABELS, progress=True)
     assert "sweep 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("schedule", [DEP(tol=1e-8), epfast.ADF()], ids=["DEP", "ADF"])
+def test_weights_that_are_no_counts_are_named(schedule):
+    counts = np.arange(N) % 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        epd.fit_linear(ROWS, LABELS, weights=da.from_array(counts, 100), schedule=schedule)
+    some = np.where(np.arange(N) == 310, 0.75, counts)
+    with pytest.warns(epfast.DataWarning, match=r"no counts, as 0\.75") as caught:
+        epd.fit_linear(ROWS, LABELS, weights=da.from_array(some, 100), schedule=schedule)
+    assert caught[0].filename == __file__
 
 
 REFUSED = [

@@ -168,10 +168,28 @@ def test_weights_that_are_no_counts_are_named(kind, name):
     told = [str(w.message) for w in caught if issubclass(w.category, epfast.DataWarning)]
     assert [bool(re.search(said or "", text)) for text in told] == [True] * (said is not None)
     last = model.posterior_.summary().attrs["notes"][-1]
+    if kind is LinearClassifier:
+        notes = model.summary().attrs["notes"]
+        assert ("class_weight is" in notes[-1]) == ("class_weight" in to_model)
     check = model.posterior_.check(200)
     fractions = name in ("fractions", "balanced")
     assert ("no counts" in last) == ("no counts" in str(check)) == fractions
     assert check.verdict == "good"
+
+
+def test_summaries_say_what_is_modelled():
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(90, 2))
+    kinds = np.array(["a", "b", "c"])[(X + rng.normal(size=(90, 2)) > 0.0).sum(axis=1)]
+    two = LinearClassifier(prior_variance=1.0).fit(X, kinds == "c")
+    assert two.summary().attrs["notes"][-1] == "coefficients are for True, against False"
+    assert two.summary()["mean"]["x0"] > 0.0
+    many = LinearClassifier(prior_variance=1.0).fit(X, kinds).summary()
+    for kind, table in many.items():
+        assert table.attrs["notes"][-1] == f"coefficients are for {kind!r}, against the rest"
+    assert many["a"]["mean"]["x0"] < 0.0 < many["c"]["mean"]["x0"]
+    joint = LinearClassifier(prior_variance=1.0, loss="multiclass").fit(X, kinds)
+    assert joint.summary().attrs["notes"][-1] == "class 0 is 'a', class 1 is 'b', class 2 is 'c'"
 
 
 def test_weights_of_the_functions():

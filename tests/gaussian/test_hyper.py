@@ -505,7 +505,7 @@ def test_draws_for_arviz():
     pytest.importorskip("xarray")
     y = LATENT + 0.5 * RNG.normal(size=N)
     post = epfast.fit_hyper(X, y, sds=SDS, learn={"sd": HALF})
-    data = post.to_arviz(500, 2)
+    data = post.to_arviz(1000)
     posterior = data["posterior"]
     sd = posterior["sd"].to_numpy().ravel()
     values = posterior[post.quantity[0]].to_numpy().reshape(1000, -1)

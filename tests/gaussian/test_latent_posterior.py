@@ -151,7 +151,7 @@ def test_certificates():
 def test_draws_for_arviz():
     pytest.importorskip("xarray")
     post = fit(CLASSES)[2]
-    found = post.to_arviz(20, 2)
+    found = post.to_arviz(20)
     assert "log_likelihood" in list(found.children if hasattr(found, "children") else found)
 
 

@@ -255,12 +255,12 @@ def test_draws_for_arviz():
     g.add("gaussian", x, 1.0)
     with pytest.warns(epfast.DataWarning):
         post = g.fit()
-    data = post.to_arviz(draws=10_000, chains=2, seed=4)
+    data = post.to_arviz(draws=20_000, rng=4)
     drawn = data["posterior"]
     again = post.sample(20_000, 4)
     assert set(drawn.data_vars) == set(again) == {"w", "v1", "p", "h", "v4"}
-    assert drawn["v1"].shape == (2, 10_000, 2, 3)
-    assert drawn["p"].shape == (2, 10_000)
+    assert drawn["v1"].shape == (1, 20_000, 2, 3)
+    assert drawn["p"].shape == (1, 20_000)
     for name, values in again.items():
         np.testing.assert_array_equal(np.asarray(drawn[name]).reshape(values.shape), values)
         if name == "h":

@@ -640,7 +640,7 @@ def test_draws_for_arviz():
     rng = np.random.default_rng(0)
     X = np.concatenate([rng.normal(-3.0, 1.0, (30, 2)), rng.normal(3.0, 1.0, (30, 2))])
     post = epfast.fit_mixture(X, 2)
-    drawn = post.to_arviz(draws=20, chains=3, seed=5)["posterior"]
+    drawn = post.to_arviz(draws=60, rng=5)["posterior"]
     for name, values in post.sample(60, 5)._asdict().items():
         np.testing.assert_array_equal(np.asarray(drawn[name]).reshape(values.shape), values)
-    assert drawn["mean"].shape == (3, 20, 2, 2)
+    assert drawn["mean"].shape == (1, 60, 2, 2)

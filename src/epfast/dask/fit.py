@@ -33,6 +33,7 @@ from epfast.gaussian.priors import intercept_at_door, prior_of_fit
 from epfast.gaussian.problem import Data, Problem
 from epfast.gaussian.sources import check_names
 from epfast.inference import Callback, ExecutorFailed, Fit, interrupted, run, warn_of
+from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick
 from epfast.losses import Loss
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
@@ -295,8 +296,8 @@ def _count(schedule: Any) -> int | None:
     return None if count is None else int(count)
 
 
-def _check_rows(facts: list[Facts], loss: Loss) -> None:
-    """Refuse what only all chunks together show."""
+def _check_rows(facts: list[Facts], loss: Loss, stacklevel: int = 4) -> None:
+    """Refuse what only all chunks together show; warn of weights that are no counts."""
     if not any(part.rows for part in facts):
         raise ValueError("X has no rows; allowed: one at least")
     if not any(part.size for part in facts):
@@ -307,6 +308,7 @@ def _check_rows(facts: list[Facts], loss: Loss) -> None:
             raise ValueError(
                 f"y has the label {'+1' if positive else '-1'} alone; allowed: -1 and +1"
             )
+    note_weights(np.array([part.fraction for part in facts]), stacklevel)
 
 
 def _run(
@@ -338,7 +340,7 @@ def _run(
         with _bars(progress, callback, n) as (tick, after):
             fit = run(engine, problem.schedule, start, callback=after, progress=tick)
         if isinstance(engine, Passes):
-            _check_rows(engine.facts, problem.loss)
+            _check_rows(engine.facts, problem.loss, 5)
         warn_of(fit, engine, problem.schedule, 3)
         return result(fit)
     except (KeyboardInterrupt, ExecutorFailed) as stopped:

@@ -19,6 +19,7 @@ from epfast.gaussian.online import joined_data
 from epfast.gaussian.problem import Data, Problem, data_of, is_proper, mean_of_rows, with_ones
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
+from epfast.inference.report import fraction
 from epfast.inference.runtime import no_tick, one_blas_thread
 from epfast.losses import Loss
 from epfast.schedules import EP
@@ -58,6 +59,8 @@ class Facts(NamedTuple):
     #: sum of the weights of rows, and their weighted mean, (d,); None without rows
     total: float = 0.0
     mean: Array | None = None
+    #: a weight that is no count; 0 without one
+    fraction: float = 0.0
 
 
 #: of a shard that was not read
@@ -116,7 +119,9 @@ def _loaded(
     labels = bool((first < 0.0).any()), bool((first > 0.0).any())
     total = float(n) if counted is None else float(counted.sum())
     mean = mean_of_rows(data.X, counted) if total > 0.0 else None
-    return Loaded(data, Facts(n, n_columns, size, empty, labels, _bytes_of(data.X), total, mean))
+    part = 0.0 if counted is None else fraction(counted)
+    facts = Facts(n, n_columns, size, empty, labels, _bytes_of(data.X), total, mean, part)
+    return Loaded(data, facts)
 
 
 def _copies(weights: Array) -> Array:

@@ -34,6 +34,7 @@ from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.search import Search
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.choices import copies
+from epfast.inference.report import WEIGHTS
 from epfast.losses import Loss
 from epfast.schedules import ADF, Schedule
 
@@ -425,6 +426,19 @@ class LinearClassifier(LinearModel, LatentClassifier):
         latents = ((some, [post.predict_latent(rows) for post in some]) for some in by_point)
         scores = np.stack([odds(some, *stacked(parts)) for some, parts in latents], axis=-1)
         return mixed_odds(scores, first.weights)
+
+    def _notes(self) -> list[list[str]]:
+        names = [repr(label) for label in self.classes_.tolist()]
+        if self.posteriors_[0].loss.latents > 1:
+            lines = [", ".join(f"class {k} is {name}" for k, name in enumerate(names))]
+        elif len(names) == 2:
+            lines = [f"coefficients are for {names[1]}, against {names[0]}"]
+        else:
+            lines = [f"coefficients are for {names[k]}, against the rest" for k in self._seen]
+        if self.class_weight is None:
+            return [[line] for line in lines]
+        said = f"class_weight is {_checks.describe(self.class_weight)}: {WEIGHTS}"
+        return [[line, said] for line in lines]
 
     def _log_probabilities(self, X: ArrayLike) -> Array:
         found: Array = self.posteriors_[0].predict_log_proba(self._rows(X))

@@ -354,9 +354,15 @@ class LinearModel(Coefficients):
         """
         check_is_fitted(self)
         tables: list[Any] = [cast(Any, post).summary(level) for post in self.posteriors_]
+        for table, said in zip(tables, self._notes(), strict=True):
+            table.attrs["notes"] += said
         if len(tables) == 1:
             return tables[0]
         return dict(zip(self.classes_[self._seen].tolist(), tables, strict=True))
+
+    def _notes(self) -> list[list[str]]:
+        """Lines below the summary of each posterior: what it models."""
+        return [[] for _ in self.posteriors_]
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         return [post.predict_latent(rows) for post in self.posteriors_]

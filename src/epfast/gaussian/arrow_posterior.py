@@ -167,6 +167,10 @@ class ArrowPosterior(FullPosterior):
         state = None if moments is None else GPState(sites, 0, moments)
         return None if state is None else replace(self, state=state)
 
+    def _prior_of_rows(self, size: int, rng: np.random.Generator) -> Array | None:
+        prior = self.of_sites(*np.zeros((2, self.problem.n_rows)))
+        return None if prior is None else self._latent_of(prior.sample(size, rng))
+
     def with_rows(
         self,
         X: ArrayLike,

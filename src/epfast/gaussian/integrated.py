@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from epfast import _checks
@@ -17,11 +17,11 @@ from epfast._arrays import Array
 from epfast.gaussian.linear_posterior import LinearPosterior
 from epfast.gaussian.posterior import Posterior
 from epfast.inference import SweepInfo, report
-from epfast.inference.certificates import Check
+from epfast.inference.certificates import VERDICTS, Check
 from epfast.inference.runtime import cached_property
 
-#: verdicts of a check, the best first, and the weight below which a point is not looked at
-VERDICTS, CHECKED = ("good", "usable", "uncertain", "do not use"), 0.05
+#: weight below which a check does not look at a point
+CHECKED = 0.05
 #: halvings of the interval of a quantile: to the last bit of its width
 HALVINGS = 60
 
@@ -274,15 +274,23 @@ class IntegratedPosterior(Posterior):
         found[place] = found.copy()
         return found
 
-    def drawn_points(
-        self, size: int, seed: int
-    ) -> tuple[dict[str, Array], list[tuple[Any, NDArray[np.intp]]]]:
-        """Draws of the hyper-parameters, (size,) each, and the posteriors and places of draws."""
-        rng = np.random.default_rng([seed, 2])
+    def _drawn_by_name(self, size: int, rng: np.random.Generator) -> report.Drawn:
+        """As those of the posteriors, each draw by its own point, with the hyper-parameters."""
         which = rng.choice(len(self.weights), size, p=self.weights)
-        named = dict(zip(self.hyper_names, self.points[which].T, strict=True))
-        places = ((post, np.flatnonzero(which == k)) for k, post in enumerate(self.posteriors))
-        return named, [(post, where) for post, where in places if len(where)]
+        places = [np.flatnonzero(which == k) for k in range(len(self.weights))]
+        pairs = [pair for pair in zip(self.posteriors, places, strict=True) if len(pair[1])]
+        parts = [post._drawn_by_name(len(where), rng) for post, where in pairs]
+        back = np.argsort(np.concatenate([where for _, where in pairs]), kind="stable")
+        found: report.Drawn = parts[0]
+        for group in set(report.GROUPS) - {"observed_data"}:
+            arrays = [getattr(part, group) for part in parts]
+            for name in list(arrays[0]):
+                if all(name in each for each in arrays):
+                    arrays[0][name] = np.concatenate([each[name] for each in arrays])[back]
+                else:
+                    del arrays[0][name]
+        found.posterior |= dict(zip(self.hyper_names, self.points[which].T, strict=True))
+        return found
 
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
         return self._drawn(size, rng, lambda post, n, draws: post.sample(n, draws))
@@ -437,7 +445,7 @@ class IntegratedPosterior(Posterior):
             named = zip(self.hyper_names, self.points[k], strict=True)
             where = ", ".join(f"{name} {value:.3g}" for name, value in named)
             found.append(replace(said, reason=f"{said.reason}, at {where}"))
-        return max(found, key=lambda one: VERDICTS.index(one.verdict))
+        return self._remembered(max(found, key=lambda one: VERDICTS.index(one.verdict)))
 
 
 def _outer(gap: Array, like: Array) -> Array:

@@ -38,6 +38,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
     """
 
     kind: ClassVar[str] = "latent_processes"
+    quantity: ClassVar[tuple[str, str]] = ("latent", "value")
 
     @cached_property
     def parts(self) -> tuple[GPPosterior, ...]:
@@ -68,6 +69,9 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
 
     def _latent_of(self, theta: Array) -> Array:
         return np.moveaxis(theta.reshape(-1, *self.mean.shape), 1, 2)
+
+    def _prior_of_rows(self, size: int, rng: np.random.Generator) -> Array:
+        return np.stack([part._prior_of_rows(size, rng) for part in self.parts], axis=2)
 
     def _losses_of(self, theta: Array) -> Array:
         return self.loss_of_rows().values(self._latent_of(theta), self.observed())

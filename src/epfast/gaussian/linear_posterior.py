@@ -31,7 +31,7 @@ from epfast.gaussian.problem import (
     with_ones,
 )
 from epfast.gaussian.sources import check_columns
-from epfast.gaussian.wide import same_rows
+from epfast.gaussian.wide import WeightPrior, same_rows
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property, one_blas_thread
 
@@ -247,6 +247,18 @@ class LinearPosterior(GaussianPosterior):
 
     def _latent_of(self, theta: Array) -> Array:
         return np.asarray(self.problem.latent(theta).T)
+
+    def _prior_of_rows(self, size: int, rng: np.random.Generator) -> Array | None:
+        problem, latents = self.problem, self.problem.loss.latents
+        center = None if problem.wide is None else problem.center
+        prior = WeightPrior(problem.prior, center)
+        noise = rng.standard_normal((size * latents, len(problem.prior.shift)))
+        theta = problem.prior_mean + prior.color(noise)
+        own = problem.prior_sites
+        if own is not None:
+            drawn = own.prior.sample(size * len(own.visits), rng)
+            theta[:, own.visits] = drawn.reshape(size, -1)
+        return self._latent_of(theta.reshape(size, -1))
 
     def _losses_of(self, theta: Array) -> Array:
         return np.asarray(self.problem.losses(theta).T)

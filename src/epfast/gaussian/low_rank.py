@@ -111,6 +111,9 @@ class LowRankGPPosterior(ProcessPosterior):
     def variance(self) -> Array:
         return self._latent[1]
 
+    def _prior_of_rows(self, size: int, rng: np.random.Generator) -> Array:
+        return np.asarray(rng.standard_normal((size, self.rank)) @ self.factor.G.T)
+
     def loo_log_predictive(self) -> Array:
         """As :meth:`GPPosterior.loo_log_predictive`. O(n r^2)."""
         return self.weights.loo_log_predictive()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -213,30 +214,65 @@ class Posterior(Recorded):
         """Probabilities of what ``mean`` is the mean of to be positive."""
         return report.positive(self.mean, self.variance)
 
-    def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
-        """Draws for ArviZ, with the log likelihood of each row and EP's leave-one-out.
+    def _prior_of_rows(self, size: int, rng: np.random.Generator) -> Array | None:
+        """Latent values of the rows, (size, n) or (size, n, C), drawn from the prior."""
+        return None
+
+    def _drawn_by_name(self, size: int, rng: np.random.Generator) -> report.Drawn:
+        """Draws for :meth:`to_arviz`."""
+        name, axis = self.quantity
+        theta = self.sample(size, rng)
+        drawn = report.Drawn(
+            {name: theta.reshape(size, -1)},
+            dims={name: (axis,), "y": ("row",)},
+            coords={axis: self.labels},
+        )
+        y = self.observed()
+        if y is None or self.loss is None:
+            return drawn
+        rows = self.loss_of_rows()
+        drawn.observed_data["y"] = rows.drawable(y)
+        if "values" in rows.gives:
+            drawn.log_likelihood["y"] = self.log_likelihood(theta)
+        with suppress(ValueError):  # of losses whose responses cannot be drawn
+            drawn.posterior_predictive["y"] = rows.replicate(self.latent_at(theta), y, rng)
+            latent = self._prior_of_rows(size, rng)
+            if latent is not None:  # rates of counts may be beyond integers
+                drawn.prior_predictive["y"] = rows.replicate(latent, y, rng)
+        return drawn
+
+    def to_arviz(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Any:
+        """Independent draws for ArviZ, with the log likelihood of each row and leave-one-out by EP.
+
+        The draws are one chain, since r_hat and effective sizes say nothing of a fit that was not
+        made by sampling: see :meth:`check` and ``converged``.
 
         Parameters
         ----------
-        draws, chains : int
-            All draws are independent; chains serve the functions of ArviZ.
-        seed : int
-            Of the draws.
+        draws : int
+        rng : numpy.random.Generator or int, default=0
+            A generator, or a seed for one; None draws afresh.
 
         Returns
         -------
         arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
-            Groups ``posterior``; where the rows are known ``log_likelihood``,
-            ``observed_data`` and, of responses that can be drawn, ``posterior_predictive``; where
-            sites give it ``loo``, leave-one-out log probabilities from the
-            cavities, with their sum.
+            Groups ``posterior``; where the rows are known ``log_likelihood``, ``observed_data``
+            and, of responses that can be drawn, ``posterior_predictive`` and ``prior_predictive``;
+            where sites give it ``loo``, leave-one-out log probabilities from the cavities, with
+            their sum. Their ``attrs`` hold ``method``, ``converged``, ``n_sweeps``,
+            ``log_evidence``, ``is_likelihood``, and ``verdict``, that of the last :meth:`check`.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the fit has not converged, or the last check said that it is not to be used.
 
         Raises
         ------
         ImportError
             Without xarray, which the extra ``arviz`` brings.
         """
-        return report.to_arviz(self, draws, chains, seed)
+        return report.to_arviz(self, self._drawn_by_name, draws, rng)
 
 
 @dataclass(frozen=True, eq=False)
@@ -474,7 +510,9 @@ class GaussianPosterior(Posterior):
         given = self.log_evidence, draws, seed, self.evidence_bound, one_mode
         found = certificates.check(self._proposal(), *given)
         said = report.not_counts(report.weights_of(self))
-        return found if said is None else replace(found, reason=f"{found.reason}; given {said}")
+        if said is not None:
+            found = replace(found, reason=f"{found.reason}; given {said}")
+        return self._remembered(found)
 
 
 class SeveralLatents(GaussianPosterior):

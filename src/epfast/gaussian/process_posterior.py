@@ -137,13 +137,20 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         twice = self.alpha[counts] ** 2 / tau[counts] + (tau * self.variance - weight)[counts]
         return {"variance": 0.5 * float(twice.sum()) / loss.variance}
 
+    def _prior_root(self) -> Array:
+        """(n, r), R of K = R R'. O(n^2 r)."""
+        return pivoted_root(kernel_rows(self.factor, self.diagonal, slice(None)))
+
+    def _prior_of_rows(self, size: int, rng: np.random.Generator) -> Array:
+        root = self._prior_root()
+        return np.asarray(rng.standard_normal((size, root.shape[1])) @ root.T)
+
     def _proposal(self) -> LinearProposal:
         """The latent values as rows of a linear model: K = R R', f = R w, w ~ N(0, I).
 
         O(n^2 r) once, and O(n r) per draw. However singular K, the r weights have a density.
         """
-        problem = self.problem
-        root = pivoted_root(kernel_rows(self.factor, self.diagonal, slice(None)))
+        problem, root = self.problem, self._prior_root()
         prior = prior_of(np.ones(root.shape[1]), np.zeros(root.shape[1]), False)
         choices = self.loss_of_rows(), problem.scheme, problem.schedule
         data = problem.data._replace(X=root)

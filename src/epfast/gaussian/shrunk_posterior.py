@@ -331,7 +331,7 @@ class ShrunkPosterior(FullPosterior):
         for name, others in whole.items():
             whole[name] = np.full_like(self.mean, others)
             whole[name][models.judged] = getattr(found, name)
-        return replace(found, **whole)
+        return self._remembered(replace(found, **whole))
 
     def with_checked_rows(
         self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of

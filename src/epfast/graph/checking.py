@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse, special
@@ -19,7 +19,7 @@ from epfast.graph.factors_chains import Transition, Walk
 from epfast.graph.factors_continuous import CompoundGamma, Noise, Product
 from epfast.graph.own import Attached, ScalePrior
 from epfast.graph.problem import BLOCK, GraphProblem, GraphState
-from epfast.graph.variables import Index, Terms, ends, joined
+from epfast.graph.variables import Block, Index, Scales, Terms, ends, joined
 from epfast.inference.certificates import Check, check
 from epfast.inference.importance import Proposal
 from epfast.losses import Loss
@@ -52,15 +52,12 @@ class GraphProposal(Proposal):
         )
         beliefs, self.prior = state.beliefs, problem.prior
         prior = self.prior
-        #: of each variable its column, the first one of a block
-        column = np.empty(len(problem.families), dtype=np.intp)
-        column[scalar] = np.arange(n)
+        column, _ = columns_of(problem)
         self.which = {name: np.flatnonzero(families == k) for k, name in enumerate(NAMES)}
         #: blocks: the columns, the prior, mean and a root of the covariance
         self.blocks = []
         self.size = n
         for block, belief in zip(problem.blocks, state.blocks, strict=True):
-            column[block.number] = self.size
             part = slice(self.size, self.size + block.d)
             self.blocks.append((part, block, belief.mean, np.linalg.cholesky(belief.covariance)))
             self.size += block.d
@@ -176,6 +173,53 @@ class GraphProposal(Proposal):
     def moments(self) -> tuple[Array, Array]:
         """Those of the beliefs, whatever the draws are."""
         return self.mean, self.sd
+
+
+def columns_of(problem: GraphProblem) -> tuple[Index, int]:
+    """Of each variable its column in a table of draws, the first one of a block; their number."""
+    column = np.empty(len(problem.families), dtype=np.intp)
+    scalar = np.flatnonzero(problem.families != BLOCK)
+    column[scalar], size = np.arange(len(scalar)), len(scalar)
+    for block in problem.blocks:
+        column[block.number], size = size, size + block.d
+    return column, size
+
+
+class Observations(NamedTuple):
+    """What a batch of losses on linear forms has observed, and draws of its forms."""
+
+    name: str
+    loss: Loss
+    y: Array
+    #: (k, n)
+    forms: Array
+    #: (n,), variance of the noise on each
+    noise: Array
+
+    def log_likelihood(self) -> Array:
+        """(k, n), the noise integrated out."""
+        return log_t(self.loss, self.y, self.forms, self.noise)
+
+    def replicate(self, rng: np.random.Generator) -> Array:
+        """New responses, (k, n)."""
+        h = self.forms + np.sqrt(self.noise) * rng.standard_normal(self.forms.shape)
+        return self.loss.replicate(h, self.y, rng)
+
+
+def observations(problem: GraphProblem, draws: dict[str, Array]) -> Iterator[Observations]:
+    """Those of a graph, at draws (k, ...) of all arrays of variables, in the order of ``made``."""
+    column, size = columns_of(problem)
+    theta = np.empty((len(next(iter(draws.values()))), size))
+    for made, values in zip(problem.made.values(), draws.values(), strict=True):
+        if isinstance(made, Block):
+            theta[:, column[made.number] : column[made.number] + values.shape[1]] = values
+            continue
+        own = values**-2.0 if isinstance(made, Scales) else values
+        theta[:, column[made.numbers.ravel()]] = own.reshape(len(theta), -1)
+    for batch in problem.batches:
+        if isinstance(batch.factor, LinearFactor):
+            h, data = _form(expanded(batch, column), 0)(theta), batch.data
+            yield Observations(f"y{batch.key}", batch.factor.loss, data["y"], h, data["noise"])
 
 
 def checked(problem: GraphProblem, state: GraphState, evidence: float, **given: Any) -> Check:

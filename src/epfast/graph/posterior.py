@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any, overload
 
 import numpy as np
@@ -13,8 +14,8 @@ from epfast._arrays import Array
 from epfast.families import FAMILIES
 from epfast.gaussian.files import contents
 from epfast.graph import files
-from epfast.graph.blocks import linear_sites
-from epfast.graph.checking import checked
+from epfast.graph.blocks import linear_sites, prior_belief
+from epfast.graph.checking import checked, observations
 from epfast.graph.factors import form_of
 from epfast.graph.learned import operator_of
 from epfast.graph.predicting import predicted
@@ -24,7 +25,7 @@ from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.records import Recorded
-from epfast.inference.report import draws_to_arviz, interval, level_at_door
+from epfast.inference.report import Drawn, interval, level_at_door, to_arviz
 from epfast.inference.runtime import cached_property
 from epfast.operators.just_in_time import Operator
 
@@ -340,7 +341,8 @@ class GraphPosterior(Recorded):
             transitions without noise), for factors with ``project()`` alone, and for more draws
             than take some minutes.
         """
-        return checked(self.problem, self.state, self.log_evidence, draws=draws, seed=seed)
+        given = {"draws": draws, "seed": seed}
+        return self._remembered(checked(self.problem, self.state, self.log_evidence, **given))
 
     def sample(self, size: int, rng: Any = None) -> dict[str, Array]:
         """Draws from the beliefs: independent between variables, joint within a block.
@@ -367,34 +369,44 @@ class GraphPosterior(Recorded):
         for key, made in self.problem.made.items():
             name = key if isinstance(key, str) else f"v{key}"
             belief = self[made]
+            improper = ValueError(
+                f"the belief about {name} is improper; allowed for draws: fits in which no factor "
+                "waits"
+            )
             if isinstance(belief, BlockBelief):
+                if not np.isfinite(belief.covariance).all():
+                    raise improper
                 root = np.linalg.cholesky(belief.covariance)
                 found[name] = belief.mean + random.standard_normal((size, len(root))) @ root.T
                 continue
             family, eta = FAMILIES[belief.family], belief.natural
             if not family.is_proper(eta).all():
-                raise ValueError(
-                    f"the belief about {name} is improper; allowed for draws: fits in which no "
-                    "factor waits"
-                )
+                raise improper
             drawn = family.draw(eta, size, random).reshape(size, *made.shape)
             found[name] = drawn**-0.5 if isinstance(made, Scales) else drawn
         return found
 
-    def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
-        """Draws for ArviZ, see :meth:`sample`.
+    def to_arviz(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Any:
+        """Draws for ArviZ, one chain: see :meth:`sample` and :meth:`epfast.FullPosterior.to_arviz`.
 
         Parameters
         ----------
-        draws, chains : int
-            All draws are independent; chains serve the functions of ArviZ.
-        seed : int
-            Of the draws.
+        draws : int
+        rng : numpy.random.Generator or int, default=0
+            A generator, or a seed for one; None draws afresh.
 
         Returns
         -------
         arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
-            The group ``posterior``, with a variable for each array of variables.
+            The group ``posterior``, with a variable for each array of variables. Of losses on
+            linear forms ``observed_data``, ``log_likelihood`` and ``posterior_predictive`` have
+            ``y0`` for batch 0 of :meth:`Graph.add <epfast.Graph.add>`, and so on. Where there are
+            no other factors, and all priors are proper, ``prior_predictive``, too.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the fit has not converged, or the last check said that it is not to be used.
 
         Raises
         ------
@@ -403,7 +415,28 @@ class GraphPosterior(Recorded):
         ValueError
             As :meth:`sample`.
         """
-        return draws_to_arviz(self.sample, draws, chains, seed)
+        return to_arviz(self, self._drawn_by_name, draws, rng)
+
+    def _drawn_by_name(self, size: int, rng: np.random.Generator) -> Drawn:
+        """Draws for :meth:`to_arviz`."""
+        problem, draws = self.problem, self.sample(size, rng)
+        found = Drawn(draws)
+        if not draws:
+            return found
+        for one in observations(problem, draws):
+            found.observed_data[one.name] = one.loss.drawable(one.y)
+            if "values" in one.loss.gives:
+                found.log_likelihood[one.name] = one.log_likelihood()
+            with suppress(ValueError):  # of losses whose responses cannot be drawn
+                found.posterior_predictive[one.name] = one.replicate(rng)
+        if len(found.posterior_predictive) == len(problem.batches):
+            blocks: Any = tuple(prior_belief(block) for block in problem.blocks)
+            known = self.state._replace(beliefs=problem.prior, blocks=blocks)
+            with suppress(ValueError):  # of improper priors
+                prior = GraphPosterior(known, problem, False, []).sample(size, rng)
+                for one in observations(problem, prior):
+                    found.prior_predictive[one.name] = one.replicate(rng)
+        return found
 
     def credible_interval(self, variables: Variables, level: float = 0.95) -> Array:
         """Central credible intervals of Gaussian variables or scales, of their shape and 2."""

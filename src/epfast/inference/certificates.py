@@ -35,6 +35,10 @@ CERTAIN = 3.0
 FAR = (3.0, 3.0)
 
 
+#: of a check, the best first
+VERDICTS = "good", "usable", "uncertain", "do not use"
+
+
 @dataclass(frozen=True, eq=False)
 class Check:
     """What importance sampling says of a posterior; ``str(check)`` says it in words.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epfast._arrays import Array
+
+if TYPE_CHECKING:
+    from epfast.inference.certificates import Check
 
 
 class Sites(NamedTuple):
@@ -115,6 +118,13 @@ class Recorded:
     problem: Any
     converged: bool
     history: list[SweepInfo]
+    #: what the last ``check()`` said; None before the first
+    last_check: Check | None = None
+
+    def _remembered(self, check: Check) -> Check:
+        """What a check said, which is kept."""
+        vars(self)["last_check"] = check
+        return check
 
     @property
     def schedule(self) -> Any:

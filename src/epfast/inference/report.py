@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.inference.records import DataWarning
+from epfast._core.vector import build_facts
+from epfast.inference.certificates import VERDICTS
+from epfast.inference.records import ConvergenceWarning, DataWarning
 
 
 class Table:
@@ -123,19 +126,23 @@ WEIGHTS = (
 )
 
 
+def fraction(weights: Array) -> float:
+    """The first weight that is no whole number; 0 where there is none."""
+    parts = weights % 1.0
+    return float(weights[np.argmax(parts > 0.0)]) if parts.any() else 0.0
+
+
 def not_counts(weights: Array | None) -> str | None:
     """What is to be said of weights that are not whole numbers; None of others."""
-    parts = None if weights is None else weights % 1.0
-    if weights is None or parts is None or not parts.any():
-        return None
-    return f"weights that are no counts, as {weights[np.argmax(parts > 0.0)]:.3g}: {WEIGHTS}"
+    found = 0.0 if weights is None else fraction(weights)
+    return f"weights that are no counts, as {found:.3g}: {WEIGHTS}" if found else None
 
 
-def note_weights(weights: Array | None) -> None:
+def note_weights(weights: Array | None, stacklevel: int = 3) -> None:
     """Warn the caller of a fit of weights that are no counts."""
     said = not_counts(weights)
     if said is not None:
-        warnings.warn(f"{said}; give counts, or none", DataWarning, stacklevel=3)
+        warnings.warn(f"{said}; give counts, or none", DataWarning, stacklevel=stacklevel)
 
 
 def weights_of(post: Any) -> Array | None:
@@ -181,86 +188,81 @@ def notes(post: Any) -> list[str]:
 # ---- ArviZ ----
 
 
-def to_arviz(post: Any, draws: int, chains: int, seed: int) -> Any:
-    """See :meth:`epfast.FullPosterior.to_arviz`."""
+@dataclass
+class Drawn:
+    """Draws for ArviZ: arrays (size, ...) of each group, by the names of their variables."""
+
+    posterior: dict[str, Array]
+    posterior_predictive: dict[str, Array] = field(default_factory=dict)
+    prior_predictive: dict[str, Array] = field(default_factory=dict)
+    log_likelihood: dict[str, Array] = field(default_factory=dict)
+    #: what was observed: arrays without draws
+    observed_data: dict[str, Array] = field(default_factory=dict)
+    #: names of the axes of variables, behind that of the draws
+    dims: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    #: labels along such axes
+    coords: dict[str, Sequence[str]] = field(default_factory=dict)
+
+
+GROUPS = tuple(one.name for one in fields(Drawn) if one.name not in ("dims", "coords"))
+
+
+def to_arviz(post: Any, drawn: Callable[..., Drawn], draws: int, rng: Any) -> Any:
+    """See :meth:`epfast.FullPosterior.to_arviz`.
+
+    drawn: of a number of draws and a generator. Draws are independent and one chain, of which
+    ArviZ computes no r_hat.
+    """
     Dataset, _ = _xarray()
-    draws, chains, seed = _draws_at_door(draws, chains, seed)
-    name, dim = post.quantity
-    labels, size = list(post.labels), chains * draws
-    both = {"chain": np.arange(chains), "draw": np.arange(draws)}
-    about = {"inference_library": "epfast"}
-    # a mixture is drawn point by point, each of which has a likelihood of its own
-    hyper, parts = post.drawn_points(size, seed) if hasattr(post, "drawn_points") else ({}, None)
-    if parts is None:
-        drawn = [(post, np.arange(size), post.sample(size, seed))]
-    else:
-        rng = np.random.default_rng(seed)
-        drawn = [(part, where, part.sample(len(where), rng)) for part, where in parts]
-
-    def shaped(found: list[Array]) -> Array:
-        whole = np.empty((size, *found[0].shape[1:]))
-        for (_, where, _), array in zip(drawn, found, strict=True):
-            whole[where] = array
-        return whole.reshape(chains, draws, -1)
-
-    variables = {name: (("chain", "draw", dim), shaped([values for _, _, values in drawn]))}
-    variables |= {
-        own: (("chain", "draw"), values.reshape(chains, draws)) for own, values in hyper.items()
-    }
-    groups = {"posterior": Dataset(variables, {**both, dim: labels}, about)}
-    y = post.observed()
-    if y is not None:
-        rows = {"row": np.arange(len(y))}
-        if "values" in post.known_loss().gives:
-            found = shaped([part.log_likelihood(values) for part, _, values in drawn])
-            likelihood = {**about, "is_likelihood": int(post.loss.is_likelihood)}
-            groups["log_likelihood"] = Dataset(
-                {"y": (("chain", "draw", "row"), found)}, {**both, **rows}, likelihood
-            )
-        rng = np.random.default_rng([seed, 1])
-        with suppress(ValueError):  # of losses whose responses cannot be drawn
-            copies = [
-                part.loss_of_rows().replicate(part.latent_at(values), y, rng)
-                for part, _, values in drawn
-            ]
-            groups["posterior_predictive"] = Dataset(
-                {"y": (("chain", "draw", "row"), shaped(copies))}, {**both, **rows}, about
-            )
-        seen = (("row",), y[:, 0]) if y.shape[1] == 1 else (("row", "response"), y)
-        groups["observed_data"] = Dataset({"y": seen}, rows, about)
-        loo = leave_one_out(post)
-        if loo is not None:
-            total = {"elpd_loo": loo.sum(), "se": np.sqrt(len(loo) * loo.var())}
-            groups["loo"] = Dataset({"log_predictive": (("row",), loo)}, rows, {**about, **total})
+    size, rng = _checks.integer("draws", draws, least=1), _checks.generator("rng", rng)
+    found, attrs = drawn(size, rng), _said_of(post)
+    groups = {}
+    for group in GROUPS:
+        variables = {}
+        for name, values in getattr(found, group).items():
+            whole = values if group == "observed_data" else values[None]
+            lead = () if group == "observed_data" else ("chain", "draw")
+            rest = range(whole.ndim - len(lead))
+            dims = found.dims.get(name, tuple(f"{name}_dim_{k}" for k in rest))
+            variables[name] = (*lead, *dims), whole
+        if variables:
+            used = {axis for axes, _ in variables.values() for axis in axes}
+            coords = {axis: list(names) for axis, names in found.coords.items() if axis in used}
+            groups[group] = Dataset(variables, coords, attrs)
+    loo = leave_one_out(post)
+    if loo is not None:
+        total = {"elpd_loo": loo.sum(), "se": np.sqrt(len(loo) * loo.var())}
+        groups["loo"] = Dataset({"log_predictive": (("row",), loo)}, None, {**attrs, **total})
     return _contained(groups)
 
 
-def draws_to_arviz(
-    sample: Callable[[int, int], dict[str, Array]], draws: int, chains: int, seed: int
-) -> Any:
-    """Draws of variables by their names, (chains x draws, *shape) each, as :func:`to_arviz` does.
-
-    sample: of how many, and the seed.
-    """
-    Dataset, _ = _xarray()
-    draws, chains, seed = _draws_at_door(draws, chains, seed)
-    found = {
-        name: (
-            ("chain", "draw", *(f"{name}_dim_{k}" for k in range(values.ndim - 1))),
-            values.reshape(chains, draws, *values.shape[1:]),
+def _said_of(post: Any) -> dict[str, Any]:
+    """Attributes of all groups; warns of a fit that draws do not show to have failed."""
+    check, loss = post.last_check, getattr(post, "loss", None)
+    verdict = "not checked" if check is None else check.verdict
+    settles = post.schedule.stores != "none"
+    bad = ["its fit has not converged"] if settles and not post.converged else []
+    bad += [f"its check says {verdict!r}"] if verdict in VERDICTS[2:] else []
+    if bad:
+        warnings.warn(
+            f"these draws are of a posterior that is not to be trusted: {' and '.join(bad)}. "
+            "Diagnostics of ArviZ do not see it; post.summary() and post.check() do",
+            ConvergenceWarning,
+            stacklevel=4,
         )
-        for name, values in sample(chains * draws, seed).items()
+    attrs = {
+        "inference_library": "epfast",
+        "inference_library_version": build_facts()["version"],
+        "method": f"expectation propagation by {type(post.schedule).__name__}",
+        "converged": int(post.converged),
+        "n_sweeps": post.n_sweeps,
+        "verdict": verdict,
     }
-    both = {"chain": np.arange(chains), "draw": np.arange(draws)}
-    return _contained({"posterior": Dataset(found, both, {"inference_library": "epfast"})})
-
-
-def _draws_at_door(draws: Any, chains: Any, seed: Any) -> tuple[int, int, int]:
-    return (
-        _checks.integer("draws", draws, least=1),
-        _checks.integer("chains", chains, least=1),
-        _checks.integer("seed", seed, least=0),
-    )
+    if hasattr(post, "log_evidence"):
+        attrs["log_evidence"] = float(post.log_evidence)
+    if loss is not None:
+        attrs["is_likelihood"] = int(loss.is_likelihood)
+    return attrs
 
 
 def _xarray() -> tuple[Any, Any]:
@@ -287,7 +289,7 @@ def _contained(groups: dict[str, Any]) -> Any:
 
 def leave_one_out(post: Any) -> Array | None:
     """Leave-one-out log probabilities by the cavities; None where the sites do not give them."""
-    if post.sites is None or not hasattr(post, "loo_log_predictive"):
+    if not hasattr(post, "loo_log_predictive") or post.sites is None:
         return None
     try:
         loo: Array = post.loo_log_predictive()

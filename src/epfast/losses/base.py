@@ -289,6 +289,18 @@ class Loss:
         """y that :meth:`responses` makes these of; None: the first of their columns."""
         return responses[:, 1].copy() if self.by_residual else None
 
+    def drawable(self, responses: Array) -> Array:
+        """What :meth:`replicate` draws, as it was observed, (n,)."""
+        given = self.as_given(np.ascontiguousarray(responses[:, : self.response_width]))
+        y = responses if given is None else given
+        return y if y.ndim == 1 else y[:, 0].copy()
+
+    def offset_of(self, responses: Array) -> Array | float:
+        """The offsets of rows, but for those that are taken from y."""
+        if not self.has_offset or self.by_residual:
+            return 0.0
+        return np.asarray(responses[:, -1] * (responses[:, 0] if self.by_margin else 1.0))
+
     def with_offset(self, given: bool = True) -> Self:
         """The loss of responses with an offset, or of those without."""
         if given == self.has_offset:
@@ -464,10 +476,7 @@ class Loss:
 
         Offsets of the rows are added, but for those that are taken from y.
         """
-        if self.has_offset and not self.by_residual:
-            shift = responses[:, -1]
-            latent = latent + (shift * responses[:, 0] if self.by_margin else shift)
-        return self.sample(latent, rng)
+        return self.sample(latent + self.offset_of(responses), rng)
 
     # ---- files ----
 

@@ -255,9 +255,8 @@ class Binomial(Loss):
 
     def replicate(self, latent: Array, responses: Array, rng: np.random.Generator) -> Array:
         """Draw counts of as many trials as were observed."""
-        shift = responses[:, -1] if self.has_offset else 0.0
-        trials = responses[:, 1].astype(np.int64)
-        return rng.binomial(trials, special.expit(latent + shift)).astype(np.float64)
+        p = special.expit(latent + self.offset_of(responses))
+        return rng.binomial(responses[:, 1].astype(np.int64), p).astype(np.float64)
 
 
 _BERNOULLI = Loss("logistic")

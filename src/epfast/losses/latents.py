@@ -71,6 +71,9 @@ class LatentLoss(Loss):
     def add_offset(self, responses: Array, offset: Array) -> Array:
         return np.concatenate([responses, offset], axis=1)
 
+    def offset_of(self, responses: Array) -> Array | float:
+        return responses[:, -self.latents :] if self.has_offset else 0.0
+
     def observed(self, y: Any, n: int, offset: Any = None) -> Array:
         responses = self.responses("y", y, n)
         if offset is not None:

@@ -106,6 +106,12 @@ class Gaussian(Loss):
         """Draw y for each latent value."""
         return np.asarray(latent + np.sqrt(self.variance) * rng.standard_normal(latent.shape))
 
+    def replicate(self, latent: Array, responses: Array, rng: np.random.Generator) -> Array:
+        """Draw y of observed rows, each with the noise of its row."""
+        sd = np.sqrt(self.variance * responses[:, 1])
+        noise = sd * rng.standard_normal(latent.shape)
+        return np.asarray(latent + self.offset_of(responses) + noise)
+
     def describe(self) -> dict[str, Any]:
         return {"variance": self.variance}
 
@@ -372,12 +378,16 @@ class Interval(Loss):
     def as_given(self, responses: Array) -> Array:
         return responses
 
-    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+    def drawable(self, responses: Array) -> Array:
+        """The middle of each interval, or its finite end."""
         lower, upper = responses[:, 0], responses[:, 1]
         with np.errstate(invalid="ignore"):
-            middle = np.where(
+            return np.where(
                 np.isinf(lower), upper, np.where(np.isinf(upper), lower, 0.5 * (lower + upper))
             )
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        middle = self.drawable(responses)
         known = np.isfinite(middle)
         if not known.any():
             return 0.0, 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from epfast.gaussian.files import contents
 from epfast.inference import SweepInfo
 from epfast.inference.files import write
 from epfast.inference.records import Recorded
-from epfast.inference.report import draws_to_arviz, interval, level_at_door, table
+from epfast.inference.report import Drawn, interval, level_at_door, table, to_arviz
 from epfast.inference.runtime import cached_property
 from epfast.parametric.engine import ParametricState
 from epfast.parametric.mixture_problem import MixtureProblem, rows_at_door
@@ -59,6 +59,15 @@ class Draws(NamedTuple):
     weights: Array
     #: (size,)
     noise_variance: Array
+
+
+def _rows_by(draws: Draws, n: int, rng: np.random.Generator) -> tuple[Array, NDArray[np.intp]]:
+    """New rows (size, n, d) by parameters, n of each draw, and their components (size, n)."""
+    ends = draws.weights.cumsum(axis=1)[:, None]
+    label = (rng.random((len(ends), n, 1)) * ends[:, :, -1:] > ends).sum(axis=2)
+    at = draws.mean[np.arange(len(label))[:, None], label]
+    sd = np.sqrt(draws.noise_variance)[:, None, None]
+    return at + sd * rng.standard_normal(at.shape), label.astype(np.intp)
 
 
 @dataclass(eq=False, repr=False)
@@ -247,38 +256,68 @@ class MixturePosterior(Recorded):
             variance = noise[1] / rng.gamma(noise[0], size=size)
         return Draws(mean, weights, variance)
 
-    def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
-        """Draws for ArviZ: ``mean``, ``weights`` and ``variance``, see :meth:`sample`.
+    def to_arviz(
+        self,
+        draws: int = 1000,
+        rng: np.random.Generator | int | None = 0,
+        X: ArrayLike | None = None,
+    ) -> Any:
+        """Draws for ArviZ, one chain of one labelling: see :meth:`epfast.FullPosterior.to_arviz`.
 
         Parameters
         ----------
-        draws, chains : int
-            All draws are independent, of one labelling; chains serve the functions of ArviZ.
-        seed : int
-            Of the draws.
+        draws : int
+        rng : numpy.random.Generator or int, default=0
+            A generator, or a seed for one; None draws afresh.
+        X : array_like of shape (n, d), optional
+            The rows, which the posterior does not keep.
 
         Returns
         -------
         arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
+            ``posterior`` has ``mean``, ``weights`` and ``noise_variance``, see :meth:`sample`.
+            Given the rows, ``observed_data``, ``log_likelihood``, ``posterior_predictive`` and
+            ``prior_predictive`` have ``x``.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the fit has not converged.
 
         Raises
         ------
         ImportError
             Without xarray, which the extra ``arviz`` brings.
         """
-        return draws_to_arviz(
-            lambda size, rng: self.sample(size, rng)._asdict(), draws, chains, seed
+        rows = None if X is None else rows_at_door(X, self.problem.shape[1])
+        return to_arviz(self, lambda *given: self._drawn_by_name(rows, *given), draws, rng)
+
+    def _drawn_by_name(self, rows: Array | None, size: int, rng: np.random.Generator) -> Drawn:
+        """Draws for :meth:`to_arviz`."""
+        draws = self.sample(size, rng)
+        if rows is None:
+            return Drawn(draws._asdict())
+        n, prior = len(rows), replace(self, state=self.state._replace(belief=self.state.base))
+        logs = np.empty((size, n))
+        for k, (mean, weights, variance) in enumerate(zip(*draws, strict=True)):
+            squares = ((rows[:, None] - mean) ** 2).sum(axis=2)
+            with np.errstate(divide="ignore"):  # weights may underflow
+                parts = np.log(weights) - 0.5 * squares / variance
+            logs[k] = special.logsumexp(parts, axis=1)
+            logs[k] -= 0.5 * rows.shape[1] * math.log(2.0 * math.pi * variance)
+        return Drawn(
+            draws._asdict(),
+            {"x": _rows_by(draws, n, rng)[0]},
+            {"x": _rows_by(prior.sample(size, rng), n, rng)[0]},
+            {"x": logs},
+            {"x": rows},
         )
 
     def sample_x(self, size: int, rng: Any = None) -> tuple[Array, NDArray[np.intp]]:
         """New rows (size, d), each by parameters of its own, and their components (size,)."""
         rng = _checks.generator("rng", rng)
-        draws = self.sample(size, rng)
-        ends = draws.weights.cumsum(axis=1)
-        label = (rng.random((len(ends), 1)) * ends[:, -1:] > ends).sum(axis=1)
-        at = draws.mean[np.arange(len(label)), label]
-        sd = np.sqrt(draws.noise_variance)[:, None]
-        return at + sd * rng.standard_normal(at.shape), label.astype(np.intp)
+        rows, label = _rows_by(self.sample(size, rng), 1, rng)
+        return rows[:, 0], label[:, 0]
 
     # ---- words ----
 

@@ -15,7 +15,7 @@ from epfast.gaussian.files import contents
 from epfast.inference import SweepInfo, run
 from epfast.inference.files import write
 from epfast.inference.records import Recorded
-from epfast.inference.report import table
+from epfast.inference.report import Drawn, table, to_arviz
 from epfast.losses import Gaussian, Loss, Probit
 from epfast.parametric.engine import ParametricState
 from epfast.parametric.network_problem import NetworkProblem, log_density
@@ -199,9 +199,13 @@ class NetworkPosterior(Recorded):
         """
         size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
+        output = self._output(X, self.sample(size, draws))
+        return self._responses(output, draws)
+
+    def _output(self, X: Any, layers: tuple[Array, ...]) -> Array:
+        """Outputs of drawn networks at rows, (size, m), on the scale of y."""
         scaling = self.problem.scaling
-        z = np.broadcast_to(scaling.rows(X).T, (size, self.n_columns, len(X)))
-        layers = self.sample(size, draws)
+        z = np.broadcast_to(scaling.rows(X).T, (len(layers[0]), self.n_columns, len(X)))
         with np.errstate(over="ignore", invalid="ignore"):  # found below
             for k, weights in enumerate(layers):
                 inputs = weights.shape[2]
@@ -210,10 +214,69 @@ class NetworkPosterior(Recorded):
             output = scaling.y_mean + scaling.y_scale * z[:, 0]
         if not np.isfinite(output).all():
             raise ValueError("X holds rows too far off for doubles; allowed: nearer ones")
-        noise = draws.standard_normal(output.shape)
+        return np.asarray(output)
+
+    def _responses(self, output: Array, rng: np.random.Generator) -> Array:
+        """Draw responses at outputs."""
+        noise = rng.standard_normal(output.shape)
         if self.problem.probit:
             return np.where(output + noise > 0.0, 1.0, -1.0)
         return np.asarray(output + np.sqrt(self.noise_variance) * noise)
+
+    def to_arviz(
+        self,
+        draws: int = 1000,
+        rng: np.random.Generator | int | None = 0,
+        X: Any = None,
+        y: Any = None,
+    ) -> Any:
+        """Draws for ArviZ, one chain: see :meth:`epfast.FullPosterior.to_arviz`.
+
+        Parameters
+        ----------
+        draws : int
+        rng : numpy.random.Generator or int, default=0
+            A generator, or a seed for one; None draws afresh.
+        X, y : array_like of shape (m, d) and (m,), optional
+            Rows, which the posterior does not keep.
+
+        Returns
+        -------
+        arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
+            ``posterior`` has the weights of each layer, ``layer_1`` and so on, see :meth:`sample`.
+            Given rows, ``posterior_predictive`` has ``y``, and given their responses
+            ``observed_data`` and ``log_likelihood``, too.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If a fit with stored sites has not converged.
+
+        Raises
+        ------
+        ImportError
+            Without xarray, which the extra ``arviz`` brings.
+        """
+        if X is None and y is not None:
+            raise ValueError("X is None beside y; allowed: the rows of y")
+        return to_arviz(self, lambda *given: self._drawn_by_name(X, y, *given), draws, rng)
+
+    def _drawn_by_name(self, X: Any, y: Any, size: int, rng: np.random.Generator) -> Drawn:
+        """Draws for :meth:`to_arviz`."""
+        layers = self.sample(size, rng)
+        found = Drawn(
+            {f"layer_{k + 1}": weights for k, weights in enumerate(layers)}, dims={"y": ("row",)}
+        )
+        if X is None:
+            return found
+        output, loss = self._output(X, layers), self.loss
+        found.posterior_predictive["y"] = self._responses(output, rng)
+        if y is not None:
+            responses = loss.responses("y", y, output.shape[1])
+            found.observed_data["y"] = loss.drawable(responses)
+            values = loss.values(np.ascontiguousarray(output.T), responses)
+            found.log_likelihood["y"] = -values.T
+        return found
 
     # ---- more rows ----
 
