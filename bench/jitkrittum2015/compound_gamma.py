@@ -196,16 +196,17 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
     found = stored["answers"]
     with picture(folder / "jitkrittum2015_figure7.png", 3, size=(3.3, 3.2)) as axes:
         for axis, key in zip(axes, ("shape", "rate"), strict=False):
-            axis.loglog(found[key], found[f"{key}, KJIT"], ".", ms=4)
             ends = min(found[key]), max(found[key])
-            axis.loglog(ends, ends, color="black", lw=0.8)
+            axis.plot(ends, ends, color="black", lw=0.8)
+            axis.plot(found[key], found[f"{key}, KJIT"], ".", ms=4)
             axis.set(title=f"inferred {key}", xlabel="oracle", ylabel="KJIT")
+        axes[1].set(xscale="log", yscale="log")
         for name in ("oracle", "KJIT", "Operator"):
             values = found[f"us, {name}"]
             at = 5 * np.arange(len(values)) + 1
             axes[2].semilogy(at, values, ".", ms=3, label=name)
         axes[2].set(title="microseconds", xlabel="problem")
-        axes[2].legend(loc="upper right", markerscale=3)
+        axes[2].legend(loc="upper right", bbox_to_anchor=(1.0, 0.62), markerscale=3)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

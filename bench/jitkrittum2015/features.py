@@ -76,6 +76,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
         for d_in, line in zip(sizes, norms, strict=True):
             axes[1].loglog(sizes, line, "o-", ms=4, label=f"D_in = {d_in}")
         axes[1].set(xlabel="D_out", title="B.6: Frobenius norm of the error")
+        axes[1].yaxis.set_minor_formatter("")
         axes[1].legend()
 
 

@@ -198,7 +198,7 @@ def trace(
 def draw_trace(axis: Any, stored: dict[str, Any], threshold: float) -> None:
     """Uncertainty over the invocations; dashes where a problem begins."""
     values = np.array(stored["log variance"], dtype=float)
-    axis.plot(stored["every"] * np.arange(len(values)), values, ",", color="C0")
+    axis.plot(stored["every"] * np.arange(len(values)), values, ".", ms=1.5, color="C0")
     for start in stored["starts"]:
         axis.axvline(start, color="black", ls="--", lw=0.8)
     axis.axhline(threshold, color="C1", lw=1.0, label="threshold")
