@@ -1,6 +1,6 @@
 """Qi & Guo (2012), section 7.3: EP, power EP and relaxed EP on five UCI sets.
 
-    EPFAST_DATA=folder python -m bench uci [--quick]          # about 30 min
+    EPFAST_DATA=folder python -m bench qi2012.uci [--quick]          # about 40 min
 
 Figures 6 and 7: Heart (81 of 270 rows to train on, 20 splits), Pima (319 of the 532 complete rows,
 20), Diabetes (468 of 768, 100), Haberman (183 of 306, 100), and Spam (276 of 4601, 100) with 0, 10
