@@ -23,6 +23,7 @@ SCRIPTS = {
     "qi2012.uci": "qi2012_uci",
     "qi2012.figure1": "qi2012_figure1",
     "jitkrittum2015.batch": "jitkrittum2015_batch",
+    "jitkrittum2015.features": "jitkrittum2015_features",
     "jitkrittum2015.uncertainty": "jitkrittum2015_uncertainty",
     "jitkrittum2015.compound_gamma": "jitkrittum2015_compound_gamma",
     "jitkrittum2015.online": "jitkrittum2015_online",

@@ -26,6 +26,7 @@ from typing import Any
 from bench.history.tasks import TASKS
 from bench.lib import harness
 from bench.lib.harness import Claim
+from bench.lib.pictures import picture
 
 ROOT = Path(__file__).parents[2]
 TASKS_FILE = Path(__file__).with_name("tasks.py")
@@ -137,24 +138,24 @@ def judged(rows: list[dict[str, Any]]) -> list[Claim]:
     return claims
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw(stored: dict[str, Any], folder: Path) -> None:
     """A panel for each task: instructions over those of the first revision that does it."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(4, 4, figsize=(10, 8), sharex=True, layout="constrained")
-    for ax, name in zip(axes.flat, TASKS, strict=True):
-        at = [i for i, row in enumerate(rows) if name in row]
-        if at:
-            first = rows[at[0]][name]
-            shares = [rows[i][name] / first for i in at]
-            ax.plot(at, shares, "o-", color="C0", markersize=3)
-            ax.set_ylim(0.0, 1.15 * max(shares))
-            ax.set_title(f"{name}\nfirst {first:.3g} million", fontsize=8)
-        ax.set_xticks(range(len(rows)), [row["revision"] for row in rows], rotation=90, fontsize=6)
-        ax.tick_params(axis="y", labelsize=7)
-    figure.supylabel("instructions over those of the first revision", fontsize=9)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    rows = stored.get("instructions", [])
+    if not rows:  # a quick run counts none
+        return
+    with picture(folder / PICTURE, 4, 4, size=(2.5, 2.1), sharex=True) as axes:
+        for ax, name in zip(axes, TASKS, strict=True):
+            at = [i for i, row in enumerate(rows) if name in row]
+            if at:
+                first = rows[at[0]][name]
+                shares = [rows[i][name] / first for i in at]
+                ax.plot(at, shares, "o-", markersize=3)
+                ax.set_ylim(0.0, 1.15 * max(shares))
+                ax.set_title(f"{name}\nfirst {first:.3g} million", fontsize=8)
+            names = [row["revision"] for row in rows]
+            ax.set_xticks(range(len(rows)), names, rotation=90, fontsize=6)
+            ax.tick_params(axis="y", labelsize=7)
+        axes[0].figure.supylabel("instructions over those of the first revision", fontsize=9)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -181,7 +182,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         list(zip(*_columns(instructions), strict=True)),
         "millions of instructions",
     )
-    draw(instructions, options.output / PICTURE)
     return {"instructions": instructions, "times": times, "goals": judged(instructions)}
 
 

@@ -17,6 +17,7 @@ paper's, beside the site, (mean - m) / sqrt(v) and log(variance / v). Same messa
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ from bench.jitkrittum2015.learners import (
 from bench.jitkrittum2015.messages import Messages, Split, collect, log_kl, sampled
 from bench.lib import harness
 from bench.lib.harness import Claim
+from bench.lib.pictures import picture
 from epfast.operators.fourier import TwoStage
 from epfast.operators.kernels import (
     JointEmbedding,
@@ -70,6 +72,8 @@ KJIT, MV, JOINT, PRODUCT, SUM = RANDOM
 SAME = "IChol, KJIT's kernel and noise"
 #: in the figures of the paper: median and 99th percentile of KJIT's log KL
 MEDIAN, HIGH = -8.78, -5.46
+#: of log KL, in figure 3b
+PERCENTILES = (10, 50, 90, 99, 100)
 #: what "targets of the site" must gain, in log KL, at least
 GAIN = 2.0
 
@@ -104,8 +108,54 @@ def score(learner: Learner, test: Messages) -> dict[str, Any]:
     }
 
 
-def learn(split: Split, sizes: Sizes) -> list[dict[str, Any]]:
-    """Every learner of appendix C on a set of messages."""
+def examples(learner: Learner, test: Messages) -> dict[str, Any]:
+    """Figure 3: how log KL is distributed, and messages of given percentiles of it."""
+    predicted = learner(test.tuples())
+    found = log_kl(test.mean, test.variance, predicted[:, 0], predicted[:, 1])
+    order = np.argsort(found)[: np.isfinite(found).sum()]  # NaN are last
+    counts, edges = np.histogram(found[order], 40)
+    rows = []
+    for percentile in PERCENTILES:
+        i = order[min(int(percentile / 100 * len(order)), len(order) - 1)]
+        rows.append(
+            {
+                "percentile": percentile,
+                "log KL": found[i],
+                "cavity, mean": test.m[i],
+                "cavity, variance": test.v[i],
+                "y": test.y[i],
+                "mean": test.mean[i],
+                "variance": test.variance[i],
+                "predicted mean": predicted[i, 0],
+                "predicted variance": np.exp(predicted[i, 1]),
+            }
+        )
+    return {"examples": rows, "histogram": {"counts": counts, "edges": edges}}
+
+
+def draw(stored: dict[str, Any], folder: Path) -> None:
+    """Figure 3."""
+    found = stored["figure 3"]
+    rows, histogram = found["examples"], found["histogram"]
+    with picture(folder / "jitkrittum2015_figure3.png", 3, 2, size=(3.2, 2.6)) as axes:
+        axes[0].stairs(histogram["counts"], histogram["edges"], fill=True)
+        axes[0].set(title="(a) log KL", ylabel="messages")
+        for axis, row in zip(axes[1:], rows, strict=True):
+            width = 4.0 * np.sqrt(max(row["variance"], row["cavity, variance"]))
+            z = np.linspace(row["mean"] - width, row["mean"] + width, 201)
+            for name, mean, variance, line in (
+                ("cavity", row["cavity, mean"], row["cavity, variance"], ":"),
+                ("belief", row["mean"], row["variance"], "-"),
+                ("predicted", row["predicted mean"], row["predicted variance"], "--"),
+            ):
+                density = np.exp(-0.5 * (z - mean) ** 2 / variance) / np.sqrt(2 * np.pi * variance)
+                axis.plot(z, density, line, label=name)
+            axis.set_title(f"(b) {row['percentile']} %: {row['log KL']:.1f}")
+        axes[1].legend(loc="upper left")
+
+
+def learn(split: Split, sizes: Sizes) -> tuple[list[dict[str, Any]], Learner]:
+    """Every learner of appendix C on a set of messages; and KJIT."""
     a = split.train.tuples()
     targets = np.stack([split.train.mean, np.log(split.train.variance)], axis=1)
     rows = []
@@ -132,7 +182,8 @@ def learn(split: Split, sizes: Sizes) -> list[dict[str, Any]]:
                 "seconds": seconds,
             }
         )
-    return rows
+    assert kjit is not None
+    return rows, kjit.predict
 
 
 # ---- belief or site ----
@@ -290,7 +341,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             split = Split(*(sampled(part, count, rng) for part in split))
             own = log_kl(exact.mean, exact.variance, split.test.mean, np.log(split.test.variance))
             print(f"\n{name}: log KL(exact || sampled) {np.nanmean(own):.2f}")
-        found[name] = learn(split, sizes)
+        found[name], kjit = learn(split, sizes)
+        if draws is not None:
+            figure = examples(kjit, split.test)
         cells = [list(row.values()) for row in found[name]]
         harness.table(list(found[name][0]), cells, f"log KL, {name}")
     pairs, ranks = [(100, 100), (150, 250), (300, 500), (500, 1000)], [50, 100, 200]
@@ -299,4 +352,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     sites = belief_or_site(collect(20, 300, min(train, 2000), test), pairs, ranks)
     cells = [list(row.values()) for row in sites]
     harness.table(list(sites[0]), cells, "mean log KL by target, d = 20, n = 300, exact")
-    return {"claims": judge(found, sites), "learners": found, "targets": sites}
+    return {
+        "claims": judge(found, sites),
+        "learners": found,
+        "targets": sites,
+        "figure 3": figure,
+    }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from scipy import special
 import epfast
 from bench.lib import harness
 from bench.lib.harness import Claim
+from bench.lib.pictures import picture
 from epfast.families import Gamma
 from epfast.operators.fourier import TwoStage
 from epfast.operators.kernels import Tuples, median_heuristic
@@ -99,10 +101,11 @@ def log_kl(p: Beliefs, q: Beliefs) -> Array:
 
 
 class Learned(NamedTuple):
-    """Answers to all problems, and where the oracle was asked."""
+    """Answers to all problems, where the oracle was asked, and seconds of each problem."""
 
     belief: Beliefs
     asked: NDArray[np.bool_]
+    seconds: Array
 
 
 def papers(problems: Problems, forced: Beliefs, threshold: float) -> Learned:
@@ -111,19 +114,24 @@ def papers(problems: Problems, forced: Beliefs, threshold: float) -> Learned:
     tuples = Tuples((a / b)[:, None], (a / b**2)[:, None])
     targets = np.log(np.stack([forced.shape - a + 1.0, forced.rate - b], axis=1))
     first = Tuples(tuples.mean[:BATCH], tuples.variance[:BATCH])
-    psi = TwoStage.draw(median_heuristic(first, 0.5), *SIZES, 0)(tuples)
-    regression = Regression.fit(psi[:BATCH], targets[:BATCH], NOISE)
+    features = TwoStage.draw(median_heuristic(first, 0.5), *SIZES, 0)
+    regression = Regression.fit(features(first), targets[:BATCH], NOISE)
     asked = np.ones(len(a), dtype=np.bool_)
     answers = targets.copy()
+    seconds = np.full(len(a), np.nan)
     for i in range(BATCH, len(a)):
-        found = regression.predict(psi[i : i + 1])
+        start = harness.now()
+        psi = features(Tuples(tuples.mean[i : i + 1], tuples.variance[i : i + 1]))
+        found = regression.predict(psi)
         asked[i] = math.log(found.spread[0] + NOISE) > threshold
         if asked[i]:
-            regression.update(psi[i], targets[i], NOISE)
+            project(a[i : i + 1], b[i : i + 1])  # the targets are known
+            regression.update(psi[0], targets[i], NOISE)
         else:
             answers[i] = found.mean[0]
+        seconds[i] = harness.now() - start
     shape, rate = np.exp(answers).T
-    return Learned(Beliefs(a + shape - 1.0, b + rate), asked)
+    return Learned(Beliefs(a + shape - 1.0, b + rate), asked, seconds)
 
 
 def log_factor(tau: Array) -> Array:
@@ -138,12 +146,12 @@ def site(problems: Problems) -> Learned:
         oracle, inputs=("gamma",), tolerance=TOLERANCE, batch=FIRST, audit=0.0
     )
     calls = np.zeros(len(problems.a), dtype=np.bool_)
-    belief = np.empty((len(problems.a), 2))
+    belief, seconds = np.empty((len(problems.a), 2)), np.empty(len(problems.a))
     for i, message in enumerate(zip(problems.a, problems.b, strict=True)):
         before = operator.calls
-        belief[i] = operator.project([message])[0]
-        calls[i] = operator.calls > before
-    return Learned(Beliefs(*belief.T), calls)
+        beliefs, seconds[i] = harness.timed(lambda m=message: operator.project([m]))
+        belief[i], calls[i] = beliefs[0], operator.calls > before
+    return Learned(Beliefs(*belief.T), calls, seconds)
 
 
 def summary(name: str, truth: Beliefs, found: Learned) -> dict[str, Any]:
@@ -162,6 +170,46 @@ def summary(name: str, truth: Beliefs, found: Learned) -> dict[str, Any]:
     }
 
 
+def answers(
+    problems: Problems, forced: Beliefs, theirs: Learned, ours: Learned
+) -> dict[str, list[float]]:
+    """Of every fifth problem: the posterior by the oracle and by KJIT, and microseconds."""
+    some = range(0, len(problems.a), 5)
+    oracle = [
+        harness.timed(lambda i=i: project(problems.a[i : i + 1], problems.b[i : i + 1]))[1]
+        for i in some
+    ]
+    columns = {
+        "shape": forced.shape,
+        "rate": forced.rate,
+        "shape, KJIT": theirs.belief.shape,
+        "rate, KJIT": theirs.belief.rate,
+        "us, KJIT": 1e6 * theirs.seconds,
+        "us, Operator": 1e6 * ours.seconds,
+    }
+    found = {key: [float(f"{column[i]:.4g}") for i in some] for key, column in columns.items()}
+    return found | {"us, oracle": [float(f"{1e6 * seconds:.4g}") for seconds in oracle]}
+
+
+def draw(stored: dict[str, Any], folder: Path) -> None:
+    """Figure 7."""
+    found = stored["answers"]
+    with picture(folder / "jitkrittum2015_figure7.png", 3, size=(3.3, 3.2)) as axes:
+        for axis, key in zip(axes, ("shape", "rate"), strict=False):
+            ends = min(found[key]), max(found[key])
+            axis.plot(ends, ends, color="black", lw=0.8)
+            axis.plot(found[key], found[f"{key}, KJIT"], ".", ms=4)
+            axis.set(title=f"inferred {key}", xlabel="oracle", ylabel="KJIT")
+        axes[1].set(xscale="log", yscale="log")
+        for name in ("oracle", "KJIT", "Operator"):
+            values = found[f"us, {name}"]
+            at = 5 * np.arange(len(values)) + 1
+            axes[2].semilogy(at, values, ".", ms=3, label=name)
+        axes[2].set(title="microseconds", xlabel="problem")
+        axes[2].set_ylim(top=1e5)
+        axes[2].legend(loc="upper right", markerscale=3)
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
     problems = simulate(200 if options.quick else 1500, 0)
     a, b = problems.a, problems.b
@@ -170,11 +218,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     mean = exact.shape / exact.rate
     forced_shape = np.maximum(exact.shape - a + 1.0, 1.0)
     forced = Beliefs(a + forced_shape - 1.0, (a + forced_shape - 1.0) / mean)
+    learned = [papers(problems, forced, threshold) for threshold in THRESHOLDS]
+    ours = site(problems)
     rows = [
-        summary(f"the paper's, threshold {threshold}", forced, papers(problems, forced, threshold))
-        for threshold in THRESHOLDS
+        summary(f"the paper's, threshold {threshold}", forced, found)
+        for threshold, found in zip(THRESHOLDS, learned, strict=True)
     ]
-    rows.append(summary("Operator, targets of the site", exact, site(problems)))
+    rows.append(summary("Operator, targets of the site", exact, ours))
     given = float(np.corrcoef(np.log(b), np.log(forced.rate))[0, 1])
     harness.table(list(rows[0]), [list(row.values()) for row in rows], f"{len(a)} problems")
     true_shape = exact.shape - a + 1.0
@@ -212,4 +262,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             f"mean {rows[2]['mean log KL']:.1f}",
         ),
     ]
-    return {"claims": claims, "operators": rows}
+    return {
+        "claims": claims,
+        "operators": rows,
+        "answers": answers(problems, forced, learned[0], ours),
+    }

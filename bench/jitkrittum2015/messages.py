@@ -6,7 +6,7 @@ what is learned is the belief of z, the Gaussian with the moments of the tilted 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,8 +118,11 @@ class Run(NamedTuple):
     covariance: Array
 
 
-def parallel_ep(problem: Problem, sweeps: int = SWEEPS) -> Run:
-    """EP with all sites at once, undamped."""
+def parallel_ep(problem: Problem, sweeps: int = SWEEPS, projection: Any = projected) -> Run:
+    """EP with all sites at once, undamped; ``projection`` takes and returns what ``projected``.
+
+    A site whose projection is NaN stays.
+    """
     X, y = problem
     tau, nu = np.zeros(len(y)), np.zeros(len(y))
     messages = []
@@ -131,10 +134,11 @@ def parallel_ep(problem: Problem, sweeps: int = SWEEPS) -> Run:
         marginal = np.einsum("ij,jk,ik->i", X, covariance, X)
         v = 1.0 / (1.0 / marginal - tau)
         m = v * (X @ mean / marginal - nu)
-        found = Messages(m, v, y, *projected(m, v, y))
+        found = Messages(m, v, y, *projection(m, v, y))
         messages.append(found)
-        tau = 1.0 / found.variance - 1.0 / v
-        nu = found.mean / found.variance - m / v
+        answered = np.isfinite(found.mean)
+        tau = np.where(answered, 1.0 / found.variance - 1.0 / v, tau)
+        nu = np.where(answered, found.mean / found.variance - m / v, nu)
     return Run(messages, mean, covariance)
 
 

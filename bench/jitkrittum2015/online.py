@@ -25,21 +25,27 @@ from scipy import special
 import epfast
 from bench.jitkrittum2015 import backward
 from bench.jitkrittum2015.sequence import (
+    ONLINE,
     PAPER,
     Array,
     Learning,
     Problem,
+    draw_trace,
     fit,
     in_sequence,
     log_logistic,
     log_logistic_of,
+    trace,
 )
 from bench.lib import harness
 from bench.lib.harness import Claim
+from bench.lib.pictures import picture
 
 D, N, PROBLEMS, TEST = 20, 300, 30, 10_000
 #: draws of w and of problems over which the calls of the paper's settings are counted
 SEEDS = 5
+#: problems of which figure 5 is
+TRACED = 5
 #: what is judged of the dictionary: the first problems, and the later ones of them
 FIRST, LATER = 12, 6
 TOLERANCES = (0.1, 0.03, 0.01)
@@ -100,27 +106,26 @@ def dictionary(tolerance: float) -> str:
     return f"dictionary, tolerance {tolerance}"
 
 
-def draw(found: dict[str, Learning], path: Path) -> None:
-    """Calls, errors and times over the problems."""
-    import matplotlib.pyplot as plt
-
+def draw(stored: dict[str, Any], folder: Path) -> None:
+    """Calls, errors and times over the problems; figure 5."""
     shown = [BELIEF, SITE, *map(dictionary, TOLERANCES), NO_REFITS]
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
-    for name in shown:
-        runs = found[name]
-        problem = np.arange(1, len(runs.parts) + 1)
-        axes[0].plot(problem, np.cumsum(runs.all("calls")), label=name)
-        axes[1].semilogy(problem, runs.all("worst"), label=name)
-        axes[2].semilogy(problem, 1e6 * runs.all("seconds") / runs.all("visits"), label=name)
-    titles = ("calls of the oracle so far", "largest error of a mean / sd", "us per message")
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("problem")
-    axes[0].set_yscale("log")
-    axes[0].legend(fontsize=7)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
-    print(f"wrote {path}")
+    titles = {
+        "calls": "calls of the oracle so far",
+        "worst": "largest error of a mean / sd",
+        "us per message": "us per message",
+    }
+    with picture(folder / "jitkrittum2015_online.png", 3, size=(3.4, 3.8)) as axes:
+        for name in shown:
+            runs = stored["by problem"][name]
+            for axis, key in zip(axes, titles, strict=True):
+                values = np.cumsum(runs[key]) if key == "calls" else runs[key]
+                axis.semilogy(np.arange(1, len(values) + 1), values, lw=1.2, label=name)
+        for axis, title in zip(axes, titles.values(), strict=True):
+            axis.set(title=title, xlabel="problem")
+        handles, labels = axes[0].get_legend_handles_labels()
+        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    with picture(folder / "jitkrittum2015_figure5.png", 1, size=(8.4, 3.2)) as (axis,):
+        draw_trace(axis, stored["trace"], ONLINE["threshold"])
 
 
 def again(problems: list[Problem], exact: list[Any]) -> list[int]:
@@ -305,7 +310,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     runs = found[BELIEF]
     late = float(np.median((runs.all("seconds") / runs.all("visits"))[-10:]))
     ratios = {what: seconds / late for what, seconds in sampling.items()}
-    draw(found, options.output / "jitkrittum2015_online.png")
     claims = judge(found, calls, tests, ratios, again(problems, exact))
     more = {"features": ("fourier", 30, 50)} if options.quick else {}
     to_p = [
@@ -319,7 +323,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     harness.table(list(other[0]), [list(row.values()) for row in other], "messages to p")
     claims += judge_targets(found, other)
     by_problem = {
-        name: {"calls": run.all("calls"), "worst": run.all("worst"), "KL": run.all("kl")}
+        name: {
+            "calls": run.all("calls"),
+            "worst": run.all("worst"),
+            "KL": run.all("kl"),
+            "us per message": 1e6 * run.all("seconds") / run.all("visits"),
+        }
         for name, run in found.items()
     }
     return {
@@ -330,5 +339,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             dict(zip(("operator", "noise-free", "noisy"), c, strict=True)) for c in cells
         ],
         "by problem": by_problem,
+        "trace": trace(problems[:TRACED], 5, **more),
         "sampling, us per message": {k: 1e6 * seconds for k, seconds in sampling.items()},
     }

@@ -11,8 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import epfast
+from bench.jitkrittum2015 import messages
 from bench.lib import harness
 from epfast.inference import DataWarning
+from epfast.operators.oracles import SiteOracle
+from epfast.operators.settings import PAPER as PAPER_ONLINE
 
 Array = NDArray[np.float64]
 
@@ -21,6 +24,8 @@ SCHEDULE = epfast.EP(order="parallel", damping=1.0, sweeps=10, tol=0.0)
 #: the paper's operators: the label is a message, as there, and not folded into z
 #: with half of the squared widths, as the authors' program has them
 PAPER: dict[str, Any] = {"paper": True, "coordinates": ("value",), "width": 0.5}
+#: the same, as an operator takes it
+ONLINE = PAPER_ONLINE | {"width": 0.5}
 
 
 class Problem(NamedTuple):
@@ -159,6 +164,46 @@ def in_sequence(
         )
     assert operator is not None
     return Learning(name, parts, operator.refused), operator
+
+
+def trace(
+    problems: Sequence[Problem], every: int, **settings: Any
+) -> dict[str, int | list[int] | list[float | None]]:
+    """Log predicted variance of the mean at every so many factor invocations, in plain NumPy EP.
+
+    None while the first batch is asked for; and the invocations at which problems begin.
+    """
+    operator = epfast.Operator(SiteOracle("logistic"), coordinates=("value",), **ONLINE | settings)
+    found: list[float] = []
+
+    def projection(m: Array, v: Array, y: Array) -> tuple[Array, Array, Array]:
+        beliefs = np.full((len(m), 2), np.nan)
+        for i, cavity in enumerate(np.stack([m, v], axis=1)[:, None]):
+            label = [2.0 * y[i] - 1.0]
+            if v[i] > 0.0:
+                found.append(2.0 * np.log(operator.predict(cavity, label)[1][0, 0]))
+                beliefs[i] = operator.project(cavity, label)[0]
+        mean, variance = beliefs.T
+        return mean, variance, np.full(len(m), np.nan)
+
+    starts = []
+    for problem in problems:
+        starts.append(len(found))
+        y = 0.5 * (1.0 + problem.y)
+        messages.parallel_ep(messages.Problem(problem.X, y), projection=projection)
+    kept = [round(value, 2) if np.isfinite(value) else None for value in found[::every]]
+    return {"every": every, "starts": starts, "log variance": kept}
+
+
+def draw_trace(axis: Any, stored: dict[str, Any], threshold: float) -> None:
+    """Uncertainty over the invocations; dashes where a problem begins."""
+    values = np.array(stored["log variance"], dtype=float)
+    axis.plot(stored["every"] * np.arange(len(values)), values, ".", ms=1.5, color="C0")
+    for start in stored["starts"]:
+        axis.axvline(start, color="black", ls="--", lw=0.8)
+    axis.axhline(threshold, color="C1", lw=1.0, label="threshold")
+    axis.set(xlabel="factor invocation", ylabel="log predicted variance")
+    axis.legend(loc="upper right")
 
 
 def log_logistic(z: Array) -> Array:

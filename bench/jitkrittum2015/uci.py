@@ -22,19 +22,22 @@ from typing import Any
 import numpy as np
 
 import epfast
-from bench.jitkrittum2015 import backward
+from bench.jitkrittum2015 import backward, messages
 from bench.jitkrittum2015.sequence import (
     PAPER,
     Array,
     Found,
     Learning,
     Problem,
+    draw_trace,
     errors,
     fit,
     in_sequence,
+    trace,
 )
 from bench.lib import datasets, harness
 from bench.lib.harness import Claim
+from bench.lib.pictures import picture
 
 #: the paper's sets: name here, in the file of rows, published errors of sampling and of KJIT (read
 #: off figure 9), wrong rows of exact EP on that split, published seconds of both
@@ -46,8 +49,11 @@ PUBLISHED = {
 }
 BEYOND = ("pima", "sonar", "heart", "australian", "spam")
 ROWS, ORDERS = 200, 10
+#: messages of each set in figure 1
+KEPT = 300
 #: experiment 5: first batch and threshold
-EXPERIMENT = PAPER | {"batch": 500, "threshold": -9.0}
+BATCH: dict[str, Any] = {"batch": 500, "threshold": -9.0}
+EXPERIMENT = PAPER | BATCH
 DICTIONARY: dict[str, Any] = {"tolerance": 0.01, "audit": 0.0}
 BELIEF, MOMENTS, SITE, OURS, AUDITED = (
     "paper's: belief, -9",
@@ -156,6 +162,51 @@ def with_intercepts(problems: list[Problem]) -> list[dict[str, Any]]:
     return found
 
 
+def incoming(problems: list[Problem], rng: np.random.Generator) -> dict[str, Any]:
+    """Means and log precisions of messages to logistic factors, some of each set."""
+    found = {}
+    for problem in problems:
+        given = messages.Problem(problem.X, 0.5 * (1.0 + problem.y))
+        runs = messages.parallel_ep(given).messages
+        m, v = (np.concatenate([getattr(run, key) for run in runs]) for key in "mv")
+        kept = rng.choice(len(m), KEPT, replace=False)
+        found[problem.name] = {
+            "mean": m[kept].round(2).tolist(),
+            "log precision": (-np.log(v[kept])).round(2).tolist(),
+        }
+    return found
+
+
+def draw(stored: dict[str, Any], folder: Path) -> None:
+    """Figures 1, 8 and 9."""
+    with picture(folder / "jitkrittum2015_figure1.png", 1, size=(4.6, 3.6)) as (axis,):
+        for name, sent in stored["incoming"].items():
+            axis.plot(sent["mean"], sent["log precision"], ".", ms=3, label=name)
+        axis.set(xlabel="mean", ylabel="log precision")
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), markerscale=3)
+    with picture(folder / "jitkrittum2015_figure8.png", 1, size=(8.4, 3.2)) as (axis,):
+        draw_trace(axis, stored["trace"], EXPERIMENT["threshold"])
+    rows = stored["published"]
+    at = np.arange(len(rows))
+    with picture(folder / "jitkrittum2015_figure9.png", 2, size=(4.6, 3.6)) as axes:
+        errors = ("sampling", "KJIT", "ours, exact", "ours, paper's", "ours, dictionary")
+        for k, key in enumerate(errors):
+            axes[0].bar(at + 0.17 * (k - 2), [row[key] for row in rows], 0.15, label=key)
+        axes[0].set_title("(a) test error")
+        for k, key in enumerate(
+            ("sampling, s", "KJIT, s", "ours, paper's, ms", "ours, dictionary, ms")
+        ):
+            values = [row[key] * (1e-3 if key.endswith("ms") else 1.0) for row in rows]
+            name = key.rpartition(",")[0]
+            colour = f"C{errors.index(name)}"
+            axes[1].bar(at + 0.2 * (k - 1.5), values, 0.18, color=colour)
+        axes[1].set(title="(b) seconds", yscale="log")
+        for axis in axes:
+            axis.set_xticks(at, [row["set"] for row in rows])
+        handles, labels = axes[0].get_legend_handles_labels()
+        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=5)
+
+
 def judge(
     runs: dict[str, Learning],
     exact_wrong: list[int],
@@ -255,21 +306,21 @@ def judge(
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     problems = the_papers()
+    few: dict[str, Any] = {"features": ("fourier", 30, 50)} if options.quick else {}
     exact = [fit(problem, "exact") for problem in problems]
     runs, last = {}, None
     for name, settings in OPERATORS.items():
         if options.quick and settings.get("paper"):
-            settings = settings | {"features": ("fourier", 30, 50)}
+            settings = settings | few
         runs[name], operator = in_sequence(name, problems, exact, **settings)
         last = operator if name == OURS else last
 
     rng = np.random.default_rng(0)
     orders: dict[str, list[Any]] = {"calls": [], "worst": []}
     blood = problems[1]
-    paper = EXPERIMENT | ({"features": ("fourier", 30, 50)} if options.quick else {})
     for _ in range(2 if options.quick else ORDERS):
         pair = [shuffled(problems[0], rng), shuffled(blood, rng)]
-        found, _ = in_sequence(BELIEF, pair, exact[:2], **paper)
+        found, _ = in_sequence(BELIEF, pair, exact[:2], **EXPERIMENT | few)
         orders["calls"].append(found.parts[1].calls)
         orders["worst"].append(found.parts[1].worst)
 
@@ -282,9 +333,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     to_p = []
     for name, settings in backward.OPERATORS.items():
-        experiment = {"batch": 500, "threshold": -9.0} if "site" in name else {}
-        if options.quick and experiment:
-            experiment["features"] = ("fourier", 30, 50)
+        experiment = BATCH | few if "site" in name else {}
         to_p += backward.in_sequence(name, problems, **settings | experiment)
     harness.table(list(to_p[0]), [list(row.values()) for row in to_p], "messages to p")
     rows = records(list(runs.values()), problems, exact)
@@ -304,6 +353,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "ours, dictionary": mine.errors / len(problem.y_test),
             "sampling, s": row[4],
             "KJIT, s": row[5],
+            "ours, paper's, ms": 1e3 * part.seconds,
             "ours, dictionary, ms": 1e3 * mine.seconds,
         }
         for (name, row), problem, wrong, part, mine in zip(
@@ -324,4 +374,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "published": published,
         "intercepts": intercepts,
         "orders of blood": orders,
+        "incoming": incoming(problems, rng),
+        "trace": trace(problems, 2, **BATCH | few),
     }

@@ -26,6 +26,7 @@ from bench.jitkrittum2015.learners import PAPER, QUICK, Sizes, by_left_out, join
 from bench.jitkrittum2015.messages import Split, collect, log_kl
 from bench.lib import harness
 from bench.lib.harness import Claim
+from bench.lib.pictures import picture
 from epfast.operators.kernels import Tuples
 
 Array = NDArray[np.float64]
@@ -103,30 +104,29 @@ def scatter(operators: Operators, split: Split) -> dict[str, Scatter]:
     return found
 
 
-def draw(
-    split: Split, curves: dict[str, dict[str, Array]], points: dict[str, Scatter], path: Path
-) -> None:
-    """Figures 4 and 10."""
-    import matplotlib.pyplot as plt
+def some(points: Array) -> list[float]:
+    """Every tenth, as stored."""
+    return np.round(points[::10], 3).tolist()
 
-    figure, axes = plt.subplots(1, 4, figsize=(17, 4), layout="constrained")
-    axes[0].plot(split.train.m, -np.log(split.train.v), ",", color="grey")
-    for (name, curve), colour in zip(CURVES.items(), ("tab:blue", "tab:pink"), strict=True):
-        axes[0].plot(POINTS, curve(POINTS), color=colour, label=name)
-        axes[1].plot(POINTS, curves["kernel"][name], color=colour, label=name)
-        axes[2].plot(POINTS, curves["forest"][name], color=colour, label=name)
-    for name, part in points.items():
-        axes[3].plot(part.variance, part.log_kl, ".", ms=2, label=name)
-    titles = ("messages", "kernel: log variance", "forest: log disagreement", "figure 10")
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("log variance" if title == "figure 10" else "mean of the cavity")
-        axis.legend(fontsize=8)
-    axes[0].set_ylabel("log precision of the cavity")
-    axes[3].set_ylabel("log KL")
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
-    print(f"wrote {path}")
+
+def draw(stored: dict[str, Any], folder: Path) -> None:
+    """Figures 4 and 10."""
+    found = stored["pictures"]
+    with picture(folder / "jitkrittum2015_uncertainty.png", 2, 2) as axes:
+        axes[0].plot(found["mean"], found["log precision"], ".", ms=1, color="grey")
+        at = POINTS[::2]
+        for name, curve in CURVES.items():
+            axes[0].plot(at, curve(at), label=name)
+            axes[1].plot(at, found["kernel"][name], label=name)
+            axes[2].plot(at, found["forest"][name], label=name)
+        for name in ("training", "test"):
+            axes[3].plot(*found[name].values(), ".", ms=2, label=name)
+        titles = ("messages", "kernel: log variance", "forest: log disagreement", "figure 10")
+        for axis, title in zip(axes, titles, strict=True):
+            axis.set(title=title, xlabel="mean of the cavity")
+            axis.legend()
+        axes[0].set_ylabel("log precision of the cavity")
+        axes[3].set(xlabel="log variance", ylabel="log KL")
 
 
 def judge(rows: list[dict[str, Any]], above: float, tails: list[dict[str, Any]]) -> list[Claim]:
@@ -208,5 +208,21 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         )
     harness.table(list(rows[0]), [list(row.values()) for row in rows], "log uncertainty")
     harness.table(list(tails[0]), [list(row.values()) for row in tails], "variance and error")
-    draw(split, curves, points, options.output / "jitkrittum2015_uncertainty.png")
-    return {"claims": judge(rows, above, tails), "curves": rows, "errors": tails}
+    pictures = {
+        "mean": some(split.train.m),
+        "log precision": some(-np.log(split.train.v)),
+        **{
+            name: {curve: np.round(values[::2], 3).tolist() for curve, values in by.items()}
+            for name, by in curves.items()
+        },
+        **{
+            name: {key: some(values) for key, values in part._asdict().items()}
+            for name, part in points.items()
+        },
+    }
+    return {
+        "claims": judge(rows, above, tails),
+        "curves": rows,
+        "errors": tails,
+        "pictures": pictures,
+    }

@@ -15,15 +15,19 @@ sets are told apart by the least distance of two true means.
 from __future__ import annotations
 
 import argparse
+import itertools
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 import epfast
 from bench.lib import harness
 from bench.lib.harness import Claim
+from bench.lib.pictures import picture
 
 N, J, D, NOISE, PRIOR = 200, 4, 4, 0.25, 10.0
 #: least distance of two true means of a separated set, in standard deviations of the noise
@@ -45,9 +49,10 @@ PASSES = (1, 2, 3, 5, 10, 20, 40, 100, 200)
 
 
 class Data(NamedTuple):
-    """Rows, and the prior means of the components."""
+    """Rows, their components, and the prior means of these."""
 
     X: NDArray[np.float64]
+    label: NDArray[np.intp]
     prior_mean: NDArray[np.float64]
     #: least distance of two components, in standard deviations of the noise
     apart: float
@@ -65,9 +70,12 @@ class Truth(NamedTuple):
 def simulate(seed: int) -> Data:
     rng = np.random.default_rng(seed)
     mean = 2.0 * rng.standard_normal((J, D))
-    X = mean[rng.integers(J, size=N)] + np.sqrt(NOISE) * rng.standard_normal((N, D))
+    label = rng.integers(J, size=N)
+    X = mean[label] + np.sqrt(NOISE) * rng.standard_normal((N, D))
     gaps = np.linalg.norm(mean[:, None] - mean, axis=2) + np.where(np.eye(J) > 0, np.inf, 0.0)
-    return Data(X, mean + 0.5 * rng.standard_normal((J, D)), float(gaps.min() / np.sqrt(NOISE)))
+    return Data(
+        X, label, mean + 0.5 * rng.standard_normal((J, D)), float(gaps.min() / np.sqrt(NOISE))
+    )
 
 
 def chain(data: Data, draws: int, seed: int) -> tuple[Any, Any]:
@@ -200,26 +208,37 @@ def judge(rows: list[dict[str, Any]], last: int) -> list[Claim]:
     ]
 
 
-def draw(rows: list[dict[str, Any]], path: Any) -> None:
-    """Errors over the passes: medians over the separated sets."""
-    import matplotlib
+def draw(stored: dict[str, Any], folder: Path) -> None:
+    """Figure 4b: errors over the passes, medians over the separated sets; and figure 4a."""
+    rows = stored["errors"]
+    with picture(folder / "li2015_mixture.png", 2, size=(4.6, 3.8)) as axes:
+        for axis, name in zip(axes, ("mean_error", "covariance_error"), strict=True):
+            for method in METHODS:
+                mine = [r for r in rows if r["method"] == method and r["separated"]]
+                passes = sorted({r["passes"] for r in mine})
+                values = [np.median([r[name] for r in mine if r["passes"] == k]) for k in passes]
+                axis.loglog(passes, values, "o-", ms=4, label=method)
+            axis.set(xlabel="passes", title=f"error of {name[:-6]}s")
+        axes[0].legend()
+    draw_clusters(folder / "li2015_mixture_clusters.png", max(r["passes"] for r in rows))
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-    for axis, name in zip(axes, ("mean_error", "covariance_error"), strict=True):
-        for method in METHODS:
-            mine = [r for r in rows if r["method"] == method and r["separated"]]
-            passes = sorted({r["passes"] for r in mine})
-            values = [np.median([r[name] for r in mine if r["passes"] == k]) for k in passes]
-            axis.loglog(passes, values, "o-", label=method)
-        axis.set_xlabel("passes")
-        axis.set_title(name.replace("_", ", "), fontsize=10)
-    axes[0].legend(fontsize=8)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
-    print(f"wrote {path}")
+def draw_clusters(path: Path, passes: int) -> None:
+    """Two of the four dimensions of a set: rows by component, and 98 % of each posterior."""
+    data = next(found for found in map(simulate, itertools.count()) if found.apart >= SEPARATED)
+    radius = np.sqrt(stats.chi2.ppf(0.98, 2))
+    circle = radius * np.stack([f(np.linspace(0.0, 2.0 * np.pi, 61)) for f in (np.cos, np.sin)])
+    with picture(path, 2, 2, sharex=True, sharey=True) as axes:
+        for axis, method in zip(axes, ("truth", "EP", SEPS[2], "ADF"), strict=True):
+            post = None if method == "truth" else fit(data, METHODS[method](passes))
+            label = data.label if post is None else post.predict(data.X)
+            for j in range(J):
+                axis.plot(*data.X[label == j, :2].T, ".", ms=3, color=f"C{j}")
+                if post is not None:
+                    root = np.linalg.cholesky(post.covariance[j, :2, :2])
+                    ends = post.mean[j, :2, None] + root @ circle
+                    axis.plot(*ends, color="black", lw=1.0)
+            axis.set_title("true components" if post is None else method)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -267,5 +286,4 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         [(row["method"], row["learnt"], 1e3 * row["seconds"]) for row in times],
         f"{N} rows, {J} components, {D} dimensions",
     )
-    draw(rows, options.output / "li2015_mixture.png")
     return {"claims": judge(rows, last), "errors": rows, "truth": truths, "seconds": times}

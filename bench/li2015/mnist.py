@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ import epfast
 from bench.lib import harness
 from bench.lib.datasets import Mnist, load_mnist
 from bench.lib.harness import Claim
+from bench.lib.pictures import picture
 
 Array = NDArray[np.float64]
 
@@ -167,6 +169,42 @@ def row(design: str, n: int, d: int, method: str, curves: list[list[Point]]) -> 
             }
         )
     return records
+
+
+def draw(stored: dict[str, Any], folder: Path) -> None:
+    """Figure (c): published curves, and ours on the paper's number of images."""
+    rows = stored["curves"]
+    n = min(row["n"] for row in rows)
+    with picture(folder / "li2015_mnist.png", 3, size=(3.4, 3.6)) as axes:
+        for line in stored["published"]:
+            method, values = line["method"], [line[f"after_{i}"] for i in ITERATIONS]
+            axes[0].plot(ITERATIONS, values, label=method, **look(method))
+        axes[0].set(title="published", xlabel="iterations", ylabel="test log-likelihood")
+        for axis, design in zip(axes[1:], ("PCA", "pixels"), strict=True):
+            mine = [row for row in rows if (row["design"], row["n"]) == (design, n)]
+            for method in dict.fromkeys(row["method"] for row in mine):
+                points = [
+                    (row["sweeps"], row["log_likelihood"])
+                    for row in mine
+                    if row["method"] == method
+                ]
+                axis.plot(*zip(*points, strict=True), label=method, **look(method))
+            ends = [line.get_ydata()[-1] for line in axis.lines]
+            low, high = min(ends), max(ends)  # first sweeps are far below
+            axis.set(title=f"ours, {design}", xlabel="sweeps")
+            axis.set_ylim(low - 1.5 * (high - low), high + (high - low))
+        for axis in axes:
+            axis.set_xscale("log")
+        handles, labels = axes[1].get_legend_handles_labels()
+        axes[1].figure.legend(handles, labels, loc="outside lower center", ncols=4)
+
+
+def look(method: str) -> dict[str, Any]:
+    """A colour by the number of shared sites, dashes for batches of one row."""
+    kinds = {"ADF": "C1", "DSEP": "C2", "DAEP": "C2", "EP": "C0", "SEP, M = 100": "C4"}
+    colour = next((kinds[kind] for kind in kinds if method.startswith(kind)), "C3")
+    small = method.endswith("M = 1")
+    return {"color": colour, "ls": "--" if small else "-", "marker": "o", "ms": 4}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

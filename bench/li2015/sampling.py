@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import epfast
 from bench.lib import harness
+from bench.lib.pictures import picture
 
 DIMENSION, ROWS, TEST = 10, 1000, 5000
 SAMPLES = (None, 100, 1000, 10_000)
@@ -81,6 +83,28 @@ def repetition(seed: int, n: int, test: int, samples: tuple) -> list[dict[str, A
                 }
             )
     return rows
+
+
+def draw(stored: dict[str, Any], folder: Path) -> None:
+    """Figure 7b: how far means are off, and the log-likelihood of new rows, over the draws."""
+    with picture(folder / "li2015_sampling.png", 2, size=(4.2, 3.4)) as axes:
+        for method, colour in zip(METHODS, ("C1", "C2", "C3", "C4", "C0"), strict=True):
+            mine = [row for row in stored["table"] if row["method"] == method]
+            exact = next(row for row in mine if row["samples"] == "exact")
+            sampled = [row for row in mine if row is not exact]
+            at = [int(row["samples"]) for row in sampled]
+            for axis, key in zip(axes, ("mean_off", "log_likelihood"), strict=True):
+                axis.plot(at, [row[key] for row in sampled], "o-", ms=4, color=colour, label=method)
+                if exact[key]:
+                    axis.axhline(exact[key], color=colour, ls=":", lw=1.0)
+        axes[0].set(yscale="log", title="distance of the mean from EP's, in sd")
+        kept = [row["log_likelihood"] for row in stored["table"] if row["log_likelihood"] > -1.0]
+        axes[1].set(title="test log-likelihood", ylim=(min(kept) - 0.01, max(kept) + 0.01))
+        for axis in axes:
+            axis.set(xscale="log", xlabel="draws per site")
+        axes[0].plot([], [], "k:", lw=1.0, label="exact moments")
+        handles, labels = axes[0].get_legend_handles_labels()
+        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=6)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

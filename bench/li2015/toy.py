@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from bench.li2015.simulated import (
 )
 from bench.lib import harness
 from bench.lib.harness import Claim
+from bench.lib.pictures import picture
 
 ADF_PASSES = 50  # the paper iterates ADF; it does not say how often
 SETTLED = 40  # sweeps of SEP; in its figure the paper runs 50
@@ -390,44 +392,41 @@ def judge(study: Study, n: int, acceptance: list[float]) -> list[Claim]:
     return claims
 
 
-def draw(study: Study, n: int, path: Any) -> None:
+def draw(stored: dict[str, Any], folder: Path) -> None:
     """KL over N, and over the groups."""
-    import matplotlib
+    n = max(row["n"] for row in stored["methods"])
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    def one(inputs: str, method: str) -> float:
+        """KL of a method at the largest N."""
+        rows = stored["methods"]
+        return next(r["KL"] for r in rows if (r["inputs"], r["method"]) == (inputs, method))
 
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained", sharey=True)
-    colours = ["tab:red", "tab:green", "tab:blue", "tab:gray"]
-    for axis, inputs, letter in zip(axes, INPUTS, "ab", strict=False):
-        rows = [row for row in study.rows("rows") if row["inputs"] == inputs]
-        for colour, method in zip(colours, dict.fromkeys(r["method"] for r in rows), strict=True):
-            mine = [row for row in rows if row["method"] == method]
-            axis.loglog(
-                [r["n"] for r in mine], [r["KL"] for r in mine], "o-", color=colour, label=method
-            )
-        for name, look in (("SEP, shuffled", "^"), ("SEP, shuffled, damping 0.1", "v")):
-            kl = study.get(inputs, "methods", n, name).kl
-            axis.plot(n, kl, look, color="tab:green", mfc="white", ms=9, label=name)
-        axis.set_title(f"({letter}) x from a {inputs}", fontsize=10)
-        axis.set_xlabel("N")
-    axes[0].set_ylabel("KL(p || q)")
-    methods = axes[1].get_legend_handles_labels()[0]
-    rows = study.rows("groups")
-    for how, colour in (("component", "tab:purple"), ("random", "tab:brown")):
-        mine = [r for r in rows if r["method"].endswith(how) or r["method"] == "K = 1"]
-        k = [int(r["method"].split()[2].rstrip(",")) for r in mine]
-        axes[2].loglog(k, [r["KL"] for r in mine], "o-", color=colour, label=f"DAEP, by {how}")
-    axes[2].axhline(
-        study.get("mixture", "methods", n, "EP").kl, color="tab:red", ls=":", label="EP (K = N)"
-    )
-    axes[2].set_title(f"mixture, N = {n}: groups", fontsize=10)
-    axes[2].set_xlabel("K")
-    # the one panel with room for the legend of all
-    axes[2].legend(handles=[*methods, *axes[2].get_legend_handles_labels()[0]], fontsize=8)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
-    print(f"wrote {path}")
+    with picture(folder / "li2015_toy.png", 3, size=(3.6, 3.8)) as axes:
+        for axis, inputs, letter in zip(axes, INPUTS, "ab", strict=False):
+            rows = [row for row in stored["rows"] if row["inputs"] == inputs]
+            found = dict.fromkeys(row["method"] for row in rows)
+            for colour, method in zip(("C0", "C2", "C1", "black"), found, strict=True):
+                mine = [row for row in rows if row["method"] == method]
+                at, values = [r["n"] for r in mine], [r["KL"] for r in mine]
+                axis.loglog(at, values, "o-", ms=4, color=colour, label=method)
+            for name, look in (("SEP, shuffled", "^"), ("SEP, shuffled, damping 0.1", "v")):
+                axis.plot(n, one(inputs, name), look, color="C2", mfc="white", ms=8, label=name)
+            axis.set(title=f"({letter}) x from a {inputs}", xlabel="N")
+        axes[0].set_ylabel("KL(p || q)")
+        for how, colour in (("component", "C3"), ("random", "C4")):
+            mine = [
+                r for r in stored["groups"] if r["method"].endswith(how) or r["method"] == "K = 1"
+            ]
+            k = [int(r["method"].split()[2].rstrip(",")) for r in mine]
+            (line,) = axes[2].loglog(k, [r["KL"] for r in mine], "o-", ms=4, color=colour)
+            line.set_linestyle("--" if how == "random" else "-")
+            line.set_label("DAEP, at random" if how == "random" else f"DAEP, by {how}")
+        axes[2].axhline(one("mixture", "EP"), color="C0", ls=":", label="EP (K = N)")
+        axes[2].set(title=f"mixture, N = {n}: groups", xlabel="K")
+        axes[2].set_ylim(1e-6, 1e-5)
+        axes[2].legend(loc="upper right")
+        handles, labels = axes[1].get_legend_handles_labels()
+        axes[1].figure.legend(handles, labels, loc="outside lower center", ncols=3)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -442,6 +441,5 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for table, title in TABLES.items():
         study.show(table, title)
     claims = judge(study, n, acceptance)
-    draw(study, n, options.output / "li2015_toy.png")
     tables = {table: study.rows(table) for table in TABLES}
     return {"claims": claims, **tables, "truth": truths}

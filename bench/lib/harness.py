@@ -2,7 +2,8 @@
 
 A script is a module with ``run(options)``, which prints its tables and returns what is stored:
 lists of records, and under ``claims`` and ``goals`` the verdicts. It may have
-``arguments(parser)``, which adds options to the common ones.
+``arguments(parser)``, which adds options to the common ones, and ``draw(stored, folder)``, which
+draws its pictures from what is stored.
 
 ``bench.__main__`` imports this before NumPy: it fixes the number of BLAS threads of the process.
 Nothing here or in the scripts takes a private name of epfast, or patches one.
@@ -339,7 +340,7 @@ def provenance() -> dict[str, Any]:
 
 
 def run(script: ModuleType, name: str, result: str, arguments: Sequence[str]) -> None:
-    """Run a script pinned to one core, judge its claims, and store what it returns as JSON.
+    """Run a script pinned to one core, judge its claims, store what it returns, and draw.
 
     A quick run shows that the script works: it is not pinned, judges nothing, and writes to the
     folder that it is told, or to a temporary one.
@@ -353,12 +354,23 @@ def run(script: ModuleType, name: str, result: str, arguments: Sequence[str]) ->
         help="folder for the JSON and PNG files (default: results/; with --quick a temporary one)",
     )
     parser.add_argument("--core", type=int, default=None, help="core to run on (default: last)")
+    if hasattr(script, "draw"):
+        parser.add_argument("--draw", action="store_true", help="pictures of stored results alone")
     if hasattr(script, "arguments"):
         script.arguments(parser)
     options = parser.parse_args(arguments, argparse.Namespace(result=result))
     if options.output is None:
         options.output = Path(tempfile.mkdtemp(prefix="bench_")) if options.quick else RESULTS
     options.output.mkdir(parents=True, exist_ok=True)
+    if not getattr(options, "draw", False):
+        store(script, options)
+    if hasattr(script, "draw"):
+        path = options.output / f"{options.result}.json"
+        script.draw(json.loads(path.read_text(encoding="utf-8")), options.output)
+
+
+def store(script: ModuleType, options: argparse.Namespace) -> None:
+    """Run a script, judge its claims, and write what it returns."""
     global _quick
     _quick = options.quick
     start(options.core, pinned=not options.quick)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from bench.lib import harness
+from bench.lib.pictures import picture
 
 Array = NDArray[np.float64]
 MEANS, WEIGHTS = (2.0, -2.0), (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -72,39 +73,33 @@ def relaxed(mean: float, weight: float) -> dict[str, Any]:
     }
 
 
-def draw(path: Path) -> None:
+def draw(stored: dict[str, Any], folder: Path) -> None:
     """The four panels."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 4, figsize=(13, 3), layout="constrained", sharey=True)
-    near = (W > -6) & (W < 6)
-    for k, mean in enumerate(MEANS):
-        found = relaxed(mean, SHOWN)
-        left, right = axes[2 * k : 2 * k + 2]
-        left.plot(W[near], density(mean, 1.0)[near], label="cavity")
-        left.plot(W[near], T[near], color="black", lw=0.8, label="factor")
-        p = T * density(mean, 1.0)
-        left.plot(W[near], (p / p.sum() / (W[1] - W[0]))[near], label="product")
-        right.plot(W[near], density(mean, 1.0)[near], label="cavity")
-        ep = density(found["EP, mean"], found["EP, variance"])
-        right.plot(W[near], ep[near], label="q by EP")
-        q = density(found["mean"], found["variance"])
-        right.plot(W[near], q[near], "--", label=f"relaxed, c = {SHOWN:g}")
-        for axis, letter in ((left, "ac"[k]), (right, "bd"[k])):
-            axis.set(title=f"({letter}) cavity N({mean:g}, 1)", xlabel="w", ylim=(0, 1.7))
-            axis.legend(fontsize=7)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    near = np.flatnonzero((W > -6) & (W < 6))[::50]
+    with picture(folder / "qi2012_figure1.png", 2, 2, sharex=True, sharey=True) as axes:
+        for k, mean in enumerate(MEANS):
+            found = relaxed(mean, SHOWN)
+            left, right = axes[2 * k : 2 * k + 2]
+            left.plot(W[near], density(mean, 1.0)[near], label="cavity")
+            left.plot(W[near], T[near], color="black", lw=0.8, label="factor")
+            p = T * density(mean, 1.0)
+            left.plot(W[near], (p / p.sum() / (W[1] - W[0]))[near], label="product")
+            right.plot(W[near], density(mean, 1.0)[near], label="cavity")
+            ep = density(found["EP, mean"], found["EP, variance"])
+            right.plot(W[near], ep[near], label="q by EP")
+            q = density(found["mean"], found["variance"])
+            right.plot(W[near], q[near], "--", label=f"relaxed, c = {SHOWN:g}")
+            for axis, letter in ((left, "ac"[k]), (right, "bd"[k])):
+                axis.set(title=f"({letter}) cavity N({mean:g}, 1)", ylim=(0, 1.7))
+                axis.legend()
+        for axis in axes[2:]:
+            axis.set_xlabel("w")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     weights = WEIGHTS[1::2] if options.quick else WEIGHTS
     rows = [relaxed(mean, weight) for mean in MEANS for weight in weights]
     harness.table(list(rows[0]), [list(row.values()) for row in rows], "One factor")
-    draw(options.output / "qi2012_figure1.png")
     agrees, outlier = ([row for row in rows if row["cavity"] == mean] for mean in MEANS)
     moved = [
         (abs(row["mean"] - row["cavity"]), abs(row["EP, mean"] - row["cavity"])) for row in outlier

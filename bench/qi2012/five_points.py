@@ -21,6 +21,7 @@ import numpy as np
 
 import epfast
 from bench.lib import harness
+from bench.lib.pictures import picture
 from epfast.schemes import Relaxed
 
 EPSILON, SWEEPS, TOL = 0.2, 300, 1e-8
@@ -84,17 +85,36 @@ def errors(X: np.ndarray, y: np.ndarray, truth: tuple, **method: Any) -> tuple[f
     )
 
 
-def draw(path: Path, rows: list[dict[str, Any]], seed: int = 0) -> None:
+def draw(stored: dict[str, Any], folder: Path) -> None:
     """Figure 2: boundaries on one layout; errors over the power and over c, of all layouts."""
-    import matplotlib
+    by = {row["method"]: row for row in stored["table"]}
+    with picture(folder / "qi2012_five_points.png", 3, 2) as axes:
+        draw_boundaries(axes[0])
+        axes[3].axis("off")
+        axes[3].legend(*axes[0].get_legend_handles_labels(), loc="upper left")
+        for k, part in enumerate(("mean error", "covariance error")):
+            for axis, kinds, values in (
+                (axes[1 + k], ("power",), POWERS),
+                (axes[4 + k], ("relaxed, c =", "meant, c ="), None),
+            ):
+                axis.axhline(by["EP"][part], color="black", lw=0.8, label="EP")
+                for kind in kinds:
+                    at = values or (WEIGHTS if kind.startswith("relaxed") else MEANT)
+                    found = [by[f"{kind} {x:g}"][part] for x in at]
+                    axis.plot(at, found, "o-", ms=3, label=kind.removesuffix(", c ="))
+                axis.set(title=f"({'bcde'[2 * (values is None) + k]}) {part}, median")
+                if values is None:
+                    axis.set(xscale="log", yscale="log")
+                    axis.yaxis.set_minor_formatter("")
+                axis.set_xlabel("c" if values is None else "power")
+                axis.legend()
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 5, figsize=(16, 3.2), layout="constrained")
+def draw_boundaries(axis: Any, seed: int = 9) -> None:
+    """Where the classes part on one layout, the first on which EP is five degrees off."""
     X, y = layout(seed)
-    axes[0].plot(*X[y > 0].T, "x", color="tab:red")
-    axes[0].plot(*X[y < 0].T, "o", color="tab:blue", fillstyle="none")
+    axis.plot(*X[y > 0].T, "x", color="black")
+    axis.plot(*X[y < 0].T, "o", color="black", fillstyle="none")
     shown: dict[str, dict[str, Any]] = {
         "EP": {},
         f"power {POWER:g}": {"power": POWER},
@@ -106,31 +126,8 @@ def draw(path: Path, rows: list[dict[str, Any]], seed: int = 0) -> None:
     for name, mean in means.items():
         line = {"color": "black", "lw": 2.0} if name == "exact" else {"lw": 1.2}
         across = np.array([-mean[1], mean[0]]) / np.linalg.norm(mean)
-        axes[0].plot(side * across[0], side * across[1], label=name, **line)
-    axes[0].set(xlim=(-3, 3), ylim=(-3, 3), title="(a) boundaries, one layout")
-    axes[0].legend(fontsize=6)
-    by = {row["method"]: row for row in rows}
-    for k, part in enumerate(("mean error", "covariance error")):
-        for axis, kinds, values in (
-            (axes[1 + k], ("power",), POWERS),
-            (axes[3 + k], ("relaxed, c =", "meant, c ="), None),
-        ):
-            axis.axhline(by["EP"][part], color="black", lw=0.8, label="EP")
-            for kind in kinds:
-                at = values or (WEIGHTS if kind.startswith("relaxed") else MEANT)
-                axis.plot(
-                    at,
-                    [by[f"{kind} {x:g}"][part] for x in at],
-                    "o-",
-                    ms=3,
-                    label=kind.removesuffix(", c ="),
-                )
-            axis.set(yscale="log", title=f"({'bcde'[2 * (values is None) + k]}) {part}, median")
-            axis.set_xscale("linear" if values else "log")
-            axis.set_xlabel("power" if values else "c")
-            axis.legend(fontsize=6)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+        axis.plot(side * across[0], side * across[1], label=name, **line)
+    axis.set(xlim=(-3, 3), ylim=(-3, 3), title="(a) boundaries, one layout")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -172,7 +169,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for kind in ("power", "relaxed", "printed", "meant")
     }
     settled = {row["method"]: row["settled"] for row in rows}
-    draw(options.output / "qi2012_five_points.png", rows)
     far = next(row for row in rows if row["method"] == f"relaxed, c = {WEIGHTS[-1]:g}")
     claims = [
         ("figure 2", "relaxed EP is nearer the exact posterior than EP, for a wide range of c",

@@ -29,6 +29,7 @@ import numpy as np
 import epfast
 from bench.lib import harness
 from bench.lib.numpy_reference import rbf
+from bench.lib.pictures import picture
 from epfast.schemes import Relaxed
 
 N, TESTS, SWEEPS, SETTLED = 400, 39_600, 50, 1e-3
@@ -51,7 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def draw(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+def simulate(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Points and their classes, in random order: sorted ones make the second class outliers."""
     y = np.where(rng.permutation(n) < n // 2, 1.0, -1.0)
     centre = np.where(y > 0, 0.0, rng.choice([-2.0, 2.0], n))
@@ -118,7 +119,7 @@ def noisy_set(
 ) -> tuple[np.random.Generator, np.ndarray, np.ndarray, float]:
     """A generator for the test points, the points, their flipped labels, and the kernel's width."""
     rng = np.random.default_rng([2012, seed])
-    X, classes = draw(rng, n)
+    X, classes = simulate(rng, n)
     y = np.where(rng.random(n) < rate, -classes, classes)
     return rng, X, y, choose_width(X, y, rate)
 
@@ -151,7 +152,7 @@ def cost(K: np.ndarray, y: np.ndarray, rate: float) -> float:
 def one_set(seed: int, rate: float, n: int) -> dict[str, Any]:
     """All methods on one data set."""
     rng, X, y, width = noisy_set(seed, rate, n)
-    test = draw(rng, TESTS)
+    test = simulate(rng, TESTS)
     K = kernel(X, width)
     found: dict[str, Any] = {}
     alphas = []
@@ -189,37 +190,57 @@ def all_runs(noted: Path, seeds: Iterable[int], n: int) -> list[dict[str, Any]]:
     return [runs[rate, seed] for rate in RATES for seed in seeds]
 
 
+#: on one data set in pictures, and beside each other in figure 5
+SHOWN = ("EP", "power EP .8", "relaxed EP, c = .03")
+COMPARED = ("EP", "power EP .8", "power EP .5", "relaxed EP, c = .03", "double loop")
+
+
+def draw(stored: dict[str, Any], folder: Path) -> None:
+    """Figures 3 and 4, on the data set with this number that the paper does not give; figure 5."""
+    runs = list(stored["runs"].values())
+    boundaries(folder / "qi2012_synthetic.png", 80 if stored["quick"] else N)
+    with picture(folder / "qi2012_figure5.png", 3, size=(3.4, 3.4)) as axes:
+        for k, name in enumerate(COMPARED):
+            for j, rate in enumerate(RATES):
+                cells = [r[name] for r in runs if r["rate"] == rate]
+                ended = [c["sweeps"] for c in cells if c["converged"] and "sweeps" in c]
+                errors = np.array([c["error"] for c in cells])
+                where = {"x": j + (k - 2) * 0.16, "width": 0.15, "color": f"C{k}"}
+                axes[0].bar(height=np.mean(ended) if ended else 0.0, **where)
+                axes[1].bar(height=np.mean([c["converged"] for c in cells]), **where)
+                axes[2].bar(
+                    height=errors.mean(), yerr=errors.std() / np.sqrt(len(cells)), **where
+                ).set_label("" if j else name)
+        titles = ("(a) sweeps of fits that settled", "(b) share that settled", "(c) test error")
+        for axis, title in zip(axes, titles, strict=True):
+            axis.set(title=title, xlabel="labels flipped")
+            axis.set_xticks(range(len(RATES)), [f"{100 * rate:g} %" for rate in RATES])
+        handles, labels = axes[2].get_legend_handles_labels()
+        axes[2].figure.legend(handles, labels, loc="outside lower center", ncols=5)
+
+
 def boundaries(path: Path, n: int, seed: int = 3, rate: float = 0.2) -> None:
     """Figures 3 and 4: how alpha moves, and where the classes part, on one data set."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     _, X, y, width = noisy_set(seed, rate, n)
     K = kernel(X, width)
     side = np.linspace(-6, 6, 121)
     grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
     K_star = rbf(grid, X, width)
-    figure, axes = plt.subplots(1, 4, figsize=(15, 4), layout="constrained")
-    shown = {
-        "EP": METHODS["EP"],
-        "power EP .8": METHODS["power EP .8"],
-        "relaxed EP, c = .03": METHODS["relaxed EP, c = .03"],
-    }
-    for axis, (name, method) in zip(axes, shown.items(), strict=False):
-        post, moves = fit(K, y, rate, **method)
-        score = (K_star @ post.alpha).reshape(len(side), -1)
-        axis.plot(*X[y > 0].T, "x", color="tab:red", markersize=4, markeredgewidth=0.8)
-        axis.plot(*X[y < 0].T, "o", color="tab:blue", markersize=3, fillstyle="none")
-        axis.contour(side, side, score, levels=[0.0], colors="black")
-        settled = f"{len(moves)} sweeps" if moves[-1] < SETTLED else f"not in {SWEEPS} sweeps"
-        axis.set(title=f"{name}: {settled}", xlim=(-6, 6), ylim=(-6, 6), aspect="equal")
-        axes[3].semilogy(np.arange(1, len(moves) + 1), moves, label=name)
-    axes[3].axhline(SETTLED, color="grey", linewidth=0.8)
-    axes[3].set(title="change of alpha", xlabel="sweep")
-    axes[3].legend(fontsize=8)
-    figure.savefig(path, dpi=100)
+    with picture(path, 2, 2) as axes:
+        for k, (axis, name) in enumerate(zip(axes, SHOWN, strict=False)):
+            post, moves = fit(K, y, rate, **METHODS[name])
+            score = (K_star @ post.alpha).reshape(len(side), -1)
+            axis.plot(*X[y > 0].T, "x", color="C1", ms=3, mew=0.8)
+            axis.plot(*X[y < 0].T, "o", color="C0", ms=3, mew=0.8, fillstyle="none")
+            axis.contour(side, side, score, levels=[0.0], colors="black", linewidths=1.5)
+            settled = f"{len(moves)} sweeps" if moves[-1] < SETTLED else f"not in {SWEEPS} sweeps"
+            axis.set(title=f"{name}: {settled}", xlim=(-6, 6), ylim=(-6, 6), aspect="equal")
+            at = np.arange(1, len(moves) + 1)
+            axes[3].semilogy(at, moves, color=f"C{2 * k}", label=name)
+        axes[3].axhline(SETTLED, color="black", lw=0.8)
+        axes[3].set(title="change of alpha", xlabel="sweep")
+        axes[3].set_ylim(top=1e7)
+        axes[3].legend(loc="upper right")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -284,7 +305,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
          max(c for _, c in costs) <= 20.0,
          "the runs with the most steps: " + ", ".join(f"{c:.1f} ({k} steps)" for k, c in costs)),
     ]  # fmt: skip
-    boundaries(options.output / "qi2012_synthetic.png", n)
     noted.unlink()
     return {
         "table": table,

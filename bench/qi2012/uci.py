@@ -1,6 +1,6 @@
 """Qi & Guo (2012), section 7.3: EP, power EP and relaxed EP on five UCI sets.
 
-    EPFAST_DATA=folder python -m bench uci [--quick]          # about 30 min
+    EPFAST_DATA=folder python -m bench qi2012.uci [--quick]          # about 40 min
 
 Figures 6 and 7: Heart (81 of 270 rows to train on, 20 splits), Pima (319 of the 532 complete rows,
 20), Diabetes (468 of 768, 100), Haberman (183 of 306, 100), and Spam (276 of 4601, 100) with 0, 10
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import epfast
 from bench.lib import harness
 from bench.lib.datasets import load_raw
 from bench.lib.numpy_reference import rbf
+from bench.lib.pictures import picture
 from bench.qi2012.synthetic import SETTLED, WIDTHS, fit, kernel
 from epfast.schemes import Relaxed
 
@@ -84,6 +86,22 @@ def split(name: str, seed: int) -> dict[str, tuple[float, bool]]:
             moves[-1] < SETTLED,
         )
     return found
+
+
+def draw(stored: dict[str, Any], folder: Path) -> None:
+    """Figures 6 and 7: mean test errors with their standard errors."""
+    with picture(folder / "qi2012_uci.png", 2, size=(4.4, 3.4), sharey=True) as axes:
+        for axis, spam in zip(axes, (False, True), strict=True):
+            rows = [row for row in stored["table"] if row["set"].startswith("Spam") is spam]
+            at = np.arange(len(rows))
+            for k, method in enumerate(METHODS):
+                mean, error = ([row[method + end] for row in rows] for end in ("", ", s.e."))
+                axis.bar(at + 0.27 * (k - 1), mean, 0.25, yerr=error, color=f"C{k}", label=method)
+            axis.set_xticks(at, [row["set"].replace(", ", ",\n") for row in rows])
+            axis.set_title("figure 7: flipped labels" if spam else "figure 6")
+        axes[0].set_ylabel("test error")
+        handles, labels = axes[0].get_legend_handles_labels()
+        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=3)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

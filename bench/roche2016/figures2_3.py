@@ -32,6 +32,7 @@ from bench.lib import harness
 from bench.lib.datasets import LARGE, NAMES, SMALL, Dataset, load
 from bench.lib.harness import SHORT, Claim
 from bench.lib.numpy_reference import LOSSES, regularized_cost
+from bench.lib.pictures import picture
 from bench.roche2016 import table1
 from bench.roche2016.table1 import PRIOR_VARIANCE
 from epfast.plots import SCHEME_COLORS
@@ -334,18 +335,11 @@ def _geometric(ratio: NDArray[np.float64]) -> float:
 # --------------------------------------------------------------------------------------- output
 
 
-def draw(panels: dict[tuple[str, str], Panel], optima, names, path, title: str) -> None:
+def draw_panels(panels: dict[tuple[str, str], Panel], optima, names, path, title: str) -> None:
     """Save one figure: a row per data set, a column per loss."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        len(names), 3, figsize=(13, 3.4 * len(names)), squeeze=False, layout="constrained"
-    )
-    for row, name in zip(axes, names, strict=True):
-        for axis, loss in zip(row, table1.LOSSES, strict=True):
+    with picture(path, 3, len(names)) as axes:
+        cells = [(name, loss) for name in names for loss in table1.LOSSES]
+        for k, (axis, (name, loss)) in enumerate(zip(axes, cells, strict=True)):
             panel, best = panels[name, loss], optima[name, loss]
             start = panel["VQ"].cost[0]
             low = best if best is not None else min(c.cost.min() for c in panel.values())
@@ -353,26 +347,19 @@ def draw(panels: dict[tuple[str, str], Panel], optima, names, path, title: str) 
                 cost = panel[label].cost
                 look = {"lw": 0.6, "alpha": 0.6} if line == "--" else {"lw": 1.2}
                 look["color"] = SCHEME_COLORS[scheme]
-                axis.plot(
-                    np.arange(len(cost)),
-                    cost,
-                    line,
-                    label=label,
-                    **look,
-                )
+                axis.plot(np.arange(len(cost)), cost, line, label=label, **look)
             if best is not None:
                 axis.axhline(best, color="black", lw=0.8, ls=":", label="optimum")
             axis.set_ylim(low - 0.05 * (start - low), low + 1.25 * (start - low))
-            axis.set_title(f"{name}, {loss}", fontsize=10)
-            axis.set_xlabel("minibatch updates", fontsize=8)
-            axis.tick_params(labelsize=8)
-        row[0].set_ylabel("regularised cost", fontsize=9)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=7, fontsize=9)
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
-    print(f"wrote {path}")
+            axis.set_title(f"{name}, {loss}")
+            if k % 3 == 0:
+                axis.set_ylabel("regularised cost")
+        for axis in axes[-3:]:
+            axis.set_xlabel("minibatch updates")
+        figure = axes[0].figure
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=7)
+        figure.suptitle(title)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -428,7 +415,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if present:
             path = options.output / f"figure{figure}.png"
             sweeps = "five sweeps, s = 10" if figure == 2 else "one pass, s = 100"
-            draw(panels, optima, present, path, f"Roche (2016), figure {figure}: {sweeps}")
+            draw_panels(panels, optima, present, path, f"Roche (2016), figure {figure}: {sweeps}")
     return {
         "claims": claims,
         "panels": [

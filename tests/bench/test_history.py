@@ -78,5 +78,5 @@ def test_the_last_is_judged_by_the_best_before():
 def test_picture(tmp_path):
     pytest.importorskip("matplotlib")
     rows = [{"revision": r, **dict.fromkeys(tasks.TASKS, 1.0)} for r in "ab"]
-    revisions.draw(rows, tmp_path / "history.png")
-    assert (tmp_path / "history.png").stat().st_size > 10_000
+    revisions.draw({"instructions": rows}, tmp_path)
+    assert (tmp_path / "history.png").stat().st_size > 5_000

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import bench
@@ -67,6 +68,19 @@ def test_wrong_rows_of_exact_ep(run_python, tmp_path, data_folder):
     wrong = {row["set"]: row["wrong, exact EP"] for row in stored["operators"]}
     sets = ("banknote", "blood", "fertility", "ionosphere")
     assert [wrong[name] for name in sets] == [36, 191, 28, 20]
+
+
+def test_pictures_are_of_what_is_stored(tmp_path):
+    """After a run, and with --draw without one."""
+    drawn = []
+    script = SimpleNamespace(
+        __doc__="A script.",
+        run=lambda _: {"n": np.float64(len(drawn))},
+        draw=lambda stored, folder: drawn.append((stored["n"], folder)),
+    )
+    for options in (["--quick"], ["--draw"]):
+        harness.run(script, "it", "it", ["--output", str(tmp_path), *options])
+    assert drawn == [(0.0, tmp_path)] * 2
 
 
 @pytest.mark.parametrize("quick", [True, False])
