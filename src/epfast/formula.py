@@ -1,7 +1,7 @@
 """Regression by a formula, ``y ~ x + (x | g)``, with group effects, averaged over their sds.
 
 Formulas are read by `formulae <https://bambinos.github.io/formulae>`_, families and default priors
-are those of bambi: see :func:`fit`. ``pip install epfast[formula]``.
+are those of bambi: see :func:`epfast.formula.fit`. ``pip install epfast[formula]``.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Design:
 
 @dataclass(frozen=True, eq=False)
 class FormulaFit:
-    """What :func:`fit` returns.
+    """What :func:`epfast.formula.fit` returns.
 
     Attributes
     ----------

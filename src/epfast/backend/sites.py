@@ -112,7 +112,7 @@ def tilted_moments(
     Where one of the three passes through 0 (lZ where t exceeds 1, d2lZ where t is not log-concave)
     its error is 1e-10 of the terms that cancel: for d2lZ, of 1 / variance. The others go one by
     one by adaptive quadrature, as precise while t changes near margin 0 (squared hinge: 1). A loss
-    of your own with kinks or jumps is better given as a :class:`epfast.PiecewiseLinear`, whose
+    of your own with kinks or jumps is better a :class:`~epfast.losses.PiecewiseLinear`, whose
     knots are known.
 
     Parameters

@@ -111,7 +111,7 @@ class LowRankGPPosterior(ProcessPosterior):
         return self._latent[1]
 
     def loo_log_predictive(self) -> Array:
-        """As :meth:`GPPosterior.loo_log_predictive`. O(n r^2)."""
+        """As :meth:`epfast.GPPosterior.loo_log_predictive`. O(n r^2)."""
         return self.weights.loo_log_predictive()
 
     def _proposal(self) -> LinearProposal:

@@ -90,7 +90,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
     @cached_property
     def residual(self) -> float:
-        """As :attr:`FullPosterior.residual`, over the observations.
+        """As :attr:`epfast.FullPosterior.residual`, over the observations.
 
         In relaxed EP tilted distribution and posterior are both multiplied by r_i first. NaN if the
         objective is "printed", whose fixed points do not match moments.

@@ -168,7 +168,7 @@ class Loss:
         """About where h is if all rows have the same, and the unit in which it changes.
 
         responses : ndarray of shape (n, width)
-            Those of :meth:`observed`.
+            Those of ``observed``.
         """
         return 0.0, 1.0
 

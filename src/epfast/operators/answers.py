@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 class Oracle:
-    """Base of the oracles; one of your own overrides :meth:`solve`, or :meth:`answer` as a whole.
+    """Base of the oracles; one of your own overrides ``solve``, or ``answer`` as a whole.
 
     Oracles hold no state: an answer depends on the message, the datum and the power alone, not on
     the others in the call.

@@ -367,7 +367,8 @@ def as_oracle(
     given : Oracle, str, Scheme, Loss, scipy.LowLevelCallable or callable
         A scheme, or its name, needs ``loss``; :class:`epfast.ImportanceSampling` draws as a
         :class:`SampledFactor` does. A Loss is asked by scheme "exact". A LowLevelCallable has the
-        signature of :class:`epfast.CustomSite`. Another callable is a :class:`CallableOracle`.
+        signature of :class:`epfast.losses.CustomSite`. Another callable is a
+        :class:`CallableOracle`.
     inputs, outputs : tuple, optional
         As in :class:`DensityOracle`; what an oracle has is not changed.
     loss : str or Loss, optional

@@ -45,7 +45,7 @@ class SharedSites(Schedule):
     of a group weigh up to e times as much as the first, which puts the mean off by a third of a
     posterior standard deviation, or by two: a bias in sequential order, noise in shuffled order.
     Batches that are whole groups have neither. So a run with ``tol`` > 0 ends with sweeps of whole
-    groups, damped by 0.5, at the fixed point of :class:`AEP` (:class:`DAEP`).
+    groups, damped by 0.5, at the fixed point of :class:`epfast.AEP` (:class:`epfast.DAEP`).
     """
 
     stores: ClassVar[str] = "shared"
@@ -100,7 +100,7 @@ class SEP(SharedSites):
     order, seed
         As in :class:`EP`, "sequential" or "shuffled".
     batch : int
-        Factors fitted against the same cavity before the site moves: 1 is SEP, n is :class:`AEP`.
+        Factors fitted against the same cavity before the site moves: 1 is SEP, n is AEP.
     """
 
     sweeps: int = 100
