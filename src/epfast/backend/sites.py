@@ -38,7 +38,7 @@ class TiltedMoments:
     ----------
     loss, scheme
         As in :func:`tilted_moments`.
-    power : float
+    power : float, default=1.0
         Sites enter as t(h)^power.
 
     Examples
@@ -127,7 +127,7 @@ def tilted_moments(
         numbers, or arrays of any shape, which is the shape of the sites, (n,) below. With a loss
         of C latents (n, C), and so are dlZ and d2lZ: the first and second derivative by the mean of
         each.
-    power : float or array_like of shape (n,)
+    power : float or array_like of shape (n,), default=1.0
         The site enters as t(h)^power.
     out : ndarray of shape (3, n), or three of (n,), optional
         Where the results go: float64, of exactly these shapes, sharing no memory with each other

@@ -73,11 +73,11 @@ class Loss:
 
     Parameters
     ----------
-    name : str
+    name : str, default=""
         A row of ``_core/losses.h``: ``"logistic"``, ``"probit"``, ``"piecewise_linear"``, ...
-    parameters : tuple of float
+    parameters : tuple of float, default=()
         The numbers that the row takes.
-    beta : float
+    beta : float, default=1.0
         Inverse temperature of the factor, > 0.
     """
 
@@ -328,7 +328,7 @@ class Loss:
             Margins y h, of any shape; latent values h, (n,), if l is no function of the margin.
         y : array_like, optional
             The responses to these h, if l is no function of the margin.
-        derivatives : bool
+        derivatives : bool, default=True
             Whether slope and curvature are wanted.
 
         Returns

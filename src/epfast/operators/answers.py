@@ -61,7 +61,7 @@ class Oracle:
             Gaussian, shape and rate of a gamma, alpha and beta of a beta message.
         data : array_like of shape (n,) or (n, q), optional
             What is observed by each factor.
-        power : float
+        power : float, default=1.0
             Factors enter as t^power.
 
         Returns

@@ -252,9 +252,9 @@ class MixturePosterior(Recorded):
 
         Parameters
         ----------
-        draws, chains : int
+        draws, chains : int, default=1000
             All draws are independent, of one labelling; chains serve the functions of ArviZ.
-        seed : int
+        seed : int, default=0
             Of the draws.
 
         Returns
@@ -292,7 +292,7 @@ class MixturePosterior(Recorded):
 
         Parameters
         ----------
-        level : float
+        level : float, default=0.95
             Posterior probability of the intervals, between 0 and 1.
 
         Returns

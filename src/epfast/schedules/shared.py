@@ -99,7 +99,7 @@ class SEP(SharedSites):
         makes it stochastic power EP.
     order, seed
         As in :class:`EP`, "sequential" or "shuffled".
-    batch : int
+    batch : int, default=1
         Factors fitted against the same cavity before the site moves: 1 is SEP, n is AEP.
     """
 
@@ -164,7 +164,7 @@ class DSEP(_SharedInGroups):
     ----------
     groups : int or array_like of shape (n,), optional
         How many groups, cut from the rows in their order with nearly equal sizes; or the label of
-        each row's group, 0 to K - 1. None: 8, or one per row where these are fewer.
+        each row's group, 0 to K - 1. By default 8, or one per row where these are fewer.
     sweeps, tol, damping, power, seed, batch
         As in :class:`SEP`; a batch lies within a group.
     order : {"auto", "sequential", "shuffled", "parallel"}
@@ -201,7 +201,7 @@ class DEP(Schedule):
         How many shards, or the label of each row's shard, as ``groups`` of :class:`DSEP`.
     sweeps, tol, damping
         As in :class:`EP`; a sweep visits each shard once.
-    order : {"auto", "sequential", "shuffled", "parallel", "as_completed"}
+    order : {"auto", "sequential", "shuffled", "parallel", "as_completed"}, default="auto"
         Of the shards, as in :class:`EP`. "as_completed", on an executor: as many shards are in
         flight as there are workers; each answer moves the posterior as it comes, and the next shard
         in turn leaves with the newest posterior. Nobody waits for the slowest, and the posterior

@@ -85,7 +85,7 @@ class Scheme:
         covariance : {"full", "factorized", "process"}
         schedule : Schedule
         n : int or None
-            Number of sites; None: of a stream.
+            Number of sites. None for a stream.
 
         Raises
         ------
