@@ -5,12 +5,14 @@ import sys
 from importlib.metadata import files
 from pathlib import Path
 
+from sphinx.ext.napoleon import NumpyDocstring
+
 import epfast
 
 sys.path.insert(0, str(Path(__file__).parent))
 logging.getLogger("epfast").setLevel("WARNING")  # else the theme prints each sweep of the gallery
 
-from families import sections  # noqa: E402  (beside this file)
+from families import class_of, inherited, sections  # noqa: E402  (beside this file)
 
 project = "epfast"
 author = "the epfast developers"
@@ -30,13 +32,16 @@ exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 
 autosummary_generate = True
-autosummary_context = {"sections": sections}
+autosummary_context = {"class_of": class_of, "inherited": inherited, "sections": sections}
 autodoc_mock_imports = ["GPy"]  # epfast.gpy is documented where GPy is not installed
 autodoc_typehints = "none"  # the docstrings give the types, shorter
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
-napoleon_use_ivar = True  # attributes of a class that are documented in place as well
+# types of parameters are prose, such as "array_like of shape (n,)", and no references
+napoleon_use_param = False
 napoleon_use_rtype = False
+NumpyDocstring._consume_inline_attribute = lambda self: ("", list(self._consume_to_end()))
+napoleon_custom_sections = [("Attributes", "params_style")]
 strip_signature_backslash = True  # else napoleon drops the underscore of coef_
 default_role = "code"
 
@@ -48,6 +53,12 @@ html_css_files = ["epfast.css"]
 html_static_path = ["_static", str(mathjax.locate())]
 mathjax_path = mathjax.name
 html_split_index = True  # pages that open fast
+
+# every reference to a name of epfast leads somewhere; those to other packages need a network
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"(numpy|scipy|sklearn|dask|GPy|pandas|arviz|xarray|matplotlib)\..*")
+]
 
 # docstrings that scikit-learn writes into its estimators refer to its own glossary; the name of a
 # parameter, such as y, may be that of several attributes; the function that templates call is not

@@ -1,24 +1,26 @@
-"""Members of a class by family, inherited ones too, for the pages of the API.
+"""Members of a class by family, for the pages of the API.
 
 The template of a class asks :func:`sections`. A class of few members has one section, without a
-title.
+title. Members that the page of a shared class describes are named at the end, by
+:func:`inherited`.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from typing import Any
 
 from sphinx.errors import PycodeError
 from sphinx.pycode import ModuleAnalyzer
 
-#: what is public for other rooms of the package, and not for readers
+import epfast
+
+#: public for other modules of the package, and not for users
 INNER = (  # noqa: SIM905
-    "contents known_loss observed quantity stores filled checked_visits usual_damping "
-    "get_metadata_routing set_fit_request set_partial_fit_request set_score_request "
-    "set_predict_request"
+    "contents has_site_per_row known_loss observed quantity stores filled checked_visits "
+    "usual_damping get_metadata_routing set_fit_request set_partial_fit_request "
+    "set_score_request set_predict_request"
 ).split()
 #: members that need no families
 FEW = 9
@@ -64,37 +66,76 @@ FAMILIES = {
 FAMILY_OF = {name: title for title, names in FAMILIES.items() for name in names.split()}
 
 
-def described(cls: type) -> dict[str, str]:
-    """The directive of each public member that has a description of its own."""
-    found: dict[str, str] = {}
+#: classes whose pages describe members for others; the first that has a member describes it
+SHARED = (
+    "FullPosterior",
+    "GPPosterior",
+    "gaussian.LatentPosterior",
+    "IntegratedPosterior",
+    "losses.Loss",
+    "losses.Prior",
+    "priors.Scale",
+    "graph.Factor",
+    "operators.Oracle",
+    "schedules.Schedule",
+    "schemes.Scheme",
+)
+
+
+def class_of(name: str) -> Any:
+    """The class of this name in epfast."""
+    found: Any = epfast
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def described(cls: type) -> dict[str, tuple[str, str]]:
+    """The directive and the description of each public member that has one."""
+    found: dict[str, tuple[str, str]] = {}
     for owner in reversed(cls.__mro__):
         if owner.__module__ == "builtins" or owner.__name__ == "BaseEstimator":
             continue  # they have pages of their own
         for name, member in vars(owner).items():
             if isinstance(member, property | functools.cached_property):
-                if inspect.getdoc(member):
-                    found[name] = "autoproperty"
+                kind, text = "autoproperty", inspect.getdoc(getattr(cls, name))
             elif inspect.isroutine(member):
-                if inspect.getdoc(getattr(cls, name)):
-                    found[name] = "automethod"
-            elif inspect.isgetsetdescriptor(member) and inspect.getdoc(member):
-                found[name] = "autoattribute"
+                kind, text = "automethod", inspect.getdoc(getattr(cls, name))
+            elif inspect.isgetsetdescriptor(member):
+                kind, text = "autoattribute", inspect.getdoc(member)
+            else:
+                continue
+            if text:
+                found[name] = kind, text
         try:
             comments = ModuleAnalyzer.for_module(owner.__module__).find_attr_docs()
         except PycodeError:  # compiled
             continue
-        for of, name in comments:
+        for (of, name), lines in comments.items():
             if of == owner.__qualname__:
-                found.setdefault(name, "autoattribute")
-    return {n: kind for n, kind in found.items() if not n.startswith("_") and n not in INNER}
+                found.setdefault(name, ("autoattribute", "\n".join(lines)))
+    return {n: of for n, of in found.items() if not n.startswith("_") and n not in INNER}
 
 
-def sections(module: str, name: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Titles, with the directives and names below each."""
-    cls: Any = importlib.import_module(module)
-    for part in name.split("."):
-        cls = getattr(cls, part)
+def inherited(cls: type) -> dict[str, list[str]]:
+    """Members that the page of a shared class describes in the same words, by that page."""
     members = described(cls)
+    found: dict[str, list[str]] = {}
+    for page in SHARED:
+        shared = class_of(page)
+        if shared is cls:
+            break
+        same = [name for name, of in described(shared).items() if members.get(name) == of]
+        if same:
+            found[page] = same
+            members = {name: of for name, of in members.items() if name not in same}
+    return found
+
+
+def sections(cls: type) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Titles, with the directives and names below each."""
+    elsewhere = {name for names in inherited(cls).values() for name in names}
+    members = {name: of[0] for name, of in described(cls).items() if name not in elsewhere}
     if len(members) <= FEW:
         return [("", [(kind, member) for member, kind in members.items()])] if members else []
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in [*FAMILIES, "Others"]}

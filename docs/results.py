@@ -12,6 +12,7 @@ The role ``given`` shows one that a paper or a script gives.
 
 import json
 import os
+import re
 import sys
 from html import escape
 from pathlib import Path
@@ -49,13 +50,13 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = str(value).replace("\n", " ")
+    text = whole(str(value).replace("\n", " "))
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def whole(value: Any) -> str:
-    """One cell of a verdict: text as it is."""
-    return value if isinstance(value, str) else cell(value)
+    """One cell of a verdict: all of a text, with the 0 before a decimal point."""
+    return re.sub(r"(?<![\w.])\.(?=\d)", "0.", value) if isinstance(value, str) else cell(value)
 
 
 def is_cell(value: Any) -> bool:

@@ -82,6 +82,10 @@ def test_quoted_numbers_are_stored(page):
         ("21 of 40", "EP 21 of 40; power 2", True),
         ("2", "EP 21 of 40", False),
         ("1.4", "ratio 1.43", False),
+        ("0.05", "within .05 sd", True),
+        ("0.05", "within 0.05 sd", True),
+        ("0.05", "within 10.05 sd", False),
+        ("05", "within .05 sd", False),
     ],
 )
 def test_what_agrees(text, value, same):

@@ -71,7 +71,8 @@ def agrees(text: str, value: Any) -> bool:
     if value is None or isinstance(value, bool):
         return text == WORDS[value]
     if isinstance(value, str):
-        return re.search(rf"(?<![\d.]){re.escape(text)}(?!\.?\d)", value) is not None
+        pattern = re.sub(r"^(0?)(?=\\\.)", "0?", re.escape(text))
+        return re.search(rf"(?<![\d.]){pattern}(?!\.?\d)", value) is not None
     plain = text.replace(",", "").removesuffix("%").strip()
     number = float(plain)
     digits, _, exponent = plain.lower().partition("e")

@@ -1,7 +1,7 @@
 """Regression by a formula, ``y ~ x + (x | g)``, with group effects, averaged over their sds.
 
 Formulas are read by `formulae <https://bambinos.github.io/formulae>`_, families and default priors
-are those of bambi: see :func:`fit`. ``pip install epfast[formula]``.
+are those of bambi: see :func:`epfast.formula.fit`. ``pip install epfast[formula]``.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Design:
 
 @dataclass(frozen=True, eq=False)
 class FormulaFit:
-    """What :func:`fit` returns.
+    """What :func:`epfast.formula.fit` returns.
 
     Attributes
     ----------
@@ -182,7 +182,7 @@ class FormulaFit:
 
         Parameters
         ----------
-        level : float
+        level : float, default=0.94
             Posterior probability of the intervals, between 0 and 1.
         """
         return self._table(level).drop(index=list(self.labels[self.design.n_common :]))
@@ -201,7 +201,7 @@ class FormulaFit:
         ----------
         data : pandas.DataFrame
             With the variables of the right side of the formula.
-        new_levels : {"integrate", "zero", "error"}
+        new_levels : {"integrate", "zero", "error"}, default="integrate"
             What the effect of a level is that was not in the data: drawn anew from its group,
             which adds the variance of the group; 0; or an error.
         """
@@ -216,7 +216,7 @@ class FormulaFit:
         ----------
         data, new_levels
             As in :meth:`predict_latent`.
-        return_std : bool
+        return_std : bool, default=False
             Whether to return the standard deviation of y, too.
         """
         post, *moments = self._latent(data, new_levels)
@@ -267,7 +267,7 @@ def fit(
         read too; and as responses ``log(y)``, ``prop(successes, trials)`` and ``y['level']``.
     data : pandas.DataFrame
         A column per variable, without missing values in those of the formula.
-    family : str
+    family : str, default="gaussian"
         "gaussian", "t" (or "student"), "bernoulli", "binomial", "poisson", "negativebinomial" (or
         "negbinomial"), "gamma" or "weibull". "bernoulli" takes 0 and 1, booleans, or two words,
         the second of which, by the alphabet or the order of categories, is 1.

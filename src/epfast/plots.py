@@ -72,14 +72,14 @@ def coefficients(
     ----------
     post : FullPosterior or FactorizedPosterior, or a linear estimator
         Of at most a few dozen coefficients; pick some with ``names``.
-    level : float
+    level : float, default=0.95
         Posterior probability of the intervals; thicker lines hold half of the probability.
     names : sequence of str, optional
-        Which coefficients, of ``post.labels``, from top to bottom. None: all of them.
-    sort : bool
+        Which coefficients, of ``post.labels``, from top to bottom. By default all of them.
+    sort : bool, default=False
         Whether the largest mean comes first.
     ax : matplotlib.axes.Axes, optional
-        None: those of a new figure, as high as the names need.
+        By default those of a new figure, as high as the names need.
 
     Returns
     -------
@@ -123,10 +123,10 @@ def calibration(y: ArrayLike, p: ArrayLike, bins: int = 10, ax: Any = None) -> A
         Labels, -1 and +1 or 0 and 1; True counts as +1.
     p : array_like of shape (n,)
         Probabilities of the label +1, as from ``predict_proba``.
-    bins : int
+    bins : int, default=10
         Bins with equal numbers of rows.
     ax : matplotlib.axes.Axes, optional
-        None: those of a new figure.
+        By default those of a new figure.
 
     Returns
     -------
@@ -180,10 +180,10 @@ def decision_boundary(
         The two features.
     y : array_like of shape (n,)
         Their labels, two kinds.
-    intercept : bool
+    intercept : bool, default=False
         Whether a column of ones is appended to the grid for the model.
     ax : matplotlib.axes.Axes, optional
-        None: those of a new figure.
+        By default those of a new figure.
 
     Returns
     -------
@@ -243,7 +243,7 @@ def sweeps(post: Any, ax: Any = None) -> Any:
     post : posterior, or estimator
         With a history; or a list of :class:`epfast.SweepInfo`.
     ax : matplotlib.axes.Axes, optional
-        None: those of a new figure.
+        By default those of a new figure.
 
     Returns
     -------
@@ -294,7 +294,7 @@ def check(result: Any, ax: Any = None) -> Any:
     result : Check
         Of :meth:`epfast.FullPosterior.check`.
     ax : matplotlib.axes.Axes, optional
-        None: those of a new figure.
+        By default those of a new figure.
 
     Returns
     -------

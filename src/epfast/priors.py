@@ -65,7 +65,7 @@ class HalfNormal(Scale):
 
     Parameters
     ----------
-    scale : float
+    scale : float, default=1.0
         Positive, in the unit of s.
     """
 
@@ -84,9 +84,9 @@ class HalfStudentT(Scale):
 
     Parameters
     ----------
-    df : float
+    df : float, default=3.0
         Degrees of freedom, positive.
-    scale : float
+    scale : float, default=2.5
         Positive, in the unit of s.
     """
 
@@ -110,7 +110,7 @@ class HalfCauchy(Scale):
 
     Parameters
     ----------
-    scale : float
+    scale : float, default=2.5
         Positive, in the unit of s.
 
     References
@@ -135,7 +135,7 @@ class Exponential(Scale):
 
     Parameters
     ----------
-    rate : float
+    rate : float, default=1.0
         Positive; the mean of s is 1 / rate.
     """
 
@@ -154,9 +154,9 @@ class PC(Exponential):
 
     Parameters
     ----------
-    upper : float
+    upper : float, default=1.0
         Positive, in the unit of s.
-    probability : float
+    probability : float, default=0.01
         In (0, 1).
 
     References
@@ -181,7 +181,7 @@ class Gamma(Scale):
 
     Parameters
     ----------
-    shape, rate : float
+    shape, rate : float, default=2.0
         Positive; the mean of s is shape / rate.
     """
 
@@ -202,7 +202,7 @@ class InverseGamma(Scale):
 
     Parameters
     ----------
-    shape, scale : float
+    shape, scale : float, default=1.0
         Positive; ``scale`` has the unit of s^2.
     """
 
@@ -224,7 +224,7 @@ class Uniform(Scale):
 
     Parameters
     ----------
-    upper : float
+    upper : float, default=1.0
         Positive, in the unit of s.
     """
 
@@ -260,7 +260,7 @@ class LKJ:
 
     Parameters
     ----------
-    eta : float
+    eta : float, default=2.0
         Positive; 1 is flat over matrices, and with more correlations are nearer to 0.
 
     References

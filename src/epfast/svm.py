@@ -189,14 +189,14 @@ def fit_svm(
         Inputs; for a precomputed kernel the symmetric kernel matrix, (n, n).
     y : array_like of shape (n,)
         Labels -1 and +1, both present.
-    C : float
+    C : float, default=1.0
         > 0; the weight of the hinge losses.
-    kernel : {"rbf", "linear", "precomputed"}
+    kernel : {"rbf", "linear", "precomputed"}, default="rbf"
         "rbf" is ``exp(-gamma |x - x'|^2)``. Distances come from inner products: centre columns
         whose mean is many times their spread.
-    gamma : float or "scale"
+    gamma : float or "scale", default="scale"
         > 0; "scale" is 1 / (d times the variance of the entries of X).
-    tol : float
+    tol : float, default=0.001
         > 0; stop when no pair of rows violates the optimality conditions by more. For chunks too.
     alpha : array_like of shape (n,), optional
         Dual variables to start from: 0 to C, and y'alpha = 0.
@@ -204,16 +204,16 @@ def fit_svm(
         Laplace propagation before SMO: how many chunks, cut from the rows in their order with
         nearly equal sizes; or the label of each row's chunk, 0 to K - 1. Chunks should hold both
         classes: one of a single class finds nothing.
-    order : {"serial", "parallel"}
+    order : {"serial", "parallel"}, default="serial"
         Of the chunks.
-    sweeps : int
+    sweeps : int, default=1
         Over the chunks.
-    finish : bool
+    finish : bool, default=True
         Whether SMO on all rows follows the chunks.
-    cache_size : float
+    cache_size : float, default=200.0
         > 0; megabytes of kernel rows that are kept. A chunk, while it is solved, may take as much
         again.
-    max_iter : int
+    max_iter : int, default=10000000
         Pairs of variables updated at most, in chunks and as a whole.
 
     Returns

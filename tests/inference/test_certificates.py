@@ -390,11 +390,11 @@ def test_a_site_without_values_is_refused():
 
 def test_words():
     assert [certificates.short(x) for x in (0.004, 0.36, 1.5, 812.3, -0.14, float("nan"))] == [
-        *(".004", ".36", "1.5", "812", "-.14", "nan")
+        *("0.004", "0.36", "1.5", "812", "-0.14", "nan")
     ]
     X, y = classes(60, 3)
     text = str(epfast.fit_linear(X, y).check())
-    assert text.startswith("good: EP's mean is within .0")
+    assert text.startswith("good: EP's mean is within 0.0")
     assert "effective draws of 1,000" in text
 
 

@@ -219,9 +219,9 @@ def variational_fit(
         Positive.
     log_values : array_like of shape (z,)
         log f at the points, finite.
-    basis : {"diagonal", "full"}
+    basis : {"diagonal", "full"}, default="diagonal"
         Diagonal or full precision matrix P.
-    start : {"least_squares", "flat"}
+    start : {"least_squares", "flat"}, default="least_squares"
         Newton starts from the weighted least-squares fit of log f, or from a constant.
 
     Returns

@@ -38,7 +38,7 @@ class TiltedMoments:
     ----------
     loss, scheme
         As in :func:`tilted_moments`.
-    power : float
+    power : float, default=1.0
         Sites enter as t(h)^power.
 
     Examples
@@ -112,7 +112,7 @@ def tilted_moments(
     Where one of the three passes through 0 (lZ where t exceeds 1, d2lZ where t is not log-concave)
     its error is 1e-10 of the terms that cancel: for d2lZ, of 1 / variance. The others go one by
     one by adaptive quadrature, as precise while t changes near margin 0 (squared hinge: 1). A loss
-    of your own with kinks or jumps is better given as a :class:`epfast.PiecewiseLinear`, whose
+    of your own with kinks or jumps is better a :class:`~epfast.losses.PiecewiseLinear`, whose
     knots are known.
 
     Parameters
@@ -127,7 +127,7 @@ def tilted_moments(
         numbers, or arrays of any shape, which is the shape of the sites, (n,) below. With a loss
         of C latents (n, C), and so are dlZ and d2lZ: the first and second derivative by the mean of
         each.
-    power : float or array_like of shape (n,)
+    power : float or array_like of shape (n,), default=1.0
         The site enters as t(h)^power.
     out : ndarray of shape (3, n), or three of (n,), optional
         Where the results go: float64, of exactly these shapes, sharing no memory with each other

@@ -107,18 +107,18 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
 
     Parameters
     ----------
-    loss : str or Loss
+    loss : str or Loss, default="logistic"
         "logistic", "probit" or another loss of two labels.
     scheme, posterior, batch_size, schedule, client, persist
         As in :func:`epfast.dask.fit_linear`.
-    prior_variance : float or array_like of shape (d,)
+    prior_variance : float or array_like of shape (d,), default=1.0
         Variance of the independent normal priors of the coefficients, with mean 0; scale the
         columns. It is as given: :class:`epfast.LinearClassifier` has "evidence" as its default,
         whose search fits ten times and more, each time by passes over the cluster. With
         ``prior_variance=1.0`` it is the same model.
-    fit_intercept : bool
+    fit_intercept : bool, default=True
         Whether to add a constant column of ones.
-    intercept_variance : float
+    intercept_variance : float, default=100.0
         Prior variance of the latent value at the means of the columns (with a factorised
         posterior, of the intercept; with ``ADF()``, at the means of the first chunk).
 
@@ -330,7 +330,7 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
 
     Parameters
     ----------
-    loss : str or Loss
+    loss : str or Loss, default="gaussian"
         Its parameters are as they are given, where :class:`epfast.LinearRegressor` learns them: of
         "gaussian" the variance of noise is 1, so scale y, or give ``losses.Gaussian(variance)``.
     scheme, posterior, batch_size, schedule, client, persist

@@ -86,15 +86,15 @@ def fit_linear(
     weights : dask array or series, optional
         Numbers >= 0, as there.
     schedule : DEP, DSEP, DAEP, EP or ADF, optional
-        None: ``DEP()``, which has the fixed points of EP, in the order "as_completed". In the order
-        "parallel" the result is that of :func:`epfast.fit_linear` with as many shards. ``shards``
-        (``groups``) is how many; None: whole chunks, 4 shards per thread of the cluster, or as many
-        as memory asks for. DSEP and DAEP keep no sites of rows anywhere.
+        By default ``DEP()``, which has the fixed points of EP, in the order "as_completed". In the
+        order "parallel" the result is that of :func:`epfast.fit_linear` with as many shards.
+        ``shards`` (``groups``) is how many. By default whole chunks, 4 shards per thread of the
+        cluster, or as many as memory asks for. DSEP and DAEP keep no sites of rows anywhere.
         ``EP(order="parallel")`` with a ``batch_size`` and ``scheme="laplace"`` is Laplace
-        propagation (Smola et al. 2003), all factors from the same posterior.
-        ``ADF()`` is one pass: see ``streams``.
+        propagation (Smola et al. 2003), all factors from the same posterior. ``ADF()`` is one pass:
+        see ``streams``.
     posterior : {"full", "factorized"}, optional
-        As in :func:`epfast.fit_linear`; None: by the number of columns. DEP and ADF take both.
+        As in :func:`epfast.fit_linear`. By default by the number of columns. DEP and ADF take both.
     batch_size : int, optional
         Rows per factor, as there. Rows are cut anew where a shard would cut a minibatch; where the
         lengths of chunks are not known, each shard begins with a minibatch of its own.
@@ -102,17 +102,17 @@ def fit_linear(
         A result of this function with as many shards, to resume from; ADF goes on from any, and
         from its prior.
     client : distributed.Client, optional
-        None: the default client; without one, threads of this process.
-    persist : bool
+        By default the default client; without one, threads of this process.
+    persist : bool, default=True
         Whether shards stay in the memory of workers. False: each visit reads them again, so that
         data may be larger than memory; then few inner sweeps pay, ``DEP(inner=EP(3))``.
     shard_bytes : int, optional
-        Most bytes of a shard, where the schedule does not say how many. None: a quarter of what
-        a worker has free for each of its threads; without ``persist`` an eighth.
+        Most bytes of a shard, where the schedule does not say how many. By default a quarter of
+        what a worker has free for each of its threads; without ``persist`` an eighth.
     streams : int, optional
         Of ADF: how many passes are made beside each other, each over neighbouring chunks in their
         order, which are read once and not kept. They are combined as by :func:`epfast.combine`;
-        one stream gives what :func:`epfast.fit_linear` gives. None: one for each thread.
+        one stream gives what :func:`epfast.fit_linear` gives. By default one for each thread.
     callback, progress
         As in :func:`epfast.fit_linear`; the bar is one of each sweep.
 

@@ -68,7 +68,7 @@ def predict_proba(post: Any, X: Any) -> Any:
 
 
 def predict(post: Any, X: Any) -> Any:
-    """The label, or the mean of y, lazily: see :func:`predict_proba`.
+    """The label, or the mean of y, lazily: see :func:`epfast.dask.predict_proba`.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def _latent(block: Any, post: Any) -> Any:
 
 
 def predict_latent(post: Any, X: Any) -> tuple[Any, Any]:
-    """Mean and variance of X theta, lazily: see :func:`predict_proba`.
+    """Mean and variance of X theta, lazily: see :func:`epfast.dask.predict_proba`.
 
     Parameters
     ----------

@@ -206,7 +206,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
     ) -> None:
         """Set ``coupling_`` by rows that the posteriors did not see.
 
-        scores: log odds of these rows by others, (n, k); None: by leaving each row out.
+        scores: log odds of these rows by others, (n, k). By default by leaving each row out.
         before: the sums of earlier rows.
         """
         if scores is None and len(self.posteriors_) > 1:

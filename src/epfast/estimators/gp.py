@@ -59,24 +59,24 @@ class GPClassifier(ProcessModel, LatentClassifier):
         distance that a tenth of the pairs of rows fall below to ten times the largest distance.
         One scale serves all columns, so standardise them. Its search starts at a quarter of, at,
         and at four times the median distance, on 250 rows, and goes on from the best with all.
-    optimizer : {"fmin_l_bfgs_b"}, None or callable
+    optimizer : {"fmin_l_bfgs_b"}, None or callable, default="fmin_l_bfgs_b"
         None keeps the hyper-parameters of ``kernel``. A callable is called as
         ``optimizer(objective, theta, bounds)``, objective(theta, eval_gradient=True) to be
         minimised, and returns the best theta and its value.
-    n_restarts_optimizer : int
+    n_restarts_optimizer : int, default=0
         Further runs of the optimizer, from log-uniform draws within the bounds.
-    loss : str, Loss or callable
+    loss : str, Loss or callable, default="probit"
         The likelihood, as in :func:`epfast.fit_gp`. "multiclass", or
         ``losses.Multiclass(correlated=False)``: multinomial probit, one posterior by the joint
         evidence, for whole weights of rows (which copy them), without ``rank``; O(n_classes n^3)
         per sweep.
-    scheme : str or Scheme
+    scheme : str or Scheme, default="exact"
         How sites are fitted, as in :func:`epfast.fit_gp`.
-    learn : tuple of str
+    learn : tuple of str, default=()
         Parameters of the loss that the evidence sets beside the kernel, out of ``loss.learnable``:
         as ``("share",)`` of ``losses.Contaminated()``, the share of flipped labels, of each class
         against the rest.
-    integrate : bool or "auto"
+    integrate : bool or "auto", default="auto"
         Whether to average over the hyper-parameters that are found, of an exact process of two
         classes: see :func:`epfast.fit_hyper_gp`. Each has a half-Cauchy prior, the median of which
         is where the search begins; of a variance of the kernel its root has. "auto": with up to 100
@@ -85,15 +85,15 @@ class GPClassifier(ProcessModel, LatentClassifier):
         False: the most probable ones alone.
     schedule : EP, optional
         None is ``EP(sweeps=200, tol=1e-6)``.
-    jitter : float
+    jitter : float, default=0.0
         Added to the diagonal of the kernel matrix. 0 with ``rank``.
     class_weight : dict, "balanced" or None
         Weights of the classes, as in :class:`epfast.LinearClassifier`.
     rank : int, optional
         The process of that rank, as :func:`epfast.fit_gp` has it: O(n rank) memory. A search begins
         with an exact process of 250 rows; up to three runs of the optimizer follow, each with the
-        pivots of the hyper-parameters before it, held fixed. None: as ``method`` says.
-    method : {"auto", "exact", "nearest"}
+        pivots of the hyper-parameters before it, held fixed. By default as ``method`` says.
+    method : {"auto", "exact", "nearest"}, default="auto"
         "auto": from 1,000 rows on, the rank that leaves at most 1e-3 nats of the log evidence out
         by an estimate (``posterior_.truncation_error``), where n / 3 and 2,000 suffice; where there
         is none, the exact process, O(n^3), and beyond 6,000 rows that by nearest rows, with a
@@ -102,18 +102,18 @@ class GPClassifier(ProcessModel, LatentClassifier):
         prediction those of eight times as many: O(n n_neighbors^3) and no log evidence; the kernel
         is that of an exact process of 2,000 rows. Probabilities are less sure than exact ones; they
         beat those of 2,000 rows alone.
-    n_neighbors : int, optional
+    n_neighbors : int, default=50
         Rows that each row is given, where ``method`` comes to that. Half are the rows of largest
         prior correlation of nine tenths of all, half those of a random tenth, and so farther away,
-        where there are four times as many. None: 50.
+        where there are four times as many.
     random_state : int, RandomState or None
         Draws the restarts; None is 0.
-    warm_start : bool
+    warm_start : bool, default=False
         Whether to start from the hyper-parameters of the fit before, if there was one with as many
         classes, and from its sites, if it had as many rows.
     n_jobs : int, optional
         Threads over classes and starts; of one alone inside the fit, as in :func:`epfast.fit_gp`.
-        None: 1, BLAS aside; -1: all cores. The result is the same to rounding.
+        By default 1, BLAS aside; -1: all cores. The result is the same to rounding.
 
     Attributes
     ----------
@@ -312,10 +312,10 @@ class GPClassifier(ProcessModel, LatentClassifier):
         ----------
         theta : array_like of shape (p,), optional
             Logarithms of the kernel's hyper-parameters; with more than two classes those of one
-            kernel for all classes, or of all kernels in turn. None: those that were found.
-        eval_gradient : bool
+            kernel for all classes, or of all kernels in turn. By default those that were found.
+        eval_gradient : bool, default=False
             Whether to return the gradient with respect to theta too.
-        clone_kernel : bool
+        clone_kernel : bool, default=True
             Of scikit-learn's signature; the kernel is never changed.
 
         Returns
@@ -384,7 +384,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         ----------
         X : array_like of shape (m, d)
             Rows of features.
-        joint : bool
+        joint : bool, default=False
             Whether to return the covariance between the inputs in place of the variances; by
             nearest rows there is none.
 
@@ -482,9 +482,9 @@ class GPClassifier(ProcessModel, LatentClassifier):
         ----------
         X : array_like of shape (m, d)
             Rows of features.
-        n_samples : int
+        n_samples : int, default=1
             Draws per row.
-        random_state : int, RandomState or None
+        random_state : int, RandomState or None, default=0
             As in scikit-learn, a seed or a generator; None draws afresh.
 
         Returns

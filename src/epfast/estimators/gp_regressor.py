@@ -44,22 +44,22 @@ class GPRegressor(ProcessModel, LatentRegressor):
         The covariance function, in the unit of the latent values. None is a variance times an
         ``RBF`` of one length scale, as in :class:`GPClassifier`, the variance times the square of
         the spread of y where the latent values have the unit of y.
-    loss : str or Loss
+    loss : str or Loss, default="gaussian"
         A likelihood of one latent value per row, as in :class:`LinearRegressor`.
     learn : tuple of str, optional
-        The parameters of the loss that the evidence sets, out of ``loss.learnable``: as
-        ``("scale", "df")``. The search begins with y, not with the numbers of the loss. None: the
-        first of them; (), and where ``optimizer`` is None: the loss as it is.
-    center : bool
+        The parameters of the loss that the evidence sets, out of ``loss.learnable``: as ``("scale",
+        "df")``. The search begins with y, not with the numbers of the loss. By default the first of
+        them; (), and where ``optimizer`` is By default the loss as it is.
+    center : bool, default=True
         Whether the process has a constant mean: the location of y, in the unit of the latent values
         (for counts the log of their mean). It is taken from y, not integrated.
-    integrate : bool or "auto"
+    integrate : bool or "auto", default="auto"
         As in :class:`GPClassifier`; the noise has a half-Cauchy prior with a median of 2.5 times
         the spread of y. Predictions, quantiles and draws are those of the mixture.
     optimizer, n_restarts_optimizer, scheme, schedule, jitter, rank, method, n_neighbors
     random_state, n_jobs
         As in :class:`GPClassifier`.
-    warm_start : bool
+    warm_start : bool, default=False
         Whether to start from the hyper-parameters of the fit before.
 
     Attributes
@@ -153,8 +153,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         sample_weight : array_like of shape (n,), optional
             A row of weight w >= 1 counts as w rows, the likelihood of one below 1 enters to that
             power; rows of weight 0 are left out.
-        offset : array_like of shape (n,), optional
-            Known parts of the latent values; for counts the log of the exposure. None: 0.
+        offset : array_like of shape (n,), default=0
+            Known parts of the latent values; for counts the log of the exposure.
 
         Returns
         -------
@@ -255,11 +255,11 @@ class GPRegressor(ProcessModel, LatentRegressor):
         Parameters
         ----------
         theta : array_like of shape (p,), optional
-            Logarithms of the kernel's hyper-parameters; the likelihood is ``loss_``. None: those
-            that were found.
-        eval_gradient : bool
+            Logarithms of the kernel's hyper-parameters. The likelihood is ``loss_``. By default
+            those that were found.
+        eval_gradient : bool, default=False
             Whether to return the gradient with respect to theta too.
-        clone_kernel : bool
+        clone_kernel : bool, default=True
             Of scikit-learn's signature; the kernel is never changed.
 
         Returns
@@ -294,13 +294,13 @@ class GPRegressor(ProcessModel, LatentRegressor):
         ----------
         X : array_like of shape (m, d)
             Rows of features.
-        return_std : bool
+        return_std : bool, default=False
             Whether to return the predictive standard deviation of y too, its noise included.
-        return_cov : bool
+        return_cov : bool, default=False
             Whether to return the posterior covariance of the latent values too, which is without
             the noise of y. Not beside ``return_std``.
-        offset : array_like of shape (m,), optional
-            As in ``fit``. None: 0.
+        offset : array_like of shape (m,), default=0
+            As in ``fit``.
 
         Returns
         -------

@@ -64,23 +64,24 @@ class LinearClassifier(LinearModel, LatentClassifier):
 
     Parameters
     ----------
-    loss : str, Loss, scipy.LowLevelCallable or callable
+    loss : str, Loss, scipy.LowLevelCallable or callable, default="logistic"
         "logistic", "probit", "hinge", "quasi01", "noisy_step" or another loss, as in
         :func:`epfast.fit_linear`. "multiclass", or :class:`epfast.losses.Multiclass`: multinomial
         probit, one posterior over all classes by their joint evidence, for whole weights of rows
         (which copy them), without ``partial_fit``.
     scheme : str or Scheme, optional
-        How factors are fitted. None: "exact" for scalar sites, as in :func:`epfast.fit_linear`.
+        How factors are fitted. By default "exact" for scalar sites, as in
+        :func:`epfast.fit_linear`.
     posterior : {"full", "factorized"}, optional
         "full": all correlations; O(n d^2) per sweep. "factorized": a diagonal covariance, which
-        understates the uncertainty of correlated columns; O(n d) per sweep, of CSR
-        O(nonzeros), and more sweeps. None: "full" for min(n, d) up to 5,000, else "factorized".
+        understates the uncertainty of correlated columns; O(n d) per sweep, of CSR O(nonzeros), and
+        more sweeps. By default "full" for min(n, d) up to 5,000, else "factorized".
     batch_size : int, optional
-        Rows per factor. None: a site per row.
+        Rows per factor. By default a site per row.
     prior_variance : float, array_like of shape (d,), "evidence" or "ard", optional
         Variance of the independent normal priors of the coefficients, with mean 0. "evidence": the
         common variance that maximises the log evidence, or one per group of ``prior_groups``.
-        "ard": one per column that maximise it (automatic relevance determination). None: as
+        "ard": one per column that maximise it (automatic relevance determination). By default as
         "evidence", under a weak prior (``prior_scale``), for a likelihood ("logistic", "probit",
         "noisy_step"); 1 for other losses and at another ``beta``, where the evidence is no log
         probability of the labels. The prior is on the coefficients as they are, so scale the
@@ -88,20 +89,20 @@ class LinearClassifier(LinearModel, LatentClassifier):
     prior_groups : array_like of shape (d,), optional
         A label per column, of any kind: columns of one label share a prior variance, which the
         evidence chooses.
-    prior_scale : float or None
+    prior_scale : float or None, default=2.5
         With ``prior_variance=None``: median of the half-Cauchy prior of s, the prior standard
         deviation of x.theta for the rows of X, x about its mean. It bounds s where a plane
-        separates the classes, and with few rows, where the evidence alone is nearly flat. None: no
-        such prior, as "evidence".
-    integrate : bool or "auto"
+        separates the classes, and with few rows, where the evidence alone is nearly flat. None
+        means no such prior, as "evidence".
+    integrate : bool or "auto", default="auto"
         Whether to average over the prior variance that is found under that prior, of a full
         posterior by EP, and over the parameters of ``learn``. "auto": where the logarithm of the
         prior variance has a standard deviation of 1 or more and the average changes a standard
         deviation of a coefficient by more than 5 %, and probabilities. False: the most probable
         ones alone.
-    fit_intercept : bool
+    fit_intercept : bool, default=True
         Whether to add a constant column of ones.
-    intercept_variance : float
+    intercept_variance : float, default=100.0
         Prior variance of the latent value at the means of the columns (with a factorised
         posterior, of the intercept), never chosen by the evidence. The default is broad: a standard
         deviation of 10, in units of log odds.
@@ -110,9 +111,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
         deviation (1e-6 with "multiclass"); for "factorized"
         ``EP(tol=1e-4)`` with 200 to 3,000 sweeps, the fewer the larger X, or ``EP()`` with
         minibatches. A default fit that fails its certificate (see Notes) is tried again, damped.
-    beta : float
+    beta : float, default=1.0
         Inverse temperature of the factors exp(-beta loss).
-    learn : tuple of str
+    learn : tuple of str, default=()
         Parameters of the loss that the evidence sets, out of ``loss.learnable``: as ``("share",)``
         of ``losses.Contaminated()``, the share of flipped labels, one for all classes.
     class_weight : dict, "balanced" or None
@@ -121,15 +122,16 @@ class LinearClassifier(LinearModel, LatentClassifier):
         change how sure the fit is, of which a DataWarning tells: with 5 % positives 95 % intervals
         cover 0.55. For unbalanced classes fit without them and move the threshold, as by
         ``sklearn.model_selection.TunedThresholdClassifierCV``.
-    warm_start : bool
+    warm_start : bool, default=False
         Whether :meth:`fit` starts from the sites of the last fit. They change how soon it settles,
         not where; they are left where X has another shape, and by ADF, which stores none.
     n_jobs : int, optional
         Threads over the classes, where there are more than two; with two, inside the fit, as
-        :func:`epfast.fit_linear` has it. None: 1; -1: all cores. The result does not depend on it.
+        :func:`epfast.fit_linear` has it. By default 1 thread, and with -1 one for each core. The
+        result does not depend on it.
     random_state : int, RandomState or None
         Seeds what draws: a shuffled order without a seed, and the scheme "importance". Without
-        those it is not used; None: they have their own seeds, and fits repeat themselves.
+        those it is not used. With None they use their own seeds, and fits are reproducible.
 
     Attributes
     ----------

@@ -344,7 +344,7 @@ class LinearModel(Coefficients):
 
         Parameters
         ----------
-        level : float
+        level : float, default=0.95
             Posterior probability of the intervals, between 0 and 1.
 
         Returns

@@ -42,31 +42,32 @@ class LinearRegressor(LinearModel, LatentRegressor):
 
     Parameters
     ----------
-    loss : str or Loss
+    loss : str or Loss, default="gaussian"
         A likelihood of one latent value x.theta per row, as in :func:`epfast.fit_linear`:
         "gaussian", "student_t", "laplace_noise", "poisson", "negative_binomial", "gamma_noise",
         "weibull", ``losses.Censored(upper=...)``, ``losses.Ordinal(cuts)``, ...
     scheme : str or Scheme, optional
-        How factors are fitted. None: "exact" for scalar sites, as in :func:`epfast.fit_linear`.
+        How factors are fitted. By default "exact" for scalar sites, as in
+        :func:`epfast.fit_linear`.
     posterior : {"full", "factorized"}, optional
         As in :class:`LinearClassifier`. The evidence has slopes by parameters of the loss with
         "full" alone: else, and with a ``batch_size``, they and the prior variance are those of
         1,000 rows, drawn at random and fitted with "full", unless ``learn`` is given.
     batch_size : int, optional
-        Rows per factor. None: a site per row.
+        Rows per factor. By default a site per row.
     prior_variance : float, array_like of shape (d,), "evidence" or "ard", optional
         Variance of the independent normal priors of the coefficients, with mean 0. "evidence": the
         common variance that maximises the log evidence, or one per group of ``prior_groups``.
-        "ard": one per column. None: as "evidence", under a weak prior (``prior_scale``), for a
+        "ard": one per column. By default as "evidence", under a weak prior (``prior_scale``), for a
         likelihood, else 1. The prior is on the coefficients as they are, so scale the columns
         (StandardScaler).
     prior_groups : array_like of shape (d,), optional
         A label per column, of any kind: columns of one label share a prior variance.
-    prior_scale : float or None
+    prior_scale : float or None, default=2.5
         As in :class:`LinearClassifier`, in units of the spread of y; 1 for a log or another link.
         In an average also the median of the half-Cauchy prior of the noise: of its sd or scale, and
-        of the root of 1 / size and 1 / shape. None: no average.
-    integrate : bool or "auto"
+        of the root of 1 / size and 1 / shape. None means no average.
+    integrate : bool or "auto", default="auto"
         Whether to average over the prior variance and the parameters that are learnt, under their
         weak priors: half-Cauchy by ``prior_scale``; gamma(2, 0.1) of degrees of freedom; flat of
         shares. Cuts of ordered classes are held at their mode. "auto": below 2,000 rows, where
@@ -74,10 +75,10 @@ class LinearRegressor(LinearModel, LatentRegressor):
         and a fit for each hyper-parameter tell. False: the most probable ones alone, whose
         intervals are too short where rows are few. With Gaussian noise it costs no fits.
     learn : tuple of str, optional
-        The parameters of the loss that the evidence sets, out of ``loss.learnable``: as
-        ``("scale", "df")``. The search begins with y, not with the numbers of the loss. None: the
-        first of them; (): the loss as it is.
-    fit_intercept : bool
+        The parameters of the loss that the evidence sets, out of ``loss.learnable``: as ``("scale",
+        "df")``. The search begins with y, not with the numbers of the loss. By default the first of
+        them; (): the loss as it is.
+    fit_intercept : bool, default=True
         Whether to add a constant column of ones.
     intercept_variance : float, optional
         Prior variance of the latent value at the means of the columns (with a factorised
@@ -86,7 +87,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
         spread is 1.
     schedule : Schedule, optional
         As in :class:`LinearClassifier`.
-    warm_start : bool
+    warm_start : bool, default=False
         Whether :meth:`fit` starts from the sites of the last fit.
     n_jobs : int, optional
         Threads inside the fit, as :func:`epfast.fit_linear` has it.
@@ -217,8 +218,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
             What the loss takes, see its class.
         sample_weight : array_like of shape (n,), optional
             Numbers >= 0: each row counts as so many copies of itself.
-        offset : array_like of shape (n,), optional
-            Known parts of the latent values; for counts the log of the exposure. None: 0.
+        offset : array_like of shape (n,), default=0
+            Known parts of the latent values; for counts the log of the exposure.
 
         Returns
         -------

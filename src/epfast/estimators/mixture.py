@@ -29,7 +29,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    n_components : int
+    n_components : int, default=1
     noise_variance, prior_mean, prior_variance, weights, learn_weights, concentration, noise_prior
         As in :func:`epfast.fit_mixture`.
     schedule, n_init
@@ -210,7 +210,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        n_samples : int
+        n_samples : int, default=1
 
         Returns
         -------

@@ -105,29 +105,29 @@ class NetworkRegressor(_Network, LatentRegressor):
 
     Parameters
     ----------
-    hidden : tuple of int
+    hidden : tuple of int, default=(50,)
         Units of one to three hidden layers of rectified linear units.
     schedule : ADF, SEP, AEP, DSEP or EP, optional
-        As in :func:`epfast.fit_network`. None: up to 2,000 rows ADF, as many passes up to
+        As in :func:`epfast.fit_network`. By default up to 2,000 rows ADF, as many passes up to
         40 as predict held-out rows best; for more 40 passes of SEP. The first rows of a stream: one
         pass of ADF.
     prior : tuple of float, or float, optional
         Shape > 1 and rate of the gamma distribution of the weights' prior precision, or that
-        precision. None: (6, 6); 1 for a classifier by several passes of ADF.
-    noise : tuple of float
+        precision. By default (6, 6); 1 for a classifier by several passes of ADF.
+    noise : tuple of float, default=(6.0, 6.0)
         Those of the precision of the noise, of the standardised y.
-    standardize : bool
+    standardize : bool, default=True
         Whether columns of X, and y, are brought to mean 0 and variance 1 first.
-    early_stopping : bool
+    early_stopping : bool, default=False
         Whether to hold rows out, and to keep the network of the pass that predicts them best.
-    validation_fraction : float
+    validation_fraction : float, default=0.1
         The share of the rows that are held out, in (0, 0.9].
-    n_iter_no_change : int
+    n_iter_no_change : int, default=5
         Passes without a better one after which the fit ends.
     random_state : int, RandomState or None
         Of the first means of the weights, of the order of the rows and of the rows held out; None
         is 0.
-    progress : bool or callable
+    progress : bool or callable, default=False
         True shows a bar.
 
     Attributes

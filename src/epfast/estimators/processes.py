@@ -162,7 +162,7 @@ class BinaryProcess(NamedTuple):
         That is the one by a factor whose truncation error is half of NATS at most, where there is
         one of a low rank, and else :meth:`unfactored`.
 
-        precision: of the sites; None: that of fits of some rows.
+        precision: of the sites. By default that of fits of some rows.
         """
         found = None if self.low_rank is None else self.low_rank.certified(theta, precision)
         return self.unfactored() if found is None else found

@@ -151,8 +151,8 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         ----------
         X : array_like of shape (n, d)
             Rows of features.
-        offset : array_like of shape (n,), optional
-            As in ``fit``. None: 0.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
 
         Returns
         -------
@@ -175,10 +175,10 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         ----------
         X : array_like of shape (n, d)
             Rows of features.
-        return_std : bool
+        return_std : bool, default=False
             Whether to return the predictive standard deviation of y too, its noise included.
-        offset : array_like of shape (n,), optional
-            As in ``fit``. None: 0.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
 
         Returns
         -------
@@ -200,10 +200,10 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         ----------
         X : array_like of shape (n, d)
             Rows of features.
-        q : float or array_like of shape (k,)
+        q : float or array_like of shape (k,), default=0.5
             Levels, in (0, 1).
-        offset : array_like of shape (n,), optional
-            As in ``fit``. None: 0.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
 
         Returns
         -------
@@ -228,9 +228,9 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         X : array_like of shape (n, d)
             Rows of features.
         y : array_like of shape (n,) or (n, 2), optional
-            As in ``fit``. None: the predictive medians.
-        offset : array_like of shape (n,), optional
-            As in ``fit``. None: 0.
+            As in ``fit``. By default the predictive medians.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
 
         Returns
         -------
@@ -254,12 +254,12 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         ----------
         X : array_like of shape (n, d)
             Rows of features.
-        n_samples : int
+        n_samples : int, default=1
             Draws per row.
-        random_state : int, RandomState or None
+        random_state : int, RandomState or None, default=0
             As in scikit-learn, a seed or a generator; None draws afresh.
-        offset : array_like of shape (n,), optional
-            As in ``fit``. None: 0.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
 
         Returns
         -------

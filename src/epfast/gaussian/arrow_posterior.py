@@ -25,7 +25,7 @@ INSTEAD = "ask for variance, predict_latent(X, joint=True) or sample(size)"
 
 
 class ArrowPosterior(FullPosterior):
-    """A :class:`FullPosterior` of a model with a large group of effects.
+    """A :class:`~epfast.FullPosterior` of a model with a large group of effects.
 
     Given the common weights the levels of the group are independent, so that means, variances,
     predictions and draws come from matrices of the common weights and of single levels.
@@ -192,11 +192,11 @@ class ArrowPosterior(FullPosterior):
     def with_checked_rows(
         self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
     ) -> FullPosterior:
-        """As that of a :class:`FullPosterior`, in the d x d form."""
+        """As that of a :class:`~epfast.FullPosterior`, in the d x d form."""
         return self.in_d_by_d().with_checked_rows(data, schedule, warn)
 
     def remove(  # type: ignore[override]
         self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None
     ) -> FullPosterior:
-        """As that of a :class:`FullPosterior`, in the d x d form."""
+        """As that of a :class:`~epfast.FullPosterior`, in the d x d form."""
         return self._whole(X, y).in_d_by_d().remove(rows)

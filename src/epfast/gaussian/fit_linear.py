@@ -112,9 +112,9 @@ def fit_linear(
     y : array_like of shape (n,) or (n, k)
         What the loss takes: labels -1 and +1; counts for "poisson"; (count, trials) for "binomial".
     loss : str, Loss, scipy.LowLevelCallable or callable
-        A name of :data:`epfast.losses.NAMED`, as "logistic", "probit", "hinge", "squared_hinge",
+        A name of ``epfast.losses.NAMED``, as "logistic", "probit", "hinge", "squared_hinge",
         "quasi01", "noisy_step", "poisson", "binomial"; a Loss; or your own, see
-        :class:`epfast.CustomLoss` and, for scalar sites, :class:`epfast.CustomSite`.
+        :class:`~epfast.losses.CustomLoss` and for sites :class:`~epfast.losses.CustomSite`.
     scheme : str or Scheme, optional
         How the tilted moments of a factor are found: "exact", "laplace", "quick_laplace",
         "quadrature", "variational", "importance", or an object of :mod:`epfast.schemes` with

@@ -144,7 +144,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
 
 
 class JointPosterior(LatentPosterior):
-    """A :class:`LatentPosterior` with covariances between the classes, by nested EP.
+    """A latent posterior with covariances between the classes, by nested EP.
 
     Attributes
     ----------

@@ -56,9 +56,9 @@ class LinearPosterior(GaussianPosterior):
     loss, scheme, schedule, beta, power, batch_size
         As fitted, with numbers in place of None; see :func:`epfast.fit_linear`.
     names : tuple of str or None
-        Names of the columns of X, where it was a frame; see :meth:`summary`.
+        Names of the columns of X, where it was a frame; see ``summary``.
     problem : Problem
-        The fit. It refers to the rows; pickles and files leave them out, see :meth:`with_rows`.
+        The fit. It refers to the rows; pickles and files leave them out, see ``with_rows``.
     n_refused : int
         Sites that kept their old value, summed over the sweeps: the cavity, the fit or the
         posterior would have been improper.
@@ -345,7 +345,7 @@ class LinearPosterior(GaussianPosterior):
         -------
         mean : ndarray of shape (n,), or (n, C) with C latents
         variance : ndarray of shape (n,), or (n, n) if joint
-            With C latents (n, C), or if joint (C, n, n); of a :class:`JointPosterior` (n, C, C),
+            With C latents (n, C), or if joint (C, n, n); of a joint posterior (n, C, C),
             between the classes of each row.
         """
         check_columns(self.problem.names, X)
@@ -492,7 +492,7 @@ class FactorizedPosterior(LinearPosterior):
 
     A factorised posterior keeps the means well but understates the standard deviations where
     columns of X are correlated, by up to 2 or 3 times. ``precision`` and ``prior_precision`` are
-    (d,), ``sites`` holds (n_factors, d) arrays; see :class:`LinearPosterior`.
+    (d,), ``sites`` holds (n_factors, d) arrays; see :class:`epfast.gaussian.LinearPosterior`.
     """
 
     kind: ClassVar[str] = "factorized"
@@ -527,7 +527,7 @@ class FullPosterior(LinearPosterior):
     """A Gaussian posterior with full covariance over the weights of a linear model.
 
     ``precision`` and ``prior_precision`` are (d, d), ``sites`` holds a number per row of X, or a
-    (d, d) matrix per group of rows that share a site; see :class:`LinearPosterior`.
+    (d, d) matrix per group of rows that share a site; see :class:`epfast.gaussian.LinearPosterior`.
     """
 
     kind: ClassVar[str] = "full"

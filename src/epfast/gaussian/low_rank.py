@@ -115,7 +115,7 @@ class LowRankGPPosterior(ProcessPosterior):
         return np.asarray(rng.standard_normal((size, self.rank)) @ self.factor.G.T)
 
     def loo_log_predictive(self) -> Array:
-        """As :meth:`GPPosterior.loo_log_predictive`. O(n r^2)."""
+        """As :meth:`epfast.GPPosterior.loo_log_predictive`. O(n r^2)."""
         return self.weights.loo_log_predictive()
 
     def _proposal(self) -> LinearProposal:

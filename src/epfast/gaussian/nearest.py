@@ -28,7 +28,7 @@ class NearestGPPosterior(ProcessPosterior):
     EP in which the cavity of a row is the process there given the sites of the ``n_neighbors`` rows
     of largest prior correlation with it, and not of all. With all other rows it is EP; with fewer
     an approximation, whose probabilities are less sure. There is no joint distribution, so no log
-    evidence, covariance or joint draw; :meth:`loo_log_predictive` compares kernels.
+    evidence, covariance or joint draw; ``loo_log_predictive`` compares kernels.
 
     Attributes
     ----------

@@ -96,7 +96,7 @@ class Posterior(Recorded):
         return self.loss
 
     def loss_of_rows(self) -> Loss:
-        """As :meth:`known_loss`, for :meth:`observed`: responses may carry an offset."""
+        """As ``known_loss``, for ``observed``: responses may carry an offset."""
         self.known_loss()
         loss: Loss = self.problem.loss
         return loss
@@ -141,11 +141,11 @@ class Posterior(Recorded):
         return found.reshape(len(found), self.mean.size)
 
     def latent_at(self, draws: ArrayLike) -> Array:
-        """Latent values of the rows at draws of :meth:`sample`, (k, n) or (k, n, C), no offset."""
+        """Latent values of the rows at draws of ``sample``, (k, n) or (k, n, C), no offset."""
         return self._latent_of(self._checked_draws(draws))
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
-        """Minus beta times the loss of each row at draws of :meth:`sample`, (k, n)."""
+        """Minus beta times the loss of each row at draws of ``sample``, (k, n)."""
         return -self._losses_of(self._checked_draws(draws))
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
@@ -167,7 +167,7 @@ class Posterior(Recorded):
         return self._draw(size, _checks.generator("rng", rng))
 
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
-        """See :meth:`sample`."""
+        """See ``sample``."""
         raise NotImplementedError
 
     @property

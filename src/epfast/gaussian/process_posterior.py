@@ -87,7 +87,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
     @cached_property
     def residual(self) -> float:
-        """As :attr:`FullPosterior.residual`, over the observations."""
+        """As :attr:`epfast.FullPosterior.residual`, over the observations."""
         return 0.0 if self.is_exact else super().residual
 
     # -- evidence --

@@ -41,7 +41,7 @@ FAILED = 1e4
 
 
 class ShrunkPosterior(FullPosterior):
-    """A :class:`FullPosterior` whose prior is a site per weight, see :mod:`epfast.losses.priors`.
+    """A full posterior whose prior is a site per weight: spike and slab, Laplace, and others.
 
     ``prior_precision`` is that of the normal prior that the sites begin with. With fewer rows than
     weights it keeps its rows, in pickles and files too; ``precision`` and ``covariance``, (d, d),
@@ -86,7 +86,7 @@ class ShrunkPosterior(FullPosterior):
 
     @property
     def inclusion_probability(self) -> Array:
-        """(d,), posterior probability that each weight is not 0, of a :class:`SpikeAndSlab`.
+        """(d,), posterior probability that each weight is not 0, of a ``SpikeAndSlab``.
 
         At the cavities; 1 for an intercept.
 
@@ -286,7 +286,7 @@ class ShrunkPosterior(FullPosterior):
 
     @cached_property
     def residual(self) -> float:
-        """As :attr:`FullPosterior.residual`, over the sites of rows and of weights.
+        """As :attr:`epfast.FullPosterior.residual`, over the sites of rows and of weights.
 
         The sites of a Gaussian likelihood are exact.
         """
@@ -309,7 +309,7 @@ class ShrunkPosterior(FullPosterior):
         return Models(self)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:
-        """As :meth:`FullPosterior.check`; with a :class:`SpikeAndSlab` models are drawn.
+        """As :meth:`epfast.FullPosterior.check`; with a ``SpikeAndSlab`` models are drawn.
 
         Indicators are drawn by the inclusion probabilities, the weights that are in from their
         normal distribution given the sites of the rows: O(d^3) per draw at most, of the weights

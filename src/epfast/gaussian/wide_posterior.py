@@ -39,7 +39,7 @@ INSTEAD = "ask for variance, predict_latent(X, joint=True) or sample(size)"
 
 
 class WidePosterior(KernelPosterior, FullPosterior):
-    """A :class:`FullPosterior` of fewer rows than columns, in the n x n form.
+    """A :class:`~epfast.FullPosterior` of fewer rows than columns, in the n x n form.
 
     The fit is that of h = X theta, whose prior covariance is K = X S X' with S that of the weights:
     O(n^3) per sweep, and n^2 numbers beside the rows. Means, variances, predictions and draws come
@@ -174,7 +174,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         return np.asarray(theta + self._prior.of_rows(back))
 
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
-        """Other draws of the same distribution than those of a :class:`FullPosterior`."""
+        """Other draws of the same distribution than those of a :class:`~epfast.FullPosterior`."""
         result = np.empty((size, self.shift.size))
         for part in pieces(size, self.n_normals):
             noise = rng.standard_normal((part.stop - part.start, self.n_normals))
@@ -231,7 +231,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
     def with_checked_rows(
         self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
     ) -> FullPosterior:
-        """As that of a :class:`FullPosterior`; in the d x d form where the rows are many then."""
+        """As that of a :class:`~epfast.FullPosterior`; in the d x d form for many rows."""
         weighted = data.weights is not None and getattr(schedule, "order", "") == "parallel"
         if weighted or not is_wide(self.problem.shape[0] + data.X.shape[0], self.shift.size):
             return self.in_d_by_d().with_checked_rows(data, schedule, warn)

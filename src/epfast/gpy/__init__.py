@@ -81,21 +81,21 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
     Parameters
     ----------
-    epsilon : float
+    epsilon : float, default=1e-06
         Stop when a sweep changes the posterior by less, see ``tol`` of :class:`epfast.EP`; GPy
         looks at the mean square change of the sites.
-    eta : float
+    eta : float, default=1.0
         Power of power EP; the tilted distribution has that power of the likelihood, too, which GPy
         leaves at 1.
-    delta : float
+    delta : float, default=1.0
         Damping, in (0, 1]; 1 is undamped.
-    always_reset : bool
+    always_reset : bool, default=False
         Start each evaluation from flat sites.
-    max_iters : int or infinity
+    max_iters : int or infinity, default=200
         Sweeps at most.
-    ep_mode : {"nested", "alternated"}
+    ep_mode : {"nested", "alternated"}, default="nested"
         Of GPy's signature: both run EP at each evaluation, see above.
-    parallel_updates : bool
+    parallel_updates : bool, default=False
         Update all sites at once, instead of in the order that :class:`epfast.EP` takes by default.
 
     Attributes

@@ -114,7 +114,7 @@ class Kind:
 
     @property
     def learned(self) -> Any:
-        """Operators that learn the messages, as :class:`LearnedMessages`; None: nothing learns."""
+        """Operators that learn the messages, as ``LearnedMessages``; None: nothing learns."""
         return None
 
     def with_learned(self, learned: Any) -> Kind:

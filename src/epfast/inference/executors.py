@@ -61,8 +61,8 @@ class Tasks:
     ----------
     executor : concurrent.futures.Executor, optional
     width : int, optional
-        Tasks in flight at a time, of those whose answers are taken as they come; None: as many as
-        the executor has workers.
+        Tasks in flight at a time, of those whose answers are taken as they come. By default as many
+        as the executor has workers.
     """
 
     def __init__(self, executor: Executor | None = None, width: int | None = None) -> None:

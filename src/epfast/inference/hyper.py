@@ -164,7 +164,7 @@ def change(post: Any, others: list[Any], share: float = 1.0) -> float:
     ----------
     post, others
         With mean and variance; at the mode, and beside it on each principal axis.
-    share : float
+    share : float, default=1.0
         A sd of the axis, over the distance of the others.
     """
     pairs = [(other.mean, other.variance) for other in others]
@@ -272,7 +272,7 @@ def grid(surface: Surface, step: float | None = None, drop: float = DROP) -> Des
     ----------
     surface : Surface
     step : float, optional
-        Of the grid, in sd of its sides; None: STEP_OF_ONE, or STEP_OF_TWO.
+        Of the grid, in sd of its sides. By default STEP_OF_ONE, or STEP_OF_TWO.
     drop : float
         Nats by which the density has fallen where the grid ends.
     """
@@ -323,7 +323,7 @@ def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> Desig
     size : int
         Points in all.
     seed : int
-    most : int
+    most : int, default=0
         As many again are drawn, up to so many, while few of them count (ENOUGH).
     """
     m, share = len(surfaces[0].mode.u), size // len(surfaces)

@@ -193,7 +193,7 @@ def run(
         ``record(state, counts)`` gives the costs after a sweep, (cost, factor costs).
     callback : callable, optional
         Called after each sweep as ``callback(info, state)``; a true answer ends the run.
-    progress : bool or callable
+    progress : bool or callable, default=False
         True shows a bar; a callable is called with the number of factors done, after each piece of
         work.
     questions : callable, optional

@@ -22,7 +22,7 @@ def shares_of(moves: Sequence[Array], condition: float = 1e10) -> Array | None:
     ----------
     moves : sequence of ndarray of shape (n,)
         Two or more.
-    condition : float
+    condition : float, default=10000000000.0
         The largest of the Gram matrix of what the moves change by.
 
     Returns

@@ -212,8 +212,8 @@ def threads_of(n_jobs: Any, serial: bool = False) -> int:
     Parameters
     ----------
     n_jobs : int or None
-        None: 1; -1: as many as the process may use; else that many.
-    serial : bool
+        By default 1; -1: as many as the process may use; else that many.
+    serial : bool, default=False
         Whether it must be one, for a scheme that learns.
 
     Raises

@@ -73,11 +73,11 @@ class Loss:
 
     Parameters
     ----------
-    name : str
+    name : str, default=""
         A row of ``_core/losses.h``: ``"logistic"``, ``"probit"``, ``"piecewise_linear"``, ...
-    parameters : tuple of float
+    parameters : tuple of float, default=()
         The numbers that the row takes.
-    beta : float
+    beta : float, default=1.0
         Inverse temperature of the factor, > 0.
     """
 
@@ -168,7 +168,7 @@ class Loss:
         """About where h is if all rows have the same, and the unit in which it changes.
 
         responses : ndarray of shape (n, width)
-            Those of :meth:`observed`.
+            Those of ``observed``.
         """
         return 0.0, 1.0
 
@@ -340,7 +340,7 @@ class Loss:
             Margins y h, of any shape; latent values h, (n,), if l is no function of the margin.
         y : array_like, optional
             The responses to these h, if l is no function of the margin.
-        derivatives : bool
+        derivatives : bool, default=True
             Whether slope and curvature are wanted.
 
         Returns

@@ -60,11 +60,11 @@ class PiecewiseLinear(Loss):
 
     Parameters
     ----------
-    knots : sequence of float
+    knots : sequence of float, default=()
         Margins where the slope or the value changes, increasing, at least one.
-    slopes : sequence of float
+    slopes : sequence of float, default=()
         One more than knots: left of the first knot, between knots, right of the last.
-    value : float
+    value : float, default=0.0
         The loss just left of the first knot.
     jumps : sequence of float, optional
         What is added at each knot; all 0 by default.
@@ -173,7 +173,7 @@ class Quasi01(PiecewiseLinear):
 
     Parameters
     ----------
-    epsilon : float
+    epsilon : float, default=0.1
         In [1e-100, 1e100]; at 1 it is the hinge.
     """
 
@@ -204,7 +204,7 @@ class NoisyStep(PiecewiseLinear):
 
     Parameters
     ----------
-    epsilon : float
+    epsilon : float, default=0.1
         Probability that a label is flipped, in (0, 0.5).
     """
 

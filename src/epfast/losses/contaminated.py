@@ -37,12 +37,12 @@ class Contaminated(Loss):
     base : Loss
         The likelihood of the responses that come from the model; beta = 1. What the evidence may
         choose of it, as the variance of a Gaussian, may be learnt beside the share.
-    share : float
+    share : float, default=0.1
         Probability that a response does not, in [0, 1); at 0 the factor is its base.
     log_density : float, callable or "zero", optional
         log c(y): a number, as minus the log of the length of the range of y; a callable, y as it
-        was given to (n,) numbers; "zero", all mass at y = 0 (zero inflation). None: 1/2 for each
-        label, where the base is a loss of labels.
+        was given to (n,) numbers. "zero" is all mass at y = 0 (zero inflation). By default 1/2 for
+        each label, where the base is a loss of labels.
 
     Examples
     --------

@@ -129,7 +129,7 @@ class NegativeBinomial(Loss):
 
     Parameters
     ----------
-    size : float
+    size : float, default=1.0
         Often called r, or 1 / alpha; in [1e-100, 1e15].
     """
 

@@ -44,7 +44,7 @@ class CustomLoss(Loss):
         curvature), which returns non-zero on failure. It is called without the GIL.
     slope, curvature : callable, optional
         First and second derivative, vectorised likewise; the Laplace schemes need both.
-    is_likelihood : bool
+    is_likelihood : bool, default=False
         Whether exp(-l(h)) + exp(-l(-h)) = 1 for every h, so that the factor is the probability of
         a label, at most 1. Log evidences of such losses can be compared, and are checked.
     """
@@ -104,7 +104,7 @@ class CustomSite(Loss):
         not appear. A LowLevelCallable has the signature ``int (int n, double *m, double *v,
         double *out, void *user)``, out being n rows of (lZ, dlZ, d2lZ), and returns non-zero on
         failure; it is called without the GIL.
-    is_likelihood : bool
+    is_likelihood : bool, default=False
         Whether t(h) + t(-h) = 1 for every h, as in :class:`CustomLoss`.
 
     Examples
@@ -186,7 +186,7 @@ class Implicit(Loss):
 
     Parameters
     ----------
-    width : int
+    width : int, default=1
         Numbers of a response: y is (n,), or (n, width).
     simulate : callable, optional
         ``f(h, rng=rng)``: a draw of y, a number, for each latent value (N,).

@@ -125,7 +125,7 @@ class Multiclass(LatentLoss):
     Parameters
     ----------
     n_classes : int, optional
-        At least 2. None: the largest class of y and one, set by the fit.
+        At least 2. By default the largest class of y and one, set by the fit.
     correlated : bool, optional
         True: one Gaussian over all classes by nested EP, for linear models of up to 3,000 weights
         in all. Its standard deviations and evidence are close to exact. False: a product over the

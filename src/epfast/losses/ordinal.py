@@ -29,9 +29,9 @@ class Ordinal(Loss):
 
     Parameters
     ----------
-    cuts : sequence of float
+    cuts : sequence of float, default=(-1.0, 1.0)
         The K - 1 cuts, increasing.
-    link : {"probit", "logit"}
+    link : {"probit", "logit"}, default="probit"
         The distribution of the noise: standard normal, or logistic.
     """
 

@@ -128,9 +128,9 @@ class SpikeAndSlab(Prior):
 
     Parameters
     ----------
-    share : float
+    share : float, default=0.1
         Prior probability that a weight is not 0, in (0, 1].
-    variance : float
+    variance : float, default=1.0
         Variance v of the weights that are not 0.
 
     Notes
@@ -183,7 +183,7 @@ class LaplacePrior(Prior):
 
     Parameters
     ----------
-    scale : float
+    scale : float, default=1.0
         Mean of abs(w); the variance is 2 scale^2.
     """
 
@@ -218,9 +218,9 @@ class StudentTPrior(Prior):
 
     Parameters
     ----------
-    df : float
+    df : float, default=3.0
         Degrees of freedom, from .1 to 1,000; 1 is the Cauchy distribution.
-    scale : float
+    scale : float, default=1.0
         The variance is scale^2 df / (df - 2) if df > 2, else infinite.
     """
 
@@ -261,7 +261,7 @@ class Horseshoe(Prior):
 
     Parameters
     ----------
-    scale : float
+    scale : float, default=0.1
         The global scale; its density is infinite at 0 and falls as w^-2.
     """
 

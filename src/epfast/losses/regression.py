@@ -37,7 +37,7 @@ class Gaussian(Loss):
 
     Parameters
     ----------
-    variance : float
+    variance : float, default=1.0
         Of the noise, > 0.
     """
 
@@ -126,9 +126,9 @@ class Quantile(Loss):
 
     Parameters
     ----------
-    q : float
+    q : float, default=0.5
         Level of the quantile, in (0, 1).
-    scale : float
+    scale : float, default=1.0
         Of the noise, > 0.
     """
 
@@ -241,10 +241,10 @@ class StudentT(Loss):
 
     Parameters
     ----------
-    df : float
+    df : float, default=4.0
         Degrees of freedom, >= 0.1. Where the evidence sets it (``learn=("scale", "df")``), from
         1.01, so that y has a mean (GPML too keeps df above 1), to 1e4, normal noise.
-    scale : float
+    scale : float, default=1.0
         As SciPy's, > 0; the variance of the noise is scale^2 df / (df - 2) for df > 2.
     """
 
@@ -343,7 +343,7 @@ class Interval(Loss):
 
     Parameters
     ----------
-    variance : float
+    variance : float, default=1.0
         Of the noise, > 0.
     """
 
@@ -437,7 +437,7 @@ class Censored(Interval):
     variance : float
         Of the noise, > 0.
     lower, upper : float, optional
-        The limits; None: there is none.
+        The limits. By default there is none.
     """
 
     lower: float | None = None

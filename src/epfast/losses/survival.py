@@ -37,7 +37,7 @@ class GammaNoise(Loss):
 
     Parameters
     ----------
-    shape : float
+    shape : float, default=1.0
         In [1e-3, 1e4]; the variance of y given h is exp(2 h) / shape.
     """
 
@@ -119,7 +119,7 @@ class Weibull(Loss):
 
     Parameters
     ----------
-    shape : float
+    shape : float, default=1.0
         In [1e-3, 1e4].
     """
 

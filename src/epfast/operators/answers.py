@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 class Oracle:
-    """Base of the oracles; one of your own overrides :meth:`solve`, or :meth:`answer` as a whole.
+    """Base of the oracles; one of your own overrides ``solve``, or ``answer`` as a whole.
 
     Oracles hold no state: an answer depends on the message, the datum and the power alone, not on
     the others in the call.
@@ -61,7 +61,7 @@ class Oracle:
             Gaussian, shape and rate of a gamma, alpha and beta of a beta message.
         data : array_like of shape (n,) or (n, q), optional
             What is observed by each factor.
-        power : float
+        power : float, default=1.0
             Factors enter as t^power.
 
         Returns

@@ -46,13 +46,13 @@ class ImportanceMessages:
 
     Parameters
     ----------
-    draws : int
+    draws : int, default=2000
         Points for each factor and sweep.
-    rounds : int
+    rounds : int, default=3
         Proposals that are fitted before the last draws; each costs as many evaluations.
-    min_ess : float
+    min_ess : float, default=100.0
         Effective number of draws below which a fit has failed: the factor waits.
-    seed : int
+    seed : int, default=0
 
     Notes
     -----

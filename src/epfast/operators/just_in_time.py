@@ -51,43 +51,43 @@ class Operator:
     oracle : Oracle, Scheme, SampledFactor or callable
         What gives true messages: see :class:`epfast.SampledFactor`, and :mod:`epfast.operators`.
         The name of a scheme takes the loss of the fit.
-    inputs : tuple of {"gaussian", "gamma", "beta"}
+    inputs : tuple of {"gaussian", "gamma", "beta"}, default=("gaussian",)
         Families of the incoming messages.
-    output : int or tuple of int
+    output : int or tuple of int, default=0
         The place among the inputs of the variable that the messages go to; several are learned
         from the same answers, with the same features.
-    tolerance : float
+    tolerance : float, default=0.03
         > 0. Largest standard deviation of a prediction that is not checked: of the shift of the
         belief's centre, in standard deviations of the cavity, and of the log ratio of its variance
         (of shapes, for others) to that of the cavity.
-    features : "dictionary", "patches" or ("fourier", d_in, d_out)
+    features : "dictionary", "patches" or ("fourier", d_in, d_out), default="dictionary"
         A dictionary of asked tuples in (mean, log variance), refitted when their number has grown
         by a fifth. Or patches, of exact oracles of one Gaussian message without data: interpolation
         on boxes of (mean, log variance), each from 81 answers, cut until its error is below the
         tolerance; a prediction takes .1 microseconds. Or the two-stage random features of the
         paper, of fixed width.
-    batch : int
+    batch : int, default=32
         >= 4. So many first messages are the oracle's; patches have none.
-    cap : int
+    cap : int, default=256
         Most tuples in the dictionary, >= batch; other features have none.
     audit : float
         Probability, in [0, 1], with which the oracle is asked where the operator is sure.
-    targets : {"site", "belief", "moments"}
+    targets : {"site", "belief", "moments"}, default="site"
         What is learned: what the factor adds to the cavity, small and smooth; or the mean and log
         variance of the belief, as in the authors' program; or E x and E x^2, as in the paper
         (section 3.3).
-    seed : int
+    seed : int, default=0
     coordinates : sequence of str or (int, str), optional
         How data enter: "value", "log1p", "arcsinh", "is_zero", of column 0 or of another. None:
         factors without data, and losses of the margin, whose label is folded into h.
     threshold : float, optional
         In place of the tolerance the paper's rule: the oracle is asked where the log of the
         predicted variance is above it, in the targets' own units.
-    power : float
+    power : float, default=1.0
         Of the factor whose messages these are.
     width : float, optional
-        Of two-stage features: factor of the squared widths of appendix A. None: 1; the authors'
-        program has 0.5.
+        Of two-stage features: factor of the squared widths of appendix A. By default 1. The
+        authors' program has 0.5.
 
     Attributes
     ----------
@@ -274,8 +274,8 @@ class Operator:
             As in :meth:`project`.
         targets : array_like of shape (n, T)
             Of each output the two targets, then log Z.
-        sd : array_like of shape (n, T), optional
-            Their standard errors; None: 0.
+        sd : array_like of shape (n, T), default=0
+            Their standard errors.
         """
         if not self.learner.keeps:
             raise ValueError("features is 'patches', which keep no tuples; allowed: others")

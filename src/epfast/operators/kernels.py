@@ -260,7 +260,7 @@ def median_heuristic(a: Any, factor: float = 1.0) -> JointEmbedding:
     ----------
     a : tuple of ndarray
         Means and variances of a first batch of tuples (n, c).
-    factor : float
+    factor : float, default=1.0
         What the squares of all widths are multiplied by; 1 in the paper.
 
     Raises

@@ -24,7 +24,7 @@ class LaplaceMessages:
 
     Parameters
     ----------
-    reading : {"marginal", "joint", "diagonal"}
+    reading : {"marginal", "joint", "diagonal"}, default="marginal"
         What a factor of several neighbours sends. ``"marginal"``: mean and variance of each under
         the Laplace fit of t_i x cavities, divided by the cavity; belief propagation where all is
         Gaussian. ``"diagonal"``: the slope of log t_i at the mode and the diagonal of its Hessian;

@@ -57,7 +57,7 @@ class SiteOracle(Oracle):
     ----------
     loss : str or Loss
         Of one latent value.
-    scheme : str or Scheme
+    scheme : str or Scheme, default="exact"
         One of :mod:`epfast.schemes`, that serves scalar sites and draws nothing.
 
     Notes
@@ -161,10 +161,10 @@ class DensityOracle(Oracle):
     log_density : callable
         ``f(x_1, ..., x_c[, data])``: log of the factor at points (N,) of each variable, (N,)
         float64. data (N, q) where there are data.
-    inputs : tuple of str
+    inputs : tuple of str, default=("gaussian",)
         Families of the variables. Quadrature takes one or two.
     scheme : {"quadrature", "importance"}, QuadratureMessages or ImportanceMessages
-    outputs : tuple of int
+    outputs : tuple of int, default=(0,)
         Places in inputs of the variables whose beliefs are given.
 
     Notes
@@ -244,16 +244,16 @@ class CallableOracle(Oracle):
         ``f(messages[, data]) -> (values, errors)``, or ``(values, errors, log_z)`` with has_log_z.
         messages (n, 2 c) and data (n, q) are as in :meth:`Oracle.answer`. values (n, 2 outputs) are
         site targets, or usual parameters of beliefs. errors (n, 2 outputs) are standard errors of
-        the site targets, with has_log_z (n, 2 outputs + 1), those of log_z last; None: there is no
-        noise, or none is known. log_z is (n,).
+        the site targets, with has_log_z (n, 2 outputs + 1), those of log_z last. None means that
+        there is no noise, or none is known. log_z is (n,).
     inputs, outputs
         As in :class:`DensityOracle`.
-    exact : bool
+    exact : bool, default=False
         Whether answers are without noise. Then the first row of a call is asked once more by
         itself, and another answer is an error.
-    gives : {"targets", "beliefs"}
-    has_log_z : bool
-    may_refuse : bool
+    gives : {"targets", "beliefs"}, default="targets"
+    has_log_z : bool, default=False
+    may_refuse : bool, default=False
         Whether a row of NaN values refuses its message. Else NaN is an error.
 
     Notes
@@ -367,7 +367,8 @@ def as_oracle(
     given : Oracle, str, Scheme, Loss, scipy.LowLevelCallable or callable
         A scheme, or its name, needs ``loss``; :class:`epfast.ImportanceSampling` draws as a
         :class:`SampledFactor` does. A Loss is asked by scheme "exact". A LowLevelCallable has the
-        signature of :class:`epfast.CustomSite`. Another callable is a :class:`CallableOracle`.
+        signature of :class:`epfast.losses.CustomSite`. Another callable is a
+        :class:`CallableOracle`.
     inputs, outputs : tuple, optional
         As in :class:`DensityOracle`; what an oracle has is not changed.
     loss : str or Loss, optional

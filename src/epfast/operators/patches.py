@@ -39,13 +39,13 @@ class Patches:
     moments : callable
         moments(m (n,), v (n,)) -> (d, rho, lZ) with d = (tilted mean - m) / sqrt(v) and rho = log
         of the tilted variance over v. It must be smooth and free of noise. NaN is allowed.
-    tolerance : float
+    tolerance : float, default=1e-06
         Of d and rho, and of lZ relative to its size where that is above 1.
-    box : pair of pairs
+    box : pair of pairs, default=((-16.0, 16.0), (-8.0, 8.0))
         Means and log variances that the first box spans; it is doubled as cavities need it.
-    depth : int
+    depth : int, default=16
         Most halvings of a side of the first box. Boxes of that size keep the error that they have.
-    leaves : int
+    leaves : int, default=10000
         Most boxes with coefficients, 2.3 kB each. Beyond them the function itself is asked.
 
     Notes

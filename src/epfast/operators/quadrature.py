@@ -102,9 +102,9 @@ class QuadratureMessages:
 
     Parameters
     ----------
-    tol : float
+    tol : float, default=1e-09
         Error that is aimed at, as a part of the integral.
-    evaluations : int
+    evaluations : int, default=1000000
         Most evaluations of log_t for one factor in a sweep; of two neighbours, an integral over
         one has their square root. A fit that needs more has failed if 1e-6 of an integral or more
         is in doubt.

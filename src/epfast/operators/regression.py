@@ -97,7 +97,7 @@ class Regression:
         targets : array_like of shape (n, T)
         noise : float or array_like of shape (n,)
             Variance of the noise, of all rows or of each.
-        prior : float
+        prior : float, default=1.0
             Variance of each weight.
         """
         return Batch(features, targets, noise, prior).regression()
@@ -230,7 +230,7 @@ def pivoted_cholesky(
     diagonal : array_like of shape (n,)
     rank : int
         Most rows taken.
-    tol : float
+    tol : float, default=1e-06
         Part of the largest diagonal entry below which nothing is left to explain.
 
     Notes

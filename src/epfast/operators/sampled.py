@@ -73,26 +73,26 @@ class SampledFactor(Oracle):
     sample : callable, optional
         ``f(x_1, ..., x_{c-1}[, data], rng=rng)``: draws (M,) of the last variable given the others.
         Its weights are the messages over r; the factor itself is not needed.
-    inputs : tuple of str
+    inputs : tuple of str, default=("gaussian",)
         Families of the variables: "gaussian", "gamma" or "beta".
-    output : int
+    output : int, default=0
         The place in inputs of the variable whose message is wanted.
     proposal : None, "cavity" or tuple
         ``None``: the cavity with twice its variance (a gamma or beta message with half its
         parameters), and where less than 1 draw in 20 is effective once more the projection of
         the draws, widened likewise, mixed with 10 % cavity. Or fixed: ``("gaussian", 0, 200)``, of
         several drawn variables a tuple of these.
-    draws : int
+    draws : int, default=10000
         Draws per message.
     max_draws : int, optional
         Draws double up to this number while fewer than min_ess are effective; 16 draws by default.
-    min_ess : float
+    min_ess : float, default=100.0
         Effective draws below which a message is refused. Targets are good to tol / 3 from about
         20 / tol^2 on.
     observe : float, optional
         With ``sample``: the last variable is no input, but observed with Gaussian noise of this
         standard deviation: the last column of data. 0: equal to it, for counts.
-    seed : int
+    seed : int, default=0
 
     Notes
     -----

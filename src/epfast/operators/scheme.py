@@ -43,10 +43,10 @@ class Learned(RowScheme):
     oracle : str, Scheme, SampledFactor, callable or Oracle, optional
         In place of ``operator``: the fit makes one that asks this. A scheme, or its name, takes
         the loss of the fit.
-    polish : int
+    polish : int, default=0
         So many sweeps of the oracle alone after convergence, which take out what the operator is
         wrong by; the last change is then a certificate.
-    paper : bool
+    paper : bool, default=False
         The settings of the paper in place of the defaults: two-stage features with the widths of
         appendix A, a batch of 300, the threshold -8.5; and beliefs as targets, which the authors'
         program learns in place of section 3.3's ``targets="moments"``. For reproduction.

@@ -82,34 +82,34 @@ def fit_mixture(
         Rows.
     n_components : int
         J, how many components.
-    noise_variance : float, optional
-        v, of every coordinate about the mean of its component. None: learnt.
+    noise_variance : float, default=learnt
+        v, of every coordinate about the mean of its component.
     prior_mean : array_like of shape (J, d), optional
-        Prior means of the components, different from each other. None: J rows of X that are far
-        apart (k-means++), drawn by the seed.
+        Prior means of the components, different from each other. By default J rows of X that are
+        far apart (k-means++), drawn by the seed.
     prior_variance : float or array_like of shape (d,), (d, d) or (J, d, d), optional
-        Prior variances, or covariance matrices, of the means. None: the variance of X, averaged
-        over its columns.
-    weights : array_like of shape (J,), optional
-        w, which add up to 1. None: learnt.
+        Prior variances, or covariance matrices, of the means. By default the variance of X,
+        averaged over its columns.
+    weights : array_like of shape (J,), default=learnt
+        w, which add up to 1.
     learn_weights : bool, optional
         False: weights are known, and 1 / J where none are given. True: they are learnt, those that
-        are given as their prior mean. None: whether none are given.
+        are given as their prior mean. By default whether none are given.
     concentration : float or array_like of shape (J,), optional
         Of the Dirichlet prior of learnt weights: of each component, 1 by default; where weights
         are given one number, their sum, J by default.
     noise_prior : (float, float), optional
-        Shape and rate of the gamma prior of a learnt precision 1 / v. None: shape 2, and the rate
-        by the distance of rows to the nearest of J of them.
+        Shape and rate of the gamma prior of a learnt precision 1 / v. By default shape 2, and the
+        rate by the distance of rows to the nearest of J of them.
     schedule : Schedule, optional
-        None: ``EP(sweeps=200, tol=1e-6)``, in several runs of which that with the largest log
+        By default ``EP(sweeps=200, tol=1e-6)``, in several runs of which that with the largest log
         evidence is kept. The first run, the third and so on begin with ten passes of AEP, which
         sees all rows at once, where EP may commit itself in its first pass. EP, SEP, DSEP, AEP or
         ADF, once, each row on its own; in shuffled order unless told. EP stores J (d^2 + d) numbers
         per row, SEP so many in all. SEP of single rows stays off its fixed point by the noise of
         the order; ``damping=0.1`` makes it small, :class:`epfast.AEP` has none. Several passes of
         ADF count every row several times.
-    seed : int
+    seed : int, default=0
         Of prior means that are drawn, and of the order of rows.
     start : MixturePosterior, optional
         A posterior to go on from, whose model holds where arguments are None: the same rows, or
@@ -117,7 +117,7 @@ def fit_mixture(
     callback : callable, optional
         Called after each pass over all rows with its :class:`epfast.SweepInfo` and the state; a
         true answer ends the fit.
-    progress : bool or callable
+    progress : bool or callable, default=False
         True shows a bar; a callable is called with numbers of rows done.
     n_init : int, optional
         Draws of prior means, with a run from each; the result is the one with the largest log

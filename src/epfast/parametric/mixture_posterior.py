@@ -266,7 +266,7 @@ class MixturePosterior(Recorded):
 
         Parameters
         ----------
-        draws : int
+        draws : int, default=1000
         rng : numpy.random.Generator or int, default=0
             A generator, or a seed for one; None draws afresh.
         X : array_like of shape (n, d), optional
@@ -331,7 +331,7 @@ class MixturePosterior(Recorded):
 
         Parameters
         ----------
-        level : float
+        level : float, default=0.95
             Posterior probability of the intervals, between 0 and 1.
 
         Returns

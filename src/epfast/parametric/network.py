@@ -74,34 +74,34 @@ def fit_network(
     hidden : tuple of int
         Units of one to three hidden layers.
     schedule : ADF, SEP, AEP, DSEP or EP, optional
-        None: up to 2,000 rows ADF, of as many passes up to 40 as predict held-out rows best (40 is
-        what is published); for more ``SEP(sweeps=40, tol=0, order="shuffled")``. Each pass of ADF
-        counts the rows once more, which helps where rows are few: factorised beliefs are held back
-        by their prior. SEP counts them once. EP stores 2 W numbers per row. Batches of M rows, of
-        SEP, DSEP and AEP, are damped by 16 / M unless told otherwise, as rows that move together go
-        too far: large batches take many passes.
+        By default up to 2,000 rows ADF, of as many passes up to 40 as predict held-out rows best
+        (40 is what is published); for more ``SEP(sweeps=40, tol=0, order="shuffled")``. Each pass
+        of ADF counts the rows once more, which helps where rows are few: factorised beliefs are
+        held back by their prior. SEP counts them once. EP stores 2 W numbers per row. Batches of M
+        rows, of SEP, DSEP and AEP, are damped by 16 / M unless told otherwise, as rows that move
+        together go too far: large batches take many passes.
     prior : tuple of float, or float, optional
         Shape > 1 and rate of the gamma distribution of the weights' prior precision, which is
-        learned; or that precision. None: (6, 6) as published, but the precision 1 for several
+        learned; or that precision. By default (6, 6) as published, but the precision 1 for several
         passes of ADF with a probit output: where rows count several times, the learned prior grows
         wide and the labels grow too sure.
     noise : tuple of float
         Those of the precision of the noise, of the standardised response; unused with a probit
         output.
-    standardize : bool
+    standardize : bool, default=True
         Whether columns of X, and y, are brought to mean 0 and variance 1 first.
     seed : int
         Of the means that the weights begin with, and of the order of the rows where the schedule
         has none of its own.
     loss : {"gaussian", "probit"}, optional
         What the output is: y with Gaussian noise (None), or a latent value with P(y = 1) = Phi.
-    site_dtype : {"float64", "float32"}, optional
-        Of the sites of EP; None: "float64".
+    site_dtype : {"float64", "float32"}, default="float64"
+        Of the sites of EP.
     start : NetworkPosterior, optional
         A fit to go on from; settings that are not given are its own, and scales always.
     callback : callable, optional
         Called after each pass as ``callback(info, state)``; a true answer ends the fit.
-    progress : bool or callable
+    progress : bool or callable, default=False
         True shows a bar; a callable is called with the number of rows done.
 
     Returns

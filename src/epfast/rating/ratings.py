@@ -67,7 +67,7 @@ def fit(
     winner, loser : str or array_like
         Name of the column, or the column: players, hashable. In a draw the two are in any order.
     time : str or array_like, optional
-        Numbers, or dates, which count in days: datetime64, dates of :mod:`datetime` or pandas, or
+        Numbers, or dates, which count in days: datetime64, dates of ``datetime`` or pandas, or
         strings as "2024-05-31", of the years 1 to 9999; in any order. None: ratings do not change.
     draw : str or array_like of bool, optional
         Which games are drawn. None: none.
@@ -185,7 +185,7 @@ def fit(
 
 
 class Ratings:
-    """Ratings of players through time; :func:`fit` makes them.
+    """Ratings of players through time, which :func:`epfast.rating.fit` makes.
 
     Attributes
     ----------
@@ -224,7 +224,7 @@ class Ratings:
 
     @property
     def joint(self) -> NDArray[np.bool_]:
-        """Which players have a joint Gaussian, (players,): see the notes of :func:`fit`."""
+        """Which players have a joint Gaussian, (players,): see the notes of ``fit``."""
         return np.asarray(self._belief.place[self._last] >= 0)
 
     @cached_property

@@ -139,17 +139,17 @@ class EP(Schedule):
 
     Parameters
     ----------
-    sweeps : int
+    sweeps : int, default=100
         Most sweeps.
-    tol : float
+    tol : float, default=1e-05
         Stop when the ``change`` of a sweep, see :class:`epfast.SweepInfo`, is at most this. 0 never
         stops early.
     damping : float, optional
-        In (0, 1]; the share of the new site: g <- g^(1 - damping) g_new^damping. None: 1, undamped,
-        but 0.5 for scalar sites in parallel order with ``tol`` > 0.
-    power : float, optional
-        > 0; the power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a). None: 1.
-    order : {"auto", "sequential", "shuffled", "chunked", "parallel", "residual"}
+        In (0, 1], the share of the new site: g <- g^(1 - damping) g_new^damping. By default 1,
+        undamped, but 0.5 for scalar sites in parallel order with ``tol`` > 0.
+    power : float, default=1
+        > 0; the power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a).
+    order : {"auto", "sequential", "shuffled", "chunked", "parallel", "residual"}, default="auto"
         "shuffled" visits the factors in a new random order each sweep (the rows of a factor stay
         together); "parallel" fits all from the same posterior, then updates once. "chunked", for
         scalar sites with a full covariance, fits some rows at a time from the same posterior, in a
@@ -174,7 +174,7 @@ class EP(Schedule):
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.
         "nonnegative": a negative precision is set to 0 and the slope kept; "keep": a site that
         makes the posterior improper keeps its old value; "floor": the precision is at least -0.9
-        times the cavity's. None: the first; for scalar sites the second.
+        times the cavity's. By default the first; for scalar sites the second.
     block : int, optional
         Of scalar sites: in sequential order, the sites per block of the exact blocked sweep; in
         "chunked" order, the rows per chunk, which then keep their number.
@@ -207,13 +207,13 @@ class ADF(Schedule):
 
     Parameters
     ----------
-    passes : int
+    passes : int, default=1
         Passes over the data; each counts every row once more.
     power : float, optional
         As in :class:`EP`.
     order : {"sequential", "shuffled"}, optional
-        None: "sequential", but "shuffled" for an array whose rows come sorted by their responses,
-        which one pass would forget. An iterator of chunks is read as it comes.
+        By default "sequential", but "shuffled" for an array whose rows come sorted by their
+        responses, which one pass would forget. An iterator of chunks is read as it comes.
     seed, site_rule
         As in :class:`EP`.
     settle : int, optional
@@ -262,9 +262,9 @@ class DoubleLoop(Schedule):
     ----------
     start : EP
         The sweeps that are tried first.
-    steps : int
+    steps : int, default=200
         Most steps of the outer loop.
-    match : float
+    match : float, default=1e-08
         The descent ends when the means of process and tilted distributions differ by at most this
         many standard deviations, and their variances by at most this share.
     """

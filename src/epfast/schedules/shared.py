@@ -45,7 +45,7 @@ class SharedSites(Schedule):
     of a group weigh up to e times as much as the first, which puts the mean off by a third of a
     posterior standard deviation, or by two: a bias in sequential order, noise in shuffled order.
     Batches that are whole groups have neither. So a run with ``tol`` > 0 ends with sweeps of whole
-    groups, damped by 0.5, at the fixed point of :class:`AEP` (:class:`DAEP`).
+    groups, damped by 0.5, at the fixed point of :class:`epfast.AEP` (:class:`epfast.DAEP`).
     """
 
     stores: ClassVar[str] = "shared"
@@ -99,8 +99,8 @@ class SEP(SharedSites):
         makes it stochastic power EP.
     order, seed
         As in :class:`EP`, "sequential" or "shuffled".
-    batch : int
-        Factors fitted against the same cavity before the site moves: 1 is SEP, n is :class:`AEP`.
+    batch : int, default=1
+        Factors fitted against the same cavity before the site moves: 1 is SEP, n is AEP.
     """
 
     sweeps: int = 100
@@ -164,7 +164,7 @@ class DSEP(_SharedInGroups):
     ----------
     groups : int or array_like of shape (n,), optional
         How many groups, cut from the rows in their order with nearly equal sizes; or the label of
-        each row's group, 0 to K - 1. None: 8, or one per row where these are fewer.
+        each row's group, 0 to K - 1. By default 8, or one per row where these are fewer.
     sweeps, tol, damping, power, seed, batch
         As in :class:`SEP`; a batch lies within a group.
     order : {"auto", "sequential", "shuffled", "parallel"}
@@ -201,7 +201,7 @@ class DEP(Schedule):
         How many shards, or the label of each row's shard, as ``groups`` of :class:`DSEP`.
     sweeps, tol, damping
         As in :class:`EP`; a sweep visits each shard once.
-    order : {"auto", "sequential", "shuffled", "parallel", "as_completed"}
+    order : {"auto", "sequential", "shuffled", "parallel", "as_completed"}, default="auto"
         Of the shards, as in :class:`EP`. "as_completed", on an executor: as many shards are in
         flight as there are workers; each answer moves the posterior as it comes, and the next shard
         in turn leaves with the newest posterior. Nobody waits for the slowest, and the posterior

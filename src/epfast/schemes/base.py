@@ -24,7 +24,7 @@ class Scheme:
     subclass :class:`RowScheme`.
     """
 
-    #: what a loss must give beside values, see :attr:`epfast.Loss.gives`
+    #: what a loss must give beside values, see :attr:`epfast.losses.Loss.gives`
     needs: ClassVar[frozenset[str]] = frozenset()
     #: True if a fit is an expansion, with a precision and a shift per row of a factor
     expands: ClassVar[bool] = False
@@ -86,7 +86,7 @@ class Scheme:
         covariance : {"full", "factorized", "process"}
         schedule : Schedule
         n : int or None
-            Number of sites; None: of a stream.
+            Number of sites. None for a stream.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class Scheme:
 
 
 class RowScheme(Scheme):
-    """Base of the schemes of scalar sites; one of your own overrides :meth:`moments`."""
+    """Base of the schemes of scalar sites; one of your own overrides ``moments``."""
 
     #: the reason why it serves no minibatches
     one_dimension = "it finds moments over one dimension"

@@ -41,9 +41,9 @@ class ImportanceSampling(RowScheme):
 
     Parameters
     ----------
-    samples : int
+    samples : int, default=1000
         Draws per site and visit; an odd last one has no mirror image.
-    seed : int
+    seed : int, default=0
         Of the random numbers.
     """
 

@@ -22,7 +22,7 @@ class QuickLaplace(Scheme):
 
     Parameters
     ----------
-    curvature : {"exact", "slope"}
+    curvature : {"exact", "slope"}, default="exact"
         "slope" puts the absolute slope of the loss in place of its curvature: the curvature of a
         kinked loss is 0 almost everywhere, so that its sites would carry no precision.
     """
@@ -47,12 +47,12 @@ class Laplace(Scheme):
 
     Parameters
     ----------
-    curvature : {"exact", "slope"}
+    curvature : {"exact", "slope"}, default="exact"
         As in :class:`QuickLaplace`, in the Newton steps too.
-    tol : float
+    tol : float, default=1e-05
         Newton stops when the step is below tol times the norm of the parameters; on scalar sites
         tol is at most 1e-12.
-    max_iter : int
+    max_iter : int, default=50
         Newton iterations at most.
     half_sums : bool
         True: at a kink of the loss its slope is half the sum of the limits on both sides (Roche

@@ -55,12 +55,12 @@ class Variational(Scheme):
     ----------
     gamma : float, optional
         As in :class:`Quadrature`; for ``rule="sigma"`` only.
-    rule : {"sigma", "fifth"} or (points, weights)
+    rule : {"sigma", "fifth"} or (points, weights), default="sigma"
         "sigma" is the rule of 2d + 1 points: as many as unknowns, so that the fit interpolates the
         log factor and has a closed form, O(s d). "fifth" is the fifth-degree rule of 2 d^2 + 1
         points (McNamee & Stenger 1967). Your own rule is points (z, d) and positive weights (z,)
         for a standard normal. These are fitted by Newton with Cholesky, O(s d z + z d^2) a step.
-    solver : {"auto", "newton"}
+    solver : {"auto", "newton"}, default="auto"
         "newton" uses Newton for the 2d + 1 rule too, from a constant: the algorithm of the paper,
         as a check of the closed form. The Hessian is an arrow, whose Cholesky factor has no fill:
         O(d) a step. A point that is n nats below the highest takes n steps; 10,000 are allowed.

@@ -30,9 +30,9 @@ class Relaxed(RowScheme):
 
     Parameters
     ----------
-    weight : float
+    weight : float, default=0.03
         c > 0. It multiplies b.
-    objective : {"sequential", "joint", "printed"}
+    objective : {"sequential", "joint", "printed"}, default="sequential"
         The divergence. "sequential": KL(t_i r_i cavity || r_i q) with the q of before (section 4.1
         of the paper). "joint": to the best Gaussian instead of r_i q. "printed": equation 42, with
         r_i = N(mean of g_i, 1 / b) and the penalty c abs(b), and the site as in equations 22 and
@@ -42,7 +42,7 @@ class Relaxed(RowScheme):
         From this sweep on relaxation factors are kept as they are, which settles sooner.
     scheme : Scheme
         Whose tilted moments are relaxed.
-    factor : {"power", "normal"}
+    factor : {"power", "normal"}, default="power"
         What r_i is. "power": g_i^b, in which b has no unit, so that ``weight`` does not depend on
         the scale of the kernel; sweeps settle more often than those of EP. "normal": the paper's
         N(mean of g_i, 1 / b), of mean 0 while g_i is flat, with its penalty c abs(b): the algorithm

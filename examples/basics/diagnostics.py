@@ -35,4 +35,4 @@ plt.show()
 # --------------------
 #
 # A check is about the computation, not about the model: a good posterior of a wrong model is wrong.
-# :doc:`/certificate` reads the line word by word.
+# :doc:`/diagnostics` reads the line word by word.
