@@ -77,10 +77,20 @@ class Case(NamedTuple):
         row = [self.wing, self.covariance, self.factor]
         return "-".join([*row, schedule, self.scheme, self.loss]).replace("--", "-")
 
-    @property
-    def sweeps_of(self):
-        """What is swept in which order: of these one at least always runs."""
-        return str(self._replace(scheme="", loss=""))
+
+def battery(items):
+    """A test of these cases, with groups by row of the table, schedule, scheme and loss."""
+
+    def mark(test):
+        groups = pytest.mark.cover(
+            lambda case: (*case[:3], case.schedule.stores),
+            lambda case: (type(case.schedule), case.schedule.order),
+            lambda case: (case.factor, case.scheme),
+            lambda case: case.loss,
+        )
+        return groups(pytest.mark.parametrize("case", list(items), ids=str)(test))
+
+    return mark
 
 
 def is_legal(wing, covariance, factor, schedule, scheme, loss):
@@ -102,25 +112,6 @@ def cases():
                         case = Case(wing, covariance, factor, schedule, scheme, loss)
                         if is_legal(*case):
                             yield case
-
-
-def sampled(items, *groupings, rest=True, seed=0):
-    """Parameters for pytest: one of each group, drawn by the seed, runs always; the rest is long.
-
-    groupings: functions of an item that name its group; rest: whether the rest is there at all.
-    """
-    items, rng = list(items), np.random.default_rng(seed)
-    always = set()
-    for grouping in groupings:
-        groups: dict[Any, list[int]] = {}
-        for k, item in enumerate(items):
-            groups.setdefault(grouping(item), []).append(k)
-        always |= {int(rng.choice(members)) for members in groups.values()}
-    return [
-        pytest.param(item, id=str(item), marks=() if k in always else pytest.mark.long)
-        for k, item in enumerate(items)
-        if rest or k in always
-    ]
 
 
 def intervals(h, rng):

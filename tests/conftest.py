@@ -1,9 +1,11 @@
-"""Fixtures shared by the tests."""
+"""Fixtures shared by the tests, and the tiers that say which cases run."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,57 @@ import pytest
 # A shell starts what it puts in the background with Ctrl-C ignored; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+TIERS = ("fast", "full", "long")
+#: cases of a group that a tier runs
+CASES = {"fast": 1, "full": 4}
+#: parameters whose values are groups: entries of registries and tables
+ENTRIES = {"loss", "scheme", "schedule", "name", "kind"}
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("epfast")
+    group.addoption("--tier", choices=TIERS, default="fast", help="which cases run (CONTRIBUTING)")
+    group.addoption("--after", choices=TIERS, help="a tier that has run: its cases do not run")
+    group.addoption("--cases-seed", default="0", help="the seed that draws the cases")
+
+
+def pytest_report_header(config):
+    return f"tier: {config.option.tier}, --cases-seed {config.option.cases_seed}"
+
+
+def groups_of(item):
+    """The groups of a case: values of the functions of its marker, or else of its entries."""
+    marker = item.get_closest_marker("cover")
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    if marker:
+        return {(k, of(**parameters)) for k, of in enumerate(marker.args)}
+    return {(name, str(parameters[name])) for name in ENTRIES & parameters.keys()} or {None}
+
+
+def drawn(items, tier):
+    """Those cases of a test, in a random order, that a tier runs."""
+    if tier == "long":
+        return set(items)
+    later = TIERS[TIERS.index(tier) + 1 :]
+    counts, kept = Counter(), set()
+    for item in items:
+        groups = groups_of(item)
+        if any(counts[group] < CASES[tier] for group in groups):
+            counts.update(groups)
+            kept |= {item} - {item for name in later if item.get_closest_marker(name)}
+    return kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector, name):
+    """Keep the cases of a test that the tier runs, drawn by the seed."""
+    items, given = (yield), collector.config.option
+    if not isinstance(items, list):
+        return items
+    order = random.Random(f"{given.cases_seed} {collector.nodeid} {name}").sample(items, len(items))
+    kept = drawn(order, given.tier) - (drawn(order, given.after) if given.after else set())
+    return [item for item in items if item in kept]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pickle
-import zlib
 
 import numpy as np
 import pytest
@@ -43,23 +42,6 @@ def of_sites(case):
     return case.schedule.stores in ("factor", "shard", "descent")
 
 
-def of_choices(case):
-    return case.covariance, case.factor, case.scheme, case.loss
-
-
-def sampled(keep=lambda case: True):
-    """For CI a case of each kind of sweep, and of each eighth model, scheme and loss."""
-    kept = [case for case in CASES if keep(case)]
-
-    def eighth(case):
-        name = "-".join(of_choices(case))
-        return name if zlib.crc32(name.encode()) % 8 == 0 else ""
-
-    return pytest.mark.parametrize(
-        "case", batteries.sampled(kept, lambda case: case.sweeps_of, eighth)
-    )
-
-
 def responses(case, post, X):
     """Mean and variance of h, and predictions at the rows of the fit."""
     K = rbf(X)
@@ -81,10 +63,13 @@ def assert_same(one, other):
 
 
 @quiet
-@sampled()
+@batteries.battery(CASES)
 def test_what_holds_of_all(case, tmp_path):
     X, _ = batteries.rows(LOSSES[case.loss])
     post = batteries.fit(case)
+    check_sound(post)
+    if case.wing == "linear":
+        check_sum(post, X)
     mean, variance, predicted, *probability = responses(case, post, X)
     assert np.isfinite(mean).all()
     assert (variance > 0.0).all()
@@ -110,6 +95,45 @@ def test_what_holds_of_all(case, tmp_path):
             stays(case, post, X)
 
 
+def check_sound(post):
+    """The covariance is proper, and the counts are those of the history."""
+    covariance = post.covariance
+    np.testing.assert_allclose(covariance, covariance.T, rtol=1e-12, atol=1e-300)
+    assert (np.linalg.eigvalsh(covariance) > -1e-12 * covariance.max()).all()
+    np.testing.assert_allclose(np.diag(covariance), post.variance)
+    assert np.isfinite(post.log_evidence)
+    assert 0 < len(post.history) == post.n_sweeps
+    assert all(np.isfinite(info.change) for info in post.history)
+    assert post.n_refused == sum(info.n_refused for info in post.history)
+
+
+def check_sum(post, X):
+    """The posterior is prior times sites."""
+    full, sites = post.precision.ndim == 2, post.sites
+    given = post.precision @ post.mean if full else post.precision * post.mean
+    np.testing.assert_allclose(given, post.shift, rtol=1e-7, atol=1e-9)
+    assert (sites is None) == (post.schedule.stores == "none")
+    if sites is None:
+        return
+    if post.schedule.stores == "shared":
+        count = np.bincount(post.problem.groups)
+        precision, shift = np.tensordot(count, sites.precision, 1), count @ sites.shift
+    elif full:
+        count = 1.0
+        precision, shift = (X.T * sites.precision) @ X, X.T @ sites.shift
+    else:
+        count = 1.0
+        assert sites.precision.shape == (-(-len(X) // (post.batch_size or 1)), X.shape[1])
+        precision, shift = sites.precision.sum(axis=0), sites.shift.sum(axis=0)
+    np.testing.assert_allclose(
+        post.prior_precision + precision, post.precision, rtol=1e-8, atol=1e-9
+    )
+    np.testing.assert_allclose(shift, post.shift, rtol=1e-8, atol=1e-8)
+    assert post.state.log_scale == pytest.approx(
+        (count * sites.log_scale).sum(), rel=1e-8, abs=1e-8
+    )
+
+
 def stays(case, post, X):
     """A fit that goes on from the fixed point stays there."""
     more = batteries.fit(case, start=post)
@@ -120,7 +144,9 @@ def stays(case, post, X):
 
 
 @quiet
-@sampled(lambda case: case.schedule.order == "parallel" and case.factor == "row")
+@batteries.battery(
+    case for case in CASES if case.schedule.order == "parallel" and case.factor == "row"
+)
 def test_the_order_of_rows_is_nothing_to_a_parallel_fit(case):
     if is_random(case) or case.schedule.stores != "factor":  # rows are shared out in their order
         return
@@ -169,7 +195,9 @@ def truth(case, X, y):
 
 
 @quiet
-@sampled(lambda case: case.scheme == "exact" and case.factor == "row" and of_sites(case))
+@batteries.battery(
+    case for case in CASES if case.scheme == "exact" and case.factor == "row" and of_sites(case)
+)
 def test_evidence_is_near_the_integral(case):
     X, y = batteries.rows(LOSSES[case.loss], *((2, 2) if case.wing == "gp" else (6, 1)))
     given = batteries.arguments(case)

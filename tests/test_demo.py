@@ -8,7 +8,7 @@ from epfast.__main__ import main
 from epfast._demo import schemes
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_demo_prints_what_it_found(tmp_path, capsys):
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
@@ -44,7 +44,7 @@ def test_wrong_arguments_end_in_a_sentence(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_quasi01_optimum_is_one_whatever_the_rounding():
     data = pytest.importorskip("sklearn.datasets")
     features, target = data.load_breast_cancer(return_X_y=True)

@@ -14,6 +14,8 @@ import pytest
 
 import epfast
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[1]
 MARKDOWN = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```$)?", re.M | re.S)
 INDENTED = r"((?:   .*\n|\n)+)"
@@ -95,6 +97,7 @@ def missing(block):
     return [word for word in COMPILED if word in block and not find_spec(needs[word])]
 
 
+@pytest.mark.cover(lambda page: page)
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_run(page, capsys, tmp_path, monkeypatch):
     path = ROOT / page
@@ -125,6 +128,7 @@ MODULES = [info.name for info in pkgutil.walk_packages(epfast.__path__, "epfast.
 APART = ("epfast._core", "epfast.__main__", "epfast.gpy")
 
 
+@pytest.mark.cover(lambda module: module)
 @pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith(APART)])
 def test_examples_of_docstrings(module):
     if module.startswith("epfast.estimators"):

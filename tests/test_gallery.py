@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[1]
 STORED = Path(__file__).with_name("gallery")
 SCRIPTS = sorted((ROOT / "examples").glob("*/*.py"))
@@ -52,7 +54,6 @@ def test_the_stored_picture():
     assert 5_000 < picture.stat().st_size < 100_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_output(path, tmp_path):
     pytest.importorskip("matplotlib")

@@ -18,6 +18,8 @@ from epfast import ConvergenceWarning
 from epfast.gpy import EP
 from tests.oracles.data import classes
 
+pytestmark = pytest.mark.full
+
 #: mean square change of the sites
 GPY_TIGHT = {"epsilon": 1e-26, "ep_mode": "nested", "max_iters": 500}
 TIGHT = {"epsilon": 1e-11, "max_iters": 500}

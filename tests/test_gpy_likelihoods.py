@@ -20,6 +20,8 @@ from epfast import ConvergenceWarning, losses
 from epfast.gpy import EP
 from epfast.gpy.likelihoods import read
 
+pytestmark = pytest.mark.full
+
 TIGHT = {"epsilon": 1e-11, "max_iters": 500}
 LINKS = GPy.likelihoods.link_functions
 GAUSSIAN = ["Gaussian", "HeteroscedasticGaussian", "MixedNoise"]

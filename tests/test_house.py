@@ -5,8 +5,6 @@ import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import epfast
 
 TREE = Path(__file__).parents[1] / "src" / "epfast"
@@ -76,10 +74,9 @@ ARROWS = sorted(
 )
 
 
-@pytest.mark.parametrize("module", TREES, ids="/".join)
-def test_imports_go_down(module):
-    room = module[0]
-    for target in [b for a, b in ARROWS if a == module]:
+def test_imports_go_down():
+    for module, target in ARROWS:
+        room = module[0]
         if target[0] != room:
             assert FLOOR[target[0]] < FLOOR[room], f"{room} imports {target[0]}"
             if target[0] == "gaussian" and room in ("graph", "parametric"):
@@ -122,27 +119,32 @@ def test_the_core_imports_nothing_of_ours():
             assert all(name.startswith("epfast._core") for name in found), path
 
 
-@pytest.mark.parametrize("module", TREES, ids="/".join)
-def test_imports_stand_at_the_top(module):
-    for function in ast.walk(TREES[module]):
-        if not isinstance(function, ast.FunctionDef) or (module, function.name) == (
-            ("__init__",),
-            "__getattr__",  # epfast's names that need an extra
-        ):
+def test_imports_stand_at_the_top():
+    functions = [
+        (module, node)
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    ]
+    for module, function in functions:
+        if (module, function.name) == (("__init__",), "__getattr__"):  # names that need an extra
             continue
         for node in ast.walk(function):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            assert {name.split(".")[0] for name in names} <= OPTIONAL, (function.name, names)
+            assert {name.split(".")[0] for name in names} <= OPTIONAL, (module, function.name)
 
 
-@pytest.mark.parametrize("module", TREES, ids="/".join)
-def test_private_names_stay_in_their_file(module):
-    tree = TREES[module]
+def test_private_names_stay_in_their_file():
+    for module, tree in TREES.items():
+        check_private_names("/".join(module), tree)
+
+
+def check_private_names(module, tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "epfast":
             private = {alias.name for alias in node.names if is_private(alias.name)}
-            assert private <= set(FLOOR), f"{node.module}: {private}"
+            assert private <= set(FLOOR), f"{module}: {private}"
     named = (ast.FunctionDef, ast.ClassDef)
     own = {node.name for node in ast.walk(tree) if isinstance(node, named)}
     own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
@@ -152,7 +154,7 @@ def test_private_names_stay_in_their_file(module):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             inherited = ast.unparse(node.value) in ("self", "cls", "super()")
             allowed = node.attr in own | PUBLIC | set(FLOOR)
-            assert inherited or allowed, ast.unparse(node)
+            assert inherited or allowed, f"{module}: {ast.unparse(node)}"
 
 
 def is_private(name):

@@ -127,9 +127,9 @@ def check_ci() -> None:
 
 
 def check_long() -> None:
-    """Long batteries, sanitizers, kills while a file is written, ten minutes of random calls."""
+    """All cases of tests, sanitizers, kills while a file is written, ten minutes of random calls."""
     run(sys.executable, "-m", "pip", "install", "-q", ".[test]")
-    run("bash", "tools/long_tests.sh", PYTHON=sys.executable)
+    run(sys.executable, "-m", "pytest", "-q", "-n", "auto", "--tier", "long")
     run("bash", "tools/sanitize.sh")
     run(sys.executable, "tools/kill_save.py")
     run(sys.executable, "tools/fuzz.py", "--seconds", "600")

@@ -40,7 +40,6 @@ cp -r "$root/pyproject.toml" "$root/tests" "$root/tools" "$work/run/"
 [ -d "$root/bench" ] && cp -r "$root/bench" "$work/run/"
 cd "$work/run"
 "${run[@]}" python -c 'from epfast import backend; print(backend.build_config())'
-# Slow tests check numbers at length; the paths of the core that they take others take as well.
 # By default pytest captures stderr itself, and a fatal report would die with it.
-"${run[@]}" python -m pytest -q -p no:cacheprovider -m "not slow" -W error \
+"${run[@]}" python -m pytest -q -p no:cacheprovider -W error \
     -W ignore::epfast.DataWarning --capture=sys "$@"

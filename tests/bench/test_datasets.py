@@ -5,7 +5,7 @@ import pytest
 
 from bench.lib import datasets
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 SHAPES = {
     "haberman": (306, 4),

@@ -8,6 +8,8 @@ import pytest
 
 from bench.history import revisions, tasks
 
+pytestmark = pytest.mark.full
+
 
 def test_every_task_can_be_done():
     assert [name for name, _ in tasks.possible()] == list(tasks.TASKS)

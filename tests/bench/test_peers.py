@@ -12,6 +12,8 @@ import epfast
 from bench.likelihoods import contest, peers, rivals, sampled
 from epfast import losses
 
+pytestmark = pytest.mark.full
+
 RNG = np.random.default_rng(0)
 X = np.column_stack([RNG.normal(size=(120, 2)), np.ones(120)])
 H = X @ [0.7, -0.4, 0.2]

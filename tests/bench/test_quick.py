@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import bench
-from tests.batteries import sampled
+
+pytestmark = pytest.mark.full
 
 FOLDER = Path(bench.__file__).parent
 #: scripts without a quick form, and why
@@ -16,6 +17,7 @@ NONE = {
     "dask.point": "a cluster of processes, and rivals that begin their own: 20 to 30 s",
     "dask.kills": "kills workers until clusters begin anew; tests/dask/ has its parts in small",
 }
+SCRIPTS = [name for name in bench.SCRIPTS if name not in NONE]
 #: seconds of the processor that a quick form takes at most on a quiet machine, how many times that
 #: on a busy one, and the seconds of its clock after which a script hangs
 MOST, BUSY, HANGS = 20.0, 3.0, 900
@@ -29,22 +31,13 @@ print("seconds of the processor:", sum(os.times()[:4]))
 """
 
 
-def scripts():
-    """All; those of the papers always run, and of the others a third."""
-    names = [name for name in bench.SCRIPTS if name not in NONE]
-    papers = [name for name in names if name.partition(".")[0][-4:].isdigit()]
-    others = [name for name in names if name not in papers]
-    assert len(papers) > 20
-    return [*papers, *sampled(others, lambda name: others.index(name) // 3)]
-
-
 def stamps():
     """When each stored result was last changed."""
     return {p: p.stat().st_mtime_ns for p in (FOLDER / "results").rglob("*")}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", scripts())
+@pytest.mark.cover(lambda name: SCRIPTS.index(name) // 12)  # the full tier runs a third
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_quick_form(run_python, tmp_path, name):
     before = stamps()
     code = CODE.format(name=name)

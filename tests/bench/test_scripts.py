@@ -11,6 +11,8 @@ import pytest
 import bench
 from bench.lib import harness
 
+pytestmark = pytest.mark.full
+
 FOLDER = Path(bench.__file__).parent
 
 
@@ -23,9 +25,8 @@ def test_every_script_is_listed():
     assert found == set(bench.SCRIPTS)
 
 
-@pytest.mark.parametrize("name", bench.SCRIPTS)
-def test_full_names(name):
-    assert bench.full_name(name) == name
+def test_full_names():
+    assert [bench.full_name(name) for name in bench.SCRIPTS] == list(bench.SCRIPTS)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,6 @@ def test_listing(run_python):
     assert [line.split()[0] for line in lines[2:]] == list(bench.SCRIPTS)
 
 
-@pytest.mark.slow
 def test_wrong_rows_of_exact_ep(run_python, tmp_path, data_folder):
     """On the authors' rows, the same in a quick run."""
     code = "from bench.__main__ import main; "

@@ -12,6 +12,8 @@ from bench import SCRIPTS
 from bench.lib.datasets import MIXED
 from bench.users import defaults, one_pass
 
+pytestmark = pytest.mark.full
+
 
 def rows(**changed):
     """A table in which all is well, but for what is changed of the first set."""
@@ -78,7 +80,6 @@ def test_the_data_are_of_the_model():
     assert np.abs(gradient).max() < 0.02
 
 
-@pytest.mark.slow
 def test_one_set(data_folder):
     options = SimpleNamespace(only=["fertility"], quick=True, splits=1, seed=3, rivals=True)
     found = defaults.run(options)

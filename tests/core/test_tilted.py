@@ -134,7 +134,7 @@ def normal_rule():
     return z, w
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("v", [1e-12, 1e-6, 1e-2, 0.16, 0.64, 1.0, 4.0, 8.9])
 def test_logistic(v, normal_rule):
     """Derivatives from the moments of sigma under the tilted density, which do not cancel."""
@@ -157,7 +157,7 @@ def test_logistic(v, normal_rule):
             assert relative(got_j[0], want) < 1e-10, (v, m)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("v", [9.01, 10.0, 1e2, 1e4, 1e6, 1e9, 1e12])
 def test_logistic_at_large_variances(v):
     """Around 0, and m = -v, where the tilted density turns from a peak at 0 to a Gaussian."""

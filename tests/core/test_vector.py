@@ -131,7 +131,7 @@ def test_build_config_reports_the_set_in_use(monkeypatch):
     assert config["lapack"] in ("scipy", "openblas")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_environment_variable_chooses_the_set(run_python):
     for name in backend.build_config()["simd_available"]:
         out = run_python(

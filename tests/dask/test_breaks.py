@@ -124,7 +124,7 @@ def started(tmp_path_factory):
 ROUNDS = DAEP(8, 60, 1e-8)
 GONE = [
     pytest.param(DEP(8, 60, 1e-8), True, id="as completed"),
-    pytest.param(ROUNDS, False, id="rounds", marks=pytest.mark.slow),
+    pytest.param(ROUNDS, False, id="rounds", marks=pytest.mark.full),
 ]
 
 

@@ -40,7 +40,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @parametrize_with_checks([GPClassifier()])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

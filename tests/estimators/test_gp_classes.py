@@ -23,7 +23,7 @@ def data(n=60, seed=0):
     return X, LABELS[(h + 0.5 * rng.normal(size=(n, 3))).argmax(axis=1)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @parametrize_with_checks([GPClassifier(loss="multiclass")])
 def test_scikit_learn_checks(estimator, check):
     if check.func.__name__ == "check_class_weight_classifiers":  # by weights of 1e-4

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 import epfast
 from bench.lib import datasets
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 #: log loss of a Gaussian process with a tuned RBF, other splits
 TUNED = {"ionosphere": 0.24, "sonar": 0.314, "heart": 0.381, "haberman": 0.525, "crabs": 0.06}

@@ -52,7 +52,7 @@ EQUIVALENCE = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @parametrize_with_checks(
     [LinearClassifier()],
     expected_failed_checks=lambda estimator: dict.fromkeys(
@@ -63,7 +63,7 @@ def test_scikit_learn_checks_of_the_default(estimator, check):
     check(estimator)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @parametrize_with_checks([LinearClassifier(loss="multiclass")])
 def test_scikit_learn_checks_of_several_classes(estimator, check):
     if check.func.__name__ == "check_class_weight_classifiers":  # by weights of 1e-4
@@ -73,7 +73,7 @@ def test_scikit_learn_checks_of_several_classes(estimator, check):
     check(estimator)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @parametrize_with_checks(CHECKED)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
@@ -246,7 +246,7 @@ def test_pipeline_and_grid_search(cancer):
     assert cross_val_score(pipe, rows, names, scoring="roc_auc", cv=3).min() > 0.98
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_calibration_display():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
@@ -301,7 +301,7 @@ def test_weights_are_copies(loss):
     assert one.log_evidence_ == pytest.approx(other.log_evidence_, rel=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_weights_between_the_integers():
     post = fit_linear(
         X,
@@ -321,7 +321,7 @@ def test_weights_between_the_integers():
     assert np.trace(lighter.coef_covariance_) > 10 * np.trace(heavier.coef_covariance_)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_class_weights():
     y = np.where(X @ THETA > 2.0, "rare", "often")
     counts = {name: (y == name).sum() for name in ("rare", "often")}
@@ -384,7 +384,7 @@ def small(n=80, d=3, seed=5, scale=1.0):
     return rows, np.where(rows @ theta + rng.logistic(size=n) > 0, 1, -1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -445,7 +445,7 @@ def test_evidence_at_the_ends():
     assert 0.01 < one_pass.prior_variance_ < 100.0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_evidence_of_several_classes():
     iris = load_iris()
     rows = StandardScaler().fit_transform(iris.data)

@@ -111,7 +111,7 @@ def test_separable_classes_are_told():
     assert model.score(rows, labels) > 0.95
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.parametrize(
     ("name", "posterior"),

@@ -47,7 +47,7 @@ EQUIVALENCE = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.filterwarnings("default::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks(
@@ -323,7 +323,7 @@ def test_summary_has_names():
     np.testing.assert_allclose(tables[2]["mean"], model.coef_[2])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", EQUIVALENCE)
 def test_weighted_rows_are_repeated_rows(name):
     schedule = EP(3000, 1e-9)

@@ -74,7 +74,7 @@ def test_fits_in_threads_leave_the_filters_alone():
 # ---- without scikit-learn ----
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_lazy_import(run_python):
     run_python(
         "import sys, epfast\n"
@@ -89,7 +89,7 @@ def test_lazy_import(run_python):
         _ = epfast.nope
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_missing_scikit_learn(run_python):
     result = run_python(
         "import sys\n"

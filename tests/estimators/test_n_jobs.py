@@ -154,7 +154,7 @@ def test_a_context_of_processes_is_not_for_threads():
     np.testing.assert_allclose(found.predict_proba(X), alone.predict_proba(X), atol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.filterwarnings("default::sklearn.exceptions.SkipTestWarning")
 @pytest.mark.filterwarnings("default::sklearn.exceptions.ConvergenceWarning")

@@ -28,7 +28,7 @@ for shared in (X, Y, NEW, MOONS, HALVES):
     shared.flags.writeable = False
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @parametrize_with_checks([NetworkRegressor((8,)), NetworkClassifier((8,))])
 def test_scikit_learn_checks(estimator, check):

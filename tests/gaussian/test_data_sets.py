@@ -9,7 +9,7 @@ from bench.lib import datasets
 from bench.lib import numpy_reference as reference
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     #: losses that are not convex have sites that are refused
     pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning"),
 ]

@@ -1,4 +1,4 @@
-"""fit_linear: every combination that is legal, resuming, recorded costs."""
+"""fit_linear: resuming, recorded costs."""
 
 import itertools
 import pickle
@@ -8,7 +8,6 @@ import pytest
 
 import epfast
 from bench.lib import numpy_reference as reference
-from tests import batteries
 from tests.oracles.data import classes
 
 #: what is refused, failed or clipped is counted, and no matter here
@@ -16,7 +15,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 
 MINIBATCHES = {"posterior": "factorized", "scheme": "variational", "batch_size": 10}
 MINIBATCHES |= {"prior_variance": 25.0}
-LEGAL = [case for case in batteries.cases() if case.wing == "linear"]
 
 
 def data(n=137, d=6, seed=0):
@@ -27,52 +25,6 @@ def assert_same(a, b, rtol=1e-12):
     np.testing.assert_allclose(a.precision, b.precision, rtol=rtol)
     np.testing.assert_allclose(a.mean, b.mean, rtol=rtol, atol=rtol)
     np.testing.assert_allclose(a.log_evidence, b.log_evidence, rtol=rtol, atol=rtol)
-
-
-@pytest.mark.parametrize(
-    "case",
-    batteries.sampled(
-        LEGAL, lambda case: case.sweeps_of, lambda case: (case.covariance, case.loss, case.scheme)
-    ),
-)
-def test_every_combination_is_sound(case):
-    """The posterior is prior times sites, finite and proper; the same again, digit for digit."""
-    post, again = batteries.fit(case), batteries.fit(case)
-    np.testing.assert_array_equal(post.mean, again.mean)
-    check_sound(post, post.problem.data.X)
-
-
-def check_sound(post, X):
-    assert np.isfinite(post.mean).all()
-    assert (post.variance > 0).all()
-    assert np.isfinite(post.log_evidence)
-    assert post.n_refused == sum(info.n_refused for info in post.history)
-    assert len(post.history) == post.n_sweeps
-    assert not post.converged
-    full, sites = post.precision.ndim == 2, post.sites
-    given = post.precision @ post.mean if full else post.precision * post.mean
-    np.testing.assert_allclose(given, post.shift, rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(np.diag(post.covariance), post.variance)
-    assert (sites is None) == (post.schedule.stores == "none")
-    if sites is None:
-        return
-    if post.schedule.stores == "shared":
-        count = np.bincount(post.problem.groups)
-        precision, shift = np.tensordot(count, sites.precision, 1), count @ sites.shift
-    elif full:
-        count = 1.0
-        precision, shift = (X.T * sites.precision) @ X, X.T @ sites.shift
-    else:
-        count = 1.0
-        assert sites.precision.shape == (-(-len(X) // (post.batch_size or 1)), X.shape[1])
-        precision, shift = sites.precision.sum(axis=0), sites.shift.sum(axis=0)
-    np.testing.assert_allclose(
-        post.prior_precision + precision, post.precision, rtol=1e-8, atol=1e-9
-    )
-    np.testing.assert_allclose(shift, post.shift, rtol=1e-8, atol=1e-8)
-    assert post.state.log_scale == pytest.approx(
-        (count * sites.log_scale).sum(), rel=1e-8, abs=1e-8
-    )
 
 
 @pytest.mark.parametrize("order", ["sequential", "shuffled", "parallel"])

@@ -65,7 +65,7 @@ def test_the_row_of_bad_data_is_named_on_a_stream():
             epfast.fit_linear(*given, schedule=epfast.ADF(), **MINIBATCHES | {"batch_size": 4})
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_memory_map_and_memory_of_one_pass(tmp_path, run_python):
     """ADF on a memory map much larger than what it may allocate: O(d), and pages come and go."""
     path = tmp_path / "X.npy"

@@ -81,7 +81,7 @@ class TestSameAsQuadrature:
         assert operator.visits == 40 * post.n_sweeps
         assert not post.reasons
 
-    @pytest.mark.slow
+    @pytest.mark.full
     def test_gaussian_and_beta(self):
         """One operator for both neighbours, and one for each, which learn apart."""
         h, z, q, _ = linked(Factor(link, "quadrature"))
@@ -227,7 +227,7 @@ class TestState:
 
 
 class TestOracles:
-    @pytest.mark.slow
+    @pytest.mark.full
     @pytest.mark.parametrize(
         "tolerance",
         [

@@ -148,15 +148,7 @@ def test_standard_errors_are_honest():
         assert gap.max() < most
 
 
-@pytest.mark.parametrize(
-    "case",
-    batteries.sampled(
-        batteries.cases(),
-        lambda case: (case.wing, case.loss),
-        lambda case: (case.wing, case.covariance, case.factor, case.schedule.stores, case.scheme),
-        rest=False,
-    ),
-)
+@batteries.battery(batteries.cases())
 def test_whatever_is_legal_is_checked(case):
     post = batteries.fit(case)
     check = post.check(200)
@@ -401,14 +393,14 @@ def test_words():
 # ---- real sets ----
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", SMALL)
 def test_right_fits_are_good(name, data_folder):
     check = epfast.fit_linear(*rows_of(name)).check(4000)
     assert check.verdict == "good", str(check)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["ionosphere", "sonar", "wdbc", "fertility", "crabs", "spambase", "adult2000"]
 )

@@ -8,8 +8,6 @@ import pytest
 from epfast.inference.runtime import no_tick
 from tests import batteries
 
-CASES = list(batteries.cases())
-
 
 def assert_same(a, b, tol=0.0):
     """Bit by bit, or to rounding."""
@@ -28,7 +26,7 @@ def assert_same(a, b, tol=0.0):
         assert a == b
 
 
-@pytest.mark.parametrize("case", batteries.sampled(CASES, lambda case: case.sweeps_of))
+@batteries.battery(batteries.cases())
 def test_a_sweep_depends_on_its_state_alone(case):
     engine = batteries.engine(case)
     # of the state that a process was swept to last the covariance lies in the array of the kernel;

@@ -364,7 +364,7 @@ def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path):
     the_same(name, before)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="signals of POSIX")
 def test_kills_lose_no_file(tmp_path):
     tool = Path(__file__).parents[2] / "tools" / "kill_save.py"

@@ -1,6 +1,5 @@
 """Likelihoods of one latent value: moments in 50 digits, limits, sites, predictions, quantiles."""
 
-import itertools
 import warnings
 
 import mpmath as mp
@@ -11,7 +10,7 @@ from scipy import integrate, special, stats
 import epfast
 from epfast import backend, fit_linear, losses, schedules
 from epfast.losses import quantiles
-from tests.batteries import responses_of, sampled
+from tests.batteries import responses_of
 from tests.oracles import fifty_digits as exact
 from tests.oracles.brute_force import NODES, WEIGHTS
 
@@ -120,12 +119,10 @@ def test_moments_in_fifty_digits(name):
 WIDTHS = 1e-12, 1e-6, 1e-3, 0.1, 1.0, 30.0, 1e3, 1e6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "site", sampled(itertools.product(SITES, WIDTHS), lambda k: k[0], lambda k: k[1])
-)
-def test_moments_everywhere(site):
-    name, v = site
+@pytest.mark.full
+@pytest.mark.parametrize("v", WIDTHS)
+@pytest.mark.parametrize("name", SITES)
+def test_moments_everywhere(name, v):
     loss, y, *truth = SITES[name]
     for k in (-1e3, -3.0, 0.2, 1e3):
         assert_exact(loss, y, truth, truth[1][0] + k * np.sqrt(v), v)

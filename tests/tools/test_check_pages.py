@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 PATH = Path(__file__).parents[2] / "tools" / "check_pages.py"
 if not PATH.exists():
     pytest.skip("needs the tools of the source tree", allow_module_level=True)

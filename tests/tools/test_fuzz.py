@@ -30,6 +30,8 @@ from fuzz_hostile import dressed
 from fuzz_oracles import Case, Failure, run
 from fuzz_values import Draw
 
+pytestmark = pytest.mark.full
+
 MAKERS = {"doors": fuzz_doors.draw_case, "fits": fuzz_fits.draw_case}
 MAKERS["graphs"] = fuzz_graphs.draw_case
 
@@ -230,7 +232,6 @@ fuzz_values.Draw = Numbered
 """
 
 
-@pytest.mark.slow
 def test_dead_and_stuck_processes(tmp_path):
     """The case is named by which a process dies or stands still; the others are all run."""
     for path in TOOLS.glob("fuzz*.py"):

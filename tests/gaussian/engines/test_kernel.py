@@ -58,7 +58,7 @@ def test_the_fixed_point_is_that_of_numpy(schedule, variance):
     assert gp.residual < 1e-8
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("n", "width", "variance"),
     [

@@ -26,7 +26,7 @@ def logistic(y, m, v, power):
     return np.log(Z), first / sd, (second - first**2 - 1) / v
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("triple", [probit, logistic])
 @pytest.mark.parametrize(("n", "d"), [(5000, 4), (351, 33)])
 def test_the_fixed_point_is_that_of_numpy(n, d, triple):

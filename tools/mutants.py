@@ -1,0 +1,134 @@
+"""Killing power of the tests: the share of random one-line mutants of the Python layer that fail.
+
+    python tools/mutants.py --count 50 --seed 0 -- --tier full -n 2
+
+epfast is installed, not in editable mode. Each mutant is a copy of the package with one operator,
+number, condition or statement changed. The tests of its folder run first, then all of them, and
+arguments after -- go to pytest. Some mutants are equivalent to the original and cannot fail.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SWAPS = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+
+
+class Mutant(NamedTuple):
+    """A part of a file, and what takes its place."""
+
+    path: Path
+    line: int
+    begin: int
+    end: int
+    text: str
+
+
+def changed(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """What may take the place of a node, as a node and a text."""
+    match node:
+        case ast.Compare(left, [op], [right]) if type(op) in SWAPS:
+            yield node, f"{ast.unparse(left)} {SWAPS[type(op)]} {ast.unparse(right)}"
+        case ast.BinOp(left, op, right) if type(op) in SWAPS:
+            yield node, f"(({ast.unparse(left)}) {SWAPS[type(op)]} ({ast.unparse(right)}))"
+        case ast.BoolOp(op, values):
+            word = f" {SWAPS[type(op)]} "
+            yield node, f"({word.join(f'({ast.unparse(value)})' for value in values)})"
+        case ast.If(test) | ast.IfExp(test):
+            yield test, f"(not ({ast.unparse(test)}))"
+        case ast.Constant(bool(value)):
+            yield node, str(not value)
+        case ast.Constant(int(value) | float(value)):
+            yield node, f"({value!r} * 2 + 1)"
+        case ast.Expr(ast.Call()) | ast.AugAssign():
+            yield node, "pass"
+
+
+def mutants(path: Path) -> Iterator[Mutant]:
+    """All mutants of the bodies of a file's functions, each within one line."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    lines = text.encode().splitlines(keepends=True)
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    bodies = (inner for function in functions for inner in function.body)
+    messages = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
+        for inner in ast.walk(node)
+    }
+    for node in {id(n): n for body in bodies for n in ast.walk(body)}.values():
+        for place, new in changed(node) if id(node) not in messages else ():
+            if place.lineno == place.end_lineno:
+                start = sum(map(len, lines[: place.lineno - 1]))
+                begin, end = start + place.col_offset, start + place.end_col_offset
+                yield Mutant(path, place.lineno, begin, end, new)
+
+
+def killer(mutant: Mutant, package: Path, arguments: list[str], seconds: float) -> str:
+    """The test that fails on a mutant; "" if none does."""
+    part = mutant.path.relative_to(package)
+    whole = mutant.path.read_bytes()
+    near = [str(p) for p in (ROOT / "tests" / part.parts[0],) if p.is_dir()]
+    with tempfile.TemporaryDirectory() as name:
+        shutil.copytree(package, Path(name) / "epfast")
+        text = whole[: mutant.begin] + mutant.text.encode() + whole[mutant.end :]
+        (Path(name) / "epfast" / part).write_bytes(text)
+        for tests in ([near] if near else []) + [[]]:
+            call = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no"]
+            try:
+                done = subprocess.run(
+                    [*call, "-p", "no:cacheprovider", *arguments, *tests],
+                    cwd=ROOT,
+                    env=os.environ | {"PYTHONPATH": name},
+                    capture_output=True,
+                    text=True,
+                    timeout=seconds,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return "time"
+            if done.returncode:
+                lines = done.stdout.splitlines()
+                failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+                return (failed or lines[-1:] or ["import"])[0]
+    return ""
+
+
+def main() -> None:
+    """Print each mutant with the test that fails, and the share of those with one."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="for the tests of a mutant")
+    parser.add_argument("pytest", nargs="*", help="arguments of pytest")
+    given = parser.parse_args()
+    package = Path(find_spec("epfast").origin).parent
+    files = [p for p in sorted(package.rglob("*.py")) if p.name[:2] != "__"]
+    every = [mutant for path in files for mutant in mutants(path)]
+    killed = 0
+    for mutant in random.Random(given.seed).sample(every, given.count):
+        old = mutant.path.read_bytes()[mutant.begin : mutant.end].decode()
+        place = f"{mutant.path.relative_to(package)}:{mutant.line}: {old} -> {mutant.text}"
+        found = killer(mutant, package, given.pytest, given.seconds)
+        killed += bool(found)
+        print(f"{place}\n    {found[:150] or 'ALIVE'}", flush=True)
+    print(f"{killed} of {given.count} killed, of {len(every)} mutants")
+
+
+if __name__ == "__main__":
+    main()
