@@ -159,6 +159,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
     #: factors are those of the likelihood
     beta = 1.0
 
+    @_checks.named
     def __init__(
         self,
         *,
