@@ -1,11 +1,14 @@
 """The door's checks, one by one: what they let through, and as what."""
 
+import inspect
+import pickle
 import re
 
 import numpy as np
 import pytest
 from scipy import sparse
 
+import epfast
 from epfast import _checks
 from tests.oracles.bad_values import LAYOUTS, N, X, Y, frozen
 
@@ -30,6 +33,86 @@ def test_limits_of_numbers_are_said(limits, good, bad, words):
     assert _checks.number("x", good, **limits) == good
     with pytest.raises(ValueError, match=rf"^x is .*; allowed: a finite number {words}$"):
         _checks.number("x", bad, **limits)
+
+
+@pytest.mark.parametrize("name", _checks.ARGUMENTS)
+def test_names_of_other_packages_lead_to_arguments(name):
+    """Each entry is of use somewhere, and what it says to write is an argument of that function."""
+    doors = [
+        epfast.fit_linear,
+        epfast.fit_gp,
+        epfast.fit_hyper,
+        epfast.fit_network,
+        epfast.LinearClassifier,
+        epfast.LinearRegressor,
+        epfast.GPClassifier,
+        epfast.GPRegressor,
+        epfast.NetworkClassifier,
+        epfast.formula.fit,
+    ]
+    used = set()
+    for door in doors:
+        known = list(inspect.signature(door).parameters)
+        if name in known:
+            continue
+        with pytest.raises(
+            TypeError, match=f"got an unexpected keyword argument '{name}'"
+        ) as error:
+            door(**{name: 1})
+        for pair in _checks.ARGUMENTS[name]:
+            if set(pair[0].split()) <= set(known):
+                used.add(pair)
+                assert pair[1] in str(error.value)
+                written = re.match(r"(\w+)=", pair[1])
+                if written and "fit(X, y)" not in pair[1]:
+                    assert written[1] in known, pair
+                break
+    assert used == set(_checks.ARGUMENTS[name])
+
+
+@pytest.mark.parametrize(
+    ("door", "name", "said"),
+    [
+        (epfast.fit_linear, "sample_weight", "here that is weights="),
+        (epfast.fit_linear, "prior_varianc", "did you mean prior_variance=?"),
+        (epfast.fit_linear, "nonsense", "'nonsense'$"),
+        (epfast.fit_mixture, "sample_weight", "'sample_weight'; did you mean learn_weights"),
+        (epfast.LinearClassifier, "C", "^LinearClassifier.* prior_variance=C"),
+        (epfast.LinearClassifier().set_params, "C", "Invalid parameter 'C'.* prior_variance=C"),
+        (epfast.NetworkClassifier, "class_weight", "there is none: move the threshold"),
+        (epfast.GPClassifier, "n_restarts", "n_restarts_optimizer="),
+        (epfast.dask.LinearClassifier, "max_iter", "sweeps="),
+    ],
+)
+def test_names_that_are_not_known(door, name, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        door(**{name: 1})
+
+
+def test_named_functions_keep_their_face():
+    assert epfast.fit_linear.__module__ == "epfast.gaussian.fit_linear"
+    assert pickle.loads(pickle.dumps(epfast.fit_linear)) is epfast.fit_linear
+    assert "prior_variance" in inspect.signature(epfast.fit_linear).parameters
+
+
+@pytest.mark.parametrize("name", _checks.ALIASES)
+def test_other_names_of_choices(name):
+    """They lead to names that are, and are none of those themselves where these are allowed."""
+    choices = [
+        (*epfast.losses.names.NAMED, *epfast.losses.names.WITH_LATENTS),
+        tuple(epfast.formula.FAMILIES),
+        ("exact", "quadrature", "laplace", "quick_laplace", "variational"),
+        ("full", "factorized"),
+        ("sequential", "shuffled", "parallel"),
+        ("fmin_l_bfgs_b",),
+    ]
+    allowed = set().union(*choices)
+    assert set(_checks.ALIASES[name]) <= allowed
+    for names in choices:
+        near = [one for one in _checks.ALIASES[name] if one in names]
+        if near and name not in names:
+            with pytest.raises(ValueError, match=f"did you mean '{near[0]}'"):
+                _checks.choice("x", name.replace("_", "-").upper(), names)
 
 
 def test_integers():

@@ -67,8 +67,8 @@ FITS = {
         *(mean, epfast.fit_gp, K, Y), loss="noisy_step", schedule=epfast.DoubleLoop()
     ),
     "graph": partial(chain, EP),
-    "network": lambda: epfast.fit_network(X, X[:, 0], hidden=(8,), seed=1).predict(NEW),
-    "mixture": lambda: epfast.fit_mixture(X[:40, :2], n_components=2, seed=1).log_evidence,
+    "network": lambda: epfast.fit_network(X, X[:, 0], hidden=(8,), rng=1).predict(NEW),
+    "mixture": lambda: epfast.fit_mixture(X[:40, :2], n_components=2, rng=1).log_evidence,
     "two threads": partial(mean, epfast.fit_linear, X, Y, schedule=EP, n_jobs=2),
 }
 

@@ -72,10 +72,10 @@ def right_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
     long = 20_000 if options.quick else LONG
     for name in SMALL[-3:] if options.quick else SMALL:
         post = epfast.fit_linear(*rows_of(name))
-        reference = post.check(long, seed=LONG_SEED)
+        reference = post.check(long, rng=LONG_SEED)
         found = []
         for seed in range(1 if options.quick else 10):
-            check = post.check(DRAWS, seed=seed)
+            check = post.check(DRAWS, rng=seed)
             found.append((check.mean - reference.mean) / check.mean_se)
             if seed == 0:
                 row = row_of(name, check)

@@ -146,7 +146,7 @@ def network() -> Task:
     """Two passes of probabilistic backpropagation through 50 hidden units."""
     X, _ = rows(500, 8)
     y = np.sin(X[:, 0]) + 0.1 * X[:, 1]
-    return lambda: epfast.fit_network(X, y, hidden=(50,), schedule=epfast.ADF(passes=2), seed=0)
+    return lambda: epfast.fit_network(X, y, hidden=(50,), schedule=epfast.ADF(passes=2), rng=0)
 
 
 TASKS: Tasks = {

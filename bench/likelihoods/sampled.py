@@ -116,7 +116,7 @@ def processes(options: argparse.Namespace) -> Part:
                 gp = epfast.fit_gp(
                     _kernel(x, x) + NUGGET * np.eye(N), y, loss=losses.StudentT(DF, 0.1)
                 )
-                check = gp.check(1000 if options.quick else 20_000, seed=1)
+                check = gp.check(1000 if options.quick else 20_000, rng=1)
                 theirs = _gpy_evidence(x, y, 0.1) if there else np.nan
                 evidences.append([seed, gp.log_evidence, theirs, check.log_evidence])
     headers = ["fit", "log density", "sd", "less first", "+-", "error of curve"]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import math
 import numbers
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from epfast._arrays import Array, slices, to_float64
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: rounding of doubles
 EPS = float(np.finfo(np.float64).eps)
@@ -79,22 +84,56 @@ def freeze(target: Any, **values: Any) -> None:
 
 
 #: other names of choices, as papers and other packages have them
-ALIASES = {
-    "bernoulli": "logistic",
-    "diagonal": "factorized",
-    "ep": "exact",
-    "gq": "quadrature",
-    "la": "laplace",
-    "lbfgs": "fmin_l_bfgs_b",
-    "logit": "logistic",
-    "mean_field": "factorized",
-    "normal_cdf": "probit",
-    "qla": "quick_laplace",
-    "random": "shuffled",
-    "serial": "sequential",
-    "step": "noisy_step",
-    "svm": "hinge",
-    "vq": "variational",
+ALIASES: dict[str, tuple[str, ...]] = {
+    "absolute_error": ("laplace_noise",),
+    "asymmetric_laplace": ("quantile",),
+    "bernoulli": ("logistic",),
+    "beta_binomial": ("binomial",),
+    "binary": ("logistic", "bernoulli"),
+    "binary_crossentropy": ("logistic",),
+    "categorical": ("multiclass",),
+    "cauchy": ("student_t", "student"),
+    "cross_entropy": ("logistic",),
+    "cumulative": ("ordinal",),
+    "diagonal": ("factorized",),
+    "ep": ("exact",),
+    "exponential": ("weibull",),
+    "gamma": ("gamma_noise",),
+    "gq": ("quadrature",),
+    "huber": ("student_t",),
+    "l1": ("laplace_noise",),
+    "l2": ("gaussian",),
+    "la": ("laplace",),
+    "laplace": ("laplace_noise",),
+    "lbfgs": ("fmin_l_bfgs_b",),
+    "least_squares": ("gaussian",),
+    "log_loss": ("logistic",),
+    "logistic": ("bernoulli",),
+    "logit": ("logistic", "bernoulli"),
+    "mae": ("laplace_noise",),
+    "mean_field": ("factorized",),
+    "mse": ("gaussian",),
+    "multinomial": ("multiclass",),
+    "negbin": ("negative_binomial", "negbinomial"),
+    "nb": ("negative_binomial", "negbinomial"),
+    "negative_binomial": ("negbinomial",),
+    "negbinomial": ("negative_binomial",),
+    "normal": ("gaussian",),
+    "normal_cdf": ("probit",),
+    "pinball": ("quantile",),
+    "proportional_odds": ("ordinal",),
+    "qla": ("quick_laplace",),
+    "random": ("shuffled",),
+    "serial": ("sequential",),
+    "softmax": ("multiclass",),
+    "squared_error": ("gaussian",),
+    "step": ("noisy_step",),
+    "student": ("student_t",),
+    "student_t": ("student",),
+    "svm": ("hinge",),
+    "t": ("student_t",),
+    "tobit": ("censored",),
+    "vq": ("variational",),
 }
 
 
@@ -104,9 +143,140 @@ def did_you_mean(value: Any, allowed: Iterable[str]) -> str:
         return ""
     wanted = value.lower().replace("-", "_").replace(" ", "_")
     names = list(allowed)
-    near = [ALIASES[wanted]] if ALIASES.get(wanted) in names else []
+    near = [name for name in ALIASES.get(wanted, ()) if name in names]
     near += difflib.get_close_matches(wanted, names, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+_EP = "schedule", "schedule=epfast.EP(sweeps=..., tol=...)"
+_LOSS = "loss", "loss=..., with its noise, as epfast.losses.Gaussian(variance)"
+_PENALTY = (
+    "prior_variance loss",
+    "prior_variance=..., of the coefficients",
+)
+_SPARSE = "prior prior_variance", "prior=..., as epfast.losses.SpikeAndSlab() or Horseshoe()"
+_WEIGHTS = (("weights loss", "weights=..."), ("weights family", "weights=..."))
+_OF_ROWS = (("class_weight", "sample_weight of fit(X, y)"), ("learn", "sample_weight of fit(X, y)"))
+_SEED = (
+    ("rng", "rng=..."),
+    ("random_state", "random_state=..."),
+    ("schedule", "schedule=epfast.EP(order='shuffled', seed=...)"),
+)
+_RANK = "rank", "rank=..., of an approximation of the kernel"
+_NO_CHAIN = (
+    ("schedule", "schedule=epfast.EP(sweeps=...): nothing is sampled, there are no chains"),
+    ("strategy", "strategy=...: nothing is sampled, there are no chains"),
+)
+
+#: arguments of scikit-learn, statsmodels, brms, bambi, GPy and Keras: arguments that a function
+#: here has, and what to write there; the first pair that fits
+ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "C": (("prior_variance loss", "prior_variance=C, of the coefficients"),),
+    "K": (("kernel", "kernel=..., of scikit-learn; fit_gp takes a matrix"),),
+    "Y": (("y", "y"),),
+    "alpha": (
+        ("kernel center", "loss=epfast.losses.Gaussian(alpha), the variance of the noise"),
+        (
+            "prior_variance loss",
+            "prior_variance=1 / alpha, beside noise of variance 1",
+        ),
+    ),
+    "chains": _NO_CHAIN,
+    "class_weight": (
+        (
+            "random_state",
+            "none: move the threshold, as by sklearn.model_selection.TunedThresholdClassifierCV",
+        ),
+        ("weights", "weights=..., a number per row"),
+    ),
+    "cores": (("n_jobs", "n_jobs=..."),),
+    "cv": (_PENALTY,),
+    "draws": _NO_CHAIN,
+    "epochs": (_EP,),
+    "exposure": (("offset", "offset=np.log(exposure)"),),
+    "family": (("loss", "loss=..., as 'logistic', 'gaussian' or 'poisson'"),),
+    "fit_intercept": (("intercept", "intercept=True"), ("center", "center=True")),
+    "freq_weights": (*_WEIGHTS, *_OF_ROWS),
+    "groups": (
+        ("prior_groups", "prior_groups=..., a group for each column"),
+        ("sds", "sds={'name': (columns, prior)}"),
+    ),
+    "hidden_layer_sizes": (("hidden", "hidden=(units, ...)"),),
+    "inducing_variable": (_RANK,),
+    "intercept": (("fit_intercept", "fit_intercept=True"),),
+    "iter": _NO_CHAIN,
+    "iterations": (_EP,),
+    "kernel": (("K", "K, the matrix kernel(X); epfast.GPClassifier takes a kernel"),),
+    "l1_ratio": (
+        _SPARSE,
+        ("prior_scale", "none: fit_linear(X, y, prior=epfast.losses.Horseshoe()) is sparse"),
+    ),
+    "lambda_": (_PENALTY,),
+    "likelihood": (("loss", "loss=..., as 'logistic', 'gaussian' or 'poisson'"),),
+    "link": (
+        ("loss", "loss=..., as 'logistic' or 'probit'"),
+        ("family", "family=..., each of which has its link"),
+    ),
+    "lower_bound_tol": (_EP,),
+    "max_iter": (_EP,),
+    "max_iters": (_EP,),
+    "multi_class": (
+        ("loss", "loss='multiclass', or any loss of two labels, one against the rest"),
+    ),
+    "n_iter": (_EP,),
+    "n_restarts": (("n_restarts_optimizer", "n_restarts_optimizer=..."),),
+    "noise": (_LOSS,),
+    "noise_var": (_LOSS,),
+    "normalize_y": (("center", "center=True, of the mean; the kernel has the scale"),),
+    "num_inducing": (_RANK,),
+    "offset": (("fit_intercept", "offset=... of fit(X, y), in regressions"),),
+    "penalty": (_SPARSE, _PENALTY),
+    "prior": (("priors", "priors={'x': ..., '1|g': ...}"), _PENALTY),
+    "priors": (_SPARSE, _PENALTY, ("prior", "prior=...")),
+    "random_seed": _SEED,
+    "random_state": (_SEED[0], _SEED[2]),
+    "reg_param": (_PENALTY,),
+    "rng": _SEED[1:],
+    "sample_weight": (*_WEIGHTS, *_OF_ROWS),
+    "seed": _SEED,
+    "solver": (_EP,),
+    "tol": (_EP,),
+    "tune": _NO_CHAIN,
+    "var_weights": (*_WEIGHTS, *_OF_ROWS),
+    "verbose": (("progress", "progress=True"), ("schedule", "logging: sweeps are logged as INFO")),
+    "warm_start": (("start", "start=..., a posterior"),),
+    "warmup": _NO_CHAIN,
+    "weight": (*_WEIGHTS, *_OF_ROWS),
+    "weights": _OF_ROWS,
+}
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """What to write for an argument that a function does not have; "" if nothing comes near."""
+    known = [one for one in known if one != "self"]
+    for argument, text in ARGUMENTS.get(name, ()):
+        if set(argument.split()) <= set(known):
+            return f"; here that is {text}" if not text.startswith("none") else f"; there is {text}"
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return f"; did you mean {near[0]}=?" if near else ""
+
+
+def named(function: Callable[P, T]) -> Callable[P, T]:
+    """Refuse arguments by other names in words that say the names here."""
+    known = tuple(inspect.signature(function).parameters)
+    names = frozenset(known)
+    called = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> T:
+        if not given.keys() <= names:
+            name = next(iter(given.keys() - names))
+            raise TypeError(
+                f"{called}() got an unexpected keyword argument {name!r}{meant(name, known)}"
+            )
+        return function(*args, **given)
+
+    return checked
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
@@ -495,6 +665,13 @@ def progress(value: Any) -> None:
     """True, False, or a callable."""
     if not callable(value):
         flag("progress", value)
+
+
+def seed(name: str, value: Any) -> int:
+    """A seed: as given, or (a generator, or None) drawn."""
+    if value is None or hasattr(value, "integers"):
+        return int(generator(name, value).integers(2**31))
+    return integer(name, value, least=0)
 
 
 def generator(name: str, value: Any) -> np.random.Generator:

@@ -244,6 +244,7 @@ class FormulaFit:
         return post, means + offset, variances
 
 
+@_checks.named
 def fit(
     formula: str,
     data: Any,
@@ -252,7 +253,7 @@ def fit(
     priors: Mapping[str, Any] | None = None,
     weights: Any = None,
     strategy: str = "auto",
-    rng: int = 0,
+    rng: np.random.Generator | int | None = 0,
 ) -> FormulaFit:
     """Fit a regression by a formula, and average over the sds of its groups and its noise.
 
@@ -437,7 +438,10 @@ def _response(response: Any, family: str) -> tuple[Array, float, float]:
     of_two = y.ndim == 1 and np.isin(y, (0.0, 1.0)).all()
     right, allowed = {
         "bernoulli": (of_two, "0 and 1, a variable of two levels, or y['level']"),
-        "binomial": (kind == "proportion", "prop(successes, trials)"),
+        "binomial": (
+            kind == "proportion",
+            "prop(successes, trials); of 0 and 1 family='bernoulli'",
+        ),
     }.get(family, (y.ndim == 1 and kind == "numeric" and np.isfinite(y).all(), "finite numbers"))
     if not right:
         raise ValueError(f"{response.name!r} is no response for {family!r}; allowed: {allowed}")

@@ -6,7 +6,6 @@ With b_i = y_i alpha_i the dual is the program of ``_core/smo.pyx``, q = -y; see
 from __future__ import annotations
 
 import time
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from epfast._arrays import Array
 from epfast._core.kernel_rows import KernelRows
 from epfast._core.smo import Smo
 from epfast.inference import ConvergenceWarning, Interrupted
+from epfast.inference.records import warn_user
 from epfast.inference.runtime import TimedPieces
 
 __all__ = ["SVM", "SVMInfo", "fit_svm"]
@@ -149,6 +149,7 @@ class SVM:
         return np.where(self.decision_function(X) >= 0.0, 1.0, -1.0)
 
 
+@_checks.named
 def fit_svm(
     X: ArrayLike,
     y: ArrayLike,
@@ -320,12 +321,11 @@ def fit_svm(
         if not np.isfinite(last[3:5]).all():
             raise FloatingPointError("the kernel overflowed; scale the columns of X")
         if finish and last.violation > tol:
-            warnings.warn(
+            warn_user(
                 f"SMO did not reach tol={tol:g}: after {dual.iterations} iterations the optimality "
                 f"conditions are violated by {last.violation:.2g}; try a larger max_iter or tol, "
                 "or scale the columns of X",
                 ConvergenceWarning,
-                stacklevel=2,
             )
         return result()
     except KeyboardInterrupt:

@@ -42,7 +42,7 @@ def test_scikit_learn_checks(estimator, check):
 @pytest.mark.parametrize("schedule", [None, epfast.SEP(sweeps=3, tol=0), epfast.EP(2, tol=0)])
 def test_regressor_is_fit_network(schedule):
     model = NetworkRegressor((7,), schedule=schedule, random_state=4).fit(X, Y)
-    post = epfast.fit_network(X, Y, (7,), schedule=schedule, seed=4)
+    post = epfast.fit_network(X, Y, (7,), schedule=schedule, rng=4)
     mean, variance = post.predict(NEW)
     found, sd = model.predict(NEW, return_std=True)
     np.testing.assert_array_equal(found, mean)
@@ -61,7 +61,7 @@ def test_classifier_is_a_network_against_the_rest():
     odds = []
     for name in "abc":
         y = np.where(labels == name, 1, -1)
-        post = epfast.fit_network(X, y, (6,), loss="probit", schedule=epfast.ADF(passes=3), seed=2)
+        post = epfast.fit_network(X, y, (6,), loss="probit", schedule=epfast.ADF(passes=3), rng=2)
         odds.append(post.predict_proba(NEW))
     odds = np.stack(odds, axis=1)
     np.testing.assert_allclose(

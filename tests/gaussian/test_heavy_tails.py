@@ -33,7 +33,7 @@ def test_settles_by_default(seed, df, scale, bias):
         gp = epfast.fit_gp(K, y, loss=losses.StudentT(df=df, scale=scale))
     assert gp.converged
     assert gp.residual < 1e-4
-    found = gp.check(20_000, seed=1)
+    found = gp.check(20_000, rng=1)
     assert abs(found.log_evidence - gp.log_evidence) < bias
 
 

@@ -84,7 +84,7 @@ observed product,compound,table,tables,mixture,vectors,own""".replace("\n", "").
 def test_densities_of_all_kinds(kind):
     """With one factor the evidence of EP is the integral, and so are all means and variances."""
     post = one_factor(kind).fit(EP(tol=1e-10))
-    found = post.check(draws=100_000, seed=1)
+    found = post.check(draws=100_000, rng=1)
     assert found.verdict in ("good", "usable"), str(found)
     assert abs(found.log_evidence - post.log_evidence) < 4.0 * found.log_evidence_se + 1e-9
     assert found.log_evidence_se < 0.02

@@ -136,7 +136,7 @@ def test_standard_errors_are_honest():
     X, y = classes(10, 1, seed=5)
     post = epfast.fit_linear(X, y, loss="probit", prior_variance=25.0)
     log_z, mean, sd = by_force(X, y, post.loss, np.zeros(1), np.eye(1) / 25.0)
-    checks = [post.check(400, seed=seed) for seed in range(200)]
+    checks = [post.check(400, rng=seed) for seed in range(200)]
     for found, truth, error, most in (
         ([c.mean[0] for c in checks], mean[0], [c.mean_se[0] for c in checks], 5),
         ([c.log_evidence for c in checks], log_z, [c.log_evidence_se for c in checks], 5),
@@ -285,7 +285,7 @@ def test_weights_all_alike_leave_next_to_no_error():
 def test_same_seed_same_check():
     X, y = classes(50, 3)
     post = epfast.fit_linear(X, y)
-    first, again, other = post.check(301), post.check(301), post.check(301, seed=1)
+    first, again, other = post.check(301), post.check(301), post.check(301, rng=1)
     np.testing.assert_array_equal(first.mean, again.mean)
     assert first.draws == 302
     assert (first.mean != other.mean).all()
@@ -305,7 +305,7 @@ def test_blocks_do_not_change_what_the_draws_are(monkeypatch):
     X, y = classes(80, 3)
     post = epfast.fit_linear(X, y)
     monkeypatch.setattr(importance, "BLOCK", 64)
-    agrees(post.check(4000), (post.check(4000, seed=9).log_evidence, post.mean, post.check().sd))
+    agrees(post.check(4000), (post.check(4000, rng=9).log_evidence, post.mean, post.check().sd))
 
 
 def test_unknown_rows(tmp_path):
@@ -360,7 +360,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="draws is 10; allowed: an integer >= 100"):
         post.check(10)
     with pytest.raises(ValueError, match="seed is -1"):
-        post.check(seed=-1)
+        post.check(rng=-1)
     further = epfast.fit_linear(
         X, y, schedule=epfast.ADF(), start=epfast.fit_linear(X, y, schedule=epfast.ADF())
     )

@@ -36,7 +36,7 @@ def test_verdicts_of_random_models(number):
         post = model.fit()
     except FloatingPointError:  # says what is wrong; there is nothing to check
         return
-    truth, check = truth_of(post, model.exact()), post.check(seed=number)
+    truth, check = truth_of(post, model.exact()), post.check(rng=number)
     never = {"bad": "good", "right": "do not use"}.get(truth)
     assert check.verdict != never, f"{model}: {model.loss}, {truth}: {check}"
 
@@ -61,7 +61,7 @@ def test_a_second_mode_is_found_at_every_seed():
     post, mean, sd = two_groups()
     assert sd > 10.0 * np.sqrt(post.variance[0])
     for seed in range(10):
-        check = post.check(seed=seed)
+        check = post.check(rng=seed)
         assert check.verdict == "do not use", str(check)
         assert abs(check.mean[0] - mean) < 4.0 * check.mean_se[0]
         assert check.sd[0] == pytest.approx(sd, rel=0.25)
@@ -78,7 +78,7 @@ def test_clear_models_have_one_verdict_whatever_the_seed():
         two_groups()[0],
     ]
     for post in posts:
-        verdicts = {post.check(seed=seed).verdict for seed in range(10)}
+        verdicts = {post.check(rng=seed).verdict for seed in range(10)}
         assert len(verdicts) == 1, verdicts
 
 

@@ -41,7 +41,7 @@ OWN = pytest.mark.parametrize("name", SCHEDULES)
 
 def fit(name="SEP", passes=4, hidden=(6,), **given):
     y = LABELS if given.get("loss") == "probit" else Y
-    return fit_network(X, y, hidden=hidden, schedule=SCHEDULES[name](passes), seed=3, **given)
+    return fit_network(X, y, hidden=hidden, schedule=SCHEDULES[name](passes), rng=3, **given)
 
 
 def same(a, b):
@@ -138,12 +138,12 @@ def test_a_callback_ends_the_fit():
 
 
 def test_seeds():
-    usual, again, other = (fit_network(X, Y, hidden=(4,), seed=seed) for seed in (0, 0, 1))
+    usual, again, other = (fit_network(X, Y, hidden=(4,), rng=seed) for seed in (0, 0, 1))
     same(usual, again)
     assert not np.array_equal(usual.state.belief, other.state.belief)
     assert usual.n_sweeps == usual.schedule.passes <= 40
     own = SEP(sweeps=2, tol=0.0, order="shuffled", seed=5)
-    a, b = (fit_network(X, Y, hidden=(4,), schedule=own, seed=seed) for seed in (0, 1))
+    a, b = (fit_network(X, Y, hidden=(4,), schedule=own, rng=seed) for seed in (0, 1))
     np.testing.assert_array_equal(a.schedule.checked_visits(N, 1), b.schedule.checked_visits(N, 1))
 
 
@@ -279,7 +279,7 @@ def test_classes():
         np.exp(post.log_predictive(X, LABELS)) + np.exp(post.log_predictive(X, -LABELS)), 1.0
     )
     assert post.noise_variance == 0.0
-    flipped = fit_network(X, -LABELS, hidden=(10,), loss="probit", schedule=post.schedule, seed=3)
+    flipped = fit_network(X, -LABELS, hidden=(10,), loss="probit", schedule=post.schedule, rng=3)
     assert flipped.predict_proba(X)[LABELS > 0].mean() < 0.5
 
 
@@ -319,13 +319,13 @@ def test_inputs_stay_as_they_are_and_come_in_all_kinds():
         (wide[::2, ::2], Y),
         (X.astype(np.longdouble), Y.astype(">f8")),
     ):
-        same(fit_network(rows, y, hidden=(6,), schedule=usual.schedule, seed=3), usual)
+        same(fit_network(rows, y, hidden=(6,), schedule=usual.schedule, rng=3), usual)
     whole = np.rint(4.0 * X)
     a = fit_network(whole.astype(int), Y, hidden=(6,), schedule=usual.schedule)
     same(a, fit_network(whole.astype(np.float32), Y, hidden=(6,), schedule=usual.schedule))
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(X)
-    same(fit_network(frame, pandas.Series(Y), hidden=(6,), schedule=usual.schedule, seed=3), usual)
+    same(fit_network(frame, pandas.Series(Y), hidden=(6,), schedule=usual.schedule, rng=3), usual)
 
 
 # ---- more rows ----

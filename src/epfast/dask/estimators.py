@@ -26,6 +26,7 @@ from epfast.schedules import Schedule
 class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
     """What both share: settings, and fits."""
 
+    @_checks.named
     def __init__(
         self,
         *,
@@ -163,6 +164,7 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     ((3, 2), dask.array<labels, shape=(600,), dtype=<U5, chunksize=(200,), chunktype=numpy.ndarray>)
     """
 
+    @_checks.named
     def __init__(
         self,
         *,
@@ -355,6 +357,7 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
     converged_ : bool
     """
 
+    @_checks.named
     def __init__(
         self,
         *,

@@ -43,6 +43,7 @@ from epfast.schemes import Scheme
 GROUPS = DSEP | DAEP
 
 
+@_checks.named
 def fit_linear(
     X: Any,
     y: Any,
@@ -296,7 +297,7 @@ def _count(schedule: Any) -> int | None:
     return None if count is None else int(count)
 
 
-def _check_rows(facts: list[Facts], loss: Loss, stacklevel: int = 4) -> None:
+def _check_rows(facts: list[Facts], loss: Loss) -> None:
     """Refuse what only all chunks together show; warn of weights that are no counts."""
     if not any(part.rows for part in facts):
         raise ValueError("X has no rows; allowed: one at least")
@@ -308,7 +309,7 @@ def _check_rows(facts: list[Facts], loss: Loss, stacklevel: int = 4) -> None:
             raise ValueError(
                 f"y has the label {'+1' if positive else '-1'} alone; allowed: -1 and +1"
             )
-    note_weights(np.array([part.fraction for part in facts]), stacklevel)
+    note_weights(np.array([part.fraction for part in facts]))
 
 
 def _run(
@@ -340,8 +341,8 @@ def _run(
         with _bars(progress, callback, n) as (tick, after):
             fit = run(engine, problem.schedule, start, callback=after, progress=tick)
         if isinstance(engine, Passes):
-            _check_rows(engine.facts, problem.loss, 5)
-        warn_of(fit, engine, problem.schedule, 3)
+            _check_rows(engine.facts, problem.loss)
+        warn_of(fit, engine, problem.schedule)
         return result(fit)
     except (KeyboardInterrupt, ExecutorFailed) as stopped:
         raise interrupted(stopped, fit, result, start, lambda: None) from stopped.__cause__

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from epfast._arrays import Array
-from epfast.estimators.base import users_level
 from epfast.estimators.evidence import LATENT_VARIANCES, Averaged, Fits
 from epfast.estimators.joint import Joint, Learnt
 from epfast.estimators.parameters import weak_prior
@@ -31,6 +29,7 @@ from epfast.inference.hyper import (
     grown,
     principal_axes,
 )
+from epfast.inference.records import warn_user
 
 #: of the log of a prior variance alone: distance of its points, and the least prior variance of
 #: x.theta there. Distances of 1.33 and 2.67 gave the same log loss to .0002 over 27 data sets
@@ -276,7 +275,7 @@ def tell_unbounded(values: Array, u: Array, fits: list[Fits]) -> None:
             moves = (np.abs(above.mean - post.mean) / np.sqrt(post.variance)).ravel()
             if probable[k + 1] and n >= ENOUGH_ROWS * size and moves.max() > UNBOUNDED:
                 j = int(moves.argmax())
-                warnings.warn(
+                warn_user(
                     f"the data hardly bound the coefficient {post.labels[j]!r}: its mean is "
                     f"{post.mean.flat[j]:.3g} at prior_variance={math.exp(u[k]):.3g} and "
                     f"{above.mean.flat[j]:.3g} at {math.exp(u[k + 1]):.3g}, which is about "
@@ -284,6 +283,5 @@ def tell_unbounded(values: Array, u: Array, fits: list[Fits]) -> None:
                     "without error, and only the prior keeps the coefficient finite: the far end "
                     "of its interval may be too near",
                     DataWarning,
-                    stacklevel=users_level(),
                 )
                 return

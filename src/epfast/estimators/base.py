@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +12,7 @@ from scipy import special
 from epfast import _checks, backend, inference
 from epfast._arrays import Array
 from epfast.estimators.coupling import best, left_out, log_probabilities, tally
+from epfast.inference.records import warn_user
 from epfast.inference.report import WEIGHTS, not_counts
 from epfast.losses import Loss, Multiclass
 from epfast.losses.names import LABELS, loss_at_door
@@ -53,13 +52,9 @@ __all__ = [
     "sample_weights",
     "seed_of_draws",
     "tell",
-    "users_level",
     "validate_data",
     "validate_fit",
 ]
-
-#: whose lines are not the user's
-PACKAGES = frozenset({"epfast", "sklearn", "joblib", "threading", "concurrent"})
 
 
 def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:
@@ -86,17 +81,6 @@ class EvidenceWarning(UserWarning):
     """A search maximised a log evidence that says less than its name."""
 
 
-def users_level() -> int:
-    """The stacklevel, for who calls this, of the nearest line outside the libraries."""
-    level, frame = 0, inspect.currentframe()
-    frame = None if frame is None else frame.f_back
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in PACKAGES:
-        level, frame = level + 1, frame.f_back
-    # a frame that refers to itself would keep what callers hold until the next garbage collection
-    del frame
-    return level + 1
-
-
 def seed_of_draws(random_state: Any) -> int:
     """A seed of NumPy's generators, drawn by any of scikit-learn's kinds; None draws afresh."""
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
@@ -112,18 +96,29 @@ def fit_seed(random_state: Any) -> int:
 
 
 def tell(told: Iterable[tuple[Any, ...]]) -> None:
-    """Warn of fits, as :func:`epfast.inference.warn_of` does, at the user's line.
+    """Warn of fits, as :func:`epfast.inference.warn_of` does.
 
-    told: the arguments of ``warn_of``, but for the stacklevel, of each fit.
+    told: the arguments of ``warn_of`` of each fit.
     """
     for fit, sites, schedule in told:
-        inference.warn_of(fit, sites, schedule, users_level(), ConvergenceWarning)
+        inference.warn_of(fit, sites, schedule, ConvergenceWarning)
 
 
 class Posteriors:
     """What an estimator has fitted: one posterior, or one for each class against the rest."""
 
     posteriors_: list[Any]
+
+    def set_params(self, **given: Any) -> Any:
+        """Set parameters, as scikit-learn does; of unknown names the message says what is meant."""
+        known = cast(Any, self).get_params(deep=False)
+        for name in given:
+            if "__" not in name and name not in known:
+                raise ValueError(
+                    f"Invalid parameter {name!r} for estimator {type(self).__name__}. Valid "
+                    f"parameters are: {sorted(known)}{_checks.meant(name, known)}"
+                )
+        return cast(Any, super()).set_params(**given)
 
     @property
     def posterior_(self) -> Any:
@@ -488,7 +483,7 @@ def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
     said = not_counts(weights)
     if said is not None:
         text = f"sample_weight holds {said}; give counts, or none"
-        warnings.warn(text, inference.DataWarning, stacklevel=users_level())
+        warn_user(text, inference.DataWarning)
     return weights
 
 
@@ -521,12 +516,11 @@ def row_weights(
             )
         weights *= by_class[index]
     if class_weight is not None and not (by_class == 1.0).all():
-        warnings.warn(
+        warn_user(
             f"class_weight is {_checks.describe(class_weight)}: {WEIGHTS}; for classes of unequal "
             "size fit without it and move the threshold, as by "
             "sklearn.model_selection.TunedThresholdClassifierCV",
             inference.DataWarning,
-            stacklevel=users_level(),
         )
     if not weights.any():
         raise ValueError(

@@ -297,7 +297,7 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
         post, new = posteriors[k], problem.problems[k]
         told: list[tuple[Any, ...]] = []
 
-        def warn(*what: Any, stacklevel: int = 0) -> None:
+        def warn(*what: Any) -> None:
             told.append(what[:3])
 
         if isinstance(post, FactorizedPosterior):

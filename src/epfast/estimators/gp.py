@@ -164,6 +164,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
     array(['in', 'out'], dtype='<U3')
     """
 
+    @_checks.named
     def __init__(
         self,
         kernel: Any = None,

@@ -97,6 +97,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
     True
     """
 
+    @_checks.named
     def __init__(
         self,
         kernel: Any = None,

@@ -245,6 +245,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
     array(['yes', 'yes', 'no'], dtype='<U3')
     """
 
+    @_checks.named
     def __init__(
         self,
         *,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.estimators.averages import averaged
-from epfast.estimators.base import EvidenceWarning, check_is_fitted, seed_of_draws, users_level
+from epfast.estimators.base import EvidenceWarning, check_is_fitted, seed_of_draws
 from epfast.estimators.coefficients import Coefficients
 from epfast.estimators.evidence import (
     LATENT_VARIANCES,
@@ -36,6 +35,7 @@ from epfast.gaussian import FullPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import variances_at_door
+from epfast.inference.records import warn_user
 from epfast.losses import Loss
 from epfast.priors import HalfCauchy
 from epfast.schedules import EP
@@ -156,11 +156,11 @@ class LinearModel(Coefficients):
         center = binary.problems[0].center
         found = Columns.of(rows, weights, center)
         if self.fit_intercept:
-            notes.note_far(found.mean, found.variance, center is not None, users_level())
+            notes.note_far(found.mean, found.variance, center is not None)
         if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
             about_mean = found.largest is not None and center is not None
             largest = found.largest if about_mean else notes.column_sizes(rows).largest
-            notes.note_scales(cast(Array, largest), users_level())
+            notes.note_scales(cast(Array, largest))
         return found
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
@@ -181,13 +181,12 @@ class LinearModel(Coefficients):
         elif isinstance(given, str):
             _checks.choice("prior_variance", given, SEARCHES)
             if not normalised(loss):
-                warnings.warn(
+                warn_user(
                     f"prior_variance={given!r} maximises the log integral of prior times factors "
                     f"exp(-beta loss), which for {loss!r} at beta={loss.beta:g} is no log "
                     f"probability of {'the labels' if loss.by_margin else 'y'}; a number, or "
                     "cross-validation, is safer",
                     EvidenceWarning,
-                    stacklevel=users_level(),
                 )
         if self.prior_groups is not None and given != "evidence":
             raise ValueError(

@@ -160,6 +160,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
     #: factors are those of the likelihood
     beta = 1.0
 
+    @_checks.named
     def __init__(
         self,
         *,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.estimators.base import check_is_fitted, fit_seed, seed_of_draws, tell, validate_data
 from epfast.estimators.interrupts import all_or_nothing
@@ -63,6 +64,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
     True
     """
 
+    @_checks.named
     def __init__(
         self,
         n_components: int = 1,

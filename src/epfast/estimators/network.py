@@ -42,7 +42,7 @@ class _Network:
         names = ("hidden", "prior", "standardize", "progress")
         return {
             **{name: getattr(self, name) for name in names},
-            "seed": fit_seed(self.random_state),
+            "rng": fit_seed(self.random_state),
         }
 
     def _first(self) -> Any:
@@ -55,7 +55,7 @@ class _Network:
             return fit_network(X, y, schedule=self.schedule, **given), np.empty(0)
         share = _checks.number("validation_fraction", self.validation_fraction, above=0.0, most=0.9)
         patience = _checks.integer("n_iter_no_change", self.n_iter_no_change, least=1)
-        order = np.random.default_rng([given["seed"], 1]).permutation(len(X))
+        order = np.random.default_rng([given["rng"], 1]).permutation(len(X))
         count = max(1, round(share * len(X)))
         out, rest = order[:count], order[count:]
         schedule = self.schedule
@@ -154,6 +154,7 @@ class NetworkRegressor(_Network, LatentRegressor):
     True
     """
 
+    @_checks.named
     def __init__(
         self,
         hidden: Any = (50,),
@@ -275,6 +276,7 @@ class NetworkClassifier(_Network, LatentClassifier):
     True
     """
 
+    @_checks.named
     def __init__(
         self,
         hidden: Any = (50,),

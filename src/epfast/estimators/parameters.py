@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -11,7 +10,8 @@ import numpy as np
 
 from epfast import _checks, priors
 from epfast._arrays import Array
-from epfast.estimators.base import EvidenceWarning, users_level
+from epfast.estimators.base import EvidenceWarning
+from epfast.inference.records import warn_user
 from epfast.losses import Loss
 
 #: added to the logs of scales of noise, where searches begin
@@ -78,10 +78,9 @@ class Parameters(NamedTuple):
         names = _names(loss, learn)
         count = len(responses) if weights is None else np.count_nonzero(weights)
         if names and count == 1:
-            warnings.warn(
+            warn_user(
                 f"one row tells nothing of {', '.join(names)}, which is as large as y",
                 EvidenceWarning,
-                stacklevel=users_level(),
             )
             return cls(loss.started(responses, weights), (), np.empty((0, 2)))
         begun = loss.started(responses, weights)
@@ -312,8 +311,7 @@ def tell_ends(parameters: Parameters, loss: Loss, post: Any) -> None:
     if flat:
         parts.append(f"the log evidence hardly tells {', '.join(flat)}")
     if parts:
-        warnings.warn(
+        warn_user(
             f"{'; '.join(parts)}; a number, and learn=(), settles it",
             EvidenceWarning,
-            stacklevel=users_level(),
         )

@@ -13,7 +13,7 @@ import numpy as np
 from epfast import _checks, inference, losses, schemes
 from epfast._arrays import Array
 from epfast.estimators.averages import AT_END, CHANGE
-from epfast.estimators.base import ConvergenceWarning, users_level
+from epfast.estimators.base import ConvergenceWarning
 from epfast.estimators.evidence import normalised
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.estimators.kernels import ROWS, Distances, Stationary, at_bounds, ladder
@@ -42,6 +42,7 @@ from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import responses_of
 from epfast.gaussian.process_problem import check_positive, kernel_in_memory
 from epfast.inference import FAILURES, DataWarning
+from epfast.inference.records import warn_user
 from epfast.inference.runtime import memory_left
 from epfast.priors import HalfCauchy
 from epfast.schedules import EP, Schedule
@@ -317,19 +318,18 @@ class ProcessModel:
             found = search(problems, pilots, starts, self.optimizer, self.n_jobs)
         self.n_failed_points_ = sum(one.lost for one in found)
         if self.n_failed_points_:
-            warnings.warn(
+            warn_user(
                 f"EP failed at {self.n_failed_points_} of {sum(one.tried for one in found)} "
                 "hyper-parameters that were tried; they were not scored (n_failed_points_), and "
                 "the maximum may be among them; try schedule=epfast.DoubleLoop(), narrower bounds "
                 "of the kernel, or another loss",
                 ConvergenceWarning,
-                stacklevel=users_level(),
             )
         kernels = [kernel.clone_with_theta(one.theta[: kernel.n_dims]) for one in found]
         for text in dict.fromkeys(text for one in kernels for text in at_bounds(one)):
             default = " The bounds are the default kernel's; a kernel that is given has its own."
             text += default if self.kernel is None else ""
-            warnings.warn(text, ConvergenceWarning, stacklevel=users_level())
+            warn_user(text, ConvergenceWarning)
         return found
 
     def _posteriors(
@@ -351,17 +351,17 @@ class ProcessModel:
         for one in caught:
             # those of a fit that was repaired are void
             if not issubclass(one.category, inference.ConvergenceWarning):
-                warnings.warn(one.message, stacklevel=users_level())
+                warn_user(one.message)
             elif not held:
-                warnings.warn(str(one.message), ConvergenceWarning, stacklevel=users_level())
+                warn_user(str(one.message), ConvergenceWarning)
         for post, holds in found:
             if isinstance(post, GPPosterior | NearestGPPosterior) and not holds:
-                warn_of_process(post, users_level(), ConvergenceWarning)
+                warn_of_process(post, ConvergenceWarning)
         posts = [post for post, _ in found]
         if self.rank is not None:
-            note_rank(posts, users_level())
+            note_rank(posts)
         if self.method == "auto" and any(isinstance(post, NearestGPPosterior) for post in posts):
-            warnings.warn(self._by_nearest(searched), DataWarning, stacklevel=users_level())
+            warn_user(self._by_nearest(searched), DataWarning)
         return posts
 
     def _average(
@@ -412,11 +412,10 @@ class ProcessModel:
             said = f"there are {len(unknowns)} hyper-parameters, of which up to {MOST} are averaged"
             if given is True:
                 raise ValueError(f"integrate is True, and {said}; allowed: 'auto' or False")
-            warnings.warn(
+            warn_user(
                 f"{said}: the most probable ones alone are taken, and intervals may be too narrow; "
                 "integrate=False takes them without a word, and fewer length scales help",
                 DataWarning,
-                stacklevel=users_level(),
             )
         if not 0 < len(unknowns) <= MOST:
             return None

@@ -247,7 +247,7 @@ def fits_of(process: Fitted, gradient: bool) -> Callable[..., GPPosterior]:
 
     def fit(schedule: Any, start: Any, callback: Callback | None = None) -> GPPosterior:
         ours, given = process._replace(schedule=schedule), {"slopes": gradient}
-        post = fit_process(ours, taken(start), stacklevel=None, callback=callback, **given)
+        post = fit_process(ours, taken(start), warns=False, callback=callback, **given)
         return post  # type: ignore[no-any-return]
 
     return fit

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ import numpy as np
 from scipy import optimize
 
 from epfast._arrays import Array
-from epfast.estimators.base import ConvergenceWarning, EvidenceWarning, users_level
+from epfast.estimators.base import ConvergenceWarning, EvidenceWarning
 from epfast.estimators.evidence import (
     BinaryProblems,
     Fits,
@@ -28,6 +27,7 @@ from epfast.estimators.leading import leading
 from epfast.gaussian import Problem
 from epfast.inference import FAILURES, fit_from
 from epfast.inference.hyper import SHARE
+from epfast.inference.records import warn_user
 from epfast.schedules import DEP, EP, Schedule, SharedSites
 
 logger = logging.getLogger("epfast")
@@ -428,13 +428,12 @@ def find(search: Search, least: float, most: float) -> Found:
     if found is None:
         return Found(1.0, None)
     if found.rises:
-        warnings.warn(
+        warn_user(
             f"the log evidence rises up to prior_variance={found.variance:.3g}, and hardly falls "
             "beyond: a plane separates the classes, or nearly, and does not bound the "
             "coefficients, or the columns of X differ in scale; standardise them, or give a "
             "number, such as prior_variance=1.0 for columns of unit variance",
             EvidenceWarning,
-            stacklevel=users_level(),
         )
     return found
 
@@ -442,11 +441,10 @@ def find(search: Search, least: float, most: float) -> Found:
 def tell_lost(search: Search, kept: str) -> None:
     """Warn of points that were lost; kept: what prior_variance_ is then."""
     if search.n_lost:
-        warnings.warn(
+        warn_user(
             f"{search.n_lost} of {search.n_tried} points of the search of the prior variance gave "
             "no fit that settled with all its sites and a log evidence of at most 0; "
             f"prior_variance_ is {kept}; try scheme='exact', a schedule with damping, or a number "
             "as prior_variance",
             ConvergenceWarning,
-            stacklevel=users_level(),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +33,7 @@ from epfast.inference import (
     warn_of,
 )
 from epfast.inference.loop import polished, warn_of_scheme
+from epfast.inference.records import warn_user
 from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick, at_work, pool_of, threads_of
 from epfast.losses import LatentLoss, Loss
@@ -44,6 +44,7 @@ from epfast.schemes import Scheme
 DESCENT_UP_TO = 1000
 
 
+@_checks.named
 def fit_gp(
     K: ArrayLike | KernelColumns | LowRankFactor,
     y: ArrayLike,
@@ -212,7 +213,7 @@ def fit_gp(
         if rank is not None:  # else a search of hyper-parameters may fit it many times
             try:
                 note_weights(found.problem.data.weights)
-                note_rank([found], 2)
+                note_rank([found])
             except KeyboardInterrupt:
                 raise Interrupted(found) from None
         return found
@@ -245,14 +246,14 @@ def fit_process(
     callback: Callback | None = None,
     progress: bool | Tick = False,
     threads: int | None = None,
-    stacklevel: int | None = 3,
+    warns: bool = True,
     check: bool = False,
     slopes: bool = False,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
 
-    threads: how many share the work; None: the pool of the kernel, or what BLAS has. stacklevel: of
-    warnings; None: none (:func:`warn_of_process` gives them later). check: its kernel is yet to be
+    threads: how many share the work; None: the pool of the kernel, or what BLAS has. warns: False
+    where :func:`warn_of_process` is called later. check: its kernel is yet to be
     tested for positive eigenvalues, O(n^3 / 3), and the start may be dropped. slopes: the array of
     the kernel is left with R, for gradients by it, and what predictions need is yet to be computed.
     """
@@ -311,9 +312,9 @@ def fit_process(
                         raise
         # who stops a descent knows that it has not ended
         stopped = descends and fit is not None and fit.stopped
-        if stacklevel is not None and not stopped:
-            warn_of_process(post, stacklevel)
-            warn_of_scheme(problem.scheme, stacklevel)
+        if warns and not stopped:
+            warn_of_process(post)
+            warn_of_scheme(problem.scheme)
         return post
     except KeyboardInterrupt as pressed:
         known = post if isinstance(post, kind) else None
@@ -334,16 +335,14 @@ def unfitted(problem: Problem) -> Any:
     return GPPosterior(state, problem, False, [])
 
 
-def warn_of_process(
-    post: Any, stacklevel: int = 2, category: type[Warning] = ConvergenceWarning
-) -> None:
+def warn_of_process(post: Any, category: type[Warning] = ConvergenceWarning) -> None:
     """Warn of what is wrong with a fit."""
     reason = broken(post)
     steps = sum(info.mismatch is not None for info in post.history)
     if reason is not None:
-        warnings.warn(reason, category, stacklevel=stacklevel + 1)
+        warn_user(reason, category)
     elif not isinstance(post.schedule, DoubleLoop):
-        warn_of(post, post.problem, post.schedule, stacklevel + 1, category)
+        warn_of(post, post.problem, post.schedule, category)
     elif not post.converged:
         left = "the sweeps do not settle, and the double loop finds no point to descend from"
         if steps:
@@ -351,9 +350,8 @@ def warn_of_process(
                 f"after {steps} steps of the double loop the tilted moments still differ from "
                 f"those of the posterior by {post.history[-1].mismatch:.2g} of its own scale"
             )
-        warnings.warn(
+        warn_user(
             f"no fixed point of EP was found: {left}; scale the kernel, or use a loss with a "
             "log-concave factor, or one with a larger scale",
             category,
-            stacklevel=stacklevel + 1,
         )

@@ -70,6 +70,7 @@ FULL_UP_TO = 5000
 KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior, "arrow": ArrowPosterior}
 
 
+@_checks.named
 def fit_linear(
     X: ArrayLike | Iterable[tuple[ArrayLike, ArrayLike]],
     y: ArrayLike | None = None,
@@ -368,10 +369,10 @@ def _notes(problem: Problem, variance: Any, is_matrix: bool) -> float | None:
     data = problem.data
     sizes = None if is_matrix else notes.column_sizes(data.X, problem.center)
     if sizes is not None and np.ndim(variance) == 0:
-        notes.note_scales(sizes.largest, stacklevel=3)
+        notes.note_scales(sizes.largest)
     if not problem.loss.by_margin or data.y is None:
         return None
-    notes.note_intercept(data.X, data.y, stacklevel=3)
+    notes.note_intercept(data.X, data.y)
     if sizes is None:
         return None
     spread = np.broadcast_to(1.0 if variance is None else variance, (problem.n_columns,))
@@ -407,7 +408,6 @@ def fit_problem(
     callback: Callback | None = None,
     progress: bool | Tick = False,
     threads: int = 1,
-    stacklevel: int = 3,
     guess: bool = False,
     warn: Callable[..., Any] = warn_of,
     tasks: Tasks | None = None,
@@ -485,9 +485,9 @@ def fit_problem(
         if fit.converged and sharp and not_a_fixed_point(found.residual, schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)
-        warn(fit, engine, schedule, stacklevel)
+        warn(fit, engine, schedule)
         if scheme.learns:
-            warn_of_scheme(scheme, stacklevel)
+            warn_of_scheme(scheme)
         return found
     except (KeyboardInterrupt, ExecutorFailed) as stopped:
         found = interrupted(stopped, fit, result, start, lambda: unfitted(problem))

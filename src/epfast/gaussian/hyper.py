@@ -31,6 +31,7 @@ from epfast.gaussian.sources import column_names
 from epfast.gaussian.wide import in_d_by_d
 from epfast.inference import FAILURES, ConvergenceWarning, DataWarning
 from epfast.inference.hyper import Design, HyperPoint, Surface, composite, drawn, fixed_point, grid
+from epfast.inference.records import warn_user
 from epfast.losses import Loss
 from epfast.schedules import EP
 
@@ -388,10 +389,11 @@ def apart(surfaces: list[Surface]) -> list[Surface]:
     return found
 
 
-def _silent(*what: Any, stacklevel: int = 0) -> None:
+def _silent(*what: Any) -> None:
     """In place of warnings of single fits: points that do not settle are counted."""
 
 
+@_checks.named
 def fit_hyper(
     X: ArrayLike,
     y: ArrayLike,
@@ -407,7 +409,7 @@ def fit_hyper(
     weights: ArrayLike | None = None,
     schedule: EP | None = None,
     strategy: str = "auto",
-    rng: int = 0,
+    rng: np.random.Generator | int | None = 0,
 ) -> IntegratedPosterior:
     """Fit a linear model and average over hyper-parameters: sds of groups of weights, and noise.
 
@@ -555,7 +557,7 @@ def fit_hyper(
 def seed_at_door(strategy: Any, rng: Any, schedule: Any) -> int:
     """The seed of an average, after a check of what it is made by."""
     _checks.choice("strategy", strategy, STRATEGIES)
-    seed = _checks.integer("rng", rng, least=0)
+    seed = _checks.seed("rng", rng)
     if schedule is not None and not isinstance(schedule, EP):
         raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: EP(...) or None")
     return seed
@@ -617,11 +619,10 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
         strategy = "grid" if m <= 2 else "ccd" if rows.of_many and m <= MOST else "sobol"
         strategy = strategy if m <= MOST else "eb"
         if m > MOST:
-            warnings.warn(
+            warn_user(
                 f"there are {m} hyper-parameters, which are held at their mode, as strategy='eb' "
                 f"does: of more than {MOST} hardly a point of an average counts",
                 DataWarning,
-                stacklevel=3,
             )
     elif m > (2 if strategy == "grid" else MOST) and strategy != "eb":
         raise ValueError(
@@ -659,20 +660,18 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
     _tell_tails(rows, mode)
     _tell_ends(rows, mode)
     if design.n_lost:
-        warnings.warn(
+        warn_user(
             f"{design.n_lost} of {design.n_lost + len(design.points)} points of the average gave "
             "no fit that settled, and are left out",
             ConvergenceWarning,
-            stacklevel=3,
         )
     found = _mixture(rows, design, mode, names)
     if strategy == "sobol" and found.ess < FEW * min(len(design.points), DRAWS):
-        warnings.warn(
+        warn_user(
             f"{found.ess:.0f} of {len(design.points)} points carry the average: the posterior of "
             "the hyper-parameters is far from normal in their logs; narrower priors help, or fewer "
             "hyper-parameters",
             ConvergenceWarning,
-            stacklevel=3,
         )
     return found
 
@@ -715,12 +714,11 @@ def _tell_tails(rows: Any, mode: HyperPoint) -> None:
             fall = (values[0] - values[1]) / (AHEAD[1] - AHEAD[0])
         if fall < NO_SD:
             said = "is not proper, as far as fits tell" if fall < NO_END else "has no finite sd"
-            warnings.warn(
+            warn_user(
                 f"the posterior of {one.name!r} {said}: it hardly falls above the mode, and what "
                 "is said of its mean and sd depends on where the points end; HalfNormal, "
                 "Exponential or another prior with an end helps",
                 DataWarning,
-                stacklevel=4,
             )
 
 
@@ -731,21 +729,19 @@ def _tell_ends(rows: Any, mode: HyperPoint) -> None:
     """
     for one, u in zip(rows.unknowns, mode.u, strict=True):
         if math.log(one.most) - u < AT_END:
-            warnings.warn(
+            warn_user(
                 f"the posterior of {one.name!r} leans on the end of its prior, {one.most:g}, "
                 "and its average is rough there; a wider prior, or HalfNormal, has no end",
                 DataWarning,
-                stacklevel=4,
             )
     for k, one in enumerate(rows.unknowns[: rows.k]):
         u = mode.u - NEAR_ZERO * (np.arange(len(mode.u)) == k)
         post = rows.fitted(u, TOLERANCES[1], mode.fit)
         # of the sd, not of its logarithm
         if post is not None and rows.point(u, post).value + NEAR_ZERO > mode.value - FALLS:
-            warnings.warn(
+            warn_user(
                 f"the sd of {one.name!r} is compatible with 0: its posterior depends on its prior",
                 DataWarning,
-                stacklevel=4,
             )
 
 

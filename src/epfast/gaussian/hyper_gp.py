@@ -178,7 +178,7 @@ def at_kernel(process: Problem, K: Array, dK: Array, by_loss: Callable[[Any], Ar
     ours = process.with_kernel(K)
 
     def fit(schedule: Any, start: Any, callback: Any = None) -> Any:
-        given = {"stacklevel": None, "callback": callback, "slopes": dK.size > 0}
+        given = {"warns": False, "callback": callback, "slopes": dK.size > 0}
         return fit_process(ours._replace(schedule=schedule), start, **given)
 
     def gradient(post: Any) -> Array:
@@ -313,6 +313,7 @@ class IntegratedProcess(IntegratedPosterior):
         )
 
 
+@_checks.named
 def fit_hyper_gp(
     kernel: Any,
     X: ArrayLike,
@@ -326,7 +327,7 @@ def fit_hyper_gp(
     jitter: float = 1e-10,
     schedule: EP | None = None,
     strategy: str = "auto",
-    rng: int = 0,
+    rng: np.random.Generator | int | None = 0,
 ) -> IntegratedProcess:
     """Fit a Gaussian process and average over its kernel's hyper-parameters, and over the noise.
 

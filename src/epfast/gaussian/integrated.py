@@ -422,14 +422,14 @@ class IntegratedPosterior(Posterior):
         """Remove the sites of some rows at each point; see :meth:`epfast.FullPosterior.remove`."""
         return self._gone_on([post.remove(rows, *given) for post in self.posteriors])
 
-    def check(self, draws: int = 1000, seed: int = 0) -> Check:
+    def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
         """Compare the posteriors of the points with the exact ones there.
 
         The points themselves, their weights and what lies between them are not checked.
 
         Parameters
         ----------
-        draws, seed : int
+        draws, rng
             As in :meth:`epfast.FullPosterior.check`, for each point of weight 0.05 or more.
 
         Returns
@@ -438,6 +438,7 @@ class IntegratedPosterior(Posterior):
             The least favourable one.
         """
         found: list[Check] = []
+        seed = _checks.seed("rng", rng)
         for k in np.argsort(-self.weights, kind="stable"):
             if found and self.weights[k] < CHECKED:
                 break

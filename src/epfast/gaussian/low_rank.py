@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -29,6 +28,7 @@ from epfast.gaussian.problem import Data, Problem, prior_of, responses_of
 from epfast.gaussian.process_prediction import ProcessPosterior, matrices_of, prior_at
 from epfast.gaussian.table import at_start
 from epfast.inference import DataWarning, Interrupted
+from epfast.inference.records import warn_user
 from epfast.inference.runtime import cached_property, one_blas_thread
 from epfast.losses import Loss
 
@@ -294,7 +294,7 @@ def fit_low_rank(
         if factor is None:
             with one_blas_thread(order, threads):
                 factor = incomplete_cholesky(kernel, order, tol=tol)
-        return fit_factor(chosen, factor, data, start, threads=threads, stacklevel=4, **given)
+        return fit_factor(chosen, factor, data, start, threads=threads, **given)
     except Interrupted:
         raise
     except KeyboardInterrupt:
@@ -344,17 +344,16 @@ def without_columns(chosen: Choices, data: Data, diagonal: Array) -> LowRankGPPo
     return _at_prior(_problem(chosen, factor, data), factor)
 
 
-def note_rank(posts: Sequence[Any], stacklevel: int) -> None:
+def note_rank(posts: Sequence[Any]) -> None:
     """Warn of ranks that leave more than ENOUGH nats of the log evidence open."""
     errors = [post.truncation_error or 0.0 for post in posts]
     worst = int(np.argmax(errors))
     if errors[worst] > ENOUGH:
-        warnings.warn(
+        warn_user(
             f"rank={posts[worst].rank} leaves an estimated {errors[worst]:.3g} nats of the log "
             "evidence open (truncation_error), and the kernel is that of a smoother process; give "
             "a larger rank, or none",
             DataWarning,
-            stacklevel=stacklevel + 1,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.vector import column_sizes as _core_sizes
 from epfast.gaussian.problem import Data, Problem, mean_of_rows
-from epfast.inference.records import DataWarning
+from epfast.inference.records import DataWarning, warn_user
 
 #: of the mean of a column, in its own size
 ROUNDING = 1e-13
@@ -36,8 +35,8 @@ SELDOM, ENOUGH_CHANGES = 0.2, 8.0
 FLAT = 100.0
 
 
-def _warn(text: str, stacklevel: int) -> None:
-    warnings.warn(text, DataWarning, stacklevel=stacklevel + 2)
+def _note(text: str) -> None:
+    warn_user(text, DataWarning)
 
 
 def some_rows(X: Any, count: int = LOOKED_AT) -> Any:
@@ -45,13 +44,12 @@ def some_rows(X: Any, count: int = LOOKED_AT) -> Any:
     return X[:: max(1, X.shape[0] // count)]
 
 
-def note_factorized(shape: tuple[int, ...], stacklevel: int = 2) -> None:
+def note_factorized(shape: tuple[int, ...]) -> None:
     """Note that the default is a diagonal covariance, for rows of this shape."""
-    _warn(
+    _note(
         f"X has shape {shape}: the posterior is factorised, a diagonal covariance, which "
         "understates the uncertainty of correlated columns; posterior='full' takes O(d^2) memory, "
         "posterior='factorized' says that this is meant",
-        stacklevel,
     )
 
 
@@ -101,15 +99,14 @@ def sizes_of_all(rows: Any) -> tuple[Array, Array]:
     return largest, squares
 
 
-def note_scales(size: Array, stacklevel: int = 2) -> None:
+def note_scales(size: Array) -> None:
     """Note that columns, of these largest entries, differ by SCALES under one prior variance."""
     size = size[(size > 0.0) & np.isfinite(size)]  # the core refuses what is not finite
     if size.size and size.max() / SCALES > size.min():
-        _warn(
+        _note(
             f"the columns of X differ in scale (largest entries from {size.min():.2g} to "
             f"{size.max():.2g}), and one prior variance for all holds the small ones down: "
             "standardise them (StandardScaler), or give a prior_variance per column",
-            stacklevel,
         )
 
 
@@ -126,7 +123,7 @@ def places(X: Any) -> tuple[Array, Array]:
         return mean, np.where(spread > lost, spread, 0.0)
 
 
-def note_far(mean: Array, variance: Array, centered: bool, stacklevel: int = 2) -> None:
+def note_far(mean: Array, variance: Array, centered: bool) -> None:
     """Note that a column lies far from 0, for its spread, beside an intercept.
 
     centered: whether the intercept has its prior at the means of the columns.
@@ -142,24 +139,22 @@ def note_far(mean: Array, variance: Array, centered: bool, stacklevel: int = 2) 
             "and the prior of the intercept at 0 holds its slope down (with posterior='factorized' "
             "or a prior=; else it is at the means of the columns)"
         )
-    _warn(
+    _note(
         f"column {j} of X lies {far[j]:.2g} standard deviations from 0, {why}: subtract a number "
         f"such as {mean[j]:.6g} from it",
-        stacklevel,
     )
 
 
-def note_intercept(X: Any, y: Array, stacklevel: int = 2) -> None:
+def note_intercept(X: Any, y: Array) -> None:
     """Note that the labels are unbalanced, and that no combination of columns is constant."""
     if len(y) < ENOUGH_ROWS:
         return
     positive = float((y > 0.0).mean())
     if min(positive, 1.0 - positive) >= BALANCED or _has_constant(some_rows(X, SPAN_ROWS)):
         return
-    _warn(
+    _note(
         f"{100 * positive:.0f} % of the labels are +1, and X has no constant column, so that a row "
         "of zeros has probability 1/2: write intercept=True",
-        stacklevel,
     )
 
 
@@ -179,16 +174,15 @@ def _has_constant(rows: Any) -> bool:
     return bool(np.abs(scaled @ weights - 1.0).max() < 1e-8)
 
 
-def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
+def order_of_one_pass(data: Data) -> str:
     """The order in which ADF takes rows in: their own, unless they come sorted by response."""
     if data.y is None or not _sorted(data.y[:, 0]):
         return "sequential"
     if not is_mapped(data.X):
         return "shuffled"
-    _warn(
+    _note(
         "the rows of the memory map come sorted by response, and one pass forgets the first ones: "
         "write them in a random order, or use ADF(order='shuffled'), which reads here and there",
-        stacklevel,
     )
     return "sequential"
 
@@ -222,7 +216,7 @@ def prior_scale(sizes: ColumnSizes, variance: Array) -> float:
         return float(np.sqrt(squares @ spread))
 
 
-def note_separable(problem: Problem, mean: Array, scale: float, stacklevel: int = 2) -> None:
+def note_separable(problem: Problem, mean: Array, scale: float) -> None:
     """Note that a plane separates the labels, where the prior is flat: of this scale."""
     data = problem.data
     assert data.y is not None
@@ -230,9 +224,8 @@ def note_separable(problem: Problem, mean: Array, scale: float, stacklevel: int 
         rows = _checks.rows("X", data.X[part])  # a callback may have changed a CSR matrix
         if not (np.asarray(rows @ mean) * data.y[part, 0] > 0.0).all():
             return
-    _warn(
+    _note(
         f"a plane separates the labels, and the prior is flat (standard deviation of x.theta: "
         f"{scale:.2g}): the data do not bound the weights, whose size is that of the prior; give a "
         "prior_variance that you believe in, such as 1 for standardised columns",
-        stacklevel,
     )

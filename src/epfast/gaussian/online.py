@@ -57,7 +57,7 @@ def extended(
     try:
         engine = engine_of_new(new)
         fit = run(engine, schedule)
-        warn(fit, engine, schedule, stacklevel=4)
+        warn(fit, engine, schedule)
         return result(fit)
     except KeyboardInterrupt as pressed:
         raise interrupted(pressed, fit, result, post, lambda: post) from None

@@ -458,7 +458,7 @@ class GaussianPosterior(Posterior):
         total, has_offset = learning.log_integrals(problem, *at_rows), problem.loss.has_offset
         return lambda loss: total(loss.with_offset(has_offset))
 
-    def check(self, draws: int = 1000, seed: int = 0) -> Check:
+    def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
         """Compare with the exact posterior, by importance sampling; ``str(check)`` is in words.
 
         Draws from the posterior are weighted by prior times likelihood: antithetic pairs of a
@@ -484,8 +484,8 @@ class GaussianPosterior(Posterior):
         ----------
         draws : int
             At least 100; the standard errors fall as its root.
-        seed : int
-            Of the draws.
+        rng : numpy.random.Generator or int, default=0
+            Of the draws: a generator, or a seed for one; None draws afresh.
 
         Returns
         -------
@@ -507,7 +507,7 @@ class GaussianPosterior(Posterior):
                 "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
             )
         one_mode = self.problem.loss.log_concave is True
-        given = self.log_evidence, draws, seed, self.evidence_bound, one_mode
+        given = self.log_evidence, draws, rng, self.evidence_bound, one_mode
         found = certificates.check(self._proposal(), *given)
         said = report.not_counts(report.weights_of(self))
         if said is not None:

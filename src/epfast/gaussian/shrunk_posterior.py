@@ -228,7 +228,7 @@ class ShrunkPosterior(FullPosterior):
             engine: Any = WeightEngine(problem)
             guess = start_may_be_dropped(start, problem)
             fit = run_from(engine, problem.schedule, start, guess=guess)
-            warn(fit, engine, problem.schedule, 4)
+            warn(fit, engine, problem.schedule)
             return result(fit)
         except KeyboardInterrupt as pressed:
             raise interrupted(pressed, fit, result, start or self, lambda: self) from None
@@ -308,7 +308,7 @@ class ShrunkPosterior(FullPosterior):
             return LinearProposal(self)
         return Models(self)
 
-    def check(self, draws: int = 1000, seed: int = 0) -> Check:
+    def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
         """As :meth:`epfast.FullPosterior.check`; with a ``SpikeAndSlab`` models are drawn.
 
         Indicators are drawn by the inclusion probabilities, the weights that are in from their
@@ -319,6 +319,7 @@ class ShrunkPosterior(FullPosterior):
         60 x 120, all 9 that were off by more than .05 were flagged with 2,000 draws, and
         10 of the others; without this 8 and 9.
         """
+        seed = _checks.seed("rng", rng)
         found, prior = super().check(draws, seed), self.prior
         if not isinstance(prior, SpikeAndSlab):
             return found

@@ -309,13 +309,13 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         if not self.always_reset and before is not None and before.sites is not None:
             start = before if len(before.sites.shift) == len(rows) else None
         try:
-            post: GPPosterior = fit_from(partial(fit_process, problem, stacklevel=None), start)
+            post: GPPosterior = fit_from(partial(fit_process, problem, warns=False), start)
         except FloatingPointError as error:
             raise np.linalg.LinAlgError(str(error)) from error
         reason = broken(post)
         if reason is not None:
             raise np.linalg.LinAlgError(reason)
-        warn_of_process(post, stacklevel=3)
+        warn_of_process(post)
         return post
 
 

@@ -595,8 +595,8 @@ class Graph:
                 for block in problem.blocks:
                     widths[block.number] = block.d
                 check_room(problem.batches, ends(widths))
-            warn_of(fit, engine, problem.schedule, 2)
-            warn_of_operators(problem.batches, 2)
+            warn_of(fit, engine, problem.schedule)
+            warn_of_operators(problem.batches)
             return result(fit)
         except KeyboardInterrupt as pressed:
             raise interrupted(

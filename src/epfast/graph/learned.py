@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.graph.factors import Batch
 from epfast.inference import ConvergenceWarning
+from epfast.inference.records import warn_user
 from epfast.operators.answers import Oracle
 from epfast.operators.density import Density
 from epfast.operators.just_in_time import Operator
@@ -224,10 +224,10 @@ def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
     return (sum(op.calls for op in found), sum(op.audits for op in found)) if found else None
 
 
-def warn_of_operators(batches: tuple[Batch, ...], stacklevel: int) -> None:
+def warn_of_operators(batches: tuple[Batch, ...]) -> None:
     """Warn of audits of operators that were wrong."""
     for told in filter(None, map(told_of, _operators_of(batches))):
-        warnings.warn(told, ConvergenceWarning, stacklevel=stacklevel + 1)
+        warn_user(told, ConvergenceWarning)
 
 
 def operator_of(batches: tuple[Batch, ...], batch: Any) -> Given:

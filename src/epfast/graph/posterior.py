@@ -312,7 +312,7 @@ class GraphPosterior(Recorded):
         """
         return predicted(self, "log_predictive", factor, neighbours, data)
 
-    def check(self, draws: int = 20_000, seed: int = 0) -> Check:
+    def check(self, draws: int = 20_000, rng: np.random.Generator | int | None = 0) -> Check:
         """How far the beliefs are from the exact posterior, by importance sampling.
 
         Independent draws from the beliefs about all variables are weighed by prior times factors
@@ -326,7 +326,8 @@ class GraphPosterior(Recorded):
         Parameters
         ----------
         draws : int
-        seed : int
+        rng : numpy.random.Generator or int, default=0
+            Of the draws: a generator, or a seed for one; None draws afresh.
 
         Returns
         -------
@@ -341,7 +342,7 @@ class GraphPosterior(Recorded):
             transitions without noise), for factors with ``project()`` alone, and for more draws
             than take some minutes.
         """
-        given = {"draws": draws, "seed": seed}
+        given = {"draws": draws, "rng": rng}
         return self._remembered(checked(self.problem, self.state, self.log_evidence, **given))
 
     def sample(self, size: int, rng: Any = None) -> dict[str, Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from epfast.graph.factors import Batch, Kind
 from epfast.graph.marginals import Others
 from epfast.graph.variables import Block, Index, Linear, Terms, Variables
 from epfast.inference import DataWarning
+from epfast.inference.records import warn_user
 from epfast.schedules import ADF, AEP, EP, SEP, Schedule
 
 #: the place of blocks among FAMILIES: their beliefs are kept apart
@@ -293,13 +293,12 @@ class GraphProblem(NamedTuple):
             alone = ~np.any(others, axis=0) if others else np.ones(len(seen), dtype=bool)
             reason = batch.factor.symmetry(batch, self.gaussian_prior, alone)
             if reason:
-                warnings.warn(reason, DataWarning, stacklevel=4)
+                warn_user(reason, DataWarning)
         if not seen.all():
-            warnings.warn(
+            warn_user(
                 f"{(~seen).sum()} of {len(seen)} variables are in no factor: their posterior is "
                 "their prior",
                 DataWarning,
-                stacklevel=4,
             )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -131,7 +132,7 @@ def check(
     proposal: Proposal,
     log_evidence: float,
     draws: int,
-    seed: int,
+    rng: Any,
     bound: float = np.inf,
     one_mode: bool = True,
 ) -> Check:
@@ -141,7 +142,7 @@ def check(
     certain.
     """
     draws = _checks.integer("draws", draws, least=100)
-    seed = _checks.integer("seed", seed, least=0)
+    seed = _checks.seed("rng", rng)
     sampler = Sampler(draws + draws % 2, seed, max(LEAST_DF, float(proposal.size)))
     parts, better, searched = [proposal], None, one_mode
     if not one_mode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from epfast._arrays import Array
 from epfast.inference.loop import RESIDUAL
-from epfast.inference.records import ConvergenceWarning, Sites
+from epfast.inference.records import ConvergenceWarning, Sites, warn_user
 
 #: change of the log of a parameter, of the differences
 STEP = 1e-3
@@ -48,11 +47,10 @@ def check_stationary(problem: Any) -> None:
 def note_residual(residual: float) -> None:
     """Warn the user, two callers up, of a gradient away from a fixed point."""
     if not residual <= RESIDUAL:
-        warnings.warn(
+        warn_user(
             f"the gradient is taken at a residual of {residual:.2g}, where it is not that of the "
             "log evidence; fit with more sweeps or a smaller tolerance",
             ConvergenceWarning,
-            stacklevel=3,
         )
 
 

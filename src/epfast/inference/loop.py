@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +20,7 @@ from epfast.inference.records import (
     Interrupted,
     PartOfSweep,
     SweepInfo,
+    warn_user,
 )
 from epfast.inference.runtime import Tick, at_work, ticks
 from epfast.losses import Loss
@@ -314,11 +314,11 @@ def polished(engine: Engine, problem: Any, fit: Fit, found: Any) -> Fit:
     return last._replace(converged=fit.converged, history=[*fit.history, *last.history])
 
 
-def warn_of_scheme(scheme: Any, stacklevel: int) -> None:
+def warn_of_scheme(scheme: Any) -> None:
     """Warn of what a scheme that learns knows to be wrong."""
     text = scheme.warning()
     if text:
-        warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel + 1)
+        warn_user(text, ConvergenceWarning)
 
 
 def interrupted(
@@ -398,7 +398,6 @@ def warn_of(
     fit: Any,
     engine: Any,
     schedule: Any,
-    stacklevel: int = 3,
     category: type[Warning] = ConvergenceWarning,
 ) -> None:
     """Warn of a result that is not a fixed point of EP, and say what to do.
@@ -413,11 +412,11 @@ def warn_of(
         return
 
     def say(text: str) -> None:
-        warnings.warn(f"{text}; {engine.remedy}", category, stacklevel=stacklevel + 2)
+        warn_user(f"{text}; {engine.remedy}", category)
 
     reason = getattr(fit, "reason", "")
     if reason:
-        warnings.warn(reason, category, stacklevel=stacklevel + 1)
+        warn_user(reason, category)
     last = history[-1]
     if last.log_evidence > engine.evidence_bound:
         say(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epfast._arrays import Array
@@ -73,6 +75,20 @@ class ConvergenceWarning(UserWarning):
 
 class DataWarning(UserWarning):
     """A note on the data of a fit: the result is right, and hardly what was meant."""
+
+
+#: whose lines are not the user's
+PACKAGES = frozenset({"epfast", "sklearn", "joblib", "threading", "concurrent", "GPy", "paramz"})
+
+
+def warn_user(text: str | Warning, category: type[Warning] | None = None) -> None:
+    """Warn at the nearest line outside the libraries; the category of a warning is its class."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in PACKAGES:
+        level, frame = level + 1, frame.f_back
+    # a frame that refers to itself would keep what callers hold until the next garbage collection
+    del frame
+    warnings.warn(text, category, stacklevel=level + 1)
 
 
 class PartOfSweep(KeyboardInterrupt):

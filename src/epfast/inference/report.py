@@ -15,7 +15,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.vector import build_facts
 from epfast.inference.certificates import VERDICTS
-from epfast.inference.records import ConvergenceWarning, DataWarning
+from epfast.inference.records import ConvergenceWarning, DataWarning, warn_user
 
 
 class Table:
@@ -138,11 +138,11 @@ def not_counts(weights: Array | None) -> str | None:
     return f"weights that are no counts, as {found:.3g}: {WEIGHTS}" if found else None
 
 
-def note_weights(weights: Array | None, stacklevel: int = 3) -> None:
+def note_weights(weights: Array | None) -> None:
     """Warn the caller of a fit of weights that are no counts."""
     said = not_counts(weights)
     if said is not None:
-        warnings.warn(f"{said}; give counts, or none", DataWarning, stacklevel=stacklevel)
+        warn_user(f"{said}; give counts, or none", DataWarning)
 
 
 def weights_of(post: Any) -> Array | None:
@@ -244,11 +244,10 @@ def _said_of(post: Any) -> dict[str, Any]:
     bad = ["its fit has not converged"] if settles and not post.converged else []
     bad += [f"its check says {verdict!r}"] if verdict in VERDICTS[2:] else []
     if bad:
-        warnings.warn(
+        warn_user(
             f"these draws are of a posterior that is not to be trusted: {' and '.join(bad)}. "
             "Diagnostics of ArviZ do not see it; post.summary() and post.check() do",
             ConvergenceWarning,
-            stacklevel=4,
         )
     attrs = {
         "inference_library": "epfast",

@@ -116,7 +116,7 @@ class ProductFeatures:
 
     @classmethod
     def draw(
-        cls, kernel: ExpectedProduct, d: int, seed: Seed, embedding: Embedding = by_moments
+        cls, kernel: ExpectedProduct, d: int, rng: Seed, embedding: Embedding = by_moments
     ) -> ProductFeatures:
         """Features of a kernel.
 
@@ -125,10 +125,10 @@ class ProductFeatures:
         kernel : ExpectedProduct
         d : int
             Number of features.
-        seed : int or numpy.random.Generator
+        rng : int or numpy.random.Generator
         embedding : Embedding
         """
-        rng, d = _checks.generator("seed", seed), _checks.integer("d", d, least=1)
+        rng, d = _checks.generator("rng", rng), _checks.integer("d", d, least=1)
         omega = rng.standard_normal((d, len(kernel.widths))) / kernel.widths
         return cls(omega, rng.uniform(0.0, 2.0 * math.pi, d), embedding)
 
@@ -172,7 +172,7 @@ class TwoStage:
         kernel: JointEmbedding,
         d_in: int,
         d_out: int,
-        seed: Seed,
+        rng: Seed,
         embedding: Embedding = by_moments,
     ) -> TwoStage:
         """Features of a kernel.
@@ -182,10 +182,10 @@ class TwoStage:
         kernel : JointEmbedding
         d_in, d_out : int
             Number of features of the embedding, and of the kernel on embeddings.
-        seed : int or numpy.random.Generator
+        rng : int or numpy.random.Generator
         embedding : Embedding
         """
-        rng = _checks.generator("seed", seed)
+        rng = _checks.generator("rng", rng)
         d_in = _checks.integer("d_in", d_in, least=1)
         d_out = _checks.integer("d_out", d_out, least=1)
         inner = ProductFeatures.draw(ExpectedProduct(kernel.widths), d_in, rng, embedding)
@@ -223,7 +223,7 @@ class MeanVarianceFeatures:
         _checks.freeze(self, omega=omega, phase=phase)
 
     @classmethod
-    def draw(cls, kernel: MeanVariance, d: int, seed: Seed) -> MeanVarianceFeatures:
+    def draw(cls, kernel: MeanVariance, d: int, rng: Seed) -> MeanVarianceFeatures:
         """Features of a kernel.
 
         Parameters
@@ -231,9 +231,9 @@ class MeanVarianceFeatures:
         kernel : MeanVariance
         d : int
             Number of features.
-        seed : int or numpy.random.Generator
+        rng : int or numpy.random.Generator
         """
-        rng, d = _checks.generator("seed", seed), _checks.integer("d", d, least=1)
+        rng, d = _checks.generator("rng", rng), _checks.integer("d", d, least=1)
         omega = rng.standard_normal((d, 2 * len(kernel.mean_widths)))
         return cls(kernel, omega, rng.uniform(0.0, 2.0 * math.pi, d))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
@@ -16,6 +15,7 @@ from epfast._core.just_in_time import LearnedSite
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import DataWarning
+from epfast.inference.records import warn_user
 from epfast.losses import CustomLoss, CustomSite, Loss
 from epfast.operators.just_in_time import AUDIT, Operator
 from epfast.operators.learners import TRANSFORMS
@@ -161,21 +161,19 @@ class Learned(RowScheme):
             and not isinstance(loss, CustomLoss | CustomSite)
             and not loss.core().interpreted
         ):
-            warnings.warn(
+            warn_user(
                 f"scheme is Learned for {loss!r}, whose moments have a closed form or compiled "
                 "quadrature, 10 to 20 times faster: scheme='exact'",
                 DataWarning,
-                stacklevel=4,
             )
         tolerance = operator.settings.tolerance
         noted = operator.settings.refits and operator.oracle.exact and not self.polish
         if noted and (n or 0) * tolerance > ADDED_UP:
-            warnings.warn(
+            warn_user(
                 f"the tolerance is {tolerance:g} for each of {n} sites, and errors that are alike "
                 "add up: means may be off by a good part of a standard deviation; allowed for the "
                 f"note to go: tolerance={tolerance_for(n):.2g}, or polish=1",
                 DataWarning,
-                stacklevel=4,
             )
         return Learned(operator, polish=self.polish)  # type: ignore[return-value]
 

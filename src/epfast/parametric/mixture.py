@@ -37,7 +37,7 @@ FEW, FEW_EACH = 2000, 200
 SLACK = 0.05
 #: what to do about a run that fails
 REMEDY = (
-    "components that overlap leave several solutions: try another prior_mean or seed, fewer "
+    "components that overlap leave several solutions: try another prior_mean or rng, fewer "
     "components, damping=0.5, a narrower prior (prior_variance), or noise_variance and weights as "
     "numbers"
 )
@@ -52,6 +52,7 @@ MODEL = {
 }
 
 
+@_checks.named
 def fit_mixture(
     X: ArrayLike,
     n_components: int,
@@ -63,7 +64,7 @@ def fit_mixture(
     concentration: ArrayLike | None = None,
     noise_prior: tuple[float, float] | None = None,
     schedule: Schedule | None = None,
-    seed: int = 0,
+    rng: np.random.Generator | int | None = 0,
     start: MixturePosterior | None = None,
     callback: Any = None,
     progress: Any = False,
@@ -86,7 +87,7 @@ def fit_mixture(
         v, of every coordinate about the mean of its component.
     prior_mean : array_like of shape (J, d), optional
         Prior means of the components, different from each other. By default J rows of X that are
-        far apart (k-means++), drawn by the seed.
+        far apart (k-means++), drawn by ``rng``.
     prior_variance : float or array_like of shape (d,), (d, d) or (J, d, d), optional
         Prior variances, or covariance matrices, of the means. By default the variance of X,
         averaged over its columns.
@@ -109,7 +110,7 @@ def fit_mixture(
         per row, SEP so many in all. SEP of single rows stays off its fixed point by the noise of
         the order; ``damping=0.1`` makes it small, :class:`epfast.AEP` has none. Several passes of
         ADF count every row several times.
-    seed : int, default=0
+    rng : numpy.random.Generator or int, default=0
         Of prior means that are drawn, and of the order of rows.
     start : MixturePosterior, optional
         A posterior to go on from, whose model holds where arguments are None: the same rows, or
@@ -124,7 +125,7 @@ def fit_mixture(
         evidence, of those that converged if there are any. None: 5 where no schedule is given,
         else 1. Given prior means are taken as they are: then no schedule means two runs. Where
         neither is given, runs of more than max(2000, 200 J) rows are compared on so many of them,
-        drawn by the seed, and the best goes over all rows.
+        drawn by ``rng``, and the best goes over all rows.
 
     Returns
     -------
@@ -175,9 +176,9 @@ def fit_mixture(
         "noise_prior": noise_prior,
     }
     post, engine = fitted(
-        X, n_components, given, learn_weights, schedule, seed, start, callback, progress, n_init
+        X, n_components, given, learn_weights, schedule, rng, start, callback, progress, n_init
     )
-    warn_of(post, engine, post.schedule, 2)
+    warn_of(post, engine, post.schedule)
     return post
 
 
@@ -196,7 +197,7 @@ def fitted(
     """As :func:`fit_mixture`, without a warning; given: arguments of the model, by name."""
     _checks.callback(callback)
     _checks.progress(progress)
-    seed = _checks.integer("seed", seed, least=0)
+    seed = _checks.seed("rng", seed)
     J = _checks.integer("n_components", n_components, least=1, most=2**16)
     known = checked_schedule(USUAL if schedule is None else schedule, "a mixture", seed)
     if start is not None and not isinstance(start, MixturePosterior):

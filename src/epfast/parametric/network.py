@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference import Callback, ConvergenceWarning, Fit, interrupted, run
+from epfast.inference.records import warn_user
 from epfast.inference.runtime import Tick
 from epfast.parametric.engine import checked_schedule
 from epfast.parametric.network_posterior import NetworkPosterior, scaled_rows
@@ -45,6 +45,7 @@ WORSE = 2.0
 MOST_OFF, LOOKED_AT = 1.5, 2000
 
 
+@_checks.named
 def fit_network(
     X: Any,
     y: Any,
@@ -53,7 +54,7 @@ def fit_network(
     prior: tuple[float, float] | float | None = None,
     noise: tuple[float, float] = GAMMA,
     standardize: bool = True,
-    seed: int = SEED,
+    rng: np.random.Generator | int | None = SEED,
     loss: str | None = None,
     site_dtype: str | None = None,
     start: NetworkPosterior | None = None,
@@ -90,7 +91,7 @@ def fit_network(
         output.
     standardize : bool, default=True
         Whether columns of X, and y, are brought to mean 0 and variance 1 first.
-    seed : int
+    rng : numpy.random.Generator or int, optional
         Of the means that the weights begin with, and of the order of the rows where the schedule
         has none of its own.
     loss : {"gaussian", "probit"}, optional
@@ -145,7 +146,7 @@ def fit_network(
         GAMMA if prior is None else prior_at_door("prior", prior),
         gamma("noise", noise),
         schedule,
-        _checks.integer("seed", seed, least=0),
+        _checks.seed("rng", rng),
         "float64" if site_dtype is None else _checks.choice("site_dtype", site_dtype, SITE_DTYPES),
         0,
     )
@@ -274,7 +275,7 @@ def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array, off: float) -> Non
     away = constant - last.log_evidence / n
 
     def say(text: str) -> None:
-        warnings.warn(f"{text}; {REMEDY}", ConvergenceWarning, stacklevel=4)
+        warn_user(f"{text}; {REMEDY}", ConvergenceWarning)
 
     if last.n_failed > MANY_ROWS * n:
         say(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.graph.problem import legal
 from epfast.inference import DataWarning, report
+from epfast.inference.records import warn_user
 from epfast.inference.runtime import cached_property
 from epfast.rating.belief import EXACT, Belief, choose, evidence_of, fitted, one_step_ahead, updated
 from epfast.rating.games import PAIRS, TEAMS, Index, Reader, checked_priors, own_of, plain, several
@@ -40,6 +40,7 @@ class History(NamedTuple):
     sd: Array
 
 
+@_checks.named
 def fit(
     games: Any = None,
     winner: Any = "winner",
@@ -173,13 +174,12 @@ def fit(
     product = belief.place == -1
     few = len(np.unique(model.player[product]))
     if 0 < few <= FEW:
-        warnings.warn(
+        warn_user(
             f"{few} players at {np.count_nonzero(product)} times of theirs are more than {EXACT:,} "
             "ratings, which have no joint Gaussian: standard deviations of single ratings are too "
             "small, to .6 of the right ones in leagues that were tried; give coarser times, as "
             "months in place of days",
             DataWarning,
-            stacklevel=2,
         )
     return Ratings(reader, known, model, numbers, schedule, belief)
 
@@ -492,7 +492,7 @@ class Ratings:
         """
         return one_step_ahead(self._model, self._numbers)
 
-    def check(self, draws: int = 1000, seed: int = 0) -> Any:
+    def check(self, draws: int = 1000, rng: Any = 0) -> Any:
         """How far the ratings are from the exact posterior of these parameters.
 
         By importance sampling, where one joint Gaussian holds all players (up to 1,000 variables).
@@ -501,7 +501,7 @@ class Ratings:
         Parameters
         ----------
         draws : int
-        seed : int
+        rng : numpy.random.Generator or int, default=0
 
         Returns
         -------
@@ -514,4 +514,4 @@ class Ratings:
                 f"the ratings are not one joint Gaussian ({self!r}); allowed: up to {EXACT:,} "
                 "variables, see the notes of rating.fit"
             )
-        return joint[0][1].check(draws, seed)
+        return joint[0][1].check(draws, rng)

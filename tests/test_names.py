@@ -1,0 +1,77 @@
+"""Names that users meet: those of seeds in all public signatures."""
+
+import inspect
+from types import ModuleType
+
+import numpy as np
+import pytest
+from sklearn.base import BaseEstimator
+
+import epfast
+
+SEEDS = {"rng", "seed", "random_state", "random_seed", "generator"}
+
+
+def modules():
+    members = (getattr(epfast, name) for name in dir(epfast))
+    return [epfast, *(one for one in members if isinstance(one, ModuleType))]
+
+
+def calls():
+    """Public functions, classes and methods by name, with what their seeds should be called."""
+    found = {}
+    for module in modules():
+        for name in getattr(module, "__all__", dir(module)):
+            one = getattr(module, name)
+            if name.startswith("_") or not getattr(one, "__module__", "").startswith("epfast"):
+                continue
+            if not inspect.isclass(one):
+                found[f"{module.__name__}.{name}"] = one, "rng"
+                continue
+            of_estimator = issubclass(one, BaseEstimator)
+            found[f"{one.__module__}.{one.__name__}"] = (
+                one,
+                "random_state" if of_estimator else "seed",
+            )
+            for method in dir(one):
+                if not method.startswith("_"):
+                    kind = "random_state" if of_estimator else "rng"
+                    found[f"{one.__module__}.{one.__name__}.{method}"] = getattr(one, method), kind
+    return found
+
+
+def test_seeds_have_one_name_per_kind():
+    """rng in functions and methods, random_state in estimators, seed in schedules and schemes."""
+    seen = set()
+    for name, (one, allowed) in calls().items():
+        if not callable(one):
+            continue
+        try:
+            given = set(inspect.signature(one).parameters) & SEEDS
+        except ValueError:  # of a class of NumPy or the core
+            continue
+        assert given <= {allowed}, name
+        seen |= {(name, allowed)} if given else set()
+    kinds = [kind for _, kind in seen]
+    assert min(kinds.count(kind) for kind in ("rng", "seed", "random_state")) >= 5
+    assert {"epfast.fit_network", "epfast.schedules.base.EP"} <= dict(seen).keys()
+
+
+@pytest.mark.parametrize("door", [epfast.fit_mixture, epfast.fit_network])
+def test_generators_and_seeds(door):
+    """An int repeats itself; a generator goes on; None is fresh."""
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    given = (X, 2) if door is epfast.fit_mixture else (X, X[:, 0], (3,))
+
+    def fitted(rng):
+        post = door(*given, rng=rng, schedule=epfast.ADF())
+        return np.ravel(post.mean if door is epfast.fit_mixture else post.weights[0].mean)
+
+    np.testing.assert_array_equal(fitted(4), fitted(4))
+    rng = np.random.default_rng(4)
+    assert (fitted(rng) != fitted(rng)).all()
+    assert (fitted(None) != fitted(None)).all()
+    with pytest.raises(ValueError, match="rng is -1"):
+        fitted(-1)
+    with pytest.raises(TypeError, match=r"'seed'; here that is rng="):
+        door(*given, seed=4)
