@@ -384,7 +384,33 @@ def store(script: ModuleType, options: argparse.Namespace) -> None:
     path = options.output / f"{options.result}.json"
     document |= found
     path.write_text(json.dumps(document, indent=1, default=_plain) + "\n", encoding="utf-8")
+    path.with_suffix(".jsonl").unlink(missing_ok=True)
     print(f"wrote {path}")
+
+
+def can_resume(parser: argparse.ArgumentParser) -> None:
+    """Add the option by which :func:`noted` goes on from a run that was ended early."""
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what a run that was ended early has noted"
+    )
+
+
+def noted(options: argparse.Namespace, tasks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return what tasks return, by name, as JSON has it; each is noted in a file when it is done.
+
+    The file is beside the results, ``.jsonl``, until these are stored.
+    """
+    path = options.output / f"{options.result}.jsonl"
+    if not options.resume:
+        path.unlink(missing_ok=True)
+    found = dict(map(json.loads, path.read_text().splitlines())) if path.exists() else {}
+    for name, task in tasks.items():
+        if name not in found:
+            line = json.dumps([name, task()], default=_plain)
+            found[name] = json.loads(line)[1]
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+    return {name: found[name] for name in tasks}
 
 
 def start(core: int | None, pinned: bool = True) -> None:

@@ -12,15 +12,15 @@ be a fixed point of EP, and what it costs in terms of 50 plain sweeps.
 
 The cost is taken on the data sets with the most steps, and is that of the fastest of two runs, from
 one call of a function to the next: whole runs are never undisturbed on a shared machine. What was
-found on a data set is noted in a file of its own (.jsonl); --resume goes on from there.
+found on a data set is noted; --resume goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,18 +178,6 @@ def one_set(seed: int, rate: float, n: int) -> dict[str, Any]:
     return {"seed": seed, "rate": rate, "width": width, **found}
 
 
-def all_runs(noted: Path, seeds: Iterable[int], n: int) -> list[dict[str, Any]]:
-    """Every rate and seed; those that the file has are taken from there, the others added to it."""
-    lines = noted.read_text().splitlines() if noted.exists() else []
-    runs = {(r["rate"], r["seed"]): r for r in map(json.loads, lines)}
-    for rate, seed in [(rate, seed) for rate in RATES for seed in seeds]:
-        if (rate, seed) not in runs:
-            runs[rate, seed] = one_set(seed, rate, n)
-            with noted.open("a") as file:
-                file.write(json.dumps(runs[rate, seed]) + "\n")
-    return [runs[rate, seed] for rate in RATES for seed in seeds]
-
-
 #: on one data set in pictures, and beside each other in figure 5
 SHOWN = ("EP", "power EP .8", "relaxed EP, c = .03")
 COMPARED = ("EP", "power EP .8", "power EP .5", "relaxed EP, c = .03", "double loop")
@@ -244,18 +232,19 @@ def boundaries(path: Path, n: int, seed: int = 3, rate: float = 0.2) -> None:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--resume", action="store_true", help="keep the runs of one that was ended early"
-    )
+    harness.can_resume(parser)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
-    noted = options.output / "qi2012_synthetic.jsonl"
-    if not options.resume:
-        noted.unlink(missing_ok=True)
     n = 80 if options.quick else N
-    runs = all_runs(noted, range(1 if options.quick else 20), n)
+    tasks = {
+        f"{rate:g}, seed {seed}": functools.partial(one_set, seed, rate, n)
+        for rate in RATES
+        for seed in range(1 if options.quick else 20)
+    }
+    found = harness.noted(options, tasks)
+    runs = list(found.values())
     rows = []
     for name in (*METHODS, "double loop"):
         cells = [r[name] for r in runs]
@@ -305,10 +294,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
          max(c for _, c in costs) <= 20.0,
          "the runs with the most steps: " + ", ".join(f"{c:.1f} ({k} steps)" for k, c in costs)),
     ]  # fmt: skip
-    noted.unlink()
     return {
         "table": table,
         "claims": claims,
         "goals": goals,
-        "runs": {f"{r['rate']:g}, seed {r['seed']}": r for r in runs},
+        "runs": found,
     }

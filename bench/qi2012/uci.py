@@ -14,6 +14,7 @@ partitions of Raetsch et al. are not at hand: the splits are random.
 from __future__ import annotations
 
 import argparse
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def split(name: str, seed: int) -> dict[str, tuple[float, bool]]:
         post, moves = fit(K, y[train], epsilon, **settings)
         found[method] = (
             float(np.mean(K_star @ post.alpha * y[test] <= 0)),
-            moves[-1] < SETTLED,
+            bool(moves[-1] < SETTLED),
         )
     return found
 
@@ -107,14 +108,25 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(SETS), help="some of the sets")
     parser.add_argument("--splits", type=int, help="fewer splits than the paper's")
+    harness.can_resume(parser)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
     rows, better = [], []
-    for name in options.only or (("Heart", "Haberman") if options.quick else SETS):
-        splits = 2 if options.quick else min(SETS[name][2], options.splits or 1000)
-        runs = [split(name, seed) for seed in range(splits)]
+    counts = {
+        name: 2 if options.quick else min(SETS[name][2], options.splits or 1000)
+        for name in options.only or (("Heart", "Haberman") if options.quick else SETS)
+    }
+    tasks = {
+        f"{name}, split {seed}": functools.partial(split, name, seed)
+        for seed in range(max(counts.values()))
+        for name, splits in counts.items()
+        if seed < splits
+    }
+    noted = harness.noted(options, tasks)
+    for name, splits in counts.items():
+        runs = [noted[f"{name}, split {seed}"] for seed in range(splits)]
         errors = {method: np.array([run[method][0] for run in runs]) for method in METHODS}
         row = {"set": name, "splits": splits}
         for method, values in errors.items():

@@ -337,7 +337,7 @@ def _geometric(ratio: NDArray[np.float64]) -> float:
 
 def draw_panels(panels: dict[tuple[str, str], Panel], optima, names, path, title: str) -> None:
     """Save one figure: a row per data set, a column per loss."""
-    with picture(path, 3, len(names)) as axes:
+    with picture(path, 3, len(names), size=(3.1, 2.5)) as axes:
         cells = [(name, loss) for name in names for loss in table1.LOSSES]
         for k, (axis, (name, loss)) in enumerate(zip(axes, cells, strict=True)):
             panel, best = panels[name, loss], optima[name, loss]
