@@ -111,12 +111,12 @@ def fit_seed(random_state: Any) -> int:
     return seed_of_draws(random_state)
 
 
-def tell(told: Iterable[tuple[Any, ...]]) -> None:
+def tell(reports: Iterable[tuple[Any, ...]]) -> None:
     """Warn of fits, as :func:`epfast.inference.warn_of` does, at the user's line.
 
-    told: the arguments of ``warn_of``, but for the stacklevel, of each fit.
+    reports: the arguments of ``warn_of``, but for the stacklevel, of each fit.
     """
-    for fit, sites, schedule in told:
+    for fit, sites, schedule in reports:
         inference.warn_of(fit, sites, schedule, users_level(), ConvergenceWarning)
 
 
