@@ -1,9 +1,9 @@
-"""A boundary that bends, and how sure it is
-=========================================
+"""A curved boundary with its uncertainty
+======================================
 
-Where no plane separates two classes a Gaussian process bends. It also knows where it has seen
-nothing. The :term:`evidence`, the probability of the labels with the function integrated out,
-tunes its kernel: there is no grid search, and nothing is held out.
+A Gaussian process separates two classes by a curved boundary, and is uncertain far from the data.
+The fit chooses the kernel by the :term:`evidence`, the probability of the labels with the function
+integrated out. There is no grid search, and no rows are held out.
 """
 
 import matplotlib.pyplot as plt

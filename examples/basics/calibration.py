@@ -1,10 +1,10 @@
-"""Probabilities that can be believed
-==================================
+"""Calibrated probabilities
+========================
 
-With few rows, many weights explain the labels. A point estimate picks one set of them, and its
-probabilities are too sure. An average over the posterior is less so. The data are those of
-`load_diabetes`: does the disease get worse than in half of the patients? There are sixty patients
-to learn from, and 382 to ask about; twenty splits, since one proves nothing.
+With few rows, many weights explain the labels. A point estimate uses one set of weights, and its
+probabilities are overconfident. An average over the posterior is calibrated better. The data are
+those of `load_diabetes`. The label says whether the disease gets worse than in half of the
+patients. There are sixty patients in the fit and 382 in the test, in twenty splits.
 """
 
 import matplotlib.pyplot as plt
@@ -51,8 +51,8 @@ tell(truth, answers)
 # %%
 # Log loss is minus the mean log probability of what happened: lower is better. In the picture each
 # point is a tenth of the predictions, with an interval of 95 %. On the dashed line as many got
-# worse as was predicted; a curve that is flatter than the line is too sure. Ticks above and below
-# are the patients who got worse, and those who did not ("+1" is worse).
+# worse as was predicted. A curve that is flatter than the line is overconfident. Ticks above and
+# below are the patients who got worse, and those who did not ("+1" is worse).
 
 figure, axes = plt.subplots(1, 3, figsize=(12, 4.6))
 label = np.concatenate(truth)
@@ -66,7 +66,7 @@ plt.show()
 # When it makes no difference
 # ---------------------------
 #
-# With five times the rows the posterior is narrow, and one set of weights speaks for all. Log
-# losses of the three are within a standard error or two of each other:
+# With five times the rows the posterior is narrow, and a point estimate is as good. Log losses of
+# the three are within a standard error or two of each other:
 
 tell(*held_out(300))

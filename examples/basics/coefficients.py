@@ -1,8 +1,8 @@
 """Coefficients with intervals
 ===========================
 
-Which measurements point to a benign tumour, and which might as well be noise? A classifier that
-knows how sure it is of each coefficient can say so. The data are those of `load_breast_cancer`.
+Which measurements point to a benign tumour, and which might as well be noise? The posterior of the
+coefficients has the answer. The data are those of `load_breast_cancer`.
 """
 
 import matplotlib.pyplot as plt
@@ -34,10 +34,10 @@ plt.show()
 # When not to read it so
 # ----------------------
 #
-# Columns that say nearly the same share their weight, and each alone looks unsure. The radius, the
-# perimeter and the area of a nucleus are such columns. The sum of their coefficients is known
-# better than it would be if they were independent, which the covariance knows and a plot of single
-# coefficients does not:
+# Correlated columns share their weight, and each coefficient alone is uncertain. The radius, the
+# perimeter and the area of a nucleus are such columns. The sum of their coefficients is more
+# certain than if they were independent. The covariance shows this, a plot of single coefficients
+# does not:
 
 together = [list(post.labels).index(f"worst {name}") for name in ("radius", "perimeter", "area")]
 total_sd = np.sqrt(post.covariance[np.ix_(together, together)].sum())

@@ -2,8 +2,8 @@
 =========================
 
 The data are disasters in British coal mines by year, 1851 to 1962 (Jarrett 1979). The counts are
-Poisson, and the log of their rate is a Gaussian process: nobody says how many changes of the rate
-there were, or when.
+Poisson, and the log of their rate is a Gaussian process, without assumptions on the number or the
+times of changes.
 """
 
 import matplotlib.pyplot as plt

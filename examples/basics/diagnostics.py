@@ -1,9 +1,9 @@
-"""Is the answer right?
-====================
+"""Checking a fit
+==============
 
 Expectation propagation (:term:`EP`) is an approximation, and can fail. `check()` compares a result
-with the exact posterior of the same model, by importance sampling, and says in one line what to
-think of it.
+with the exact posterior of the same model, by importance sampling, and summarises the comparison in
+one line.
 """
 
 import matplotlib.pyplot as plt
@@ -35,4 +35,4 @@ plt.show()
 # --------------------
 #
 # A check is about the computation, not about the model: a good posterior of a wrong model is wrong.
-# :doc:`/diagnostics` reads the line word by word.
+# :doc:`/diagnostics` explains the line.

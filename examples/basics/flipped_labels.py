@@ -1,9 +1,9 @@
-"""Labels that were flipped
-========================
+"""Wrong labels
+============
 
-A quarter of the labels is wrong, and nobody says which. `losses.Contaminated` is a likelihood that
-expects wrong labels, learns how many there are, and finds them. The data are handwritten digits,
-ones and sevens.
+A quarter of the labels is wrong, and it is not known which. `losses.Contaminated` is a likelihood
+with wrong labels. It learns their share, and identifies them. The data are handwritten digits, ones
+and sevens.
 """
 
 import matplotlib.pyplot as plt
@@ -26,8 +26,8 @@ given = np.where(flipped, -y, y)
 
 # %%
 # The likelihood has a share of labels that are drawn at random. Half of these are right by chance,
-# so that half of the share is flipped. Two classifiers see the same labels: the trusting one takes
-# them as they are. Both are judged by the true labels of other digits.
+# so that half of the share is flipped. Two classifiers are fitted to the same labels. One of them
+# assumes that all labels are right. Both are tested on the true labels of other digits.
 
 trusting = epfast.LinearClassifier(loss="probit").fit(X, given)
 expects_flips = losses.Contaminated()
@@ -58,6 +58,6 @@ plt.show()
 # When not to
 # -----------
 #
-# The posterior of a likelihood that forgives any label has several modes, and it needs rows to tell
-# a flip from a hard case. With clean labels the fit learns a share near 0, and takes longer. It
-# assumes that all labels are flipped with the same probability, whatever the digit.
+# The posterior of such a likelihood has several modes, and needs many rows to distinguish a flip
+# from a hard case. With clean labels the fit learns a share near 0, and takes longer. It assumes
+# that all labels are flipped with the same probability, whatever the digit.

@@ -1,9 +1,9 @@
-"""How much does each group differ?
-================================
+"""Random effects of groups
+========================
 
 Thirty young rats were weighed at 8, 15, 22, 29 and 36 days (Gelfand, Hills, Racine-Poon and Smith
-1990). Each grows on a line of its own; the lines are alike, and a formula says so. What the data
-say of a single rat then comes from its five weights and from all other rats.
+1990). Each rat has its own line, and the lines are similar: a model with random effects, given by a
+formula. The estimate for a single rat uses its five weights and all other rats.
 """
 
 import matplotlib.pyplot as plt
@@ -62,7 +62,7 @@ right.set(xlabel="sd, grams a day", yticks=[], title="How much rats differ")
 plt.show()
 
 # %%
-# A rat that nobody has weighed grows like the others, give or take what rats differ by.
+# The prediction for a new rat includes the variance between rats.
 
 new = pd.DataFrame({"rat": ["r08", "another"], "age": [23, 23]})
 mean, variance = model.predict_latent(new)
@@ -75,7 +75,6 @@ for name, m, s in zip(new["rat"], mean, np.sqrt(variance), strict=True):
 #
 # Growth slows down with age: the lines are straight, and at 45 days the weights are likely to be
 # less. A curve is another column, `age + I(age**2)`. The normal distribution of the effects is an
-# assumption, too, which thirty rats hardly test; what EP adds is nothing here, as the noise is
-# normal.
+# assumption, too, which thirty rats hardly test. EP adds no error here, since the noise is normal.
 
 print(model.posterior.best.check())

@@ -1,9 +1,9 @@
-"""Clusters, and where their centres are
-=====================================
+"""Clusters with uncertain centres
+===============================
 
-A mixture of Gaussians finds clusters. Expectation propagation (:term:`EP`) keeps a Gaussian with
-full covariance for the centre of each component, and sums over the components that a row may be
-from. The data are petals of 150 irises of three species, which the fit is not told.
+A mixture of Gaussians clusters rows without labels. Expectation propagation (:term:`EP`) has a
+Gaussian with full covariance for the centre of each component, and sums over the components of each
+row. The data are petals of 150 irises of three species, which the fit does not use.
 """
 
 import matplotlib.pyplot as plt

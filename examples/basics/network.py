@@ -1,5 +1,5 @@
-"""A network that says how sure it is
-==================================
+"""A neural network with its uncertainty
+=====================================
 
 Probabilistic backpropagation (Hernández-Lobato and Adams 2015) learns a Gaussian for each weight of
 a network. The curve is x³ with noise of sd 3, the example of that paper; the network has a hundred
@@ -45,6 +45,6 @@ plt.show()
 # When not to
 # -----------
 #
-# Both are too sure outside the points. The process is closer among them: with so few rows, and up
-# to a few thousand, prefer it. The network is for more rows, as a pass costs what backpropagation
-# does. Far from the data its sds are an order of magnitude, not an interval.
+# Both are overconfident outside the points. The process is closer among them: with so few rows, and
+# up to a few thousand, prefer it. The network is for more rows, as a pass costs what
+# backpropagation does. Far from the data its sds are an order of magnitude, not an interval.

@@ -1,8 +1,8 @@
-"""A curve through points that are wrong
-=====================================
+"""A curve with outliers
+=====================
 
-One in eight of these points went wrong. Under Gaussian noise a process bends towards them, or calls
-everything noise. Student-t noise lets a point be far away; its degrees of freedom and scale are
+One in eight of these points is an outlier. With Gaussian noise the curve bends towards outliers, or
+the noise is too large. Student-t noise allows outliers. Its degrees of freedom and scale are
 learned with the kernel.
 """
 
@@ -26,7 +26,7 @@ models = {
 
 # %%
 # The bands hold 95 % of the probability of the curve. The error is the root mean square distance of
-# the curve from the truth at the points; a larger log :term:`evidence` is a better model.
+# the curve from the truth at the points. A larger log :term:`evidence` is a better model.
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
 for ax, (name, model) in zip(axes, models.items(), strict=True):
@@ -46,9 +46,9 @@ plt.show()
 # What EP gets wrong here
 # -----------------------
 #
-# The Student-t is not log-concave: a point can be near or an outlier. The Gaussians that stand for
-# points, the :term:`sites <site>`, may then have a negative :term:`precision`, and EP may not
-# settle. It settles here. Where it does not, a :class:`~epfast.ConvergenceWarning` says so, and
-# ``schedule=epfast.DoubleLoop()`` often finds a fixed point all the same.
+# The Student-t is not log-concave: a point can be near or an outlier. The :term:`sites <site>` may
+# then have a negative :term:`precision`, and EP may not converge. It converges here. If it does
+# not, a :class:`~epfast.ConvergenceWarning` says so, and ``schedule=epfast.DoubleLoop()`` often
+# reaches a fixed point.
 
 print("settled:", models["Student-t noise"].posterior_.converged)

@@ -1,10 +1,10 @@
-"""What a pass over the data buys
-==============================
+"""Accuracy by number of passes
+============================
 
-Expectation propagation (:term:`EP`) keeps a :term:`site` for each row, a Gaussian that stands for
-the likelihood of the row. Stochastic EP (:term:`SEP`) keeps one for all rows, averaged EP (AEP) the
-same without an order of the rows, and assumed density filtering (:term:`ADF`) none. How good is
-each after some passes over the rows?
+Expectation propagation (:term:`EP`) stores a :term:`site` for each row, a Gaussian that replaces
+the likelihood of the row. Stochastic EP (:term:`SEP`) stores one site for all rows, averaged EP
+(AEP) the same independently of the order of the rows, and assumed density filtering (:term:`ADF`)
+none. The picture shows their accuracy after some passes over the rows.
 """
 
 import matplotlib.pyplot as plt
@@ -22,9 +22,9 @@ settled = epfast.fit_linear(X, y, schedule=EP(tol=1e-10), **given)
 print(settled.check())
 
 # %%
-# Each fit starts anew, and stops after so many passes. Distances are those of the coefficient that
-# is furthest from EP after it has settled; below 1e-6 they are drawn as that. An sd is a standard
-# deviation.
+# Each fit starts from the prior, and stops after a number of passes. Distances are those of the
+# coefficient that is furthest from converged EP, and at least 1e-6 in the picture. An sd is a
+# standard deviation.
 
 passes = np.arange(1, 31)
 ways = {
@@ -51,8 +51,9 @@ plt.show()
 # What they get wrong
 # -------------------
 #
-# SEP and AEP settle near EP, not on it: all rows have the same site. SEP stays further off as the
-# last rows of a pass weigh more; with its default tolerance it ends where AEP does. ADF takes in
-# every pass as if it were new rows, so that its sds shrink with each: one pass of it is meant for
-# streams, several are not. SEP saves little memory here, where a site of a row is two numbers and
-# the shared one 31 x 32; it saves most where sites are large (:class:`~epfast.NetworkRegressor`).
+# SEP and AEP converge near EP, not to it, since all rows have the same site. SEP is less accurate,
+# since the last rows of a pass have more weight. With its default tolerance it ends at the result
+# of AEP. ADF treats the rows of every pass as new rows, so that its sds shrink with each pass. It
+# is meant for one pass over a stream. SEP saves little memory here, where a site of a row is two
+# numbers and the shared one 31 x 32. It saves most where sites are large
+# (:class:`~epfast.NetworkRegressor`).

@@ -3,8 +3,8 @@
 
 Expectation propagation (:term:`EP`) replaces each factor of a posterior by a Gaussian. A factor may
 be a :term:`minibatch` of rows, and Roche (2016) compares four ways to fit its Gaussian: Laplace's
-method, a quick version of it, Gauss and variational quadrature. How far is each from the right
-answer, and how large may the batches be?
+method, a quick version of it, Gauss and variational quadrature. The picture shows the distance of
+each from the full posterior, for batches of different sizes.
 """
 
 import warnings
@@ -22,10 +22,10 @@ exact = epfast.fit_linear(X, y, intercept=True, prior_variance=25.0)
 print(exact.check())
 
 # %%
-# The full posterior, with a site for each row and all covariances, stands for the right answer: the
-# check calls it good. The picture has the distance of the furthest of 31 coefficients from it, in
-# its standard deviations (sd). A cross is a fit that did not settle, and warned; a fit that
-# overflowed, and raised an error, is not drawn.
+# The reference is the full posterior, with a site for each row and a full covariance. Its check is
+# good. The picture has the distance of the furthest of 31 coefficients from it, in its standard
+# deviations (sd). A cross is a fit that did not converge, and warned. A fit that overflowed, and
+# raised an error, is not drawn.
 
 
 def minibatches(scheme, size):
@@ -59,7 +59,8 @@ plt.show()
 # What EP gets wrong here
 # -----------------------
 #
-# Quadrature moves one coordinate at a time. It misses that the coordinates move together, which
-# matters more the more rows a batch has. The means by Laplace's method depend on no batch: at its
-# fixed point they are the mode of all rows. So it is what minibatches do by default; the other
-# schemes are here since they are published. :doc:`/tables/roche2016` has the tables of the paper.
+# Quadrature moves one coordinate at a time. It ignores the correlations of the coordinates, which
+# matter more for larger batches. The means by Laplace's method do not depend on the batch: at its
+# fixed point they are the mode of all rows. It is therefore the default for minibatches. The other
+# schemes are in the library because they are published. :doc:`/tables/roche2016` has the tables of
+# the paper.

@@ -1,8 +1,8 @@
 """One pass over a stream
 ======================
 
-Assumed density filtering (:term:`ADF`) sees each row once and keeps nothing but a Gaussian over the
-coefficients. The chunks here come from a generator; they might come from a file, a database or a
+Assumed density filtering (:term:`ADF`) uses each row once and stores only a Gaussian of the
+coefficients. The chunks here come from a generator. They could come from a file, a database or a
 queue.
 """
 
@@ -23,9 +23,9 @@ def chunks(n, rows):
 
 
 # %%
-# Each chunk is predicted before it is learned: an honest measure of what is known so far. The line
-# on the left is the mean of nine chunks. The log loss hardly falls: that of the true coefficients
-# is 0.30. The error of the coefficients, as a root mean square, falls as the posterior sd says.
+# Each chunk is predicted before it is learned, which measures the error on new rows. The line on
+# the left is the mean of nine chunks. The log loss hardly falls: that of the true coefficients is
+# 0.30. The error of the coefficients, as a root mean square, falls as the posterior sd says.
 
 post, seen, loss, error, said = None, [], [], [], []
 for X, y in chunks(60, 100):
@@ -56,7 +56,6 @@ plt.show()
 # When not to
 # -----------
 #
-# One pass cannot go back: a row that was misread early, when little was known, stays misread. EP,
-# which visits rows that fit into memory again and again, is closer to the exact posterior. ADF
-# forgets nothing: where the truth drifts old rows must be taken out again, which
-# :meth:`~epfast.FullPosterior.remove` does where rows are kept.
+# One pass does not correct the errors of early rows. EP, which revisits rows that fit into memory,
+# is closer to the exact posterior. ADF does not forget. If the coefficients drift, old rows must be
+# removed, which :meth:`~epfast.FullPosterior.remove` does where rows are kept.

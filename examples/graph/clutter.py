@@ -1,9 +1,9 @@
 """Clutter
 =======
 
-Half of the points are N(θ, 1), half N(0, 10), and nobody says which (Minka 2001). Where is θ? The
-exact posterior is computed on a grid, beside expectation propagation (:term:`EP`) and one pass of
-it, assumed density filtering (:term:`ADF`).
+Half of the points are N(θ, 1), half N(0, 10), and it is not known which (Minka 2001). The unknown
+is θ. The exact posterior on a grid is compared with expectation propagation (:term:`EP`) and with
+one pass of it, assumed density filtering (:term:`ADF`).
 """
 
 import warnings
@@ -93,6 +93,6 @@ plt.show()
 # -----------------------
 #
 # A Gaussian has one mode. Where the posterior has one, EP is exact to the third digit, and one pass
-# of ADF is 23 % off in the standard deviation (sd). Where it has two, EP may go to and fro between
-# them. It then does not settle, and a :class:`~epfast.ConvergenceWarning` says so: do not use such
-# a fit.
+# of ADF is 23 % off in the standard deviation (sd). Where it has two, EP may oscillate between
+# them. It then does not converge, and a :class:`~epfast.ConvergenceWarning` says so. Do not use
+# such a fit.

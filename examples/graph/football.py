@@ -100,11 +100,12 @@ plt.show()
 # What EP gets wrong here
 # -----------------------
 #
-# Matches tell differences of ratings. If one team is better than believed, those that it played are
-# better too. All teams at all times are too many for one Gaussian: the belief is a product over
-# them, which does not know that, and standard deviations (sds) of single ratings are too small.
-# Those of differences, which predictions use, are nearly right. A league of up to 1,000 ratings has
-# a joint Gaussian: ten teams, four years of matches, ratings that stand still. Its sds are right.
+# Matches determine differences of ratings. If one team is better than estimated, those that it
+# played are better, too. All teams at all times are too many for one Gaussian. The belief is a
+# product over them without correlations, and standard deviations (sds) of single ratings are too
+# small. Those of differences, which predictions use, are nearly right. A league of up to 1,000
+# ratings has a joint Gaussian: ten teams, four years of matches, ratings that stand still. Its sds
+# are right.
 #
 # .. code-block:: text
 #

@@ -154,8 +154,8 @@ plt.show()
 # not know. Learned messages change means and sds by a few hundredths of an sd. The errors of 60
 # messages add up in the log :term:`evidence`, to 0.6 nats here: do not compare models by it that
 # are closer. The tolerance, 0.03, and the first 60 questions were chosen by trying some. With 0.1
-# and these draws the sweeps did not settle, and with 0.05 the audits, questions where the operator
-# was sure, found errors; the fit warned of both.
+# and these draws the sweeps did not settle, and with 0.05 the audits, calls where the operator was
+# certain, showed errors. The fit warned of both.
 
 mu_mean = w.sum(axis=1) @ line
 mu_sd = np.sqrt(w.sum(axis=1) @ (line - mu_mean) ** 2)

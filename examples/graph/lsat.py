@@ -32,8 +32,8 @@ post = g.fit()
 print(f"settled: {post.converged}, {post.n_sweeps} sweeps, log evidence {post.log_evidence:.2f}")
 
 # %%
-# For the truth abilities are integrated out by quadrature; the rest is importance sampling over
-# five difficulties.
+# For the exact posterior abilities are integrated out by quadrature, and the five difficulties by
+# importance sampling.
 
 
 def log_posterior(a):

@@ -2,8 +2,7 @@
 ========
 
 The data are the flow at Aswan in 10⁸ m³, 1871 to 1970 (Cobb 1978). A level walks from year to year,
-and the flow is the level and noise. How large the steps of the walk and the noise are, nobody
-knows.
+and the flow is the level plus noise. The variances of the steps and of the noise are unknown.
 """
 
 import matplotlib.pyplot as plt
@@ -70,7 +69,7 @@ def exact(y, nodes=120):
 
 # %%
 # Left: the level by expectation propagation (:term:`EP`) lies on the exact one. Right: the standard
-# deviations (sds) of noise and steps; grey is exact.
+# deviations (sds) of noise and steps, with the exact ones in grey.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(2, 1))
 belief = post[level]

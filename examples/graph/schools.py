@@ -83,7 +83,7 @@ plt.show()
 #
 # If the spread is large the effects are far apart, and if it is small close together. A product of
 # beliefs about effects and precision knows neither. That costs little here: the standard deviation
-# (sd) of the precision is 8 % too small; the effects, and their intervals, are right to half a
+# (sd) of the precision is 8 % too small. The effects and their intervals are right to half a
 # percent.
 
 right_mean = w.sum(axis=0) @ tau[0]

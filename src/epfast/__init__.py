@@ -1,39 +1,36 @@
 """Fast expectation propagation.
 
-EP is one loop and four independent choices; each choice is an argument of the fits:
+EP is one loop with four independent choices, which are arguments of the fits:
 
-1. what a factor is: :mod:`epfast.losses`, and ``batch_size``;
-2. how its tilted moments are found: :mod:`epfast.schemes`;
-3. which sites are stored, and
-4. who goes when: :mod:`epfast.schedules`.
+1. what a factor is: :mod:`epfast.losses`, and ``batch_size``
+2. how its tilted moments are computed: :mod:`epfast.schemes`
+3. which sites are stored: :mod:`epfast.schedules`
+4. in which order they are updated: :mod:`epfast.schedules`
 
-The rooms, from the ground up. A room imports those below it, never a neighbour::
+The modules, in the order of their imports. Each imports only those above it::
 
     _core               sweeps, tilted moments, vector functions: Cython and C, without policy
     _arrays             arrays: their type, row chunks, triangles
-    _checks             the checks at the door
+    _checks             checks of arguments
     losses              choice 1
     priors              priors of scales: sds, sizes, length scales
     schedules           choices 3 and 4, data only
     families            exponential families by natural parameters
     schemes             choice 2
-    inference           THE ONE LOOP, and its records
+    inference           the loop, and its records
     operators           messages by quadrature, Laplace or sampling, and learned ones
     gaussian            rows and processes: forms of q, visits of factors, the table of both
     graph               variables and factors
     parametric          models given by tilted moments of their parameters
     storage             posteriors from files
-    backend             arrays in, arrays out
+    backend             functions from arrays to arrays
     svm                 support vector machines
-    estimators          the face for scikit-learn
+    estimators          scikit-learn estimators
     formula             regressions by a formula, y ~ x + (x | g)
-    gpy                 the face for GPy
-    dask                the face for Dask: rows on a cluster
-    plots               pictures of posteriors
-    rating              players by their games, through time
-
-Neighbours are losses, schedules and families; schemes and inference; graph and parametric;
-storage and backend.
+    gpy                 inference for models of GPy
+    dask                fits of rows on a Dask cluster
+    plots               plots of posteriors
+    rating              ratings of players from games, through time
 """
 
 from importlib.util import find_spec as _find_spec
@@ -208,8 +205,8 @@ if _find_spec("sklearn") is not None:
 
 def __getattr__(name: str) -> _Any:
     if name not in _LAZY:
-        rooms = (room for room in (schemes, losses) if name in room.__all__)
-        place = "".join(f"; it is {room.__name__}.{name}" for room in rooms)
+        homes = (module for module in (schemes, losses) if name in module.__all__)
+        place = "".join(f"; it is {module.__name__}.{name}" for module in homes)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}", name=name)
     from importlib import import_module
 

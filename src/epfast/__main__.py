@@ -44,14 +44,14 @@ def _cores() -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
+    """Run a command. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m epfast", description="Expectation propagation."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser(
         "demo",
-        help="a classifier on scikit-learn's breast cancer data, with its certificate; then the "
+        help="a classifier on scikit-learn's breast cancer data, with a check, then the "
         "schemes of Roche (2016) on the same",
     )
     demo.add_argument(

@@ -31,7 +31,7 @@ def row_chunks(rows: Any, entries: int = 1 << 20, unpacked: bool = False) -> lis
 
 
 def to_float64(given: NDArray[Any]) -> Array:
-    """As C-contiguous float64; a long double out of range becomes infinity without a warning."""
+    """As C-contiguous float64. A long double out of range becomes infinity without a warning."""
     if given.dtype == np.float64 and given.flags.c_contiguous and given.flags.aligned:
         return given
     with np.errstate(over="ignore", invalid="ignore"):
@@ -39,7 +39,7 @@ def to_float64(given: NDArray[Any]) -> Array:
 
 
 def symmetric_from_upper(upper: Array) -> Array:
-    """The symmetric matrix with this upper triangle; the core keeps upper triangles only."""
+    """The symmetric matrix with this upper triangle. The core keeps upper triangles only."""
     below = np.tri(len(upper), k=-1, dtype=np.bool_)
     return np.where(below, upper.T, upper)
 

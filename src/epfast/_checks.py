@@ -1,4 +1,4 @@
-"""Validation at the door: every error names the argument, what was given and what is allowed."""
+"""Checks of arguments: every error names the argument, what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPS = float(np.finfo(np.float64).eps)
 
 
 def path(name: str, value: Any) -> str:
-    """A path to a file; not a file descriptor."""
+    """A path to a file. Not a file descriptor."""
     try:
         return os.fsdecode(value)
     except TypeError:
@@ -138,7 +138,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def did_you_mean(value: Any, allowed: Iterable[str]) -> str:
-    """A question for the end of an error message; "" if nothing comes near."""
+    """A question for the end of an error message. "" if nothing comes near."""
     if not isinstance(value, str):
         return ""
     wanted = value.lower().replace("-", "_").replace(" ", "_")
@@ -290,7 +290,7 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def schedule(value: Any, kind: type, names: str) -> None:
-    """An instance of a class of schedules; a class itself is a mistake that is often made."""
+    """An instance of a class of schedules. A class itself is a mistake that is often made."""
     if isinstance(value, kind):
         return
     if isinstance(value, type) and issubclass(value, kind):
@@ -308,9 +308,9 @@ def array(
     positive: bool = False,
     finite: bool = True,
 ) -> Array:
-    """A C-contiguous float64 array of the given shape (None: any length), finite unless told.
+    """A C-contiguous float64 array of the given shape (None: any length), finite by default.
 
-    Copies only where dtype or order ask for it; never modifies ``value``.
+    Copies only where dtype or order ask for it. Never modifies ``value``.
     """
     given = real_array(name, value)
     if given.ndim != len(shape) or any(
@@ -328,7 +328,7 @@ def array(
 
 
 def responses(name: str, value: Any, n: int, *widths: int, finite: bool = True) -> Array:
-    """Real responses of n rows, (n,) for a width of 1, else (n, width); not of dtype object."""
+    """Real responses of n rows, (n,) for a width of 1, else (n, width). Not of dtype object."""
     if getattr(getattr(value, "dtype", None), "kind", "") == "O":
         raise TypeError(f"{name} has dtype object; allowed: real numbers")
     given = real_array(name, value)
@@ -345,10 +345,10 @@ def symmetric(
 ) -> float:
     """Check that a real array (n, n) is finite and symmetric to a relative tolerance.
 
-    tolerance: None: half the digits of its dtype. scale: (n,); entry i, j is compared with
+    tolerance: None: half the digits of its dtype. scale: (n,). Entry i, j is compared with
     scale_i scale_j. None: with the largest entry.
 
-    Works by blocks of rows, O(n) memory; returns the largest absolute value.
+    Works by blocks of rows, O(n) memory. Returns the largest absolute value.
     """
     size = _largest(name, given)
     if scale is None:
@@ -375,9 +375,9 @@ def _largest(name: str, given: NDArray[Any]) -> float:
 def _asymmetry(
     given: NDArray[Any], scale: Array, rounding: float = 0.0
 ) -> tuple[float, tuple[int, int]]:
-    """The largest difference, less rounding, of entries i, j and j, i over scale_i scale_j; i, j.
+    """The largest difference, less rounding, of entries i, j and j, i over scale_i scale_j. i, j.
 
-    0 without any; infinite where a scale is 0.
+    0 without any. Infinite where a scale is 0.
     """
     worst, pair = 0.0, (0, 0)
     for part in slices(len(given)):
@@ -548,7 +548,7 @@ def definite(name: str, value: Any, d: int) -> Array:
     Entries are compared beside sqrt(m_ii m_jj), so that units of columns do not matter. What
     ``numpy.linalg.inv`` returns differs from its transpose by up to 0.15 eps times the condition
     number of the matrix of unit diagonal (covariances of 20 to 100 points, condition numbers from
-    300 to 1e12); 4 eps times it pass, up to 1e-3, and half the digits in any case.
+    300 to 1e12). 4 eps times it pass, up to 1e-3, and half the digits in any case.
     """
     matrix = array(name, value, shape=(d, d))
     allowed = "a symmetric positive definite matrix"
@@ -615,7 +615,7 @@ def labels(name: str, value: Any, n: int) -> Array:
 
 
 def groups(name: str, given: Any) -> int | NDArray[np.intp]:
-    """The number of groups, or the group of each row; checked as far as possible without n."""
+    """The number of groups, or the group of each row. Checked as far as possible without n."""
     if np.ndim(real_array(name, given)) == 0:
         return integer(name, given, least=1)
     labels = real_array(name, given)

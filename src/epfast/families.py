@@ -76,7 +76,7 @@ class Family:
 
     #: as users call it
     name: ClassVar[str]
-    #: names of the natural parameters; of a family whose members differ in their number, one name
+    #: names of the natural parameters. Of a family whose members differ in their number, one name
     parameters: ClassVar[tuple[str, ...]]
     #: what a belief shows beside mean and variance: methods of eta
     shown: ClassVar[tuple[str, ...]]
@@ -126,7 +126,7 @@ class Family:
 
 
 class Gaussian(Family):
-    """Scalar Gaussians: precision tau and shift nu = tau mean; u(x) = (-x^2 / 2, x)."""
+    """Scalar Gaussians: precision tau and shift nu = tau mean. U(x) = (-x^2 / 2, x)."""
 
     name = "gaussian"
     parameters = ("precision", "shift")
@@ -188,7 +188,7 @@ def _digamma(x: Array) -> Array:
 
 
 class Gamma(Family):
-    """Gamma variables: shape - 1 and rate; u(x) = (log x, -x)."""
+    """Gamma variables: shape - 1 and rate. U(x) = (log x, -x)."""
 
     name = "gamma"
     parameters = ("shape - 1", "rate")
@@ -227,7 +227,7 @@ class Gamma(Family):
 
     @staticmethod
     def matching(statistics: Array) -> Array:
-        """statistics: E[log x] and E[x]; the shape is right to 1e-12 up to 1e4, 2e-9 at 1e6.
+        """statistics: E[log x] and E[x]. The shape is right to 1e-12 up to 1e4, 2e-9 at 1e6.
 
         Where log E[x] - E[log x] is known without a difference, :meth:`by_gap` does better.
         """
@@ -255,7 +255,7 @@ class Gamma(Family):
 
 
 class Beta(Family):
-    """Beta variables: alpha - 1 and beta - 1; u(x) = (log x, log(1 - x))."""
+    """Beta variables: alpha - 1 and beta - 1. U(x) = (log x, log(1 - x))."""
 
     name = "beta"
     parameters = ("alpha - 1", "beta - 1")
@@ -295,7 +295,7 @@ class Beta(Family):
 
     @staticmethod
     def matching(statistics: Array) -> Array:
-        """statistics: E[log x] and E[log(1 - x)]; right to 1e-9 for parameters of .01 to 1e4."""
+        """statistics: E[log x] and E[log(1 - x)]. Right to 1e-9 for parameters of 0.01 to 1e4."""
         logs = np.array(statistics, dtype=np.float64).T
         found = beta_parameters(*(np.ascontiguousarray(column) for column in logs))
         return np.stack(found, axis=1) - 1.0
@@ -332,7 +332,7 @@ class Categorical(Family):
 
     @staticmethod
     def logits(eta: Array) -> Array:
-        """Logs of the probabilities, (n, K); -inf where one is 0."""
+        """Logs of the probabilities, (n, K). -inf where one is 0."""
         found = eta - _log_sum(eta)[:, None]
         return np.where(found < POSSIBLE, -np.inf, found)
 

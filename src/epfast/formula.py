@@ -174,7 +174,7 @@ class FormulaFit:
 
     @property
     def hyper(self) -> Any:
-        """A table of sds of groups and numbers of the likelihood; empty if there are none."""
+        """A table of sds of groups and numbers of the likelihood. Empty if there are none."""
         return self.posterior.hyper.set_axis(list(self.hyper_labels))
 
     def summary(self, level: float = 0.94) -> Any:
@@ -203,7 +203,7 @@ class FormulaFit:
             With the variables of the right side of the formula.
         new_levels : {"integrate", "zero", "error"}, default="integrate"
             What the effect of a level is that was not in the data: drawn anew from its group,
-            which adds the variance of the group; 0; or an error.
+            which adds the variance of the group, or 0, or an error.
         """
         post, means, variances = self._latent(data, new_levels)
         mean = post.weights @ means
@@ -262,10 +262,10 @@ def fit(
     formula : str
         As lme4, brms and bambi read it: ``"y ~ x + h + (x | g)"``. A group term ``(x | g)`` has an
         intercept and a slope for each level of g, which are correlated, as in lme4 and brms, and
-        independent with ``(x || g)``; each has an sd. ``0 + (1 | g)`` has no common intercept.
+        independent with ``(x || g)``. Each has an sd. ``0 + (1 | g)`` has no common intercept.
         ``x:h``, ``x * h``, ``(1 | g:h)``, ``(1 | g/h)``, ``offset(z)``, ``I(x ** 2)``, ``C(k)``,
         ``log(x)``, ``scale(x)``, ``poly(x, 2)``, ``bs(x, df=4)`` and functions of the caller are
-        read too; and as responses ``log(y)``, ``prop(successes, trials)`` and ``y['level']``.
+        read too. And as responses ``log(y)``, ``prop(successes, trials)`` and ``y['level']``.
     data : pandas.DataFrame
         A column per variable, without missing values in those of the formula.
     family : str, default="gaussian"
@@ -273,12 +273,12 @@ def fit(
         "negbinomial"), "gamma" or "weibull". "bernoulli" takes 0 and 1, booleans, or two words,
         the second of which, by the alphabet or the order of categories, is 1.
     priors : dict, optional
-        By the name of a common term ``(mean, sd)`` of a normal prior; by the name of a group term,
-        as ``"1|g"``, and of a number of the family, as ``"sigma"``, one of :mod:`epfast.priors`;
-        by ``"cor|g"`` :class:`epfast.priors.LKJ` of the correlations of a group. None, and terms
+        By the name of a common term ``(mean, sd)`` of a normal prior. By the name of a group term,
+        as ``"1|g"``, and of a number of the family, as ``"sigma"``, one of :mod:`epfast.priors`.
+        By ``"cor|g"`` :class:`epfast.priors.LKJ` of the correlations of a group. None, and terms
         without one: as bambi scales them, slopes are N(0, 2.5 sd(y) / sd(x)), sds of groups
         half-normal of 2.5 sd(y) over the size of their columns, sigma half-Student-t of 4 degrees
-        of freedom and sd(y); sd(y) is 1 but for "gaussian" and "t". Correlations are LKJ(2).
+        of freedom and sd(y). Sd(y) is 1 but for "gaussian" and "t". Correlations are LKJ(2).
     weights : array_like of shape (n,) or str, optional
         As in :func:`epfast.fit_linear`, or the column of data that holds them.
     strategy, rng
@@ -389,7 +389,7 @@ def _unread(lexeme: str) -> ValueError:
 
 
 def _frame(data: Any) -> Any:
-    """The data, where they are a frame; or of a dict of columns."""
+    """The data, where they are a frame. Or of a dict of columns."""
     import pandas
 
     frame = pandas.DataFrame(data) if isinstance(data, Mapping) else data

@@ -1,6 +1,6 @@
 """Pictures of posteriors: axes in, axes out. Needs matplotlib, the extra ``plot``.
 
-Each function draws on the axes that it is given, or on a new figure, and returns the axes; nothing
+Each function draws on the axes that it is given, or on a new figure, and returns the axes. Nothing
 is shown or saved, and the state of ``matplotlib.pyplot`` stays as it is.
 """
 
@@ -15,9 +15,9 @@ from epfast import _checks
 
 __all__ = ["calibration", "check", "coefficients", "decision_boundary", "sweeps"]
 
-#: two classes, a neutral and an accent, told apart by colour-blind eyes and in grey
+#: two classes, a neutral and an accent, distinguished by colour-blind eyes and in grey
 BLUE, ORANGE, GREY, INK = "#2166ac", "#d6604d", "#9a9a9a", "#333333"
-#: of the schemes for minibatches, the same in every picture; those of Roche's figures
+#: of the schemes for minibatches, the same in every picture. Those of Roche's figures
 SCHEME_COLORS = {
     "laplace": "tab:blue",
     "quick_laplace": "tab:green",
@@ -71,9 +71,9 @@ def coefficients(
     Parameters
     ----------
     post : FullPosterior or FactorizedPosterior, or a linear estimator
-        Of at most a few dozen coefficients; pick some with ``names``.
+        Of at most a few dozen coefficients. Pick some with ``names``.
     level : float, default=0.95
-        Posterior probability of the intervals; thicker lines hold half of the probability.
+        Posterior probability of the intervals. Thicker lines hold half of the probability.
     names : sequence of str, optional
         Which coefficients, of ``post.labels``, from top to bottom. By default all of them.
     sort : bool, default=False
@@ -120,7 +120,7 @@ def calibration(y: ArrayLike, p: ArrayLike, bins: int = 10, ax: Any = None) -> A
     Parameters
     ----------
     y : array_like of shape (n,)
-        Labels, -1 and +1 or 0 and 1; True counts as +1.
+        Labels, -1 and +1 or 0 and 1. True counts as +1.
     p : array_like of shape (n,)
         Probabilities of the label +1, as from ``predict_proba``.
     bins : int, default=10
@@ -241,14 +241,14 @@ def sweeps(post: Any, ax: Any = None) -> Any:
     Parameters
     ----------
     post : posterior, or estimator
-        With a history; or a list of :class:`epfast.SweepInfo`.
+        With a history. Or a list of :class:`epfast.SweepInfo`.
     ax : matplotlib.axes.Axes, optional
         By default those of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        Those of the change; the log evidence is on a second axis, at the right. Crosses mark sweeps
+        Those of the change. The log evidence is on a second axis, at the right. Crosses mark sweeps
         that refused sites.
     """
     if not isinstance(post, list | tuple):
@@ -299,7 +299,7 @@ def check(result: Any, ax: Any = None) -> Any:
     Returns
     -------
     matplotlib.axes.Axes
-        Distances in posterior sd, two standard errors either side; the band is what "good" allows.
+        Distances in posterior sd, two standard errors either side. The band is what "good" allows.
         Where the sd is off by more than "good" allows, its factor is written. The title has
         verdict, reason, k-hat and effective draws.
     """

@@ -1,6 +1,6 @@
 """Priors of scales: standard deviations, sizes, degrees of freedom, length scales.
 
-They are densities of a positive number s, for :func:`epfast.fit_hyper`; :class:`LKJ` is one of
+They are densities of a positive number s, for :func:`epfast.fit_hyper`. :class:`LKJ` is one of
 correlations. Priors of weights are losses: :class:`epfast.losses.SpikeAndSlab`.
 """
 
@@ -45,7 +45,7 @@ class Scale:
         return math.inf
 
     def log_density(self, s: float) -> float:
-        """Log density at s > 0; of an improper prior up to a constant."""
+        """Log density at s > 0. Of an improper prior up to a constant."""
         raise NotImplementedError
 
     def slope(self, s: float) -> float:
@@ -106,7 +106,7 @@ class HalfStudentT(Scale):
 
 @dataclass(frozen=True)
 class HalfCauchy(Scale):
-    """The positive half of a Cauchy distribution; ``scale`` is its median.
+    """The positive half of a Cauchy distribution. ``scale`` is its median.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Exponential(Scale):
     Parameters
     ----------
     rate : float, default=1.0
-        Positive; the mean of s is 1 / rate.
+        Positive. The mean of s is 1 / rate.
     """
 
     rate: float = 1.0
@@ -182,7 +182,7 @@ class Gamma(Scale):
     Parameters
     ----------
     shape, rate : float, default=2.0
-        Positive; the mean of s is shape / rate.
+        Positive. The mean of s is shape / rate.
     """
 
     shape: float = 2.0
@@ -203,7 +203,7 @@ class InverseGamma(Scale):
     Parameters
     ----------
     shape, scale : float, default=1.0
-        Positive; ``scale`` has the unit of s^2.
+        Positive. ``scale`` has the unit of s^2.
     """
 
     shape: float = 1.0
@@ -261,7 +261,7 @@ class LKJ:
     Parameters
     ----------
     eta : float, default=2.0
-        Positive; 1 is flat over matrices, and with more correlations are nearer to 0.
+        Positive. 1 is flat over matrices, and with more correlations are nearer to 0.
 
     References
     ----------

@@ -134,9 +134,9 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     path : path-like
         The ``.npz`` file. Nothing in it is unpickled or run.
     loss : optional
-        The loss, where it could not be saved (or to replace the saved one); as in ``fit_linear``.
+        The loss, where it could not be saved (or to replace the saved one). As in ``fit_linear``.
     oracle : optional
-        Of an operator the oracle that it asked, where that holds functions; as in ``Operator``.
+        Of an operator the oracle that it asked, where that holds functions. As in ``Operator``.
 
     Returns
     -------
@@ -182,7 +182,7 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 
 
 def _checked(post: Any, given: Loss | None) -> Any:
-    """The posterior; refuses what does not fit together, and a loss for other responses."""
+    """The posterior. Refuses what does not fit together, and a loss for other responses."""
     kind = post.kind
     if kind == "graph":
         return graph_files.checked(post)

@@ -1,6 +1,6 @@
 """Support vector machines: the dual by SMO, seeded by Laplace propagation over chunks of the rows.
 
-With b_i = y_i alpha_i the dual is the program of ``_core/smo.pyx``, q = -y; see :func:`fit_svm`.
+With b_i = y_i alpha_i the dual is the program of ``_core/smo.pyx``, q = -y. See :func:`fit_svm`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENTRIES = 1 << 21
 class SVMInfo(NamedTuple):
     """The record of one stage of a fit."""
 
-    #: "start": gradient of the given alpha; "chunks": a sweep of Laplace propagation; "whole": SMO
+    #: "start": gradient of the given alpha. "chunks": a sweep of Laplace propagation. "whole": SMO
     stage: str
     #: pairs of dual variables updated
     iterations: int
@@ -55,7 +55,7 @@ class SVM:
     alpha : ndarray of shape (n,)
         Dual variables, 0 to C. The ``alpha`` of another fit may start from them.
     bias : float
-        From the rows with 0 < alpha < C; where there are none, the middle of what is optimal.
+        From the rows with 0 < alpha < C. Where there are none, the middle of what is optimal.
     dual_objective : float
         alpha'Q alpha / 2 - sum(alpha) with Q_ij = y_i y_j k(x_i, x_j): what the fit minimises.
     violation : float
@@ -65,11 +65,11 @@ class SVM:
     support : ndarray of shape (n_support,)
         The rows with alpha > 0.
     support_vectors : ndarray or CSR matrix of shape (n_support, d), or None
-        These rows of X; None for a precomputed kernel.
+        These rows of X. None for a precomputed kernel.
     dual_coef : ndarray of shape (n_support,)
         y_i alpha_i of these rows.
     C, kernel, gamma
-        As fitted; gamma is a number, 0 for kernels that have none.
+        As fitted. gamma is a number, 0 for kernels that have none.
     history : list of SVMInfo
         A record for each stage of the fit.
     """
@@ -108,7 +108,7 @@ class SVM:
         Parameters
         ----------
         X : array_like or sparse matrix of shape (m, d)
-            New rows; for a precomputed kernel (m, n), their kernel with the rows of the fit.
+            New rows. For a precomputed kernel (m, n), their kernel with the rows of the fit.
 
         Returns
         -------
@@ -180,30 +180,30 @@ def fit_svm(
     In serial order each sees the latest messages: a sweep never increases the dual objective. In
     parallel order all see those from before the sweep, and what they find is put together, which
     may be far from the optimum but is a start. The rows' sum y_j alpha_j of a chunk stays what it
-    was, 0 from flat messages, since the message for the bias has no curvature; so the sweeps alone
+    was, 0 from flat messages, since the message for the bias has no curvature. So the sweeps alone
     do not reach the optimum, and SMO on all rows follows, with the gradient and the kernel rows
     that the messages left.
 
     Parameters
     ----------
     X : array_like or sparse matrix of shape (n, d)
-        Inputs; for a precomputed kernel the symmetric kernel matrix, (n, n).
+        Inputs. For a precomputed kernel the symmetric kernel matrix, (n, n).
     y : array_like of shape (n,)
         Labels -1 and +1, both present.
     C : float, default=1.0
-        > 0; the weight of the hinge losses.
+        > 0. The weight of the hinge losses.
     kernel : {"rbf", "linear", "precomputed"}, default="rbf"
         "rbf" is ``exp(-gamma |x - x'|^2)``. Distances come from inner products: centre columns
         whose mean is many times their spread.
     gamma : float or "scale", default="scale"
-        > 0; "scale" is 1 / (d times the variance of the entries of X).
+        > 0. "scale" is 1 / (d times the variance of the entries of X).
     tol : float, default=0.001
-        > 0; stop when no pair of rows violates the optimality conditions by more. For chunks too.
+        > 0. Stop when no pair of rows violates the optimality conditions by more. For chunks too.
     alpha : array_like of shape (n,), optional
         Dual variables to start from: 0 to C, and y'alpha = 0.
     chunks : int or array_like of shape (n,), optional
         Laplace propagation before SMO: how many chunks, cut from the rows in their order with
-        nearly equal sizes; or the label of each row's chunk, 0 to K - 1. Chunks should hold both
+        nearly equal sizes. Or the label of each row's chunk, 0 to K - 1. Chunks should hold both
         classes: one of a single class finds nothing.
     order : {"serial", "parallel"}, default="serial"
         Of the chunks.
@@ -212,7 +212,7 @@ def fit_svm(
     finish : bool, default=True
         Whether SMO on all rows follows the chunks.
     cache_size : float, default=200.0
-        > 0; megabytes of kernel rows that are kept. A chunk, while it is solved, may take as much
+        > 0. Megabytes of kernel rows that are kept. A chunk, while it is solved, may take as much
         again.
     max_iter : int, default=10000000
         Pairs of variables updated at most, in chunks and as a whole.
@@ -228,7 +228,7 @@ def fit_svm(
     FloatingPointError
         If the kernel overflows.
     Interrupted
-        On Ctrl-C, within about a second; its ``posterior`` is the SVM so far: go on with
+        On Ctrl-C, within about a second. Its ``posterior`` is the SVM so far: go on with
         ``alpha=interrupted.posterior.alpha``. Before the gradient of a given ``alpha`` is known,
         its bias is NaN and its violation infinite.
 
@@ -334,7 +334,7 @@ def fit_svm(
         raise Interrupted(result()) from None
 
 
-# ---- the door ----
+# ---- fit_svm ----
 
 
 def _rows(X: Any, d: int | None) -> Any:
@@ -370,7 +370,7 @@ def _squares(rows: Any) -> Array:
 
 
 def _start(alpha: Any, labels: Array, C: float) -> Array:
-    """y alpha of a feasible start; a sum left by single precision is made 0."""
+    """y alpha of a feasible start. A sum left by single precision is made 0."""
     given = _checks.array("alpha", alpha, shape=labels.shape)
     if not (given.min() >= 0.0 and given.max() <= C):
         raise ValueError(
@@ -408,13 +408,13 @@ class _Dual:
         self.stage: tuple[str, tuple[float, int], int] | None = None
 
     def start(self, beta: Array) -> None:
-        """Start from feasible variables; each that is not 0 costs a kernel row."""
+        """Start from feasible variables. Each that is not 0 costs a kernel row."""
         self._begin("start")
         self._move(beta, slice(0, len(beta)))
         self._record()
 
     def sweep(self, ends: NDArray[Any], parallel: bool) -> None:
-        """One sweep of Laplace propagation; ``ends`` are the rows after each chunk."""
+        """One sweep of Laplace propagation. ``ends`` are the rows after each chunk."""
         self._begin("chunks")
         found = self.beta.copy()
         first = evaluations = 0
@@ -465,7 +465,7 @@ class _Dual:
                 break
 
     def _move(self, found: Array, part: slice) -> None:
-        """Take new variables; the change of each goes to the gradient of all rows."""
+        """Take new variables. The change of each goes to the gradient of all rows."""
         changes = found[part] - self.beta[part]
         index = part.start + np.flatnonzero(changes)
         changes = changes[index - part.start]
@@ -482,7 +482,7 @@ class _Dual:
         self.stage = stage, (time.perf_counter(), self.whole.evaluations), self.iterations
 
     def _record(self, evaluations: int = 0) -> None:
-        """Append the record of the stage; evaluations: kernel entries not computed by the whole."""
+        """Append the record of the stage. Evaluations: kernel entries not computed by the whole."""
         assert self.stage is not None
         stage, (seconds, already), done = self.stage
         self.whole.measure()

@@ -10,7 +10,7 @@ from epfast._demo import classifier, schemes
 
 
 def run(sweeps: int, pictures: Path | None) -> int:
-    """Print what the fits find; returns the exit status.
+    """Print what the fits find. Returns the exit status.
 
     sweeps: of the schemes. pictures: the folder for two files, None for no pictures.
     """

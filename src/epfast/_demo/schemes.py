@@ -26,7 +26,7 @@ LOSSES: dict[str, Loss] = {
 }
 #: epsilon of quasi 0-1 losses on the way from the hinge (1) to the last one
 LADDER = (0.7, 0.5, 0.35, 0.25, 0.17, 0.1)
-#: most steps at each; the rows on the wrong side settle in two or three
+#: most steps at each. The rows on the wrong side settle in two or three
 STEPS = 50
 #: losses without curvature, whose slope stands in for it (docs: Curvature of kinked losses)
 KINKED = {"hinge", "quasi 0-1"}
@@ -47,7 +47,7 @@ def schemes(loss_name: str) -> dict[str, Scheme]:
 
 
 def run(features: Array, target: Array, sweeps: int, picture: Path | None) -> None:
-    """Print the table, save the picture of costs; target: 0 for malignant."""
+    """Print the table, save the picture of costs. Target: 0 for malignant."""
     X = features - features.mean(axis=0)
     X /= np.linalg.norm(X, axis=0)
     X = np.hstack([X, np.ones((len(X), 1))])
@@ -147,7 +147,7 @@ def _convex_part(Z: Array, epsilon: float, slope: Array, start: Array) -> tuple[
 
     With the slopes of the concave part, 1 / epsilon - epsilon where m < 0, this touches the quasi
     0-1 loss from above. The dual: max epsilon sum(a) - (v / 2) |Z'(a - slope)|^2 over
-    0 <= a <= 1 / epsilon, theta = v Z'(a - slope). Returns theta and a; start: where a begins.
+    0 <= a <= 1 / epsilon, theta = v Z'(a - slope). Returns theta and a. Start: where a begins.
     """
 
     def dual(a: Array) -> tuple[float, Array]:

@@ -60,9 +60,9 @@ class Minibatch:
         Parameters
         ----------
         X : array_like of shape (s, d)
-            Rows of features; times their labels where y is None.
+            Rows of features. Times their labels where y is None.
         mean, variance : array_like of shape (d,)
-            The cavity; variances positive. Quickest are C-contiguous arrays of float64.
+            The cavity. Variances positive. Quickest are C-contiguous arrays of float64.
         y : array_like of shape (s,) or (s, k), optional
             Labels, or what the loss takes.
         out : pair of ndarray of shape (d,), optional
@@ -86,7 +86,7 @@ class Minibatch:
     def _fit(
         self, name: str, X: Any, mean: Any, variance: Any, y: Any, out: Any
     ) -> tuple[Array, Array, float]:
-        """As :meth:`fit`; name is that of X in errors."""
+        """As :meth:`fit`. Name is that of X in errors."""
         if not (type(X) is np.ndarray and X.ndim == 2):
             X = _checks.array(name, X, shape=(None, self.d))
         rows = len(X)
@@ -137,7 +137,7 @@ def fit_minibatch(
 ) -> tuple[Array, Array, float]:
     """Fit an unnormalised Gaussian with diagonal precision to one minibatch factor.
 
-    The factor is t(theta) = exp(-beta Σ_k loss(z_k.theta)), z_k the rows of ``yX``; the fit is
+    The factor is t(theta) = exp(-beta Σ_k loss(z_k.theta)), z_k the rows of ``yX``. The fit is
     g(theta) = exp(log_scale + shift.theta - Σ_j precision_j theta_j^2 / 2), near the cavity
     N(mean, diag(variance)). The raw fit: no site rule is applied.
 
@@ -148,7 +148,7 @@ def fit_minibatch(
     yX : array_like of shape (s, d)
         Rows of features times their labels.
     mean, variance : array_like of shape (d,)
-        The cavity; variances positive.
+        The cavity. Variances positive.
 
     Returns
     -------
@@ -185,9 +185,9 @@ def sigma_points(
     Returns
     -------
     points : ndarray of shape (2 d + 1, d)
-        The mean; mean + gamma sigma_j e_j; mean - gamma sigma_j e_j.
+        The mean. Mean + gamma sigma_j e_j. Mean - gamma sigma_j e_j.
     weights : ndarray of shape (2 d + 1,)
-        Sum 1; equal for the default gamma, the first negative if gamma < sqrt(d).
+        Sum 1. Equal for the default gamma, the first negative if gamma < sqrt(d).
     """
     center = _checks.array("mean", mean, shape=(None,))
     spread = _checks.array("variance", variance, shape=center.shape, positive=True)

@@ -19,7 +19,7 @@ FLOAT64 = np.dtype(np.float64)
 
 
 def scheme_of(scheme: Any, loss: losses.Loss, factor: str) -> Scheme:
-    """The scheme meant by a name or object; raises if it refuses such factors of the loss."""
+    """The scheme meant by a name or object. Raises if it refuses such factors of the loss."""
     found = schemes.resolve(scheme)
     reason = found.refuses(loss, factor)
     if reason is not None:
@@ -79,7 +79,7 @@ class TiltedMoments:
         Returns
         -------
         lZ, dlZ, d2lZ : ndarray
-            As :func:`tilted_moments`; ``out`` where it is given.
+            As :func:`tilted_moments`. ``out`` where it is given.
 
         Raises
         ------
@@ -123,7 +123,7 @@ def tilted_moments(
         Labels -1 and +1, or what the loss takes: of the shape of the sites, or a number for all,
         with one axis more where the loss takes several numbers.
     mean, variance : array_like of shape (n,)
-        The cavities of h; variances positive. They and ``power`` are broadcast against each other:
+        The cavities of h. Variances positive. They and ``power`` are broadcast against each other:
         numbers, or arrays of any shape, which is the shape of the sites, (n,) below. With a loss
         of C latents (n, C), and so are dlZ and d2lZ: the first and second derivative by the mean of
         each.
@@ -140,7 +140,7 @@ def tilted_moments(
     -------
     lZ, dlZ, d2lZ : ndarray of shape (n,)
         log of the integral of t^power times the cavity, and its first two derivatives in ``mean``
-        (Rasmussen & Williams 2006, section 3.6); in general log Z, (tilted mean - mean) / variance
+        (Rasmussen & Williams 2006, section 3.6). In general log Z, (tilted mean - mean) / variance
         and (tilted variance - variance) / variance^2 as the scheme has them.
 
     Raises
@@ -218,7 +218,7 @@ def _of_latents(
 
 
 def loss_values(loss: Any, margins: ArrayLike) -> tuple[Array, Array, Array]:
-    """Value, slope and curvature of a loss at margins of any shape; see ``Loss.evaluate``."""
+    """Value, slope and curvature of a loss at margins of any shape. See ``Loss.evaluate``."""
     value, slope, curvature = losses.resolve(loss).evaluate(margins)
     return value, slope, curvature
 
@@ -242,34 +242,34 @@ def sweep(
 ) -> int:
     """One sequential EP sweep over scalar sites, in place: the exact blocked sweep (guide).
 
-    Site i acts on h = a_i.theta, a_i row i of ``A``, as exp(nu_i h - tau_i h^2 / 2); the posterior
+    Site i acts on h = a_i.theta, a_i row i of ``A``, as exp(nu_i h - tau_i h^2 / 2). The posterior
     is N(mu, Sigma). The arrays are those of the caller, who also refreshes Sigma and mu from prior
     and sites now and then, to stop the drift of rounding. O(4 n d^2), with d >= 256 O(3 n d^2).
 
     Parameters
     ----------
     Sigma : ndarray of shape (d, d)
-        Covariance, C-contiguous float64, symmetric to rounding; changed in place.
+        Covariance, C-contiguous float64, symmetric to rounding. Changed in place.
     mu : ndarray of shape (d,)
-        Mean; changed in place.
+        Mean. Changed in place.
     A : array_like or sparse matrix of shape (n, d), or None
         None is the identity: sites on the values of a Gaussian process, n = d, Sigma its kernel
         matrix before the first sweep. O(n^3)
     y : array_like of shape (n,)
         Labels -1 and +1.
     tau, nu : ndarray of shape (n,)
-        Precision and shift of each site; changed in place. Both 0 before the first sweep, with
+        Precision and shift of each site. Changed in place. Both 0 before the first sweep, with
         Sigma and mu those of the prior.
     loss, scheme, beta
         As in :func:`tilted_moments`.
     power, damping
         As in :class:`epfast.EP`.
     block : int, optional
-        Sites per block, by default d / 3 between 8 and 64; it does not change the result.
+        Sites per block, by default d / 3 between 8 and 64. It does not change the result.
     order : array_like of int, optional
-        The rows to visit, in order; all by default.
+        The rows to visit, in order. All by default.
     log_scale : ndarray of shape (n,), optional
-        log of each site at h = 0, changed in place; for the log evidence.
+        log of each site at h = 0, changed in place. For the log evidence.
 
     Returns
     -------
@@ -279,8 +279,8 @@ def sweep(
     Raises
     ------
     FloatingPointError
-        If a mean or variance of h overflows; the blocks before it are done, and nothing is NaN. If
-        Sigma or mu overflow; nothing is changed then.
+        If a mean or variance of h overflows. The blocks before it are done, and nothing is NaN. If
+        Sigma or mu overflow. Nothing is changed then.
     """
     d = len(in_place("Sigma", Sigma, (None, None)))
     in_place("Sigma", Sigma, (d, d))
@@ -348,7 +348,7 @@ def apart(written: dict[str, Array], read: dict[str, Any]) -> None:
 
 
 def in_place(name: str, value: Any, shape: tuple[int | None, ...], *, finite: bool = True) -> Array:
-    """An array of the caller, to be changed in place; a copy would be lost.
+    """An array of the caller, to be changed in place. A copy would be lost.
 
     finite: whether its numbers are read before they are written.
     """

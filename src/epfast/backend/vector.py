@@ -19,9 +19,9 @@ def build_config() -> dict[str, Any]:
     Returns
     -------
     dict
-        version; lapack ("scipy" or "openblas") and its version where linked; simd (in use),
-        simd_available (on this CPU), simd_width (doubles); compiler, cython, buildtype,
-        bounds_checks, sanitizer; numpy and scipy. The environment variable EPFAST_SIMD, read at
+        version. Lapack ("scipy" or "openblas") and its version where linked. Simd (in use),
+        simd_available (on this CPU), simd_width (doubles). Compiler, cython, buildtype,
+        bounds_checks, sanitizer. Numpy and scipy. The environment variable EPFAST_SIMD, read at
         import, forces a lower instruction set.
     """
     return vector.build_facts() | {"numpy": np.__version__, "scipy": scipy.__version__}
@@ -36,30 +36,30 @@ def _elementwise(name: str, x: ArrayLike) -> Array:
 
 
 def exp(x: ArrayLike) -> Array:
-    """exp by the vector kernels, any shape; within 2 ulp, subnormal results included."""
+    """exp by the vector kernels, any shape. Within 2 ulp, subnormal results included."""
     return _elementwise("exp", x)
 
 
 def expm1(x: ArrayLike) -> Array:
-    """exp(x) - 1 by the vector kernels, any shape; within 2 ulp."""
+    """exp(x) - 1 by the vector kernels, any shape. Within 2 ulp."""
     return _elementwise("expm1", x)
 
 
 def log(x: ArrayLike) -> Array:
-    """Natural logarithm by the vector kernels, any shape; within 4 ulp, NaN below 0."""
+    """Natural logarithm by the vector kernels, any shape. Within 4 ulp, NaN below 0."""
     return _elementwise("log", x)
 
 
 def log1p(x: ArrayLike) -> Array:
-    """log(1 + x) by the vector kernels, any shape; within 4 ulp, NaN below -1."""
+    """log(1 + x) by the vector kernels, any shape. Within 4 ulp, NaN below -1."""
     return _elementwise("log1p", x)
 
 
 def erfcx(x: ArrayLike) -> Array:
-    """exp(x^2) erfc(x) by the vector kernels, any shape; within 8 ulp for x >= 0."""
+    """exp(x^2) erfc(x) by the vector kernels, any shape. Within 8 ulp for x >= 0."""
     return _elementwise("erfcx", x)
 
 
 def log_ndtr(x: ArrayLike) -> Array:
-    """log of the standard normal distribution function, any shape; within 12 ulp."""
+    """log of the standard normal distribution function, any shape. Within 12 ulp."""
     return _elementwise("log_ndtr", x)

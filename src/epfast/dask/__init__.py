@@ -1,7 +1,7 @@
 """Dask's face: rows on a cluster, or on disk, as dask arrays and dataframes.
 
 Needs the extra ``epfast[dask]``. DEP, DSEP and DAEP of :mod:`epfast.schedules`, with the rows where
-they are; see :func:`fit_linear`.
+they are. See :func:`fit_linear`.
 """
 
 from epfast.dask.estimators import LinearClassifier, LinearRegressor

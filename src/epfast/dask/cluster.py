@@ -15,7 +15,7 @@ from epfast.dask.worker import Facts, each_of, facts_of, forget, good, version
 from epfast.inference.executors import attempted
 from epfast.inference.runtime import cores
 
-#: of what a thread of a worker has free, the largest share of a shard that is kept; of one that is
+#: of what a thread of a worker has free, the largest share of a shard that is kept. Of one that is
 #: read for each visit, which is there twice, as chunks and as a whole, beside the one that is read
 #: ahead
 KEPT_SHARE, READ_SHARE = 0.25, 0.125
@@ -138,7 +138,7 @@ class Cluster(Place):
         return bool(busy < self.threads_of.get(home, 1))
 
     def _home(self, shard: int) -> Any:
-        """The worker that has a shard, or is to read it; None: any one."""
+        """The worker that has a shard, or is to read it. None: any one."""
         return next(iter(self.homes[shard]), None)
 
     def submit(self, function: Any, /, *args: Any, **more: Any) -> Any:
@@ -167,7 +167,7 @@ class Cluster(Place):
         return found
 
     def _where(self, shard: Shard) -> dict[str, Any]:
-        """The worker that a task is for, if Dask may not choose; another one where that is gone."""
+        """The worker that a task is for, if Dask may not choose. Another one where that is gone."""
         home = self.homes[shard.number]
         return {"workers": home, "allow_other_workers": True} if home else {}
 
@@ -193,7 +193,7 @@ class Sealed:
 
 
 def _taken_apart(function: Any, what: Any, *args: Any) -> tuple[list[Any], Sealed]:
-    """Rows that Dask is to find, and the rest of ``function(what, ...)``; see :func:`asked_of`."""
+    """Rows that Dask is to find, and the rest of ``function(what, ...)``. See :func:`asked_of`."""
     calls = args[0] if what is each_of else [(what, *args)]
     rest = [(call[0], *call[2:]) for call in calls]
     return [call[1].rows for call in calls], Sealed((function, what, rest))

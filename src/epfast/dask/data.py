@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """Rows of each chunk; NaN where they are not known."""
+        """Rows of each chunk. NaN where they are not known."""
         sizes: tuple[float, ...] = self.X.chunks[0]
         return sizes
 
@@ -83,7 +83,7 @@ def array_of(name: str, given: Any) -> Any:
 
 
 def matrix_of(X: Any) -> Any:
-    """X as a dask array; of a frame, whose columns are numbers all."""
+    """X as a dask array. Of a frame, whose columns are numbers all."""
     for name, kind in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
         # types of pandas itself, as Int64, have a letter too
         if getattr(kind, "kind", "O") not in "fiub":
@@ -134,7 +134,7 @@ def shards_of(
 ) -> tuple[Rows, list[tuple[int, int]]]:
     """The rows, cut where need be, and the chunks of each shard: first, and last but one.
 
-    shards: how many, cut as :class:`epfast.DEP` does; None: whole chunks, as many as suit so many
+    shards: how many, cut as :class:`epfast.DEP` does. None: whole chunks, as many as suit so many
     threads and shards of at most ``shard_bytes``.
     """
     size = batch_size or 1

@@ -61,11 +61,11 @@ class Place(Executor):
     threads: int
 
     def shard_bytes(self, persist: bool, rows: float) -> int | None:
-        """Most bytes of a shard of so many rows, or NaN, in all; None: not known."""
+        """Most bytes of a shard of so many rows, or NaN, in all. None: not known."""
         raise NotImplementedError
 
     def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
-        """Load them once; who persists keeps them, else they are loaded for each visit."""
+        """Load them once. Who persists keeps them, else they are loaded for each visit."""
         raise NotImplementedError
 
     def unread(self, loads: list[Any]) -> list[Shard]:

@@ -53,7 +53,7 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         self.persist = persist
 
     def __sklearn_clone__(self) -> Self:
-        """A copy without what was fitted; a client is a connection, which copies share."""
+        """A copy without what was fitted. A client is a connection, which copies share."""
         given = self.get_params(deep=False)
         client = given.pop("client")
         return type(self)(**{k: clone(v, safe=False) for k, v in given.items()}, client=client)
@@ -103,7 +103,7 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     With more than two classes one posterior per class, that class against the rest, combined as in
     :class:`epfast.LinearClassifier`. A joint posterior of C classes ("multiclass") is for one
     machine: its covariance has (C d)^2 numbers, which each visit of a shard would send twice. The
-    fits follow one another, each by all workers, and each reads the rows; one pass more combines
+    fits follow one another, each by all workers, and each reads the rows. One pass more combines
     them. ``X.persist()`` where reading takes longer than the fit.
 
     Parameters
@@ -113,7 +113,7 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     scheme, posterior, batch_size, schedule, client, persist
         As in :func:`epfast.dask.fit_linear`.
     prior_variance : float or array_like of shape (d,), default=1.0
-        Variance of the independent normal priors of the coefficients, with mean 0; scale the
+        Variance of the independent normal priors of the coefficients, with mean 0. Scale the
         columns. It is as given: :class:`epfast.LinearClassifier` has "evidence" as its default,
         whose search fits ten times and more, each time by passes over the cluster. With
         ``prior_variance=1.0`` it is the same model.
@@ -128,10 +128,10 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     classes_ : ndarray of shape (n_classes,)
         The labels, sorted.
     coef_ : ndarray of shape (1, d) or (n_classes, d)
-        Posterior mean of the coefficients; of ``classes_[1]`` where there are two classes, else of
+        Posterior mean of the coefficients. Of ``classes_[1]`` where there are two classes, else of
         each class against the rest.
     intercept_ : ndarray of shape (1,) or (n_classes,)
-        Posterior mean of the intercept; 0 without one.
+        Posterior mean of the intercept. 0 without one.
     coef_covariance_ : ndarray of shape (d, d) or (n_classes, d, d)
         Posterior covariance of the coefficients. Made when it is read.
     posterior_ : FullPosterior or FactorizedPosterior
@@ -199,7 +199,7 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         ----------
         X : dask array, (n, d), or dask dataframe
         y : dask array or series
-            Labels of any kind, two or more different ones; they are looked up in a pass of their
+            Labels of any kind, two or more different ones. They are looked up in a pass of their
             own.
         sample_weight : dask array or series, optional
             As ``weights`` of :func:`epfast.dask.fit_linear`.
@@ -212,7 +212,7 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         Raises
         ------
         Interrupted
-            On Ctrl-C, with the posterior of the class that was at hand; the estimator is as it was
+            On Ctrl-C, with the posterior of the class that was at hand. The estimator is as it was
             before.
         """
         loss = losses.resolve(self.loss)

@@ -68,7 +68,7 @@ def fit_linear(
     callback: Callback | None = None,
     progress: bool | Tick = False,
 ) -> FullPosterior | FactorizedPosterior:
-    """Fit a linear model to rows on a cluster, by distributed EP; no row leaves its worker.
+    """Fit a linear model to rows on a cluster, by distributed EP. No row leaves its worker.
 
     The posterior is q = p0 Π_k g_k, g_k the site of shard k. A worker gets q and g_k, d^2 + 3 d
     numbers or 4 d of a factorised posterior, fits the rows of the shard beside q / g_k, and sends
@@ -78,8 +78,8 @@ def fit_linear(
     Parameters
     ----------
     X : dask array, (n, d), or dask dataframe
-        One chunk of columns; blocks are dense or CSR matrices of SciPy. Lengths of chunks need not
-        be known; chunks without rows are left out.
+        One chunk of columns. Blocks are dense or CSR matrices of SciPy. Lengths of chunks need not
+        be known. Chunks without rows are left out.
     y : dask array or series
         Responses in the same row chunks, as the loss takes them: labels -1 and +1, counts, ...
     loss, scheme, prior_variance, prior_precision, prior_covariance, prior_mean, intercept, beta
@@ -97,41 +97,41 @@ def fit_linear(
     posterior : {"full", "factorized"}, optional
         As in :func:`epfast.fit_linear`. By default by the number of columns. DEP and ADF take both.
     batch_size : int, optional
-        Rows per factor, as there. Rows are cut anew where a shard would cut a minibatch; where the
+        Rows per factor, as there. Rows are cut anew where a shard would cut a minibatch. Where the
         lengths of chunks are not known, each shard begins with a minibatch of its own.
     start : FullPosterior or FactorizedPosterior, optional
-        A result of this function with as many shards, to resume from; ADF goes on from any, and
+        A result of this function with as many shards, to resume from. ADF goes on from any, and
         from its prior.
     client : distributed.Client, optional
-        By default the default client; without one, threads of this process.
+        By default the default client. Without one, threads of this process.
     persist : bool, default=True
         Whether shards stay in the memory of workers. False: each visit reads them again, so that
-        data may be larger than memory; then few inner sweeps pay, ``DEP(inner=EP(3))``.
+        data may be larger than memory. Then few inner sweeps pay, ``DEP(inner=EP(3))``.
     shard_bytes : int, optional
         Most bytes of a shard, where the schedule does not say how many. By default a quarter of
-        what a worker has free for each of its threads; without ``persist`` an eighth.
+        what a worker has free for each of its threads. Without ``persist`` an eighth.
     streams : int, optional
         Of ADF: how many passes are made beside each other, each over neighbouring chunks in their
-        order, which are read once and not kept. They are combined as by :func:`epfast.combine`;
-        one stream gives what :func:`epfast.fit_linear` gives. By default one for each thread.
+        order, which are read once and not kept. They are combined as by :func:`epfast.combine`.
+        One stream gives what :func:`epfast.fit_linear` gives. By default one for each thread.
     callback, progress
-        As in :func:`epfast.fit_linear`; the bar is one of each sweep.
+        As in :func:`epfast.fit_linear`. The bar is one of each sweep.
 
     Returns
     -------
     FullPosterior or FactorizedPosterior
-        Its ``sites`` are those of the shards, (K, d, d) or (K, d); of ADF there are none.
+        Its ``sites`` are those of the shards, (K, d, d) or (K, d). Of ADF there are none.
         ``history`` tells the tasks that were lost, those in flight, and bytes sent.
 
     Raises
     ------
     ValueError, TypeError
-        With the name of the argument, what was given, and what is allowed; for what is in a chunk,
+        With the name of the argument, what was given, and what is allowed. For what is in a chunk,
         with the number of the chunk.
     ExecutorFailed
         If the cluster loses a task again and again, or is gone. Its ``posterior`` is a ``start``.
     Interrupted
-        On Ctrl-C, with the ``posterior`` so far; what is in flight is cancelled.
+        On Ctrl-C, with the ``posterior`` so far. What is in flight is cancelled.
 
     Examples
     --------
@@ -354,7 +354,7 @@ def _run(
 def _bars(
     progress: bool | Tick, callback: Callback | None, n: int
 ) -> Iterator[tuple[bool | Tick, Callback | None]]:
-    """A bar of each sweep over n rows; what counts rows, and what to call after a sweep."""
+    """A bar of each sweep over n rows. What counts rows, and what to call after a sweep."""
     if progress is not True:
         yield progress, callback
         return

@@ -49,7 +49,7 @@ def labels_at_door(y: Any) -> Any:
 
 
 def classes_of(labels: Any, client: Any) -> NDArray[Any]:
-    """The different labels in order; a pass over y alone."""
+    """The different labels in order. A pass over y alone."""
     chunks = enumerate(labels.to_delayed().ravel())
     found = computed([delayed(labels_of)(chunk, k) for k, chunk in chunks], client)
     parts = [part for part in found if len(part)]
@@ -71,7 +71,7 @@ def classes_of(labels: Any, client: Any) -> NDArray[Any]:
 
 
 def labels_of(chunk: Any, number: int) -> NDArray[Any]:
-    """The different labels of a chunk, checked; number: of the chunk, for errors."""
+    """The different labels of a chunk, checked. Number: of the chunk, for errors."""
     labels = np.asarray(chunk).ravel()
     missing = _missing(labels)
     if missing.any():
@@ -125,7 +125,7 @@ def signs_of(chunk: Any, positive: Any) -> Array:
 
 
 class Answers:
-    """What the posteriors of the classes say of a block of rows; it travels to the blocks."""
+    """What the posteriors of the classes say of a block of rows. It travels to the blocks."""
 
     def __init__(self, posteriors: list[Any], classes: NDArray[Any], coupling: float = 0.0) -> None:
         self.posteriors, self.classes, self.coupling = posteriors, classes, coupling

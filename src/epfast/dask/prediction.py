@@ -13,7 +13,7 @@ from epfast.gaussian.sources import check_columns
 
 
 def _answer(block: Any, post: Any, method: str, meta: Any) -> Any:
-    """Of one block; of none of its rows, none."""
+    """Of one block. Of none of its rows, none."""
     return getattr(post, method)(block) if block.shape[0] else meta
 
 
@@ -62,7 +62,7 @@ def predict_proba(post: Any, X: Any) -> Any:
     Returns
     -------
     dask array, (n,)
-        In the row chunks of X; see :meth:`epfast.FullPosterior.predict_proba`.
+        In the row chunks of X. See :meth:`epfast.FullPosterior.predict_proba`.
     """
     return lazily(post, X, "predict_proba")
 

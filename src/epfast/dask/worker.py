@@ -56,7 +56,7 @@ class Facts(NamedTuple):
     #: whether there are labels -1, +1
     labels: tuple[bool, bool]
     n_bytes: int
-    #: sum of the weights of rows, and their weighted mean, (d,); None without rows
+    #: sum of the weights of rows, and their weighted mean, (d,). None without rows
     total: float = 0.0
     mean: Array | None = None
     #: a weight that is no count; 0 without one
@@ -75,7 +75,7 @@ class Loaded(NamedTuple):
 
 
 def load(*chunks: Any) -> Loaded | Exception:
-    """As _loaded; what is wrong is a value: an exception would be that of a lost task."""
+    """As _loaded. What is wrong is a value: an exception would be that of a lost task."""
     try:
         return _loaded(*chunks)
     except (ValueError, TypeError) as error:
@@ -91,7 +91,7 @@ def _loaded(
     intercept: bool,
     columns: int,
 ) -> Loaded:
-    """Chunks of rows as one shard, checked; empty ones are left out.
+    """Chunks of rows as one shard, checked. Empty ones are left out.
 
     numbers: of the chunks, for errors.
     """
@@ -133,7 +133,7 @@ def _bytes_of(rows: Any) -> int:
 
 
 def _checked(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
-    """One chunk; weights of one chunk may all be 0."""
+    """One chunk. Weights of one chunk may all be 0."""
     if getattr(getattr(X, "dtype", None), "kind", "") == "O":
         raise TypeError("X has dtype object; allowed: real numbers")
     y = np.asarray(y)
@@ -149,7 +149,7 @@ def _checked(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
 
 
 def good(shard: Loaded | Exception) -> Loaded:
-    """A shard whose rows are good; else raises what is wrong."""
+    """A shard whose rows are good. Else raises what is wrong."""
     if isinstance(shard, Exception):
         raise shard
     return shard
@@ -234,7 +234,7 @@ class Visit(NamedTuple):
 
 
 def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
-    """EP, or a pass of ADF, on the rows of a shard; their sites stay here."""
+    """EP, or a pass of ADF, on the rows of a shard. Their sites stay here."""
     mine = problem._replace(data=shard.data)
 
     def update(kept: Kept | None, damping: float) -> Update:
@@ -247,7 +247,7 @@ def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
 
 
 def visit_factors(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
-    """Laplace propagation on the minibatches of a shard; the sites of their rows stay here."""
+    """Laplace propagation on the minibatches of a shard. The sites of their rows stay here."""
     n = shard.facts.rows
     precision, shift, site = asked.numbers()
 
@@ -269,7 +269,7 @@ def visit_factors(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
 
 
 def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> Answered:
-    """What an update makes of the sites that are kept here for a visit; its own are kept.
+    """What an update makes of the sites that are kept here for a visit. Its own are kept.
 
     Who asks twice for the same visit gets the same: the sites that it began with are kept.
     """
@@ -300,7 +300,7 @@ def visit_shared(
     batch: int | None,
     checked: bool,
 ) -> Answered:
-    """A sweep over the batches of a group whose rows share a site; no state stays here."""
+    """A sweep over the batches of a group whose rows share a site. No state stays here."""
     n = shard.facts.rows
     step = n if batch is None else batch
     last = np.zeros(n, dtype=np.uint8)
@@ -316,7 +316,7 @@ def visit_shared(
 class Passed(NamedTuple):
     """What comes back from a part of a pass of ADF."""
 
-    #: of the engine; None before the first row
+    #: of the engine. None before the first row
     state: Any
     counts: Counts
     facts: Facts
@@ -336,7 +336,7 @@ def bytes_of(state: Any) -> int:
 
 
 def visit_pass(shard: Loaded, problem: Problem, state: Any) -> Passed:
-    """A pass of ADF over a shard, from where the one before has ended; None: from the base."""
+    """A pass of ADF over a shard, from where the one before has ended. None: from the base."""
     if not shard.facts.rows:
         return Passed(state, Counts(), shard.facts)
     engine: Any = engine_of(problem._replace(data=shard.data))

@@ -32,14 +32,14 @@ from epfast.inference.hyper import (
 from epfast.inference.records import warn_user
 
 #: of the log of a prior variance alone: distance of its points, and the least prior variance of
-#: x.theta there. Distances of 1.33 and 2.67 gave the same log loss to .0002 over 27 data sets
+#: x.theta there. Distances of 1.33 and 2.67 gave the same log loss to 0.0002 over 27 data sets
 SPACING, LEAST = 2.0, math.exp(-4.0)
-#: nats at which points end, as the tail is heavy: an end of 3 leaves intervals up to a fifth short;
-#: and nats below the best one beyond which a point is left out
+#: nats at which points end, as the tail is heavy: an end of 3 leaves intervals up to a fifth short.
+#: And nats below the best one beyond which a point is left out
 DROP, FAINT = 5.0, 7.0
-#: the share of a sd by which an average is to change one, else it is not taken; a curvature above
-#: which that over a prior variance alone changes held-out log loss by less than .0002, and the same
-#: of labels, in nats of a row
+#: the share of a sd by which an average is to change one, else it is not taken. A curvature above
+#: which that over a prior variance alone changes held-out log loss by less than 0.0002, and the
+#: same of labels, in nats of a row
 CHANGE, SURE, LITTLE = 0.05, 1.0, 5e-4
 #: tolerance of fits that only tell how much an average would change
 ROUGH = 0.03
@@ -58,7 +58,7 @@ class Target:
     """A joint log density of hyper-parameters under proper priors, whose points have fits."""
 
     def __init__(self, joint: Joint, found: Learnt, fits: Fits, scale: float) -> None:
-        """Numbers of the likelihood have weak priors; those that have none are as found.
+        """Numbers of the likelihood have weak priors. Those that have none are as found.
 
         scale: median of the half-Cauchy prior of the noise.
         """
@@ -89,7 +89,7 @@ class Target:
         return np.append(np.log(variances), numbers)
 
     def mode(self) -> HyperPoint | None:
-        """The most probable point under the priors; None: it is not found."""
+        """The most probable point under the priors. None: it is not found."""
         joint, u = self.joint, self.start
         if joint.spectrum is not None:
             u = newton(joint.exact, u, joint.bounds, LAST)
@@ -105,12 +105,12 @@ class Target:
         return HyperPoint(self.start, self.joint.value(self.start, self.fits), self.fits)
 
     def room(self, u: Array) -> float:
-        """Distance from the ends of the ranges; negative beyond them."""
+        """Distance from the ends of the ranges. Negative beyond them."""
         low, high = self.joint.bounds.T
         return float(np.min([u - low, high - u]))
 
     def point(self, u: Array, near: Any, tol: float = 0.0) -> HyperPoint | None:
-        """The point at u, from fits near it, of a looser tolerance; None where none holds."""
+        """The point at u, from fits near it, of a looser tolerance. None where none holds."""
         joint, search = self.joint, self.search
         if not self.room(u) >= 0.0:
             return HyperPoint(u, -math.inf, None)
@@ -132,7 +132,7 @@ class Target:
         return self.joint.slopes(point.u, point.fit)
 
     def surface(self, mode: HyperPoint, tol: float = 0.0) -> Surface:
-        """In units of sds of the curvature; of a prior variance alone of SPACING."""
+        """In units of sds of the curvature. Of a prior variance alone of SPACING."""
         if self.alone:
             return Surface(mode, self.point, np.array([[SPACING]]))
         point = partial(self.point, tol=tol)
@@ -176,7 +176,7 @@ class Target:
         return max(change(post, list(beside), share) for post, *beside in by_post)
 
     def design(self, surface: Surface) -> Design | None:
-        """Points of the average; None: the density has no end."""
+        """Points of the average. None: the density has no end."""
         if not self.alone:
             surface.measure()
         few = len(self.names) <= 2
@@ -213,7 +213,7 @@ class Target:
 def averaged(
     joint: Joint, found: Learnt, fits: Fits, rows: Any, scale: float, always: bool
 ) -> tuple[Fits | Averaged, Learnt]:
-    """Fits that are averaged over hyper-parameters, and these: means of v; or those given.
+    """Fits that are averaged over hyper-parameters, and these: means of v. Or those given.
 
     Parameters
     ----------

@@ -82,12 +82,12 @@ class EvidenceWarning(UserWarning):
 
 
 def seed_of_draws(random_state: Any) -> int:
-    """A seed of NumPy's generators, drawn by any of scikit-learn's kinds; None draws afresh."""
+    """A seed of NumPy's generators, drawn by any of scikit-learn's kinds. None draws afresh."""
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
 def fit_seed(random_state: Any) -> int:
-    """The seed of a fit: 0 for None, since a fit depends on its arguments alone; integers are."""
+    """The seed of a fit: 0 for None, since a fit depends on its arguments alone. Integers are."""
     if random_state is None:
         return 0
     if isinstance(random_state, int | np.integer):
@@ -95,12 +95,12 @@ def fit_seed(random_state: Any) -> int:
     return seed_of_draws(random_state)
 
 
-def tell(told: Iterable[tuple[Any, ...]]) -> None:
+def tell(reports: Iterable[tuple[Any, ...]]) -> None:
     """Warn of fits, as :func:`epfast.inference.warn_of` does.
 
-    told: the arguments of ``warn_of`` of each fit.
+    reports: the arguments of ``warn_of`` of each fit.
     """
-    for fit, sites, schedule in told:
+    for fit, sites, schedule in reports:
         inference.warn_of(fit, sites, schedule, ConvergenceWarning)
 
 
@@ -122,7 +122,7 @@ class Posteriors:
 
     @property
     def posterior_(self) -> Any:
-        """The posterior, where there is one; else there is ``posteriors_``."""
+        """The posterior, where there is one. Else there is ``posteriors_``."""
         name, found = type(self).__name__, self.__dict__.get("posteriors_")
         if found is None:
             raise AttributeError(f"this {name} is not fitted, so it has no posterior_")
@@ -139,9 +139,9 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
 
     #: the labels, sorted
     classes_: NDArray[Any]
-    #: how the classes deny each other; networks, and one posterior, have 0
+    #: how the classes deny each other. Networks, and one posterior, have 0
     coupling_: float = 0.0
-    #: places in ``classes_`` of the classes that some row of positive weight has; the others, which
+    #: places in ``classes_`` of the classes that some row of positive weight has. The others, which
     #: no posterior knows, have probability 0
     _seen: NDArray[np.intp]
 
@@ -189,7 +189,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         return stacked(self._latents(rows))
 
     def _odds(self, rows: Any) -> Array:
-        """Predictive log odds of rows that were checked; see :func:`odds`."""
+        """Predictive log odds of rows that were checked. See :func:`odds`."""
         return odds(self.posteriors_, *self._stacked(rows))
 
     def _couple(
@@ -224,7 +224,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         Returns
         -------
         ndarray of shape (n,) or (n, n_classes)
-            Of ``classes_[1]``; or of each class against the rest, where there are more than two,
+            Of ``classes_[1]``. Or of each class against the rest, where there are more than two,
             -inf for a class whose rows all had weight 0.
         """
         scores = self._scores(X)
@@ -246,7 +246,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         return len(self._seen) == len(self.classes_)
 
     def _spread(self, logs: Array) -> Array:
-        """Logs by class, from those of the classes that were seen; -inf for the others."""
+        """Logs by class, from those of the classes that were seen. -inf for the others."""
         if self._all_seen:
             return logs
         found = np.full((len(logs), len(self.classes_)), -np.inf)
@@ -310,9 +310,9 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
     def _encode(
         self, labels: NDArray[Any], weights: Array | None = None
     ) -> tuple[NDArray[np.intp], list[Array]]:
-        """Set ``classes_``; return class numbers, and labels -1 and +1 for each binary problem.
+        """Set ``classes_``. Return class numbers, and labels -1 and +1 for each binary problem.
 
-        labels: checked; weights: of the rows. A class whose rows all have weight 0 stays in
+        labels: checked. Weights: of the rows. A class whose rows all have weight 0 stays in
         ``classes_``, with probability 0, and has no number: the rows of others keep theirs in
         their order.
         """
@@ -347,7 +347,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
     def _class_numbers(
         self, labels: NDArray[Any], classes: ArrayLike | None, first: bool
     ) -> NDArray[np.intp]:
-        """Class numbers of the labels of one chunk; the first call sets ``classes_``."""
+        """Class numbers of the labels of one chunk. The first call sets ``classes_``."""
         check_labels(labels)
         if classes is not None:
             given = np.unique(np.asarray(classes))
@@ -423,7 +423,7 @@ def _log_of_rest(logs: Array) -> Array:
 
 
 def _halves(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
-    """Two labels in order and where the second is, without a sort; None: it takes one."""
+    """Two labels in order and where the second is, without a sort. None: it takes one."""
     if labels.dtype.kind not in "biufU" or not len(labels):
         return None
     first = labels == labels[0]
@@ -462,7 +462,7 @@ def check_labels(labels: NDArray[Any]) -> None:
 
 
 def loss_of_labels(given: Any) -> Loss:
-    """The loss of a classifier; those whose y are not labels of classes are refused."""
+    """The loss of a classifier. Those whose y are not labels of classes are refused."""
     loss = loss_at_door(given, LABELS)
     if not (loss.by_margin or isinstance(loss, Multiclass)):
         raise ValueError(
@@ -493,7 +493,7 @@ def row_weights(
     sample_weight: ArrayLike | None,
     class_weight: dict[Any, float] | str | None,
 ) -> Array | None:
-    """Sample weight times class weight, (n,); None if all are 1."""
+    """Sample weight times class weight, (n,). None if all are 1."""
     if sample_weight is None and class_weight is None:
         return None
     classes, index = np.unique(labels, return_inverse=True)

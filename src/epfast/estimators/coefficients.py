@@ -11,7 +11,7 @@ from epfast.estimators.base import Posteriors
 
 
 class Coefficients(Posteriors):
-    """Moments of the weights, from ``posteriors_``; the last weight may be the intercept.
+    """Moments of the weights, from ``posteriors_``. The last weight may be the intercept.
 
     With many columns a chunk of rows costs less than an array of all coefficients.
     """
@@ -19,7 +19,7 @@ class Coefficients(Posteriors):
     n_features_in_: int
 
     def _weights(self) -> tuple[Array, Array]:
-        """Coefficients and intercepts; made once for the posteriors that there are."""
+        """Coefficients and intercepts. Made once for the posteriors that there are."""
         found = getattr(self, "posteriors_", None)
         if found is None:
             raise AttributeError("the estimator is not fitted, so it has no coef_ or intercept_")

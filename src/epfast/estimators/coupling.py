@@ -52,7 +52,7 @@ def _normalised(yes: Array, no: Array, coupling: float) -> Array:
 
 
 def left_out(posteriors: list[Any], index: NDArray[np.intp]) -> Array | None:
-    """Log odds of each row under the other rows, (n, k); None: the sites do not give them.
+    """Log odds of each row under the other rows, (n, k). None: the sites do not give them.
 
     index: the class of each row, (n,).
     """
@@ -68,7 +68,7 @@ def left_out(posteriors: list[Any], index: NDArray[np.intp]) -> Array | None:
 
 
 def tally(scores: Array | None, index: NDArray[np.intp], weights: Array | None) -> Array:
-    """Summed log probability of the labels by each coupling of GRID; 0 without scores."""
+    """Summed log probability of the labels by each coupling of GRID. 0 without scores."""
     if scores is None:
         return np.zeros(len(GRID))
     rows = np.arange(len(index))

@@ -23,7 +23,7 @@ def descend(
     bounds: Array,
     options: dict[str, Any],
 ) -> None:
-    """Minimise within bounds (p, 2); the objective, which also gives its slopes, keeps the best.
+    """Minimise within bounds (p, 2). The objective, which also gives its slopes, keeps the best.
 
     Within bounds on all sides the first step of L-BFGS-B is minus the slopes, often to a far corner
     of the box, where fits fail. In units in which these are as long as their root it is at most 1.
@@ -55,12 +55,12 @@ def root_of_slopes(
     *,
     enough: bool = True,
 ) -> tuple[Array, Array]:
-    """Where the slopes of the free numbers are 0, by secants, or u; and all slopes there.
+    """Where the slopes of the free numbers are 0, by secants, or u. And all slopes there.
 
     Values of the evidence locate a maximum to half of their digits only.
 
     evaluate: the log evidence and its slopes, or None where no fit holds. enough: whether these are
-    good enough; else there is no step.
+    good enough. Else there is no step.
     """
     here = evaluate(u)
     if here is None:

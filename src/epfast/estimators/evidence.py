@@ -46,9 +46,9 @@ def normalised(loss: Loss) -> bool:
 
 
 def certified(post: Posterior) -> bool:
-    """Whether the evidence of a fit may be believed, as far as can be told without a sweep.
+    """Whether the evidence of a fit may be believed, as far as is known without a sweep.
 
-    It has settled, where its schedule has a tolerance; its last sweep refused no site; and its log
+    It has settled, where its schedule has a tolerance. Its last sweep refused no site. And its log
     evidence is at most 0, where no factor exceeds 1.
     """
     value = post.log_evidence
@@ -71,7 +71,7 @@ def problems_of(
 ) -> list[Problem]:
     """The problems of rows that were checked, a target each.
 
-    prior: of them all, if it has the form of these fits; else one stands in.
+    prior: of them all, if it has the form of these fits. Else one stands in.
     """
     full = chosen.covariance == "full"
     X = with_ones(rows) if intercept else rows
@@ -104,20 +104,20 @@ class Slopes:
         raise NotImplementedError
 
     def curvature(self, precision: float, d: int) -> float:
-        """d^2 log Z / (d log v)^2 of one prior variance, the sites held; NaN without matrices."""
+        """d^2 log Z / (d log v)^2 of one prior variance, the sites held. NaN without matrices."""
         raise NotImplementedError
 
     def excess(self, slope: float, d: int) -> float:
         """A measure of a slope that is nearly linear in the inverse of the prior sd: its root is 0.
 
         The root of E |w|^2 over what the prior expects, less 1. It is linear where the data tell
-        the weights, since E |w|^2 stands still there; and where these grow with the prior sd, the
+        the weights, since E |w|^2 stands still there. And where these grow with the prior sd, the
         classes nearly separated, as slopes are (MNIST: the same secants end after 5 fits, not 8).
         """
         return math.sqrt(max(1.0 + 2.0 * slope / (d * self.count), 0.05)) - 1.0
 
     def rise(self, precision: float, slope: float, d: int) -> float:
-        """d excess / d prior sd^-1, the sites held; NaN without matrices."""
+        """d excess / d prior sd^-1, the sites held. NaN without matrices."""
         by_log = self.curvature(precision, d) / (d * self.count)
         return -2.0 * by_log / (math.sqrt(precision) * (1.0 + self.excess(slope, d)))
 
@@ -153,7 +153,7 @@ class Fits(Slopes):
         return float(self.slopes(precision, d).sum())
 
     def curvature(self, precision: float, d: int) -> float:
-        """d^2 log Z / (d log v)^2 of one prior variance, the sites held; NaN without matrices."""
+        """d^2 log Z / (d log v)^2 of one prior variance, the sites held. NaN without matrices."""
         total = 0.0
         for post in self.posteriors:
             full = isinstance(post, FullPosterior) and not isinstance(post, WidePosterior)
@@ -258,7 +258,7 @@ class BinaryProblems(NamedTuple):
         starts: list[Posterior] | None = None,
         **more: Any,
     ) -> Fits:
-        """Fit each problem with this prior variance; more: arguments of ``fit_problem``."""
+        """Fit each problem with this prior variance. More: arguments of ``fit_problem``."""
         threads = shares(self.n_jobs, len(self.problems))[1] or 1
         prior = self.at(0, variance).prior
 
@@ -289,7 +289,7 @@ def gathered(
 def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int | None) -> Fits:
     """Posteriors that have gone on with new rows, the data of the binary problems.
 
-    With stored scalar sites EP fits those of the new rows; else ADF takes them in, and no row is
+    With stored scalar sites EP fits those of the new rows. Else ADF takes them in, and no row is
     kept.
     """
 
@@ -303,7 +303,7 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
         if isinstance(post, FactorizedPosterior):
             prior = post.problem.prior
             return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), told
-        assert not isinstance(post, LatentPosterior)  # refused at the door
+        assert not isinstance(post, LatentPosterior)  # refused by the checks
         schedule = None if post.sites is None else post.schedule
         found = post.with_checked_rows(new.data, schedule, warn)
         if post.sites is None:
@@ -370,7 +370,7 @@ def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
 class ScalePrior(NamedTuple):
     """A half-Cauchy prior of s, the prior sd of x.theta, as a density over u, the log of v.
 
-    s^2 = v total, so that it does not depend on the number of columns or on their units; its tail
+    s^2 = v total, so that it does not depend on the number of columns or on their units. Its tail
     costs strong data at most -1/2 per unit of u (Gelman 2006, section 3.3).
     """
 
@@ -393,12 +393,12 @@ class Columns(NamedTuple):
     #: about the mean, and about 0
     variance: Array
     square: Array
-    #: the largest distance from the mean; None of sparse rows
+    #: the largest distance from the mean. None of sparse rows
     largest: Array | None
 
     @classmethod
     def of(cls, rows: Any, weights: Array | None, center: Array | None) -> Columns:
-        """In one pass beside that for the mean; center: the mean, where it is known."""
+        """In one pass beside that for the mean. Center: the mean, where it is known."""
         mean = mean_of_rows(rows, weights) if center is None else center
         share = None if weights is None else weights / weights.sum()
         rounding, largest = rows.shape[0] * np.finfo(float).eps, None
@@ -424,7 +424,7 @@ class Columns(NamedTuple):
     def total(self, centred: bool, groups: NDArray[np.intp] | None = None) -> Array:
         """The total variance of the columns of each group, of all without groups, (k,).
 
-        About 0 if it is not to be centred, or is 0 or overflows; 1 where that does, too.
+        About 0 if it is not to be centred, or is 0 or overflows. 1 where that does, too.
         """
         groups = np.zeros(len(self.mean), dtype=np.intp) if groups is None else groups
         of_squares, found = np.zeros((2, groups.max() + 1))

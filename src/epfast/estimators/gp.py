@@ -45,10 +45,10 @@ NEAR = 1e-6
 class GPClassifier(ProcessModel, LatentClassifier):
     """Gaussian process classifier by expectation propagation, for scikit-learn.
 
-    The kernel's hyper-parameters maximise EP's log evidence, by L-BFGS with its gradient; where
+    The kernel's hyper-parameters maximise EP's log evidence, by L-BFGS with its gradient. Where
     scikit-learn's ``GaussianProcessClassifier`` (Laplace's approximation) stands, this one can. For
     more than two classes one process per class, that class against the rest, each with a kernel of
-    its own, combined as in :class:`epfast.LinearClassifier`; or, with ``loss="multiclass"``, one
+    its own, combined as in :class:`epfast.LinearClassifier`. Or, with ``loss="multiclass"``, one
     fit of all classes, which share a kernel.
 
     Parameters
@@ -68,7 +68,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
     loss : str, Loss or callable, default="probit"
         The likelihood, as in :func:`epfast.fit_gp`. "multiclass", or
         ``losses.Multiclass(correlated=False)``: multinomial probit, one posterior by the joint
-        evidence, for whole weights of rows (which copy them), without ``rank``; O(n_classes n^3)
+        evidence, for whole weights of rows (which copy them), without ``rank``. O(n_classes n^3)
         per sweep.
     scheme : str or Scheme, default="exact"
         How sites are fitted, as in :func:`epfast.fit_gp`.
@@ -79,9 +79,9 @@ class GPClassifier(ProcessModel, LatentClassifier):
     integrate : bool or "auto", default="auto"
         Whether to average over the hyper-parameters that are found, of an exact process of two
         classes: see :func:`epfast.fit_hyper_gp`. Each has a half-Cauchy prior, the median of which
-        is where the search begins; of a variance of the kernel its root has. "auto": with up to 100
+        is where the search begins. Of a variance of the kernel its root has. "auto": with up to 100
         rows, where it changes a standard deviation by more than 5 %, and enough of its points
-        count; it takes 130 to 570 fits; of more than eight the most probable ones, with a warning.
+        count. It takes 130 to 570 fits. Of more than eight the most probable ones, with a warning.
         False: the most probable ones alone.
     schedule : EP, optional
         None is ``EP(sweeps=200, tol=1e-6)``.
@@ -91,29 +91,29 @@ class GPClassifier(ProcessModel, LatentClassifier):
         Weights of the classes, as in :class:`epfast.LinearClassifier`.
     rank : int, optional
         The process of that rank, as :func:`epfast.fit_gp` has it: O(n rank) memory. A search begins
-        with an exact process of 250 rows; up to three runs of the optimizer follow, each with the
+        with an exact process of 250 rows. Up to three runs of the optimizer follow, each with the
         pivots of the hyper-parameters before it, held fixed. By default as ``method`` says.
     method : {"auto", "exact", "nearest"}, default="auto"
         "auto": from 1,000 rows on, the rank that leaves at most 1e-3 nats of the log evidence out
-        by an estimate (``posterior_.truncation_error``), where n / 3 and 2,000 suffice; where there
+        by an estimate (``posterior_.truncation_error``), where n / 3 and 2,000 suffice. Where there
         is none, the exact process, O(n^3), and beyond 6,000 rows that by nearest rows, with a
-        warning. Both for log-concave likelihoods and EP without jitter; others are exact.
+        warning. Both for log-concave likelihoods and EP without jitter. Others are exact.
         "nearest": EP in which each row is given the sites of ``n_neighbors`` others, and a
-        prediction those of eight times as many: O(n n_neighbors^3) and no log evidence; the kernel
-        is that of an exact process of 2,000 rows. Probabilities are less sure than exact ones; they
+        prediction those of eight times as many: O(n n_neighbors^3) and no log evidence. The kernel
+        is that of an exact process of 2,000 rows. Probabilities are less sure than exact ones. They
         beat those of 2,000 rows alone.
     n_neighbors : int, default=50
         Rows that each row is given, where ``method`` comes to that. Half are the rows of largest
         prior correlation of nine tenths of all, half those of a random tenth, and so farther away,
         where there are four times as many.
     random_state : int, RandomState or None
-        Draws the restarts; None is 0.
+        Draws the restarts. None is 0.
     warm_start : bool, default=False
         Whether to start from the hyper-parameters of the fit before, if there was one with as many
         classes, and from its sites, if it had as many rows.
     n_jobs : int, optional
-        Threads over classes and starts; of one alone inside the fit, as in :func:`epfast.fit_gp`.
-        By default 1, BLAS aside; -1: all cores. The result is the same to rounding.
+        Threads over classes and starts. Of one alone inside the fit, as in :func:`epfast.fit_gp`.
+        By default 1, BLAS aside. -1: all cores. The result is the same to rounding.
 
     Attributes
     ----------
@@ -121,10 +121,10 @@ class GPClassifier(ProcessModel, LatentClassifier):
         The labels, sorted, and how many. A class whose rows all have weight 0 has probability 0,
         and no part in what is below.
     kernel_ : Kernel
-        With the hyper-parameters found; of more than two classes, each against the rest, a
+        With the hyper-parameters found. Of more than two classes, each against the rest, a
         ``CompoundKernel``.
     posterior_ : GPPosterior, LatentGPPosterior, LowRankGPPosterior or NearestGPPosterior
-        With two classes, or "multiclass": the posterior over the latent values of the fit; an
+        With two classes, or "multiclass": the posterior over the latent values of the fit. An
         average over hyper-parameters is an :class:`epfast.IntegratedProcess`. One of
         low rank has its ``rank`` and ``truncation_error``, one by nearest rows ``n_neighbors`` and
         ``loo_gain``, which ``summary()`` tells, too.
@@ -132,18 +132,18 @@ class GPClassifier(ProcessModel, LatentClassifier):
         One, or one for each class.
     coupling_ : float
         How far the classes, each against the rest, deny one another, as in
-        :class:`epfast.LinearClassifier`; 0 with one posterior.
+        :class:`epfast.LinearClassifier`. 0 with one posterior.
     loss_ : Loss, or list of Loss
-        With the parameters that were learnt; where there are several processes, of each.
+        With the parameters that were learnt. Where there are several processes, of each.
     log_marginal_likelihood_value_, log_evidence_ : float
-        Log evidence at the hyper-parameters found; of more than two classes, each against the
+        Log evidence at the hyper-parameters found. Of more than two classes, each against the
         rest, the mean over them. NaN by nearest rows, which give none. The second is that of an
         average, integrated over the hyper-parameters.
     converged_ : bool
         Whether EP settled in all fits.
     n_failed_points_ : int
         Hyper-parameters of the search at which no fit held: not converged, with sites refused, an
-        impossible evidence, or predictions lost to rounding; damping and a double loop were tried.
+        impossible evidence, or predictions lost to rounding. Damping and a double loop were tried.
         They are not scored, and a warning says so.
     n_iter_ : int
         Sweeps of the last fit, the most over the classes.
@@ -214,7 +214,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
             Labels of any kind, two or more different ones.
         sample_weight : array_like of shape (n,), optional
             A row of weight w >= 1 counts as w rows, the likelihood of one below 1 enters to that
-            power; rows of weight 0 are left out.
+            power. Rows of weight 0 are left out.
 
         Returns
         -------
@@ -237,7 +237,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
             If hyper-parameters were lost (``n_failed_points_``), if the last fit did not settle, or
             if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
         DataWarning
-            If a ``rank`` that is given leaves more than 1 nat of the log evidence open; if
+            If a ``rank`` that is given leaves more than 1 nat of the log evidence open. If
             ``method="auto"`` comes to nearest rows, with what the exact process would cost.
         """
         rows, labels = validate_fit(self, X, y, **self._input())
@@ -312,12 +312,12 @@ class GPClassifier(ProcessModel, LatentClassifier):
         Parameters
         ----------
         theta : array_like of shape (p,), optional
-            Logarithms of the kernel's hyper-parameters; with more than two classes those of one
+            Logarithms of the kernel's hyper-parameters. With more than two classes those of one
             kernel for all classes, or of all kernels in turn. By default those that were found.
         eval_gradient : bool, default=False
             Whether to return the gradient with respect to theta too.
         clone_kernel : bool, default=True
-            Of scikit-learn's signature; the kernel is never changed.
+            Of scikit-learn's signature. The kernel is never changed.
 
         Returns
         -------
@@ -386,14 +386,14 @@ class GPClassifier(ProcessModel, LatentClassifier):
         X : array_like of shape (m, d)
             Rows of features.
         joint : bool, default=False
-            Whether to return the covariance between the inputs in place of the variances; by
+            Whether to return the covariance between the inputs in place of the variances. By
             nearest rows there is none.
 
         Returns
         -------
         mean : ndarray of shape (m,) or (m, n_classes)
             One column per class where there are more than two.
-        variance : ndarray of shape (m,) or (m, n_classes); if ``joint`` (m, m) or (n_classes, m, m)
+        variance : ndarray of shape (m,) or (m, n_classes). If ``joint`` (m, m) or (n_classes, m, m)
         """
         if not _checks.flag("joint", joint):
             return super().predict_latent(X)
@@ -443,7 +443,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
 
         O(n) a row where the signs of the latent means decide: of two classes, and of one whose mean
         alone is above 0, under a likelihood that rises with the margin. Elsewhere by the log odds,
-        which depend on the variances; then O(n^2) a row.
+        which depend on the variances. Then O(n^2) a row.
 
         Parameters
         ----------
@@ -486,7 +486,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         n_samples : int, default=1
             Draws per row.
         random_state : int, RandomState or None, default=0
-            As in scikit-learn, a seed or a generator; None draws afresh.
+            As in scikit-learn, a seed or a generator. None draws afresh.
 
         Returns
         -------

@@ -49,12 +49,12 @@ class GPRegressor(ProcessModel, LatentRegressor):
     learn : tuple of str, optional
         The parameters of the loss that the evidence sets, out of ``loss.learnable``: as ``("scale",
         "df")``. The search begins with y, not with the numbers of the loss. By default the first of
-        them; (), and where ``optimizer`` is By default the loss as it is.
+        them. () keeps the numbers of the loss, and so does ``optimizer=None``.
     center : bool, default=True
         Whether the process has a constant mean: the location of y, in the unit of the latent values
         (for counts the log of their mean). It is taken from y, not integrated.
     integrate : bool or "auto", default="auto"
-        As in :class:`GPClassifier`; the noise has a half-Cauchy prior with a median of 2.5 times
+        As in :class:`GPClassifier`. The noise has a half-Cauchy prior with a median of 2.5 times
         the spread of y. Predictions, quantiles and draws are those of the mixture.
     optimizer, n_restarts_optimizer, scheme, schedule, jitter, rank, method, n_neighbors
     random_state, n_jobs
@@ -73,7 +73,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
     posterior_ : GPPosterior, LowRankGPPosterior, NearestGPPosterior or IntegratedProcess
         The posterior over the latent values of the fit.
     log_marginal_likelihood_value_, log_evidence_ : float
-        Log evidence at the hyper-parameters found; NaN by nearest rows. The second is that of an
+        Log evidence at the hyper-parameters found. NaN by nearest rows. The second is that of an
         average, integrated over them.
     converged_ : bool
         Whether EP settled.
@@ -153,9 +153,9 @@ class GPRegressor(ProcessModel, LatentRegressor):
             What the loss takes, see its class.
         sample_weight : array_like of shape (n,), optional
             A row of weight w >= 1 counts as w rows, the likelihood of one below 1 enters to that
-            power; rows of weight 0 are left out.
+            power. Rows of weight 0 are left out.
         offset : array_like of shape (n,), default=0
-            Known parts of the latent values; for counts the log of the exposure.
+            Known parts of the latent values. For counts the log of the exposure.
 
         Returns
         -------
@@ -177,10 +177,10 @@ class GPRegressor(ProcessModel, LatentRegressor):
             If hyper-parameters were lost (``n_failed_points_``), if the last fit did not settle, or
             if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
         EvidenceWarning
-            If a parameter ends where its search ends, or y does not tell it from numbers there;
-            if there is one row.
+            If a parameter ends where its search ends, or y does not tell it from numbers there.
+            If there is one row.
         DataWarning
-            If a ``rank`` that is given leaves more than 1 nat of the log evidence open; if
+            If a ``rank`` that is given leaves more than 1 nat of the log evidence open. If
             ``method="auto"`` comes to nearest rows.
         """
         rows, given = self._rows_and_responses(X, y)
@@ -261,7 +261,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
         eval_gradient : bool, default=False
             Whether to return the gradient with respect to theta too.
         clone_kernel : bool, default=True
-            Of scikit-learn's signature; the kernel is never changed.
+            Of scikit-learn's signature. The kernel is never changed.
 
         Returns
         -------

@@ -18,7 +18,7 @@ R = TypeVar("R")
 def jobs_of(n_jobs: Any) -> int:
     """The number of threads that ``n_jobs`` asks for, as scikit-learn counts them.
 
-    None: 1, unless a ``joblib.parallel_config`` says more; -1: as many as the process may use; -2:
+    None: 1, unless a ``joblib.parallel_config`` says more. -1: as many as the process may use. -2:
     one less, and so on.
 
     Raises
@@ -34,7 +34,7 @@ def jobs_of(n_jobs: Any) -> int:
 
 
 def shares(n_jobs: Any, count: int) -> tuple[int, int | None]:
-    """Threads over so many problems, and those inside each of them; None: as BLAS has them.
+    """Threads over so many problems, and those inside each of them. None: as BLAS has them.
 
     Problems come first, as they need not wait for each other, and have one thread each.
     """
@@ -45,7 +45,7 @@ def shares(n_jobs: Any, count: int) -> tuple[int, int | None]:
 
 
 def in_threads(calls: list[Callable[[], R]], jobs: int) -> list[R]:
-    """Results of the calls, in their order, by so many threads; BLAS has one in each."""
+    """Results of the calls, in their order, by so many threads. BLAS has one in each."""
     jobs = with_room(jobs)
     if jobs == 1 or len(calls) < 2:
         return [call() for call in calls]

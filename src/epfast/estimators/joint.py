@@ -21,7 +21,7 @@ from epfast.inference.hyper import SHARE, fixed_point
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
-#: tolerance of the fits of L-BFGS, and the slope in nats up to which a maximum is told from a point
+#: tolerance of the fits of L-BFGS, and the slope in nats up to which a maximum differs from a point
 #: where the search is stuck
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
 #: the last of Newton's steps with the sites of a sweep held, that another sweep changes
@@ -43,7 +43,7 @@ class Learnt(NamedTuple):
     starts: list[Posterior] | None
     #: whether the slopes there are those of a maximum
     settled: bool = True
-    #: the log evidence; None: nothing was sought
+    #: the log evidence. None: nothing was sought
     joint: Any = None
 
 
@@ -77,7 +77,7 @@ class Joint:
         self.starts: list[Posterior] | None = None
 
     def log_prior(self, u: Array, part: slice = slice(None)) -> tuple[float, Array, Array]:
-        """Log density of numbers at u, of which these are the part; slopes, second derivatives."""
+        """Log density of numbers at u, of which these are the part. Slopes, second derivatives."""
         priors = self.priors[part]
         values = np.array([prior(x) for prior, x in zip(priors, u, strict=True)])
         values, slopes = values.reshape(-1, 2).T
@@ -101,7 +101,7 @@ class Joint:
         return found.log_evidence + self.log_prior(u)[0]
 
     def fits(self, u: Array, schedule: Schedule) -> Fits | None:
-        """Fits with certificates, or None."""
+        """Valid fits, or None."""
         self.search.problem, variance = self._at(u)
         found = self.search.fits(variance, schedule)
         if found is not None and self.value(u, found) > self.best[0]:
@@ -124,13 +124,13 @@ class Joint:
         return gains(posteriors, self.parameters.at, numbers, self.bounds[self.k :])
 
     def _sites(self, u: Array, fits: Fits) -> Held | None:
-        """The sites of fits at u, held; None without d x d matrices."""
+        """The sites of fits at u, held. None without d x d matrices."""
         columns = np.arange(self.search.problem.d)
         groups = np.zeros_like(columns) if self.groups is None else self.groups
         return Held.of(fits.posteriors, columns, groups, np.exp(-u[: self.k]))
 
     def _held(self, u: Array, fits: Fits, **last: float) -> Array | None:
-        """The most probable u with sites, or cavities, of fits at u held; None: it is not known.
+        """The most probable u with sites, or cavities, of fits at u held. None: it is not known.
 
         last: see :func:`epfast.gaussian.held.most_probable`.
         """
@@ -150,7 +150,7 @@ class Joint:
         return value + prior[0], slopes + prior[1], bent + prior[2]
 
     def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
-        """Log evidence and its gradient; None without a certificate."""
+        """Log evidence and its gradient. None without a valid fit."""
         found = self.fits(u, self.search.to(tol))
         if found is None:
             return None
@@ -195,7 +195,7 @@ class Joint:
         return where
 
     def climb(self, start: Array) -> Learnt | None:
-        """A local maximum: the fixed point; else by L-BFGS from the best, then the root nearby."""
+        """A local maximum: the fixed point. Else by L-BFGS from the best, then the root nearby."""
         self.best = (-np.inf, None)
         start, there = np.clip(start, *self.bounds.T), None
         search = self.search

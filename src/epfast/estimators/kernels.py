@@ -22,7 +22,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern
 
 #: bounds of the default kernel's variance, and where its search starts
 VARIANCES, VARIANCE = (1e-2, 1e5), 4.0
-#: largest length scale over the largest distance; with Gaussian noise, whose evidence is exact,
+#: largest length scale over the largest distance. With Gaussian noise, whose evidence is exact,
 #: this and the largest variance reach so far that a kernel may be that of a line, to the noise
 REACH, FAR_REACH, FAR_VARIANCE = 10.0, 1e3, 1e7
 #: length scales at which searches with the default kernel start, over the median distance
@@ -38,7 +38,7 @@ def default_kernel(X: Array, unit: float = 1.0, far: bool = False) -> Any:
     """A variance times an RBF of one length scale, with bounds from the rows.
 
     The length scale lies between a tenth of the distance that a tenth of the pairs fall below and
-    ten times the largest distance; the search starts at the median distance. Those between rows
+    ten times the largest distance. The search starts at the median distance. Those between rows
     that differ, sorted, so that copies of rows change nothing, nor does their order. unit: of the
     values. far: whether noise is Gaussian.
     """
@@ -76,7 +76,7 @@ def ladder(kernel: Any) -> list[Array]:
 
 
 def at_bounds(kernel: Any) -> list[str]:
-    """Each hyper-parameter that is at a bound, in scikit-learn's words; fixed ones have none."""
+    """Each hyper-parameter that is at a bound, in scikit-learn's words. Fixed ones have none."""
     free = [
         (one, dimension)
         for one in kernel.hyperparameters
@@ -98,7 +98,7 @@ def at_bounds(kernel: Any) -> list[str]:
 
 # ---- stationary kernels of one length scale, from distances that are computed once ----
 
-#: kind and scale times the square of the length scale, by the order of a Matern kernel; RBF
+#: kind and scale times the square of the length scale, by the order of a Matern kernel. RBF
 MATERN = {0.5: ("matern12", 1.0), 1.5: ("matern32", 3.0), 2.5: ("matern52", 5.0)}
 SQUARED_EXPONENTIAL = ("rbf", 0.5)
 
@@ -156,7 +156,7 @@ class Stationary(NamedTuple):
 
     @classmethod
     def stretched(cls, kernel: Any) -> tuple[Stationary | None, Array | float]:
-        """The same of rows over length scales of their columns, and these; None as above."""
+        """The same of rows over length scales of their columns, and these. None as above."""
         scales = {
             name: value
             for name, value in kernel.get_params().items()

@@ -43,7 +43,7 @@ class Stage(NamedTuple):
 
 
 #: one after the other. MNIST, 2,000 rows: 82, 304 and 611 of 784 directions, whose roots are at
-#: .68, .89 and 1 times the prior variance; the first two take an eighth of the time
+#: 0.68, 0.89 and 1 times the prior variance. The first two take an eighth of the time
 STAGES = (
     Stage(0.1, 0.02, 3e-3, 0.04),
     Stage(1e-2, 0.02, 3e-3, 0.04),
@@ -53,9 +53,9 @@ STAGES = (
 FEW = 1.4
 #: the least prior precision over the largest diagonal of a precision: beyond, all digits may go
 LEAST = 1e-6
-#: passes at most, and the factor by which they contract before it is known: .03 to .1
+#: passes at most, and the factor by which they contract before it is known: 0.03 to 0.1
 PASSES, RATE = 20, 0.1
-#: a move of a row, in its sd, that may be rounding; and one that changes slopes by no more
+#: a move of a row, in its sd, that may be rounding. And one that changes slopes by no more
 ROUNDING, TOLD = 2e-5, 1e-4
 #: share of the moves of the sites that slopes leave out: half of the rows
 LEFT_OUT = 0.01
@@ -63,7 +63,7 @@ LEFT_OUT = 0.01
 BEGIN = 3.0
 #: the largest move of the log of a site's precision on a line, and steps of log v that are none
 FAR, SAME = 1.0, 1e-6
-#: order of triangles that LAPACK inverts at once; rows at a time
+#: order of triangles that LAPACK inverts at once. Rows at a time
 WHOLE, ROWS = 64, 512
 
 
@@ -75,13 +75,13 @@ class Passed(Slopes):
     precision: float
     #: (k n,) each, of one problem after the other
     sites: Sites
-    #: (r, k), means of the weights with these sites; that of an intercept last
+    #: (r, k), means of the weights with these sites. That of an intercept last
     mean: Array
     #: inverse Cholesky factors, lower triangles, before the pass
     roots: list[Array]
     #: the sum of the variances of the weights with these sites, to first order in their moves
     spread: float
-    #: derivatives by log v of the log of the precisions, and of the shifts; None: nobody knows
+    #: derivatives by log v of the log of the precisions, and of the shifts. None: not known
     trend: tuple[Array, Array] | None = None
 
     @property
@@ -123,7 +123,7 @@ class Passed(Slopes):
         return [WarmStart(Sites(*some), flat.shift, flat) for some in zip(*parts, strict=True)]
 
     def after(self, before: Passed) -> Passed:
-        """With the trend from a fit before; with that one's where there is none to be seen."""
+        """With the trend from a fit before. With that one's where there is none to be seen."""
         away = math.log(before.precision / self.precision)
         if abs(away) < SAME or self.mean.shape != before.mean.shape:
             return replace(self, trend=before.trend)
@@ -137,7 +137,7 @@ class Passed(Slopes):
 
 
 class Leading:
-    """The binary problems in some directions; to a search what :class:`BinaryProblems` are."""
+    """The binary problems in some directions. To a search what :class:`BinaryProblems` are."""
 
     flat = True
 
@@ -230,7 +230,7 @@ class Leading:
         return total
 
     def _settled(self, roots: list[Array], sites: Sites, s: Array) -> tuple[Sites, Array, float]:
-        """New sites, from means that have settled with the precisions held; these means.
+        """New sites, from means that have settled with the precisions held. These means.
 
         And the largest move of a row, in its sd, or of the log of its sd. O(k n r) a step.
         """
@@ -285,7 +285,7 @@ def _proper(found: Any) -> Any:
 
 
 def leading(problem: BinaryProblems) -> Iterator[Leading]:
-    """The problems in the directions of each stage; none where passes are not for these problems.
+    """The problems in the directions of each stage. None where passes are not for these problems.
 
     O(n d^2 + d^3).
     """

@@ -57,9 +57,9 @@ def _takes_chunks(self: Any) -> bool:
 class LinearClassifier(LinearModel, LatentClassifier):
     """Bayesian linear classifier by expectation propagation, for scikit-learn.
 
-    The posterior over the weights comes from :func:`epfast.fit_linear`; predictions integrate over
+    The posterior over the weights comes from :func:`epfast.fit_linear`. Predictions integrate over
     it. For more than two classes one classifier per class, that class against the rest, combined by
-    a number that left-out rows choose (see Notes); or, with ``loss="multiclass"``, one posterior
+    a number that left-out rows choose (see Notes). Or, with ``loss="multiclass"``, one posterior
     over all classes.
 
     Parameters
@@ -73,8 +73,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
         How factors are fitted. By default "exact" for scalar sites, as in
         :func:`epfast.fit_linear`.
     posterior : {"full", "factorized"}, optional
-        "full": all correlations; O(n d^2) per sweep. "factorized": a diagonal covariance, which
-        understates the uncertainty of correlated columns; O(n d) per sweep, of CSR O(nonzeros), and
+        "full": all correlations. O(n d^2) per sweep. "factorized": a diagonal covariance, which
+        understates the uncertainty of correlated columns. O(n d) per sweep, of CSR O(nonzeros), and
         more sweeps. By default "full" for min(n, d) up to 5,000, else "factorized".
     batch_size : int, optional
         Rows per factor. By default a site per row.
@@ -83,7 +83,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         common variance that maximises the log evidence, or one per group of ``prior_groups``.
         "ard": one per column that maximise it (automatic relevance determination). By default as
         "evidence", under a weak prior (``prior_scale``), for a likelihood ("logistic", "probit",
-        "noisy_step"); 1 for other losses and at another ``beta``, where the evidence is no log
+        "noisy_step"). 1 for other losses and at another ``beta``, where the evidence is no log
         probability of the labels. The prior is on the coefficients as they are, so scale the
         columns (StandardScaler).
     prior_groups : array_like of shape (d,), optional
@@ -108,9 +108,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
         deviation of 10, in units of log odds.
     schedule : Schedule, optional
         None runs EP to its fixed point: ``EP(sweeps=200)`` for "full", to 1e-5 of a standard
-        deviation (1e-6 with "multiclass"); for "factorized"
+        deviation (1e-6 with "multiclass"). For "factorized"
         ``EP(tol=1e-4)`` with 200 to 3,000 sweeps, the fewer the larger X, or ``EP()`` with
-        minibatches. A default fit that fails its certificate (see Notes) is tried again, damped.
+        minibatches. A default fit that fails (see Notes) is repeated with damping.
     beta : float, default=1.0
         Inverse temperature of the factors exp(-beta loss).
     learn : tuple of str, default=()
@@ -124,9 +124,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
         ``sklearn.model_selection.TunedThresholdClassifierCV``.
     warm_start : bool, default=False
         Whether :meth:`fit` starts from the sites of the last fit. They change how soon it settles,
-        not where; they are left where X has another shape, and by ADF, which stores none.
+        not where. They are left where X has another shape, and by ADF, which stores none.
     n_jobs : int, optional
-        Threads over the classes, where there are more than two; with two, inside the fit, as
+        Threads over the classes, where there are more than two. With two, inside the fit, as
         :func:`epfast.fit_linear` has it. By default 1 thread, and with -1 one for each core. The
         result does not depend on it.
     random_state : int, RandomState or None
@@ -139,35 +139,35 @@ class LinearClassifier(LinearModel, LatentClassifier):
         The labels, sorted. A class whose rows all have weight 0 has probability 0, and no part in
         what is below.
     coef_ : ndarray of shape (1, d) or (n_classes, d)
-        Posterior mean of the coefficients; of ``classes_[1]`` where there are two classes, else of
-        each class against the rest; with "multiclass" of each class, two or more.
+        Posterior mean of the coefficients. Of ``classes_[1]`` where there are two classes, else of
+        each class against the rest. With "multiclass" of each class, two or more.
     intercept_ : ndarray of shape (1,) or (n_classes,)
-        Posterior mean of the intercept; 0 without one.
+        Posterior mean of the intercept. 0 without one.
     coef_covariance_ : ndarray of shape (d, d) or (n_classes, d, d)
         Posterior covariance of the coefficients, without the intercept. Made when it is read.
     posterior_ : FullPosterior, FactorizedPosterior, JointPosterior or LatentPosterior
         With two classes, or "multiclass": the posterior over coefficients and, as the last weight,
-        the intercept; where it is averaged over the prior variance an IntegratedPosterior of these.
+        the intercept. Where it is averaged over the prior variance an IntegratedPosterior of these.
     posteriors_ : list of posteriors
         One, or one for each class.
     coupling_ : float
-        How far the classes, each against the rest, deny one another, from 0 to 1; see Notes. 0 with
+        How far the classes, each against the rest, deny one another, from 0 to 1. See Notes. 0 with
         one posterior, and where there are no sites to leave rows out by (``schedule=ADF()``), until
         ``partial_fit`` has a second chunk.
     log_evidence_ : float
-        EP's log p(y) for losses that are likelihoods, at ``beta=1``; with more than two classes
-        the sum over the classes, each against the rest; of an average integrated over the prior
+        EP's log p(y) for losses that are likelihoods, at ``beta=1``. With more than two classes
+        the sum over the classes, each against the rest. Of an average integrated over the prior
         variance, too. For other losses, as "hinge", it is the log integral of prior times factors,
         no log probability: not to be compared over losses.
     prior_variance_ : float or ndarray of shape (d,)
-        The prior variance in use, given or found; of an average the geometric mean, whose points
+        The prior variance in use, given or found. Of an average the geometric mean, whose points
         are in ``posterior_.points``. With "evidence" it may be an end of the searched
         range: classes that a plane separates favour large variances (an EvidenceWarning says so),
         data without any signal small ones.
     loss_ : Loss
         The loss, with the parameters that were learnt.
     n_lost_ : int
-        Points of the search that gave no fit with a certificate; see Notes.
+        Points of the search at which no fit converged, see Notes.
     n_iter_ : int
         Sweeps of the fit, the most over the classes.
     converged_ : bool
@@ -193,25 +193,25 @@ class LinearClassifier(LinearModel, LatentClassifier):
     tolerance. It follows the sites from sweep to sweep of one fit, by Newton's steps with them
     held. With several classes, and where that crawls, it goes by secants in the inverse of the
     prior standard deviation, each fit from the line through the sites of the last two and as
-    precise as its step; where there are no fixed points by Brent's minimisation. With 200 columns
+    precise as its step. Where there are no fixed points by Brent's minimisation. With 200 columns
     or more (dense rows without weights, log-concave factors) it first goes to the roots in the
     principal directions that have 90 %, 99 % and nearly all of the variance of the rows, all
-    classes at once and in single precision; what fits in double precision find from there is what
+    classes at once and in single precision. What fits in double precision find from there is what
     counts. Variances per group or column follow the sites, too, to a local maximum, or fits by
     their gradient (L-BFGS) where there is no d x d matrix. With more than two classes the sum of
     their log evidences is maximised. An average has points of log(prior variance) 2 apart, about
-    the most probable one, until the density has fallen by 5 nats; with more than two classes all
+    the most probable one, until the density has fallen by 5 nats. With more than two classes all
     have the same points and weights.
 
-    The search counts a fit only if it passes its certificate: it has settled, its last sweep
+    The search counts a fit only if it is valid: it has converged, its last sweep
     refused no site, and its log evidence is at most 0 where no factor exceeds 1. A fit that fails
-    is repeated with more sweeps or damping; if that fails too, the point is lost, which ``n_lost_``
+    is repeated with more sweeps or damping. If that fails too, the point is lost, which ``n_lost_``
     counts and a ConvergenceWarning tells. If all are lost, the prior variance is 1. Each fit of the
     search may take 100 sweeps, even if ``schedule`` has fewer.
 
     With more than two classes let p_k be the probability of class k against the rest. The p_k need
     not add up to 1: p(k) is in proportion to p_k / (1 - p_k)^a. The ``coupling_`` a = 0 normalises
-    them; a = 1 takes them as independent, given that exactly one class is the right one. a
+    them. A = 1 takes them as independent, given that exactly one class is the right one. a
     maximises the sum of log p of the labels less a, each by the posteriors without the site of its
     row (of its batch, where rows share one). ``partial_fit`` adds the sum of a chunk before it is
     taken in. The most probable class does not depend on a.
@@ -351,21 +351,21 @@ class LinearClassifier(LinearModel, LatentClassifier):
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> LinearClassifier:
-        """Go on with new rows, after ``fit`` or ``partial_fit``; or start with them.
+        """Go on with new rows, after ``fit`` or ``partial_fit``. Or start with them.
 
         With a full covariance EP fits the sites of the new rows, and the sites that are there stay
         as they are (:meth:`epfast.FullPosterior.partial_fit`): all rows are kept. With
         ``schedule=ADF()``, and always with a factorised posterior, the new rows go by in one pass
         and no row is kept. Both want rows in a random order: a stream that is sorted by class ends
         far from the fit of all rows. The prior is that of the first call: ``prior_variance``, or 1
-        where the evidence would choose it; or what ``fit`` has found.
+        where the evidence would choose it. Or what ``fit`` has found.
 
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n, d)
             New rows.
         y : array_like of shape (n,)
-            Their labels; here one class may be alone.
+            Their labels. Here one class may be alone.
         classes : array_like of shape (n_classes,), optional
             All labels there are, needed in a first call.
         sample_weight : array_like of shape (n,), optional

@@ -200,7 +200,7 @@ class LinearModel(Coefficients):
     def _scale_prior(
         self, binary: BinaryProblems, columns: Columns, weights: Array | None
     ) -> ScalePrior | None:
-        """The prior of a prior variance that is found; None: a flat one."""
+        """The prior of a prior variance that is found. None: a flat one."""
         scale, problem = self.prior_scale, binary.problems[0]
         if scale is None:
             return None
@@ -215,7 +215,7 @@ class LinearModel(Coefficients):
         return ScalePrior(float(total), HalfCauchy(median))
 
     def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
-        """The group of each column, 0 to k - 1; None: one variance for all."""
+        """The group of each column, 0 to k - 1. None: one variance for all."""
         if how == "ard":
             return np.arange(d)
         if self.prior_groups is None:
@@ -306,7 +306,7 @@ class LinearModel(Coefficients):
     def _integrated(
         self, search: Search, learnt: Learnt, fits: Fits, rows: Any, weights: Array | None
     ) -> tuple[Fits | Averaged, Learnt]:
-        """Fits that are averaged over what was learnt, and its middle; or those given."""
+        """Fits that are averaged over what was learnt, and its middle. Or those given."""
         given, joint, binary = self.integrate, learnt.joint, search.problem
         if not isinstance(given, bool):
             _checks.choice("integrate", given, ("auto",))

@@ -28,15 +28,15 @@ __all__ = ["LinearRegressor"]
 
 #: rows of which parameters are learnt where the evidence of all has no slopes by them
 FEW = 1000
-#: prior variance of the intercept over the square of the unit of h, beside its location;
-#: the second for logs and other links, as the exponential of h has to stay finite
+#: prior variance of the intercept over the square of the unit of h, beside its location.
+#: The second for logs and other links, as the exponential of h has to stay finite
 INTERCEPT, OF_LINK = 100.0, 10.0
 
 
 class LinearRegressor(LinearModel, LatentRegressor):
     """Bayesian linear model by expectation propagation, for y of any kind, for scikit-learn.
 
-    The posterior over the weights comes from :func:`epfast.fit_linear`; predictions integrate over
+    The posterior over the weights comes from :func:`epfast.fit_linear`. Predictions integrate over
     it. The prior variance and parameters of the likelihood, such as the variance of noise, maximise
     the log evidence together, by its gradient.
 
@@ -64,12 +64,12 @@ class LinearRegressor(LinearModel, LatentRegressor):
     prior_groups : array_like of shape (d,), optional
         A label per column, of any kind: columns of one label share a prior variance.
     prior_scale : float or None, default=2.5
-        As in :class:`LinearClassifier`, in units of the spread of y; 1 for a log or another link.
+        As in :class:`LinearClassifier`, in units of the spread of y. 1 for a log or another link.
         In an average also the median of the half-Cauchy prior of the noise: of its sd or scale, and
         of the root of 1 / size and 1 / shape. None means no average.
     integrate : bool or "auto", default="auto"
         Whether to average over the prior variance and the parameters that are learnt, under their
-        weak priors: half-Cauchy by ``prior_scale``; gamma(2, 0.1) of degrees of freedom; flat of
+        weak priors: half-Cauchy by ``prior_scale``. Gamma(2, 0.1) of degrees of freedom. Flat of
         shares. Cuts of ordered classes are held at their mode. "auto": below 2,000 rows, where
         it changes a standard deviation by more than 5 %, as far as the curvature of the evidence
         and a fit for each hyper-parameter tell. False: the most probable ones alone, whose
@@ -77,13 +77,13 @@ class LinearRegressor(LinearModel, LatentRegressor):
     learn : tuple of str, optional
         The parameters of the loss that the evidence sets, out of ``loss.learnable``: as ``("scale",
         "df")``. The search begins with y, not with the numbers of the loss. By default the first of
-        them; (): the loss as it is.
+        them. (): the loss as it is.
     fit_intercept : bool, default=True
         Whether to add a constant column of ones.
     intercept_variance : float, optional
         Prior variance of the latent value at the means of the columns (with a factorised
         posterior, of the intercept), never chosen by the evidence. None is broad: the square of the
-        location of y, and 100 times that of its spread; 10 for a log or another link, whose
+        location of y, and 100 times that of its spread. 10 for a log or another link, whose
         spread is 1.
     schedule : Schedule, optional
         As in :class:`LinearClassifier`.
@@ -99,21 +99,21 @@ class LinearRegressor(LinearModel, LatentRegressor):
     coef_ : ndarray of shape (d,)
         Posterior mean of the coefficients.
     intercept_ : float
-        Posterior mean of the intercept; 0 without one.
+        Posterior mean of the intercept. 0 without one.
     coef_covariance_ : ndarray of shape (d, d)
         Posterior covariance of the coefficients, without the intercept. Made when it is read.
     loss_ : Loss
         The loss, with the parameters that were learnt.
     posterior_ : FullPosterior, FactorizedPosterior or IntegratedPosterior
-        The posterior over coefficients and, as the last weight, the intercept; where it is averaged
+        The posterior over coefficients and, as the last weight, the intercept. Where it is averaged
         over hyper-parameters, a mixture of such posteriors, with these in ``posterior_.hyper``.
     log_evidence_ : float
-        EP's log p(y), where the loss is a likelihood; of an average integrated over the
+        EP's log p(y), where the loss is a likelihood. Of an average integrated over the
         hyper-parameters.
     prior_variance_ : float or ndarray of shape (d,)
-        The prior variance in use, given or found; of an average the geometric mean.
+        The prior variance in use, given or found. Of an average the geometric mean.
     n_lost_ : int
-        Points of the search that gave no fit with a certificate.
+        Points of the search at which no fit converged.
     n_iter_ : int
         Sweeps of the last fit.
     converged_ : bool
@@ -130,8 +130,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
     columns' products. Rows of weight w count as w copies of themselves.
 
     An average has points of the logarithms of two hyper-parameters on a grid along the principal
-    axes of their density, a standard deviation apart, until it has fallen by 5 nats; of one, 2
-    apart; of more, 128 quasi-random ones. Predictions, quantiles and intervals are those of the
+    axes of their density, a standard deviation apart, until it has fallen by 5 nats. Of one, 2
+    apart. Of more, 128 quasi-random ones. Predictions, quantiles and intervals are those of the
     mixture. 90 % intervals of coefficients and of new y cover 0.89 to 0.92 over simulated data of
     the model's own class, with 15 to 200 rows and up to half as many columns.
 
@@ -220,7 +220,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
         sample_weight : array_like of shape (n,), optional
             Numbers >= 0: each row counts as so many copies of itself.
         offset : array_like of shape (n,), default=0
-            Known parts of the latent values; for counts the log of the exposure.
+            Known parts of the latent values. For counts the log of the exposure.
 
         Returns
         -------
@@ -232,8 +232,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
         ConvergenceWarning
             If points of the search were lost (``n_lost_``), or the last fit did not settle.
         EvidenceWarning
-            If a parameter ends where its search ends, or y does not tell it from numbers there;
-            if y is a single number.
+            If a parameter ends where its search ends, or y does not tell it from numbers there.
+            If y is a single number.
         """
         rows, given = self._rows_and_responses(X, y)
         rows = _checks.rows("X", rows)

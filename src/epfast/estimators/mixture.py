@@ -36,7 +36,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
     schedule, n_init
         As in :func:`epfast.fit_mixture`.
     random_state : int, RandomState or None
-        Seed of prior means and of the order of rows; None is 0.
+        Seed of prior means and of the order of rows. None is 0.
 
     Attributes
     ----------

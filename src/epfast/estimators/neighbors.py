@@ -16,16 +16,17 @@ from epfast.estimators.kernels import Stationary
 from epfast.inference import Sites
 
 #: rows that an input is given, and how many times as many in predictions. Of 8,000 rows of eight
-#: columns 50 and 100 had the same log loss to .001, in 2 and 7 s; predictions from 100, 200 and 400
-#: rows had .393, .384 and .376, and of a smoother process .283, .268 and .252
+#: columns 50 and 100 had the same log loss to 0.001, in 2 and 7 s. Predictions from 100, 200 and
+#: 400 rows had 0.393, 0.384 and 0.376, and of a smoother process 0.283, 0.268 and 0.252
 COUNT, AT_NEW = 50, 8
-#: columns up to which a tree finds the rows: 100 of 8,000 in .18 s of 4 columns, .64 s of 8 and
-#: 1.3 s of 20, where all distances take .34, .43 and .68 s, and 40 times as long with 50,000 rows
+#: columns up to which a tree finds the rows: 100 of 8,000 in 0.18 s of 4 columns, 0.64 s of 8 and
+#: 1.3 s of 20, where all distances take 0.34, 0.43 and 0.68 s, and 40 times as long with 50,000
+#: rows
 TREE_COLUMNS = 12
 #: half of the rows of an input are the nearest of a random tenth of all, and so farther away, where
 #: there are four times as many as it asks for. Of 8,000 rows of eight columns that took the log
-#: loss from .267 to .254 with a length scale of 2.9, and from .373 to .376 with one of 1.2; the
-#: nearest of a twentieth did .255 and .379
+#: loss from 0.267 to 0.254 with a length scale of 2.9, and from 0.373 to 0.376 with one of 1.2. The
+#: nearest of a twentieth did 0.255 and 0.379
 FEW, ROOM = 10, 4
 #: values of a kernel at a time, 8 MB
 NUMBERS = 1 << 20

@@ -50,7 +50,7 @@ class _Network:
         return ADF() if self.schedule is None else self.schedule
 
     def _fitted(self, X: Array, y: Array, given: dict[str, Any]) -> tuple[NetworkPosterior, Array]:
-        """A network, and the mean log density of held-out rows after each pass; empty without."""
+        """A network, and the mean log density of held-out rows after each pass. Empty without."""
         if not _checks.flag("early_stopping", self.early_stopping):
             return fit_network(X, y, schedule=self.schedule, **given), np.empty(0)
         share = _checks.number("validation_fraction", self.validation_fraction, above=0.0, most=0.9)
@@ -109,11 +109,11 @@ class NetworkRegressor(_Network, LatentRegressor):
         Units of one to three hidden layers of rectified linear units.
     schedule : ADF, SEP, AEP, DSEP or EP, optional
         As in :func:`epfast.fit_network`. By default up to 2,000 rows ADF, as many passes up to
-        40 as predict held-out rows best; for more 40 passes of SEP. The first rows of a stream: one
+        40 as predict held-out rows best. For more 40 passes of SEP. The first rows of a stream: one
         pass of ADF.
     prior : tuple of float, or float, optional
         Shape > 1 and rate of the gamma distribution of the weights' prior precision, or that
-        precision. By default (6, 6); 1 for a classifier by several passes of ADF.
+        precision. By default (6, 6). 1 for a classifier by several passes of ADF.
     noise : tuple of float, default=(6.0, 6.0)
         Those of the precision of the noise, of the standardised y.
     standardize : bool, default=True
@@ -125,7 +125,7 @@ class NetworkRegressor(_Network, LatentRegressor):
     n_iter_no_change : int, default=5
         Passes without a better one after which the fit ends.
     random_state : int, RandomState or None
-        Of the first means of the weights, of the order of the rows and of the rows held out; None
+        Of the first means of the weights, of the order of the rows and of the rows held out. None
         is 0.
     progress : bool or callable, default=False
         True shows a bar.
@@ -139,7 +139,7 @@ class NetworkRegressor(_Network, LatentRegressor):
     n_iter_ : int
         Passes of the network that was kept.
     validation_scores_ : ndarray
-        Mean log density of the held-out rows after each pass; empty without ``early_stopping``.
+        Mean log density of the held-out rows after each pass. Empty without ``early_stopping``.
     n_features_in_, feature_names_in_
         As in scikit-learn.
 
@@ -205,7 +205,7 @@ class NetworkRegressor(_Network, LatentRegressor):
         return self._publish(post)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> NetworkRegressor:
-        """Take new rows in, by one pass of ADF; or begin with them.
+        """Take new rows in, by one pass of ADF. Or begin with them.
 
         Scales of columns and of y are those of the first call. See
         :meth:`epfast.NetworkPosterior.partial_fit`.
@@ -242,7 +242,7 @@ class NetworkRegressor(_Network, LatentRegressor):
 class NetworkClassifier(_Network, LatentClassifier):
     """Bayesian neural network classifier by probabilistic backpropagation, for scikit-learn.
 
-    One output with a probit likelihood; with more than two classes a network for each against the
+    One output with a probit likelihood. With more than two classes a network for each against the
     rest, whose probabilities are normalised. See :class:`NetworkRegressor`.
 
     Parameters
@@ -330,13 +330,13 @@ class NetworkClassifier(_Network, LatentClassifier):
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None
     ) -> NetworkClassifier:
-        """Take new rows in, by one pass of ADF; or begin with them.
+        """Take new rows in, by one pass of ADF. Or begin with them.
 
         Parameters
         ----------
         X : array_like of shape (m, d)
         y : array_like of shape (m,)
-            Their labels; here one class may be alone.
+            Their labels. Here one class may be alone.
         classes : array_like of shape (n_classes,), optional
             All labels there are, needed in a first call.
 

@@ -48,7 +48,7 @@ ENDS = {
 
 
 class Parameters(NamedTuple):
-    """Learnable parameters of a loss: logs of positive numbers; of cuts the middle, logs of gaps.
+    """Learnable parameters of a loss: logs of positive numbers. Of cuts the middle, logs of gaps.
 
     The middle is the mean of the cuts between classes that have rows, so that classes in the
     reverse order have the reverse cuts. A cut beyond them is held far away, and moves no other.
@@ -66,7 +66,7 @@ class Parameters(NamedTuple):
     def of(
         cls, loss: Loss, learn: Any, responses: Array, weights: Array | None, shifts: bool
     ) -> Parameters:
-        """Those that ``learn`` names; None: the first of the loss, where it has some.
+        """Those that ``learn`` names. None: the first of the loss, where it has some.
 
         shifts: whether something else in the model shifts all cuts, so that their middle is held.
 
@@ -104,11 +104,11 @@ class Parameters(NamedTuple):
         return np.concatenate(parts) if parts else np.empty(0)
 
     def starts(self, residuals: float | None = None) -> list[Array]:
-        """Where searches begin: as y spreads, and with less noise; without names one empty one.
+        """Where searches begin: as y spreads, and with less noise. Without names one empty one.
 
         Not with less where t is not log-concave: outliers of a wrong mean make improper cavities.
 
-        residuals: the log of their spread over that of y, where it is known; then as they spread.
+        residuals: the log of their spread over that of y, where it is known. Then as they spread.
         """
         powers = self.powers()
         if residuals is not None:
@@ -118,14 +118,14 @@ class Parameters(NamedTuple):
         return [self.start + shift * scales for shift in (SHIFTS if several else SHIFTS[:1])]
 
     def only(self, names: tuple[str, ...], loss: Loss) -> Parameters:
-        """Some of them, all of which are numbers; the others are as the loss has them."""
+        """Some of them, all of which are numbers. The others are as the loss has them."""
         sizes = [np.size(getattr(self.loss, name)) for name in self.names]
         first = dict(zip(self.names, np.cumsum([0, *sizes]), strict=False))
         bounds = self.bounds[[first[name] for name in names]].reshape(-1, 2)
         return self._replace(loss=loss, names=names, bounds=bounds)
 
     def powers(self) -> Array:
-        """(k,), of the scale of the noise that free numbers are the logs of; 0 of the others."""
+        """(k,), of the scale of the noise that free numbers are the logs of. 0 of the others."""
         known = {"scale": 1.0, "variance": 2.0}
         sizes = [np.size(getattr(self.loss, name)) for name in self.names]
         return np.repeat([known.get(name, 0.0) for name in self.names], sizes)
@@ -249,7 +249,7 @@ class OfPower(NamedTuple):
 
 
 def weak_prior(name: str, scale: float) -> OfPower | None:
-    """A weak prior of a parameter; None: there is none.
+    """A weak prior of a parameter. None: there is none.
 
     That of scales is half-Cauchy with this median. 1 / size and 1 / shape are the squares of a sd
     of log y, or of the log of its mean. The gamma of df is that of Juarez & Steel (2010).
@@ -301,7 +301,7 @@ def _unseen(loss: Loss, responses: Array, weights: Array | None) -> tuple[int, .
 def tell_ends(parameters: Parameters, loss: Loss, post: Any) -> None:
     """Warn of parameters at an end of their range, or that y does not tell from one.
 
-    post: the posterior with these parameters; None: there is none.
+    post: the posterior with these parameters. None: there is none.
     """
     ends = parameters.at_ends(loss)
     parts = []

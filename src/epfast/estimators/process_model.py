@@ -335,7 +335,7 @@ class ProcessModel:
     def _posteriors(
         self, problems: list[Problem], thetas: list[Array], starts: list[Any]
     ) -> list[Any]:
-        """The fits at the hyper-parameters found; repaired, unless they were to be as asked."""
+        """The fits at the hyper-parameters found. Repaired, unless they were to be as asked."""
         searched = self.optimizer is not None and len(problems[0].bounds) > 0
         repair = searched or self.schedule is None
         jobs, inside = shares(self.n_jobs, len(problems))
@@ -367,7 +367,7 @@ class ProcessModel:
     def _average(
         self, problem: Problem, theta: Array, post: Any, scale: float
     ) -> IntegratedProcess | None:
-        """The average over hyper-parameters; None: the most probable ones stand for it.
+        """The average over hyper-parameters. None: the most probable ones stand for it.
 
         Each has a half-Cauchy prior, the median of which is where the search began.
 

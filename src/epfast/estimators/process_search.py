@@ -32,24 +32,24 @@ from epfast.schedules import EP
 TOL, PILOT_TOL = 1e-3, 1e-2
 #: how far beyond the last points of a search sites are guessed, in steps between these
 REACH = 2.0
-#: where L-BFGS stops: relative change of the evidence, largest slope; the same for a pilot
+#: where L-BFGS stops: relative change of the evidence, largest slope. The same for a pilot
 FTOL, GTOL = 1e-8, 1e-3
 PILOT_FTOL, PILOT_GTOL = 1e-3, 0.1
 #: the same for fits that locate the maximum to the digits of the slopes, which is for PILOT rows at
 #: most: there fits of weighted and of repeated rows agree to 1e-7
 FINE_TOL, FINE_GTOL = 1e-10, 1e-7
 #: points without a fit at which a run of the optimizer ends: along the edge of what holds it has
-#: gained .1 nat by 500 more of them
+#: gained 0.1 nat by 500 more of them
 MOST_LOST = 40
 #: height of the wall where no fit holds, over what the slope at the best point promises
 WALL = 0.1
-#: failed fits of one search that are repaired; those that follow are lost at once
+#: failed fits of one search that are repaired. Those that follow are lost at once
 REPAIRS = 5
 #: searches with pivots of their own, and the gain in evidence below which no other follows
 ROUNDS, GAIN = 3, 0.05
-#: where the rank is free: such searches, before an exact one; the truncation error, in nats, that
-#: the pivots of the last one may have at the maximum, where it is .003 as a rule; and that at which
-#: a search takes new ones. From a length scale 100 times too long it takes 5
+#: where the rank is free: such searches, before an exact one. The truncation error, in nats, that
+#: the pivots of the last one may have at the maximum, where it is 0.003 as a rule. And that at
+#: which a search takes new ones. From a length scale 100 times too long it takes 5
 FREE_ROUNDS, OPEN, STALE = 10, 0.1, 1.0
 #: posteriors with a site per row
 OF_ROWS = GPPosterior, LowRankGPPosterior
@@ -86,7 +86,7 @@ class Trail:
         self.points: list[tuple[Array, Array]] = []
 
     def add(self, theta: Array, sites: Sites) -> None:
-        """Keep the last p + 1; none from before a site that is not log-concave."""
+        """Keep the last p + 1. None from before a site that is not log-concave."""
         if not (sites.precision > 0.0).all():
             self.points = []
             return
@@ -95,7 +95,7 @@ class Trail:
         self.points = [*same, (np.array(theta), known)][-self.p - 1 :]
 
     def guess(self, theta: Array) -> Guess | None:
-        """By the plane through the last points, or the nearest to one; near them only."""
+        """By the plane through the last points, or the nearest to one. Near them only."""
         if len(self.points) < 2:
             return None
         (here, known), others = self.points[-1], self.points[:-1]
@@ -145,7 +145,7 @@ class Descent:
         self.left = MOST_LOST
 
     def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
-        """Minus the log evidence; infinite where no fit holds."""
+        """Minus the log evidence. Infinite where no fit holds."""
         self.tried += 1
         value, slope = np.inf, np.zeros(len(theta))
         try:
@@ -343,7 +343,7 @@ def search(
     ----------
     problems : list
     pilots : list, optional
-        The problems of a few of the rows, on which all starts are tried; only the best of each goes
+        The problems of a few of the rows, on which all starts are tried. Only the best of each goes
         on.
     starts : list of list of ndarray of shape (p,)
         Of each problem.
@@ -432,7 +432,7 @@ def _of_its_rows(form: Any, start: Start) -> Start:
 def _next(
     problem: Any, form: Any, one: Maximum, before: Maximum | None, rounds: int
 ) -> tuple[Maximum, Any]:
-    """The best so far, and the form of a further search; None: there is none."""
+    """The best so far, and the form of a further search. None: there is none."""
     if isinstance(form, NearestProcess):
         best = _counted(one._replace(start=None), before)
         there = problem.stage(one.theta) if rounds == 1 else form

@@ -46,7 +46,7 @@ DAMPING = 0.5
 DESCENT_SIZE, BEFORE = 600, 20
 #: sweeps of a search in which a change is to halve, of likelihoods that are not log-concave: fits
 #: that hold took 3 as a rule. With 10 three Student-t processes of 200 rows took a third more time,
-#: with 200, the cap, three times as much, for the same evidence to .5 nats
+#: with 200, the cap, three times as much, for the same evidence to 0.5 nats
 PATIENCE = 5
 #: step of log hyper-parameters for the derivatives of a kernel
 STEP = 1e-5
@@ -56,8 +56,8 @@ PILOT = 250
 SOME = 2000
 #: of those, by how many it tells what more rows would add
 ASKED = 200
-#: matrices of the size of the kernel's that every fit of all rows needs, besides its derivatives;
-#: measured with the default kernel: 3.3, and 4.4 in a search
+#: matrices of the size of the kernel's that every fit of all rows needs, besides its derivatives.
+#: Measured with the default kernel: 3.3, and 4.4 in a search
 LEAST = 2
 #: truncation error, in nats, up to which a factor stands for its kernel: probabilities of processes
 #: of 2 columns differed by 1e-4 at most, of 8 by 2e-5 in the mean
@@ -112,13 +112,13 @@ class BinaryProcess(NamedTuple):
     jitter: float
     #: of the rows, which the problems of several classes share
     distances: Distances
-    #: threads that share the matrices of this problem alone; None: BLAS has its own
+    #: threads that share the matrices of this problem alone. None: BLAS has its own
     pool: ThreadPool | None = None
     #: of the loss, which follow those of the kernel in theta
     parameters: Parameters = NO_PARAMETERS
-    #: the same by a factor of its kernel, where one may be as good; None: it is not tried
+    #: the same by a factor of its kernel, where one may be as good. None: it is not tried
     low_rank: LowRankProcess | None = None
-    #: rows that a value is given, where the process of nearest rows stands for this; None: nowhere
+    #: rows that a value is given, where the process of nearest rows stands for this. None: nowhere
     neighbors: int | None = None
 
     @property
@@ -142,7 +142,7 @@ class BinaryProcess(NamedTuple):
         return len(self.X) <= DESCENT_SIZE and plain
 
     def with_threads(self, threads: int | None) -> BinaryProcess:
-        """The same, its matrices shared among so many threads; None: as BLAS has them."""
+        """The same, its matrices shared among so many threads. None: as BLAS has them."""
         few = None if self.low_rank is None else self.low_rank.with_threads(threads)
         return self._replace(pool=pool_of(threads, len(self.X)), low_rank=few)
 
@@ -195,7 +195,7 @@ class BinaryProcess(NamedTuple):
         return post
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
-        """The problem at some hyper-parameters; a check of the kernel matrix is O(n^3 / 3)."""
+        """The problem at some hyper-parameters. A check of the kernel matrix is O(n^3 / 3)."""
         where, loss = parted(self, theta, self.process.loss)
         kernel, dK = self.kernel.clone_with_theta(where), np.empty((0, 0, 0))
         ours = self.process._replace(loss=loss)
@@ -261,9 +261,9 @@ class LowRankProcess(NamedTuple):
     #: y, weights, offset, loss, scheme, as of fit_gp
     choices: dict[str, Any]
     schedule: Any
-    #: columns at most; None: as few as leave the evidence as it is
+    #: columns at most. None: as few as leave the evidence as it is
     rank: int | None
-    #: those of a search, in which the evidence is smooth; None: those of the hyper-parameters
+    #: those of a search, in which the evidence is smooth. None: those of the hyper-parameters
     pivots: NDArray[np.intp] | None = None
     #: whether a search ends where these leave too much, to go on with others
     renews: bool = False
@@ -295,7 +295,7 @@ class LowRankProcess(NamedTuple):
         return self._replace(pivots=self.factor_by(theta).pivots)
 
     def certified(self, theta: Array, precision: Array | None = None) -> LowRankProcess | None:
-        """The same with as few pivots as :meth:`BinaryProcess.stage` says; None: of no low rank."""
+        """The same with as few pivots as :meth:`BinaryProcess.stage` says. None: of no low rank."""
         kernel, _ = self._at(theta)
         most = max(1, min(len(self.X) // RANK_SHARE, MOST_RANK))
         try:
@@ -318,7 +318,7 @@ class LowRankProcess(NamedTuple):
         return incomplete_cholesky(by_columns(self._at(theta)[0], self.X), self.rank)
 
     def with_threads(self, threads: int | None) -> LowRankProcess:
-        """The same, its matrices shared among so many threads; None: as BLAS has them."""
+        """The same, its matrices shared among so many threads. None: as BLAS has them."""
         return self._replace(threads=threads)
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -485,7 +485,7 @@ class LatentProcess(NamedTuple):
         return bounds_of(self)
 
     def with_threads(self, threads: int | None) -> LatentProcess:
-        """The same, its matrices shared among so many threads; None: as BLAS has them."""
+        """The same, its matrices shared among so many threads. None: as BLAS has them."""
         return self._replace(threads=threads)
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -592,7 +592,7 @@ def _owned(K: Any, *others: Array) -> Array:
 
 
 def fit_at(problem: Problem, theta: Array, start: Any, repair: bool) -> tuple[Any, bool]:
-    """The fit at some hyper-parameters, and whether it holds; their kernel matrix is checked."""
+    """The fit at some hyper-parameters, and whether it holds. Their kernel matrix is checked."""
 
     def fit(form: Any, start: Any) -> tuple[Any, bool]:
         with form.at_work():
@@ -630,7 +630,7 @@ def fitted(
     can_descend: bool,
     hurry: bool = False,
 ) -> tuple[Any, bool]:
-    """A fit that breaks no certificate, or the first and False.
+    """A valid fit, or the first and False.
 
     From the start, then from flat sites, then, if repairs are wanted, with damping and by a double
     loop. hurry: sweeps that do not shrink are given up, and where a start fails and no repairs are

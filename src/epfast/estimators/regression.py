@@ -1,4 +1,4 @@
-"""What the regressors share: y of any kind at the door, and predictions. Needs scikit-learn."""
+"""What the regressors share: checks of y, and predictions. Needs scikit-learn."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         return validate_data(self, X, reset=False, **self._input())
 
     def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Rows and y of a fit; y (n,), or (n, 2) whose columns the loss knows."""
+        """Rows and y of a fit. y (n,), or (n, 2) whose columns the loss knows."""
         given = self._input()
         if _is_pair(y):
             rows = validate_data(self, X, **given)
@@ -130,7 +130,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
     def _parts(self, rows: Any, offset: ArrayLike | None, variances: bool = True) -> Parts:
         """The likelihoods and latent values whose mixture predicts y: one, or one for each point.
 
-        variances: whether they are needed; else they are NaN.
+        variances: whether they are needed. Else they are NaN.
         """
         if variances:
             mean, variance = self._latent(rows)
@@ -166,7 +166,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
     ) -> Any:
         """Predictive mean of y: integrated over the posterior.
 
-        Where y has the unit of the latent values it is their mean, up to a constant; elsewhere, as
+        Where y has the unit of the latent values it is their mean, up to a constant. Elsewhere, as
         for counts, it depends on their variances. With a log link it is that at the most probable
         hyper-parameters, also where these are averaged over: over a prior of scales the mean of
         exp(h) is infinite. Quantiles are those of the average.
@@ -257,7 +257,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         n_samples : int, default=1
             Draws per row.
         random_state : int, RandomState or None, default=0
-            As in scikit-learn, a seed or a generator; None draws afresh.
+            As in scikit-learn, a seed or a generator. None draws afresh.
         offset : array_like of shape (n,), default=0
             As in ``fit``.
 
@@ -280,7 +280,7 @@ def _is_pair(y: Any) -> bool:
 
 
 def loss_of_numbers(given: Any, y: Any) -> Loss:
-    """The loss of a regressor; those of labels, and of several latent values, are refused."""
+    """The loss of a regressor. Those of labels, and of several latent values, are refused."""
     loss = loss_at_door(given, NUMBERS, y)
     if loss.by_margin or isinstance(loss, Multiclass):
         raise ValueError(

@@ -1,6 +1,6 @@
 """The search of the prior variances that maximise the log evidence of linear classifiers.
 
-A fit counts only if it passes its certificate: see :func:`epfast.estimators.evidence.certified`.
+A fit counts only if it is valid, see :func:`epfast.estimators.evidence.certified`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ BEGIN = 3.0
 #: the largest step of log(prior variance), and how far from the root, in tolerances, a slope has
 #: its right sign
 LARGEST_STEP, NEAR = 2.0, 10.0
-#: error of the excess of a fit over its tolerance: .02 on MNIST, .2 where a plane separates classes
+#: error of the excess of a fit over its tolerance: 0.02 on MNIST, 0.2 where a plane separates
+#: classes
 NOISE = 0.5
 #: what a step leaves is no larger than this share of it, once the rise is known
 RISES = 0.1
@@ -88,15 +89,15 @@ class Search:
         start: list[Posterior] | None = None,
         prior: ScalePrior | None = None,
     ) -> None:
-        """prior: of a common variance, whose log density is added; None: it is flat."""
+        """prior: of a common variance, whose log density is added. None: it is flat."""
         self.problem, self.prior = problem, prior
-        #: start of the next fit: the last one with a certificate
+        #: start of the next fit: the last valid one
         self.last = start
         #: its variance and fits
         self.latest: tuple[float | Array, Fits] | None = None
         #: of the excess at the last point, see :meth:`Fits.rise`
         self.rise = math.nan
-        #: points that gave no fit with a certificate, and all points
+        #: points without a valid fit, and all points
         self.n_lost = self.n_tried = 0
         #: whether the last lost fit only lacked sweeps
         self.slow = False
@@ -110,7 +111,7 @@ class Search:
         self.share = SHARE
 
     def fits(self, variance: float | Array, schedule: Schedule) -> Fits | None:
-        """Fits with certificates; None if there are none, even after repairs."""
+        """Fits with certificates. None if there are none, even after repairs."""
         self.n_tried += 1
         for attempt in self._attempts(variance, schedule):
             if attempt is not None and self.problem.certified(attempt):
@@ -119,7 +120,7 @@ class Search:
                 return attempt
         self.n_lost += 1
         told = f"{variance:g}" if np.ndim(variance) == 0 else np.array2string(np.asarray(variance))
-        logger.info("prior variance %s: no fit passed its certificate", told)
+        logger.info("prior variance %s: no fit was valid", told)
         return None
 
     def _attempts(self, variance: float | Array, schedule: Any) -> Iterator[Fits | None]:
@@ -131,7 +132,7 @@ class Search:
     def final(self, variance: float | Array, starts: list[Posterior] | None, repairs: bool) -> Fits:
         """The fits at the variance that was found, by the schedule of the problem.
 
-        repairs: whether a fit without a certificate is repaired, if it can be.
+        repairs: whether an invalid fit is repaired, if it can be.
         """
         schedule, loss = self.problem.schedule, self.problem.problems[0].loss
         if self.latest is not None and np.array_equal(self.latest[0], variance):
@@ -182,7 +183,7 @@ class Search:
         return found.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
 
     def maximum(self, least: float, most: float) -> Found | None:
-        """The best prior variance in [least, most]; None if no fit passed its certificate."""
+        """The best prior variance in [least, most]. None if no fit was valid."""
         low, high = math.log(least), math.log(most)
         u = None
         if self.problem.flat:
@@ -198,7 +199,7 @@ class Search:
         return Found(math.exp(u), self.last, u > high - EDGE)
 
     def _pilot(self, low: float, high: float) -> tuple[float, float]:
-        """Where the search begins, and how the excess rises there; NaN: nobody knows.
+        """Where the search begins, and how the excess rises there. NaN: not known.
 
         Without a start, where searches in leading directions end.
         """
@@ -248,10 +249,10 @@ class Search:
     ) -> tuple[Array, bool]:
         """Where hyper-parameters u end that follow the sites within a fit, and whether at a root.
 
-        There they stand still, and the fit has a certificate. They are left where they crawl, with
+        There they stand still, and the fit is valid. They are left where they crawl, with
         that fit as the next start.
 
-        at: the problems and the prior variance at u; there: the next u, by the posterior of a
+        at: the problems and the prior variance at u. There: the next u, by the posterior of a
         sweep, or None.
         """
         begun, steps, crawls = u, [math.inf, math.inf], False
@@ -285,7 +286,7 @@ class Search:
         return u, True
 
     def _root(self, low: float, high: float, u: float, rise: float, schedule: Any) -> float | None:
-        """Where the slope is 0, or an end of the range where it points outwards; None if lost.
+        """Where the slope is 0, or an end of the range where it points outwards. None if lost.
 
         By Newton's step with the sites held, then secants, of :meth:`Fits.excess`, in the bracket
         of slopes of both signs. Each fit begins where the last one ended, and is as precise as its
@@ -402,7 +403,7 @@ def _begin(low: float, high: float) -> float:
 def schedules_of(schedule: Any) -> tuple[Any, Any]:
     """The schedule of the search: to its accuracy, and to find the region of the maximum.
 
-    A fixed number of sweeps (``tol=0``) has no certificate, few sweeps have none either.
+    A fixed number of sweeps (``tol=0``) is not valid, nor are few sweeps.
     """
     if not isinstance(schedule, EP | SharedSites | DEP):
         return schedule, schedule
@@ -419,7 +420,7 @@ def settles_slowly(post: Posterior) -> bool:
 
 
 def find(search: Search, least: float, most: float) -> Found:
-    """The prior variance in a range that the evidence favours; it warns of what went wrong.
+    """The prior variance in a range that the evidence favours. It warns of what went wrong.
 
     It is 1 if all points of the search are lost.
     """
@@ -439,7 +440,7 @@ def find(search: Search, least: float, most: float) -> Found:
 
 
 def tell_lost(search: Search, kept: str) -> None:
-    """Warn of points that were lost; kept: what prior_variance_ is then."""
+    """Warn of points that were lost. Kept: what prior_variance_ is then."""
     if search.n_lost:
         warn_user(
             f"{search.n_lost} of {search.n_tried} points of the search of the prior variance gave "

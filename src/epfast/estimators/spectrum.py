@@ -13,19 +13,19 @@ from epfast.gaussian.problem import Problem, mean_of_rows
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Gaussian, Loss
 
-#: least squares tell the noise with so many rows a column; what its diagonal is raised by
+#: least squares tell the noise with so many rows a column. What its diagonal is raised by
 ROWS_PER_COLUMN, RIDGE = 10, 1e-9
 
 
 def without_offset(loss: Loss, responses: Array) -> Array | None:
-    """y without offsets, (n,), where the noise is Gaussian and of one variance; else None."""
+    """y without offsets, (n,), where the noise is Gaussian and of one variance. Else None."""
     if not isinstance(loss, Gaussian) or loss.beta != 1.0 or (responses[:, 1] != 1.0).any():
         return None
     return responses[:, 0] - responses[:, 2] if loss.has_offset else responses[:, 0]
 
 
 def log_spread_of_residuals(problem: Problem) -> float | None:
-    """Log of the spread of the residuals of least squares over that of y; None: not to be known.
+    """Log of the spread of the residuals of least squares over that of y. None: not to be known.
 
     Losses of residuals y - h alone have some. O(n d^2)
     """
@@ -65,16 +65,16 @@ class Spectrum(NamedTuple):
     rest: float
     #: sum of the weights
     mass: float
-    #: mean of y, and the prior variance of the latent value there; None without an intercept
+    #: mean of y, and the prior variance of the latent value there. None without an intercept
     intercept: tuple[float, float] | None
 
     @classmethod
     def of(
         cls, rows: Any, y: Array, weights: Array | None, intercept_variance: float | None
     ) -> Spectrum | None:
-        """O(n min(n, d) d); None where a square overflows.
+        """O(n min(n, d) d). None where a square overflows.
 
-        y: without offsets, (n,); intercept_variance: None without an intercept.
+        y: without offsets, (n,). intercept_variance: None without an intercept.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # found below
             found = cls._of(rows, y, weights, intercept_variance)
@@ -131,7 +131,7 @@ class Spectrum(NamedTuple):
     def evidence(self, variance: float, noise: float) -> tuple[float, Array, Array]:
         """Log evidence, its slopes and second derivatives by logs of the two variances.
 
-        variance: of the coefficients; noise: its variance.
+        variance: of the coefficients. Noise: its variance.
         """
         ratio = variance / noise * self.values
         shrunk = 1.0 / (1.0 + ratio)

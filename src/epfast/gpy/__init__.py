@@ -51,7 +51,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     """Expectation propagation for a model of GPy, in place of GPy's own ``EP``.
 
     ``GPy.core.GP(X, Y, kernel, likelihood, inference_method=epfast.gpy.EP())``, with a
-    ``Y_metadata`` where the likelihood reads one; the same with ``GPy.models.GPClassification``.
+    ``Y_metadata`` where the likelihood reads one. The same with ``GPy.models.GPClassification``.
     Arguments have the names that GPy gives them.
 
     Each evaluation of the model runs EP to convergence, from the sites of the one before (GPy's
@@ -60,14 +60,14 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
     Likelihoods of GPy, each with the density that GPy gives it:
 
-    - ``Bernoulli`` with link ``Probit`` or ``Heaviside``;
+    - ``Bernoulli`` with link ``Probit`` or ``Heaviside``.
     - ``Binomial`` with link ``Probit`` and ``Y_metadata["trials"]``, by integration in Python, some
-      .4 ms per site, unless all trials are 1;
-    - ``Poisson`` and ``Exponential`` with link ``Log``;
+      0.4 ms per site, unless all trials are 1.
+    - ``Poisson`` and ``Exponential`` with link ``Log``.
     - ``Gaussian``, ``HeteroscedasticGaussian``, and ``MixedNoise`` of ``Gaussian``, both with
-      ``Y_metadata["output_index"]``: the result is that of exact inference;
+      ``Y_metadata["output_index"]``: the result is that of exact inference.
     - ``StudentT``, which is not log-concave: up to 1,000 rows :class:`epfast.DoubleLoop` descends
-      to a fixed point where the sweeps do not settle, as in :func:`epfast.fit_gp`;
+      to a fixed point where the sweeps do not settle, as in :func:`epfast.fit_gp`.
     - ``Weibull``, ``LogLogistic`` (link ``Log``) and ``LogGaussian``, with
       ``Y_metadata["censored"]`` if some times are.
 
@@ -76,19 +76,19 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     Not supported, with an error that says what to do instead: mean functions, sparse models, a
     ``Y`` of several columns, ``MultioutputLikelihood``, other likelihoods and subclasses. GPy's
     ``Gamma`` has shape exp(f), where :class:`epfast.losses.GammaNoise` has mean exp(f). An
-    evaluation that does not settle warns and is handed to GPy all the same; one that overflows, or
+    evaluation that does not settle warns and is handed to GPy all the same. One that overflows, or
     whose result contradicts itself, raises the error at which GPy's optimizers step back.
 
     Parameters
     ----------
     epsilon : float, default=1e-06
-        Stop when a sweep changes the posterior by less, see ``tol`` of :class:`epfast.EP`; GPy
+        Stop when a sweep changes the posterior by less, see ``tol`` of :class:`epfast.EP`. GPy
         looks at the mean square change of the sites.
     eta : float, default=1.0
-        Power of power EP; the tilted distribution has that power of the likelihood, too, which GPy
+        Power of power EP. The tilted distribution has that power of the likelihood, too, which GPy
         leaves at 1.
     delta : float, default=1.0
-        Damping, in (0, 1]; 1 is undamped.
+        Damping, in (0, 1]. 1 is undamped.
     always_reset : bool, default=False
         Start each evaluation from flat sites.
     max_iters : int or infinity, default=200
@@ -161,11 +161,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         likelihood : GPy.likelihoods.Likelihood
             One of those above.
         Y : array_like of shape (n, 1)
-            Labels 1 and, for the other class, 0 or -1; counts; numbers; times above 0.
+            Labels 1 and, for the other class, 0 or -1. Counts. Numbers. Times above 0.
         *optional, **named
-            By name or in this order: ``mean_function``, of which others than None are refused;
+            By name or in this order: ``mean_function``, of which others than None are refused.
             ``Y_metadata``, a dict or None, as GPy has it: ``"trials"``, ``"censored"`` (1 where a
-            time is) or ``"output_index"``, (n, 1) each; ``precision``, not used; ``K``, (n, n), the
+            time is) or ``"output_index"``, (n, 1) each. ``precision``, not used. ``K``, (n, n), the
             kernel matrix of ``X``, or None.
 
         Returns
@@ -173,7 +173,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         posterior : GPy.inference.latent_function_inference.posterior.PosteriorEP
         log_evidence : float
         gradients : dict
-            ``"dL_dK"`` (n, n); ``"dL_dm"`` (n, 1), by the prior mean; ``"dL_dthetaL"``, by the
+            ``"dL_dK"`` (n, n). ``"dL_dm"`` (n, 1), by the prior mean. ``"dL_dthetaL"``, by the
             parameters of the likelihood, in GPy's order.
 
         Raises
@@ -182,7 +182,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             For a model that is not supported, or data of another kind.
         numpy.linalg.LinAlgError
             If the posterior or the evidence overflows, if the evidence is impossible (above 0), or
-            if sweeps stand still at no fixed point; GPy's optimizers step back from it.
+            if sweeps stand still at no fixed point. GPy's optimizers step back from it.
         """
         if any(isinstance(part, Likelihood) for part in (Y, *optional)):
             raise ValueError(SPARSE)  # which hands its inducing inputs over before the likelihood
@@ -230,7 +230,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     ) -> Array:
         """Leave-one-out log predictive probability or density of each Y, from the cavities.
 
-        ``model.inference_method.LOO(model.kern, model.X, model.Y, model.likelihood)``; GPy's own
+        ``model.inference_method.LOO(model.kern, model.X, model.Y, model.likelihood)``. GPy's own
         ``EP`` has the formula for Gaussian noise. O(n^3) per sweep, from the sites found last.
 
         Parameters
@@ -238,7 +238,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         kern, X, Y, likelihood, Y_metadata, K
             As in :meth:`inference`.
         posterior
-            Of GPy's signature; not used.
+            Of GPy's signature. Not used.
 
         Returns
         -------

@@ -173,7 +173,7 @@ def _binomial(likelihood: Any, data: _Data) -> Reading:
 
 @dataclass(frozen=True)
 class BinomialProbit(Loss):
-    """Successes among trials of probability Phi(h); a row has count, trials, log binom."""
+    """Successes among trials of probability Phi(h). A row has count, trials, log binom."""
 
     name: str = field(default="binomial_probit", init=False, repr=False)
 
@@ -294,7 +294,7 @@ def _log_gaussian(likelihood: Any, data: _Data) -> Reading:
 def _log_logistic(likelihood: Any, data: _Data) -> Reading:
     """With h = r (f - log t): the density is r / t times s(h) s(-h), the survival is s(h).
 
-    s is the logistic function; the product is half the probability of one success of two.
+    s is the logistic function. The product is half the probability of one success of two.
     """
     shape = _number(likelihood.r)
     log_t, seen = data.times()
@@ -316,7 +316,7 @@ def _log_logistic(likelihood: Any, data: _Data) -> Reading:
 
 
 def _parameter(value: Any) -> Array:
-    """A parameter of GPy, flat; all above 0."""
+    """A parameter of GPy, flat. All above 0."""
     found = _checks.array("a parameter of the likelihood", np.ravel(value), shape=(None,))
     if not (found > 0.0).all():
         raise ValueError(f"a parameter of the likelihood is {found.min():g}; allowed: above 0")
@@ -331,7 +331,7 @@ def _slopes_of_loss(post: GPPosterior) -> dict[str, Any]:
     """As ``post.loss_gradient()``, of the rows whose cavities are proper.
 
     Others are of fits that did not settle, which have been warned of. Optimizers get along with
-    slopes that are not quite those of the evidence; an error ends a line search.
+    slopes that are not quite those of the evidence. An error ends a line search.
     """
     problem, sites = post.problem, post.state.sites
     proper = problem.schedule.power * sites.precision * post.variance < 1.0

@@ -1,8 +1,8 @@
 """THE ONE LOOP: engines start and sweep, :func:`run` repeats them until they settle.
 
-``loop.py`` has the loop and what it asks of an engine; ``records.py`` what a sweep leaves behind;
-``runtime.py`` threads, progress and pacing; ``executors.py`` tasks of a fit; ``report.py`` what
-results say of themselves; ``files.py`` how they are written and read.
+``loop.py`` has the loop and what it asks of an engine. ``records.py`` what a sweep leaves behind.
+``runtime.py`` threads, progress and pacing. ``executors.py`` tasks of a fit. ``report.py`` what
+results say of themselves. ``files.py`` how they are written and read.
 """
 
 from epfast.inference.loop import (

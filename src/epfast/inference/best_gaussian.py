@@ -17,7 +17,7 @@ from epfast._arrays import Array, row_chunks
 #: values of w beta l(h; y) for some rows: (latent (k, nodes), slice of the rows) -> (k, nodes)
 Values = Callable[[Array, slice], Array]
 #: posterior of the prior times exp(shift h - precision h^2 / 2): means and variances of the latent
-#: values, log normaliser; None if it is improper
+#: values, log normaliser. None if it is improper
 Marginals = Callable[[Array, Array], tuple[Array, Array, float] | None]
 
 STEPS = 60
@@ -27,7 +27,7 @@ NARROWEST = 1e-3
 SETTLED = 1e-3
 #: of curvatures by quadrature, in units of the largest
 ROUNDING = 1e-6
-#: distances from where a factor may have its peak, in units of the loss; nats that it must fall
+#: distances from where a factor may have its peak, in units of the loss. Nats that it must fall
 REACHES, LEAST_RISE = 2.0 ** np.arange(-20.0, 6.0), 0.1
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(48)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
@@ -37,7 +37,7 @@ FEW = FEW[0], FEW[1] / FEW[1].sum()
 
 
 def best_sites(values: Values, marginals: Marginals, n: int) -> tuple[Array, Array, bool] | None:
-    """Sites of the best Gaussian, from no sites on, precision and shift; None if none is found.
+    """Sites of the best Gaussian, from no sites on, precision and shift. None if none is found.
 
     And whether no curvature was negative: with log-concave factors there is one maximum.
 
@@ -98,7 +98,7 @@ def climbed(
 
 
 def peaks(loss: Any, responses: Array) -> tuple[Array, Array]:
-    """Where the factors of rows are largest, and their precisions there, (n,) each; 0: no peak.
+    """Where the factors of rows are largest, and their precisions there, (n,) each. 0: no peak.
 
     A peak is looked for where the loss says that a response is, :meth:`epfast.losses.Loss.typical`.
     """

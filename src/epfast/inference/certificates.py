@@ -12,7 +12,7 @@ from epfast._arrays import Array
 from epfast.inference.importance import ExactMoments, ImportanceWeights, Proposal, Sampler, moments
 
 #: degrees of freedom of the draws: this, or the number of dimensions where that is larger. Draws
-#: of fewer miss the shell where a Gaussian of many dimensions has its mass; the tails are heavy
+#: of fewer miss the shell where a Gaussian of many dimensions has its mass. The tails are heavy
 #: enough all the same (``bench/certificates/check.py`` compares)
 LEAST_DF = 7.0
 #: effective draws below which the draws say nothing, and from which, or from half of them all, they
@@ -21,13 +21,13 @@ NOTHING, ENOUGH = 20.0, 100.0
 #: share of effective draws below which a better Gaussian is looked for
 ALIKE = 0.4
 #: k-hat above which draws are believed only if half of them are effective or no weight is above
-#: this share of all; k-hat of none
+#: this share of all. K-hat of none
 HEAVY, LIGHT, HOPELESS = 0.7, 0.01, 1.0
 #: "good": the mean within so many sd, sds within so large a factor, the log evidence within so many
 #: nats
 GOOD_SHIFT, GOOD_FACTOR, GOOD_EVIDENCE = 0.25, 1.25, 1.0
 #: "do not use": a mean further than so many sd, an sd by more than that factor, three standard
-#: errors taken off; the second pair, and so many standard errors, where few draws are effective
+#: errors taken off. The second pair, and so many standard errors, where few draws are effective
 BAD, GROSS, FEW = (0.5, 1.5), (1.0, 2.0), 4.0
 #: "good": so many standard errors are added to a mean and an sd, of one or two
 CERTAIN = 3.0
@@ -42,7 +42,7 @@ VERDICTS = "good", "usable", "uncertain", "do not use"
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What importance sampling says of a posterior; ``str(check)`` says it in words.
+    """What importance sampling says of a posterior. ``str(check)`` says it in words.
 
     Attributes
     ----------
@@ -57,18 +57,18 @@ class Check:
         Why, in words.
     draws : int
         Draws: antithetic pairs of a multivariate t with the mean and scale of the approximation,
-        of max(7, d) degrees of freedom, a fifth (1 / d beyond 5) of 4 and twice as wide; where the
+        of max(7, d) degrees of freedom, a fifth (1 / d beyond 5) of 4 and twice as wide. Where the
         posterior may have several modes, of Gaussians at other modes and of the prior too.
     effective_draws : float
         How many of them count, 1 / Σ w^2.
     khat : float or None
-        Shape of the Pareto tail of the weights (Vehtari et al. 2024); None without ArviZ.
+        Shape of the Pareto tail of the weights (Vehtari et al. 2024). None without ArviZ.
     log_evidence, log_evidence_se : float
         Of the exact posterior, with its standard error.
     log_evidence_ep : float
         Of the approximation.
     mean, mean_se : ndarray of shape (d,)
-        Of the exact posterior, with standard errors; of the latent values for processes. NaN where
+        Of the exact posterior, with standard errors. Of the latent values for processes. NaN where
         fewer than 20 draws are effective.
     sd : ndarray of shape (d,)
         Standard deviations of the exact posterior.
@@ -136,7 +136,7 @@ def check(
     bound: float = np.inf,
     one_mode: bool = True,
 ) -> Check:
-    """Check an approximation, from which a proposal draws; see :meth:`epfast.FullPosterior.check`.
+    """Check an approximation, from which a proposal draws. See :meth:`epfast.FullPosterior.check`.
 
     bound: no right log evidence is above it. one_mode: whether the exact posterior has one mode for
     certain.
@@ -222,7 +222,7 @@ def _verdict(
     believed: bool,
     searched: bool,
 ) -> tuple[str, str] | None:
-    """The verdict and its reason, from all the draws together; None if they cannot tell."""
+    """The verdict and its reason, from all the draws together. None if they cannot tell."""
     heard = used is not None and used.effective >= NOTHING
     if heard and (used.khat is None or used.khat < HOPELESS or believed):  # type: ignore[union-attr]
         errors = 3.0 if believed else FEW

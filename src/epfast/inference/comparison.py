@@ -15,7 +15,7 @@ def compare(posteriors: Mapping[str, Any] | Sequence[Any]) -> Any:
     """Compare fits by their exact leave-one-out log probabilities.
 
     Each row's response is predicted from all the others, with the cavities of EP: no refitting, no
-    draws. Sums over the rows are compared; the standard error of a difference is that of a sum of
+    draws. Sums over the rows are compared. The standard error of a difference is that of a sum of
     paired differences (Vehtari, Gelman & Gabry 2017).
 
     Parameters

@@ -53,7 +53,7 @@ def workers_of(executor: Executor) -> int:
 
 
 class Tasks:
-    """Tasks of one fit; without an executor they are done here, at once and in their order.
+    """Tasks of one fit. Without an executor they are done here, at once and in their order.
 
     The executor is the user's: it is never shut down. What it loses is sent again.
 
@@ -73,12 +73,12 @@ class Tasks:
         #: tasks that the executor lost, so far
         self.n_lost = 0
         self._flying: dict[Future[Any], Any] = {}
-        #: those that are done; Ctrl-C in ``concurrent.futures.wait`` could leave its locks closed
+        #: those that are done. Ctrl-C in ``concurrent.futures.wait`` could leave its locks closed
         self._done: SimpleQueue[Future[Any]] = SimpleQueue()
         #: of a task, how many times in a row it was lost
         self._losses: dict[Any, int] = {}
-        #: those that were taken; a cluster is told to forget them after it was sent the next ones,
-        #: since it is told something every 10 ms
+        #: those that were taken. A cluster forgets them after it was sent the next ones,
+        #: since a message goes out every 10 ms
         self._taken: list[Future[Any]] = []
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class Tasks:
         return [self.executor.submit(attempted, *call) for call in calls]
 
     def take(self) -> tuple[Any, Any]:
-        """The key and the answer of the task that is done first; LOST in place of an answer.
+        """The key and the answer of the task that is done first. LOST in place of an answer.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class Tasks:
         return [found[k] for k in range(len(calls))]
 
     def cancel(self) -> None:
-        """Forget what is in flight; what has not begun does not begin."""
+        """Forget what is in flight. What has not begun does not begin."""
         flying, self._flying, self._done = self._flying, {}, SimpleQueue()
         for future in flying:
             # a client that is closed refuses this, too

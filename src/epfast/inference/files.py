@@ -1,4 +1,4 @@
-"""Files: an ``.npz`` archive of plain arrays and a header in JSON; nothing in it is ever run."""
+"""Files: an ``.npz`` archive of plain arrays and a header in JSON. Nothing in it is ever run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FORMAT = 4
 ROUNDING = 1e-6
 #: bytes read at a time
 PIECE = 1 << 20
-#: bytes that a packed file may hold beyond its own size; what ``write`` makes is not packed
+#: bytes that a packed file may hold beyond its own size. What ``write`` makes is not packed
 UNPACKED = 4 << 20
 #: readers of the description of an array by the version of NumPy's format
 DESCRIPTIONS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
@@ -59,9 +59,9 @@ def write(path: str | os.PathLike[str], arrays: dict[str, Any], header: dict[str
     Raises
     ------
     TypeError
-        If a setting or an array cannot be written; no file is touched.
+        If a setting or an array cannot be written. No file is touched.
     OSError
-        As the operating system says; the old file is as it was.
+        As the operating system says. The old file is as it was.
     """
     name = _checks.path("path", path)
     members: dict[str, Any] = {}
@@ -111,7 +111,7 @@ def plain(name: str, value: Any) -> Any:
 
 @contextmanager
 def _replacing(name: str) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``name`` once it is complete; removed on any error."""
+    """A new file that takes the place of ``name`` once it is complete. Removed on any error."""
     before = _regular(name)
     # the target of a link is replaced, not the link
     target = os.path.realpath(name)
@@ -148,7 +148,7 @@ def _replacing(name: str) -> Iterator[BinaryIO]:
 
 
 def _regular(name: str) -> os.stat_result | None:
-    """What is there, a file that may be written; None if nothing is."""
+    """What is there, a file that may be written. None if nothing is."""
     if os.path.basename(name) in ("", os.curdir, os.pardir):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     try:

@@ -26,14 +26,14 @@ POINTS, MIXED, NO_TURN, FAR = 15, 3, 1e-4, 1.0
 STEP, FLATTEST = 0.1, 0.05
 #: least and largest sd of a half of the density, in that of its curvature
 SIDES = (0.3, 4.0)
-#: grids: steps of one hyper-parameter, and of two, in sd of their sides; the fall of the log
+#: grids: steps of one hyper-parameter, and of two, in sd of their sides. The fall of the log
 #: density where they end, and most steps on a side
 STEP_OF_ONE, STEP_OF_TWO, DROP, MOST = 1.0, 0.75, 7.0, 40
 #: the fall beyond that to which a point of a grid is fitted, which axes alone predict
 MARGIN = 2.0
 #: degrees of freedom of what points are drawn from
 DF = 6.0
-#: share of the points that are to count, where more may be drawn: of processes with .5 and .6 the
+#: share of the points that are to count, where more may be drawn: of processes with 0.5 and 0.6 the
 #: sds of noise were 25 %, of length scales 35 % off with 128 points, and up to 19 and 5 % with 512
 ENOUGH = 0.75
 #: nodes on an axis of a density between the points of a grid, of one hyper-parameter and of two
@@ -82,9 +82,9 @@ def fixed_point(
     Parameters
     ----------
     fitted : callable
-        The fit at u (m,), to a tolerance; None if there is none.
+        The fit at u (m,), to a tolerance. None if there is none.
     held : callable
-        The maximum u with what the fit holds; None if it is not known.
+        The maximum u with what the fit holds. None if it is not known.
     start : ndarray of shape (m,)
     bounds : ndarray of shape (m, 2)
     tolerances : pair of float
@@ -130,7 +130,7 @@ def principal_axes(
     ----------
     mode : HyperPoint
     fitted : callable
-        The point at u (m,), from a fit near it; None if there is none.
+        The point at u (m,), from a fit near it. None if there is none.
     slopes : callable
         Of the value at a point, by u.
     """
@@ -163,7 +163,7 @@ def change(post: Any, others: list[Any], share: float = 1.0) -> float:
     Parameters
     ----------
     post, others
-        With mean and variance; at the mode, and beside it on each principal axis.
+        With mean and variance. At the mode, and beside it on each principal axis.
     share : float, default=1.0
         A sd of the axis, over the distance of the others.
     """
@@ -180,7 +180,7 @@ class Surface:
     def __init__(
         self, mode: HyperPoint, fitted: Callable[[Array, Any], HyperPoint | None], axes: Array
     ) -> None:
-        """fitted: the point at u (m,), from a fit near it; axes: units of z, (m, m)."""
+        """fitted: the point at u (m,), from a fit near it. Axes: units of z, (m, m)."""
         self.mode, self.fitted, self.axes, self.n_lost = mode, fitted, axes, 0
         self.log_axes = float(np.linalg.slogdet(axes)[1])
         m = len(mode.u)
@@ -194,7 +194,7 @@ class Surface:
         fitted: Callable[[Array, Any], HyperPoint | None],
         slopes: Callable[[HyperPoint], Array],
     ) -> Self:
-        """In units of its sides, by fits; slopes: of the value at a point, by u."""
+        """In units of its sides, by fits. Slopes: of the value at a point, by u."""
         found = cls(mode, fitted, principal_axes(mode, fitted, slopes))
         found.measure()
         return found
@@ -231,7 +231,7 @@ class Surface:
         return np.asarray(np.log(self.stretch(z)).sum(-1) + self.log_axes)
 
     def at(self, z: Array) -> HyperPoint | None:
-        """The point at z, from the nearest fit; None if there is none."""
+        """The point at z, from the nearest fit. None if there is none."""
         away = ((np.array([other for other, _ in self.known]) - z) ** 2).sum(axis=1)
         first = int(away.argmin())
         nearest = self.known[first][1]
@@ -245,7 +245,7 @@ class Surface:
         return found
 
     def axis(self, k: int, step: float, drop: float = DROP) -> Array:
-        """Steps along an axis until the density has fallen by so much; NaN: it has not."""
+        """Steps along an axis until the density has fallen by so much. NaN: it has not."""
         unit, ends = np.eye(len(self.mode.u))[k], []
         for sign in (-1.0, 1.0):
             for j in range(1, MOST + 1):
@@ -266,7 +266,7 @@ class Surface:
 
 
 def grid(surface: Surface, step: float | None = None, drop: float = DROP) -> Design | None:
-    """Points of a grid, of one or two hyper-parameters; None if the density has no end.
+    """Points of a grid, of one or two hyper-parameters. None if the density has no end.
 
     Parameters
     ----------
@@ -319,7 +319,7 @@ def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> Desig
     Parameters
     ----------
     surfaces : list of Surface
-        About different modes; of one the points have a surface between them.
+        About different modes. Of one the points have a surface between them.
     size : int
         Points in all.
     seed : int

@@ -43,7 +43,7 @@ class Proposal:
     width: int
     #: whether it is the closest Gaussian there is, and the only one
     is_best = False
-    #: whether :meth:`moments` are those of what is drawn; else they are units alone
+    #: whether :meth:`moments` are those of what is drawn. Else they are units alone
     known = True
 
     def draw(self, z: Array) -> Array:
@@ -63,7 +63,7 @@ class Proposal:
         raise NotImplementedError
 
     def better(self) -> Any:
-        """The closest Gaussian, found without the approximation; None if that is not possible."""
+        """The closest Gaussian, found without the approximation. None if that is not possible."""
         return None
 
     def others(self, seed: int, log_evidence: float) -> tuple[list[Any], bool]:
@@ -74,13 +74,13 @@ class Proposal:
 class ImportanceWeights(NamedTuple):
     """Importance weights of draws, and what they show."""
 
-    #: (draws,), normalised; the second half belongs to the mirrored draws
+    #: (draws,), normalised. The second half belongs to the mirrored draws
     weights: Array
-    #: (draws,), the same for the Gaussian whose weights are nearest; all alike if these are nearer
+    #: (draws,), the same for the Gaussian whose weights are nearest. All alike if these are nearer
     base: Array
     #: log of the mean weight
     log_mean: float
-    #: shape of the Pareto tail; None without arviz
+    #: shape of the Pareto tail. None without arviz
     khat: float | None
     #: which Gaussian that is, else the one whose draws have the largest weights
     reference: int
@@ -104,7 +104,7 @@ class Sampler:
     """Antithetic draws z and -z of one or several Gaussians, the same ones each time.
 
     df: degrees of freedom of a multivariate t in place of the normal distribution, beside which a
-    share is wider and has fewer; None: normal.
+    share is wider and has fewer. None: normal.
     """
 
     draws: int
@@ -146,7 +146,7 @@ class Sampler:
         return np.asarray(np.logaddexp(*logs))
 
     def weigh(self, *parts: Any) -> ImportanceWeights | None:
-        """Weights of all draws; None if none has any weight. One look at the data per draw."""
+        """Weights of all draws. None if none has any weight. One look at the data per draw."""
         pairs = self.draws // 2
         log_weight, log_base = np.empty((2, pairs)), np.empty((len(parts), 2, pairs))
         log_share = np.log(self.shares(parts) / pairs)
@@ -222,8 +222,8 @@ def moments(
     """Weighted moments by a second pass over the same draws, with errors by the delta method.
 
     unit: mean and standard deviation, (q,) each, of ``parts[found.reference]``. The weights of that
-    Gaussian give these; the differences from them are what is averaged, so that weights that are
-    all alike leave no error at all. known: that is so; else they are units alone.
+    Gaussian give these. The differences from them are what is averaged, so that weights that are
+    all alike leave no error at all. known: that is so. Else they are units alone.
     """
     mean, sd = unit
     relative = known and found.relative
@@ -275,7 +275,7 @@ def moments(
 
 
 def _smoother() -> Callable[[Array], tuple[Array, Any]] | None:
-    """ArviZ's smoothing of log weights: of arviz_stats (1.x), or of arviz (0.x); None: neither."""
+    """ArviZ's smoothing of log weights: of arviz_stats (1.x), or of arviz (0.x). None: neither."""
     try:
         from arviz_stats.base import array_stats
 
@@ -293,7 +293,7 @@ def _smoother() -> Callable[[Array], tuple[Array, Any]] | None:
 
 
 def smoothed(log_weights: Array) -> tuple[Array, float | None]:
-    """Pareto-smoothed log weights and k-hat (Vehtari et al. 2024); as given without arviz."""
+    """Pareto-smoothed log weights and k-hat (Vehtari et al. 2024). As given without arviz."""
     smooth = _smoother()
     if smooth is None:
         return log_weights, None

@@ -57,9 +57,9 @@ BLURRED = (
     "mean nearer to 0, or a loss that grows on both sides"
 )
 
-#: called after each sweep; a true answer ends the fit
+#: called after each sweep. A true answer ends the fit
 Callback = Callable[[SweepInfo, Any], Any]
-#: gives how many questions oracles were asked, and how many of these were audits; None: none are
+#: gives how many questions oracles were asked, and how many of these were audits. None: none are
 Questions = Callable[[], Any]
 
 
@@ -69,12 +69,12 @@ class Summary(NamedTuple):
     #: (m,), posterior mean
     mean: Array
     variance: Array
-    #: EP's log p(y); 0 if not asked for
+    #: EP's log p(y). 0 if not asked for
     log_evidence: float = 0.0
 
 
 class Counts(NamedTuple):
-    """What a sweep returns beside its new state; see :class:`SweepInfo`."""
+    """What a sweep returns beside its new state. See :class:`SweepInfo`."""
 
     refused: int = 0
     failed: int = 0
@@ -86,13 +86,13 @@ class Counts(NamedTuple):
     #: the state, where visits have summed up the sites with little rounding
     made: Any = None
     mismatch: float | None = None
-    #: True or False if the engine tests for a fixed point itself; None: the loop tests the change
+    #: True or False if the engine tests for a fixed point itself. None: the loop tests the change
     settled: bool | None = None
     #: True if no further sweep would move the posterior
     stuck: bool = False
-    #: distance that a step has left, where it measures that itself; it is the ``change`` then
+    #: distance that a step has left, where it measures that itself. It is the ``change`` then
     remaining: float | None = None
-    #: (updates, d), posterior mean after every factor; None if it is not recorded
+    #: (updates, d), posterior mean after every factor. None if it is not recorded
     trace: Array | None = None
     #: change and log evidence of the sweep, of an engine that measures them
     measured: tuple[float, float] | None = None
@@ -105,25 +105,25 @@ class Counts(NamedTuple):
 class Engine(Protocol):
     """An inference engine: makes the initial state and performs one sweep.
 
-    It owns scratch only; everything that a sweep changes is in the state, which counts its
+    It owns scratch only. Everything that a sweep changes is in the state, which counts its
     ``sweeps``.
     """
 
     #: number of sites
     n_sites: int
-    #: order of the largest matrix that a sweep factorises; 0 without BLAS
+    #: order of the largest matrix that a sweep factorises. 0 without BLAS
     order_of_matrices: int
-    #: no right log evidence is above this, see :func:`evidence_bound`; NaN: there is no evidence
+    #: no right log evidence is above this, see :func:`evidence_bound`. NaN: there is no evidence
     evidence_bound: float
     #: whether its sweeps say how far they moved the posterior and what the log evidence is
     #: (``Counts.measured``), where a look at all weights would cost more than the sweep
     measures: bool
-    #: threads of ours that share its matrices; None: BLAS has its own
+    #: threads of ours that share its matrices. None: BLAS has its own
     pool: ThreadPool | None
 
     @property
     def remedy(self) -> str:
-        """What to do about a run that fails; appended to errors and warnings."""
+        """What to do about a run that fails. Appended to errors and warnings."""
 
     def init(self, start: Any) -> Any:
         """Make the initial state, from a posterior or None."""
@@ -134,7 +134,7 @@ class Engine(Protocol):
         Else they may change on the way, as long as it is a state at any time: one that Ctrl-C may
         go back to, wherever it falls.
 
-        Ctrl-C comes out of it as KeyboardInterrupt; as PartOfSweep if what is done so far counts.
+        Ctrl-C comes out of it as KeyboardInterrupt. As PartOfSweep if what is done so far counts.
         """
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
@@ -143,7 +143,7 @@ class Engine(Protocol):
     def finish(self, state: Any, hurry: bool = False) -> Any:
         """Make the state of the result, free of rounding drift.
 
-        hurry: Ctrl-C ended the run; do nothing that takes long, the drift may stay.
+        hurry: Ctrl-C ended the run. Do nothing that takes long, the drift may stay.
         """
 
 
@@ -172,14 +172,14 @@ def run(
     """Run a schedule on an engine: the only loop over sweeps.
 
     ``change`` of a sweep is the largest move of a posterior mean, in its standard deviations, or of
-    the log of a standard deviation, divided by the damping; of a joint step of a process, the same
-    distance from its result to what it aimed at, or to a fixed point, whichever is larger; of a
+    the log of a standard deviation, divided by the damping. Of a joint step of a process, the same
+    distance from its result to what it aimed at, or to a fixed point, whichever is larger. Of a
     pass over many columns, that move times the factor by which passes contract, or where it has
     nothing to do but to settle the means, what the next one would move. A run
     has ``converged`` if ``tol`` is above 0, the last change is at most ``tol`` (or the engine found
     a fixed point by the mismatch of moments), the last sweep refused no site, and the log evidence
     is not above its bound. With damping the log evidence must have settled too, to ``tol`` nats or
-    1e-9 of itself; with a site per row and a full covariance, the rows' x.theta too, to the larger
+    1e-9 of itself. With a site per row and a full covariance, the rows' x.theta too, to the larger
     of ``tol`` and 1e-4 of their standard deviations.
 
     Parameters
@@ -192,9 +192,9 @@ def run(
     record : callable, optional
         ``record(state, counts)`` gives the costs after a sweep, (cost, factor costs).
     callback : callable, optional
-        Called after each sweep as ``callback(info, state)``; a true answer ends the run.
+        Called after each sweep as ``callback(info, state)``. A true answer ends the run.
     progress : bool or callable, default=False
-        True shows a bar; a callable is called with the number of factors done, after each piece of
+        True shows a bar. A callable is called with the number of factors done, after each piece of
         work.
     questions : callable, optional
         Of what learns messages: questions to its oracles so far, and audits among them.
@@ -204,7 +204,7 @@ def run(
     FloatingPointError
         If the posterior or the evidence overflows.
     Interrupted, ExecutorFailed
-        On Ctrl-C, or where tasks are lost for good; its ``posterior`` is the :class:`Fit` of the
+        On Ctrl-C, or where tasks are lost for good. Its ``posterior`` is the :class:`Fit` of the
         last state, or None if there is none yet.
     """
     history: list[SweepInfo] = []
@@ -330,7 +330,7 @@ def interrupted(
 ) -> Interrupted | ExecutorFailed:
     """What to raise where Ctrl-C or a lost executor ends a fit: with what was found so far.
 
-    fit: the last run that has ended; result: makes a posterior of one; start, unfitted: what there
+    fit: the last run that has ended. Result: makes a posterior of one. Start, unfitted: what there
     is before the first sweep.
     """
     known = getattr(stopped, "posterior", None)
@@ -346,7 +346,7 @@ def interrupted(
 
 
 def _lag(history: list[SweepInfo], damping: float) -> float:
-    """Of damped sweeps, how far the log evidence is behind, in nats; beyond rounding.
+    """Of damped sweeps, how far the log evidence is behind, in nats. Beyond rounding.
 
     The log scales of damped sites may follow where nothing else moves.
     """
@@ -358,7 +358,7 @@ def _lag(history: list[SweepInfo], damping: float) -> float:
 
 
 def mean_beyond_precision(mean: Array, variance: Array) -> str:
-    """Why rounding of the mean is more than its uncertainty; empty if it is not."""
+    """Why rounding of the mean is more than its uncertainty. Empty if it is not."""
     # of nearly all fits a look at the extremes tells
     least = float(variance.min(initial=np.inf))
     most = max(float(mean.max(initial=0.0)), -float(mean.min(initial=0.0)))
@@ -372,7 +372,7 @@ def mean_beyond_precision(mean: Array, variance: Array) -> str:
 
 
 def not_a_fixed_point(residual: float, tol: float) -> bool:
-    """Whether sweeps that met a tolerance are at no fixed point; a loose one allows more."""
+    """Whether sweeps that met a tolerance are at no fixed point. A loose one allows more."""
     return not residual <= max(RESIDUAL, 10.0 * tol)
 
 
@@ -405,7 +405,7 @@ def warn_of(
     That is: an impossible log evidence, sites refused or fits that failed in the last sweep, a
     tolerance that was missed. What earlier sweeps met is in the history.
 
-    fit: anything with ``history`` and ``converged``; engine: what was run.
+    fit: anything with ``history`` and ``converged``. Engine: what was run.
     """
     history, sites = fit.history, engine.n_sites
     if not history:

@@ -13,7 +13,7 @@ LARGEST_SHARE = 100.0
 
 
 def shares_of(moves: Sequence[Array], condition: float = 1e10) -> Array | None:
-    """Coefficients of steps with these moves, which add up to 1; None: they say too little.
+    """Coefficients of steps with these moves, which add up to 1. None: they say too little.
 
     The combination of the moves is the shortest. It is where a linear map would not move at all
     (Walker & Ni 2011).

@@ -16,7 +16,7 @@ class Sites(NamedTuple):
     """Gaussian sites g_i(theta) = exp(log_scale_i + shift_i.theta - precision_i.theta^2 / 2)."""
 
     #: precision of each site: (n_factors, d), or (n,) for scalar sites, or (K, d, d) for sites that
-    #: the N_k factors of a group share; a shared site counts N_k times in the posterior. Where X is
+    #: the N_k factors of a group share. A shared site counts N_k times in the posterior. Where X is
     #: CSR, (n_factors, d) is a csr_array of SciPy with the columns that the rows of a factor have
     precision: Any
     #: precision times mean, about the origin: of the same shape, or (K, d)
@@ -33,36 +33,36 @@ class SweepInfo(NamedTuple):
     #: largest move of a mean, in posterior standard deviations, or of the log of a standard
     #: deviation, over the damping
     change: float
-    #: sites that kept their old value, since cavity, fit or posterior would have been improper; a
+    #: sites that kept their old value, since cavity, fit or posterior would have been improper. A
     #: site with several coordinates counts once, if one coordinate was kept
     n_refused: int
-    #: factors whose fit failed as a whole; they count in ``n_refused`` too
+    #: factors whose fit failed as a whole. They count in ``n_refused`` too
     n_failed: int
     #: log evidence after the sweep
     log_evidence: float
     #: wall-clock time of the sweep
     seconds: float
-    #: regularised cost at the posterior mean; None if it is not recorded
+    #: regularised cost at the posterior mean. None if it is not recorded
     cost: float | None = None
-    #: (updates,), the same after every factor; None if it is not recorded
+    #: (updates,), the same after every factor. None if it is not recorded
     factor_cost: Array | None = None
     #: what the posterior that is built from the sites is away from what the visits had left, by
-    #: rounding alone, as ``change`` has it; None where it was not built
+    #: rounding alone, as ``change`` has it. None where it was not built
     drift: float | None = None
     #: coordinates whose precision the site rule changed
     n_clipped: int = 0
     #: of a double loop: largest difference between tilted and posterior moments, in standard
-    #: deviations (means) or relative (variances); None elsewhere
+    #: deviations (means) or relative (variances). None elsewhere
     mismatch: float | None = None
-    #: of what learns messages, questions to its oracles, audits among them; None elsewhere
+    #: of what learns messages, questions to its oracles, audits among them. None elsewhere
     n_calls: int | None = None
     n_audits: int | None = None
     #: of a fit on an executor: tasks that it lost, each of which was sent again
     n_lost: int = 0
-    #: tasks in flight at a time, of answers that are taken as they come; None elsewhere: there the
+    #: tasks in flight at a time, of answers that are taken as they come. None elsewhere: there the
     #: numbers do not depend on who is first
     in_flight: int | None = None
-    #: bytes of the messages to and from workers, where they are counted; None elsewhere
+    #: bytes of the messages to and from workers, where they are counted. None elsewhere
     n_bytes: int | None = None
 
 
@@ -100,11 +100,11 @@ class PartOfSweep(KeyboardInterrupt):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a fit. ``posterior`` holds what was found so far; resume from it.
+    """Ctrl-C during a fit. ``posterior`` holds what was found so far. Resume from it.
 
     It is that of the last complete sweep, or the start (the prior, if there was none) before the
     first. In "chunked" order the chunks of the sweep that it falls in count too. After ADF it holds
-    the first ``posterior.rows_seen`` rows of the pass; go on with the others by ``fit_linear(rest,
+    the first ``posterior.rows_seen`` rows of the pass. Go on with the others by ``fit_linear(rest,
     schedule=ADF(), start=posterior)``. In a shuffled order, which rows sorted by their responses
     get, the first ones are those of ``posterior.schedule.visits(n_factors, 0)``. It may hold the
     rounding drift of a few sweeps, and what costs long to compute is computed when it is asked for.
@@ -128,7 +128,7 @@ class ExecutorFailed(RuntimeError):  # noqa: N818 (named as Interrupted is)
 
 
 class Recorded:
-    """The record of a fit; a subclass has ``state`` and ``problem``."""
+    """The record of a fit. A subclass has ``state`` and ``problem``."""
 
     state: Any
     problem: Any

@@ -19,7 +19,7 @@ from epfast.inference.records import ConvergenceWarning, DataWarning, warn_user
 
 
 class Table:
-    """A table of numbers with a name per row; what is returned where pandas is missing.
+    """A table of numbers with a name per row. What is returned where pandas is missing.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ def _text(value: Any) -> str:
 
 
 def table(index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any]) -> Any:
-    """A frame of pandas where pandas is there, with ``attrs``; else a :class:`Table`."""
+    """A frame of pandas where pandas is there, with ``attrs``. Else a :class:`Table`."""
     try:
         from pandas import DataFrame
     except ImportError:
@@ -99,7 +99,7 @@ def ends_of(level: float) -> tuple[float, float]:
 def summary(
     post: Any, level: float, above: Array, names: Sequence[str] = (), more: Any = None
 ) -> Any:
-    """See :meth:`epfast.FullPosterior.summary`; above: probabilities to be positive.
+    """See :meth:`epfast.FullPosterior.summary`. Above: probabilities to be positive.
 
     names, more: rows below the others, and their columns, (k, 5).
     """
@@ -133,7 +133,7 @@ def fraction(weights: Array) -> float:
 
 
 def not_counts(weights: Array | None) -> str | None:
-    """What is to be said of weights that are not whole numbers; None of others."""
+    """What is to be said of weights that are not whole numbers. None of others."""
     found = 0.0 if weights is None else fraction(weights)
     return f"weights that are no counts, as {found:.3g}: {WEIGHTS}" if found else None
 
@@ -146,7 +146,7 @@ def note_weights(weights: Array | None) -> None:
 
 
 def weights_of(post: Any) -> Array | None:
-    """Weights of the rows of a fit, where these are known; None: all 1."""
+    """Weights of the rows of a fit, where these are known. None: all 1."""
     data = getattr(post.problem, "data", None)
     found: Array | None = getattr(post.problem if data is None else data, "weights", None)
     return found if isinstance(found, np.ndarray) else None
@@ -273,7 +273,7 @@ def _xarray() -> tuple[Any, Any]:
 
 
 def _contained(groups: dict[str, Any]) -> Any:
-    """ArviZ's InferenceData; a DataTree without ArviZ, or from ArviZ 1.0 on."""
+    """ArviZ's InferenceData. A DataTree without ArviZ, or from ArviZ 1.0 on."""
     _, DataTree = _xarray()
     container = DataTree
     with warnings.catch_warnings():
@@ -287,7 +287,7 @@ def _contained(groups: dict[str, Any]) -> Any:
 
 
 def leave_one_out(post: Any) -> Array | None:
-    """Leave-one-out log probabilities by the cavities; None where the sites do not give them."""
+    """Leave-one-out log probabilities by the cavities. None where the sites do not give them."""
     if not hasattr(post, "loo_log_predictive") or post.sites is None:
         return None
     try:

@@ -24,7 +24,7 @@ from epfast._core.thread_pool import ThreadPool
 
 #: order of matrices from which BLAS may use all its threads
 MANY_DIMENSIONS = 512
-#: order of matrices from which threads of ours share the work; below, what they gain on a quiet
+#: order of matrices from which threads of ours share the work. Below, what they gain on a quiet
 #: machine (a third) is less than what waiting for each other costs on a busy one
 SHARED_FROM = 512
 #: address space, in bytes, that a thread may take: OpenBLAS maps 32 MB for each thread that calls
@@ -44,7 +44,7 @@ Tick = Callable[[int], Any]
 
 
 def memory_left() -> float:
-    """Bytes that this process may still allocate; infinity where the system does not say.
+    """Bytes that this process may still allocate. Infinity where the system does not say.
 
     The least of its limit (ulimit -v) less what it has, of the memory that the machine has free,
     swap included, and of the limit of its container.
@@ -68,13 +68,13 @@ def one_blas_thread(d: int, most: int | None = None) -> AbstractContextManager[N
 
     On two busy cores a second thread makes products of this size ten times slower.
 
-    most: threads for larger matrices; None: as many as BLAS has.
+    most: threads for larger matrices. None: as many as BLAS has.
     """
     return blas_threads(1 if 0 < d < MANY_DIMENSIONS else most)
 
 
 def blas_threads(most: int | None) -> AbstractContextManager[None]:
-    """Hold BLAS to so many threads, if threadpoolctl is installed; None: leave it as it is.
+    """Hold BLAS to so many threads, if threadpoolctl is installed. None: leave it as it is.
 
     The number of threads belongs to the process: of blocks that overlap the least number holds for
     all, and the last of them to end sets back what the first has found.
@@ -83,14 +83,14 @@ def blas_threads(most: int | None) -> AbstractContextManager[None]:
 
 
 class _BlasLimit(AbstractContextManager[None]):
-    """A limit of BLAS to some threads in a block; if Ctrl-C falls in its end, to the next fit.
+    """A limit of BLAS to some threads in a block. If Ctrl-C falls in its end, to the next fit.
 
     The state of the process is noted in the class.
     """
 
     #: the thread that forks takes it, too, since a child would wait for one that is not in it
     lock = threading.RLock()
-    #: the limits that hold; one that died without its end does not
+    #: the limits that hold. One that died without its end does not
     held: ClassVar[list[weakref.ref[_BlasLimit]]] = []
     #: the number of threads of each library that was found, and the one that is set now
     found: ClassVar[list[int] | None] = None
@@ -175,7 +175,7 @@ class cached_property(functools.cached_property[_T]):  # noqa: N801
 
 
 def has_room(size: int) -> bool:
-    """Whether so many bytes of address space are free; a limit of it may be set for the process.
+    """Whether so many bytes of address space are free. A limit of it may be set for the process.
 
     OpenBLAS does not fail without them, but tries again for ever, where no signal reaches it.
     """
@@ -200,7 +200,7 @@ def _take_memory_of_blas() -> None:
 
 
 def with_room(threads: int) -> int:
-    """So many threads, or as many as there is address space for; the caller's is there."""
+    """So many threads, or as many as there is address space for. The caller's is there."""
     while threads > 1 and not has_room((threads - 1) * ROOM_OF_A_THREAD):
         threads -= 1
     return threads
@@ -212,7 +212,7 @@ def threads_of(n_jobs: Any, serial: bool = False) -> int:
     Parameters
     ----------
     n_jobs : int or None
-        By default 1; -1: as many as the process may use; else that many.
+        By default 1. -1: as many as the process may use. Else that many.
     serial : bool, default=False
         Whether it must be one, for a scheme that learns.
 
@@ -245,7 +245,7 @@ def cores() -> int:
 
 
 def pool_of(threads: int | None, order: int) -> ThreadPool | None:
-    """Threads that share the work on matrices of this order; None: the work is BLAS's own.
+    """Threads that share the work on matrices of this order. None: the work is BLAS's own.
 
     One, the caller's, where the matrices are small, or where BLAS cannot be held to one thread.
     """
@@ -255,7 +255,7 @@ def pool_of(threads: int | None, order: int) -> ThreadPool | None:
 
 
 def at_work(pool: ThreadPool | None, order: int) -> AbstractContextManager[None]:
-    """The threads of a pool, each with a BLAS of one thread; None: see :func:`one_blas_thread`."""
+    """The threads of a pool, each with a BLAS of one thread. None: see :func:`one_blas_thread`."""
     return one_blas_thread(order) if pool is None else _shared(pool)
 
 
@@ -305,7 +305,7 @@ def each(
     """Go through ``work(k, part)`` on thread k of a pool, for each part from 0, in any order.
 
     Threads begin with the work and end with it, so that there are none to inherit by a fork. A part
-    goes to who comes first: nobody waits for one who is late, or could not begin. An error of one,
+    goes to who comes first: no thread waits for a late one, or could not begin. An error of one,
     or Ctrl-C, which falls in the thread of the caller, waits for the pieces that others have begun.
     BLAS has one thread meanwhile.
 
@@ -335,7 +335,7 @@ def each(
 
 
 def physical_memory() -> int:
-    """Bytes of memory of this machine; 0 where the system does not say."""
+    """Bytes of memory of this machine. 0 where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -343,9 +343,9 @@ def physical_memory() -> int:
 
 
 class TimedPieces:
-    """Slices of n pieces of work; Python sees signals between them, as the work is done.
+    """Slices of n pieces of work. Python sees signals between them, as the work is done.
 
-    The first slice has as many pieces as one is sure to do in no time; their number grows until
+    The first slice has as many pieces as one is sure to do in no time. Their number grows until
     that takes SECONDS_PER_CALL.
 
     No generator: one that is left unfinished is closed, and Ctrl-C in its end would be lost.

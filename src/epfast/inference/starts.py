@@ -35,12 +35,12 @@ def _is_lost(fit: Fit, schedule: Any) -> bool:
 def run_from(
     engine: Engine, schedule: Any, start: Any = None, *, guess: bool = False, **given: Any
 ) -> Fit:
-    """Run a schedule on an engine, see :func:`run`; drop a guess that leads nowhere.
+    """Run a schedule on an engine, see :func:`run`. Drop a guess that leads nowhere.
 
     Sites of another loss, rows or prior may be so far off that all digits go where they are taken
     away: then the run begins anew, and that is the result where it settles.
 
-    guess: whether ``start`` is one, see :func:`start_may_be_dropped`; given: the other arguments.
+    guess: whether ``start`` is one, see :func:`start_may_be_dropped`. Given: the other arguments.
     """
     if not guess:
         return run(engine, schedule, start, **given)

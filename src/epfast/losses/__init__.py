@@ -1,8 +1,8 @@
 """CHOICE 1, what a factor is: t(h) = exp(-beta l(h; y)), with l a loss and y the response of a row.
 
-The smooth losses live in ``_core/losses.h``, one row each; every row is usable by its name.
+The smooth losses live in ``_core/losses.h``, one row each. Every row is usable by its name.
 Piecewise linear losses are rows of numbers, built here. A user's own loss is a :class:`CustomLoss`,
-a ``scipy.LowLevelCallable``, or just a vectorised function; a :class:`CustomSite` gives the tilted
+a ``scipy.LowLevelCallable``, or just a vectorised function. A :class:`CustomSite` gives the tilted
 moments of a site in place of a loss. A subclass of :class:`Loss` with a ``core`` of its own is a
 loss like any other.
 """

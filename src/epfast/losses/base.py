@@ -31,7 +31,7 @@ SPREAD = 0.25 * 4.0 ** np.arange(26)
 def closing_in(center: float, scale: float = 1.0) -> Array:
     """Ends of panels that close in on a margin from both sides, sorted.
 
-    scale: the least length over which t changes there; 1, or less.
+    scale: the least length over which t changes there. 1, or less.
     """
     distances = SPREAD
     if scale < 1.0:
@@ -68,7 +68,7 @@ class Loss:
 
     By its name it is a row of the core's table. A subclass from outside overrides :meth:`core`,
     and where y is more than a sign ``by_margin``, ``response_width``, :meth:`responses` and the
-    predictions. With an offset o the factor is t(h + o); then the core reads one number more from
+    predictions. With an offset o the factor is t(h + o). Then the core reads one number more from
     each row of responses, see :meth:`add_offset`.
 
     Parameters
@@ -84,17 +84,17 @@ class Loss:
     name: str = ""
     parameters: tuple[float, ...] = ()
     beta: float = field(default=1.0, kw_only=True, repr=False)
-    #: some of "values"; "derivatives", slope and curvature; "continuous", without jumps; "powers",
-    #: any power of t; "moments", tilted moments of its own
+    #: some of "values", "derivatives" (slope and curvature), "continuous" (without jumps), "powers"
+    #: (any power of t) and "moments" (its own tilted moments)
     gives: frozenset[str] = field(default=SMOOTH, init=False, repr=False, compare=False)
-    #: margins of kinks and jumps; integration is piece by piece between them
+    #: margins of kinks and jumps. Integration is piece by piece between them
     kinks: tuple[float, ...] = field(default=(), init=False, repr=False)
     #: whether responses carry an offset per row
     has_offset: bool = field(default=False, init=False, repr=False)
 
-    #: number of latent values per row; 0: several, y says how many
+    #: number of latent values per row. 0: several, y says how many
     latents: ClassVar[int] = 1
-    #: whether they have one Gaussian; else it is a product over them; None: the fit says
+    #: whether they have one Gaussian. Else it is a product over them. None: the fit says
     correlated = False
     #: True if l depends on the margin y h alone, y = -1 or +1
     by_margin: ClassVar[bool] = True
@@ -108,13 +108,13 @@ class Loss:
     in_units_of_y: ClassVar[bool] = False
     #: True if y are whole numbers
     discrete: ClassVar[bool] = False
-    #: parameters that the evidence may choose: positive numbers, or increasing ones; those of a
+    #: parameters that the evidence may choose: positive numbers, or increasing ones. Those of a
     #: loss may depend on another that it has
     learnable: ClassVar[tuple[str, ...]] = ()
 
     @property
     def log_concave(self) -> bool | None:
-        """Whether t is log-concave in h, so that sites are never negative; None: not known."""
+        """Whether t is log-concave in h, so that sites are never negative. None: not known."""
         return True if self.name in CONVEX else None
 
     @property
@@ -146,7 +146,7 @@ class Loss:
             object.__setattr__(self, name, value)
 
     def tempered(self, beta: float | None) -> Self:
-        """The loss of the factor t^beta; None: itself.
+        """The loss of the factor t^beta. None: itself.
 
         Raises
         ------
@@ -161,7 +161,7 @@ class Loss:
         return result
 
     def with_parameters(self, **values: Any) -> Self:
-        """The loss with other values of some parameters, by name; y means the same to it."""
+        """The loss with other values of some parameters, by name. y means the same to it."""
         return replace(self, **values).with_offset(self.has_offset)
 
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
@@ -185,7 +185,7 @@ class Loss:
         """Where each log-concave t(h) is largest, log t there, and minus its second derivative.
 
         Newton's steps find them, none longer than ``MOST_OF_A_STEP`` of the typical unit. (n,)
-        each; the last is 0 where t has no peak that they reach, as that of a label.
+        each. The last is 0 where t has no peak that they reach, as that of a label.
         """
         h, unit = self.typical(responses)
         at = np.full(len(responses), h)
@@ -199,7 +199,7 @@ class Loss:
         return at, -self.beta * value, np.where(reached, self.beta * curvature, 0.0)
 
     def exact_sites(self, responses: Array) -> tuple[Array, Array] | None:
-        """Value and variance of rows all of which are Gaussian in h, (n,) each; None: not all."""
+        """Value and variance of rows all of which are Gaussian in h, (n,) each. None: not all."""
         return None
 
     def steps(self, name: str, share: float) -> Array:
@@ -242,7 +242,7 @@ class Loss:
         return core.shift() if self.by_residual or self.has_offset else core
 
     def own_moments(self, core: CoreLoss) -> SiteScheme | None:
-        """Own tilted moments, which replace integration in scheme "exact"; None: none."""
+        """Own tilted moments, which replace integration in scheme "exact". None: none."""
         return None
 
     def tilted(
@@ -281,12 +281,12 @@ class Loss:
         Returns
         -------
         ndarray of shape (n, response_width)
-            C-contiguous; here labels -1 and +1.
+            C-contiguous. Here labels -1 and +1.
         """
         return _checks.labels(name, y, n)[:, None]
 
     def as_given(self, responses: Array) -> Array | None:
-        """y that :meth:`responses` makes these of; None: the first of their columns."""
+        """y that :meth:`responses` makes these of. None: the first of their columns."""
         return responses[:, 1].copy() if self.by_residual else None
 
     def drawable(self, responses: Array) -> Array:
@@ -337,7 +337,7 @@ class Loss:
         Parameters
         ----------
         margins : array_like
-            Margins y h, of any shape; latent values h, (n,), if l is no function of the margin.
+            Margins y h, of any shape. Latent values h, (n,), if l is no function of the margin.
         y : array_like, optional
             The responses to these h, if l is no function of the margin.
         derivatives : bool, default=True
@@ -346,7 +346,7 @@ class Loss:
         Returns
         -------
         value, slope, curvature : ndarray
-            Of the shape of ``margins``; only ``(value,)`` without derivatives. At a kink or a jump
+            Of the shape of ``margins``. Only ``(value,)`` without derivatives. At a kink or a jump
             value and slope are half sums of the one-sided limits (Roche 2016, section 3.2).
         """
         if derivatives and "derivatives" not in self.gives:
@@ -430,7 +430,7 @@ class Loss:
         return np.where(self.predict_proba(-mean, variance) >= level, -1.0, 1.0)
 
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
-        """Log probability of the responses, (n,); accurate even if the probability underflows."""
+        """Log probability of the responses, (n,). Accurate even if the probability underflows."""
         if self.has_offset and not self.by_residual:  # where it is in y
             shift = responses[:, -1]
             if self.by_margin:

@@ -67,7 +67,7 @@ class PiecewiseLinear(Loss):
     value : float, default=0.0
         The loss just left of the first knot.
     jumps : sequence of float, optional
-        What is added at each knot; all 0 by default.
+        What is added at each knot. All 0 by default.
 
     Examples
     --------
@@ -174,7 +174,7 @@ class Quasi01(PiecewiseLinear):
     Parameters
     ----------
     epsilon : float, default=0.1
-        In [1e-100, 1e100]; at 1 it is the hinge.
+        In [1e-100, 1e100]. At 1 it is the hinge.
     """
 
     epsilon: float = 0.1

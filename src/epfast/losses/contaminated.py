@@ -26,21 +26,21 @@ ZERO = "zero"
 class Contaminated(Loss):
     """A share of the responses does not come from the model: (1 - share) t(h) + share c(y).
 
-    Flipped labels, with a base such as :class:`epfast.losses.Probit`; outliers, with a base of real
-    numbers and a broad density c (Minka 2001, the clutter problem, has a Gaussian base); counts
+    Flipped labels, with a base such as :class:`epfast.losses.Probit`. Outliers, with a base of real
+    numbers and a broad density c (Minka 2001, the clutter problem, has a Gaussian base). Counts
     with more zeros than the base has. Not log-concave: sites may be negative, and EP may need
-    damping or ``DoubleLoop``. Its tilted moments are closed where those of the base are; powers
+    damping or ``DoubleLoop``. Its tilted moments are closed where those of the base are. Powers
     other than 1 are integrated for labels, and refused for other responses.
 
     Parameters
     ----------
     base : Loss
-        The likelihood of the responses that come from the model; beta = 1. What the evidence may
+        The likelihood of the responses that come from the model. beta = 1. What the evidence may
         choose of it, as the variance of a Gaussian, may be learnt beside the share.
     share : float, default=0.1
-        Probability that a response does not, in [0, 1); at 0 the factor is its base.
+        Probability that a response does not, in [0, 1). At 0 the factor is its base.
     log_density : float, callable or "zero", optional
-        log c(y): a number, as minus the log of the length of the range of y; a callable, y as it
+        log c(y): a number, as minus the log of the length of the range of y. A callable, y as it
         was given to (n,) numbers. "zero" is all mass at y = 0 (zero inflation). By default 1/2 for
         each label, where the base is a loss of labels.
 
@@ -234,7 +234,7 @@ class Contaminated(Loss):
         return np.where(low < 0.0, low, np.maximum(high, 0.0))
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
-        """Draw labels, or responses with "zero"; else responses of the model."""
+        """Draw labels, or responses with "zero". Else responses of the model."""
         drawn, elsewhere = self.base.sample(latent, rng), rng.random(latent.shape) < self.share
         if self.by_margin:
             return np.where(elsewhere, rng.choice([-1.0, 1.0], latent.shape), drawn)

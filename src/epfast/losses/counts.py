@@ -31,7 +31,7 @@ def _counts(name: str, given: Array) -> Array:
 
 
 def _log_factorial(count: Array) -> Array:
-    """log count!, (n,); of few different counts each is found once."""
+    """log count!, (n,). Of few different counts each is found once."""
     most = count.max(initial=0.0)
     if most < count.size:
         found: Array = special.gammaln(np.arange(most + 1.0) + 1.0)[count.astype(np.intp)]
@@ -77,7 +77,7 @@ class Poisson(Loss):
     response_width = 2
 
     def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check counts (n,); the core reads the count and log count!, (n, 2)."""
+        """Check counts (n,). The core reads the count and log count!, (n, 2)."""
         count = _counts(name, _checks.responses(name, y, n, 1))
         return np.stack([count, _log_factorial(count)], axis=1)
 
@@ -86,7 +86,7 @@ class Poisson(Loss):
         return units.log_mean(responses[:, 0], offset, weights), 1.0
 
     def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of y, E[exp(h)] = exp(mean + variance / 2); infinite beyond the largest double."""
+        """Mean of y, E[exp(h)] = exp(mean + variance / 2). Infinite beyond the largest double."""
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(mean + 0.5 * variance))
 
@@ -115,7 +115,7 @@ class Poisson(Loss):
         return quantiles.of_counts(self._tails, level, mean, variance, self._width)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
-        """Draw counts; a mean above 1e15 counts as 1e15."""
+        """Draw counts. A mean above 1e15 counts as 1e15."""
         with np.errstate(over="ignore"):
             return rng.poisson(np.minimum(np.exp(latent), 1e15)).astype(np.float64)
 
@@ -130,7 +130,7 @@ class NegativeBinomial(Loss):
     Parameters
     ----------
     size : float, default=1.0
-        Often called r, or 1 / alpha; in [1e-100, 1e15].
+        Often called r, or 1 / alpha. In [1e-100, 1e15].
     """
 
     name: str = field(default="negative_binomial", init=False, repr=False)
@@ -150,7 +150,7 @@ class NegativeBinomial(Loss):
         self._set(size=size, parameters=(size, float(np.log(size))))
 
     def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check counts (n,); the core reads the count and log count!, (n, 2)."""
+        """Check counts (n,). The core reads the count and log count!, (n, 2)."""
         count = _counts(name, _checks.responses(name, y, n, 1))
         return np.stack([count, special.gammaln(count + 1.0)], axis=1)
 
@@ -162,7 +162,7 @@ class NegativeBinomial(Loss):
         return 1e-3, 1e6
 
     def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of y, exp(mean + variance / 2); infinite beyond the largest double."""
+        """Mean of y, exp(mean + variance / 2). Infinite beyond the largest double."""
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(mean + 0.5 * variance))
 
@@ -189,7 +189,7 @@ class NegativeBinomial(Loss):
         return quantiles.of_counts(self._tails, level, mean, variance, self._width)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
-        """Draw counts; a mean above 1e15 counts as 1e15."""
+        """Draw counts. A mean above 1e15 counts as 1e15."""
         with np.errstate(over="ignore"):
             rate = np.exp(latent) * rng.gamma(self.size, 1.0 / self.size, latent.shape)
             return rng.poisson(np.minimum(rate, 1e15)).astype(np.float64)
@@ -215,7 +215,7 @@ class Binomial(Loss):
     response_width = 3
 
     def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check (count, trials), (n, 2); the core reads log binom(trials, count) too, (n, 3)."""
+        """Check (count, trials), (n, 2). The core reads log binom(trials, count) too, (n, 3)."""
         given = _checks.responses(name, y, n, 2)
         count, trials = _counts(name, given).T
         if not (count <= trials).all():

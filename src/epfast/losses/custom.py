@@ -43,7 +43,7 @@ class CustomLoss(Loss):
         ``int (int n, double *m, double *out, void *user)``, out being n rows of (value, slope,
         curvature), which returns non-zero on failure. It is called without the GIL.
     slope, curvature : callable, optional
-        First and second derivative, vectorised likewise; the Laplace schemes need both.
+        First and second derivative, vectorised likewise. The Laplace schemes need both.
     is_likelihood : bool, default=False
         Whether exp(-l(h)) + exp(-l(-h)) = 1 for every h, so that the factor is the probability of
         a label, at most 1. Log evidences of such losses can be compared, and are checked.
@@ -103,7 +103,7 @@ class CustomSite(Loss):
         u ~ N(m, v), and its first two derivatives in m. u = y h is the margin, so that labels do
         not appear. A LowLevelCallable has the signature ``int (int n, double *m, double *v,
         double *out, void *user)``, out being n rows of (lZ, dlZ, d2lZ), and returns non-zero on
-        failure; it is called without the GIL.
+        failure. It is called without the GIL.
     is_likelihood : bool, default=False
         Whether t(h) + t(-h) = 1 for every h, as in :class:`CustomLoss`.
 
@@ -182,7 +182,7 @@ class Implicit(Loss):
 
     For likelihoods that can be simulated, or evaluated by an :class:`epfast.Operator` alone: with
     ``scheme=epfast.Learned(oracle=...)``. Fits need no values of the loss. ``post.predict_latent``
-    says what is known of h; ``predict``, ``predict_variance`` and ``sample_y`` take a simulator.
+    says what is known of h. ``predict``, ``predict_variance`` and ``sample_y`` take a simulator.
 
     Parameters
     ----------

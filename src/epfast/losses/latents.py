@@ -130,9 +130,9 @@ class Multiclass(LatentLoss):
         True: one Gaussian over all classes by nested EP, for linear models of up to 3,000 weights
         in all. Its standard deviations and evidence are close to exact. False: a product over the
         classes, whose standard deviations are too small for what classes have in common, up to 17
-        times in our measurements, and whose evidence is too low; probabilities differ little.
+        times in our measurements, and whose evidence is too low. Probabilities differ little.
         None, set by the fit: True for linear models of up to 1,000 weights in all and 30 classes,
-        in automatic or parallel order; there it takes 0.4 to 3 times as long as the product (up to
+        in automatic or parallel order. There it takes 0.4 to 3 times as long as the product (up to
         5 with more than 10 classes). Else, and for processes, False.
 
     Examples
@@ -162,7 +162,7 @@ class Multiclass(LatentLoss):
         self._set(n_classes=count, latents=count or 0, correlated=together)
 
     def latents_in(self, y: Any) -> int:
-        """n_classes; None: the largest class of y and one."""
+        """n_classes. None: the largest class of y and one."""
         if self.n_classes is not None:
             return self.n_classes
         given = _checks.array("y", y, shape=(None,))
@@ -230,7 +230,7 @@ class Multiclass(LatentLoss):
         return np.asarray(result - special.logsumexp(result, axis=1, keepdims=True))
 
     def predict_proba(self, mean: Array, variance: Array) -> Array:
-        """Probability of each class, (n, n_classes); rows add up to 1."""
+        """Probability of each class, (n, n_classes). Rows add up to 1."""
         return np.exp(self.predict_log_proba(mean, variance))
 
     def predict(self, mean: Array, variance: Array) -> Array:

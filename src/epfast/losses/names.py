@@ -57,7 +57,7 @@ WITH_LATENTS: dict[str, Callable[..., Loss]] = {
     "heteroscedastic": Heteroscedastic,
 }
 
-#: classes that files know, with their names; a Loss itself is known by the row of its table
+#: classes that files know, with their names. A Loss itself is known by the row of its table
 SAVED: dict[type, str] = {kind: name for name, kind in NAMED.items() if isinstance(kind, type)}
 SAVED |= {PiecewiseLinear: "piecewise_linear", Loss: ""}
 SAVED |= {Multiclass: "multiclass", Heteroscedastic: "heteroscedastic"}
@@ -107,7 +107,7 @@ NUMBERS = tuple(name for name in NAMED if name not in LABELS)
 
 
 def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
-    """The loss that is meant, of responses y; of a name that is not known these alone are listed.
+    """The loss that is meant, of responses y. Of a name that is not known these alone are listed.
 
     names: LABELS or NUMBERS.
     """
@@ -117,7 +117,7 @@ def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
 
 
 def describe(loss: Loss | None) -> dict[str, Any] | None:
-    """A loss as JSON, without beta; None if it cannot be saved.
+    """A loss as JSON, without beta. None if it cannot be saved.
 
     A user's subclass is saved as the class of ours that it comes from, if it adds data alone.
     """
@@ -133,7 +133,7 @@ def describe(loss: Loss | None) -> dict[str, Any] | None:
 
 
 def _numbers_of(loss: Loss, kind: Any) -> dict[str, Any] | None:
-    """Name and arguments; None if one of them cannot be written."""
+    """Name and arguments. None if one of them cannot be written."""
     if kind is PiecewiseLinear:
         # a subclass need not describe these
         given = {name: getattr(loss, name) for name in ("knots", "slopes", "value", "jumps")}

@@ -45,7 +45,7 @@ def _by_panels(loss: Any, points: Array, mean: Array, sd: Array) -> Array:
 
 
 def _panels(loss: Any, points: Array, mean: Array, sd: Array) -> tuple[Array, Array]:
-    """Terms of log t(h) and of log t(-h) for h ~ N(mean, sd^2); panels end where the loss bends."""
+    """Terms of log t(h) and of log t(-h) for h ~ N(mean, sd^2). Panels end where the loss bends."""
     nodes, node_weights = np.polynomial.legendre.leggauss(NODES)
     inner = np.concatenate([-points, [0.0], points])
     with np.errstate(all="ignore"):
@@ -62,7 +62,7 @@ def _panels(loss: Any, points: Array, mean: Array, sd: Array) -> tuple[Array, Ar
 
 
 def finite_probability(p: Array) -> Array:
-    """The same probabilities; raises if one is not finite."""
+    """The same probabilities. Raises if one is not finite."""
     if not np.isfinite(p).all():
         raise FloatingPointError("the loss leaves both labels without probability at some row of X")
     return p

@@ -31,13 +31,13 @@ DIFFERENCE = 1e-3
 
 
 def _row() -> CoreLoss:
-    """What stands for the loss where a mixture gives the moments; its values are not looked at."""
+    """What stands for the loss where a mixture gives the moments. Its values are not looked at."""
     return CoreLoss.table("logistic", (), 1.0)
 
 
 @dataclass(frozen=True)
 class Prior:
-    """A prior of one weight, t(w); base of those in this module."""
+    """A prior of one weight, t(w). Base of those in this module."""
 
     #: names of the parameters that the evidence can set
     learnable: ClassVar[tuple[str, ...]] = ()
@@ -54,7 +54,7 @@ class Prior:
         raise NotImplementedError
 
     def tilted(self) -> TiltedMoments:
-        """Tilted moments for the core; its responses are ones, (n, 1)."""
+        """Tilted moments for the core. Its responses are ones, (n, 1)."""
         row = _row()
         return TiltedMoments(row, scheme=ScaleMixture(row, *self.mixture()))
 
@@ -184,7 +184,7 @@ class LaplacePrior(Prior):
     Parameters
     ----------
     scale : float, default=1.0
-        Mean of abs(w); the variance is 2 scale^2.
+        Mean of abs(w). The variance is 2 scale^2.
     """
 
     scale: float = 1.0
@@ -219,7 +219,7 @@ class StudentTPrior(Prior):
     Parameters
     ----------
     df : float, default=3.0
-        Degrees of freedom, from .1 to 1,000; 1 is the Cauchy distribution.
+        Degrees of freedom, from 0.1 to 1,000. 1 is the Cauchy distribution.
     scale : float, default=1.0
         The variance is scale^2 df / (df - 2) if df > 2, else infinite.
     """
@@ -262,7 +262,7 @@ class Horseshoe(Prior):
     Parameters
     ----------
     scale : float, default=0.1
-        The global scale; its density is infinite at 0 and falls as w^-2.
+        The global scale. Its density is infinite at 0 and falls as w^-2.
     """
 
     scale: float = 0.1

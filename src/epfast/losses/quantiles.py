@@ -43,7 +43,7 @@ def level_of(level: Any) -> float:
 
 
 def root(tails: Tails, level: float, guess: Array, scale: Array) -> Array:
-    """x with P(y <= x) = level, (n,), row by row; scale: a length over which it changes."""
+    """x with P(y <= x) = level, (n,), row by row. Scale: a length over which it changes."""
     level, result = level_of(level), np.empty(len(guess))
     for first in range(0, len(guess), ROWS):
         part = slice(first, first + ROWS)
@@ -88,7 +88,7 @@ def _root(tails: Tails, level: float, guess: Array, scale: Array, part: slice) -
 
 
 def _over(level: float, below: Array, above: Array) -> Array:
-    """Nats by which a level is passed; precise in the tail that it is in."""
+    """Nats by which a level is passed. Precise in the tail that it is in."""
     with np.errstate(divide="ignore"):
         if level <= 0.5:
             return np.asarray(np.log(below) - np.log(level))
@@ -131,7 +131,7 @@ def of_mixture(level: float, losses: Any, weights: Array, latents: Any) -> Array
 
 
 def expected(given: TailsGiven, x: Array, center: Array, width: Any, m: Array, sd: Array) -> Any:
-    """E of both tails over h ~ N(m, sd^2); they turn at h near center, over some widths."""
+    """E of both tails over h ~ N(m, sd^2). They turn at h near center, over some widths."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     with np.errstate(all="ignore"):
         near = (center[:, None] + np.multiply.outer(np.broadcast_to(width, x.shape), NEAR)) - m[
@@ -162,7 +162,7 @@ def of_location(
 def tails_of_counts(
     given: TailsGiven, k: Array, mean: Array, variance: Array, width: Callable[[Array], Array]
 ) -> Any:
-    """P(y <= k) and P(y > k), (n,); the arguments are those of :func:`of_counts`."""
+    """P(y <= k) and P(y > k), (n,). The arguments are those of :func:`of_counts`."""
     center = np.log(np.maximum(k, 0.5))
     return expected(given, k, center, width(np.maximum(k, 0.0)), mean, np.sqrt(variance))
 
@@ -174,7 +174,7 @@ def of_counts(
     variance: Array,
     width: Callable[[Array], Array],
 ) -> Array:
-    """Least counts k with P(y <= k) >= level; k = exp(h) is about the mean of y given h.
+    """Least counts k with P(y <= k) >= level. k = exp(h) is about the mean of y given h.
 
     Infinite beyond exp(700). given: tails at real k, between counts an increasing interpolation.
     """
@@ -199,7 +199,7 @@ def _least(
     step: Array,
     rows: NDArray[np.intp],
 ) -> Array:
-    """Least counts at which the excess is not negative, from guesses; steps are of log(1 + k)."""
+    """Least counts at which the excess is not negative, from guesses. Steps are of log(1 + k)."""
     low, high = np.full(len(k), -1.0), np.full(len(k), np.inf)
     at_low, at_high, side = np.full(len(k), -np.inf), np.full(len(k), np.inf), np.zeros(len(k))
     for trial in range(DOUBLINGS + STEPS):

@@ -58,7 +58,7 @@ class Gaussian(Loss):
         self._set(variance=variance, parameters=(variance,))
 
     def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check y (n,), or y and variances (n, 2); the core reads both, (n, 2)."""
+        """Check y (n,), or y and variances (n, 2). The core reads both, (n, 2)."""
         result = _checks.responses(name, y, n, 1, 2)
         if result.ndim == 1:
             return np.stack([result, np.ones(n)], axis=1)
@@ -121,7 +121,7 @@ class Quantile(Loss):
     """Real y whose quantile of level q is h: asymmetric Laplace noise (Yu & Moyeed 2001).
 
     l(h; y) = (y - h) (q - [y < h]) / scale - log(q (1 - q) / scale): its first term is the loss of
-    quantile regression. h is the quantile: ``post.predict_latent``; ``predict`` gives the mean of
+    quantile regression. h is the quantile: ``post.predict_latent``. ``predict`` gives the mean of
     y.
 
     Parameters
@@ -237,7 +237,7 @@ class StudentT(Loss):
     """Real y with Student's t noise about h, of df degrees of freedom and a scale.
 
     l(h; y) = (df + 1) / 2 log(1 + (y - h)^2 / (df scale^2)) + a constant. It is not log-concave:
-    sites of outliers have negative precisions, and sweeps are sequential unless told otherwise.
+    sites of outliers have negative precisions, and sweeps are sequential by default.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ class StudentT(Loss):
         Degrees of freedom, >= 0.1. Where the evidence sets it (``learn=("scale", "df")``), from
         1.01, so that y has a mean (GPML too keeps df above 1), to 1e4, normal noise.
     scale : float, default=1.0
-        As SciPy's, > 0; the variance of the noise is scale^2 df / (df - 2) for df > 2.
+        As SciPy's, > 0. The variance of the noise is scale^2 df / (df - 2) for df > 2.
     """
 
     name: str = field(default="student_t", init=False, repr=False)
@@ -289,7 +289,7 @@ class StudentT(Loss):
         return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
 
     def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of y, that of h; NaN for df <= 1, where there is none."""
+        """Mean of y, that of h. NaN for df <= 1, where there is none."""
         return np.array(mean) if self.df > 1.0 else np.full(len(mean), np.nan)
 
     def predict_variance(self, mean: Array, variance: Array) -> Array:
@@ -430,7 +430,7 @@ class Censored(Interval):
     """Real y with mean h and Gaussian noise, known within limits only: the tobit model.
 
     y (n,) at ``upper`` or above says that the value is at least ``upper``, y at ``lower`` or below
-    that it is at most ``lower``; between them y is exact. Predictions are of the value itself.
+    that it is at most ``lower``. Between them y is exact. Predictions are of the value itself.
 
     Parameters
     ----------
@@ -454,7 +454,7 @@ class Censored(Interval):
             )
 
     def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check y (n,); the core reads lower and upper ends, (n, 2)."""
+        """Check y (n,). The core reads lower and upper ends, (n, 2)."""
         value = _checks.responses(name, y, n, 1)
         ends = np.stack([value, value], axis=1)
         if self.upper is not None:

@@ -30,7 +30,7 @@ def _times(name: str, y: Any, n: int) -> Array:
 
 @dataclass(frozen=True)
 class GammaNoise(Loss):
-    """Positive y, gamma distributed with mean exp(h) and a shape; shape 1 is exponential.
+    """Positive y, gamma distributed with mean exp(h) and a shape. Shape 1 is exponential.
 
     l(h; y) = shape (h + y exp(-h)) - (shape - 1) log y - shape log(shape) + log Gamma(shape). y is
     (n,), or (n, 2): times, and 1 where they are observed, 0 where the event came later.
@@ -38,7 +38,7 @@ class GammaNoise(Loss):
     Parameters
     ----------
     shape : float, default=1.0
-        In [1e-3, 1e4]; the variance of y given h is exp(2 h) / shape.
+        In [1e-3, 1e4]. The variance of y given h is exp(2 h) / shape.
     """
 
     name: str = field(default="gamma", init=False, repr=False)
@@ -57,7 +57,7 @@ class GammaNoise(Loss):
         self._set(shape=k, parameters=(k, float(np.log(k)), float(special.gammaln(k))))
 
     def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check times (n,), or times and flags (n, 2); the core reads log t and flags, (n, 2)."""
+        """Check times (n,), or times and flags (n, 2). The core reads log t and flags, (n, 2)."""
         return _times(name, y, n)
 
     def as_given(self, responses: Array) -> Array:
@@ -71,7 +71,7 @@ class GammaNoise(Loss):
         return 1e-2, 5e3
 
     def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of y, exp(mean + variance / 2); infinite beyond the largest double."""
+        """Mean of y, exp(mean + variance / 2). Infinite beyond the largest double."""
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(mean + 0.5 * variance))
 
@@ -112,7 +112,7 @@ class GammaNoise(Loss):
 
 @dataclass(frozen=True)
 class Weibull(Loss):
-    """Positive y, Weibull distributed with scale exp(h) and a shape; shape 1 is exponential.
+    """Positive y, Weibull distributed with scale exp(h) and a shape. Shape 1 is exponential.
 
     P(y > t) = exp(-(t exp(-h))^shape). y is (n,), or (n, 2): times, and 1 where they are observed,
     0 where the event came later.
@@ -139,7 +139,7 @@ class Weibull(Loss):
         self._set(shape=k, parameters=(k, float(np.log(k))))
 
     def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check times (n,), or times and flags (n, 2); the core reads log t and flags, (n, 2)."""
+        """Check times (n,), or times and flags (n, 2). The core reads log t and flags, (n, 2)."""
         return _times(name, y, n)
 
     def as_given(self, responses: Array) -> Array:

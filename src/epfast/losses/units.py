@@ -19,7 +19,7 @@ def _settled(location: float, spread: float) -> tuple[float, float]:
 
 
 def moments(y: Array, weights: Array | None = None) -> tuple[float, float]:
-    """Mean and standard deviation; where all are alike, their size in place of that, or 1."""
+    """Mean and standard deviation. Where all are alike, their size in place of that, or 1."""
     share = _shares(len(y), weights)
     mean = float(share @ y)
     return _settled(mean, float(np.sqrt(share @ (y - mean) ** 2)))
@@ -35,7 +35,7 @@ def medians(y: Array, weights: Array | None = None) -> tuple[float, float]:
 
 
 def log_mean(y: Array, offset: Array | None, weights: Array | None = None) -> float:
-    """log of the mean of counts over that of exp(offset); half a count is added to all."""
+    """log of the mean of counts over that of exp(offset). Half a count is added to all."""
     share = _shares(len(y), weights)
     shift = np.zeros(len(y)) if offset is None else offset
     top = float(shift.max())

@@ -2,7 +2,7 @@
 
 ``oracles`` give true messages: ``density``, ``tilted``, ``quadrature``, ``laplace`` and
 ``importance`` of log densities, ``sampled`` of draws. ``just_in_time`` is the operator that learns
-them, ``learners`` what it learns with: ``dictionary``, or ``fourier`` features of ``kernels``;
+them, ``learners`` what it learns with: ``dictionary``, or ``fourier`` features of ``kernels``.
 ``patches`` interpolates cheap exact ones. ``scheme`` is an operator as a scheme of sites.
 """
 

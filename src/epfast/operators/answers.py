@@ -17,22 +17,22 @@ NOT_REPRESENTABLE = "the projection is not representable: no proper message with
 
 
 class Answer(NamedTuple):
-    """True messages of n factors; NaN in rows that are refused."""
+    """True messages of n factors. NaN in rows that are refused."""
 
     #: (n, 2 outputs), usual parameters of the projected beliefs (1)
     belief: Array
-    #: (n,), log of the integral of t^power times the normalised cavities; NaN where the oracle has
+    #: (n,), log of the integral of t^power times the normalised cavities. NaN where the oracle has
     #: none, see :attr:`Oracle.has_log_z`
     log_z: Array
-    #: (n, 2 outputs + 1), standard errors of the site targets of each output, then of log_z; 0
+    #: (n, 2 outputs + 1), standard errors of the site targets of each output, then of log_z. 0
     #: where exact
     sd: Array
-    #: (n,), 0: fine; else the place of a reason in those of the oracle
+    #: (n,), 0: fine. Else the place of a reason in those of the oracle
     reason: NDArray[np.intp]
 
 
 class Oracle:
-    """Base of the oracles; one of your own overrides ``solve``, or ``answer`` as a whole.
+    """Base of the oracles. One of your own overrides ``solve``, or ``answer`` as a whole.
 
     Oracles hold no state: an answer depends on the message, the datum and the power alone, not on
     the others in the call.
@@ -44,7 +44,7 @@ class Oracle:
     outputs: tuple[int, ...]
     #: whether answers are without noise
     exact: bool
-    #: why messages are refused; the first is ""
+    #: why messages are refused. The first is ""
     reasons: tuple[str, ...]
     #: whether log_z is known
     has_log_z: bool = True
@@ -108,7 +108,7 @@ class Oracle:
         sd: Array | None = None,
         reason: NDArray[np.intp] | None = None,
     ) -> Answer:
-        """An answer of beliefs (n, 2) for each output; what is not representable is refused."""
+        """An answer of beliefs (n, 2) for each output. What is not representable is refused."""
         n = len(log_z)
         if sd is None:
             sd = np.zeros((n, 2 * len(self.outputs) + 1))
@@ -131,7 +131,7 @@ class Oracle:
         )
 
     def describe(self) -> dict[str, Any] | None:
-        """The oracle as JSON, for files; None where it holds functions."""
+        """The oracle as JSON, for files. None where it holds functions."""
         return None
 
 
@@ -150,7 +150,7 @@ def check_places(
 
 
 def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: Any) -> list[bytes]:
-    """16 bytes for each row, by its messages, its datum and the settings; equal for equal ones."""
+    """16 bytes for each row, by its messages, its datum and the settings. Equal for equal ones."""
     parts = messages if data is None else (*messages, data)
     rows = np.concatenate(parts, axis=1) + 0.0  # -0.0 is 0.0
     start, found = hashlib.blake2b(repr(settings).encode(), digest_size=16), []

@@ -7,7 +7,7 @@ from scipy import special
 
 from epfast._arrays import Array
 
-#: Newton steps for a mean of log odds; five are usual
+#: Newton steps for a mean of log odds. Five are usual
 MOST_STEPS = 50
 
 

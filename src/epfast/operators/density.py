@@ -49,7 +49,7 @@ class Density:
         self.log_t, self.gradient, self.hessian, self.name = log_t, gradient, hessian, name
 
     def values(self, x: Array, data: dict[str, Array]) -> Array:
-        """log t, (n,), at x (n, k); data has rows for each."""
+        """log t, (n,), at x (n, k). Data has rows for each."""
         return row_values(self.name, self._called(self.log_t, x, data), len(x))
 
     def slopes(self, x: Array, data: dict[str, Array]) -> Array:
@@ -96,7 +96,7 @@ def _is_sequence(value: Any, k: int) -> bool:
 
 
 def _numbers(name: str, found: Any, n: int) -> Array:
-    """What a function of the user's returned, as (n,); one number may stand for all."""
+    """What a function of the user's returned, as (n,). One number may stand for all."""
     given = np.asarray(found)
     if given.dtype.kind not in "fiub" or (given.dtype.kind == "f" and given.itemsize < 8):
         raise TypeError(
@@ -138,7 +138,7 @@ def repeated(rows: Any, times: int) -> Any:
 
 
 def _at_steps(f: Function, x: Array, rows: Some, steps: Array) -> Array:
-    """f (m, p, ...) at x + steps, steps (m, p, k); a call for all."""
+    """f (m, p, ...) at x + steps, steps (m, p, k). A call for all."""
     m, p, k = steps.shape
     found = f((x[:, None, :] + steps).reshape(m * p, k), repeated(rows, p))
     return found.reshape(m, p, *found.shape[1:])

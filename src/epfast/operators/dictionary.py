@@ -45,7 +45,7 @@ class Store(NamedTuple):
     x: Array
     #: (n, T)
     targets: Array
-    #: (n,), squared standard errors in relation to each other; None: the oracle is exact
+    #: (n,), squared standard errors in relation to each other. None: the oracle is exact
     relative: Array | None
     #: what relative ones are relative to: mean squared standard error
     errors: float

@@ -32,12 +32,12 @@ class Draws(NamedTuple):
         return not bool((self.log_w < np.inf).all())
 
     def weights(self) -> Array:
-        """Normalised weights; NaN if all are 0."""
+        """Normalised weights. NaN if all are 0."""
         w = np.exp(self.log_w - self.log_w.max())
         return np.asarray(w / w.sum())
 
     def ess(self) -> float:
-        """Effective draws, (sum w)^2 / sum w^2; 0 if all weights are."""
+        """Effective draws, (sum w)^2 / sum w^2. 0 if all weights are."""
         top = self.log_w.max()
         if not np.isfinite(top):
             return 0.0
@@ -56,7 +56,7 @@ class Draws(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A product of messages, one for each drawn input; or a mixture of several such products."""
+    """A product of messages, one for each drawn input. Or a mixture of several such products."""
 
     products: tuple[tuple[Message, ...], ...]
     shares: tuple[float, ...]
@@ -89,7 +89,7 @@ def log_message(kind: str, p: Message, u: Array) -> Array:
 
 
 def projected(kind: str, u: Array, w: Array) -> tuple[Message, float]:
-    """The projection (1) of weighted draws, NaN where there is none; and their variance of u."""
+    """The projection (1) of weighted draws, NaN where there is none. And their variance of u."""
     seen = w > 0.0
     u, w = u[seen], w[seen]
     centre = np.sum(w * u)
@@ -101,7 +101,7 @@ def projected(kind: str, u: Array, w: Array) -> tuple[Message, float]:
 
 
 def coordinate(kind: str, x: Array) -> tuple[Array, Array]:
-    """u by the variable x, and log |dx / du|; not finite outside of its support."""
+    """u by the variable x, and log |dx / du|. Not finite outside of its support."""
     if kind == "gaussian":
         return x, np.zeros_like(x)
     if kind == "gamma":
@@ -112,7 +112,7 @@ def coordinate(kind: str, x: Array) -> tuple[Array, Array]:
 
 
 def log_match(x: Array, y: float, width: float) -> Array:
-    """Log of a Gaussian kernel between draws and what is observed; of width 0, of equality."""
+    """Log of a Gaussian kernel between draws and what is observed. Of width 0, of equality."""
     if width == 0.0:
         return np.where(np.isnan(x), np.nan, np.where(x == y, 0.0, -np.inf))
     z = (x - y) / width
@@ -120,7 +120,7 @@ def log_match(x: Array, y: float, width: float) -> Array:
 
 
 def refitted(kinds: list[str], draws: Draws, cavities: tuple[Message, ...]) -> Proposal | None:
-    """The next proposal: projections of the draws, widened, with 10 % cavity; None: no weight is.
+    """The next proposal: projections of the draws, widened, with 10 % cavity. None: no weight is.
 
     Where too few draws are effective to fit anything, weights are taken to a power below 1.
     """

@@ -1,7 +1,7 @@
 """Random Fourier features of the kernels on tuples.
 
 Equations, steps and appendices are those of Jitkrittum et al. (2015), Kernel-based just-in-time
-learning for passing expectation propagation messages; steps are of its algorithm 1.
+learning for passing expectation propagation messages. Steps are of its algorithm 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Embedding(Protocol):
 
 
 def by_moments(messages: Any, omega: Array, phase: Array) -> Array:
-    """The embedding of the Gaussians of the same moments, end of B.3; messages: (mean, variance).
+    """The embedding of the Gaussians of the same moments, end of B.3. Messages: (mean, variance).
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ class ImportanceMessages:
     draws : int, default=2000
         Points for each factor and sweep.
     rounds : int, default=3
-        Proposals that are fitted before the last draws; each costs as many evaluations.
+        Proposals that are fitted before the last draws. Each costs as many evaluations.
     min_ess : float, default=100.0
         Effective number of draws below which a fit has failed: the factor waits.
     seed : int, default=0
@@ -60,7 +60,7 @@ class ImportanceMessages:
     the tilted density, as wide as its curvature there says, if Newton's steps from the cavity find
     one, and the others from the cavity. After that, proposals have the mean and covariance of the
     weighted draws of the last one. A gamma variable is drawn by its logarithm, a beta variable by
-    its log odds. The draws of a factor are the same in every sweep, so that sweeps settle; those of
+    its log odds. The draws of a factor are the same in every sweep, so that sweeps settle. Those of
     different factors are independent. Errors are of order 1 / sqrt(ess) standard deviations.
 
     References
@@ -95,7 +95,7 @@ class ImportanceMessages:
             )
 
     def refuses(self, families: tuple[str, ...]) -> str | None:
-        """Why factors of such neighbours are refused; None: they are not."""
+        """Why factors of such neighbours are refused. None: they are not."""
         return None
 
     def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
@@ -142,7 +142,7 @@ class ImportanceMessages:
     def _drawn(
         self, tilted: Tilted, asked: Asked, about: list[tuple[Array, Array]], step: int
     ) -> tuple[Array, Array]:
-        """Draws (m, draws, k) and logs of their weights; as many about each centre and root."""
+        """Draws (m, draws, k) and logs of their weights. As many about each centre and root."""
         k = asked.start.shape[1]
         random = uniform(self.seed, asked.rows.rows, step, self.draws, k + 2)
         normal = special.ndtri(random[..., :k])
@@ -177,7 +177,7 @@ class ImportanceMessages:
 def at_mode(
     tilted: Tilted, asked: Asked, mean: Array, root: Array, width: Array
 ) -> tuple[Array, Array]:
-    """Modes of the tilted densities and roots of their covariances there; as given without one."""
+    """Modes of the tilted densities and roots of their covariances there. As given without one."""
     mode = maximum(tilted, asked, mean, width, LESS)
     w = mode.width
     with np.errstate(all="ignore"):

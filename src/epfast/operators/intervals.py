@@ -57,22 +57,22 @@ SLIP[:, 1:-1] = -np.linalg.solve(
 SLIP[[0, 1], [0, -1]] = 1.0
 SLIP *= 1.0 - _HALF[0]
 
-#: widths of the density about its mode that a first interval has on each side; cells grow
+#: widths of the density about its mode that a first interval has on each side. Cells grow
 REACH, GROWTH = 9.0, 2.0
 #: logs below the mode at which a density is nothing
 NOTHING = 40.0
-#: longest first cells, one after the other, on each side of the mode; then they grow
+#: longest first cells, one after the other, on each side of the mode. Then they grow
 CAVITY = 20.0
 #: doublings of an interval at whose ends the density is not yet nothing
 MOST_GROWTHS = 60
 #: rounds of halving cells
 MOST_ROUNDS = 40
-#: part of an integral that may be in doubt; above it a fit has failed
+#: part of an integral that may be in doubt. Above it a fit has failed
 DOUBTFUL = 1e-6
 
 
 class Interval(NamedTuple):
-    """Where densities are integrated: centre + width w, w within low and high; (m,) each."""
+    """Where densities are integrated: centre + width w, w within low and high. (m,) each."""
 
     centre: Array
     width: Array
@@ -80,7 +80,7 @@ class Interval(NamedTuple):
     high: Array
     #: longest first cell, in widths
     most: Array
-    #: log density that counts as 1; NaN where none is seen
+    #: log density that counts as 1. NaN where none is seen
     top: Array
 
     def taken(self, which: Any) -> Interval:
@@ -90,11 +90,11 @@ class Interval(NamedTuple):
 class Sums(NamedTuple):
     """Integrals of densities and of their products with two functions for each variable."""
 
-    #: (m,); of those that failed for want of evaluations what they came to
+    #: (m,). Of those that failed for want of evaluations what they came to
     log_z: Array
     #: (m, 2) for each variable
     means: tuple[Array, ...]
-    #: (m,), 0: fine; see QuadratureMessages.reasons
+    #: (m,), 0: fine. See QuadratureMessages.reasons
     reason: NDArray[np.intp]
 
 
@@ -103,7 +103,7 @@ Columns = Callable[[Array, Any], tuple[Array, list[Array]]]
 
 
 def seen(value: Array) -> tuple[Array, NDArray[np.intp], Array]:
-    """Log densities of a scan (m, p), -inf for what is none; the best of each, NaN if none is."""
+    """Log densities of a scan (m, p), -inf for what is none. The best of each, NaN if none is."""
     value = np.where(np.isfinite(value), value, -np.inf)
     best = value.argmax(axis=1)
     top = value.max(axis=1)
@@ -113,7 +113,7 @@ def seen(value: Array) -> tuple[Array, NDArray[np.intp], Array]:
 def around(
     points: Array, value: Array, spread: Array, middle: Array, width: Array, top: Array, step: float
 ) -> Interval:
-    """An interval about what a scan sees; without a width at the mode, that of what it sees."""
+    """An interval about what a scan sees. Without a width at the mode, that of what it sees."""
     nothing = np.isnan(top)
     weights = np.exp(value - np.where(nothing, 0.0, top)[:, None])
     weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
@@ -130,7 +130,7 @@ def around(
 
 
 def enclosed(columns: Columns, where: Interval) -> tuple[Interval, NDArray[np.bool_]]:
-    """Intervals grown until the density is nothing at both ends; where that came to an end."""
+    """Intervals grown until the density is nothing at both ends. Where that came to an end."""
     ends = np.stack([where.low, where.high], axis=1)
     growing = np.ones(ends.shape, dtype=bool)
     for _ in range(MOST_GROWTHS):
@@ -175,7 +175,7 @@ def integrals(
 def adaptive(
     columns: Columns, where: Interval, functions: int, tol: float, evaluations: int
 ) -> tuple[Array, Array, Array]:
-    """Integrals over w of the density over exp(top) and of its products; top; what is in doubt."""
+    """Integrals over w of the density over exp(top) and of its products. Top. What is in doubt."""
     m = len(where.centre)
     top = where.top.copy()
     rows, middle, half = cells(where)
@@ -219,7 +219,7 @@ def adaptive(
 
 
 def cells(where: Interval) -> tuple[NDArray[np.intp], Array, Array]:
-    """First cells: rows (c,), middles and half lengths (c,); short ones about the mode."""
+    """First cells: rows (c,), middles and half lengths (c,). Short ones about the mode."""
     m = len(where.centre)
     found = []
     for sign, end in ((-1.0, -where.low), (1.0, where.high)):

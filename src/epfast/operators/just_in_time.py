@@ -26,12 +26,12 @@ from epfast.schemes import Scheme
 
 logger = logging.getLogger(__name__)
 
-#: widths are chosen anew when there are so many times the tuples of the last time; with noise
+#: widths are chosen anew when there are so many times the tuples of the last time. With noise
 GROWTH, WITH_NOISE = 1.22, 1.5
 #: standard deviation of log Z that is as good as one of the other targets
 LOG_Z = 3.0
 
-#: how a visit ends: by the model; by the oracle, where the model is unsure, or to audit it
+#: how a visit ends: by the model. By the oracle, where the model is unsure, or to audit it
 SURE, UNSURE, AUDIT = -1, 0, 1
 
 
@@ -43,7 +43,7 @@ class Operator:
     """Messages of a factor, learned from an oracle just in time (Jitkrittum et al. 2015).
 
     The first messages are the oracle's. From then on the operator predicts the message, with an
-    uncertainty; where that is above the tolerance it asks the oracle, returns that answer and
+    uncertainty. Where that is above the tolerance it asks the oracle, returns that answer and
     learns from it. It serves all factors of its kind, sweeps and data sets, one thread at a time.
 
     Parameters
@@ -54,7 +54,7 @@ class Operator:
     inputs : tuple of {"gaussian", "gamma", "beta"}, default=("gaussian",)
         Families of the incoming messages.
     output : int or tuple of int, default=0
-        The place among the inputs of the variable that the messages go to; several are learned
+        The place among the inputs of the variable that the messages go to. Several are learned
         from the same answers, with the same features.
     tolerance : float, default=0.03
         > 0. Largest standard deviation of a prediction that is not checked: of the shift of the
@@ -64,17 +64,17 @@ class Operator:
         A dictionary of asked tuples in (mean, log variance), refitted when their number has grown
         by a fifth. Or patches, of exact oracles of one Gaussian message without data: interpolation
         on boxes of (mean, log variance), each from 81 answers, cut until its error is below the
-        tolerance; a prediction takes .1 microseconds. Or the two-stage random features of the
+        tolerance. A prediction takes 0.1 microseconds. Or the two-stage random features of the
         paper, of fixed width.
     batch : int, default=32
-        >= 4. So many first messages are the oracle's; patches have none.
+        >= 4. So many first messages are the oracle's. Patches have none.
     cap : int, default=256
-        Most tuples in the dictionary, >= batch; other features have none.
+        Most tuples in the dictionary, >= batch. Other features have none.
     audit : float
         Probability, in [0, 1], with which the oracle is asked where the operator is sure.
     targets : {"site", "belief", "moments"}, default="site"
-        What is learned: what the factor adds to the cavity, small and smooth; or the mean and log
-        variance of the belief, as in the authors' program; or E x and E x^2, as in the paper
+        What is learned: what the factor adds to the cavity, small and smooth. Or the mean and log
+        variance of the belief, as in the authors' program. Or E x and E x^2, as in the paper
         (section 3.3).
     seed : int, default=0
     coordinates : sequence of str or (int, str), optional
@@ -92,7 +92,7 @@ class Operator:
     Attributes
     ----------
     calls, visits, refused, audits : int
-        Questions to the oracle; messages asked for; refusals of the oracle; audits.
+        Questions to the oracle. Messages asked for. Refusals of the oracle. Audits.
     history : list of Refit
 
     Notes
@@ -153,7 +153,7 @@ class Operator:
             power=power,
             width=width,
         )
-        #: what gives true messages; a scheme until the loss is known
+        #: what gives true messages. A scheme until the loss is known
         self.oracle: Any = oracle
         if isinstance(oracle, str):
             _checks.choice("oracle", oracle, tuple(schemes.NAMED))
@@ -197,7 +197,7 @@ class Operator:
 
     @property
     def calls(self) -> int:
-        """Questions to the oracle, audits included; 81 for each box of patches that is fitted."""
+        """Questions to the oracle, audits included. 81 for each box of patches that is fitted."""
         return int(self.core.calls) + self.learner.asked
 
     @property
@@ -213,7 +213,7 @@ class Operator:
     def error_bound(self, level: float = 0.95) -> float:
         """Upper limit of the share of messages that are beyond the tolerance, unasked.
 
-        Clopper and Pearson's, from the audits: at most this with probability ``level``; 1 without
+        Clopper and Pearson's, from the audits: at most this with probability ``level``. 1 without
         audits. With few audits it is large, whatever they found: 3 / n for n right ones.
         """
         level = _checks.number("level", level, above=0.0)
@@ -238,7 +238,7 @@ class Operator:
         Returns
         -------
         ndarray of shape (n, 2 outputs)
-            In the same numbers; NaN where the oracle refuses. Natural parameters less those of the
+            In the same numbers. NaN where the oracle refuses. Natural parameters less those of the
             incoming message are those of the outgoing one.
         """
         parts, given = self.settings.messages(messages, data)
@@ -246,7 +246,7 @@ class Operator:
         return self.settings.beliefs(parts, targets)
 
     def predict(self, messages: ArrayLike, data: ArrayLike | None = None) -> tuple[Array, Array]:
-        """Targets and their standard deviations, (n, T) each, without the oracle; nothing changes.
+        """Targets and their standard deviations, (n, T) each, without the oracle. Nothing changes.
 
         Parameters are those of :meth:`project`. Of each output the two targets, then log Z.
         Patches ask the oracle for boxes that are new.
@@ -336,7 +336,7 @@ class Operator:
     ) -> Answer:
         """Ask the oracle about one tuple, and learn from what it says.
 
-        x: its coordinates (k,); predicted: targets (T,) by the model; kind: UNSURE or AUDIT.
+        x: its coordinates (k,). Predicted: targets (T,) by the model. Kind: UNSURE or AUDIT.
         """
         oracle = self._known_oracle()
         answer = oracle.answer(np.concatenate(messages, axis=1), data, self.settings.power)
@@ -378,7 +378,7 @@ class Operator:
         return self.oracle
 
     def _targets_at(self, m: Array, v: Array) -> Array:
-        """Targets (3, n) of the oracle at cavities N(m, v); NaN where it refuses."""
+        """Targets (3, n) of the oracle at cavities N(m, v). NaN where it refuses."""
         found = np.full((3, len(m)), np.nan)
         fine = np.isfinite(m) & np.isfinite(v) & (v > 0.0)  # outer boxes may reach too far
         cavities = np.stack([m[fine], v[fine]], axis=1)
@@ -409,7 +409,7 @@ class Operator:
     def _take(
         self, x: Array, messages: tuple[Array, ...], data: Array, targets: Array, errors: Array
     ) -> None:
-        """Learn one tuple; refit where the store has grown enough since the last time."""
+        """Learn one tuple. Refit where the store has grown enough since the last time."""
         # one step, so that an interrupt leaves a whole tuple or none
         self.store.append(Known(x.copy(), np.concatenate(messages), data, targets, errors))
         n, known = len(self.store), self.calibration
@@ -459,7 +459,7 @@ class Operator:
         return Operator(oracle, **{**self.settings.given(), **changes})
 
     def __add__(self, other: Any) -> Operator:
-        """An operator of the tuples of both, fitted anew; counts add up.
+        """An operator of the tuples of both, fitted anew. Counts add up.
 
         Of tuples that both have one is kept. The seed is that of the first.
         """
@@ -490,7 +490,7 @@ class Operator:
 
     @classmethod
     def restore(cls, arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> Operator:
-        """The operator that :meth:`save` wrote; oracle: None where the file describes it."""
+        """The operator that :meth:`save` wrote. Oracle: None where the file describes it."""
         result = cls.__new__(cls)
         result.__setstate__(files.state(arrays, header, oracle))
         return result

@@ -1,4 +1,4 @@
-"""Kernels on tuples of incoming messages, exact; a message is its mean and its variance.
+"""Kernels on tuples of incoming messages, exact. A message is its mean and its variance.
 
 Equations and appendices are those of Jitkrittum et al. (2015), Kernel-based just-in-time learning
 for passing expectation propagation messages.
@@ -66,7 +66,7 @@ class ExpectedProduct:
 
     Notes
     -----
-    Exact for Gaussian messages; those of other families are taken as the Gaussians of their mean
+    Exact for Gaussian messages. Those of other families are taken as the Gaussians of their mean
     and variance.
     """
 
@@ -261,7 +261,7 @@ def median_heuristic(a: Any, factor: float = 1.0) -> JointEmbedding:
     a : tuple of ndarray
         Means and variances of a first batch of tuples (n, c).
     factor : float, default=1.0
-        What the squares of all widths are multiplied by; 1 in the paper.
+        What the squares of all widths are multiplied by. 1 in the paper.
 
     Raises
     ------
@@ -272,7 +272,7 @@ def median_heuristic(a: Any, factor: float = 1.0) -> JointEmbedding:
     Notes
     -----
     sigma_l^2 is the mean variance of message l. Appendix A leaves out point masses: of these it is
-    ten times the variance of their places, so that at the factor .5 the inner kernel of labels -1
+    ten times the variance of their places, so that at the factor 0.5 the inner kernel of labels -1
     and 1 falls as that of the paper's messages Beta(1 + y, 2 - y). gamma^2 is the median of the
     squared distances of all pairs of embeddings, of a tuple with itself included. O(n^2).
     """

@@ -26,11 +26,11 @@ class LaplaceMessages:
     ----------
     reading : {"marginal", "joint", "diagonal"}, default="marginal"
         What a factor of several neighbours sends. ``"marginal"``: mean and variance of each under
-        the Laplace fit of t_i x cavities, divided by the cavity; belief propagation where all is
-        Gaussian. ``"diagonal"``: the slope of log t_i at the mode and the diagonal of its Hessian;
-        the same means at a fixed point, and variances that are too small by far. ``"joint"``:
+        the Laplace fit of t_i x cavities, divided by the cavity. Belief propagation where all is
+        Gaussian. ``"diagonal"``: the slope of log t_i at the mode and the diagonal of its Hessian.
+        The same means at a fixed point, and variances that are too small by far. ``"joint"``:
         slope and full Hessian, a site over all neighbours (eqs 4 and 5 of the paper). The belief is
-        one Gaussian over all variables then, and all factors of the graph have this scheme; at the
+        one Gaussian over all variables then, and all factors of the graph have this scheme. At the
         fixed point it is the Laplace fit of the joint density, on loops too.
 
     Notes
@@ -41,7 +41,7 @@ class LaplaceMessages:
     belief, with eigenvalues kept positive and steps halved. The fit is no approximation of moments:
     where a posterior is skewed, ``scheme="quadrature"`` is far better.
 
-    Neighbours are Gaussian; one without a proper cavity, as the next state of a chain has it,
+    Neighbours are Gaussian. One without a proper cavity, as the next state of a chain has it,
     is allowed.
 
     References
@@ -65,7 +65,7 @@ class LaplaceMessages:
         _checks.choice("reading", self.reading, READINGS)
 
     def refuses(self, families: tuple[str, ...]) -> str | None:
-        """Why factors of such neighbours are refused; None: they are not."""
+        """Why factors of such neighbours are refused. None: they are not."""
         return None
 
     def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:

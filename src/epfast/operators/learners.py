@@ -33,7 +33,7 @@ class Calibration(NamedTuple):
     #: variance of the noise of a tuple over the amplitude
     noise: float
 
-    #: mean square of the standard errors that the noise is the variance of; 0: exact answers
+    #: mean square of the standard errors that the noise is the variance of. 0: exact answers
     errors: float
 
     def noise_of(self, errors: Array) -> float:
@@ -78,7 +78,7 @@ def finite(x: Array) -> Array:
 class Learner(Protocol):
     """Features of messages, and a regression on them."""
 
-    #: the core's; None before the first fit
+    #: the core's. None before the first fit
     model: Any
     #: whether it learns from tuples, which the operator keeps
     keeps: ClassVar[bool]
@@ -91,7 +91,7 @@ class Learner(Protocol):
         """What the model takes, (n, k)."""
 
     def refit(self, store: Store) -> Calibration | None:
-        """Fit widths, noise and weights anew; None where all tuples are alike, or too far apart.
+        """Fit widths, noise and weights anew. None where all tuples are alike, or too far apart.
 
         store: the coordinates, targets and errors of all tuples.
         """
@@ -203,7 +203,7 @@ class FourierLearner:
         self.drawn: TwoStage | None = None
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
-        """Means, then variances; a datum is a point mass."""
+        """Means, then variances. A datum is a point mass."""
         pairs = [KINDS[f].moments(p) for f, p in zip(self.inputs, messages, strict=True)]
         means, variances = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         if self.transforms:

@@ -33,7 +33,7 @@ Complex = NDArray[np.complex128]
 class MessageKind:
     """Messages of one family. All methods take and give rows (n, 2) of usual parameters.
 
-    Cavity and belief are proper members; :meth:`check` is the door.
+    Cavity and belief are proper members. :meth:`check` checks them.
     """
 
     #: as users call it
@@ -89,7 +89,7 @@ class MessageKind:
 
     @staticmethod
     def targets(cavity: Array, belief: Array) -> Array:
-        """Site targets: what the factor adds to the cavity, in its units; 0 where it adds nothing.
+        """Site targets: what the factor adds to the cavity, in its units. 0 where it adds nothing.
 
         The first is a shift of the centre in cavity standard deviations, the second the log of a
         ratio of widths.
@@ -436,7 +436,7 @@ def check_messages(name: str, given: Any, inputs: tuple[str, ...]) -> tuple[Arra
 
 
 def check_data(name: str, given: Any, n: int) -> Array | None:
-    """Data of n factors, (n, q) float64 without NaN, from (n,) or (n, q); or None."""
+    """Data of n factors, (n, q) float64 without NaN, from (n,) or (n, q). Or None."""
     if given is None:
         return None
     found = _checks.real_array(name, given)

@@ -63,7 +63,7 @@ class SiteOracle(Oracle):
     Notes
     -----
     Data are what ``loss.responses`` made of y, (n, width), or y itself where that is (n,). For a
-    loss of the margin they are labels; without data messages are those of the margin, or of h - y
+    loss of the margin they are labels. Without data messages are those of the margin, or of h - y
     for a loss of that. The belief
     is N(m + v dlZ, v + v^2 d2lZ): where it is far narrower than the cavity the sum has lost digits.
     """
@@ -125,7 +125,7 @@ class SiteOracle(Oracle):
 
 
 def responses_of(loss: Loss, data: Array | None, n: int) -> Array:
-    """Responses for the core, (n, width), from them or from y; without data those of margins."""
+    """Responses for the core, (n, width), from them or from y. Without data those of margins."""
     if data is None:
         if loss.by_margin and not loss.has_offset:
             return np.ones((n, 1))
@@ -365,12 +365,12 @@ def as_oracle(
     Parameters
     ----------
     given : Oracle, str, Scheme, Loss, scipy.LowLevelCallable or callable
-        A scheme, or its name, needs ``loss``; :class:`epfast.ImportanceSampling` draws as a
+        A scheme, or its name, needs ``loss``. :class:`epfast.ImportanceSampling` draws as a
         :class:`SampledFactor` does. A Loss is asked by scheme "exact". A LowLevelCallable has the
         signature of :class:`epfast.losses.CustomSite`. Another callable is a
         :class:`CallableOracle`.
     inputs, outputs : tuple, optional
-        As in :class:`DensityOracle`; what an oracle has is not changed.
+        As in :class:`DensityOracle`. What an oracle has is not changed.
     loss : str or Loss, optional
         For a scheme.
 

@@ -24,7 +24,7 @@ class Patched(NamedTuple):
     #: log of the tilted variance over v
     log_ratio: Array
     log_z: Array
-    #: error of the first two, by the last coefficients; 0 where the function itself was asked
+    #: error of the first two, by the last coefficients. 0 where the function itself was asked
     error: Array
 
 
@@ -42,7 +42,7 @@ class Patches:
     tolerance : float, default=1e-06
         Of d and rho, and of lZ relative to its size where that is above 1.
     box : pair of pairs, default=((-16.0, 16.0), (-8.0, 8.0))
-        Means and log variances that the first box spans; it is doubled as cavities need it.
+        Means and log variances that the first box spans. It is doubled as cavities need it.
     depth : int, default=16
         Most halvings of a side of the first box. Boxes of that size keep the error that they have.
     leaves : int, default=10000
@@ -92,7 +92,7 @@ class Patches:
         return self._asked
 
     def predict(self, mean: ArrayLike, variance: ArrayLike) -> Patched:
-        """Targets at cavities N(mean, variance), (n,) each; O(depth) for each that is not new.
+        """Targets at cavities N(mean, variance), (n,) each. O(depth) for each that is not new.
 
         Raises FloatingPointError where the function has none.
         """

@@ -105,13 +105,13 @@ class QuadratureMessages:
     tol : float, default=1e-09
         Error that is aimed at, as a part of the integral.
     evaluations : int, default=1000000
-        Most evaluations of log_t for one factor in a sweep; of two neighbours, an integral over
+        Most evaluations of log_t for one factor in a sweep. Of two neighbours, an integral over
         one has their square root. A fit that needs more has failed if 1e-6 of an integral or more
         is in doubt.
 
     Notes
     -----
-    Gauss and Kronrod's rule of 15 points on cells about the mode, halved where they need it; of two
+    Gauss and Kronrod's rule of 15 points on cells about the mode, halved where they need it. Of two
     neighbours, the second is integrated at each point of the first. A gamma variable is integrated
     over its logarithm, a beta variable over its log odds. A density of several modes is found if a
     scan of the cavity, 8 standard deviations to each side, sees them all. One variable takes some
@@ -137,7 +137,7 @@ class QuadratureMessages:
         )
 
     def refuses(self, families: tuple[str, ...]) -> str | None:
-        """Why factors of such neighbours are refused; None: they are not."""
+        """Why factors of such neighbours are refused. None: they are not."""
         if len(families) > 2:
             return (
                 f"scheme is 'quadrature' for {len(families)} neighbours; allowed: 1 or 2, or "
@@ -279,7 +279,7 @@ def scanned(
 
 
 def located_2d(tilted: Tilted, asked: Asked) -> tuple[Interval, Array, Array, NDArray[np.bool_]]:
-    """An interval of the first variable, centres and widths of both (m, 2); if by the mode."""
+    """An interval of the first variable, centres and widths of both (m, 2). If by the mode."""
     m = asked.n
     moments = [
         kind.moments(eta) for kind, eta in zip(tilted.coordinates, asked.messages, strict=True)

@@ -1,4 +1,4 @@
-"""What an operator keeps: tuples that the oracle has answered, refits; and which oracle it was."""
+"""What an operator keeps: tuples that the oracle has answered, refits. And which oracle it was."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Known(NamedTuple):
 
 
 def stacked(store: Sequence[Known]) -> Store:
-    """As arrays; the oracle is exact where no answer has an error."""
+    """As arrays. The oracle is exact where no answer has an error."""
     errors = np.stack([known.errors for known in store])
     squares = (errors[:, :-1] ** 2).mean(axis=1)
     mean = float(squares.mean())
@@ -76,7 +76,7 @@ def described(oracle: Any) -> dict[str, Any]:
 
 
 def options_of(value: Any) -> Any:
-    """What of a value JSON can hold; None in place of functions."""
+    """What of a value JSON can hold. None in place of functions."""
     if is_dataclass(value) and not isinstance(value, type):
         mine = {
             field.name: options_of(getattr(value, field.name))
@@ -91,7 +91,7 @@ def options_of(value: Any) -> Any:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """Whether two oracles answer alike; of those that hold functions, which are the same."""
+    """Whether two oracles answer alike. Of those that hold functions, which are the same."""
     if first is second or (type(first) is type(second) and bool(first == second)):
         return True
     one, other = described(first), described(second)

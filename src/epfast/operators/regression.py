@@ -75,7 +75,7 @@ class Regression:
     ----------
     mean : ndarray of shape (T, D)
     upper : ndarray of shape (D, D)
-        Upper triangle of the covariance; what stands below it is not read.
+        Upper triangle of the covariance. What stands below it is not read.
 
     Notes
     -----
@@ -207,7 +207,7 @@ class PivotedCholesky(NamedTuple):
 
     #: rows in the order in which they were taken (r,)
     pivots: NDArray[np.intp]
-    #: (n, r); that of the pivots is lower triangular
+    #: (n, r). That of the pivots is lower triangular
     factor: Array
     #: what is left of the diagonal (n,)
     residual: Array

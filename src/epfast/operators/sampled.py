@@ -62,7 +62,7 @@ class SampledFactor(Oracle):
     """True messages by importance sampling, of a factor that is evaluated or drawn from.
 
     Give one of ``log_density``, ``density`` and ``sample``. Draws of the inputs come from a
-    proposal r and have the weights w = f m_1 ... m_c / r (2); a message is the projection of the
+    proposal r and have the weights w = f m_1 ... m_c / r (2). A message is the projection of the
     weighted draws.
 
     Parameters
@@ -72,7 +72,7 @@ class SampledFactor(Oracle):
         variable, (M,) float64. data (M, q) where there are data.
     sample : callable, optional
         ``f(x_1, ..., x_{c-1}[, data], rng=rng)``: draws (M,) of the last variable given the others.
-        Its weights are the messages over r; the factor itself is not needed.
+        Its weights are the messages over r. The factor itself is not needed.
     inputs : tuple of str, default=("gaussian",)
         Families of the variables: "gaussian", "gamma" or "beta".
     output : int, default=0
@@ -85,7 +85,7 @@ class SampledFactor(Oracle):
     draws : int, default=10000
         Draws per message.
     max_draws : int, optional
-        Draws double up to this number while fewer than min_ess are effective; 16 draws by default.
+        Draws double up to this number while fewer than min_ess are effective. 16 draws by default.
     min_ess : float, default=100.0
         Effective draws below which a message is refused. Targets are good to tol / 3 from about
         20 / tol^2 on.
@@ -352,5 +352,5 @@ def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def repeated_datum(datum: Array | None, count: int) -> dict[str, Array]:
-    """The datum (q,) for each draw, (count, q), to read; empty if there is none."""
+    """The datum (q,) for each draw, (count, q), to read. Empty if there is none."""
     return {} if datum is None else {"data": np.broadcast_to(datum, (count, len(datum)))}

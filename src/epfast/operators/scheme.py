@@ -26,7 +26,7 @@ from epfast.schemes import Exact, RowScheme
 Triple = tuple[float, float, float]
 #: share of messages beyond the tolerance above which a fit warns, where the audits show it
 TOO_MANY = 0.05
-#: default tolerances: n sites share TOGETHER, between LEAST and SAFE; a fit warns above ADDED_UP
+#: default tolerances: n sites share TOGETHER, between LEAST and SAFE. A fit warns above ADDED_UP
 TOGETHER, LEAST, SAFE, ADDED_UP = 10.0, 1e-3, 0.03, 60.0
 #: of patches, whose errors fall exponentially with the answers they take
 FINE = 1e-6
@@ -38,28 +38,28 @@ class Learned(RowScheme):
     Parameters
     ----------
     operator : Operator, optional
-        Of one Gaussian input. A fit copies it at the door: what it learns stays in
+        Of one Gaussian input. A fit copies it: what it learns stays in
         ``post.operator``, which serves the next fit.
     oracle : str, Scheme, SampledFactor, callable or Oracle, optional
         In place of ``operator``: the fit makes one that asks this. A scheme, or its name, takes
         the loss of the fit.
     polish : int, default=0
         So many sweeps of the oracle alone after convergence, which take out what the operator is
-        wrong by; the last change is then a certificate.
+        wrong by. The last change then measures the error.
     paper : bool, default=False
         The settings of the paper in place of the defaults: two-stage features with the widths of
-        appendix A, a batch of 300, the threshold -8.5; and beliefs as targets, which the authors'
+        appendix A, a batch of 300, the threshold -8.5. And beliefs as targets, which the authors'
         program learns in place of section 3.3's ``targets="moments"``. For reproduction.
     **settings
         Of the operator that is made: ``tolerance`` (10 / n for n sites, between 0.001 and 0.03,
-        which keeps means within some .03 of their standard deviations), ``features``, ``batch``,
+        which keeps means within some 0.03 of their standard deviations), ``features``, ``batch``,
         ``cap``, ``audit``, ``targets``, ``seed``, ``coordinates``, ``threshold``, ``width``, see
         :class:`Operator`.
 
     Notes
     -----
     For ``fit_linear`` with a full covariance and for ``fit_gp``, any schedule, one thread.
-    Responses enter by ``coordinates``: "arcsinh" of each unless others are given; the label of a
+    Responses enter by ``coordinates``: "arcsinh" of each unless others are given. The label of a
     loss of the margin is folded into h. ``weights`` other than whole numbers, ``beta`` and powers
     are those of another factor, and refused.
 
@@ -107,7 +107,7 @@ class Learned(RowScheme):
         for name in settings:
             _checks.choice("a setting", name, (*allowed, "coordinates", "threshold", "width"))
         self.polish = _checks.integer("polish", polish, least=0, most=10_000)
-        #: of the operator that each fit makes; None: the operator is given
+        #: of the operator that each fit makes. None: the operator is given
         self.settings = settings if operator is None else None
         # what is wrong with them is said here, before there is a loss
         self.operator = Operator(oracle, **settings) if operator is None else operator
@@ -207,13 +207,13 @@ class Learned(RowScheme):
         return self.operator.calls, self.operator.audits
 
     def warning(self) -> str:
-        """What a fit warns of: audits that were wrong; empty if nothing."""
+        """What a fit warns of: audits that were wrong. Empty if nothing."""
         told = told_of(self.operator)
         return f"{told}, or polish" if told else ""
 
 
 def told_of(operator: Operator) -> str:
-    """What a fit warns of: audits that were wrong; empty if nothing."""
+    """What a fit warns of: audits that were wrong. Empty if nothing."""
     n, wrong = len(operator.audited), sum(beyond for _, beyond in operator.audited)
     # Clopper and Pearson's lower limit, at 95 %
     if wrong and stats.beta.ppf(0.05, wrong, n - wrong + 1) > TOO_MANY:
@@ -249,7 +249,7 @@ def triple_of(m: float, v: float, answer: Answer) -> Triple:
 
 
 def tolerance_for(n: int | None) -> float:
-    """The tolerance of a fit of n sites whose means should be right to some .03 of their sd.
+    """The tolerance of a fit of n sites whose means should be right to some 0.03 of their sd.
 
     Errors of a smooth regression are alike at sites that are: they add up as n, not as its root.
     Asked calls grow as a power of log(1 / tolerance) only.

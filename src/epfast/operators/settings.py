@@ -1,4 +1,4 @@
-"""The numbers of a learned operator, checked at the door."""
+"""The numbers of a learned operator, checked."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from epfast.operators.messages import KINDS, check_data, check_inputs, check_mes
 PATCHES = "patches"
 #: of the tolerance, what a tuple nearby may leave unknown
 NEARER = 0.03
-#: what decides: the tolerance; nothing, the oracle is always asked, or never; the paper's threshold
+#: what decides: the tolerance. Nothing, the oracle is always asked, or never. The paper's threshold
 JUST_IN_TIME, ORACLE_ALONE, OPERATOR_ALONE, BY_THRESHOLD = 0, 1, 2, 3
-#: what the core has room for: targets; inputs and coordinates of data
+#: limits of the core: targets, inputs and coordinates of data
 MOST_TARGETS, MOST_COLUMNS = 16, 15
 #: settings of the paper's online experiments
 PAPER: dict[str, Any] = {
@@ -43,7 +43,7 @@ PAPER_NOISE = 1e-4
 
 @dataclass(frozen=True)
 class Settings:
-    """The numbers of an operator, checked; see :class:`Operator`."""
+    """The numbers of an operator, checked. See :class:`Operator`."""
 
     inputs: tuple[str, ...]
     outputs: tuple[int, ...]
@@ -75,7 +75,7 @@ class Settings:
 
     @property
     def data_width(self) -> int:
-        """Columns of data that there must be for the coordinates; 0: there are none."""
+        """Columns of data that there must be for the coordinates. 0: there are none."""
         return 1 + max((t.column for t in self.transforms), default=-1)
 
     @property
@@ -176,7 +176,7 @@ def checked(
     power: Any,
     width: Any = None,
 ) -> Settings:
-    """The numbers of an operator; raises where one is not allowed."""
+    """The numbers of an operator. Raises where one is not allowed."""
     families = check_inputs("inputs", inputs)
     batch = _checks.integer("batch", batch, least=4)
     chosen = check_features(features)

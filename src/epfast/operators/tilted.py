@@ -14,7 +14,7 @@ from epfast.operators.density import Density, Rows, differences, repeated, slope
 
 
 class Coordinate:
-    """What a variable of a family is integrated over: u, from -inf to inf; x is a function of u.
+    """What a variable of a family is integrated over: u, from -inf to inf. x is a function of u.
 
     eta are natural parameters (m, 2), u (m,) or (m, p).
     """
@@ -210,15 +210,15 @@ class Asked(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Fits of factors; rows that failed have NaN."""
+    """Fits of factors. Rows that failed have NaN."""
 
     #: (m,), log of the integral of t^a times the normalised cavities
     log_z: Array
     #: projections of the tilted marginals, natural parameters (m, k) for each neighbour
     targets: tuple[Array, ...]
-    #: (m,), 0: fine; else the number of a reason of the scheme
+    #: (m,), 0: fine. Else the number of a reason of the scheme
     reason: NDArray[np.intp]
-    #: (m,), effective draws behind each; None: no draws
+    #: (m,), effective draws behind each. None: no draws
     ess: Array | None = None
 
 
@@ -253,7 +253,7 @@ class Tilted:
         return asked.power * self.log_t(u, asked.rows) + self.cavities(u, asked)
 
     def at_points(self, u: Array, asked: Asked) -> Array:
-        """At points u (m, p, k) of each factor, (m, p); NaN of t is density 0 nowhere."""
+        """At points u (m, p, k) of each factor, (m, p). NaN of t is density 0 nowhere."""
         m, p, k = u.shape
         log_t = self.log_t(u.reshape(m * p, k), repeated(asked.rows, p))
         return asked.power * log_t.reshape(m, p) + self.cavities(u, asked)
@@ -304,9 +304,9 @@ class Mode(NamedTuple):
     finite: NDArray[np.bool_]
 
 
-#: Newton steps, and halvings of each; and where there is a way out without a mode
+#: Newton steps, and halvings of each. And where there is a way out without a mode
 PATIENT, LESS, HASTY = (100, 50), (40, 20), (20, 12)
-#: smallest eigenvalue of a Newton step over the largest, in units of the widths; and if positive
+#: smallest eigenvalue of a Newton step over the largest, in units of the widths. And if positive
 FLOOR, RIDGE = 1e-6, 1e-11
 #: square of the length of a step, in standard deviations, at which it is at the maximum
 CLOSE = 1e-22
@@ -396,7 +396,7 @@ def maximum(
 def _stepped(
     tilted: Smooth, asked: Any, u: Array, value: Array, step: Array, gain: Array, most: int
 ) -> Array:
-    """u + step, as long as the value grows; u itself where no step lets it."""
+    """u + step, as long as the value grows. u itself where no step lets it."""
     result = u + step
     left = np.flatnonzero(gain >= NEAR)
     share = 1.0

@@ -1,14 +1,14 @@
 """ADF, SEP and EP on natural parameters: one engine for all models with rows.
 
-A belief is one vector of P natural parameters; products add them. The cavity of a row and what
+A belief is one vector of P natural parameters. Products add them. The cavity of a row and what
 becomes of the belief q:
 
-- ADF: cavity q; q becomes the fit q*. Several passes count the rows several times.
-- SEP, DSEP (batches of M rows of group k, damping rho; AEP: whole groups): cavity q - g_k; then
+- ADF: cavity q. q becomes the fit q*. Several passes count the rows several times.
+- SEP, DSEP (batches of M rows of group k, damping rho; AEP: whole groups): cavity q - g_k. Then
   g_k += rho / N_k sum_m (q*_m - cavity - g_k), and q = base + sum_k N_k g_k (Li et al. 2015).
-- EP: cavity q - g_n; then g_n += rho (q* - cavity - g_n), and q = base + sum_n g_n.
+- EP: cavity q - g_n. Then g_n += rho (q* - cavity - g_n), and q = base + sum_n g_n.
 
-A model is compiled; it fits rows and knows nothing of passes.
+A model is compiled. It fits rows and knows nothing of passes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class ParametricState(NamedTuple):
 
     #: (P,), natural parameters of q
     belief: Array
-    #: (P,), those of the prior; a model may keep more numbers of its own behind them
+    #: (P,), those of the prior. A model may keep more numbers of its own behind them
     base: Array
-    #: None (ADF); (K, P), the site of one row of each group (SEP, AEP, DSEP, DAEP); (n, P) (EP)
+    #: None (ADF). (K, P), the site of one row of each group (SEP, AEP, DSEP, DAEP). (n, P) (EP)
     sites: NDArray[Any] | None
     #: what the model needs for ``log_evidence``
     log_scale: Any
@@ -48,9 +48,9 @@ class ParametricState(NamedTuple):
 
 
 class Model(Protocol):
-    """The rows of a fit and what one of them does to a belief; scratch only, compiled.
+    """The rows of a fit and what one of them does to a belief. Scratch only, compiled.
 
-    ``begin`` takes in a state, whose arrays ``visit`` and ``end`` change in place; in between the
+    ``begin`` takes in a state, whose arrays ``visit`` and ``end`` change in place. In between the
     belief may be kept in another form. Each is one call of the core, so that Ctrl-C finds a whole
     state after ``end``.
     """
@@ -72,20 +72,20 @@ class Model(Protocol):
     ) -> None:
         """Take in a state.
 
-        sizes: (K,), rows per group where groups share a site, else None; alone: whether each row is
+        sizes: (K,), rows per group where groups share a site, else None. Alone: whether each row is
         a batch of its own.
         """
 
     def visit(
         self, rows: NDArray[np.intp], group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None
     ) -> None:
-        """Fit some rows, in their order; of shared sites with group and whether a batch ends.
+        """Fit some rows, in their order. Of shared sites with group and whether a batch ends.
 
         A batch may go on in the next call. Indices are checked, since schedules may be the user's.
         """
 
     def end(self) -> tuple[Any, int, int]:
-        """Write the belief; a batch that has not ended is dropped.
+        """Write the belief. A batch that has not ended is dropped.
 
         Returns
         -------
@@ -110,9 +110,9 @@ class Model(Protocol):
 
 
 def checked_schedule(schedule: Any, model: str, seed: int) -> Any:
-    """The schedule with all of its numbers; raises where there are no such sweeps.
+    """The schedule with all of its numbers. Raises where there are no such sweeps.
 
-    model: what is fitted, for messages; seed: of a shuffled order that has none. An order that is
+    model: what is fitted, for messages. Seed: of a shuffled order that has none. An order that is
     left open is "shuffled".
     """
     if not isinstance(schedule, EP | ADF | SEP | AEP | DSEP):
@@ -143,7 +143,7 @@ def checked_schedule(schedule: Any, model: str, seed: int) -> Any:
 def check_memory(needed: float, given: str, what: str, cheaper: str) -> None:
     """Refuse what this machine cannot hold.
 
-    needed: bytes; for the message given: the argument and its value, what: what takes them,
+    needed: bytes. For the message given: the argument and its value, what: what takes them,
     cheaper: what is allowed.
     """
     memory = physical_memory()
@@ -155,7 +155,7 @@ def check_memory(needed: float, given: str, what: str, cheaper: str) -> None:
 
 
 def site_sizes(schedule: Any, n: int) -> Array | None:
-    """How many of n rows each site stands for, (K,); None: ADF has no sites."""
+    """How many of n rows each site stands for, (K,). None: ADF has no sites."""
     if schedule.stores == "none":
         return None
     if schedule.stores == "factor":
@@ -172,7 +172,7 @@ def check_sites(schedule: Any, n: int, state: ParametricState) -> None:
 
 
 class ParametricEngine:
-    """The schedules on a model; see the head of this file."""
+    """The schedules on a model. See the head of this file."""
 
     order_of_matrices = 0
     measures = False
@@ -196,7 +196,7 @@ class ParametricEngine:
         schedule : Schedule
             See :func:`checked_schedule`.
         first : ParametricState
-            Where a run without a start begins; its sites are not looked at.
+            Where a run without a start begins. Its sites are not looked at.
         remedy : str
             What to do about a run that fails.
         evidence_bound : float
@@ -274,7 +274,7 @@ class ParametricEngine:
         return state, Counts(refused, failed)
 
     def _left(self, group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None) -> float:
-        """Of old sites, the share that a pass leaves; ADF has none, and takes nothing out."""
+        """Of old sites, the share that a pass leaves. ADF has none, and takes nothing out."""
         damping = self.schedule.damping
         if self.schedule.stores == "none":
             return 1.0

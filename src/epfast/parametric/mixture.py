@@ -97,7 +97,7 @@ def fit_mixture(
         False: weights are known, and 1 / J where none are given. True: they are learnt, those that
         are given as their prior mean. By default whether none are given.
     concentration : float or array_like of shape (J,), optional
-        Of the Dirichlet prior of learnt weights: of each component, 1 by default; where weights
+        Of the Dirichlet prior of learnt weights: of each component, 1 by default. Where weights
         are given one number, their sum, J by default.
     noise_prior : (float, float), optional
         Shape and rate of the gamma prior of a learnt precision 1 / v. By default shape 2, and the
@@ -106,9 +106,9 @@ def fit_mixture(
         By default ``EP(sweeps=200, tol=1e-6)``, in several runs of which that with the largest log
         evidence is kept. The first run, the third and so on begin with ten passes of AEP, which
         sees all rows at once, where EP may commit itself in its first pass. EP, SEP, DSEP, AEP or
-        ADF, once, each row on its own; in shuffled order unless told. EP stores J (d^2 + d) numbers
+        ADF, once, each row on its own. The default order is shuffled. EP stores J (d^2 + d) numbers
         per row, SEP so many in all. SEP of single rows stays off its fixed point by the noise of
-        the order; ``damping=0.1`` makes it small, :class:`epfast.AEP` has none. Several passes of
+        the order. ``damping=0.1`` makes it small, :class:`epfast.AEP` has none. Several passes of
         ADF count every row several times.
     rng : numpy.random.Generator or int, default=0
         Of prior means that are drawn, and of the order of rows.
@@ -116,12 +116,12 @@ def fit_mixture(
         A posterior to go on from, whose model holds where arguments are None: the same rows, or
         with ADF further ones.
     callback : callable, optional
-        Called after each pass over all rows with its :class:`epfast.SweepInfo` and the state; a
+        Called after each pass over all rows with its :class:`epfast.SweepInfo` and the state. A
         true answer ends the fit.
     progress : bool or callable, default=False
-        True shows a bar; a callable is called with numbers of rows done.
+        True shows a bar. A callable is called with numbers of rows done.
     n_init : int, optional
-        Draws of prior means, with a run from each; the result is the one with the largest log
+        Draws of prior means, with a run from each. The result is the one with the largest log
         evidence, of those that converged if there are any. None: 5 where no schedule is given,
         else 1. Given prior means are taken as they are: then no schedule means two runs. Where
         neither is given, runs of more than max(2000, 200 J) rows are compared on so many of them,
@@ -194,7 +194,7 @@ def fitted(
     progress: Any = False,
     n_init: Any = None,
 ) -> tuple[MixturePosterior, ParametricEngine]:
-    """As :func:`fit_mixture`, without a warning; given: arguments of the model, by name."""
+    """As :func:`fit_mixture`, without a warning. Given: arguments of the model, by name."""
     _checks.callback(callback)
     _checks.progress(progress)
     seed = _checks.seed("rng", seed)
@@ -233,7 +233,7 @@ def fitted(
 def _best(
     candidates: list[tuple[MixtureProblem, Any]], start: Any, runs: _Runs, ranked: bool
 ) -> tuple[MixturePosterior, ParametricEngine]:
-    """The best run of candidates, by problem and first schedule; of ranked ones the first good."""
+    """The best run of candidates, by problem and first schedule. Of ranked ones the first good."""
     for problem, first in candidates:
         post = runs.add(problem, start, first)
         if runs.stopped or (ranked and post.converged):

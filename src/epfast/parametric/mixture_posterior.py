@@ -31,12 +31,12 @@ DEEP = 36.0
 class MixtureSites(NamedTuple):
     """Sites by their natural parameters, about the origin: K = n of EP, or the number of groups."""
 
-    #: (K, J, d, d) and (K, J, d), of the means of the components; precision may be negative
+    #: (K, J, d, d) and (K, J, d), of the means of the components. Precision may be negative
     precision: Array
     shift: Array
-    #: (K, J), what each adds to the concentrations of learnt weights; None: weights are known
+    #: (K, J), what each adds to the concentrations of learnt weights. None: weights are known
     concentration: Array | None
-    #: (K, 2), what each adds to shape and rate of a learnt precision of the noise; None: known
+    #: (K, 2), what each adds to shape and rate of a learnt precision of the noise. None: known
     noise: Array | None
     #: (K,), log of the site where what it multiplies is 0
     log_scale: Array
@@ -81,7 +81,7 @@ class MixturePosterior(Recorded):
         ``change`` is that of the means of the components, of the logs of learnt weights, and of the
         log of a learnt noise.
     reason : str
-        Why the log evidence means nothing, from where it was fitted; else empty.
+        Why the log evidence means nothing, from where it was fitted. Else empty.
     """
 
     state: ParametricState
@@ -127,7 +127,7 @@ class MixturePosterior(Recorded):
 
     @property
     def concentration(self) -> Array | None:
-        """Of the Dirichlet belief about the weights, (J,); None: they are known."""
+        """Of the Dirichlet belief about the weights, (J,). None: they are known."""
         found = self.problem.parts(self.state.belief).weights
         return None if found is None else found + 1.0
 
@@ -142,7 +142,7 @@ class MixturePosterior(Recorded):
 
     @property
     def noise(self) -> tuple[float, float] | None:
-        """Shape and rate of the belief about the precision of the noise; None: it is known."""
+        """Shape and rate of the belief about the precision of the noise. None: it is known."""
         found = self.problem.parts(self.state.belief).noise
         return None if found is None else (float(found[0]) + 1.0, float(found[1]))
 
@@ -165,7 +165,7 @@ class MixturePosterior(Recorded):
 
     @property
     def sites(self) -> MixtureSites | None:
-        """The sites of the rows, or of groups of rows, each of which counts so often; None: ADF."""
+        """The sites of the rows, or of groups of rows, each of which counts so often. None: ADF."""
         if self.state.sites is None:
             return None
         parts = self.problem.parts(self.state.sites)
@@ -219,7 +219,7 @@ class MixturePosterior(Recorded):
         return result
 
     def _noise_nodes(self) -> tuple[Array, Array]:
-        """Log masses and variances by which the noise is integrated over; one if it is known."""
+        """Log masses and variances by which the noise is integrated over. One if it is known."""
         if self.noise is None:
             return np.zeros(1), np.array([self.noise_variance])
         shape, rate = self.noise
@@ -268,7 +268,7 @@ class MixturePosterior(Recorded):
         ----------
         draws : int, default=1000
         rng : numpy.random.Generator or int, default=0
-            A generator, or a seed for one; None draws afresh.
+            A generator, or a seed for one. None draws afresh.
         X : array_like of shape (n, d), optional
             The rows, which the posterior does not keep.
 
@@ -361,7 +361,7 @@ class MixturePosterior(Recorded):
     # ---- files ----
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads. Nothing is pickled.
 
         ``fit_mixture(X, J, start=load(path))`` goes on to the bit as if it had not stopped.
         """

@@ -29,16 +29,16 @@ class Naturals(NamedTuple):
     #: (J, d, d) and (J, d), of the means of the components
     precision: Array
     shift: Array
-    #: (J,), alpha - 1 of the Dirichlet; None where weights are known
+    #: (J,), alpha - 1 of the Dirichlet. None where weights are known
     weights: Array | None
-    #: (2,), shape - 1 and rate of the precision of the noise; None where it is known
+    #: (2,), shape - 1 and rate of the precision of the noise. None where it is known
     noise: Array | None
     #: (), of a constant
     log_scale: Array
 
 
 class MixtureProblem(NamedTuple):
-    """What stays fixed during a fit; the rows are not part of it."""
+    """What stays fixed during a fit. The rows are not part of it."""
 
     n_rows: int
     #: (d,), subtracted from rows and prior means
@@ -174,7 +174,7 @@ class MixtureModel:
         return self.problem.log_evidence(state)
 
 
-# ---- at the door ----
+# ---- checks of arguments ----
 
 
 def check_size(J: int, rows: Array, schedule: Any) -> None:
@@ -195,7 +195,7 @@ def rows_at_door(X: Any, d: int | None = None) -> Array:
 
 
 def spread_of(X: Array) -> float:
-    """The variance of the columns about their means, averaged; 1 where rows are all alike."""
+    """The variance of the columns about their means, averaged. 1 where rows are all alike."""
     with np.errstate(all="ignore"):
         found = float(X.var(axis=0).mean())
     if not math.isfinite(found):

@@ -63,7 +63,7 @@ def fit_network(
 ) -> NetworkPosterior:
     """Fit a Bayesian neural network by probabilistic backpropagation.
 
-    Layers z_l = max(0, W_l [z_(l-1); 1] / sqrt(inputs + 1)), the last one linear and of one unit;
+    Layers z_l = max(0, W_l [z_(l-1); 1] / sqrt(inputs + 1)), the last one linear and of one unit.
     q is a product of Gaussians over the weights and of gammas over the precisions of noise and
     weights. A row costs about 20 flops per weight.
 
@@ -71,23 +71,23 @@ def fit_network(
     ----------
     X : array_like of shape (n, d)
     y : array_like of shape (n,)
-        Numbers; labels -1 and 1 with ``loss="probit"``.
+        Numbers. Labels -1 and 1 with ``loss="probit"``.
     hidden : tuple of int
         Units of one to three hidden layers.
     schedule : ADF, SEP, AEP, DSEP or EP, optional
         By default up to 2,000 rows ADF, of as many passes up to 40 as predict held-out rows best
-        (40 is what is published); for more ``SEP(sweeps=40, tol=0, order="shuffled")``. Each pass
+        (40 is what is published). For more ``SEP(sweeps=40, tol=0, order="shuffled")``. Each pass
         of ADF counts the rows once more, which helps where rows are few: factorised beliefs are
         held back by their prior. SEP counts them once. EP stores 2 W numbers per row. Batches of M
-        rows, of SEP, DSEP and AEP, are damped by 16 / M unless told otherwise, as rows that move
+        rows, of SEP, DSEP and AEP, are damped by 16 / M by default, as rows that move
         together go too far: large batches take many passes.
     prior : tuple of float, or float, optional
         Shape > 1 and rate of the gamma distribution of the weights' prior precision, which is
-        learned; or that precision. By default (6, 6) as published, but the precision 1 for several
+        learned. Or that precision. By default (6, 6) as published, but the precision 1 for several
         passes of ADF with a probit output: where rows count several times, the learned prior grows
         wide and the labels grow too sure.
     noise : tuple of float
-        Those of the precision of the noise, of the standardised response; unused with a probit
+        Those of the precision of the noise, of the standardised response. Unused with a probit
         output.
     standardize : bool, default=True
         Whether columns of X, and y, are brought to mean 0 and variance 1 first.
@@ -99,11 +99,11 @@ def fit_network(
     site_dtype : {"float64", "float32"}, default="float64"
         Of the sites of EP.
     start : NetworkPosterior, optional
-        A fit to go on from; settings that are not given are its own, and scales always.
+        A fit to go on from. Settings that are not given are its own, and scales always.
     callback : callable, optional
-        Called after each pass as ``callback(info, state)``; a true answer ends the fit.
+        Called after each pass as ``callback(info, state)``. A true answer ends the fit.
     progress : bool or callable, default=False
-        True shows a bar; a callable is called with the number of rows done.
+        True shows a bar. A callable is called with the number of rows done.
 
     Returns
     -------
@@ -112,9 +112,9 @@ def fit_network(
     Raises
     ------
     TypeError, ValueError
-        For arguments that are not allowed; for EP whose sites do not fit into memory.
+        For arguments that are not allowed. For EP whose sites do not fit into memory.
     Interrupted
-        On Ctrl-C; its ``posterior`` holds the rows so far.
+        On Ctrl-C. Its ``posterior`` holds the rows so far.
 
     Warns
     -----
@@ -215,7 +215,7 @@ def _damped(schedule: Any, n: int) -> Any:
 def _scaling(
     X: Any, y: Any, loss: Any, standardize: bool, start: NetworkPosterior | None
 ) -> Scaling:
-    """Scales of the rows, which are checked as far as they need; those of the start."""
+    """Scales of the rows, which are checked as far as they need. Those of the start."""
     if start is not None:
         return start.problem.scaling
     given = _checks.array("X", X, shape=(None, None))
@@ -237,7 +237,7 @@ def _scaling(
 def _as_before(
     problem: NetworkProblem, before: NetworkProblem, given: dict[str, Any]
 ) -> NetworkProblem:
-    """The settings of a start, where none are given; others than its own make no sense."""
+    """The settings of a start, where none are given. Others than its own make no sense."""
     usual = {"hidden": HIDDEN, "prior": GAMMA, "noise": GAMMA}
     for name, value in usual.items():
         mine, ours = getattr(problem, name), getattr(before, name)

@@ -40,7 +40,7 @@ class NetworkPosterior(Recorded):
     Attributes
     ----------
     converged : bool
-        Whether a tolerance was met; False with ``tol=0``.
+        Whether a tolerance was met. False with ``tol=0``.
     history : list of SweepInfo
         Of the passes of this fit. ``log_evidence`` is the sum of the rows' log Z in the pass, of
         the standardised response: how well each row was predicted on the way. It is no estimate of
@@ -100,7 +100,7 @@ class NetworkPosterior(Recorded):
 
     @property
     def noise_variance(self) -> float:
-        """Mean of the noise variance, on the scale of y; 0 for a probit output, which has none."""
+        """Mean of the noise variance, on the scale of y. 0 for a probit output, which has none."""
         noise = self.problem.noise_of(self.state.belief)
         return 0.0 if noise is None else noise * self.problem.scaling.y_scale**2
 
@@ -122,7 +122,7 @@ class NetworkPosterior(Recorded):
         Returns
         -------
         mean, variance : ndarray of shape (m,)
-            On the scale of y; of a probit output the latent value.
+            On the scale of y. Of a probit output the latent value.
         """
         scaling = self.problem.scaling
         mean, variance = self.problem.latent(self.state.belief, scaling.rows(X))
@@ -167,7 +167,7 @@ class NetworkPosterior(Recorded):
         size : int
             Number of draws.
         rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
+            A generator, or a seed for one. None draws afresh.
 
         Returns
         -------
@@ -190,7 +190,7 @@ class NetworkPosterior(Recorded):
         size : int
             Number of draws.
         rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
+            A generator, or a seed for one. None draws afresh.
 
         Returns
         -------
@@ -281,7 +281,7 @@ class NetworkPosterior(Recorded):
     # ---- more rows ----
 
     def partial_fit(self, X: Any, y: Any) -> NetworkPosterior:
-        """The posterior with new rows taken in, by one pass of ADF; this one stays as it is.
+        """The posterior with new rows taken in, by one pass of ADF. This one stays as it is.
 
         After SEP their share of the site follows: the site is what the belief has beyond the prior,
         over all rows so far. Scales stay those of the first fit.
@@ -346,7 +346,7 @@ class NetworkPosterior(Recorded):
         return table(index, columns, {"converged": self.converged, "notes": notes})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads. Nothing is pickled.
 
         A fit that goes on from it (``start``) goes on to the bit as if it had not stopped.
         """

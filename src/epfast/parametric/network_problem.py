@@ -50,7 +50,7 @@ class Scaling(NamedTuple):
 
 
 def scaling_of(X: Array, y: Array | None) -> Scaling:
-    """Means and standard deviations of columns, (n, d), and of y; 1 for one that is constant."""
+    """Means and standard deviations of columns, (n, d), and of y. 1 for one that is constant."""
     mean, scale = _scales(X)
     if y is None:
         return Scaling(mean, scale, 0.0, 1.0)
@@ -220,7 +220,7 @@ class NetworkProblem(NamedTuple):
         )
 
     def noise_of(self, belief: Array) -> float | None:
-        """Mean of the noise variance, of scaled responses; None for a probit output."""
+        """Mean of the noise variance, of scaled responses. None for a probit output."""
         alpha, rate = belief[-4:-2]
         return None if self.probit else float(rate / alpha)
 

@@ -1,4 +1,4 @@
-"""CHOICES 3 and 4, which sites are stored and who goes when. A schedule is data; the fits run it.
+"""Which sites are stored, and in which order they are updated. A schedule is data that fits run.
 
 Arguments that only some combinations use default to None, and None means what suits the
 combination. A number that is given and not used is refused, but for ``damping=1`` and ``power=1``.

@@ -1,4 +1,4 @@
-"""Schedules with a site per factor, or none; and what all schedules share."""
+"""Schedules with a site per factor, or none. And what all schedules share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_numbers(schedule: Any) -> None:
 
 
 def check_given(schedule: Any, check: Any, *names: str, **limits: Any) -> None:
-    """Check numbers that may be None; they become plain ones."""
+    """Check numbers that may be None. They become plain ones."""
     for name in names:
         value = getattr(schedule, name)
         if value is not None:
@@ -40,10 +40,10 @@ class Schedule:
 
     #: sites: one per "factor" or "shard", "none", "shared" by many, or "descent" (double loop)
     stores: ClassVar[str] = "factor"
-    #: what the order "auto" is on an executor, else "sequential"; None: other things decide
+    #: what the order "auto" is on an executor, else "sequential". None: other things decide
     in_tasks: ClassVar[str | None] = None
 
-    #: most sweeps; with ``tol=0`` exactly so many
+    #: most sweeps. With ``tol=0`` exactly so many
     sweeps: int
     tol: float
     damping: float | None
@@ -80,7 +80,7 @@ class Schedule:
         return result
 
     def visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
-        """The order of the factors in the given sweep, each once; a subclass may override it.
+        """The order of the factors in the given sweep, each once. A subclass may override it.
 
         A shuffled order depends on the seed and the number of the sweep alone.
         """
@@ -90,7 +90,7 @@ class Schedule:
         return self.fixed_visits(n_factors) if self.order == "chunked" else range(n_factors)
 
     def fixed_visits(self, n_factors: int) -> NDArray[np.intp]:
-        """A random order of the factors, the same in each sweep; it depends on the seed alone."""
+        """A random order of the factors, the same in each sweep. It depends on the seed alone."""
         rng = np.random.default_rng(int(self.seed or 0))
         return rng.permutation(n_factors).astype(np.intp, copy=False)
 
@@ -148,38 +148,38 @@ class EP(Schedule):
         In (0, 1], the share of the new site: g <- g^(1 - damping) g_new^damping. By default 1,
         undamped, but 0.5 for scalar sites in parallel order with ``tol`` > 0.
     power : float, default=1
-        > 0; the power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a).
+        > 0. The power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a).
     order : {"auto", "sequential", "shuffled", "chunked", "parallel", "residual"}, default="auto"
         "shuffled" visits the factors in a new random order each sweep (the rows of a factor stay
-        together); "parallel" fits all from the same posterior, then updates once. "chunked", for
+        together). "parallel" fits all from the same posterior, then updates once. "chunked", for
         scalar sites with a full covariance, fits some rows at a time from the same posterior, in a
         random order that is the same in each sweep: nearly the few sweeps of sequential order, each
         of them nearly as fast as a parallel one. Chunks grow while sweeps contract and shrink where
-        they do not; one that would make the posterior improper, or of which a site would be
-        refused, is halved, at last taken row by row; slow tails are mixed (Anderson). "auto" is the
+        they do not. One that would make the posterior improper, or of which a site would be
+        refused, is halved, at last taken row by row. Slow tails are mixed (Anderson). "auto" is the
         order that converges soonest for scalar sites with a full covariance: "chunked" from 700
-        rows and 8 per column on, "sequential" with fewer; from 200 columns on one such sweep, then
+        rows and 8 per column on, "sequential" with fewer. From 200 columns on one such sweep, then
         passes: all rows from one posterior, after O(n d) steps on the means with the precisions of
-        sites held; such a sweep again where one does not contract (dense rows of doubles without
+        sites held. Such a sweep again where one does not contract (dense rows of doubles without
         weights, log-concave factors, scheme "exact"). For processes of 128 values or
         more it is a sequential sweep, then joint steps, which go to the fixed point of all sites by
-        a covariance that is linear in them and converge quadratically; a sequential sweep again
+        a covariance that is linear in them and converge quadratically. A sequential sweep again
         where one does not contract. For scalar sites with a factorised posterior it is
         "sequential", where sweeps settle slowly each after a Newton step on all means, of O(n d^2)
-        or some passes over many columns; not with losses that are not convex, or fits that are not
+        or some passes over many columns. Not with losses that are not convex, or fits that are not
         exact. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is "sequential".
         "residual", for graphs: next is the factor whose neighbours have changed most since it was
-        visited; a sweep is as many updates as there are factors.
+        visited. A sweep is as many updates as there are factors.
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.
-        "nonnegative": a negative precision is set to 0 and the slope kept; "keep": a site that
-        makes the posterior improper keeps its old value; "floor": the precision is at least -0.9
-        times the cavity's. By default the first; for scalar sites the second.
+        "nonnegative": a negative precision is set to 0 and the slope kept. "keep": a site that
+        makes the posterior improper keeps its old value. "floor": the precision is at least -0.9
+        times the cavity's. By default the first. For scalar sites the second.
     block : int, optional
-        Of scalar sites: in sequential order, the sites per block of the exact blocked sweep; in
+        Of scalar sites: in sequential order, the sites per block of the exact blocked sweep. In
         "chunked" order, the rows per chunk, which then keep their number.
     seed : int, optional
-        Of "shuffled" and "chunked"; None is 0.
+        Of "shuffled" and "chunked". None is 0.
     """
 
     sweeps: int = 100
@@ -203,12 +203,12 @@ class EP(Schedule):
 class ADF(Schedule):
     """Assumed density filtering: no site is stored, O(d) memory beside the data.
 
-    From flat sites one pass is the first sweep of EP; with a factorised posterior after ``settle``.
+    From flat sites one pass is the first sweep of EP. With a factorised posterior after ``settle``.
 
     Parameters
     ----------
     passes : int, default=1
-        Passes over the data; each counts every row once more.
+        Passes over the data. Each counts every row once more.
     power : float, optional
         As in :class:`EP`.
     order : {"sequential", "shuffled"}, optional
@@ -218,7 +218,7 @@ class ADF(Schedule):
         As in :class:`EP`.
     settle : int, optional
         For a factorised posterior without a start: the first rows, so many, are fitted by up to 20
-        sweeps of EP, and the pass goes on from there; else means may be hundreds of sd off. None:
+        sweeps of EP, and the pass goes on from there. Else means may be hundreds of sd off. None:
         max(1000, 50 d), while the sites have up to 2^23 numbers. 0: ADF of the papers.
     """
 
@@ -255,7 +255,7 @@ class DoubleLoop(Schedule):
     """Sweeps of EP, and if they do not settle, descent to a fixed point of EP.
 
     For Gaussian processes. The outer loop lowers a function whose minima are fixed points of EP
-    (Opper & Winther 2005), at the price of some 50 sweeps a step; each step is a record in
+    (Opper & Winther 2005), at the price of some 50 sweeps a step. Each step is a record in
     ``history``.
 
     Parameters
@@ -291,7 +291,7 @@ class DoubleLoop(Schedule):
 
     @property
     def sweeps(self) -> int:  # type: ignore[override]
-        """Most steps; the sweeps of ``start`` come on top."""
+        """Most steps. The sweeps of ``start`` come on top."""
         return self.steps
 
     @property

@@ -28,7 +28,7 @@ class Batches(NamedTuple):
     rows: NDArray[np.intp]
     #: group of each
     group: NDArray[np.intp]
-    #: whether the row is the last of its batch; a batch lies within a group
+    #: whether the row is the last of its batch. A batch lies within a group
     last: NDArray[np.uint8]
 
 
@@ -56,7 +56,7 @@ class SharedSites(Schedule):
         """The group of each factor, 0 to K - 1."""
         return np.zeros(n, dtype=np.intp)
 
-    #: factors per batch; None: whole groups
+    #: factors per batch. None: whole groups
     batch: int | None = None
 
     def _size(self, n: int) -> int:
@@ -89,13 +89,13 @@ class SharedSites(Schedule):
 class SEP(SharedSites):
     """Stochastic EP (Li, Hernández-Lobato, Turner 2015): one site shared by all factors.
 
-    q = p0 g^N: O(d^2) numbers whatever the number of rows, where EP stores two per row; but each
+    q = p0 g^N: O(d^2) numbers whatever the number of rows, where EP stores two per row. But each
     batch costs a Cholesky factorisation, O(d^3). For scalar sites.
 
     Parameters
     ----------
     sweeps, tol, damping, power
-        As in :class:`EP`; damping scales the step 1 / N of each factor, and a power other than 1
+        As in :class:`EP`. Damping scales the step 1 / N of each factor, and a power other than 1
         makes it stochastic power EP.
     order, seed
         As in :class:`EP`, "sequential" or "shuffled".
@@ -121,7 +121,7 @@ class AEP(SharedSites):
     Parameters
     ----------
     sweeps, tol, damping, power
-        As in :class:`SEP`; damping None is 0.5 with ``tol`` > 0.
+        As in :class:`SEP`. Damping None is 0.5 with ``tol`` > 0.
     """
 
     sweeps: int = 100
@@ -163,13 +163,13 @@ class DSEP(_SharedInGroups):
     Parameters
     ----------
     groups : int or array_like of shape (n,), optional
-        How many groups, cut from the rows in their order with nearly equal sizes; or the label of
+        How many groups, cut from the rows in their order with nearly equal sizes. Or the label of
         each row's group, 0 to K - 1. By default 8, or one per row where these are fewer.
     sweeps, tol, damping, power, seed, batch
-        As in :class:`SEP`; a batch lies within a group.
+        As in :class:`SEP`. A batch lies within a group.
     order : {"auto", "sequential", "shuffled", "parallel"}
         "parallel": each group goes through its batches from the same posterior, with the sites of
-        the other groups held fixed; then all sites are new at once, which None damps by 0.5 (with
+        the other groups held fixed. Then all sites are new at once, which None damps by 0.5 (with
         ``tol`` > 0). "auto" is that on an executor, else "sequential".
     """
 
@@ -183,7 +183,7 @@ class DAEP(_SharedInGroups):
     Parameters
     ----------
     groups, sweeps, tol, damping, power, order, seed
-        As in :class:`DSEP`; damping None is 0.5 with ``tol`` > 0.
+        As in :class:`DSEP`. Damping None is 0.5 with ``tol`` > 0.
     """
 
 
@@ -192,18 +192,18 @@ class DEP(Schedule):
     """Distributed EP (Xu et al. 2014, Gelman et al. 2014): a site per shard of the rows.
 
     The site of shard k is fitted to the whole likelihood of the shard by EP within it, with the
-    cavity q / g_k as its prior; q = p0 Π_k g_k. g_k is stored as the sites of the shard's rows;
-    what a worker would send is d^2 + d numbers. The fixed points are those of :class:`EP`.
+    cavity q / g_k as its prior. q = p0 Π_k g_k. g_k is stored as the sites of the shard's rows.
+    What a worker would send is d^2 + d numbers. The fixed points are those of :class:`EP`.
 
     Parameters
     ----------
     shards : int or array_like of shape (n,), optional
         How many shards, or the label of each row's shard, as ``groups`` of :class:`DSEP`.
     sweeps, tol, damping
-        As in :class:`EP`; a sweep visits each shard once.
+        As in :class:`EP`. A sweep visits each shard once.
     order : {"auto", "sequential", "shuffled", "parallel", "as_completed"}, default="auto"
         Of the shards, as in :class:`EP`. "as_completed", on an executor: as many shards are in
-        flight as there are workers; each answer moves the posterior as it comes, and the next shard
+        flight as there are workers. Each answer moves the posterior as it comes, and the next shard
         in turn leaves with the newest posterior. Nobody waits for the slowest, and the posterior
         that a shard saw is old by the few others in flight, so that it converges nearly as fast as
         "sequential", but not twice by the same numbers. ``damping`` is what it begins with, halved
@@ -211,9 +211,9 @@ class DEP(Schedule):
     seed : int, optional
         As in :class:`EP`.
     inner : EP or ADF, optional
-        The EP within a shard, from the sites that its rows have; its power is that of the whole.
+        The EP within a shard, from the sites that its rows have. Its power is that of the whole.
         ``EP(sweeps=20, tol=tol / 10)`` by default. ``ADF()``: one pass over the shard, of which the
-        site of the shard alone is kept; ``DEP(sweeps=1, tol=0, order="parallel", inner=ADF())``
+        site of the shard alone is kept. ``DEP(sweeps=1, tol=0, order="parallel", inner=ADF())``
         combines passes over the shards (:func:`epfast.combine`).
     """
 

@@ -20,7 +20,7 @@ class Scheme:
     """Base of the schemes.
 
     A scheme of your own overrides :meth:`core_arguments`, to call a scheme of the core with other
-    numbers; it then serves minibatch factors and scalar sites. For new mathematics on scalar sites
+    numbers. It then serves minibatch factors and scalar sites. For new mathematics on scalar sites
     subclass :class:`RowScheme`.
     """
 
@@ -32,7 +32,7 @@ class Scheme:
     integrates: ClassVar[bool] = False
     #: True if sites are fitted beside relaxation factors
     relaxes: ClassVar[bool] = False
-    #: why it serves no minibatches but scalar sites alone; "" where it does
+    #: why it serves no minibatches but scalar sites alone. "" where it does
     one_dimension: ClassVar[str] = ""
     #: True if fits change it: it is serial then
     learns: ClassVar[bool] = False
@@ -104,7 +104,7 @@ class Scheme:
         return None
 
     def warning(self) -> str:
-        """What a fit by it warns of; empty if nothing."""
+        """What a fit by it warns of. Empty if nothing."""
         return ""
 
     @property
@@ -130,7 +130,7 @@ class Scheme:
     ) -> MinibatchSweep:
         """Fits of factors with a diagonal cavity and at most ``rows`` rows, for the core.
 
-        sparse: rows are CSR; then a SparseSweep where the scheme leaves coordinates alone that no
+        sparse: rows are CSR. Then a SparseSweep where the scheme leaves coordinates alone that no
         row has. settings: power, damping and site_rule of the sweeps.
         """
         numbers = self.core_arguments(d)
@@ -139,7 +139,7 @@ class Scheme:
 
 
 class RowScheme(Scheme):
-    """Base of the schemes of scalar sites; one of your own overrides ``moments``."""
+    """Base of the schemes of scalar sites. One of your own overrides ``moments``."""
 
     #: the reason why it serves no minibatches
     one_dimension = "it finds moments over one dimension"
@@ -155,7 +155,7 @@ class RowScheme(Scheme):
         loss : Loss
             Of the factors t.
         y : ndarray of shape (n,) or (n, response_width)
-            Labels, for a loss of the margin; else what ``loss.responses`` made of y.
+            Labels, for a loss of the margin. Else what ``loss.responses`` made of y.
         mean, variance, power : ndarray of shape (n,)
 
         Returns

@@ -37,12 +37,12 @@ class ImportanceSampling(RowScheme):
     Draws come in antithetic pairs, mean +- z standard deviations. Those of sweep k (from 0) are
     seeded by [seed, k]: the same data, schedule and seed give the same result, and a resumed run
     goes on as if it had not stopped. Every sweep draws afresh, so that the posterior keeps moving
-    by the noise, which falls as 1 / sqrt(samples); ``tol`` is rarely met.
+    by the noise, which falls as 1 / sqrt(samples). ``tol`` is rarely met.
 
     Parameters
     ----------
     samples : int, default=1000
-        Draws per site and visit; an odd last one has no mirror image.
+        Draws per site and visit. An odd last one has no mirror image.
     seed : int, default=0
         Of the random numbers.
     """

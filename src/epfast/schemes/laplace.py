@@ -50,7 +50,7 @@ class Laplace(Scheme):
     curvature : {"exact", "slope"}, default="exact"
         As in :class:`QuickLaplace`, in the Newton steps too.
     tol : float, default=1e-05
-        Newton stops when the step is below tol times the norm of the parameters; on scalar sites
+        Newton stops when the step is below tol times the norm of the parameters. On scalar sites
         tol is at most 1e-12.
     max_iter : int, default=50
         Newton iterations at most.

@@ -35,7 +35,7 @@ def resolve(scheme: Any) -> Scheme:
 
 
 def describe(scheme: Scheme | None) -> dict[str, Any] | None:
-    """A scheme as JSON, by its fields; None if it cannot be saved."""
+    """A scheme as JSON, by its fields. None if it cannot be saved."""
     names = {kind: name for name, kind in NAMED.items()}
     if scheme is None or type(scheme) not in names:
         return None

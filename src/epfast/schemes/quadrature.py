@@ -32,7 +32,7 @@ class Quadrature(Scheme):
     Parameters
     ----------
     gamma : float, optional
-        Distance of the points from the cavity mean, in cavity standard deviations;
+        Distance of the points from the cavity mean, in cavity standard deviations.
         ``sqrt(d + 1/2)`` by default, which makes the weights equal.
     """
 
@@ -54,7 +54,7 @@ class Variational(Scheme):
     Parameters
     ----------
     gamma : float, optional
-        As in :class:`Quadrature`; for ``rule="sigma"`` only.
+        As in :class:`Quadrature`. For ``rule="sigma"`` only.
     rule : {"sigma", "fifth"} or (points, weights), default="sigma"
         "sigma" is the rule of 2d + 1 points: as many as unknowns, so that the fit interpolates the
         log factor and has a closed form, O(s d). "fifth" is the fifth-degree rule of 2 d^2 + 1
@@ -63,7 +63,7 @@ class Variational(Scheme):
     solver : {"auto", "newton"}, default="auto"
         "newton" uses Newton for the 2d + 1 rule too, from a constant: the algorithm of the paper,
         as a check of the closed form. The Hessian is an arrow, whose Cholesky factor has no fill:
-        O(d) a step. A point that is n nats below the highest takes n steps; 10,000 are allowed.
+        O(d) a step. A point that is n nats below the highest takes n steps. 10,000 are allowed.
     """
 
     gamma: float | None = None

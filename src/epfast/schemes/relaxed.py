@@ -24,7 +24,7 @@ class Relaxed(RowScheme):
     Before factor i is fitted its cavity is multiplied by r_i, a Gaussian with the mean of the site
     g_i that is to be replaced (eq. 13), and the new site is the projection of t_i r_i cavity
     divided by r_i cavity. b >= 0, the size of r_i, is the least of a divergence plus ``weight`` b.
-    It is 0, and the fit that of EP, where factor and posterior agree; for outliers it is not, and
+    It is 0, and the fit that of EP, where factor and posterior agree. For outliers it is not, and
     they move the posterior less. As ``weight`` grows the result goes to EP's. For processes, and
     for rows of ``fit_linear`` with a full covariance.
 
@@ -37,14 +37,14 @@ class Relaxed(RowScheme):
         of the paper). "joint": to the best Gaussian instead of r_i q. "printed": equation 42, with
         r_i = N(mean of g_i, 1 / b) and the penalty c abs(b), and the site as in equations 22 and
         23. Equation 42 differs from the divergence it is derived from, and these two equations
-        leave r_i in the site; the option is there to show what they do.
+        leave r_i in the site. The option is there to show what they do.
     freeze : int, optional
         From this sweep on relaxation factors are kept as they are, which settles sooner.
     scheme : Scheme
         Whose tilted moments are relaxed.
     factor : {"power", "normal"}, default="power"
         What r_i is. "power": g_i^b, in which b has no unit, so that ``weight`` does not depend on
-        the scale of the kernel; sweeps settle more often than those of EP. "normal": the paper's
+        the scale of the kernel. Sweeps settle more often than those of EP. "normal": the paper's
         N(mean of g_i, 1 / b), of mean 0 while g_i is flat, with its penalty c abs(b): the algorithm
         as it is meant. Its sweeps seldom settle.
     """

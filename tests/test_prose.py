@@ -1,0 +1,119 @@
+"""What users read: few semicolons, the words of the field, 0.05 in place of .05, all names."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import epfast
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+#: pages of tables that are not reviewed yet
+LATER = {"clusters", "data", "graphs", "hyper", "speed"}
+TABLES = [path for path in (DOCS / "tables").glob("*.rst") if path.stem not in LATER]
+PAGES = [*DOCS.glob("*.rst"), *(DOCS / "guide").glob("*.rst"), *TABLES]
+PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
+PROGRAMS = sorted((ROOT / "examples").rglob("*.py"))
+SOURCE = Path(epfast.__file__).parent
+#: folders whose docstrings are not reviewed yet
+UNREVIEWED = {"gaussian", "graph", "rating", "_core"}
+MODULES = [
+    path
+    for path in sorted(SOURCE.rglob("*.py"))
+    if path.relative_to(SOURCE).parts[0] not in UNREVIEWED
+]
+#: at most one semicolon per so many sentences
+SENTENCES = 10
+#: names of parts of the library that only its authors use
+PRIVATE = re.compile(
+    r"\b(?:houses?|rooms?|wings?|strangers?|doors?|certificates?|told|goes when)\b", re.I
+)
+#: what has other names: files, benchmarks, quoted output
+NAMES = re.compile(r"`+[^`]*`+|\S*(?:test_house|certificates)\S*")
+#: ".05", but not the ".2f" of a format or the ".csv" of a file
+BARE = re.compile(r"(?<![\w.:)\]}{>'\"*/])\.\d")
+CODE = re.compile(r"^```.*?^```$", re.M | re.S)
+DIRECTIVE = re.compile(r"^( *)\.\. (?!list-table|glossary)[\w-]+::.*\n(?:\n|\1 +.*\n)*", re.M)
+MATH = re.compile(r":math:`[^`]*`")
+END = re.compile(r"[.!?:](?=\s|$)")
+
+
+def prose_of_page(path):
+    """A page without its code, formulas and pictures."""
+    text = path.read_text(encoding="utf-8") + "\n"
+    return MATH.sub("x", DIRECTIVE.sub("", CODE.sub("", text)))
+
+
+def prose_of_program(path):
+    """The docstring of a program of the gallery, and its comments of whole lines."""
+    text = path.read_text(encoding="utf-8")
+    comments = re.findall(r"^# ?(?!%%)(.*)$", text, re.M)
+    return MATH.sub("x", "\n".join([ast.get_docstring(ast.parse(text)) or "", *comments]))
+
+
+def docstrings(path):
+    """Those of a module, of its public classes and functions and of their methods."""
+    found, waiting = [], [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        found.append(ast.get_docstring(node) or "")
+        kinds = ast.ClassDef, ast.FunctionDef
+        waiting += [
+            inner
+            for inner in node.body
+            if isinstance(inner, kinds) and not inner.name.startswith("_")
+            if not isinstance(node, ast.FunctionDef)
+        ]
+    return MATH.sub("x", "\n".join(found))
+
+
+TEXTS = {path.relative_to(ROOT).as_posix(): prose_of_page(path) for path in sorted(PAGES)}
+TEXTS |= {path.relative_to(ROOT).as_posix(): prose_of_program(path) for path in PROGRAMS}
+TEXTS |= {f"epfast/{path.relative_to(SOURCE).as_posix()}": docstrings(path) for path in MODULES}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_sentences_are_short(name):
+    text = re.sub(r"`[^`]*`", "x", TEXTS[name])
+    # references to several papers have semicolons between them
+    text = re.sub(r"\([^()]*\d{4}[^()]*\)", "", text)
+    assert text.count(";") <= max(1, len(END.findall(text)) // SENTENCES)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_words_are_those_of_the_field(name):
+    assert not PRIVATE.findall(NAMES.sub("", TEXTS[name]))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_numbers_have_their_zero(name):
+    assert not BARE.findall(re.sub(r"<[^<>]*>", "", TEXTS[name]))
+
+
+def test_what_counts_as_bad():
+    assert PRIVATE.search("the room of losses")
+    assert not PRIVATE.search("a bedroom, indoors")
+    assert BARE.findall("within .05 sd, (.3), -.2") == [".0", ".3", ".2"]
+    assert not BARE.findall("0.05, x[:.2], f'{x:.2f}', v1.2.3")
+
+
+def test_the_reference_has_every_public_name():
+    text = (DOCS / "api.rst").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^   ([\w.]+)$", text, re.M))
+    names = {f"{name}" for name in epfast.__all__} | {"formula.fit", "formula.FormulaFit"}
+    for module in ("losses", "schemes", "graph", "rating", "plots", "priors", "backend", "dask"):
+        try:
+            found = importlib.import_module(f"epfast.{module}").__all__
+        except ImportError:  # an extra that is not installed
+            continue
+        names |= {f"{module}.{name}" for name in found}
+    short = {name.rpartition(".")[2] for name in listed}
+    # functions between names and objects, modules, and bases without features of their own
+    inner = {"NAMED", "describe", "resolve", "restore", "restore_prior", "CoreLoss", "LatentLoss"}
+    inner |= {"backend", "graph", "losses", "operators", "priors", "schemes"}
+    assert {name for name in names if name.rpartition(".")[2] not in short | inner} == set()
+    first = text.partition("\nEstimators\n")[0]
+    assert len(re.findall(r"^   ([\w.]+)$", first, re.M)) == 14
