@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# The workers of pytest-xdist share the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A shell starts what it puts in the background with Ctrl-C ignored; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,7 +21,7 @@ TIERS = ("fast", "full", "long")
 #: cases of a group that a tier runs
 CASES = {"fast": 1, "full": 4}
 #: parameters whose values are groups: entries of registries and tables
-ENTRIES = {"loss", "scheme", "schedule", "name", "kind"}
+ENTRIES = {"loss", "scheme", "schedule", "order", "name", "kind"}
 
 
 def pytest_addoption(parser):

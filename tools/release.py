@@ -127,7 +127,7 @@ def check_ci() -> None:
 
 
 def check_long() -> None:
-    """All cases of tests, sanitizers, kills while files are written, ten minutes of random calls."""
+    """All cases of tests, sanitizers, kills while a file is written, minutes of random calls."""
     run(sys.executable, "-m", "pip", "install", "-q", ".[test]")
     run(sys.executable, "-m", "pytest", "-q", "-n", "auto", "--tier", "long")
     run("bash", "tools/sanitize.sh")

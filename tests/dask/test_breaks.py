@@ -17,7 +17,10 @@ from epfast import DAEP, DEP, EP, fit_linear
 from tests.dask.test_cluster import X, Y, collections
 from tests.oracles.full_fits import TIGHT, assert_same
 
-pytestmark = pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning", "ignore:Sending large")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning", "ignore:Sending large"),
+]
 
 
 class Straggling(Executor):
@@ -124,7 +127,7 @@ def started(tmp_path_factory):
 ROUNDS = DAEP(8, 60, 1e-8)
 GONE = [
     pytest.param(DEP(8, 60, 1e-8), True, id="as completed"),
-    pytest.param(ROUNDS, False, id="rounds", marks=pytest.mark.full),
+    pytest.param(ROUNDS, False, id="rounds"),
 ]
 
 

@@ -211,6 +211,7 @@ def test_regressor(client):
 # ---- what breaks ----
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_takes_nothing_with_it(client, cluster):
     rows, responses, _ = collections()
     seen = []

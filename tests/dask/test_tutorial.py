@@ -9,6 +9,7 @@ from tests.test_documentation import blocks_of_rst
 PAGE = Path(__file__).parents[2] / "docs" / "dask.rst"
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:Port", "ignore:Sending large", "ignore::ResourceWarning")
 def test_blocks_run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

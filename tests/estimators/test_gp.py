@@ -40,7 +40,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.full
+@pytest.mark.cover(lambda estimator, check: check.func.__name__)
 @parametrize_with_checks([GPClassifier()])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

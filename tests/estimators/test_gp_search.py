@@ -439,6 +439,7 @@ def test_sweeps_that_do_not_shrink_are_given_up():
     assert any(swept(0.95**k for k in range(200)))
 
 
+@pytest.mark.full
 def test_sweeps_of_a_search_are_few_where_none_hold(monkeypatch):
     """A search with Student-t noise, whose fits at small scales do not settle."""
     sweeps = []

@@ -52,7 +52,7 @@ EQUIVALENCE = (
 )
 
 
-@pytest.mark.full
+@pytest.mark.cover(lambda estimator, check: check.func.__name__)
 @parametrize_with_checks(
     [LinearClassifier()],
     expected_failed_checks=lambda estimator: dict.fromkeys(

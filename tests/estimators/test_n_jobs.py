@@ -114,6 +114,7 @@ def test_blas_has_one_thread_in_each_of_several_fits():
         assert in_threads([blas] * 2, 1) == [before] * 2
 
 
+@pytest.mark.full
 def test_after_fits_blas_is_as_found(shared):
     threadpoolctl = pytest.importorskip("threadpoolctl")
     with threadpoolctl.threadpool_limits(2, user_api="blas"):

@@ -75,7 +75,7 @@ def tails(model, m, v):
 
 # of equal rows without noise a search tells that rounding spoils some points
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
-@pytest.mark.full
+@pytest.mark.cover(lambda estimator, check: check.func.__name__)
 @parametrize_with_checks([LinearRegressor(), GPRegressor(), LinearRegressor(loss="laplace_noise")])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

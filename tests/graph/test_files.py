@@ -220,6 +220,7 @@ def rewritten(path, members, forged=False):
             archive.writestr(name, content)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [*GRAPHS, "shared"])
 def test_damaged_numbers_are_refused_or_harmless(name, saved, tmp_path):
     """Any array with one number changed: an error that names the file, or a posterior that fits."""
@@ -261,6 +262,7 @@ def goes_on(path):
     assert not np.isnan(again.state.beliefs).any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["forms", "categories"])
 def test_damaged_shapes_and_headers_are_refused_or_harmless(name, saved, tmp_path):
     path, members = tmp_path / "bad.npz", parts(saved[name])

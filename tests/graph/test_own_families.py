@@ -94,6 +94,7 @@ class TestQuadrature:
 
 
 class TestImportance:
+    @pytest.mark.full
     def test_noise_of_unknown_precision(self):
         schedule = EP(300, 1e-9)
         found = of_noise(ImportanceMessages(draws=40_000), schedule)

@@ -367,6 +367,7 @@ def test_a_child_of_a_fork_has_locks_and_threads_of_its_own():
     assert blas_pools() == before
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_children_of_a_process_that_fits():
     """They compute what it computed before."""
@@ -433,6 +434,7 @@ raise SystemExit(status)
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_of_a_first_fit():
     """It does not wait for what the first fit imports and looks up."""

@@ -11,17 +11,17 @@ from tests.oracles.own_factors import SMOOTH, by_grid, cavities, one_factor, see
 
 
 class TestQuadrature:
+    @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("name", SMOOTH)
-    def test_two_variables_against_a_grid(self, name):
-        for seed in range(4):
-            messages = cavities(np.random.default_rng(seed), 1)
-            log_z, mean, variance = by_grid(SMOOTH[name], messages)
-            post, x = one_factor(SMOOTH[name], "quadrature", messages)
-            assert post.log_evidence == pytest.approx(log_z, abs=1e-8)
-            for j in range(2):
-                sd = variance[j] ** 0.5
-                np.testing.assert_allclose(post[x[j]].mean, mean[j], atol=1e-8 * sd)
-                np.testing.assert_allclose(post[x[j]].variance, variance[j], rtol=1e-8)
+    def test_two_variables_against_a_grid(self, name, seed):
+        messages = cavities(np.random.default_rng(seed), 1)
+        log_z, mean, variance = by_grid(SMOOTH[name], messages)
+        post, x = one_factor(SMOOTH[name], "quadrature", messages)
+        assert post.log_evidence == pytest.approx(log_z, abs=1e-8)
+        for j in range(2):
+            sd = variance[j] ** 0.5
+            np.testing.assert_allclose(post[x[j]].mean, mean[j], atol=1e-8 * sd)
+            np.testing.assert_allclose(post[x[j]].variance, variance[j], rtol=1e-8)
 
     @pytest.mark.parametrize("v", [1e-2, 1e-6, 1e-12])
     def test_narrow_ridge(self, v):
