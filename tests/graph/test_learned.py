@@ -329,7 +329,7 @@ class TestRefused:
         factor = Factor(scheme=both((0, 1)))
         with pytest.raises(ValueError, match=r"inputs \('gaussian', 'beta'\), and the neighbours"):
             g.add(factor, p, x)
-        with pytest.raises(TypeError, match="categorical variable; allowed for Operator: gaussian"):
+        with pytest.raises(TypeError, match="categorical variable; allowed here: gaussian"):
             g.add(factor, x, c)
         with pytest.raises(ValueError, match="y given to an operator without coordinates="):
             g.add(factor, x, p, y=1.0)

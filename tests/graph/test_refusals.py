@@ -141,7 +141,7 @@ FACTORS = [
     (lambda g: g.add(Between(0.0, 2.0), g.x[:0].sum() + 1.0), "form"),
     (lambda g: g.add(Transition(-1.0), g.x[0], g.x[1]), "variance"),
     (lambda g: g.add(Transition(1.0, factor=0.0), g.x[0], g.x[1]), "factor"),
-    (lambda g: g.add(Transition(1.0), g.x[0], g.x[0]), "itself"),
+    (lambda g: g.add(Transition(1.0), g.x[0], g.x[0]), "twice"),
     (lambda g: g.add(Transition(1.0), g.x[[0, 1]], g.x), "after"),
     (lambda g: g.add(Transition(1.0), g.x[0], g.tau[0]), "after"),
     (lambda g: g.add(Transition(1.0), g.x[0]), "after"),

@@ -38,7 +38,6 @@ from epfast.graph.problem import GraphProblem, GraphState, Program
 from epfast.graph.resuming import kept_sites
 from epfast.graph.variables import Form, Index
 from epfast.inference import Counts, Summary
-from epfast.inference.loop import is_sharp
 from epfast.inference.runtime import cached_property
 
 logger = logging.getLogger("epfast")
@@ -118,7 +117,7 @@ class GraphEngine:
         first_site = 0
         for batch, rows in zip(problem.batches, self.program.rows, strict=True):
             taken = batch.taken(rows)
-            made = taken.factor.sweep(taken, problem.at[:-1], problem.tied)
+            made = taken.factor.sweep(taken, problem.edges(taken), problem.tied)
             for part in abouts(taken, problem.blocks, problem.sizes):
                 slot, d = int(problem.at[problem.blocks[part.block].number]), part.rows.d
                 made = BlockBatch(made, part.rows, slot, part.at, block_size(None, d))
@@ -135,8 +134,7 @@ class GraphEngine:
         )
         self.others = problem.others()
         self.by_residual = schedule.order == "residual"
-        schemes = (batch.scheme for batch in problem.batches if batch.scheme is not None)
-        self.sharp = any(is_sharp(scheme) for scheme in schemes)
+        self.sharp = any(batch.factor.sharp for batch in problem.batches)
         prior = problem.prior
         self.prior_partition = core.compare(prior, prior, problem.n_gaussians)[1]
         self.prior_partition += self.others.prior_partition(prior)

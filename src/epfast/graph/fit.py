@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epfast import _checks, schemes
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import FAMILIES
 from epfast.gaussian.priors import prior_at_door
@@ -16,14 +16,13 @@ from epfast.graph import priors
 from epfast.graph.blocks import BlockPrior
 from epfast.graph.engine import GraphEngine
 from epfast.graph.factors import (
-    Added,
     Batch,
     Kind,
     LinearFactor,
+    Times,
     check_instance,
     check_room,
     form_of,
-    loss_with_noise,
 )
 from epfast.graph.joint import JointEngine, JointPosterior, has_joint_sites, is_joint
 from epfast.graph.learned import begun, questions_of, warn_of_operators
@@ -435,17 +434,15 @@ class Graph:
         check_instance(factor)
         self._check_handles(factor, neighbours)
         if not isinstance(factor, Kind):
-            loss, data["noise"] = loss_with_noise(factor, data.get("noise"))
-            factor = LinearFactor(loss)
-            data["scheme"] = schemes.resolve(data.get("scheme", "exact"))
+            factor = LinearFactor(factor)
         try:
-            added: Added = factor.attach(self.identity, self._added, *neighbours, **data)
+            batch, times = factor.attach(self.identity, self._added, *neighbours, **data)
         except TypeError as error:
             if "attach() " not in str(error):
                 raise
             raise TypeError(f"add() {str(error).split('attach() ', 1)[1]}") from None
-        self._take(added)
-        return added.batch.key
+        self._take(batch, times)
+        return int(batch.key)
 
     def _check_handles(self, factor: Any, neighbours: tuple[Any, ...]) -> None:
         """Refuse variables of this graph's name that it has not: see :func:`check_handles`."""
@@ -456,18 +453,17 @@ class Graph:
             families, sizes = self._families[0], self._sizes[0]
             check_handles(factor, neighbours, self.identity, families, sizes)
 
-    def _take(self, added: Added) -> None:
-        if not added.batch.n:
+    def _take(self, batch: Batch, times: Times) -> None:
+        if not batch.n:
             raise ValueError("y, or what goes with it, is empty; allowed: one factor or more")
-        defined = added.batch.factor.defines(added.batch)
+        defined = batch.factor.defines(batch)
         before = [known.factor.defines(known) for known in self._batches] if len(defined) else []
         if before and np.isin(defined, np.concatenate(before)).any():
             raise ValueError("x holds variables that another walk defines; allowed: new ones")
-        if added.times is not None:
-            numbers, times = added.times
+        if times is not None:
             self._times = [np.concatenate(self._times)]
-            self._times[0][numbers] = times
-        self._batches.append(added.batch.copy())
+            self._times[0][times[0]] = times[1]
+        self._batches.append(batch.copy())
         self._added += 1
 
     def remove(self, batch: int, rows: Any = None) -> None:

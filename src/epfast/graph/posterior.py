@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import Any, overload
 
@@ -15,10 +16,15 @@ from epfast.gaussian.files import contents
 from epfast.graph import files
 from epfast.graph.blocks import linear_sites
 from epfast.graph.checking import checked
-from epfast.graph.factors import form_of
+from epfast.graph.factors import Kind, LinearFactor, check_instance, form_of
 from epfast.graph.learned import operator_of
-from epfast.graph.predicting import predicted
-from epfast.graph.problem import GraphProblem, GraphState, Program, check_handle
+from epfast.graph.problem import (
+    GraphProblem,
+    GraphState,
+    Program,
+    check_handle,
+    check_handles,
+)
 from epfast.graph.variables import Block, Index, Scales, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
@@ -27,6 +33,9 @@ from epfast.inference.records import Recorded
 from epfast.inference.report import draws_to_arviz, interval, level_at_door
 from epfast.inference.runtime import cached_property
 from epfast.operators.just_in_time import Operator
+
+#: predictions that factors may have
+METHODS = ("predict", "predict_variance", "predict_proba", "log_predictive")
 
 
 class Belief:
@@ -286,7 +295,7 @@ class GraphPosterior(Recorded):
         The message of the factor from the beliefs, which are taken as independent but for those
         within a block.
         """
-        return predicted(self, "predict", factor, neighbours, data)
+        return self._predicted("predict", factor, neighbours, data)
 
     def predict_proba(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
         """Probability of the label +1, or of the classes; arguments of :meth:`predict`.
@@ -294,14 +303,14 @@ class GraphPosterior(Recorded):
         Of ``(Between(lower, upper), form, noise=0.0)`` the probability that the form lies there, of
         a ``Table`` those of the categories of the variable in whose place None is.
         """
-        return predicted(self, "predict_proba", factor, neighbours, data)
+        return self._predicted("predict_proba", factor, neighbours, data)
 
     def predict_variance(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
         """Variance of what :meth:`predict` has the mean of; arguments of :meth:`predict`.
 
         Infinite where there is none: for ``Noise(tau)`` with a belief of shape <= 1 about tau.
         """
-        return predicted(self, "predict_variance", factor, neighbours, data)
+        return self._predicted("predict_variance", factor, neighbours, data)
 
     def log_predictive(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
         """Log density of new observations: arguments of ``add``.
@@ -309,7 +318,32 @@ class GraphPosterior(Recorded):
         ``(loss, form, y, noise=None)``; ``(Noise(tau), y - form)``, integrated over tau;
         ``(Mixture(h, loss), forms, y, noise=None)``; ``(Between(lower, upper), form, noise=0.0)``.
         """
-        return predicted(self, "log_predictive", factor, neighbours, data)
+        return self._predicted("log_predictive", factor, neighbours, data)
+
+    def _predicted(
+        self, method: str, factor: Any, neighbours: tuple[Any, ...], data: dict[str, Any]
+    ) -> Array:
+        """The prediction of a factor; errors list what there is for its kind."""
+        check_instance(factor)
+        name = type(factor).__name__ if isinstance(factor, Kind) else repr(factor)
+        kind = factor if isinstance(factor, Kind) else LinearFactor(factor)
+        predict = getattr(kind, method, None)
+        if predict is None:
+            there = ", ".join(known for known in METHODS if hasattr(kind, known))
+            raise ValueError(
+                f"{method} does not exist for the factor {name}; allowed: {there or kind.instead}"
+            )
+        takes = inspect.signature(predict)
+        try:
+            takes.bind(self, *neighbours, **data)
+        except TypeError as error:
+            shown = ", ".join(str(part) for part in list(takes.parameters.values())[1:])
+            shown = shown.replace(": 'Any'", "").replace(" = ", "=")
+            raise TypeError(f"{method}() {error}; allowed: {method}({name}, {shown})") from None
+        problem = self.problem
+        check_handles(factor, neighbours, problem.graph, problem.families, problem.sizes)
+        found: Array = predict(self, *neighbours, **data)
+        return found
 
     def check(self, draws: int = 20_000, seed: int = 0) -> Check:
         """How far the beliefs are from the exact posterior, by importance sampling.

@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
 from epfast.graph.blocks import BlockBelief, BlockPrior, is_linear
-from epfast.graph.factors import Batch, Kind
+from epfast.graph.factors import Batch, Edges, Kind
 from epfast.graph.marginals import Others
 from epfast.graph.variables import Block, Index, Linear, Terms, Variables
 from epfast.inference import DataWarning
@@ -246,20 +246,8 @@ class GraphProblem(NamedTuple):
                 "a block has an infinite variance beside ADF, which goes through the factors once; "
                 "allowed: a finite one, or EP()"
             )
-        power = self.schedule.power
-        for batch in self.batches if power != 1.0 else ():
-            reason = batch.factor.refuses_power(batch)
-            if reason is not None:
-                raise ValueError(f"power is {power:g}; allowed for {reason}: 1")
-            if batch.scheme is not None:
-                batch.factor.loss.check_power(power)
         for batch in self.batches:
-            learned = batch.factor.learned
-            if learned is not None and learned.power != power:
-                raise ValueError(
-                    f"power is {power:g}, and an operator of batch {batch.key} is of "
-                    f"{learned.power:g}; allowed: an operator for each power"
-                )
+            batch.factor.check_power(batch, self.schedule.power)
         linear = self.linear().values() if self.tied else ()
         if self.tied and not all(
             k in linear if batch.parts else has_one_set(batch.terms)
@@ -365,6 +353,12 @@ class GraphProblem(NamedTuple):
         size[1:n:2] += 1e3 * np.sqrt(np.maximum(beliefs[:n:2], 0.0))
         return total, size
 
+    def edges(self, batch: Batch) -> Edges:
+        """Neighbours of a batch for the core: to it a form over a block is a Gaussian."""
+        variables = batch.terms.variables
+        kind = np.maximum(self.families[variables], 0).astype(np.intc)
+        return Edges(batch.terms.starts, self.at[variables], kind, self.sizes[variables])
+
     def numbers(self, batch: Batch) -> Index:
         """How many numbers the site of each factor of a batch has."""
         return np.add.reduceat(self.sizes[batch.terms.variables], batch.terms.starts[:-1])
@@ -427,7 +421,7 @@ class GraphProblem(NamedTuple):
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
         variables = np.concatenate([batch.terms.variables for batch in batches])
         first = np.concatenate([[0], np.cumsum([batch.n for batch in batches])]).astype(np.intp)
-        kind = np.concatenate([batch.factor.kinds(batch) for batch in batches])
+        kind = np.concatenate([batch.factor.labels(batch) for batch in batches])
         in_order = np.array([len(batch.parts) > 0 for batch in batches], dtype=np.uint8)
         n = len(self.families)
         rows, segments = runs(starts, variables, order, first, n, kind, in_order)
