@@ -249,7 +249,7 @@ def test_runs_of_factors_are_what_one_by_one_gives():
     g.add(Noise(s), x[1:] - x[:-1])
     g.add(Product(0.5), x[:4], x[4:8], x[8:])
     g.add(Mixture(h, losses.Gaussian(1.0)), [x[:6], x[6:]], rng.normal(size=6))
-    problem = g._problem(legal(epfast.EP()))
+    problem = g._model.ready(legal(epfast.EP()))
     engine = GraphEngine(problem)
     runs = engine.program.segments
     singles = [[k, i, i + 1] for k, first, stop in runs for i in range(first, stop)]

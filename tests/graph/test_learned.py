@@ -344,10 +344,6 @@ class TestRefused:
         with pytest.raises(ValueError, match=f"power is {power:g}, and an operator of batch 0 is"):
             g.fit(EP(power=power))
 
-    def test_residual_order(self):
-        with pytest.raises(ValueError, match=r"order is 'residual', .* factors of your own"):
-            rows(labels())[0].fit(EP(order="residual"))
-
     def test_what_has_no_operator(self, tmp_path):
         g, x, batch = rows(labels())
         other = g.add("gaussian", x, np.zeros(8))

@@ -127,8 +127,6 @@ class Kind:
     pattern: ClassVar[str] = "[ngbc]+"
     #: numbers of each factor, (n,), and the least that they may be
     numbers: ClassVar[dict[str, float]] = {}
-    #: whether the core fits them, without Python
-    compiled: ClassVar[bool] = True
     #: whether factors of a batch may share a site
     shares: ClassVar[bool] = True
     #: whether no factor exceeds 1

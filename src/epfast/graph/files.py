@@ -42,7 +42,7 @@ PARTS = (
 )
 #: arrays of a posterior, see :func:`epfast.gaussian.files.check_shapes`
 SHAPES = """problem.families n, problem.sizes n, problem.at n+, problem.times n?, problem.given p,
-    problem.prior p, state.beliefs p, state.sites s, state.log_scale f, state.residual r"""
+    problem.prior p, state.beliefs p, state.sites s, state.log_scale f"""
 
 
 def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphProblem, GraphState]:
@@ -155,9 +155,7 @@ def checked(post: Any) -> Any:
     linear = problem.linear()
     rest = problem.rest(linear)
     many = sum(len(problem.site_places(batch)[0]) for batch in rest.batches), rest.n_factors
-    residual = problem.n_factors if problem.schedule.order == "residual" else 0
-    kept = 0 if state.residual is None else len(state.residual)
-    if (len(state.sites), len(state.log_scale), kept) != (*many, residual):
+    if (len(state.sites), len(state.log_scale)) != many:
         raise ValueError("sites are not those of the factors")
     if not problem.is_proper(state.beliefs, problem.others()):
         raise ValueError("beliefs are improper")

@@ -181,7 +181,6 @@ class Factor(Kind):
     """
 
     kept: ClassVar[None] = None
-    compiled: ClassVar[bool] = False
     instead: ClassVar[str] = (
         "post[...] of its neighbours: draw from their beliefs and call your log_t"
     )

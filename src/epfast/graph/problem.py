@@ -15,9 +15,9 @@ from epfast._arrays import Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
 from epfast.graph.blocks import BlockBelief, BlockPrior, is_linear
-from epfast.graph.factors import Batch, Edges, Kind
+from epfast.graph.factors import Batch, Edges, Kind, Times
 from epfast.graph.marginals import Others
-from epfast.graph.variables import Block, Index, Linear, Terms, Variables
+from epfast.graph.variables import Block, Index, Linear, Terms, Variables, ends
 from epfast.inference import DataWarning
 from epfast.schedules import ADF, AEP, EP, SEP, Schedule
 
@@ -27,7 +27,7 @@ CATEGORICAL = list(FAMILIES).index("categorical")
 #: rounding of the log evidence for each factor
 ROUNDING = 1e-8
 #: orders of EP
-ORDERS = ("auto", "sequential", "parallel", "residual")
+ORDERS = ("auto", "sequential", "parallel")
 
 
 def places(families: NDArray[np.int8], sizes: Index) -> Index:
@@ -43,26 +43,26 @@ def places(families: NDArray[np.int8], sizes: Index) -> Index:
     return at
 
 
-def priors_in_effect(
-    given: Array, families: NDArray[np.int8], sizes: Index, at: Index, batches: Any
-) -> Array:
-    """Natural parameters of the priors beside these batches.
+def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
+    """Natural parameters of the priors beside the batches, in the order of ``at``.
 
     A variable that a walk defines has none. Of a categorical one without a prior, factors of
     categorical variables alone say all that there is to say; where there are none, all categories
     are as probable.
     """
-    prior = given.copy()
-    told = families != CATEGORICAL
-    for batch in batches:
+    families, sizes = problem.families, problem.sizes
+    prior = np.empty(at[-1])
+    prior[np.repeat(at[:-1] - ends(sizes)[:-1], sizes) + np.arange(at[-1])] = problem.given
+    known = families != CATEGORICAL
+    for batch in problem.batches:
         defined = batch.factor.defines(batch)
         prior[at[defined]] = prior[at[defined] + 1] = 0.0
         variables, starts = batch.terms.variables, batch.terms.starts
         alone = np.logical_and.reduceat(families[variables] == CATEGORICAL, starts[:-1])
-        told[variables[np.repeat(alone, batch.terms.counts)]] = True
-    for k in np.unique(sizes[~told]):
-        places = at[np.flatnonzero(~told & (sizes == k)), None] + np.arange(k)
-        prior[places[~prior[places].any(axis=1)]] = -math.log(k)
+        known[variables[np.repeat(alone, batch.terms.counts)]] = True
+    for k in np.unique(sizes[~known]):
+        inner = at[np.flatnonzero(~known & (sizes == k)), None] + np.arange(k)
+        prior[inner[~prior[inner].any(axis=1)]] = -math.log(k)
     return prior
 
 
@@ -156,8 +156,6 @@ class GraphState(NamedTuple):
     blocks: tuple[BlockBelief, ...] = ()
     #: states of those that are linear models, see :class:`epfast.graph.blocks.LinearPart`
     linear: tuple[Any, ...] = ()
-    #: in residual order, (n_factors,): by how much what each reads has changed since its visit
-    residual: Array | None = None
 
 
 class Program(NamedTuple):
@@ -170,29 +168,69 @@ class Program(NamedTuple):
 
 
 class GraphProblem(NamedTuple):
-    """A graph to be fitted: see :class:`epfast.Graph`."""
+    """A graph, and how it is fitted: see :class:`epfast.Graph`."""
 
-    #: identity of the graph
+    #: identity of the graph, which tells its variables from those of others, in files too
     graph: str
     #: (n_variables,), place of its family in FAMILIES, or BLOCK
-    families: NDArray[np.int8]
+    families: NDArray[np.int8] = np.empty(0, dtype=np.int8)
     #: (n_variables,), how many natural parameters it has: of a block those of a form over it
-    sizes: Index
-    #: (n_variables + 1,), see :func:`places`
-    at: Index
-    #: natural parameters of the priors
-    prior: Array
+    sizes: Index = np.empty(0, dtype=np.intp)
     #: (n_variables,), time of each state of a chain; -inf of others
-    times: Array
-    batches: tuple[Batch, ...]
-    schedule: Any
-    #: priors as the user gave them: a walk sets those of the variables that it defines aside
-    given: Array
-    #: arrays of variables and blocks, by their names or by their places among these
-    made: dict[str | int, Variables | Block]
-    #: number of the next batch
-    added: int
+    times: Array = np.empty(0)
+    #: natural parameters of the priors as the user gave them, variable by variable
+    given: Array = np.empty(0)
+    batches: tuple[Batch, ...] = ()
     blocks: tuple[BlockPrior, ...] = ()
+    #: arrays of variables and blocks, by their names or by their places among these
+    made: dict[str | int, Variables | Block] = {}  # noqa: RUF012
+    #: number of the next batch
+    added: int = 0
+    # of a fit, see :meth:`ready`
+    schedule: Any = None
+    #: (n_variables + 1,), see :func:`places`
+    at: Index = np.empty(0, dtype=np.intp)
+    #: natural parameters of the priors, in that order
+    prior: Array = np.empty(0)
+
+    def with_variables(
+        self, family: int, natural: Array, name: str | None, made: Any
+    ) -> GraphProblem:
+        """With new variables of these natural parameters, (n, k), and their handle."""
+        n, k = natural.shape
+        key = len(self.made) if name is None else name
+        return self._replace(
+            families=np.append(self.families, np.full(n, family, dtype=np.int8)),
+            sizes=np.append(self.sizes, np.full(n, k)),
+            times=np.append(self.times, np.full(n, -np.inf)),
+            given=np.append(self.given, natural),
+            made=self.made | {key: made},
+        )
+
+    def with_batch(self, batch: Batch, times: Times) -> GraphProblem:
+        """With one more batch, and the times of variables that it gives."""
+        if not batch.n:
+            raise ValueError("y, or what goes with it, is empty; allowed: one factor or more")
+        defined = batch.factor.defines(batch)
+        for known in self.batches if len(defined) else ():
+            if np.isin(defined, known.factor.defines(known)).any():
+                raise ValueError("x holds variables that another walk defines; allowed: new ones")
+        new = self.times
+        if times is not None:
+            new = new.copy()
+            new[times[0]] = times[1]
+        batches = (*self.batches, batch.copy())
+        return self._replace(batches=batches, times=new, added=self.added + 1)
+
+    def ready(self, schedule: Any) -> GraphProblem:
+        """To be fitted by a schedule; raises where nothing becomes proper."""
+        if not self.batches:
+            raise ValueError("the graph has no factor; allowed: one or more, by add")
+        at = places(self.families, self.sizes)
+        prior = priors_in_effect(self, at)
+        found = self._replace(schedule=schedule, at=at, prior=prior)
+        found.check()
+        return found
 
     def linear(self) -> dict[int, int]:
         """Blocks that are linear models of their own, by their places, and the batch of each.
@@ -258,12 +296,6 @@ class GraphProblem(NamedTuple):
                 "site; allowed: batches whose factors all have the same scalar variables, losses "
                 "of forms X @ w about a block of their own, or EP()"
             )
-        for batch in self.batches if self.schedule.order == "residual" else ():
-            if not batch.factor.compiled or batch.parts:
-                raise ValueError(
-                    "order is 'residual', which visits factors one by one; allowed beside factors "
-                    "of your own, and about blocks: 'auto', 'sequential' or 'parallel'"
-                )
         for batch in self.batches if self.tied else ():
             if batch.n > 1 and not batch.factor.shares:
                 raise ValueError(
