@@ -45,13 +45,24 @@ class BlockPrior(NamedTuple):
 
 
 class BlockBelief(NamedTuple):
-    """A Gaussian: its moments, and the log of its partition function, but for the dimension's."""
+    """What is known of a block: a Gaussian, with the log of its partition function.
+
+    The latter is without what depends on the dimension alone.
+    """
 
     #: (d, d)
     covariance: Array
     #: (d,)
     mean: Array
     partition: float
+
+    @property
+    def variance(self) -> Array:
+        return self.covariance.diagonal().copy()
+
+    @property
+    def sd(self) -> Array:
+        return np.sqrt(self.variance)
 
 
 def belief_of(precision: Array, shift: Array) -> BlockBelief | None:

@@ -33,6 +33,7 @@ from epfast.losses import Gaussian, Interval, Loss, Probit, resolve
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
+    from epfast.graph.problem import GraphProblem
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 #: letters of the families, in patterns of neighbours: Gaussian, gamma, beta, categorical
@@ -138,7 +139,7 @@ class Kind:
     #: what there is in place of predictions
     instead: ClassVar[str] = "what it leads to has no prediction"
 
-    def attach(self, graph: str, key: int, /, *neighbours: Any, **data: Any) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> tuple[Batch, Times]:
         """Check neighbours and numbers, and make the batch."""
         raise NotImplementedError
 
@@ -220,7 +221,7 @@ def check_instance(factor: Any) -> None:
         )
 
 
-def form_of(graph: str, name: str, value: Any, blocks: bool = False) -> Form:
+def form_of(model: GraphProblem, name: str, value: Any, blocks: bool = False) -> Form:
     """A linear form of this graph; blocks: whether it may be over blocks."""
     if not isinstance(value, Linear):
         raise TypeError(
@@ -228,8 +229,7 @@ def form_of(graph: str, name: str, value: Any, blocks: bool = False) -> Form:
             "of the graph, as s[i] - s[j]"
         )
     form = value.form()
-    if form.graph != graph:
-        raise ValueError(f"{name} is over variables of another graph; allowed: those of this one")
+    model.check_handle(name, value)
     if form.size == 0:
         raise ValueError(f"{name} is empty; allowed: one form or more")
     if form.parts and not blocks:
@@ -439,7 +439,7 @@ def by_loss(method: str) -> Callable[..., Array]:
     """A prediction of the losses, at linear forms."""
 
     def predicted(self: Any, post: GraphPosterior, form: Any, *, noise: Any = None) -> Array:
-        h = form_of(post.problem.graph, "form", form, blocks=True)
+        h = form_of(post.problem, "form", form, blocks=True)
         loss, noise = loss_with_noise(self.loss, noise)
         found = getattr(loss, method)(*latent(post, h, noise))
         return np.asarray(found.reshape(h.shape + found.shape[1:]))
@@ -465,15 +465,14 @@ class LinearFactor(Kind):
     def log_predictive(
         self, post: GraphPosterior, form: Any, y: Any, *, noise: Any = None
     ) -> Array:
-        h, flat = with_responses(form_of(post.problem.graph, "form", form, True), y)
+        h, flat = with_responses(form_of(post.problem, "form", form, True), y)
         loss, noise = loss_with_noise(self.loss, noise)
         found = loss.log_predictive(loss.observed(flat, h.size), *latent(post, h, noise))
         return np.asarray(found.reshape(h.shape))
 
     def attach(
         self,
-        graph: str,
-        key: int,
+        model: GraphProblem,
         form: Any = None,
         y: Any = None,
         *,
@@ -482,13 +481,13 @@ class LinearFactor(Kind):
     ) -> tuple[Batch, Times]:
         loss, noise = loss_with_noise(self.loss, noise)
         scheme = schemes.resolve(scheme)
-        h = form_of(graph, "form", form, blocks=True)
+        h = form_of(model, "form", form, blocks=True)
         reason = scheme.refuses(loss, "row")
         if reason is not None:
             raise ValueError(reason)
         h, flat = with_responses(h, y)
         responses = np.ascontiguousarray(loss.observed(flat, h.size))
-        batch = batch_of_forms(LinearFactor(loss, scheme), key, h, noise, responses)
+        batch = batch_of_forms(LinearFactor(loss, scheme), model.added, h, noise, responses)
         terms, data = batch.terms, batch.data
         if type(loss) is Gaussian and loss.beta == 1.0:
             # a variance more; y has a share of that of the loss for each row
@@ -587,16 +586,16 @@ class Between(Kind):
     upper: Any = np.inf
 
     def attach(
-        self, graph: str, key: int, form: Any = None, *, noise: Any = 0.0
+        self, model: GraphProblem, form: Any = None, *, noise: Any = 0.0
     ) -> tuple[Batch, Times]:
-        h = form_of(graph, "form", form, blocks=True)
+        h = form_of(model, "form", form, blocks=True)
         ends = [
             numbers_of(name, getattr(self, name), h.shape, finite=False)
             for name in ("lower", "upper")
         ]
         if not (ends[0] < ends[1]).all():
             raise ValueError("lower is not below upper; allowed: lower < upper, no NaN")
-        return batch_of_forms(self, key, h, noise, np.stack(ends, axis=1)), None
+        return batch_of_forms(self, model.added, h, noise, np.stack(ends, axis=1)), None
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -627,8 +626,8 @@ class Between(Kind):
         return np.asarray(np.isfinite(batch.data["y"]).all(axis=1), dtype=np.uint8)
 
     def log_predictive(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
-        h = form_of(post.problem.graph, "form", form, blocks=True)
-        ends = self.attach(h.graph, 0, h, noise=noise)[0].data["y"]
+        h = form_of(post.problem, "form", form, blocks=True)
+        ends = self.attach(post.problem, h, noise=noise)[0].data["y"]
         mean, variance = latent(post, h, noise)
         sd = np.sqrt(variance)[:, None]
         with np.errstate(all="ignore"):
@@ -700,15 +699,14 @@ def check_room(batches: tuple[Batch, ...], at: Index) -> None:
     )
 
 
-def variables_of(graph: str, name: str, value: Any, *families: str) -> Variables:
+def variables_of(model: GraphProblem, name: str, value: Any, *families: str) -> Variables:
     """Variables of this graph, of one of the families."""
     if not isinstance(value, Variables):
         raise TypeError(
             f"{name} is {_checks.describe(value)}; allowed: variables of the graph, "
             f"{' or '.join(families)}, and no linear form"
         )
-    if value.graph != graph:
-        raise ValueError(f"{name} is of another graph; allowed: variables of this one")
+    model.check_handle(name, value)
     if value.family not in families:
         raise TypeError(
             f"{name} is a {value.family} variable; allowed here: {' or '.join(families)}"
@@ -719,14 +717,14 @@ def variables_of(graph: str, name: str, value: Any, *families: str) -> Variables
 
 
 def rows_of(
-    graph: str, neighbours: dict[str, tuple[Any, str]], /, **beside: tuple[int, ...]
+    model: GraphProblem, neighbours: dict[str, tuple[Any, str]], /, **beside: tuple[int, ...]
 ) -> tuple[tuple[int, ...], Index]:
     """The shape that variables and other arrays broadcast to, and their numbers, (n, neighbours).
 
     neighbours: variables by their names, each with the family that it must have; beside: shapes of
     the other arrays.
     """
-    given = {name: variables_of(graph, name, *one) for name, one in neighbours.items()}
+    given = {name: variables_of(model, name, *one) for name, one in neighbours.items()}
     shapes = {name: v.shape for name, v in given.items()} | beside
     try:
         shape = np.broadcast_shapes(*shapes.values())

@@ -36,6 +36,7 @@ from epfast.losses import Loss, Ordinal
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
+    from epfast.graph.problem import GraphProblem
 
 #: entries of a table; each costs in every sweep
 MOST_ENTRIES = 1 << 24
@@ -115,19 +116,19 @@ class Table(Kind):
             )
         return found
 
-    def attach(self, graph: str, key: int, *h: Any) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, *h: Any) -> tuple[Batch, Times]:
         if not h:
             raise ValueError("a table has no variable; allowed: one categorical variable or more")
         given = {f"h_{j + 1}": (value, "categorical") for j, value in enumerate(h)}
-        widths = tuple(variables_of(graph, name, *one).width for name, one in given.items())
+        widths = tuple(variables_of(model, name, *one).width for name, one in given.items())
         lead = self.p.shape[: max(0, self.p.ndim - len(h))]
         tables = self.tables(widths)
-        shape, numbers = rows_of(graph, given, **{"leading axes of p": lead})
+        shape, numbers = rows_of(model, given, **{"leading axes of p": lead})
         data = {}
         if len(tables) > 1:
             places = np.broadcast_to(np.arange(len(tables)).reshape(lead), shape).ravel()
             data["log_p"] = logs_of(tables)[places]
-        return plain_batch(self, key, numbers, data), None
+        return plain_batch(self, model.added, numbers, data), None
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -160,9 +161,9 @@ class Table(Kind):
             raise ValueError(
                 f"h has None in {len(empty)} places; allowed: one, that of the variable to predict"
             )
-        graph = post.problem.graph
+        model = post.problem
         known = {
-            j: variables_of(graph, f"h_{j + 1}", value, "categorical")
+            j: variables_of(model, f"h_{j + 1}", value, "categorical")
             for j, value in enumerate(h)
             if value is not None
         }
@@ -269,14 +270,14 @@ class Mixture(Kind):
         found = [scalar_loss(loss) for loss in self.given]
         return found if len(found) == K else found * K
 
-    def known(self, graph: str, forms: Any, y: Any, noise: Any) -> Mixed:
+    def known(self, model: GraphProblem, forms: Any, y: Any, noise: Any) -> Mixed:
         """What is given, of the shapes to which it broadcasts."""
-        h = variables_of(graph, "h", self.h, "categorical")
+        h = variables_of(model, "h", self.h, "categorical")
         _checks.flag("vectors", self.vectors)
         kind, extra = self, 0.0 if noise is None else noise
         if noise is not None:
             kind = replace(self, loss=[loss_with_noise(loss, noise)[0] for loss in self.given])
-        each, parts = kind.losses(h.width), forms_of(graph, forms, h.width)
+        each, parts = kind.losses(h.width), forms_of(model, forms, h.width)
         given = [form.shape for form in parts] + [np.shape(noise if noise is not None else 0.0)]
         try:
             shape = np.broadcast_shapes(*given, (*h.shape, 1) if self.vectors else h.shape)
@@ -293,9 +294,9 @@ class Mixture(Kind):
         return Mixed(kind, each, [form.broadcast(shape) for form in parts], spread, shape, rows)
 
     def attach(
-        self, graph: str, key: int, forms: Any = None, y: Any = None, *, noise: Any = None
+        self, model: GraphProblem, forms: Any = None, y: Any = None, *, noise: Any = None
     ) -> tuple[Batch, Times]:
-        kind, each, parts, extra, shape, rows = self.known(graph, forms, y, noise)
+        kind, each, parts, extra, shape, rows = self.known(model, forms, y, noise)
         n, K = math.prod(rows), len(each)
         P = math.prod(shape) // max(1, n)
         terms, data = assembled(parts, n, P)
@@ -303,7 +304,9 @@ class Mixture(Kind):
         data["noise"] = np.tile(extra.reshape(n, P), (1, K))
         for k, loss in enumerate(each):
             data[f"y{k}"] = responses_of(loss, y, shape).reshape(n, P, -1)
-        batch = plain_batch(kind, key, np.broadcast_to(self.h.numbers, rows).reshape(n, 1), data)
+        batch = plain_batch(
+            kind, model.added, np.broadcast_to(self.h.numbers, rows).reshape(n, 1), data
+        )
         return batch._replace(terms=joined(terms, batch.terms)), None
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
@@ -399,7 +402,7 @@ class Mixture(Kind):
         self, post: GraphPosterior, forms: Any, y: Any, *, noise: Any = None
     ) -> Array:
         """Log density of y, of a whole vector with ``vectors``."""
-        mixed = self.known(post.problem.graph, forms, y, noise)
+        mixed = self.known(post.problem, forms, y, noise)
         logs = [
             loss.log_predictive(responses_of(loss, y, mixed.shape), *at).reshape(mixed.shape)
             for loss, at in zip(mixed.losses, mixed.latent(post), strict=True)
@@ -414,7 +417,7 @@ class Mixture(Kind):
         self, post: GraphPosterior, method: str, forms: Any, noise: Any
     ) -> tuple[Array, Array]:
         """What the losses predict, by category along the first axis, and weights alike."""
-        mixed = self.known(post.problem.graph, forms, None, noise)
+        mixed = self.known(post.problem, forms, None, noise)
         parts = zip(mixed.losses, mixed.latent(post), strict=True)
         found = np.stack([getattr(loss, method)(*at) for loss, at in parts])
         found = found.reshape(len(found), *mixed.shape, *found.shape[2:])
@@ -468,7 +471,7 @@ def flat(y: Array) -> Array:
     return np.ascontiguousarray(y.reshape(y.shape[0] * y.shape[1], y.shape[2]))
 
 
-def forms_of(graph: str, forms: Any, k: int) -> list[Form]:
+def forms_of(model: GraphProblem, forms: Any, k: int) -> list[Form]:
     """The k forms of a mixture, one for each category; numbers are forms over nothing."""
     if isinstance(forms, Linear) or not isinstance(forms, Sequence) or len(forms) != k:
         given = f"{len(forms)} of them" if isinstance(forms, Sequence) else type(forms).__name__
@@ -477,7 +480,7 @@ def forms_of(graph: str, forms: Any, k: int) -> list[Form]:
             "category of h"
         )
     return [
-        form_of(graph, f"forms[{j}]", form) if isinstance(form, Linear) else _constant(j, form)
+        form_of(model, f"forms[{j}]", form) if isinstance(form, Linear) else _constant(j, form)
         for j, form in enumerate(forms)
     ]
 

@@ -27,6 +27,7 @@ from epfast.graph.variables import Index
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
+    from epfast.graph.problem import GraphProblem
 
 
 class Step(Kind):
@@ -97,13 +98,13 @@ class Transition(Step):
     factor: Any = 1.0
 
     def attach(
-        self, graph: str, key: int, before: Any = None, after: Any = None
+        self, model: GraphProblem, before: Any = None, after: Any = None
     ) -> tuple[Batch, Times]:
         given = {"before": (before, "gaussian"), "after": (after, "gaussian")}
-        shape, pairs = rows_of(graph, given)
+        shape, pairs = rows_of(model, given)
         numbers = np.unique(pairs)
         steps = self.steps(shape)
-        return plain_batch(self, key, pairs, steps), (numbers, numbers.astype(np.float64))
+        return plain_batch(self, model.added, pairs, steps), (numbers, numbers.astype(np.float64))
 
     def steps(self, shape: tuple[int, ...]) -> dict[str, Array]:
         """Factor and variance of each transition."""
@@ -116,11 +117,11 @@ class Transition(Step):
         return found
 
     def predict(self, post: GraphPosterior, before: Any) -> Array:
-        x = variables_of(post.problem.graph, "before", before, "gaussian")
+        x = variables_of(post.problem, "before", before, "gaussian")
         return np.asarray(self.steps(x.shape)["factor"].reshape(x.shape) * post[x].mean)
 
     def predict_variance(self, post: GraphPosterior, before: Any) -> Array:
-        x = variables_of(post.problem.graph, "before", before, "gaussian")
+        x = variables_of(post.problem, "before", before, "gaussian")
         step = {name: value.reshape(x.shape) for name, value in self.steps(x.shape).items()}
         return np.asarray(step["factor"] ** 2 * post[x].variance + step["variance"])
 
@@ -175,9 +176,9 @@ class Walk(Step):
         object.__setattr__(self, "rate", _checks.number("rate", self.rate, least=0.0))
 
     def attach(
-        self, graph: str, key: int, x: Any = None, *, by: Any = None, time: Any = None
+        self, model: GraphProblem, x: Any = None, *, by: Any = None, time: Any = None
     ) -> tuple[Batch, Times]:
-        states = variables_of(graph, "x", x, "gaussian")
+        states = variables_of(model, "x", x, "gaussian")
         n = states.size
         numbers = states.numbers.ravel()
         if len(np.unique(numbers)) < n:
@@ -206,7 +207,7 @@ class Walk(Step):
         if not np.isfinite(variance).all():
             raise ValueError("rate times the steps of time overflows; allowed: smaller ones")
         steps = {"factor": np.ones(len(pairs)), "variance": variance}
-        return plain_batch(self, key, pairs, steps), (numbers, times)
+        return plain_batch(self, model.added, pairs, steps), (numbers, times)
 
     def defines(self, batch: Batch) -> Index:
         return np.asarray(batch.table[:, 1])

@@ -41,6 +41,7 @@ from epfast.graph.variables import Form, Index, Variables, joined
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
+    from epfast.graph.problem import GraphProblem
 
 #: how a gamma or beta belief is fitted to the tilted marginal
 MATCHES = ("statistics", "moments")
@@ -96,16 +97,16 @@ class Noise(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def known(self, graph: str, form: Any) -> tuple[Form, Index]:
+    def known(self, model: GraphProblem, form: Any) -> tuple[Form, Index]:
         """The form, and numbers of the precisions of each, (n, 1)."""
-        h = form_of(graph, "form", form, blocks=True)
-        shape, numbers = rows_of(graph, {"tau": (self.tau, "gamma")}, form=h.shape)
+        h = form_of(model, "form", form, blocks=True)
+        shape, numbers = rows_of(model, {"tau": (self.tau, "gamma")}, form=h.shape)
         return h.broadcast(shape), numbers
 
-    def attach(self, graph: str, key: int, form: Any = None) -> tuple[Batch, Times]:
-        h, numbers = self.known(graph, form)
+    def attach(self, model: GraphProblem, form: Any = None) -> tuple[Batch, Times]:
+        h, numbers = self.known(model, form)
         terms, parts = neighbours_of(h)
-        batch = plain_batch(self, key, numbers, {"offset": h.offset.copy()})
+        batch = plain_batch(self, model.added, numbers, {"offset": h.offset.copy()})
         batch = batch._replace(terms=joined(terms, batch.terms), parts=parts)
         return batch, None if parts else chain_times(terms)
 
@@ -119,7 +120,7 @@ class Noise(Kind):
         return np.asarray(log_normal(h, 1.0 / tau).sum(axis=1))
 
     def predict(self, post: GraphPosterior, form: Any) -> Array:
-        return post.predict_latent(self.known(post.problem.graph, form)[0])[0]
+        return post.predict_latent(self.known(post.problem, form)[0])[0]
 
     def predict_variance(self, post: GraphPosterior, form: Any) -> Array:
         """The form's variance and E[1 / tau], infinite for a shape <= 1."""
@@ -143,7 +144,7 @@ class Noise(Kind):
 
     def beside(self, post: GraphPosterior, form: Any) -> tuple[Form, Array, Array, Array]:
         """The form, its mean and variance, and natural parameters of tau, a row for each."""
-        h, numbers = self.known(post.problem.graph, form)
+        h, numbers = self.known(post.problem, form)
         eta = post.state.beliefs[post.problem.at[numbers] + np.arange(2)]
         return (h, *latent(post, h, 0.0), eta)
 
@@ -193,20 +194,20 @@ class Product(Kind):
     variance: Any = 0.0
 
     def attach(
-        self, graph: str, key: int, x: Any = None, y: Any = None, z: Any = None
+        self, model: GraphProblem, x: Any = None, y: Any = None, z: Any = None
     ) -> tuple[Batch, Times]:
         neighbours = {"x": (x, "gaussian"), "y": (y, "gaussian")}
         if z is None:
             raise ValueError("z is None; allowed: Gaussian variables, or numbers")
         observed = not isinstance(z, Variables)
         if not observed:
-            shape, numbers = rows_of(graph, neighbours | {"z": (z, "gaussian")})
+            shape, numbers = rows_of(model, neighbours | {"z": (z, "gaussian")})
             data = {"z": np.empty((len(numbers), 0))}
         else:
-            shape, numbers = rows_of(graph, neighbours, z=np.shape(z))
+            shape, numbers = rows_of(model, neighbours, z=np.shape(z))
             data = {"z": numbers_of("z", z, shape)[:, None]}
         data["variance"] = numbers_of("variance", self.variance, shape, 0.0, observed)
-        return plain_batch(self, key, numbers, data), None
+        return plain_batch(self, model.added, numbers, data), None
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -238,7 +239,7 @@ class Product(Kind):
 
     def known(self, post: GraphPosterior, x: Any, y: Any) -> tuple[Array, ...]:
         """Means and variances of x and of y, and variances of the noise."""
-        shape, _ = rows_of(post.problem.graph, {"x": (x, "gaussian"), "y": (y, "gaussian")})
+        shape, _ = rows_of(post.problem, {"x": (x, "gaussian"), "y": (y, "gaussian")})
         noise = numbers_of("variance", self.variance, shape, least=0.0).reshape(shape)
         return post[x].mean, post[x].variance, post[y].mean, post[y].variance, noise
 
@@ -297,16 +298,16 @@ class LogisticLink(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, graph: str, key: int, z: Any = None, p: Any = None) -> tuple[Batch, Times]:
-        _, numbers = rows_of(graph, {"z": (z, "gaussian"), "p": (p, "beta")})
-        return plain_batch(self, key, numbers, {}), None
+    def attach(self, model: GraphProblem, z: Any = None, p: Any = None) -> tuple[Batch, Times]:
+        _, numbers = rows_of(model, {"z": (z, "gaussian"), "p": (p, "beta")})
+        return plain_batch(self, model.added, numbers, {}), None
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         return LogisticBatch(*edges, self.match == "moments", tied)
 
     def predict(self, post: GraphPosterior, z: Any) -> Array:
         """Mean of the probability."""
-        variables_of(post.problem.graph, "z", z, "gaussian")
+        variables_of(post.problem, "z", z, "gaussian")
         return LinearFactor("logistic").predict_proba(post, z)
 
 
@@ -363,13 +364,13 @@ class CompoundGamma(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, graph: str, key: int, tau: Any = None) -> tuple[Batch, Times]:
-        shape, numbers = rows_of(graph, {"tau": (tau, "gamma")})
+    def attach(self, model: GraphProblem, tau: Any = None) -> tuple[Batch, Times]:
+        shape, numbers = rows_of(model, {"tau": (tau, "gamma")})
         columns = [
             numbers_of(name, getattr(self, name), shape, least=0.0, above=True)
             for name in ("s1", "r1", "s2")
         ]
-        return plain_batch(self, key, numbers, {"numbers": np.stack(columns, axis=1)}), None
+        return plain_batch(self, model.added, numbers, {"numbers": np.stack(columns, axis=1)}), None
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)

@@ -23,7 +23,6 @@ from epfast.graph.problem import (
     CATEGORICAL,
     GraphProblem,
     GraphState,
-    check_handle,
     legal,
     places,
 )
@@ -147,7 +146,7 @@ def checked(post: Any) -> Any:
     for made in problem.made.values():
         numbers = made.number if isinstance(made, Block) else made.numbers
         index(np.asarray(numbers), n, ndim=None)
-        check_handle("made", made, families, sizes)
+        problem.check_handle("made", made)
     for batch in problem.batches:
         check_batch(batch, kinds, sizes, blocks)
     legal(problem.schedule)

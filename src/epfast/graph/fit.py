@@ -29,7 +29,6 @@ from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import (
     BLOCK,
     GraphProblem,
-    check_handles,
     legal,
 )
 from epfast.graph.variables import Block, Scales, Variables, ends
@@ -407,11 +406,10 @@ class Graph:
         """
         check_instance(factor)
         model = self._model
-        check_handles(factor, neighbours, model.graph, model.families, model.sizes)
         if not isinstance(factor, Kind):
             factor = LinearFactor(factor)
         try:
-            batch, times = factor.attach(model.graph, model.added, *neighbours, **data)
+            batch, times = factor.attach(model, *neighbours, **data)
         except TypeError as error:
             if "attach() " not in str(error):
                 raise
@@ -523,7 +521,7 @@ class Graph:
             return post
 
         if watch is not None:
-            watch = form_of(self._model.graph, "watch", watch)
+            watch = form_of(problem, "watch", watch)
         if joint and watch is not None:
             raise ValueError("watch is given; allowed with reading='joint': None")
         engine: Any = JointEngine(problem) if joint else GraphEngine(problem, watch)

@@ -14,7 +14,7 @@ from epfast.graph.blocks import belief_of
 from epfast.graph.engine import FAR, REMEDY
 from epfast.graph.factors import Batch, form_of
 from epfast.graph.posterior import GraphPosterior
-from epfast.graph.problem import GraphProblem, Program, check_handle
+from epfast.graph.problem import GraphProblem, Program
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import change
 from epfast.operators.density import Rows
@@ -337,8 +337,7 @@ class JointPosterior(GraphPosterior):
 
     def predict_latent(self, form: Any) -> tuple[Array, Array]:
         """Mean and variance of linear forms, of their shape, with all correlations."""
-        h = form_of(self.problem.graph, "form", form)
-        check_handle("form", h, self.problem.families, self.problem.sizes)
+        h = form_of(self.problem, "form", form)
         rows = np.zeros((h.size, len(self.state.mean)))
         which = np.repeat(np.arange(h.size), h.terms.counts)
         np.add.at(rows, (which, h.terms.variables), h.terms.coefficient)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ from epfast.operators.laplace import LaplaceMessages
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.tilted import COORDINATES, Answer, Asked
 from epfast.priors import InverseGamma, Scale
+
+if TYPE_CHECKING:
+    from epfast.graph.problem import GraphProblem
 
 #: part of the precision of a belief below which a cavity is nothing but rounding
 SMALLEST = 1e-10
@@ -243,27 +246,27 @@ class Factor(Kind):
     def density(self) -> Density:
         return Density(self.log_t, self.gradient, self.hessian)
 
-    def attach(self, graph: str, key: int, /, *neighbours: Any, **data: Any) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> tuple[Batch, Times]:
         scheme: Messages = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
         known = [name for name in FAMILIES if name in scheme.families]
         named = {f"neighbours[{at}]": value for at, value in enumerate(neighbours)}
         for name, value in named.items():
-            variables_of(graph, name, value, *known)
+            variables_of(model, name, value, *known)
         reason = scheme.refuses(tuple(value.family for value in neighbours))
         if reason is not None:
             raise ValueError(reason)
         given = {name: np.asarray(value) for name, value in data.items()}
         pairs = {name: (value, value.family) for name, value in named.items()}
-        axes = max(1, len(rows_of(graph, pairs)[0]))
+        axes = max(1, len(rows_of(model, pairs)[0]))
         for name, value in given.items():
             if value.dtype.kind not in "fiubUS":
                 raise TypeError(f"{name} has dtype {value.dtype}; allowed: numbers, or strings")
             if value.dtype.kind == "f" and np.isnan(value).any():
                 raise ValueError(f"{name} holds NaN; allowed: numbers")
         beside = {name: value.shape[:axes] for name, value in given.items()}
-        shape, numbers = rows_of(graph, pairs, **beside)
+        shape, numbers = rows_of(model, pairs, **beside)
         rows = {}
         for name, value in given.items():
             rest = value.shape[axes:]
@@ -271,7 +274,7 @@ class Factor(Kind):
             rows[name] = np.array(spread).reshape(len(numbers), *rest)
         if self.learned is not None:
             self.learned.check_data(rows)
-        return plain_batch(self, key, numbers, rows), None
+        return plain_batch(self, model.added, numbers, rows), None
 
     def check_power(self, batch: Batch, power: float) -> None:
         messages = self.messages
@@ -339,8 +342,8 @@ class ScalePrior(Kind):
         base = constant + (self.shape - 1.0) * log_tau - self.rate * tau
         return np.asarray(density - math.log(2.0) - 1.5 * log_tau - base)
 
-    def attach(self, graph: str, key: int, tau: Any = None) -> tuple[Batch, Times]:
-        return plain_batch(self, key, rows_of(graph, {"tau": (tau, "gamma")})[1], {}), None
+    def attach(self, model: GraphProblem, tau: Any = None) -> tuple[Batch, Times]:
+        return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")})[1], {}), None
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)

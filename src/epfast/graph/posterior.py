@@ -14,7 +14,7 @@ from epfast._arrays import Array
 from epfast.families import FAMILIES
 from epfast.gaussian.files import contents
 from epfast.graph import files
-from epfast.graph.blocks import linear_sites
+from epfast.graph.blocks import BlockBelief, linear_sites
 from epfast.graph.checking import checked
 from epfast.graph.factors import Kind, LinearFactor, check_instance, form_of
 from epfast.graph.learned import operator_of
@@ -22,8 +22,6 @@ from epfast.graph.problem import (
     GraphProblem,
     GraphState,
     Program,
-    check_handle,
-    check_handles,
 )
 from epfast.graph.variables import Block, Index, Scales, Variables
 from epfast.inference import SweepInfo
@@ -110,26 +108,6 @@ class ScaleBelief(Belief):
         return np.asarray((precision**-0.5).reshape(self._shape))
 
 
-class BlockBelief:
-    """What is known of a block of d variables."""
-
-    family = "block"
-
-    def __init__(self, mean: Array, covariance: Array) -> None:
-        #: (d,)
-        self.mean = mean
-        #: (d, d)
-        self.covariance = covariance
-
-    @property
-    def variance(self) -> Array:
-        return self.covariance.diagonal().copy()
-
-    @property
-    def sd(self) -> Array:
-        return np.sqrt(self.variance)
-
-
 class GraphPosterior(Recorded):
     """Marginal beliefs about all variables of a :class:`epfast.Graph`.
 
@@ -213,13 +191,11 @@ class GraphPosterior(Recorded):
                 f"variables is {_checks.describe(variables)}; allowed: variables of the graph, "
                 f"or a name or place among {list(self.problem.made)}"
             )
-        if variables.graph != self.problem.graph:
-            raise ValueError("variables is of another graph; allowed: those of the fitted one")
+        self.problem.check_handle("variables", variables)
         if isinstance(variables, Block):
-            covariance, mean, _ = self.state.blocks[self._place(variables.number)]
-            return BlockBelief(mean.copy(), covariance.copy())
+            covariance, mean, partition = self._block(variables.number)
+            return BlockBelief(covariance.copy(), mean.copy(), partition)
         numbers = variables.numbers.ravel()
-        check_handle("variables", variables, self.problem.families, self.problem.sizes)
         places = self.problem.at[numbers][:, None] + np.arange(variables.width)
         natural = self.state.beliefs[places]
         if variables.family == "gaussian":  # sites that cancel leave their rounding
@@ -227,20 +203,17 @@ class GraphPosterior(Recorded):
         kind = ScaleBelief if isinstance(variables, Scales) else Belief
         return kind(variables.family, variables.shape, natural)
 
-    def _place(self, block: int) -> int:
-        """The place of a block among those of the graph, by its number."""
-        for place, prior in enumerate(self.problem.blocks):
-            if prior.number == block:
-                return place
-        raise ValueError("a block was made after the fit; allowed: those that it had")
+    def _block(self, number: int) -> BlockBelief:
+        """What is known of the block of this number."""
+        places = {prior.number: place for place, prior in enumerate(self.problem.blocks)}
+        return self.state.blocks[places[number]]
 
     def predict_latent(self, form: Any) -> tuple[Array, Array]:
         """Mean and variance of linear forms, of their shape.
 
         EP keeps no correlations but those within a block.
         """
-        h = form_of(self.problem.graph, "form", form, blocks=True)
-        check_handle("form", h, self.problem.families, self.problem.sizes)
+        h = form_of(self.problem, "form", form, blocks=True)
         at = self.problem.at[h.terms.variables]
         precision = np.maximum(self.state.beliefs[at], 0.0)
         shift = np.where(precision > 0.0, self.state.beliefs[at + 1], 0.0)
@@ -252,7 +225,7 @@ class GraphPosterior(Recorded):
         mean: Array = h.offset + np.bincount(rows, means, h.size)
         variance: Array = np.bincount(rows, variances, h.size).astype(np.float64)
         for part in h.parts:
-            covariance, center, _ = self.state.blocks[self._place(part.block)]
+            covariance, center, _ = self._block(part.block)
             mean += part.rows @ center
             spread = part.rows @ covariance
             variance += (part.rows * spread).sum(axis=1)
@@ -340,8 +313,6 @@ class GraphPosterior(Recorded):
             shown = ", ".join(str(part) for part in list(takes.parameters.values())[1:])
             shown = shown.replace(": 'Any'", "").replace(" = ", "=")
             raise TypeError(f"{method}() {error}; allowed: {method}({name}, {shown})") from None
-        problem = self.problem
-        check_handles(factor, neighbours, problem.graph, problem.families, problem.sizes)
         found: Array = predict(self, *neighbours, **data)
         return found
 

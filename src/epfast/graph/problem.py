@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
 from epfast.graph.blocks import BlockBelief, BlockPrior, is_linear
-from epfast.graph.factors import Batch, Edges, Kind, Times
+from epfast.graph.factors import Batch, Edges, Times
 from epfast.graph.marginals import Others
 from epfast.graph.variables import Block, Index, Linear, Terms, Variables, ends
 from epfast.inference import DataWarning
@@ -86,45 +86,6 @@ def legal(schedule: Any) -> Any:
     if getattr(schedule, "batch", None) not in (None, 1):
         raise ValueError(f"batch is {schedule.batch}; allowed for a graph: 1, or AEP() for all")
     return schedule.filled(power=1.0, damping=schedule.usual_damping("row"))
-
-
-def check_handles(
-    factor: Any, neighbours: tuple[Any, ...], graph: str, families: NDArray[np.int8], sizes: Index
-) -> None:
-    """Refuse variables of a graph's name that it has not, as neighbours or within the factor."""
-    given = dict(vars(factor)) if isinstance(factor, Kind) else {}
-    for k, value in enumerate(neighbours):
-        parts = value if isinstance(value, list | tuple) else [value]
-        several = len(parts) > 1
-        given |= {f"neighbours[{k}]" + f"[{j}]" * several: v for j, v in enumerate(parts)}
-    for name, value in given.items():
-        if getattr(value, "graph", "") == graph:
-            check_handle(name, value, families, sizes)
-
-
-def check_handle(name: str, value: Any, families: NDArray[np.int8], sizes: Index) -> None:
-    """Refuse variables that this graph has not: those of a copy that went another way."""
-    if isinstance(value, Variables):
-        numbers, family, width = value.numbers, list(FAMILIES).index(value.family), value.width
-    elif isinstance(value, Block):
-        numbers, family, width = np.array([value.number]), BLOCK, 2
-    elif isinstance(value, Linear):
-        form = value.form()
-        for part in form.parts:
-            check_handle(name, Block(form.graph, part.block, part.rows.shape[1]), families, sizes)
-        numbers, family, width = form.terms.variables, 0, 2
-    else:
-        return
-    if numbers.size and numbers.max() >= len(families):
-        raise ValueError(
-            f"{name} is over variables that were made later, or in a copy of the graph; allowed: "
-            "those that are here"
-        )
-    if (families[numbers] != family).any() or (sizes[numbers] != width).any():
-        raise ValueError(
-            f"{name} is over variables that are others here, of a copy of the graph that went "
-            "another way; allowed: those that are here"
-        )
 
 
 def has_one_set(terms: Terms) -> bool:
@@ -221,6 +182,23 @@ class GraphProblem(NamedTuple):
             new[times[0]] = times[1]
         batches = (*self.batches, batch.copy())
         return self._replace(batches=batches, times=new, added=self.added + 1)
+
+    def check_handle(self, name: str, value: Linear) -> None:
+        """Refuse variables of others, also of a copy of the graph that went another way."""
+        if value.graph != self.graph:
+            raise ValueError(f"{name} is of another graph; allowed: variables of this one")
+        for numbers, family, width in value.held():
+            if numbers.size and numbers.max() >= len(self.families):
+                raise ValueError(
+                    f"{name} is over variables that were made later, or in a copy of the graph; "
+                    "allowed: those that are here"
+                )
+            known = BLOCK if family == "block" else list(FAMILIES).index(family)
+            if (self.families[numbers] != known).any() or (self.sizes[numbers] != width).any():
+                raise ValueError(
+                    f"{name} is over variables that are others here, of a copy of the graph that "
+                    "went another way; allowed: those that are here"
+                )
 
     def ready(self, schedule: Any) -> GraphProblem:
         """To be fitted by a schedule; raises where nothing becomes proper."""
