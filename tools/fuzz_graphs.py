@@ -349,7 +349,7 @@ class Life:
         damping = draw.of((None, None, 1.0, 0.5, 0.1))
         power = draw.of((None, None, None, 1.0, 0.5, 2.0, 0.03, 10.0))
         if pick < 0.7:
-            order = draw.of(("auto", "auto", "sequential", "parallel", "residual"))
+            order = draw.of(("auto", "auto", "sequential", "parallel"))
             return epfast.EP(sweeps=sweeps, tol=tol, damping=damping, power=power, order=order)
         if pick < 0.8:
             return epfast.ADF()

@@ -194,7 +194,7 @@ class TestMixedForms:
         w = g.block(33)
         g.add("logistic", X @ w, y)
         reference = epfast.fit_linear(X, y, schedule=TIGHT)
-        problem = g._problem(epfast.EP(sweeps=60, tol=1e-12).filled(power=1.0, damping=1.0))
+        problem = g._model.ready(epfast.EP(sweeps=60, tol=1e-12).filled(power=1.0, damping=1.0))
         engine = GraphEngine(problem, by_parts=False)
         state = engine.init(None)
         for _ in range(40):
@@ -430,7 +430,7 @@ class TestRefused:
         g = epfast.Graph()
         with pytest.raises((ValueError, TypeError), match=match):
             g.block(**{"d": 3} | arguments)
-        assert g._n == 0
+        assert not g.variables
 
     def test_forms(self, X):
         g, h = epfast.Graph(), epfast.Graph()

@@ -249,7 +249,7 @@ def test_runs_of_factors_are_what_one_by_one_gives():
     g.add(Noise(s), x[1:] - x[:-1])
     g.add(Product(0.5), x[:4], x[4:8], x[8:])
     g.add(Mixture(h, losses.Gaussian(1.0)), [x[:6], x[6:]], rng.normal(size=6))
-    problem = g._problem(legal(epfast.EP()))
+    problem = g._model.ready(legal(epfast.EP()))
     engine = GraphEngine(problem)
     runs = engine.program.segments
     singles = [[k, i, i + 1] for k, first, stop in runs for i in range(first, stop)]
@@ -257,7 +257,7 @@ def test_runs_of_factors_are_what_one_by_one_gives():
     found = []
     for segments in (runs, np.array(singles, dtype=np.intp)):
         batches = [
-            batch.factor.sweep(batch.taken(rows), problem.at[:-1], False)
+            batch.factor.sweep(batch.taken(rows), problem.edges(batch.taken(rows)), False)
             for batch, rows in zip(problem.batches, engine.program.rows, strict=True)
         ]
         program = Program(batches, np.ascontiguousarray(segments))
@@ -313,7 +313,7 @@ CALLS = {
     "tau is Gaussian": (lambda g, x, t, p, h: g.add(Noise(x), x), "tau is a gaussian"),
     "tau is a number": (lambda g, x, t, p, h: g.add(Noise(2.0), x), "tau is"),
     "tau of another graph": (lambda g, x, t, p, h: g.add(Noise(Graph().gamma(3)), x), "another"),
-    "shapes": (lambda g, x, t, p, h: g.add(Noise(t), x[:2]), "tau has shape"),
+    "shapes": (lambda g, x, t, p, h: g.add(Noise(t), x[:2]), "shapes of tau"),
     "no form": (lambda g, x, t, p, h: g.add(Noise(t)), "form is None"),
     "match": (lambda g, x, t, p, h: g.add(Noise(t, match="mean"), x), "match"),
     "product of one": (lambda g, x, t, p, h: g.add(Product(), x, x, x[[1, 2, 0]]), "twice"),

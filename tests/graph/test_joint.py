@@ -133,7 +133,7 @@ def test_wide_priors_take_few_sweeps(kind, variance, reading):
 
 def test_what_has_no_place_beside_joint_sites():
     g, x = on_loops()
-    for schedule in (ADF(), SEP(), EP(power=0.5), EP(order="residual")):
+    for schedule in (ADF(), SEP(), EP(power=0.5), EP(order="shuffled")):
         with pytest.raises(ValueError, match=r"(schedule|order) is"):
             g.fit(schedule)
     with pytest.raises(ValueError, match="joint sites; allowed for one pass"):

@@ -287,7 +287,7 @@ class TestDoor:
             ((x, z), good, ValueError, "broadcast"),
             ((x, x), good, ValueError, "a variable twice"),
             ((x[:2], x[1:3], x[2:4]), good, ValueError, "1 or 2"),
-            ((x,), {"y": np.ones(3), "v": 1.0}, ValueError, "y makes shapes"),
+            ((x,), {"y": np.ones(3), "v": 1.0}, ValueError, r"and y \(3,\)"),
             ((x,), {"y": np.full(4, np.nan), "v": 1.0}, ValueError, "y holds NaN"),
             ((x,), {"y": np.array([None] * 4), "v": 1.0}, TypeError, "y has dtype object"),
             ((x[:1],), {"y": np.ones(0), "v": 1.0}, ValueError, "one or more"),

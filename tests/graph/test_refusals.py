@@ -141,7 +141,7 @@ FACTORS = [
     (lambda g: g.add(Between(0.0, 2.0), g.x[:0].sum() + 1.0), "form"),
     (lambda g: g.add(Transition(-1.0), g.x[0], g.x[1]), "variance"),
     (lambda g: g.add(Transition(1.0, factor=0.0), g.x[0], g.x[1]), "factor"),
-    (lambda g: g.add(Transition(1.0), g.x[0], g.x[0]), "itself"),
+    (lambda g: g.add(Transition(1.0), g.x[0], g.x[0]), "twice"),
     (lambda g: g.add(Transition(1.0), g.x[[0, 1]], g.x), "after"),
     (lambda g: g.add(Transition(1.0), g.x[0], g.tau[0]), "after"),
     (lambda g: g.add(Transition(1.0), g.x[0]), "after"),
@@ -207,11 +207,11 @@ def test_variables_of_a_copy_that_went_another_way(g):
     copy = Graph.of(post)
     later, other = g.gaussian(2), copy.gamma()
     for form in (later[1], later[1] - g.x[0]):
-        refused(lambda form=form: copy.add("probit", form, 1), "neighbours[0]", "copy")
+        refused(lambda form=form: copy.add("probit", form, 1), "form", "copy")
         refused(lambda form=form: post.predict_latent(form), "form", "copy")
-    refused(lambda: copy.add("probit", later[0], 1), "neighbours[0]", "another way")
+    refused(lambda: copy.add("probit", later[0], 1), "form", "another way")
     refused(lambda: g.add(Noise(other), g.x), "tau", "another way")
-    refused(lambda: g.add(Mixture(g.h, "probit"), [copy.gaussian(2)[1], 0.0], 1), "[0][0]")
+    refused(lambda: g.add(Mixture(g.h, "probit"), [copy.gaussian(2)[1], 0.0], 1), "forms[0]")
     refused(lambda: post[later], "variables", "copy")
 
 

@@ -90,26 +90,3 @@ def compare(before: Array, after: Array, n: int) -> tuple[float, float]: ...
 def compare_forms(
     before: Array, after: Array, starts: Any, at: Any, coefficient: Array
 ) -> float: ...
-
-class Residual:
-    def __init__(
-        self,
-        starts: Any,
-        variables: Any,
-        first: Any,
-        factors: Any,
-        at: Any,
-        size: Any,
-        family: Any,
-    ) -> None: ...
-    def run(
-        self,
-        program: Program,
-        updates: int,
-        q: Array,
-        sites: Array,
-        scale: Array,
-        residual: Array,
-        power: float,
-        damping: float,
-    ) -> tuple[float, int]: ...

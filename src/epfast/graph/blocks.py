@@ -20,7 +20,7 @@ from epfast.gaussian.table import engine_of
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.variables import Index
 from epfast.inference import Counts, Sites
-from epfast.inference.loop import Summary, change, is_sharp
+from epfast.inference.loop import Summary, change
 from epfast.inference.runtime import Tick
 
 
@@ -45,13 +45,24 @@ class BlockPrior(NamedTuple):
 
 
 class BlockBelief(NamedTuple):
-    """A Gaussian: its moments, and the log of its partition function, but for the dimension's."""
+    """What is known of a block: a Gaussian, with the log of its partition function.
+
+    The latter is without what depends on the dimension alone.
+    """
 
     #: (d, d)
     covariance: Array
     #: (d,)
     mean: Array
     partition: float
+
+    @property
+    def variance(self) -> Array:
+        return self.covariance.diagonal().copy()
+
+    @property
+    def sd(self) -> Array:
+        return np.sqrt(self.variance)
 
 
 def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
@@ -211,7 +222,7 @@ class LinearPart:
             rows = batch.parts[0].times(batch.terms.coefficient).rows
         if data["offset"].any():
             loss, y = loss.with_offset(), loss.add_offset(y, data["offset"])
-        chosen = choose(loss, batch.scheme, "full", None, schedule)
+        chosen = choose(loss, batch.factor.scheme, "full", None, schedule)
         normal = prior_of(prior.precision, prior.mean, True)
         self.problem = chosen.problem(Data(rows, y), normal)
         self.engine: Any = engine_of(self.problem)
@@ -265,10 +276,10 @@ def is_linear(batch: Batch, schedule: Any) -> bool:
     """Whether a batch is a linear model of the block that it is about."""
     if not isinstance(batch.factor, LinearFactor) or len(batch.parts) != 1:
         return False
-    if (batch.terms.counts != 1).any() or batch.data["noise"].any() or is_sharp(batch.scheme):
+    if (batch.terms.counts != 1).any() or batch.data["noise"].any() or batch.factor.sharp:
         return False
     try:
-        choose(batch.factor.loss, batch.scheme, "full", None, schedule)
+        choose(batch.factor.loss, batch.factor.scheme, "full", None, schedule)
     except (ValueError, TypeError):
         return False
     return True

@@ -38,7 +38,6 @@ from epfast.graph.problem import GraphProblem, GraphState, Program
 from epfast.graph.resuming import kept_sites
 from epfast.graph.variables import Form, Index
 from epfast.inference import Counts, Summary
-from epfast.inference.loop import is_sharp
 from epfast.inference.runtime import cached_property
 
 logger = logging.getLogger("epfast")
@@ -102,7 +101,7 @@ class GraphEngine:
         schedule = problem.schedule
         all_gaussian = problem.n_gaussians == len(problem.families)
         # to the same fixed point in fewer sweeps, where there are many
-        slow = watch is None and schedule.tol > 0.0 and schedule.order != "residual"
+        slow = watch is None and schedule.tol > 0.0
         self.limit: Limit | None = None
         if slow or (watch is not None and all_gaussian):
             self.limit = Limit(problem.n_gaussians, SLOW if slow else FIRST)
@@ -118,7 +117,7 @@ class GraphEngine:
         first_site = 0
         for batch, rows in zip(problem.batches, self.program.rows, strict=True):
             taken = batch.taken(rows)
-            made = taken.factor.sweep(taken, problem.at[:-1], problem.tied)
+            made = taken.factor.sweep(taken, problem.edges(taken), problem.tied)
             for part in abouts(taken, problem.blocks, problem.sizes):
                 slot, d = int(problem.at[problem.blocks[part.block].number]), part.rows.d
                 made = BlockBatch(made, part.rows, slot, part.at, block_size(None, d))
@@ -134,9 +133,7 @@ class GraphEngine:
             ).reshape(-1, 3)
         )
         self.others = problem.others()
-        self.by_residual = schedule.order == "residual"
-        schemes = (batch.scheme for batch in problem.batches if batch.scheme is not None)
-        self.sharp = any(is_sharp(scheme) for scheme in schemes)
+        self.sharp = any(batch.factor.sharp for batch in problem.batches)
         prior = problem.prior
         self.prior_partition = core.compare(prior, prior, problem.n_gaussians)[1]
         self.prior_partition += self.others.prior_partition(prior)
@@ -170,35 +167,6 @@ class GraphEngine:
         ]
 
     @property
-    def counts_of_updates(self) -> list[int]:
-        """A sweep's updates in pieces, between which Ctrl-C acts."""
-        whole, rest = divmod(self.core.n_factors, FACTORS_PER_CALL)
-        return [FACTORS_PER_CALL] * whole + [rest] * (rest > 0)
-
-    @cached_property
-    def visits(self) -> core.Residual:
-        """The order by residuals."""
-        problem = self.problem
-        terms = [
-            batch.terms.taken(rows)
-            for batch, rows in zip(problem.batches, self.program.rows, strict=True)
-        ]
-        counts = np.concatenate([part.counts for part in terms])
-        variables = np.concatenate([part.variables for part in terms])
-        owner = np.repeat(np.arange(self.core.n_factors), counts)
-        order = np.argsort(variables, kind="stable")
-        numbers = np.arange(len(problem.families) + 1)
-        return core.Residual(
-            np.concatenate([[0], np.cumsum(counts)]),
-            variables,
-            np.searchsorted(variables[order], numbers),
-            owner[order],
-            problem.at[:-1],
-            problem.sizes,
-            problem.families.astype(np.intp),
-        )
-
-    @property
     def reasons(self) -> dict[str, int]:
         """Why factors of the user's own waited, and how often."""
         found: Counter[str] = Counter()
@@ -213,8 +181,6 @@ class GraphEngine:
         sites, scale = self._first_sites(), np.zeros(self.core.n_factors)
         prior = self.added_up(sites)
         state = GraphState(prior, sites, scale, 0, self.starts_together, blocks=self.block_priors)
-        if self.by_residual:  # all are far off; in order
-            state = state._replace(residual=FAR * np.linspace(2.0, 1.0, self.core.n_factors))
         if start is None:
             linear = tuple(part.init(None, 0) for part in self.linear.values())
             return self._begun(state._replace(linear=linear))
@@ -222,11 +188,10 @@ class GraphEngine:
         same = start.problem.is_that(self.whole)
         copies = {name: getattr(old, name).copy() for name in ("beliefs", "sites", "log_scale")}
         if same and self.problem.goes_on(start.problem):  # to the bit as if it had not stopped
-            residual = None if old.residual is None else old.residual.copy()
-            return old._replace(**copies, linear=copy.deepcopy(old.linear), residual=residual)
+            return old._replace(**copies, linear=copy.deepcopy(old.linear))
         linear = tuple(self._resumed(part, start) for part in self.linear.values())
         if same:
-            anew: dict[str, Any] = {"change": math.inf, "grown": 0, "residual": state.residual}
+            anew: dict[str, Any] = {"change": math.inf, "grown": 0}
             return old._replace(**copies, linear=linear, together=self.starts_together, **anew)
         state = state._replace(linear=linear, sweeps=old.sweeps)
         if self.batches:
@@ -419,22 +384,9 @@ class GraphEngine:
         if state.together and not self.starts_together:
             damping *= SHARED_DAMPING
         backward = state.sweeps % 2 == 1 and schedule.stores != "none"
-        left, waiting = 0.0, 0
-        residual = state.residual
-        if self.by_residual:
-            assert residual is not None
-            residual = residual.copy() if keep else residual
-            schedule_numbers = schedule.power, damping
-            for count in self.counts_of_updates:
-                left, waiting = self.visits.run(
-                    self.core, count, beliefs, sites, scale, residual, *schedule_numbers
-                )
-                tick(count)
         # what is read stays as it is where all factors go at once
         read, old_sites = (beliefs.copy(), sites.copy()) if state.together else (beliefs, sites)
         program, pieces = self.together if state.together else (self.core, self.pieces)
-        if self.by_residual:
-            pieces = []
         for first, stop, count in pieces[::-1] if backward else pieces:
             program.run(
                 first,
@@ -451,8 +403,6 @@ class GraphEngine:
             tick(count)
         refused, failed = self.core.counts()
         self._refuse_the_impossible()
-        if self.by_residual:  # in a sweep a factor may wait often, or not be visited
-            refused = waiting
         told = "; ".join(f"{count} times: {reason}" for reason, count in self.reasons.items())
         self.remedy = f"of factors of your own, {told}; {REMEDY}" if told else REMEDY
         blocks = state.blocks
@@ -484,7 +434,6 @@ class GraphEngine:
             )
         elif self.watch is not None:
             moved = max(moved, self.distance)
-        moved = float(np.maximum(moved, left))
         evidence = partition - self.prior_partition + float(scale.sum())
         # in a cycle the change falls as often as it grows
         grown = state.grown + 2 if moved > state.change else max(0, state.grown - 1)
@@ -496,7 +445,6 @@ class GraphEngine:
             together = True
         sweeps = state.sweeps + 1
         new = GraphState(beliefs, sites, scale, sweeps, together, moved, grown, blocks)
-        new = new._replace(residual=residual)
         return new, Counts(refused, failed, settled=settled, measured=(moved, evidence))
 
     def _refuse_the_impossible(self) -> None:

@@ -1,17 +1,18 @@
-"""Factors of a graph, and how a batch of them is made of what the user gives."""
+"""Factors of a graph: what a kind of them is, and how a batch is made of what the user gives."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, sparse
+from scipy import optimize, sparse, special
 
-from epfast import _checks
+from epfast import _checks, schemes
 from epfast._arrays import Array
 from epfast._core.graph import GaussianBatch, GraphBatch, LinearBatch
 from epfast.graph.variables import (
@@ -21,11 +22,22 @@ from epfast.graph.variables import (
     Part,
     Terms,
     Variables,
+    ends,
     entries_of,
     joined,
     merged,
 )
+from epfast.inference.files import restore_responses
+from epfast.inference.loop import is_sharp
 from epfast.losses import Gaussian, Interval, Loss, Probit, resolve
+
+if TYPE_CHECKING:
+    from epfast.graph.posterior import GraphPosterior
+    from epfast.graph.problem import GraphProblem
+
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+#: letters of the families, in patterns of neighbours: Gaussian, gamma, beta, categorical
+LETTERS = np.frombuffer(b"ngbc", dtype=np.uint8)
 
 
 class Batch(NamedTuple):
@@ -33,7 +45,6 @@ class Batch(NamedTuple):
 
     #: its number among those of its graph
     key: int
-    #: the kind: a factor of this module, or a loss on a linear form
     factor: Any
     #: neighbours of each factor; for others than linear forms the coefficients are 1
     terms: Terms
@@ -41,13 +52,22 @@ class Batch(NamedTuple):
     data: dict[str, Array]
     #: rows as they were added: some may have been removed since
     rows: Index
-    scheme: Any = None
     #: blocks with a full covariance: a form over one is a neighbour, with its number in ``terms``
     parts: tuple[Part, ...] = ()
 
     @property
     def n(self) -> int:
         return len(self.rows)
+
+    @property
+    def last(self) -> Index:
+        """The place of the last neighbour of each factor."""
+        return self.terms.starts[1:] - 1
+
+    @property
+    def table(self) -> Index:
+        """Neighbours, (n, k), of factors that have as many each."""
+        return self.terms.variables.reshape(self.n, -1)
 
     def taken(self, which: Any) -> Batch:
         """Select factors."""
@@ -67,15 +87,22 @@ class Batch(NamedTuple):
         )
 
 
-class Added(NamedTuple):
-    """What adding a factor gives: its batch, and what becomes of the variables."""
+class Edges(NamedTuple):
+    """Neighbours of the factors of a batch, as the core takes them."""
 
-    batch: Batch
-    #: times of variables: (numbers, times)
-    times: tuple[Index, Array] | None = None
+    #: (n + 1,), where those of each factor begin
+    starts: Index
+    #: of each neighbour where its natural parameters begin, its family, and how many they are
+    at: Index
+    kind: NDArray[np.intc]
+    size: Index
 
 
-def chain_times(terms: Terms) -> tuple[Index, Array] | None:
+#: times of variables, by which factors are ordered: their numbers and the times; None: none
+Times = tuple[Index, Array] | None
+
+
+def chain_times(terms: Terms) -> Times:
     """Times of variables that forms of two neighbours each make a chain, as x[1:] - x[:-1]."""
     if len(terms.starts) < 3 or not (terms.counts == 2).all():
         return None
@@ -87,42 +114,68 @@ def chain_times(terms: Terms) -> tuple[Index, Array] | None:
 
 
 class Kind:
-    """Base of the kinds of factors; one is a definition, a batch has its neighbours and numbers."""
+    """Base of the kinds of factors; one is a definition, a batch has its neighbours and numbers.
 
-    #: attributes that batches need beside their own numbers: what a file holds of the kind
-    kept: ClassVar[tuple[str, ...]] = ()
-    #: whether the core fits them, without Python
-    compiled: ClassVar[bool] = True
+    A kind has a batch from what the user gives (``attach``), the core's sweeps of it (``sweep``)
+    and its log density, by which draws are weighed. Some have predictions: methods of the names of
+    those of a posterior, which take it and what :meth:`attach` takes, without what is observed.
+    """
+
+    #: attributes that batches need beside their own numbers: what a file holds of the kind;
+    #: None: no file holds it
+    kept: ClassVar[tuple[str, ...] | None] = ()
+    #: families of the neighbours of a factor, a regular expression of LETTERS
+    pattern: ClassVar[str] = "[ngbc]+"
+    #: numbers of each factor, (n,), and the least that they may be
+    numbers: ClassVar[dict[str, float]] = {}
     #: whether factors of a batch may share a site
     shares: ClassVar[bool] = True
+    #: whether no factor exceeds 1
+    bounded: ClassVar[Any] = False
+    #: whether moments change sharply, as those of quick Laplace
+    sharp: ClassVar[Any] = False
+    #: operators that learn the messages, as :class:`LearnedMessages`; None: nothing learns
+    learned: ClassVar[Any] = None
+    #: what there is in place of predictions
+    instead: ClassVar[str] = "what it leads to has no prediction"
 
-    def attach(self, graph: str, key: int, /, *neighbours: Any, **data: Any) -> Added:
+    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> tuple[Batch, Times]:
         """Check neighbours and numbers, and make the batch."""
         raise NotImplementedError
 
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         """The batch for the core, in the order of the program."""
         raise NotImplementedError
+
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        """Log of the product of the factors at draws of all variables, (k,) of (k, variables)."""
+        raise ValueError(
+            f"batch {batch.key} is of {type(self).__name__}, a constraint that no draw fulfils; "
+            "allowed for a check: factors with a density"
+        )
+
+    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
+        """Refuse a batch of a file that :meth:`attach` does not make; numbers become doubles.
+
+        families, sizes: of the neighbours; a form over a block is a Gaussian one.
+        """
+        letters = np.insert(LETTERS[families], batch.terms.starts[1:], ord(";"))
+        if not re.fullmatch(f"(?:{self.pattern};)+", letters.tobytes().decode()):
+            raise ValueError(f"neighbours of {type(self).__name__} are of other families")
+        for name, least in self.numbers.items():
+            batch.data[name] = _checks.array(name, batch.data[name], shape=(batch.n,))
+            if not (batch.data[name] >= least).all():
+                raise ValueError(f"{name} holds {batch.data[name].min():g}; allowed: >= {least:g}")
 
     def defines(self, batch: Batch) -> Index:
         """Variables whose own priors go as long as the batch is there."""
         return np.empty(0, dtype=np.intp)
 
-    def refuses_power(self, batch: Batch) -> str | None:
-        """Why a batch allows no power but 1; None: it does."""
-        return None
+    def check_power(self, batch: Batch, power: float) -> None:
+        """Refuse a power that the factors of a batch do not have."""
 
-    @property
-    def learned(self) -> Any:
-        """Operators that learn the messages, as ``LearnedMessages``; None: nothing learns."""
-        return None
-
-    def with_learned(self, learned: Any) -> Kind:
-        """The same kind with other operators."""
-        raise NotImplementedError
-
-    def kinds(self, batch: Batch) -> NDArray[np.uint8]:
-        """0 or 1 for each factor: those of a kind go side by side where they may."""
+    def labels(self, batch: Batch) -> NDArray[np.uint8]:
+        """0 or 1 for each factor: those of one label are vectorised together."""
         return np.zeros(batch.n, dtype=np.uint8)
 
     def first_sites(self, batch: Batch) -> Array | None:
@@ -132,11 +185,6 @@ class Kind:
         """
         return None
 
-    @property
-    def bounded(self) -> bool:
-        """Whether no factor exceeds 1."""
-        return False
-
     def symmetry(self, batch: Batch, prior: Callable[[Index], Array], alone: Any) -> str:
         """Why EP stays where it begins, at what is no mode of the posterior; empty if it moves.
 
@@ -144,6 +192,21 @@ class Kind:
         graph whether no factor of another kind is about it.
         """
         return ""
+
+
+def check_spread(batch: Batch) -> None:
+    """Refuse a batch with variances of 0 where a density is asked for."""
+    if not batch.data["variance"].all():
+        raise ValueError(
+            f"batch {batch.key} is of {type(batch.factor).__name__} with variance 0, a constraint "
+            "that no draw fulfils; allowed for a check: variances above 0"
+        )
+
+
+def only_power_1(power: float, where: Any, what: str) -> None:
+    """Refuse other powers of factors with numbers, noise or variances, that allow 1 alone."""
+    if power != 1.0 and where:
+        raise ValueError(f"power is {power:g}; allowed for {what}: 1")
 
 
 #: coefficients below do not overflow where some of a form add up
@@ -158,7 +221,7 @@ def check_instance(factor: Any) -> None:
         )
 
 
-def form_of(graph: str, name: str, value: Any, blocks: bool = False) -> Form:
+def form_of(model: GraphProblem, name: str, value: Any, blocks: bool = False) -> Form:
     """A linear form of this graph; blocks: whether it may be over blocks."""
     if not isinstance(value, Linear):
         raise TypeError(
@@ -166,8 +229,7 @@ def form_of(graph: str, name: str, value: Any, blocks: bool = False) -> Form:
             "of the graph, as s[i] - s[j]"
         )
     form = value.form()
-    if form.graph != graph:
-        raise ValueError(f"{name} is over variables of another graph; allowed: those of this one")
+    model.check_handle(name, value)
     if form.size == 0:
         raise ValueError(f"{name} is empty; allowed: one form or more")
     if form.parts and not blocks:
@@ -195,8 +257,15 @@ def neighbours_of(form: Form) -> tuple[Terms, tuple[Part, ...]]:
     return terms, form.parts
 
 
-def per_row(name: str, value: Any, form: Form, **limits: Any) -> Array:
-    """A number for each form, from one for all or an array that broadcasts."""
+def numbers_of(
+    name: str,
+    value: Any,
+    shape: tuple[int, ...],
+    least: float = -np.inf,
+    above: bool = False,
+    finite: bool = True,
+) -> Array:
+    """A number for each factor, (n,), from one for all or an array that broadcasts."""
     if isinstance(value, Linear):
         raise TypeError(
             f"{name} is {value!r}; allowed: numbers. Noise of unknown precision is the factor "
@@ -204,16 +273,16 @@ def per_row(name: str, value: Any, form: Form, **limits: Any) -> Array:
         )
     given = _checks.real_array(name, value)
     try:
-        spread = np.broadcast_to(given, form.shape)
+        spread = np.broadcast_to(given, shape)
     except ValueError:
         raise ValueError(
-            f"{name} has shape {given.shape}; allowed: a number, or one for each form, {form.shape}"
+            f"{name} has shape {given.shape}; allowed: a number, or one for each factor, {shape}"
         ) from None
-    numbers = _checks.array(name, np.ravel(spread), shape=(form.size,))
-    least = limits.get("least")
-    if least is not None and not (numbers >= least).all():
-        raise ValueError(f"{name} holds {numbers.min():g}; allowed: numbers >= {least:g}")
-    return numbers
+    found = _checks.array(name, np.ravel(spread), shape=(math.prod(shape),), finite=finite)
+    if least > -np.inf and not ((found > least) if above else (found >= least)).all():
+        sign = ">" if above else ">="
+        raise ValueError(f"{name} holds {found.min():g}; allowed: numbers {sign} {least:g}")
+    return found
 
 
 def scalar_loss(loss: Any) -> Loss:
@@ -295,87 +364,182 @@ def responses_of(loss: Loss, y: Any, shape: tuple[int, ...]) -> Array:
     return loss.observed(flat, n)
 
 
+def batch_of_forms(kind: Kind, key: int, h: Form, noise: Any, y: Array) -> Batch:
+    """A batch of factors of forms with noise."""
+    data = {
+        "offset": h.offset.copy(),
+        "noise": numbers_of("noise", noise, h.shape, least=0.0),
+        "y": y,
+    }
+    terms, parts = neighbours_of(h)
+    return Batch(key, kind, terms, data, np.arange(h.size), parts)
+
+
+def expanded(batch: Batch, column: Index) -> Batch:
+    """The batch with columns as neighbours, and those of a block in place of a form over it.
+
+    column: of each variable, of a block the first one of its d.
+    """
+    terms, parts = batch.terms, []
+    counts = np.ones(len(terms.variables), dtype=np.intp)
+    for part in batch.parts:
+        edges, rows = np.flatnonzero(terms.variables == part.block), sparse.csr_array(part.rows)
+        counts[edges] = np.diff(rows.indptr)
+        parts.append((edges, rows))
+    starts = ends(counts)
+    variables = np.repeat(column[terms.variables], counts)
+    coefficient = np.repeat(terms.coefficient, counts)
+    for edges, rows in parts:
+        shift = np.repeat(starts[edges] - rows.indptr[:-1], counts[edges])
+        place = shift + np.arange(rows.nnz)
+        variables[place] += rows.indices
+        coefficient[place] *= rows.data
+    return batch._replace(terms=Terms(starts[terms.starts], variables, coefficient), parts=())
+
+
+def form_matrix(batch: Batch, width: int, keep: Any = slice(None)) -> Any:
+    """Coefficients of the forms of an expanded batch, CSR (n, width); keep: which neighbours."""
+    terms = batch.terms
+    owner = np.repeat(np.arange(batch.n), terms.counts)
+    entries = terms.coefficient[keep], (owner[keep], terms.variables[keep])
+    return sparse.csr_array(entries, shape=(batch.n, width))
+
+
+def forms_at(batch: Batch, theta: Array, keep: Any = slice(None)) -> Array:
+    """Linear forms of the factors of an expanded batch, (k, n), at draws (k, width)."""
+    forms = form_matrix(batch, theta.shape[1], keep) @ theta.T
+    return np.asarray(forms.T + batch.data["offset"])
+
+
+def log_normal(x: Array, variance: Any) -> Array:
+    """Log densities of N(0, variance)."""
+    return np.asarray(-0.5 * x * x / variance - 0.5 * np.log(variance) - HALF_LOG_2PI)
+
+
+def log_t(loss: Loss, y: Array, h: Array, noise: Array) -> Array:
+    """log t(h; y) of values h (k, n), noise on them integrated out."""
+    found = -loss.values(np.ascontiguousarray(h.T), y).T
+    some = np.flatnonzero(noise > 0.0)
+    if len(some):
+        k = len(h)
+        responses = np.ascontiguousarray(np.repeat(y[some], k, axis=0))
+        means = np.ascontiguousarray(h[:, some].T).ravel()
+        smooth = loss.tilted().call(responses, means, np.repeat(noise[some], k))[0]
+        found[:, some] = np.reshape(smooth, (len(some), k)).T
+    return np.asarray(found)
+
+
+def latent(post: GraphPosterior, h: Form, noise: Any) -> tuple[Array, Array]:
+    """Mean and variance of forms with noise, (n,)."""
+    mean, variance = post.predict_latent(h)
+    return mean.ravel(), variance.ravel() + numbers_of("noise", noise, h.shape, least=0.0)
+
+
+def by_loss(method: str) -> Callable[..., Array]:
+    """A prediction of the losses, at linear forms."""
+
+    def predicted(self: Any, post: GraphPosterior, form: Any, *, noise: Any = None) -> Array:
+        h = form_of(post.problem, "form", form, blocks=True)
+        loss, noise = loss_with_noise(self.loss, noise)
+        found = getattr(loss, method)(*latent(post, h, noise))
+        return np.asarray(found.reshape(h.shape + found.shape[1:]))
+
+    return predicted
+
+
 @dataclass(frozen=True)
 class LinearFactor(Kind):
     """A loss or likelihood of the library on linear forms, h = sum_j a_j x_j + offset + noise."""
 
-    kept: ClassVar[tuple[str, ...]] = ("loss",)
-    loss: Loss
+    kept: ClassVar[tuple[str, ...]] = ("loss", "scheme")
+    pattern: ClassVar[str] = "n+"
+    numbers: ClassVar[dict[str, float]] = {"offset": -np.inf, "noise": 0.0}
+    #: as the user gave it, of a batch an object
+    loss: Any
+    scheme: Any = None
+
+    predict = by_loss("predict")
+    predict_variance = by_loss("predict_variance")
+    predict_proba = by_loss("predict_proba")
+
+    def log_predictive(
+        self, post: GraphPosterior, form: Any, y: Any, *, noise: Any = None
+    ) -> Array:
+        h, flat = with_responses(form_of(post.problem, "form", form, True), y)
+        loss, noise = loss_with_noise(self.loss, noise)
+        found = loss.log_predictive(loss.observed(flat, h.size), *latent(post, h, noise))
+        return np.asarray(found.reshape(h.shape))
 
     def attach(
         self,
-        graph: str,
-        key: int,
+        model: GraphProblem,
         form: Any = None,
         y: Any = None,
         *,
-        noise: Any = 0.0,
+        noise: Any = None,
         scheme: Any = "exact",
-    ) -> Added:
-        h = form_of(graph, "form", form, blocks=True)
-        chosen = scheme
-        reason = chosen.refuses(self.loss, "row")
+    ) -> tuple[Batch, Times]:
+        loss, noise = loss_with_noise(self.loss, noise)
+        scheme = schemes.resolve(scheme)
+        h = form_of(model, "form", form, blocks=True)
+        reason = scheme.refuses(loss, "row")
         if reason is not None:
             raise ValueError(reason)
         h, flat = with_responses(h, y)
-        data = {
-            "offset": h.offset.copy(),
-            "noise": per_row("noise", noise, h, least=0.0),
-            "y": np.ascontiguousarray(self.loss.observed(flat, h.size)),
-        }
-        terms, parts = neighbours_of(h)
-        if type(self.loss) is Gaussian and self.loss.beta == 1.0:
+        responses = np.ascontiguousarray(loss.observed(flat, h.size))
+        batch = batch_of_forms(LinearFactor(loss, scheme), model.added, h, noise, responses)
+        terms, data = batch.terms, batch.data
+        if type(loss) is Gaussian and loss.beta == 1.0:
             # a variance more; y has a share of that of the loss for each row
             with np.errstate(over="ignore"):
-                share = data["noise"] / self.loss.variance
+                share = data["noise"] / loss.variance
             if not np.isfinite(share).all():
                 raise ValueError(
-                    f"noise is {data['noise'].max():.2g} beside {self.loss!r}, and their ratio "
+                    f"noise is {data['noise'].max():.2g} beside {loss!r}, and their ratio "
                     "overflows; allowed: variances of moderate size"
                 )
             data["y"][:, 1] += share
             data["noise"] = np.zeros(h.size)
-        if type(self.loss) is Probit and chosen.integrates and data["noise"].any():
+        if type(loss) is Probit and scheme.integrates and data["noise"].any():
             # Phi(y h) with noise s^2 on h is Phi(y h / sqrt(1 + s^2))
             shrink = 1.0 / np.sqrt(1.0 + data["noise"])
             coefficient = terms.coefficient * np.repeat(shrink, terms.counts)
-            terms = terms._replace(coefficient=coefficient)
+            batch = batch._replace(terms=terms._replace(coefficient=coefficient))
             data |= {"offset": data["offset"] * shrink, "noise": np.zeros(h.size)}
-        batch = Batch(key, self, terms, data, np.arange(h.size), chosen, parts)
-        return Added(batch, times=None if parts else chain_times(terms))
+        return batch, None if batch.parts else chain_times(terms)
 
-    def refuses_power(self, batch: Batch) -> str | None:
-        if not batch.data["noise"].any():
-            return None
-        return f"factors of {type(self.loss).__name__} with noise on their forms"
+    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
+        super().check(batch, families, sizes)
+        reason = self.scheme.refuses(scalar_loss(self.loss), "row")
+        if reason is not None:
+            raise ValueError(reason)
+        batch.data["y"] = restore_responses(batch.data["y"], self.loss)
 
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        terms, data = batch.terms, batch.data
-        places = at[terms.variables]
-        if type(self.loss) is Gaussian and batch.scheme.integrates and self.loss.beta == 1.0:
+    def check_power(self, batch: Batch, power: float) -> None:
+        what = f"factors of {type(self.loss).__name__} with noise on their forms"
+        only_power_1(power, batch.data["noise"].any(), what)
+        self.loss.check_power(power)
+
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        data, a = batch.data, batch.terms.coefficient
+        if type(self.loss) is Gaussian and self.scheme.integrates and self.loss.beta == 1.0:
             y, variance = data["y"].T
-            return GaussianBatch(
-                terms.starts,
-                places,
-                terms.coefficient,
-                y - data["offset"],
-                variance * self.loss.variance + data["noise"],
-                tied,
-            )
-        return LinearBatch(
-            batch.scheme.tilted(self.loss),
-            terms.starts,
-            places,
-            terms.coefficient,
-            data["offset"],
-            data["noise"],
-            data["y"],
-            tied,
-        )
+            variance = variance * self.loss.variance + data["noise"]
+            return GaussianBatch(edges.starts, edges.at, a, y - data["offset"], variance, tied)
+        moments, numbers = self.scheme.tilted(self.loss), (data["offset"], data["noise"], data["y"])
+        return LinearBatch(moments, edges.starts, edges.at, a, *numbers, tied)
+
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        h = forms_at(batch, theta)
+        return np.asarray(log_t(self.loss, batch.data["y"], h, batch.data["noise"]).sum(axis=1))
 
     @property
     def bounded(self) -> bool:
-        return self.loss.bounded
+        return bool(self.loss.bounded)
+
+    @property
+    def sharp(self) -> bool:
+        return is_sharp(self.scheme)
 
 
 @dataclass(frozen=True)
@@ -414,54 +578,73 @@ class Between(Kind):
     Herbrich, Minka & Graepel (2006), TrueSkill: a Bayesian skill rating system.
     """
 
+    kept: ClassVar[tuple[str, ...]] = ()
+    pattern: ClassVar[str] = "n+"
+    numbers: ClassVar[dict[str, float]] = {"offset": -np.inf, "noise": 0.0}
+    bounded: ClassVar[bool] = True
     lower: Any = -np.inf
     upper: Any = np.inf
 
-    def attach(self, graph: str, key: int, form: Any = None, *, noise: Any = 0.0) -> Added:
-        h = form_of(graph, "form", form, blocks=True)
-        ends = []
-        for name in ("lower", "upper"):
-            given = _checks.real_array(name, getattr(self, name))
-            try:
-                ends.append(np.broadcast_to(given, h.shape).ravel().astype(np.float64))
-            except ValueError:
-                raise ValueError(
-                    f"{name} has shape {given.shape}; allowed: a number, or one for each form, "
-                    f"{h.shape}"
-                ) from None
-        if np.isnan(ends).any() or not (ends[0] < ends[1]).all():
+    def attach(
+        self, model: GraphProblem, form: Any = None, *, noise: Any = 0.0
+    ) -> tuple[Batch, Times]:
+        h = form_of(model, "form", form, blocks=True)
+        ends = [
+            numbers_of(name, getattr(self, name), h.shape, finite=False)
+            for name in ("lower", "upper")
+        ]
+        if not (ends[0] < ends[1]).all():
             raise ValueError("lower is not below upper; allowed: lower < upper, no NaN")
-        data = {
-            "y": np.stack(ends, axis=1),
-            "offset": h.offset.copy(),
-            "noise": per_row("noise", noise, h, least=0.0),
-        }
-        terms, parts = neighbours_of(h)
-        return Added(Batch(key, self, terms, data, np.arange(h.size), None, parts))
+        return batch_of_forms(self, model.added, h, noise, np.stack(ends, axis=1)), None
 
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        terms, data = batch.terms, batch.data
-        return LinearBatch(
-            Interval(NO_NOISE).tilted(),
-            terms.starts,
-            at[terms.variables],
-            terms.coefficient,
-            data["offset"],
-            data["noise"],
-            data["y"],
-            tied,
-            True,
-        )
+    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
+        super().check(batch, families, sizes)
+        y = batch.data["y"] = _checks.array("y", batch.data["y"], shape=(batch.n, 2), finite=False)
+        if not (y[:, 0] < y[:, 1]).all():
+            raise ValueError("lower is not below upper")
 
-    def kinds(self, batch: Batch) -> NDArray[np.uint8]:
+    def check_power(self, batch: Batch, power: float) -> None:
+        only_power_1(power, batch.data["noise"].any(), "factors Between with noise")
+
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        data, moments = batch.data, Interval(NO_NOISE).tilted()
+        numbers = batch.terms.coefficient, data["offset"], data["noise"], data["y"]
+        return LinearBatch(moments, edges.starts, edges.at, *numbers, tied, True)
+
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        lower, upper = batch.data["y"].T
+        x, sd = forms_at(batch, theta), np.sqrt(batch.data["noise"])
+        inside = np.where((x > lower) & (x < upper), 0.0, -np.inf)
+        low, high = (lower - x) / sd, (upper - x) / sd
+        # in the tail that both ends are in
+        flip = low > 0.0
+        low, high = np.where(flip, -high, low), np.where(flip, -low, high)
+        a, b = special.log_ndtr(high), special.log_ndtr(low)
+        return np.asarray(np.where(sd > 0.0, a + np.log1p(-np.exp(b - a)), inside).sum(axis=1))
+
+    def labels(self, batch: Batch) -> NDArray[np.uint8]:
         return np.asarray(np.isfinite(batch.data["y"]).all(axis=1), dtype=np.uint8)
 
-    def refuses_power(self, batch: Batch) -> str | None:
-        return "factors Between with noise" if batch.data["noise"].any() else None
+    def log_predictive(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
+        h = form_of(post.problem, "form", form, blocks=True)
+        ends = self.attach(post.problem, h, noise=noise)[0].data["y"]
+        mean, variance = latent(post, h, noise)
+        sd = np.sqrt(variance)[:, None]
+        with np.errstate(all="ignore"):
+            z = np.where(np.isinf(ends), ends, (ends - mean[:, None]) / sd)
+            # of narrow ones the width, which z does not have to all digits
+            w, middle = (ends[:, 1] - ends[:, 0]) / sd[:, 0], z.mean(axis=1)
+            bend = (middle * middle - 1.0) * w * w / 24.0
+            narrow = np.log(w) - HALF_LOG_2PI - 0.5 * middle * middle + bend
+            is_narrow = w * (1.0 + np.abs(middle)) < 1e-3
+            certain = np.where((ends[:, 0] <= mean) & (mean <= ends[:, 1]), 0.0, -np.inf)
+        wide = (z[:, 0] < z[:, 1]) & (variance > 0.0) & ~is_narrow
+        whole = -Interval().values(np.zeros(h.size), np.where(wide[:, None], z, [-1.0, 1.0]))
+        found = np.where(variance > 0.0, np.where(wide, whole, narrow), certain)
+        return np.asarray(found.reshape(h.shape))
 
-    @property
-    def bounded(self) -> bool:
-        return True
+    def predict_proba(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
+        return np.exp(self.log_predictive(post, form, noise=noise))
 
 
 #: seconds that the search for values that all bounds allow may take
@@ -479,36 +662,23 @@ def check_room(batches: tuple[Batch, ...], at: Index) -> None:
     a linear program: the most room t that is left at every end, whose multipliers are those of the
     factors that exclude one another.
     """
-    rows, ends, names = [], [], []
+    rows, bounds, names = [], [], []
     for batch in batches:
         if not isinstance(batch.factor, Between):
             continue
         taken = batch.taken(batch.data["noise"] == 0.0)
-        if not taken.n:
-            continue
-        terms, owner = taken.terms, np.repeat(np.arange(taken.n), taken.terms.counts)
-        scalar = ~np.isin(terms.variables, [part.block for part in taken.parts])
-        entries = (owner[scalar], at[terms.variables[scalar]])
-        shape = (taken.n, int(at[-1]))
-        matrix = sparse.csr_array((terms.coefficient[scalar], entries), shape)
-        for part in taken.parts:
-            inner = sparse.coo_array(part.rows)
-            a = terms.coefficient[terms.variables == part.block][inner.row]
-            matrix += sparse.csr_array(
-                (a * inner.data, (inner.row, at[part.block] + inner.col)), shape
-            )
-        rows.append(matrix)
-        ends.append(taken.data["y"] - taken.data["offset"][:, None])
+        rows.append(form_matrix(expanded(taken, at), int(at[-1])))
+        bounds.append(taken.data["y"] - taken.data["offset"][:, None])
         names += [f"factor {row} of batch {batch.key}" for row in taken.rows]
     if len(names) < 2:
         return
-    matrix, bounds = sparse.vstack(rows, format="csr"), np.concatenate(ends)
-    size = np.abs(bounds[np.isfinite(bounds)]).max(initial=1e-300)
+    matrix, ends_of = sparse.vstack(rows, format="csr"), np.concatenate(bounds)
+    size = np.abs(ends_of[np.isfinite(ends_of)]).max(initial=1e-300)
     # matrix x + t <= upper, -matrix x + t <= -lower
-    high, low = (np.flatnonzero(np.isfinite(bounds[:, k])) for k in (1, 0))
+    high, low = (np.flatnonzero(np.isfinite(ends_of[:, k])) for k in (1, 0))
     both = sparse.vstack([matrix[high], -matrix[low]], format="csr")
     ones = sparse.csr_array(np.ones((both.shape[0], 1)))
-    most = np.concatenate([bounds[high, 1], -bounds[low, 0]]) / size
+    most = np.concatenate([ends_of[high, 1], -ends_of[low, 0]]) / size
     cost = np.zeros(both.shape[1] + 1)
     cost[-1] = -1.0
     found = optimize.linprog(
@@ -529,15 +699,14 @@ def check_room(batches: tuple[Batch, ...], at: Index) -> None:
     )
 
 
-def variables_of(graph: str, name: str, value: Any, *families: str) -> Variables:
+def variables_of(model: GraphProblem, name: str, value: Any, *families: str) -> Variables:
     """Variables of this graph, of one of the families."""
     if not isinstance(value, Variables):
         raise TypeError(
             f"{name} is {_checks.describe(value)}; allowed: variables of the graph, "
-            + " or ".join(families)
+            f"{' or '.join(families)}, and no linear form"
         )
-    if value.graph != graph:
-        raise ValueError(f"{name} is of another graph; allowed: variables of this one")
+    model.check_handle(name, value)
     if value.family not in families:
         raise TypeError(
             f"{name} is a {value.family} variable; allowed here: {' or '.join(families)}"
@@ -547,14 +716,34 @@ def variables_of(graph: str, name: str, value: Any, *families: str) -> Variables
     return value
 
 
-def rows_of(*neighbours: Variables, names: tuple[str, ...]) -> tuple[tuple[int, ...], Index]:
-    """The shape that variables broadcast to, and their numbers, (n, neighbours)."""
+def rows_of(
+    model: GraphProblem, neighbours: dict[str, tuple[Any, str]], /, **beside: tuple[int, ...]
+) -> tuple[tuple[int, ...], Index]:
+    """The shape that variables and other arrays broadcast to, and their numbers, (n, neighbours).
+
+    neighbours: variables by their names, each with the family that it must have; beside: shapes of
+    the other arrays.
+    """
+    given = {name: variables_of(model, name, *one) for name, one in neighbours.items()}
+    shapes = {name: v.shape for name, v in given.items()} | beside
     try:
-        shape = np.broadcast_shapes(*(v.shape for v in neighbours))
+        shape = np.broadcast_shapes(*shapes.values())
     except ValueError:
-        shapes = " and ".join(f"{n} {v.shape}" for n, v in zip(names, neighbours, strict=True))
+        shown = " and ".join(f"{name} {value}" for name, value in shapes.items())
         raise ValueError(
-            f"shapes of {shapes} do not go together; allowed: shapes that NumPy broadcasts"
+            f"shapes of {shown} do not go together; allowed: shapes that NumPy broadcasts"
         ) from None
-    numbers = [np.broadcast_to(v.numbers, shape).ravel() for v in neighbours]
-    return shape, np.stack(numbers, axis=1)
+    found = np.stack([np.broadcast_to(v.numbers, shape).ravel() for v in given.values()], axis=1)
+    if not len(found):
+        raise ValueError(f"the shapes make {shape} factors; allowed: one or more")
+    if (np.diff(np.sort(found, axis=1), axis=1) == 0).any():
+        raise ValueError("a factor has a variable twice; allowed: different ones")
+    return shape, found
+
+
+def plain_batch(kind: Kind, key: int, numbers: Index, data: dict[str, Array]) -> Batch:
+    """A batch whose factors have as many neighbours each, (n, neighbours)."""
+    n, k = numbers.shape
+    flat = np.ascontiguousarray(numbers, dtype=np.intp).ravel()
+    terms = Terms(np.arange(0, n * k + 1, k, dtype=np.intp), flat, np.ones(n * k))
+    return Batch(key, kind, terms, data, np.arange(n))

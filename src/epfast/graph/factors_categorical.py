@@ -5,28 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast._core.graph import GraphBatch
 from epfast._core.graph_factors import MixtureBatch, TableBatch
 from epfast.graph.factors import (
-    Added,
     Batch,
+    Edges,
     Kind,
+    Times,
     form_of,
+    log_t,
     loss_with_noise,
+    numbers_of,
+    plain_batch,
     responses_of,
     rows_of,
+    scalar_loss,
     variables_of,
 )
-from epfast.graph.factors_continuous import NUMBER, numbers_of, plain_terms
-from epfast.graph.variables import Form, Index, Linear, Terms, merged
-from epfast.losses import Loss
+from epfast.graph.variables import Form, Index, Linear, Terms, joined, merged
+from epfast.inference.files import restore_responses
+from epfast.losses import Loss, Ordinal
+
+if TYPE_CHECKING:
+    from epfast.graph.posterior import GraphPosterior
+    from epfast.graph.problem import GraphProblem
 
 #: entries of a table; each costs in every sweep
 MOST_ENTRIES = 1 << 24
@@ -74,72 +84,119 @@ class Table(Kind):
     """
 
     kept: ClassVar[tuple[str, ...]] = ("p",)
+    pattern: ClassVar[str] = "c+"
     p: Any
 
     def __post_init__(self) -> None:
         given = _checks.real_array("p", self.p)
         object.__setattr__(self, "p", np.array(given, dtype=np.float64))
 
-    def attach(self, graph: str, key: int, *h: Any) -> Added:
-        if not h:
-            raise ValueError("a table has no variable; allowed: one categorical variable or more")
-        names = tuple(f"h_{j + 1}" for j in range(len(h)))
-        neighbours = [
-            variables_of(graph, name, value, "categorical")
-            for name, value in zip(names, h, strict=True)
-        ]
-        p = self.p
-        sizes = tuple(v.width for v in neighbours)
-        if p.shape[max(0, p.ndim - len(sizes)) :] != sizes or p.size > MOST_ENTRIES:
-            raise ValueError(
-                f"p has shape {p.shape}; allowed: (..., {', '.join(map(str, sizes))}), the "
-                f"categories of the variables along the last axes, and {MOST_ENTRIES} entries"
-            )
-        lead = p.shape[: p.ndim - len(sizes)]
-        tables = p.reshape(-1, math.prod(sizes))
-        if not (np.isfinite(p).all() and (p >= 0.0).all() and (tables > 0.0).any(axis=1).all()):
-            raise ValueError(
-                "p holds a number below 0, NaN or infinity, or a table of zeros; allowed: finite "
-                "numbers >= 0"
-            )
-        shape, numbers = rows_of(*neighbours, names=names)
-        try:
-            shape = np.broadcast_shapes(shape, lead)
-        except ValueError:
-            raise ValueError(
-                f"p has leading axes {lead}; allowed: those that broadcast with {shape}"
-            ) from None
-        numbers = np.stack([np.broadcast_to(v.numbers, shape).ravel() for v in neighbours], axis=1)
-        ordered = np.sort(numbers, axis=1)
-        if (np.diff(ordered, axis=1) == 0).any():
-            raise ValueError("a table has a variable twice; allowed: different ones")
-        with np.errstate(divide="ignore"):
-            logs = np.log(tables)
-        data = {}
-        if len(tables) > 1:
-            places = np.arange(len(tables)).reshape(lead)
-            data["log_p"] = logs[np.broadcast_to(places, shape).ravel()]
-        return Added(Batch(key, self, plain_terms(numbers), data, np.arange(len(numbers))))
-
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        terms = batch.terms
-        m = int(terms.starts[1])
-        shape = np.array(self.p.shape[self.p.ndim - m :], dtype=np.intp)
-        with np.errstate(divide="ignore"):
-            logs = batch.data["log_p"] if batch.data else np.log(self.p.reshape(1, -1))
-        return TableBatch(
-            terms.starts,
-            at[terms.variables],
-            np.full(m * batch.n, NUMBER["categorical"]),
-            np.tile(shape, batch.n),
-            logs,
-            shape,
-            tied,
-        )
-
     @property
     def bounded(self) -> bool:
         return bool(np.max(self.p) <= 1.0)
+
+    def tables(self, sizes: tuple[Any, ...]) -> Array:
+        """Each table as a row, for variables with these numbers of categories; None: any."""
+        p, m = self.p, len(sizes)
+        last = p.shape[max(0, p.ndim - m) :]
+        fits = len(last) == m and all(
+            k == n if n is not None else k for k, n in zip(last, sizes, strict=True)
+        )
+        if not fits or p.size > MOST_ENTRIES:
+            shown = ", ".join("K" if n is None else str(n) for n in sizes)
+            raise ValueError(
+                f"p has shape {p.shape}; allowed: (..., {shown}), the categories of the variables "
+                f"along the last axes, and {MOST_ENTRIES} entries"
+            )
+        found: Array = p.reshape(-1, math.prod(last))
+        if not (np.isfinite(p).all() and (p >= 0.0).all() and (found > 0.0).any(axis=1).all()):
+            raise ValueError(
+                "p holds a number below 0, NaN or infinity, or a table of zeros, which excludes "
+                "all states; allowed: finite numbers >= 0"
+            )
+        return found
+
+    def attach(self, model: GraphProblem, *h: Any) -> tuple[Batch, Times]:
+        if not h:
+            raise ValueError("a table has no variable; allowed: one categorical variable or more")
+        given = {f"h_{j + 1}": (value, "categorical") for j, value in enumerate(h)}
+        widths = tuple(variables_of(model, name, *one).width for name, one in given.items())
+        lead = self.p.shape[: max(0, self.p.ndim - len(h))]
+        tables = self.tables(widths)
+        shape, numbers = rows_of(model, given, **{"leading axes of p": lead})
+        data = {}
+        if len(tables) > 1:
+            places = np.broadcast_to(np.arange(len(tables)).reshape(lead), shape).ravel()
+            data["log_p"] = logs_of(tables)[places]
+        return plain_batch(self, model.added, numbers, data), None
+
+    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
+        super().check(batch, families, sizes)
+        table = sizes.reshape(batch.table.shape)
+        if len(self.tables(tuple(table[0]))) == 1 and batch.data:
+            raise ValueError("log_p is given beside one table")
+        logs = batch.data.get("log_p", np.zeros(1))
+        impossible = not (logs < np.inf).all() or np.isinf(logs).all(axis=-1).any()
+        if (table != table[0]).any() or impossible:
+            raise ValueError("p is of other categories than its variables, or log_p of none")
+
+    def logs(self, batch: Batch) -> Array:
+        """Logs of the tables, a row for each factor, or one for all."""
+        return batch.data["log_p"] if batch.data else logs_of(self.p.reshape(1, -1))
+
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        shape = edges.size[: batch.table.shape[1]].copy()
+        return TableBatch(*edges, self.logs(batch), shape, tied)
+
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        names, logs = batch.table, self.logs(batch)
+        shape = self.p.shape[self.p.ndim - names.shape[1] :]
+        at = np.ravel_multi_index(tuple(theta[:, names].astype(np.intp).transpose(2, 0, 1)), shape)
+        return np.asarray(logs[np.arange(batch.n) % len(logs), at].sum(axis=1))
+
+    def predict_proba(self, post: GraphPosterior, *h: Any) -> Array:
+        """Probabilities of the categories of the variable in whose place None is."""
+        empty = [j for j, value in enumerate(h) if value is None]
+        if len(empty) != 1:
+            raise ValueError(
+                f"h has None in {len(empty)} places; allowed: one, that of the variable to predict"
+            )
+        model = post.problem
+        known = {
+            j: variables_of(model, f"h_{j + 1}", value, "categorical")
+            for j, value in enumerate(h)
+            if value is not None
+        }
+        self.tables(tuple(known[j].width if j in known else None for j in range(len(h))))
+        letters = "abcdefghijklmnopqrstuvwxyz"[: len(h)]
+        operands = [self.p / self.p.max()]
+        for variables in known.values():
+            logits = post[variables].logits
+            operands.append(np.exp(logits - logits.max(axis=-1, keepdims=True)))
+        taken = ",".join(["..." + letters, *(f"...{letters[j]}" for j in known)])
+        try:
+            found = np.einsum(f"{taken}->...{letters[empty[0]]}", *operands)
+        except ValueError:
+            raise ValueError(
+                f"h has shapes {[v.shape for v in known.values()]}, and p leading axes "
+                f"{self.p.shape[: self.p.ndim - len(h)]}; allowed: shapes that NumPy broadcasts"
+            ) from None
+        total = found.sum(axis=-1, keepdims=True)
+        if not (total > 0.0).all():
+            raise ValueError(
+                "p excludes all categories of the variable; allowed: one that is possible"
+            )
+        return np.asarray(found / total)
+
+    def predict(self, post: GraphPosterior, *h: Any) -> Array:
+        """The most probable category of the variable in whose place None is."""
+        return np.asarray(self.predict_proba(post, *h).argmax(axis=-1))
+
+
+def logs_of(p: Array) -> Array:
+    """Logs, -inf of 0."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(p))
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,111 +248,124 @@ class Mixture(Kind):
     """
 
     kept: ClassVar[tuple[str, ...]] = ("loss", "vectors")
+    pattern: ClassVar[str] = "n*c"
     h: Any
     loss: Any
     vectors: bool = False
 
-    def attach(
-        self, graph: str, key: int, forms: Any = None, y: Any = None, *, noise: Any = None
-    ) -> Added:
-        h = variables_of(graph, "h", self.h, "categorical")
-        _checks.flag("vectors", self.vectors)
-        kind, noise = self.with_noise(noise)
-        each = kind.losses(h.width)
-        parts = forms_of(graph, forms, h.width)
-        shape, rows = self.shapes(h.shape, parts, y, noise, each)
-        n, P = math.prod(rows), math.prod(shape) // max(1, math.prod(rows))
-        h_numbers = np.broadcast_to(h.numbers, rows).reshape(n, 1)
-        terms, inner = assembled([form.broadcast(shape) for form in parts], n, P)
-        data = {
-            **inner,
-            "offset": columns([form.broadcast(shape).offset for form in parts], n, P),
-            "noise": np.tile(
-                numbers_of("noise", noise, shape, least=0.0).reshape(n, P), (1, h.width)
-            ),
-        }
-        for k, loss in enumerate(each):
-            data[f"y{k}"] = responses_of(loss, y, shape).reshape(n, P, -1)
-        return Added(Batch(key, kind, joined_with(terms, h_numbers), data, np.arange(n)))
+    @property
+    def bounded(self) -> bool:
+        return all(losses.resolve(loss).bounded for loss in self.given)
 
-    def with_noise(self, noise: Any) -> tuple[Mixture, Any]:
-        """The kind, with losses by name as they are beside this noise; and the noise."""
-        if noise is None:
-            return self, 0.0
-        many = isinstance(self.loss, Sequence) and not isinstance(self.loss, str)
-        found = [loss_with_noise(loss, noise)[0] for loss in (self.loss if many else [self.loss])]
-        return replace(self, loss=found if many else found[0]), noise
+    @property
+    def given(self) -> Sequence[Any]:
+        """The loss of each category as it was given, or one for all."""
+        one = isinstance(self.loss, str) or not isinstance(self.loss, Sequence)
+        return [self.loss] if one else self.loss
 
     def losses(self, K: int) -> list[Loss]:
         """The loss of each of K categories."""
-        many = isinstance(self.loss, Sequence) and not isinstance(self.loss, str)
-        if many and len(self.loss) != K:
-            raise ValueError(f"loss has {len(self.loss)} losses; allowed: one, or {K} of them")
-        found = (
-            [losses.resolve(loss) for loss in self.loss]
-            if many
-            else [losses.resolve(self.loss)] * K
-        )
-        for loss in found:
-            if loss.latents != 1:
-                raise ValueError(f"loss is {loss!r}, with several latent values; allowed: one")
-        return found
+        if len(self.given) not in (1, K):
+            raise ValueError(f"loss has {len(self.given)} losses; allowed: one, or {K} of them")
+        found = [scalar_loss(loss) for loss in self.given]
+        return found if len(found) == K else found * K
 
-    def shapes(
-        self, h: tuple[int, ...], forms: list[Form], y: Any, noise: Any, each: list[Loss]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the forms, all broadcast, and of the responses."""
-        given = [form.shape for form in forms] + [np.shape(noise)]
+    def known(self, model: GraphProblem, forms: Any, y: Any, noise: Any) -> Mixed:
+        """What is given, of the shapes to which it broadcasts."""
+        h = variables_of(model, "h", self.h, "categorical")
+        _checks.flag("vectors", self.vectors)
+        kind, extra = self, 0.0 if noise is None else noise
+        if noise is not None:
+            kind = replace(self, loss=[loss_with_noise(loss, noise)[0] for loss in self.given])
+        each, parts = kind.losses(h.width), forms_of(model, forms, h.width)
+        given = [form.shape for form in parts] + [np.shape(noise if noise is not None else 0.0)]
         try:
-            return self._shapes(h, given, np.shape(y))
+            shape = np.broadcast_shapes(*given, (*h.shape, 1) if self.vectors else h.shape)
+            if np.ndim(y) <= max(1, len(shape)):  # else numbers of each response are behind
+                shape = np.broadcast_shapes(shape, np.shape(y))
         except ValueError:
             raise ValueError(
-                f"h has shape {h}, forms {[form.shape for form in forms]}, y {np.shape(y)} and "
-                f"noise {np.shape(noise)}; allowed: shapes that NumPy broadcasts"
+                f"h has shape {h.shape}, forms {given[:-1]}, y {np.shape(y)} and noise "
+                f"{given[-1]}; allowed: shapes that NumPy broadcasts"
                 + (", h without the last axis" if self.vectors else "")
             ) from None
+        rows = shape[:-1] if self.vectors else shape
+        spread = numbers_of("noise", extra, shape, least=0.0)
+        return Mixed(kind, each, [form.broadcast(shape) for form in parts], spread, shape, rows)
 
-    def _shapes(
-        self, h: tuple[int, ...], forms: list[tuple[int, ...]], y: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        if self.vectors:
-            shape = np.broadcast_shapes(*forms, (*h, 1))
-            # y may have numbers of each response behind
-            shape = np.broadcast_shapes(shape, y) if len(y) <= max(1, len(shape)) else shape
-            return shape, shape[:-1]
-        shape = np.broadcast_shapes(*forms, h)
-        shape = np.broadcast_shapes(shape, y) if len(y) <= max(1, len(shape)) else shape
-        return shape, shape
+    def attach(
+        self, model: GraphProblem, forms: Any = None, y: Any = None, *, noise: Any = None
+    ) -> tuple[Batch, Times]:
+        kind, each, parts, extra, shape, rows = self.known(model, forms, y, noise)
+        n, K = math.prod(rows), len(each)
+        P = math.prod(shape) // max(1, n)
+        terms, data = assembled(parts, n, P)
+        data["offset"] = np.concatenate([form.offset.reshape(n, P) for form in parts], axis=1)
+        data["noise"] = np.tile(extra.reshape(n, P), (1, K))
+        for k, loss in enumerate(each):
+            data[f"y{k}"] = responses_of(loss, y, shape).reshape(n, P, -1)
+        batch = plain_batch(
+            kind, model.added, np.broadcast_to(self.h.numbers, rows).reshape(n, 1), data
+        )
+        return batch._replace(terms=joined(terms, batch.terms)), None
 
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        terms, data = batch.terms, batch.data
-        K = sum(name.startswith("y") for name in data)
-        last = terms.starts[1:] - 1
-        kind = np.zeros(len(terms.variables), dtype=np.intc)
-        size = np.full(len(terms.variables), 2, dtype=np.intp)
-        kind[last], size[last] = NUMBER["categorical"], K
+    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
+        super().check(batch, families, sizes)
+        data, n = batch.data, batch.n
+        K, P = self.categories(batch)
+        if (sizes[batch.last] != K).any() or {*data} - {f"y{k}" for k in range(K)} != SHARED:
+            raise ValueError("categories of a Mixture differ in their number")
+        for name in ("coefficient", "offset", "noise"):
+            flat = _checks.array(name, data[name].reshape(n, -1), shape=(n, None))
+            data[name] = flat.reshape(data[name].shape)
+        which = data["which"]
+        if (data["noise"] < 0.0).any() or which.dtype.kind not in "iu" or which.min() < 0:
+            raise ValueError("noise or which holds numbers below 0")
+        for k, loss in enumerate(self.losses(K)):
+            y = np.ascontiguousarray(data[f"y{k}"].reshape(n * P, -1))
+            data[f"y{k}"] = restore_responses(y, loss).reshape(n, P, -1)
+
+    def categories(self, batch: Batch) -> tuple[int, int]:
+        """The number of categories, and of forms of each."""
+        K = len(batch.data) - len(SHARED)
+        return K, batch.data["offset"].shape[1] // K
+
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        data, (K, _) = batch.data, self.categories(batch)
         exact = schemes.resolve("exact")
         return MixtureBatch(
-            terms.starts,
-            at[terms.variables],
-            kind,
-            size,
+            *edges,
             [exact.tilted(loss) for loss in self.losses(K)],
             data["coefficient"],
             data["which"],
             data["offset"],
             data["noise"],
-            [np.ascontiguousarray(flat(data[f"y{k}"])) for k in range(K)],
+            [flat(data[f"y{k}"]) for k in range(K)],
             tied,
         )
 
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        terms, data, n = batch.terms, batch.data, batch.n
+        K, P = self.categories(batch)
+        h = theta[:, terms.variables[batch.last]].astype(np.intp)
+        which: Index = terms.variables[terms.starts[:-1, None, None] + data["which"]]
+        total = np.zeros(len(theta))
+        for k, loss in enumerate(self.losses(K)):
+            part = slice(k * P, (k + 1) * P)
+            forms = np.einsum(
+                "npm,knpm->knp", data["coefficient"][:, part], theta[:, which[:, part]]
+            )
+            forms = (forms + data["offset"][:, part]).reshape(len(theta), n * P)
+            found = log_t(loss, flat(data[f"y{k}"]), forms, data["noise"][:, part].ravel())
+            found = found.reshape(len(theta), n, P).sum(axis=2)
+            total += np.where(h == k, found, 0.0).sum(axis=1)
+        return total
+
     def symmetry(self, batch: Batch, prior: Callable[[Index], Array], alone: Any) -> str:
         terms, data = batch.terms, batch.data
-        K = sum(name.startswith("y") for name in data)
+        K, _ = self.categories(batch)
         each = self.losses(K)
-        last = np.zeros(len(terms.variables), dtype=bool)
-        last[terms.starts[1:] - 1] = True
-        about = terms.variables[~last]
+        about = np.delete(terms.variables, batch.last)
         means = prior(about)
         # of each part of a response the categories have forms alike
         form = (batch.n, K, -1)
@@ -311,18 +381,97 @@ class Mixture(Kind):
             "the components different prior means"
         )
 
-    @property
-    def bounded(self) -> bool:
-        many = isinstance(self.loss, Sequence) and not isinstance(self.loss, str)
-        return all(losses.resolve(x).bounded for x in (self.loss if many else [self.loss]))
+    def predict(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
+        """Mean of y."""
+        means, share = self.moments(post, "predict", forms, noise)
+        return np.asarray((share * means).sum(axis=0))
+
+    def predict_variance(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
+        """Variance of y."""
+        means, share = self.moments(post, "predict", forms, noise)
+        within, _ = self.moments(post, "predict_variance", forms, noise)
+        between = (means - (share * means).sum(axis=0)) ** 2
+        return np.asarray((share * (within + between)).sum(axis=0))
+
+    def predict_proba(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
+        """Probabilities of labels or classes."""
+        found, share = self.by_category(post, "predict_proba", forms, noise)
+        return np.asarray((share * found).sum(axis=0))
+
+    def log_predictive(
+        self, post: GraphPosterior, forms: Any, y: Any, *, noise: Any = None
+    ) -> Array:
+        """Log density of y, of a whole vector with ``vectors``."""
+        mixed = self.known(post.problem, forms, y, noise)
+        logs = [
+            loss.log_predictive(responses_of(loss, y, mixed.shape), *at).reshape(mixed.shape)
+            for loss, at in zip(mixed.losses, mixed.latent(post), strict=True)
+        ]
+        found = np.stack(logs, axis=-1)
+        if self.vectors:
+            found = found.sum(axis=-2)
+        weights = np.broadcast_to(post[self.h].logits, (*mixed.rows, len(logs)))
+        return np.asarray(special.logsumexp(found + weights, axis=-1))
+
+    def by_category(
+        self, post: GraphPosterior, method: str, forms: Any, noise: Any
+    ) -> tuple[Array, Array]:
+        """What the losses predict, by category along the first axis, and weights alike."""
+        mixed = self.known(post.problem, forms, None, noise)
+        parts = zip(mixed.losses, mixed.latent(post), strict=True)
+        found = np.stack([getattr(loss, method)(*at) for loss, at in parts])
+        found = found.reshape(len(found), *mixed.shape, *found.shape[2:])
+        weights = np.broadcast_to(post[self.h].logits, (*mixed.rows, len(found)))
+        share = np.moveaxis(np.exp(weights), -1, 0)
+        return found, share.reshape(share.shape + (1,) * (found.ndim - share.ndim))
+
+    def moments(
+        self, post: GraphPosterior, method: str, forms: Any, noise: Any
+    ) -> tuple[Array, Array]:
+        """The same; refuses losses whose y are classes."""
+        for loss in map(scalar_loss, self.given):
+            if loss.by_margin or isinstance(loss, Ordinal):
+                raise ValueError(
+                    f"loss is {loss!r}, whose y are classes: a mixture of them has no mean; "
+                    "allowed for it: predict_proba, log_predictive"
+                )
+        return self.by_category(post, method, forms, noise)
+
+
+#: numbers of the factors of a Mixture beside the responses of each category
+SHARED = {"coefficient", "which", "offset", "noise"}
+
+
+class Mixed(NamedTuple):
+    """What a mixture is given, of the shapes to which it broadcasts."""
+
+    #: with losses by name as they are beside the noise
+    kind: Mixture
+    losses: list[Loss]
+    forms: list[Form]
+    noise: Array
+    #: of all forms, and of the responses
+    shape: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    def latent(self, post: GraphPosterior) -> list[tuple[Array, Array]]:
+        """Means and variances of the forms of each category."""
+        found = []
+        for form in self.forms:
+            if form.graph:
+                mean, variance = post.predict_latent(form)
+                found.append((mean.ravel(), variance.ravel() + self.noise))
+            else:  # over nothing
+                found.append((form.offset, self.noise))
+        return found
 
 
 def flat(y: Array) -> Array:
     """Responses (n, P, width) as rows."""
-    return y.reshape(y.shape[0] * y.shape[1], y.shape[2])
+    return np.ascontiguousarray(y.reshape(y.shape[0] * y.shape[1], y.shape[2]))
 
 
-def forms_of(graph: str, forms: Any, k: int) -> list[Form]:
+def forms_of(model: GraphProblem, forms: Any, k: int) -> list[Form]:
     """The k forms of a mixture, one for each category; numbers are forms over nothing."""
     if isinstance(forms, Linear) or not isinstance(forms, Sequence) or len(forms) != k:
         given = f"{len(forms)} of them" if isinstance(forms, Sequence) else type(forms).__name__
@@ -331,7 +480,7 @@ def forms_of(graph: str, forms: Any, k: int) -> list[Form]:
             "category of h"
         )
     return [
-        form_of(graph, f"forms[{j}]", form) if isinstance(form, Linear) else _constant(j, form)
+        form_of(model, f"forms[{j}]", form) if isinstance(form, Linear) else _constant(j, form)
         for j, form in enumerate(forms)
     ]
 
@@ -345,21 +494,6 @@ def _constant(k: int, value: Any) -> Form:
     starts = np.zeros(numbers.size + 1, dtype=np.intp)
     none = Terms(starts, np.empty(0, dtype=np.intp), np.empty(0))
     return Form("", numbers.shape, none, numbers.ravel())
-
-
-def columns(parts: list[Array], n: int, P: int) -> Array:
-    """Numbers of the P forms of each category, (n, K P)."""
-    return np.concatenate([part.reshape(n, P) for part in parts], axis=1)
-
-
-def joined_with(terms: Terms, last: Index) -> Terms:
-    """Terms with one more neighbour of each factor at the end."""
-    n = len(last)
-    starts = terms.starts + np.arange(n + 1)
-    at = np.delete(np.arange(starts[-1]), starts[1:] - 1)
-    variables = np.empty(starts[-1], dtype=np.intp)
-    variables[at], variables[starts[1:] - 1] = terms.variables, last[:, 0]
-    return Terms(starts, variables, np.ones(len(variables)))
 
 
 def assembled(forms: list[Form], n: int, P: int) -> tuple[Terms, dict[str, NDArray[Any]]]:

@@ -3,18 +3,63 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from epfast import _checks
+from epfast._arrays import Array
 from epfast._core.graph import GraphBatch, TransitionBatch
-from epfast.graph.factors import Added, Batch, Kind, rows_of, variables_of
-from epfast.graph.variables import Index, Terms
+from epfast.graph.factors import (
+    Batch,
+    Edges,
+    Kind,
+    Times,
+    check_spread,
+    log_normal,
+    numbers_of,
+    only_power_1,
+    plain_batch,
+    rows_of,
+    variables_of,
+)
+from epfast.graph.variables import Index
+
+if TYPE_CHECKING:
+    from epfast.graph.posterior import GraphPosterior
+    from epfast.graph.problem import GraphProblem
+
+
+class Step(Kind):
+    """Gaussian transitions x' = factor x + N(0, variance) between pairs of variables."""
+
+    pattern: ClassVar[str] = "nn"
+    numbers: ClassVar[dict[str, float]] = {"factor": -np.inf, "variance": 0.0}
+    shares: ClassVar[bool] = False
+
+    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
+        super().check(batch, families, sizes)
+        if not batch.data["factor"].all():
+            raise ValueError("factor holds 0")
+
+    def check_power(self, batch: Batch, power: float) -> None:
+        # one without noise is no density
+        what = f"factors {type(self).__name__} of variance 0"
+        only_power_1(power, not batch.data["variance"].all(), what)
+
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        places = edges.at.reshape(-1, 2)
+        return TransitionBatch(places, batch.data["factor"], batch.data["variance"])
+
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        check_spread(batch)
+        before, after = batch.table.T
+        step = theta[:, after] - batch.data["factor"] * theta[:, before]
+        return np.asarray(log_normal(step, batch.data["variance"]).sum(axis=1))
 
 
 @dataclass(frozen=True)
-class Transition(Kind):
+class Transition(Step):
     """Gaussian transitions x' = factor x + N(0, variance) from one variable to the next.
 
     Parameters
@@ -49,59 +94,40 @@ class Transition(Kind):
     Kalman (1960), A new approach to linear filtering and prediction problems.
     """
 
-    shares: ClassVar[bool] = False
     variance: Any
     factor: Any = 1.0
 
-    def attach(self, graph: str, key: int, before: Any = None, after: Any = None) -> Added:
-        x = variables_of(graph, "before", before, "gaussian")
-        z = variables_of(graph, "after", after, "gaussian")
-        _, pairs = rows_of(x, z, names=("before", "after"))
+    def attach(
+        self, model: GraphProblem, before: Any = None, after: Any = None
+    ) -> tuple[Batch, Times]:
+        given = {"before": (before, "gaussian"), "after": (after, "gaussian")}
+        shape, pairs = rows_of(model, given)
         numbers = np.unique(pairs)
-        batch = transitions(self, key, pairs, self.factor, self.variance)
-        return Added(batch, times=(numbers, numbers.astype(np.float64)))
+        steps = self.steps(shape)
+        return plain_batch(self, model.added, pairs, steps), (numbers, numbers.astype(np.float64))
 
-    def refuses_power(self, batch: Batch) -> str | None:
-        return constant_step(batch)
+    def steps(self, shape: tuple[int, ...]) -> dict[str, Array]:
+        """Factor and variance of each transition."""
+        found = {
+            "factor": numbers_of("factor", self.factor, shape),
+            "variance": numbers_of("variance", self.variance, shape, least=0.0),
+        }
+        if not found["factor"].all():
+            raise ValueError("factor holds 0; allowed: numbers other than 0")
+        return found
 
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        return transition_sweep(batch, at)
+    def predict(self, post: GraphPosterior, before: Any) -> Array:
+        x = variables_of(post.problem, "before", before, "gaussian")
+        return np.asarray(self.steps(x.shape)["factor"].reshape(x.shape) * post[x].mean)
 
-
-def transitions(kind: Kind, key: int, pairs: Index, factor: Any, variance: Any) -> Batch:
-    """A batch of transitions between pairs of variables, (n, 2)."""
-    n = len(pairs)
-    if (pairs[:, 0] == pairs[:, 1]).any():
-        raise ValueError("a transition goes from a variable to itself; allowed: two variables")
-    data = {}
-    for name, value in (("factor", factor), ("variance", variance)):
-        given = np.ravel(_checks.real_array(name, value))
-        data[name] = _checks.array(
-            name, np.broadcast_to(given, (n,)) if len(given) == 1 else given, shape=(n,)
-        )
-    if not (data["variance"] >= 0.0).all():
-        raise ValueError(f"variance holds {data['variance'].min():g}; allowed: numbers >= 0")
-    if not data["factor"].all():
-        raise ValueError("factor holds 0; allowed: numbers other than 0")
-    terms = Terms(np.arange(0, 2 * n + 1, 2), np.ascontiguousarray(pairs).ravel(), np.ones(2 * n))
-    return Batch(key, kind, terms, data, np.arange(n))
-
-
-def constant_step(batch: Batch) -> str | None:
-    """Why a batch of transitions allows no power but 1: one without noise is no density."""
-    if batch.data["variance"].all():
-        return None
-    return f"factors {type(batch.factor).__name__} of variance 0"
-
-
-def transition_sweep(batch: Batch, at: Index) -> GraphBatch:
-    """The core's batch of transitions."""
-    places = at[batch.terms.variables].reshape(-1, 2)
-    return TransitionBatch(places, batch.data["factor"], batch.data["variance"])
+    def predict_variance(self, post: GraphPosterior, before: Any) -> Array:
+        x = variables_of(post.problem, "before", before, "gaussian")
+        step = {name: value.reshape(x.shape) for name, value in self.steps(x.shape).items()}
+        return np.asarray(step["factor"] ** 2 * post[x].variance + step["variance"])
 
 
 @dataclass(frozen=True)
-class Walk(Kind):
+class Walk(Step):
     """Random walks through time: chains of variables, x' = x + N(0, rate (t' - t)).
 
     Parameters
@@ -141,16 +167,18 @@ class Walk(Kind):
     """
 
     kept: ClassVar[tuple[str, ...]] = ("rate",)
-    shares: ClassVar[bool] = False
+    instead: ClassVar[str] = (
+        "the steps of a walk one by one, Transition(rate * (t' - t)) from its variables"
+    )
     rate: float
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate", _checks.number("rate", self.rate, least=0.0))
 
     def attach(
-        self, graph: str, key: int, x: Any = None, *, by: Any = None, time: Any = None
-    ) -> Added:
-        states = variables_of(graph, "x", x, "gaussian")
+        self, model: GraphProblem, x: Any = None, *, by: Any = None, time: Any = None
+    ) -> tuple[Batch, Times]:
+        states = variables_of(model, "x", x, "gaussian")
         n = states.size
         numbers = states.numbers.ravel()
         if len(np.unique(numbers)) < n:
@@ -178,14 +206,8 @@ class Walk(Kind):
             variance = self.rate * steps
         if not np.isfinite(variance).all():
             raise ValueError("rate times the steps of time overflows; allowed: smaller ones")
-        batch = transitions(self, key, pairs, 1.0, variance)
-        return Added(batch, (numbers, times))
+        steps = {"factor": np.ones(len(pairs)), "variance": variance}
+        return plain_batch(self, model.added, pairs, steps), (numbers, times)
 
     def defines(self, batch: Batch) -> Index:
-        return np.asarray(batch.terms.variables[1::2])
-
-    def refuses_power(self, batch: Batch) -> str | None:
-        return constant_step(batch)
-
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        return transition_sweep(batch, at)
+        return np.asarray(batch.table[:, 1])

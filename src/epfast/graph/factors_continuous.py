@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -17,52 +18,33 @@ from epfast._core.graph_factors import (
     NoiseBatch,
     ProductBatch,
 )
-from epfast.families import FAMILIES
 from epfast.graph.factors import (
-    Added,
     Batch,
+    Edges,
     Kind,
+    LinearFactor,
+    Times,
     chain_times,
+    check_spread,
     form_of,
+    forms_at,
+    latent,
+    log_normal,
     neighbours_of,
+    numbers_of,
+    plain_batch,
     rows_of,
     variables_of,
 )
-from epfast.graph.variables import Index, Terms, Variables, joined
+from epfast.graph.noise import log_noise_density
+from epfast.graph.variables import Form, Index, Variables, joined
 
-NUMBER = {name: k for k, name in enumerate(FAMILIES)}
+if TYPE_CHECKING:
+    from epfast.graph.posterior import GraphPosterior
+    from epfast.graph.problem import GraphProblem
+
 #: how a gamma or beta belief is fitted to the tilted marginal
 MATCHES = ("statistics", "moments")
-
-
-def numbers_of(
-    name: str,
-    value: Any,
-    shape: tuple[int, ...],
-    *,
-    least: float | None = None,
-    above: bool = False,
-) -> Array:
-    """A finite number for each factor, (n,), from one for all or an array that broadcasts."""
-    given = _checks.real_array(name, value)
-    try:
-        spread = np.broadcast_to(given, shape)
-    except ValueError:
-        raise ValueError(
-            f"{name} has shape {given.shape}; allowed: a number, or one for each factor, {shape}"
-        ) from None
-    found = _checks.array(name, np.ravel(spread), shape=(int(np.prod(shape)),))
-    if least is not None and not ((found > least) if above else (found >= least)).all():
-        sign = ">" if above else ">="
-        raise ValueError(f"{name} holds {found.min():g}; allowed: numbers {sign} {least:g}")
-    return found
-
-
-def plain_terms(numbers: Index) -> Terms:
-    """Neighbours that all factors have as many of, (n, neighbours)."""
-    n, k = numbers.shape
-    flat = np.ascontiguousarray(numbers, dtype=np.intp).ravel()
-    return Terms(np.arange(0, n * k + 1, k, dtype=np.intp), flat, np.ones(n * k))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,45 +89,64 @@ class Noise(Kind):
     """
 
     kept: ClassVar[tuple[str, ...]] = ("match",)
+    pattern: ClassVar[str] = "n+g"
+    numbers: ClassVar[dict[str, float]] = {"offset": -np.inf}
     tau: Any
     match: str = "statistics"
 
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, graph: str, key: int, form: Any = None) -> Added:
-        tau = variables_of(graph, "tau", self.tau, "gamma")
-        h = form_of(graph, "form", form, blocks=True)
-        try:
-            shape = np.broadcast_shapes(h.shape, tau.shape)
-        except ValueError:
-            raise ValueError(
-                f"tau has shape {tau.shape}, and form {h.shape}; allowed: shapes that NumPy "
-                "broadcasts"
-            ) from None
-        h = h.broadcast(shape)
-        terms, parts = neighbours_of(h)
-        n = h.size
-        precisions = plain_terms(np.broadcast_to(tau.numbers, shape).reshape(n, 1))
-        both = joined(terms, precisions)
-        data = {"offset": h.offset.copy()}
-        batch = Batch(key, self, both, data, np.arange(n), None, parts)
-        return Added(batch, times=None if parts else chain_times(terms))
+    def known(self, model: GraphProblem, form: Any) -> tuple[Form, Index]:
+        """The form, and numbers of the precisions of each, (n, 1)."""
+        h = form_of(model, "form", form, blocks=True)
+        shape, numbers = rows_of(model, {"tau": (self.tau, "gamma")}, form=h.shape)
+        return h.broadcast(shape), numbers
 
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        terms = batch.terms
-        kind = np.zeros(len(terms.variables), dtype=np.intc)
-        kind[terms.starts[1:] - 1] = NUMBER["gamma"]
-        return NoiseBatch(
-            terms.starts,
-            at[terms.variables],
-            kind,
-            np.full(len(kind), 2),
-            terms.coefficient,
-            batch.data["offset"],
-            self.match == "moments",
-            tied,
-        )
+    def attach(self, model: GraphProblem, form: Any = None) -> tuple[Batch, Times]:
+        h, numbers = self.known(model, form)
+        terms, parts = neighbours_of(h)
+        batch = plain_batch(self, model.added, numbers, {"offset": h.offset.copy()})
+        batch = batch._replace(terms=joined(terms, batch.terms), parts=parts)
+        return batch, None if parts else chain_times(terms)
+
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        numbers = batch.terms.coefficient, batch.data["offset"]
+        return NoiseBatch(*edges, *numbers, self.match == "moments", tied)
+
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        h = forms_at(batch, theta, np.delete(np.arange(batch.terms.starts[-1]), batch.last))
+        tau = theta[:, batch.terms.variables[batch.last]]
+        return np.asarray(log_normal(h, 1.0 / tau).sum(axis=1))
+
+    def predict(self, post: GraphPosterior, form: Any) -> Array:
+        return post.predict_latent(self.known(post.problem, form)[0])[0]
+
+    def predict_variance(self, post: GraphPosterior, form: Any) -> Array:
+        """The form's variance and E[1 / tau], infinite for a shape <= 1."""
+        h, _, variance, eta = self.beside(post, form)
+        with np.errstate(all="ignore"):
+            of_noise = np.where(eta[:, 0] > 0.0, eta[:, 1] / eta[:, 0], np.inf)
+        return np.asarray((variance + of_noise).reshape(h.shape))
+
+    def log_predictive(self, post: GraphPosterior, form: Any) -> Array:
+        """Log density of form = 0 with the noise, integrated over tau."""
+        h, mean, variance, eta = self.beside(post, form)
+        shape, rate = eta[:, 0] + 1.0, eta[:, 1]
+        found = np.full(h.size, -np.inf)
+        proper = np.isfinite(variance) & (shape > 0.0) & (rate > 0.0)
+        # rows at once: each takes some thousand points
+        rows = np.flatnonzero(proper)
+        for first in range(0, len(rows), 256):
+            k = rows[first : first + 256]
+            found[k] = log_noise_density(mean[k], variance[k], shape[k], rate[k])
+        return found.reshape(h.shape)
+
+    def beside(self, post: GraphPosterior, form: Any) -> tuple[Form, Array, Array, Array]:
+        """The form, its mean and variance, and natural parameters of tau, a row for each."""
+        h, numbers = self.known(post.problem, form)
+        eta = post.state.beliefs[post.problem.at[numbers] + np.arange(2)]
+        return (h, *latent(post, h, 0.0), eta)
 
 
 @dataclass(frozen=True)
@@ -188,55 +189,46 @@ class Product(Kind):
     Stern, Herbrich & Graepel (2009), Matchbox: large scale online Bayesian recommendations.
     """
 
+    pattern: ClassVar[str] = "nnn?"
+    numbers: ClassVar[dict[str, float]] = {"variance": 0.0}
     variance: Any = 0.0
 
-    def attach(self, graph: str, key: int, x: Any = None, y: Any = None, z: Any = None) -> Added:
-        neighbours = [variables_of(graph, n, v, "gaussian") for n, v in (("x", x), ("y", y))]
-        names: tuple[str, ...] = ("x", "y")
+    def attach(
+        self, model: GraphProblem, x: Any = None, y: Any = None, z: Any = None
+    ) -> tuple[Batch, Times]:
+        neighbours = {"x": (x, "gaussian"), "y": (y, "gaussian")}
         if z is None:
             raise ValueError("z is None; allowed: Gaussian variables, or numbers")
-        if isinstance(z, Variables):
-            neighbours.append(variables_of(graph, "z", z, "gaussian"))
-            names = ("x", "y", "z")
-            shape, numbers = rows_of(*neighbours, names=names)
-            observed = np.empty((len(numbers), 0))
+        observed = not isinstance(z, Variables)
+        if not observed:
+            shape, numbers = rows_of(model, neighbours | {"z": (z, "gaussian")})
+            data = {"z": np.empty((len(numbers), 0))}
         else:
-            given = _checks.real_array("z", z)
-            shape, _ = rows_of(*neighbours, names=names)
-            try:
-                shape = np.broadcast_shapes(shape, given.shape)
-            except ValueError:
-                raise ValueError(
-                    f"z has shape {given.shape}; allowed: one that broadcasts with {shape}"
-                ) from None
-            numbers = np.stack(
-                [np.broadcast_to(v.numbers, shape).ravel() for v in neighbours], axis=1
-            )
-            observed = numbers_of("z", given, shape)[:, None]
-        if not len(numbers):
-            raise ValueError("z is empty; allowed: one factor or more")
-        ordered = np.sort(numbers, axis=1)
-        if (np.diff(ordered, axis=1) == 0).any():
-            raise ValueError("a product has a variable twice; allowed: different ones")
-        limits: dict[str, Any] = {"least": 0.0, "above": observed.size > 0}
-        data = {"variance": numbers_of("variance", self.variance, shape, **limits), "z": observed}
-        return Added(Batch(key, self, plain_terms(numbers), data, np.arange(len(numbers))))
+            shape, numbers = rows_of(model, neighbours, z=np.shape(z))
+            data = {"z": numbers_of("z", z, shape)[:, None]}
+        data["variance"] = numbers_of("variance", self.variance, shape, 0.0, observed)
+        return plain_batch(self, model.added, numbers, data), None
 
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        terms = batch.terms
-        edges = len(terms.variables)
-        return ProductBatch(
-            terms.starts,
-            at[terms.variables],
-            np.zeros(edges, dtype=np.intc),
-            np.full(edges, 2),
-            batch.data["variance"],
-            np.ascontiguousarray(batch.data["z"]).ravel(),
-            tied,
-        )
+    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
+        super().check(batch, families, sizes)
+        width = 3 - batch.table.shape[1]
+        z = batch.data["z"] = _checks.array("z", batch.data["z"], shape=(batch.n, width))
+        if z.size and not batch.data["variance"].all():
+            raise ValueError("variance holds 0 where z is observed")
+
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        z = np.ascontiguousarray(batch.data["z"]).ravel()
+        return ProductBatch(*edges, batch.data["variance"], z, tied)
+
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        check_spread(batch)
+        names, z = batch.table, batch.data["z"]
+        target = z[:, 0] if z.shape[1] else theta[:, names[:, 2]]
+        gap = target - theta[:, names[:, 0]] * theta[:, names[:, 1]]
+        return np.asarray(log_normal(gap, batch.data["variance"]).sum(axis=1))
 
     def symmetry(self, batch: Batch, prior: Callable[[Index], Array], alone: Any) -> str:
-        pairs = batch.terms.variables.reshape(batch.n, -1)[:, :2]
+        pairs = batch.table[:, :2]
         centred = (prior(pairs.ravel())[:, 1] == 0.0).reshape(pairs.shape)
         if not (centred & alone[pairs]).all(axis=1).any():
             return ""
@@ -244,6 +236,23 @@ class Product(Kind):
             "x and y of a Product have prior means of 0, and no factors of other kinds: (x, y) and "
             "(-x, -y) are as good, and EP stays at means of 0; give prior means other than 0"
         )
+
+    def known(self, post: GraphPosterior, x: Any, y: Any) -> tuple[Array, ...]:
+        """Means and variances of x and of y, and variances of the noise."""
+        shape, _ = rows_of(post.problem, {"x": (x, "gaussian"), "y": (y, "gaussian")})
+        noise = numbers_of("variance", self.variance, shape, least=0.0).reshape(shape)
+        return post[x].mean, post[x].variance, post[y].mean, post[y].variance, noise
+
+    def predict(self, post: GraphPosterior, x: Any, y: Any) -> Array:
+        mean_x, _, mean_y, _, _ = self.known(post, x, y)
+        return np.asarray(mean_x * mean_y)
+
+    def predict_variance(self, post: GraphPosterior, x: Any, y: Any) -> Array:
+        """Variance of x y with the noise."""
+        mean_x, v_x, mean_y, v_y, noise = self.known(post, x, y)
+        with np.errstate(all="ignore"):
+            found = noise + mean_x**2 * v_y + mean_y**2 * v_x + v_x * v_y
+        return np.where(np.isinf(v_x) | np.isinf(v_y), np.inf, found)
 
 
 @dataclass(frozen=True)
@@ -283,27 +292,23 @@ class LogisticLink(Kind):
     """
 
     kept: ClassVar[tuple[str, ...]] = ("match",)
+    pattern: ClassVar[str] = "nb"
     match: str = "statistics"
 
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, graph: str, key: int, z: Any = None, p: Any = None) -> Added:
-        neighbours = variables_of(graph, "z", z, "gaussian"), variables_of(graph, "p", p, "beta")
-        _, numbers = rows_of(*neighbours, names=("z", "p"))
-        return Added(Batch(key, self, plain_terms(numbers), {}, np.arange(len(numbers))))
+    def attach(self, model: GraphProblem, z: Any = None, p: Any = None) -> tuple[Batch, Times]:
+        _, numbers = rows_of(model, {"z": (z, "gaussian"), "p": (p, "beta")})
+        return plain_batch(self, model.added, numbers, {}), None
 
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        terms = batch.terms
-        edges = len(terms.variables)
-        return LogisticBatch(
-            terms.starts,
-            at[terms.variables],
-            np.tile([NUMBER["gaussian"], NUMBER["beta"]], batch.n),
-            np.full(edges, 2),
-            self.match == "moments",
-            tied,
-        )
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        return LogisticBatch(*edges, self.match == "moments", tied)
+
+    def predict(self, post: GraphPosterior, z: Any) -> Array:
+        """Mean of the probability."""
+        variables_of(post.problem, "z", z, "gaussian")
+        return LinearFactor("logistic").predict_proba(post, z)
 
 
 @dataclass(frozen=True)
@@ -349,6 +354,8 @@ class CompoundGamma(Kind):
     """
 
     kept: ClassVar[tuple[str, ...]] = ("match",)
+    pattern: ClassVar[str] = "g"
+    instead: ClassVar[str] = "post[tau], as the factor is the prior of tau alone"
     s1: Any = 1.0
     r1: Any = 1.0
     s2: Any = 1.0
@@ -357,29 +364,31 @@ class CompoundGamma(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, graph: str, key: int, tau: Any = None) -> Added:
-        precisions = variables_of(graph, "tau", tau, "gamma")
+    def attach(self, model: GraphProblem, tau: Any = None) -> tuple[Batch, Times]:
+        shape, numbers = rows_of(model, {"tau": (tau, "gamma")})
         columns = [
-            numbers_of(name, getattr(self, name), precisions.shape, least=0.0, above=True)
+            numbers_of(name, getattr(self, name), shape, least=0.0, above=True)
             for name in ("s1", "r1", "s2")
         ]
-        numbers = precisions.numbers.reshape(-1, 1)
-        data = {"numbers": np.stack(columns, axis=1)}
-        return Added(Batch(key, self, plain_terms(numbers), data, np.arange(len(numbers))))
+        return plain_batch(self, model.added, numbers, {"numbers": np.stack(columns, axis=1)}), None
+
+    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
+        super().check(batch, families, sizes)
+        given = _checks.array("numbers", batch.data["numbers"], shape=(batch.n, 3))
+        if not (given > 0.0).all():
+            raise ValueError("s1, r1 or s2 holds numbers <= 0")
+        batch.data["numbers"] = given
 
     def first_sites(self, batch: Batch) -> Array:
         s1, r1, s2 = batch.data["numbers"].T
         return np.stack([s2 - 1.0, s1 / r1], axis=1)
 
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        terms = batch.terms
-        edges = len(terms.variables)
-        return CompoundGammaBatch(
-            terms.starts,
-            at[terms.variables],
-            np.full(edges, NUMBER["gamma"]),
-            np.full(edges, 2),
-            batch.data["numbers"],
-            self.match == "moments",
-            tied,
-        )
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        return CompoundGammaBatch(*edges, batch.data["numbers"], self.match == "moments", tied)
+
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        s1, r1, s2 = batch.data["numbers"].T
+        tau = theta[:, batch.terms.variables]
+        scale = s1 * np.log(r1) - special.betaln(s1, s2)
+        logs = scale + (s2 - 1.0) * np.log(tau) - (s1 + s2) * np.log(r1 + tau)
+        return np.asarray(logs.sum(axis=1))

@@ -6,35 +6,42 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from epfast import priors, schemes
+from epfast import _checks, priors, schemes
 from epfast.families import FAMILIES
 from epfast.gaussian.files import check_shapes
 from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart, Start
-from epfast.graph.factors import Batch
-from epfast.graph.factors_categorical import Mixture
-from epfast.graph.legality import LEGAL, check_batch, index
+from epfast.graph.engine import GraphEngine
+from epfast.graph.factors import Batch, Between, LinearFactor
+from epfast.graph.factors_categorical import Mixture, Table
+from epfast.graph.factors_chains import Transition, Walk
+from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
+from epfast.graph.own import ScalePrior
 from epfast.graph.problem import (
     BLOCK,
     CATEGORICAL,
     GraphProblem,
     GraphState,
-    check_handle,
     legal,
     places,
 )
-from epfast.graph.variables import Block, Part, Scales, Terms, Variables
+from epfast.graph.variables import Block, Index, Part, Scales, Terms, Variables, finite_rows
 from epfast.losses import describe as describe_loss
 
+KINDS = (
+    *(LinearFactor, Between, Transition, Walk, Noise, Product, LogisticLink, CompoundGamma),
+    *(ScalePrior, Table, Mixture),
+)
 #: what these posteriors consist of, beside what all do
 PARTS = (
     *(Batch, Block, BlockBelief, BlockPrior, GraphProblem, GraphState, Part, Start, Terms),
-    *(Scales, Variables, *LEGAL),
+    *(Scales, Variables, *KINDS),
     *(getattr(priors, name) for name in priors.__all__ if name != "Scale"),
 )
 #: arrays of a posterior, see :func:`epfast.gaussian.files.check_shapes`
 SHAPES = """problem.families n, problem.sizes n, problem.at n+, problem.times n?, problem.given p,
-    problem.prior p, state.beliefs p, state.sites s, state.log_scale f, state.residual r"""
+    problem.prior p, state.beliefs p, state.sites s, state.log_scale f"""
 
 
 def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphProblem, GraphState]:
@@ -57,27 +64,62 @@ def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphProblem, Grap
 
 
 def _parted(batch: Batch) -> Batch:
-    factor, unsaved = batch.factor, ""
-    if type(factor) not in LEGAL:
-        unsaved = "is of factors of your own"
-    elif batch.scheme is not None and schemes.describe(batch.scheme) is None:
-        unsaved = f"has a scheme of yours, {batch.scheme!r}"
-    else:
-        values: dict[str, Any] = {
-            f.name: None if f.default is MISSING else f.default for f in fields(factor)
-        }
-        values |= {name: getattr(factor, name) for name in factor.kept}
-        if isinstance(factor, Mixture):
-            values["loss"] = tuple(factor.losses(sum(name.startswith("y") for name in batch.data)))
-        for loss in np.atleast_1d(np.array(values.get("loss", ()), dtype=object)):
-            if describe_loss(loss) is None:
-                unsaved = f"has a loss of yours, {loss!r}"
-    if unsaved:
-        raise TypeError(
-            f"batch {batch.key} {unsaved}, which no file can hold; allowed: those of the library; "
-            "pickle (or cloudpickle) the posterior, or fit again"
-        )
+    factor = batch.factor
+    if factor.kept is None:
+        raise_unsaved(batch, "is of factors of your own")
+    values: dict[str, Any] = {
+        f.name: None if f.default is MISSING else f.default for f in fields(factor)
+    }
+    values |= {name: getattr(factor, name) for name in factor.kept}
+    if isinstance(factor, Mixture):
+        values["loss"] = tuple(factor.losses(factor.categories(batch)[0]))
+    for loss in np.atleast_1d(np.array(values.get("loss", ()), dtype=object)):
+        if describe_loss(loss) is None:
+            raise_unsaved(batch, f"has a loss of yours, {loss!r}")
+    if values.get("scheme") is not None and schemes.describe(values["scheme"]) is None:
+        raise_unsaved(batch, f"has a scheme of yours, {values['scheme']!r}")
     return batch._replace(factor=replace(factor, **values))
+
+
+def raise_unsaved(batch: Batch, why: str) -> None:
+    """Refuse a batch that no file can hold."""
+    raise TypeError(
+        f"batch {batch.key} {why}, which no file can hold; allowed: those of the library; pickle "
+        "(or cloudpickle) the posterior, or fit again"
+    )
+
+
+def index(value: NDArray[Any], stop: int, least: int = 0, ndim: int | None = 1) -> Index:
+    """Whole numbers from least to stop - 1."""
+    if value.dtype.kind not in "iu" or (ndim is not None and value.ndim != ndim):
+        raise ValueError(f"{_checks.describe(value)} in place of whole numbers")
+    if value.size and not (value.min() >= least and value.max() < stop):
+        raise ValueError(f"numbers are outside {least} to {stop - 1}")
+    return np.array(value, dtype=np.intp, order="C")
+
+
+def check_batch(batch: Batch, kinds: Index, sizes: Index, blocks: dict[int, int]) -> None:
+    """Refuse a batch that its factor does not make, on whose shapes compiled code relies.
+
+    kinds, sizes: of the variables; blocks: lengths of blocks, by their numbers.
+    """
+    check_shapes(batch, "rows n, terms.starts n+, terms.variables t, terms.coefficient t")
+    starts, variables, _ = batch.terms
+    of = kinds[index(variables, len(kinds))]
+    index(batch.rows, 2**62)
+    fits = starts[0] == 0 and starts[-1] == len(variables) and (np.diff(starts) > 0).all()
+    if not (batch.n and fits and all(len(value) == batch.n for value in batch.data.values())):
+        raise ValueError(f"batch {batch.key}: starts or numbers are not those of its rows")
+    edges = [(variables == part.block).sum() for part in batch.parts]
+    if sum(edges) != (of < 0).sum() or any(count != batch.n for count in edges):
+        raise ValueError(f"batch {batch.key}: neighbours are not those of its forms over blocks")
+    if batch.parts and not batch.factor.pattern.startswith("n+"):
+        raise ValueError(f"batch {batch.key}: its factors take no forms over blocks")
+    for block, rows in batch.parts:
+        if rows.shape != (batch.n, blocks[block]):
+            raise ValueError(f"batch {batch.key}: rows of a block have shape {rows.shape}")
+        finite_rows(rows, blocks[block])
+    batch.factor.check(batch, np.maximum(of, 0), sizes[variables])
 
 
 def checked(post: Any) -> Any:
@@ -104,7 +146,7 @@ def checked(post: Any) -> Any:
     for made in problem.made.values():
         numbers = made.number if isinstance(made, Block) else made.numbers
         index(np.asarray(numbers), n, ndim=None)
-        check_handle("made", made, families, sizes)
+        problem.check_handle("made", made)
     for batch in problem.batches:
         check_batch(batch, kinds, sizes, blocks)
     legal(problem.schedule)
@@ -112,12 +154,11 @@ def checked(post: Any) -> Any:
     linear = problem.linear()
     rest = problem.rest(linear)
     many = sum(len(problem.site_places(batch)[0]) for batch in rest.batches), rest.n_factors
-    residual = problem.n_factors if problem.schedule.order == "residual" else 0
-    kept = 0 if state.residual is None else len(state.residual)
-    if (len(state.sites), len(state.log_scale), kept) != (*many, residual):
+    if (len(state.sites), len(state.log_scale)) != many:
         raise ValueError("sites are not those of the factors")
     if not problem.is_proper(state.beliefs, problem.others()):
         raise ValueError("beliefs are improper")
+    GraphEngine(problem)
     begun = tuple(
         LinearPart(problem.blocks[place], problem.batches[k], problem.schedule).engine.init(start)
         for (place, k), start in zip(linear.items(), state.linear, strict=True)

@@ -6,9 +6,9 @@ import secrets
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from epfast import _checks, schemes
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import FAMILIES
 from epfast.gaussian.priors import prior_at_door
@@ -16,14 +16,11 @@ from epfast.graph import priors
 from epfast.graph.blocks import BlockPrior
 from epfast.graph.engine import GraphEngine
 from epfast.graph.factors import (
-    Added,
-    Batch,
     Kind,
     LinearFactor,
     check_instance,
     check_room,
     form_of,
-    loss_with_noise,
 )
 from epfast.graph.joint import JointEngine, JointPosterior, has_joint_sites, is_joint
 from epfast.graph.learned import begun, questions_of, warn_of_operators
@@ -32,17 +29,14 @@ from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import (
     BLOCK,
     GraphProblem,
-    check_handles,
     legal,
-    places,
-    priors_in_effect,
 )
-from epfast.graph.variables import Block, Index, Scales, Variables, ends
+from epfast.graph.variables import Block, Scales, Variables, ends
 from epfast.inference import Fit, interrupted, run, warn_of
 from epfast.priors import HalfStudentT, InverseGamma, Scale
 from epfast.schedules import ADF, EP, Schedule
 
-Made = TypeVar("Made", Variables, Scales, Block)
+Made = TypeVar("Made", Variables, Scales)
 
 #: what no argument means
 USUAL = EP(sweeps=200, tol=1e-6)
@@ -74,20 +68,11 @@ class Graph:
     """
 
     def __init__(self) -> None:
-        #: what tells the variables of this graph from those of others, in files too
-        self.identity = secrets.token_hex(8)
-        self._families: list[NDArray[np.int8]] = []
-        self._sizes: list[Index] = []
-        self._priors: list[Array] = []
-        self._times: list[Array] = []
-        self._n = 0
-        self._batches: list[Batch] = []
-        self._blocks: list[BlockPrior] = []
-        self._made: dict[str | int, Variables | Block] = {}
-        self._added = 0
+        self._model = GraphProblem(secrets.token_hex(8))
 
     def __repr__(self) -> str:
-        return f"Graph({self._n} variables, {sum(batch.n for batch in self._batches)} factors)"
+        n, factors = len(self._model.families), self._model.n_factors
+        return f"Graph({n} variables, {factors} factors)"
 
     # ---- variables ----
 
@@ -190,9 +175,7 @@ class Graph:
             )
         factor = ScalePrior.of(given)
         shape, natural = priors.gamma(() if size is None else size, factor.shape, factor.rate)
-        self._check_name(name)
-        numbers = self._numbers(NAMES.index("gamma"), natural).reshape(shape)
-        made = self._keep(Scales(self.identity, "gamma", numbers), name)
+        made = self._new("gamma", shape, natural, name, Scales)
         if not isinstance(given, InverseGamma):  # of which the gamma prior is all
             self.add(factor, made)
         return made
@@ -339,39 +322,37 @@ class Graph:
         normal = prior_at_door(variance, precision, None, center, size, True, prefix="")
         prior = normal.precision.copy()
         prior[flat] = 0.0
-        self._blocks.append(BlockPrior(self._n, prior, center.astype(np.float64)))
-        number = self._numbers(BLOCK, np.array([[1.0, 0.0]]))[0]
-        return self._keep(Block(self.identity, int(number), size), name)
+        number = len(self._model.families)
+        made = Block(self._model.graph, number, size)
+        self._model = self._model.with_variables(BLOCK, np.array([[1.0, 0.0]]), name, made)
+        block = BlockPrior(number, prior, center.astype(np.float64))
+        self._model = self._model._replace(blocks=(*self._model.blocks, block))
+        return made
 
     @property
     def variables(self) -> dict[str | int, Variables | Block]:
         """All arrays of variables, by name, or else by place: 0 is the first that was made."""
-        return dict(self._made)
+        return dict(self._model.made)
 
     def _check_name(self, name: Any) -> None:
-        if name is not None and (not isinstance(name, str) or not name or name in self._made):
+        if name is not None and (not isinstance(name, str) or not name or name in self._model.made):
             raise ValueError(f"name is {_checks.describe(name)}; allowed: a new string, or None")
 
     def _new(
-        self, family: str, shape: tuple[int, ...], natural: Array, name: str | None
-    ) -> Variables:
+        self,
+        family: str,
+        shape: tuple[int, ...],
+        natural: Array,
+        name: str | None,
+        kind: type[Made] = Variables,  # type: ignore[assignment]
+    ) -> Made:
+        """Variables with these natural parameters of their priors, (n, k)."""
         self._check_name(name)
-        numbers = self._numbers(NAMES.index(family), natural).reshape(shape)
-        return self._keep(Variables(self.identity, family, numbers, natural.shape[1]), name)
-
-    def _keep(self, made: Made, name: str | None) -> Made:
-        self._made[len(self._made) if name is None else name] = made
+        n, k = natural.shape
+        numbers = (len(self._model.families) + np.arange(n, dtype=np.intp)).reshape(shape)
+        made = kind(self._model.graph, family, numbers, k)
+        self._model = self._model.with_variables(NAMES.index(family), natural, name, made)
         return made
-
-    def _numbers(self, family: int, natural: Array) -> Index:
-        """Numbers of new variables, with these natural parameters of their priors."""
-        n = len(natural)
-        self._families.append(np.full(n, family, dtype=np.int8))
-        self._sizes.append(np.full(n, natural.shape[1], dtype=np.intp))
-        self._priors.append(natural)
-        self._times.append(np.full(n, -np.inf))
-        self._n += n
-        return np.arange(self._n - n, self._n, dtype=np.intp)
 
     @classmethod
     def of(cls, posterior: GraphPosterior) -> Graph:
@@ -383,17 +364,8 @@ class Graph:
             raise TypeError(
                 f"posterior is {_checks.describe(posterior)}; allowed: a GraphPosterior"
             )
-        problem, graph = posterior.problem, cls()
-        graph.identity, graph._n = problem.graph, len(problem.families)
-        graph._families, graph._sizes = [problem.families.copy()], [problem.sizes.copy()]
-        graph._times = [problem.times.copy()]
-        # priors by as many natural parameters each, in the order of the variables
-        edges = np.flatnonzero(np.diff(problem.sizes)) + 1
-        for part in np.split(np.arange(graph._n), edges):
-            inner = np.arange(problem.sizes[part[0]])
-            graph._priors.append(problem.given[problem.at[part][:, None] + inner])
-        graph._batches, graph._made = list(problem.batches), dict(problem.made)
-        graph._blocks, graph._added = list(problem.blocks), problem.added
+        graph = cls()
+        graph._model = posterior.problem
         return graph
 
     # ---- factors ----
@@ -433,42 +405,17 @@ class Graph:
         ``noise``: their width is that of an object, ``losses.StudentT(scale=0.5)``.
         """
         check_instance(factor)
-        self._check_handles(factor, neighbours)
+        model = self._model
         if not isinstance(factor, Kind):
-            loss, data["noise"] = loss_with_noise(factor, data.get("noise"))
-            factor = LinearFactor(loss)
-            data["scheme"] = schemes.resolve(data.get("scheme", "exact"))
+            factor = LinearFactor(factor)
         try:
-            added: Added = factor.attach(self.identity, self._added, *neighbours, **data)
+            batch, times = factor.attach(model, *neighbours, **data)
         except TypeError as error:
             if "attach() " not in str(error):
                 raise
             raise TypeError(f"add() {str(error).split('attach() ', 1)[1]}") from None
-        self._take(added)
-        return added.batch.key
-
-    def _check_handles(self, factor: Any, neighbours: tuple[Any, ...]) -> None:
-        """Refuse variables of this graph's name that it has not: see :func:`check_handles`."""
-        if len(self._families) > 1:
-            self._families = [np.concatenate(self._families)]
-            self._sizes = [np.concatenate(self._sizes)]
-        if self._families:
-            families, sizes = self._families[0], self._sizes[0]
-            check_handles(factor, neighbours, self.identity, families, sizes)
-
-    def _take(self, added: Added) -> None:
-        if not added.batch.n:
-            raise ValueError("y, or what goes with it, is empty; allowed: one factor or more")
-        defined = added.batch.factor.defines(added.batch)
-        before = [known.factor.defines(known) for known in self._batches] if len(defined) else []
-        if before and np.isin(defined, np.concatenate(before)).any():
-            raise ValueError("x holds variables that another walk defines; allowed: new ones")
-        if added.times is not None:
-            numbers, times = added.times
-            self._times = [np.concatenate(self._times)]
-            self._times[0][numbers] = times
-        self._batches.append(added.batch.copy())
-        self._added += 1
+        self._model = model.with_batch(batch, times)
+        return int(batch.key)
 
     def remove(self, batch: int, rows: Any = None) -> None:
         """Take factors out.
@@ -480,23 +427,21 @@ class Graph:
         rows : array_like of int, optional
             Factors of the batch, by their places when they were added. None: all.
         """
-        places = [k for k, known in enumerate(self._batches) if known.key == batch]
-        if not places:
+        kept = {known.key: known for known in self._model.batches}
+        if batch not in kept:
             raise ValueError(f"batch is {_checks.describe(batch)}; allowed: a number that add gave")
-        old = self._batches[places[0]]
-        if rows is None:
-            del self._batches[places[0]]
-            return
-        gone = np.asarray(rows)
-        if gone.dtype.kind not in "iu" or not np.isin(gone, old.rows).all():
-            raise ValueError(
-                f"rows is {_checks.describe(rows)}; allowed: places of factors that are there"
-            )
-        left = np.flatnonzero(~np.isin(old.rows, gone))
-        if len(left):
-            self._batches[places[0]] = old.taken(left)
-        else:
-            del self._batches[places[0]]
+        old = kept.pop(batch)
+        if rows is not None:
+            gone = np.asarray(rows)
+            if gone.dtype.kind not in "iu" or not np.isin(gone, old.rows).all():
+                raise ValueError(
+                    f"rows is {_checks.describe(rows)}; allowed: places of factors that are there"
+                )
+            left = np.flatnonzero(~np.isin(old.rows, gone))
+            if len(left):
+                kept[batch] = old.taken(left)
+        batches = tuple(kept[key] for key in sorted(kept))
+        self._model = self._model._replace(batches=batches)
 
     # ---- fit ----
 
@@ -546,12 +491,12 @@ class Graph:
         """
         _checks.callback(callback)
         _checks.progress(progress)
-        problem = self._problem(legal(USUAL if schedule is None else schedule))
+        problem = self._model.ready(legal(USUAL if schedule is None else schedule))
         if start is not None and not isinstance(start, GraphPosterior):
             raise TypeError(
                 f"start is {_checks.describe(start)}; allowed: a GraphPosterior or None"
             )
-        if start is not None and start.problem.graph != self.identity:
+        if start is not None and start.problem.graph != self._model.graph:
             raise ValueError("start is of another graph; allowed: a posterior of this one")
         if isinstance(start, JointPosterior) and not is_joint(problem):
             raise ValueError(
@@ -576,7 +521,7 @@ class Graph:
             return post
 
         if watch is not None:
-            watch = form_of(self.identity, "watch", watch)
+            watch = form_of(problem, "watch", watch)
         if joint and watch is not None:
             raise ValueError("watch is given; allowed with reading='joint': None")
         engine: Any = JointEngine(problem) if joint else GraphEngine(problem, watch)
@@ -614,38 +559,9 @@ class Graph:
             are likelihoods, and of ``Between``. NaN where a factor waits, and of factors that are
             no loss on a linear form.
         """
-        problem = self._problem(legal(ADF()))
+        problem = self._model.ready(legal(ADF()))
         if any(map(has_joint_sites, problem.batches)):
             raise ValueError("the graph has joint sites; allowed for one pass: other factors")
         problem = problem._replace(batches=begun(problem.batches))
         found = GraphEngine(problem, by_parts=False).one_step_ahead()
         return {batch.key: part for batch, part in zip(problem.batches, found, strict=True)}
-
-    def _problem(self, schedule: Any) -> GraphProblem:
-        """The graph as it is now."""
-        if not self._batches:
-            raise ValueError("the graph has no factor; allowed: one or more, by add")
-        families, sizes = np.concatenate(self._families), np.concatenate(self._sizes)
-        at = places(families, sizes)
-        given = np.empty(at[-1])
-        first = 0
-        for natural in self._priors:
-            n, k = natural.shape
-            given[at[first : first + n, None] + np.arange(k)] = natural
-            first += n
-        problem = GraphProblem(
-            self.identity,
-            families,
-            sizes,
-            at,
-            priors_in_effect(given, families, sizes, at, self._batches),
-            np.concatenate(self._times),
-            tuple(self._batches),
-            schedule,
-            given,
-            dict(self._made),
-            self._added,
-            tuple(self._blocks),
-        )
-        problem.check()
-        return problem

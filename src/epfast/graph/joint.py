@@ -13,12 +13,11 @@ from epfast._arrays import Array
 from epfast.graph.blocks import belief_of
 from epfast.graph.engine import FAR, REMEDY
 from epfast.graph.factors import Batch, form_of
-from epfast.graph.own import Attached
 from epfast.graph.posterior import GraphPosterior
-from epfast.graph.problem import GraphProblem, Program, check_handle
+from epfast.graph.problem import GraphProblem, Program
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import change
-from epfast.operators.density import Density, Rows
+from epfast.operators.density import Rows
 from epfast.operators.laplace import LOG_2PI, LaplaceMessages, kinks
 from epfast.operators.tilted import Asked, Tilted, maximum
 from epfast.schedules import EP
@@ -29,12 +28,13 @@ NOTHING = 1e-12
 
 def has_joint_sites(batch: Batch) -> bool:
     """Whether the factors of a batch have a site over several variables."""
-    return (
-        isinstance(batch.factor, Attached)
-        and isinstance(batch.factor.scheme, LaplaceMessages)
-        and batch.factor.scheme.reading == "joint"
-        and len(batch.factor.families) > 1
-    )
+    return is_joint_scheme(batch) and bool(batch.table.shape[1] > 1)
+
+
+def is_joint_scheme(batch: Batch) -> bool:
+    """Whether factors of a batch may have sites over several variables."""
+    scheme = getattr(batch.factor, "scheme", None)
+    return isinstance(scheme, LaplaceMessages) and scheme.reading == "joint"
 
 
 def is_joint(problem: GraphProblem) -> bool:
@@ -42,8 +42,7 @@ def is_joint(problem: GraphProblem) -> bool:
     if not any(map(has_joint_sites, problem.batches)):
         return False
     for batch in problem.batches:
-        scheme = getattr(batch.factor, "scheme", None)
-        if not (isinstance(scheme, LaplaceMessages) and scheme.reading == "joint"):
+        if not is_joint_scheme(batch):
             raise ValueError(
                 f"batch {batch.key} is of other factors than those with joint sites; allowed "
                 "beside reading='joint': Factor(log_t, LaplaceMessages('joint')) alone"
@@ -138,12 +137,11 @@ class JointEngine:
         self.order_of_matrices = d = len(problem.families)
         self.evidence_bound = problem.evidence_bound
         self.tau, self.nu = problem.prior.reshape(d, 2).T
-        self.at = [b.terms.variables.reshape(b.n, len(b.factor.families)) for b in problem.batches]
+        self.at = [batch.table for batch in problem.batches]
         self.rows = [Rows(batch.data, batch.rows) for batch in problem.batches]
-        mine = [batch.factor.definition for batch in problem.batches]
         self.tilted = [
-            Tilted(Density(own.log_t, own.gradient, own.hessian), batch.factor.families)
-            for own, batch in zip(mine, problem.batches, strict=True)
+            Tilted(batch.factor.density, ("gaussian",) * at.shape[1])
+            for batch, at in zip(problem.batches, self.at, strict=True)
         ]
         starts = np.cumsum([0, *(batch.n for batch in problem.batches)])
         order = problem.order()
@@ -339,8 +337,7 @@ class JointPosterior(GraphPosterior):
 
     def predict_latent(self, form: Any) -> tuple[Array, Array]:
         """Mean and variance of linear forms, of their shape, with all correlations."""
-        h = form_of(self.problem.graph, "form", form)
-        check_handle("form", h, self.problem.families, self.problem.sizes)
+        h = form_of(self.problem, "form", form)
         rows = np.zeros((h.size, len(self.state.mean)))
         which = np.repeat(np.arange(h.size), h.terms.counts)
         np.add.at(rows, (which, h.terms.variables), h.terms.coefficient)

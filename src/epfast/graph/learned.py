@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,13 +75,10 @@ class LearnedMessages:
                     f"coordinates={op.settings.transforms!r}: {needs} or more"
                 )
 
-    def with_operators(self, copies: dict[int, Operator]) -> LearnedMessages:
-        """The same with other operators, by the identities of those that are here."""
+    def with_operators(self, copies: dict[int, Operator]) -> Given:
+        """What was given with other operators, by the identities of those that are here."""
         found = tuple(None if op is None else copies[id(op)] for op in _listed(self.given))
-        if isinstance(self.given, Operator):
-            assert found[0] is not None
-            return LearnedMessages(found[0])
-        return LearnedMessages(found)
+        return copies[id(self.given)] if isinstance(self.given, Operator) else found
 
     def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
         """Projections by the operators, which learn on the way."""
@@ -201,7 +199,7 @@ def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[B
                 if id(known) not in by_source:
                     by_source[id(known)] = known.copy()
                 copies[id(op)] = by_source[id(known)]
-            learning = batch.factor.with_learned(mine.with_operators(copies))
+            learning = replace(batch.factor, scheme=mine.with_operators(copies))
             batch = batch._replace(factor=learning)
         result.append(batch)
     return tuple(result)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,18 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.graph import GraphBatch, PythonBatch
 from epfast.families import FAMILIES
-from epfast.graph.factors import Added, Batch, Kind, variables_of
-from epfast.graph.factors_continuous import plain_terms
+from epfast.graph.factors import (
+    Batch,
+    Edges,
+    Kind,
+    Times,
+    only_power_1,
+    plain_batch,
+    rows_of,
+    variables_of,
+)
 from epfast.graph.learned import LearnedMessages, check_operators
-from epfast.graph.variables import Index, Terms, Variables
+from epfast.graph.variables import Index
 from epfast.operators.density import Density, Rows
 from epfast.operators.importance import ImportanceMessages
 from epfast.operators.just_in_time import Operator
@@ -26,6 +34,9 @@ from epfast.operators.laplace import LaplaceMessages
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.tilted import COORDINATES, Answer, Asked
 from epfast.priors import InverseGamma, Scale
+
+if TYPE_CHECKING:
+    from epfast.graph.problem import GraphProblem
 
 #: part of the precision of a belief below which a cavity is nothing but rounding
 SMALLEST = 1e-10
@@ -172,6 +183,10 @@ class Factor(Kind):
     just-in-time learning for passing expectation propagation messages.
     """
 
+    kept: ClassVar[None] = None
+    instead: ClassVar[str] = (
+        "post[...] of its neighbours: draw from their beliefs and call your log_t"
+    )
     log_t: Callable[..., Any] | None = None
     scheme: Any = "laplace"
     gradient: Callable[..., Any] | None = field(default=None, kw_only=True)
@@ -214,116 +229,83 @@ class Factor(Kind):
             if given is not None and not isinstance(scheme, LaplaceMessages):
                 raise ValueError(f"{name} is given; allowed for scheme='laplace'")
 
-    def _messages(self) -> Any:
+    @property
+    def messages(self) -> Any:
+        """The scheme as :class:`Messages`."""
         if isinstance(self.scheme, tuple(NAMED.values())):
             return self.scheme
-        if isinstance(self.scheme, Operator | tuple):
-            return LearnedMessages(self.scheme)
-        return Projecting(self.scheme)
+        learns = isinstance(self.scheme, Operator | tuple)
+        return LearnedMessages(self.scheme) if learns else Projecting(self.scheme)
 
-    def attach(self, graph: str, key: int, /, *neighbours: Any, **data: Any) -> Added:
-        scheme: Messages = self._messages()
+    @property
+    def learned(self) -> LearnedMessages | None:
+        messages = self.messages
+        return messages if isinstance(messages, LearnedMessages) else None
+
+    @property
+    def density(self) -> Density:
+        return Density(self.log_t, self.gradient, self.hessian)
+
+    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> tuple[Batch, Times]:
+        scheme: Messages = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
-        for at, value in enumerate(neighbours):
-            _check_neighbour(graph, f"neighbours[{at}]", value, scheme, self.scheme)
-        families = tuple(value.family for value in neighbours)
-        reason = scheme.refuses(families)
+        known = [name for name in FAMILIES if name in scheme.families]
+        named = {f"neighbours[{at}]": value for at, value in enumerate(neighbours)}
+        for name, value in named.items():
+            variables_of(model, name, value, *known)
+        reason = scheme.refuses(tuple(value.family for value in neighbours))
         if reason is not None:
             raise ValueError(reason)
-        shape = _common("neighbours", *(value.shape for value in neighbours))
-        axes = max(1, len(shape))
         given = {name: np.asarray(value) for name, value in data.items()}
+        pairs = {name: (value, value.family) for name, value in named.items()}
+        axes = max(1, len(rows_of(model, pairs)[0]))
         for name, value in given.items():
             if value.dtype.kind not in "fiubUS":
                 raise TypeError(f"{name} has dtype {value.dtype}; allowed: numbers, or strings")
             if value.dtype.kind == "f" and np.isnan(value).any():
                 raise ValueError(f"{name} holds NaN; allowed: numbers")
-            shape = _common(name, shape, value.shape[:axes])
-        n = int(np.prod(shape, dtype=np.intp))
-        if n == 0:
-            raise ValueError(f"the shapes make {shape} factors; allowed: one or more")
-        columns = [np.broadcast_to(value.numbers, shape).ravel() for value in neighbours]
-        numbers = np.stack(columns, axis=1)
-        ordered = np.sort(numbers, axis=1)
-        if (ordered[:, 1:] == ordered[:, :-1]).any():
-            raise ValueError(
-                "a factor has a variable twice; allowed: each once, in a log_t that uses it twice"
-            )
+        beside = {name: value.shape[:axes] for name, value in given.items()}
+        shape, numbers = rows_of(model, pairs, **beside)
         rows = {}
         for name, value in given.items():
             rest = value.shape[axes:]
             spread = np.broadcast_to(value, (*shape, *rest) if shape else (1, *rest))
-            rows[name] = np.array(spread).reshape(n, *rest)
-        if isinstance(scheme, LearnedMessages):
-            scheme.check_data(rows)
-        k = len(neighbours)
-        terms = Terms(np.arange(0, k * n + 1, k), numbers.ravel(), np.ones(k * n))
-        widths = tuple(value.width for value in neighbours)
-        return Added(
-            Batch(key, Attached(self, scheme, families, widths), terms, rows, np.arange(n))
-        )
+            rows[name] = np.array(spread).reshape(len(numbers), *rest)
+        if self.learned is not None:
+            self.learned.check_data(rows)
+        return plain_batch(self, model.added, numbers, rows), None
 
+    def check_power(self, batch: Batch, power: float) -> None:
+        messages = self.messages
+        if isinstance(messages, Projecting):
+            what = "a scheme with project() without takes_power"
+            only_power_1(power, not messages.takes_power, what)
+        elif isinstance(messages, LearnedMessages) and messages.power != power:
+            raise ValueError(
+                f"power is {power:g}, and an operator of batch {batch.key} is of "
+                f"{messages.power:g}; allowed: an operator for each power"
+            )
 
-def _common(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        raise ValueError(
-            f"{name} makes shapes {' and '.join(map(str, shapes))}; allowed: shapes that NumPy "
-            "broadcasts"
-        ) from None
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        k = batch.table.shape[1]
+        families = tuple(list(FAMILIES)[kind] for kind in edges.kind[:k])
+        widths = edges.size[:k]
+        first = edges.at.reshape(batch.n, k)
+        places = [first[:, j, None] + np.arange(width) for j, width in enumerate(widths)]
+        fits = Fits(self, batch, families, widths)
+        return PythonBatch(fits, np.ascontiguousarray(np.concatenate(places, axis=1)), tied)
 
-
-def _check_neighbour(graph: str, name: str, value: Any, scheme: Messages, given: Any) -> None:
-    if not isinstance(value, Variables):
-        raise TypeError(
-            f"{name} is {_checks.describe(value)}; allowed: variables of the graph (data go by "
-            "name, and a linear form into log_t)"
-        )
-    if value.graph != graph:
-        raise ValueError(f"{name} is of another graph; allowed: variables of this one")
-    if value.size == 0:
-        raise ValueError(f"{name} is empty; allowed: one variable or more")
-    if value.family not in scheme.families:
-        names = [family for family in FAMILIES if family in scheme.families]
-        raise TypeError(
-            f"{name} is a {value.family} variable; allowed for {type(given).__name__}: "
-            f"{' or '.join(names)}"
-        )
-
-
-@dataclass(frozen=True)
-class Attached(Kind):
-    """A factor of the user's own with the families of its neighbours: what a batch holds."""
-
-    compiled: ClassVar[bool] = False
-    definition: Factor
-    scheme: Any
-    families: tuple[str, ...]
-    #: natural parameters of each neighbour
-    widths: tuple[int, ...]
-
-    @property
-    def learned(self) -> LearnedMessages | None:
-        return self.scheme if isinstance(self.scheme, LearnedMessages) else None
-
-    def with_learned(self, learned: LearnedMessages) -> Attached:
-        mine = replace(self.definition, scheme=learned.given)
-        return replace(self, scheme=learned, definition=mine)
-
-    def refuses_power(self, batch: Batch) -> str | None:
-        if isinstance(self.scheme, Projecting) and not self.scheme.takes_power:
-            return "a scheme with project() without takes_power"
-        return None
-
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        n, k = batch.n, len(self.widths)
-        places = at[batch.terms.variables].reshape(n, k)
-        inner = [places[:, j, None] + np.arange(width) for j, width in enumerate(self.widths)]
-        return PythonBatch(
-            Fits(self, batch), np.ascontiguousarray(np.concatenate(inner, axis=1)), tied
-        )
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        if self.log_t is None:
+            raise ValueError(
+                f"batch {batch.key} has a scheme with project(), and no log_t; allowed for a "
+                "check: factors with a density"
+            )
+        k = len(theta)
+        x = theta[:, batch.table].reshape(k * batch.n, -1)
+        data = {name: np.concatenate([value] * k) for name, value in batch.data.items()}
+        return np.asarray(self.density.values(x, data).reshape(k, batch.n).sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -334,6 +316,8 @@ class ScalePrior(Kind):
     """
 
     kept: ClassVar[tuple[str, ...]] = ("prior", "shape", "rate")
+    pattern: ClassVar[str] = "g"
+    instead: ClassVar[str] = "post[s], as the factor is the prior of a scale alone"
     prior: Scale
     #: of the gamma prior
     shape: float
@@ -358,23 +342,32 @@ class ScalePrior(Kind):
         base = constant + (self.shape - 1.0) * log_tau - self.rate * tau
         return np.asarray(density - math.log(2.0) - 1.5 * log_tau - base)
 
-    def attach(self, graph: str, key: int, tau: Any = None) -> Added:
-        numbers = variables_of(graph, "tau", tau, "gamma").numbers.reshape(-1, 1)
-        n = len(numbers)
-        return Added(Batch(key, self, plain_terms(numbers), {}, np.arange(n)))
+    def attach(self, model: GraphProblem, tau: Any = None) -> tuple[Batch, Times]:
+        return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")})[1], {}), None
 
-    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
-        own = Factor(self.log_t, "quadrature")
-        return Attached(own, own.scheme, ("gamma",), (2,)).sweep(batch, at, tied)
+    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
+        super().check(batch, families, sizes)
+        for name in ("shape", "rate"):
+            _checks.number(name, getattr(self, name), above=0.0)
+        if not isinstance(self.prior, Scale):
+            raise ValueError("the prior of a scale is none")
+
+    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
+        return Factor(self.log_t, "quadrature").sweep(batch, edges, tied)
+
+    def log_density(self, batch: Batch, theta: Array) -> Array:
+        tau = theta[:, batch.terms.variables]
+        return np.asarray(self.log_t(tau.ravel()).reshape(tau.shape).sum(axis=1))
 
 
 class Fits:
     """Fits of the factors of a batch, a run at a time: what the core calls."""
 
-    def __init__(self, kind: Attached, batch: Batch) -> None:
-        self.kind = kind
-        mine = kind.definition
-        self.density = Density(mine.log_t, mine.gradient, mine.hessian)
+    def __init__(
+        self, kind: Factor, batch: Batch, families: tuple[str, ...], widths: Index
+    ) -> None:
+        self.scheme, self.density = kind.messages, kind.density
+        self.families, self.ends = families, np.cumsum(widths)[:-1]
         self.rows = Rows(batch.data, batch.rows)
         for value in batch.data.values():
             value.setflags(write=False)
@@ -386,21 +379,20 @@ class Fits:
     ) -> tuple[Array, Array, NDArray[np.uint8]]:
         """Undamped steps of the sites, undamped log scales, and which fits failed."""
         m = stop - first
-        ends = np.cumsum(self.kind.widths)[:-1]
-        families = [FAMILIES[name] for name in self.kind.families]
+        families = [FAMILIES[name] for name in self.families]
         cavity = beliefs - power * sites
         proper = np.zeros((m, len(families)), dtype=bool)
         flat = np.zeros((m, len(families)), dtype=bool)
         with np.errstate(all="ignore"):
             start = np.zeros((m, len(families)))
             for j, (kind, eta, q) in enumerate(
-                zip(families, _split(cavity, ends), _split(beliefs, ends), strict=True)
+                zip(families, _split(cavity, self.ends), _split(beliefs, self.ends), strict=True)
             ):
                 proper[:, j] = kind.is_proper(eta)
-                if self.kind.families[j] == "gaussian":
+                if self.families[j] == "gaussian":
                     little = np.abs(eta[:, 0]) <= SMALLEST * np.abs(q[:, 0])
                     proper[:, j] &= ~little
-                    flat[:, j] = little & self.kind.scheme.takes_flat
+                    flat[:, j] = little & self.scheme.takes_flat
                     eta[little] = 0.0  # what rounding has left
                     mean = q[:, 1] / q[:, 0]
                     incoming = eta[:, 1] / eta[:, 0]
@@ -417,12 +409,12 @@ class Fits:
             return steps, scales, failed
         # all of a batch, as often as not: no copy of its data then
         rows = self.rows if m == len(self.rows.rows) else self.rows.taken(slice(first, stop))
-        asked = Asked(tuple(_split(cavity, ends)), flat, start, rows, power)
+        asked = Asked(tuple(_split(cavity, self.ends)), flat, start, rows, power)
         asked = asked if len(good) == m else asked.taken(good)
-        answer = self.kind.scheme.fit(self.density, self.kind.families, asked)
+        answer = self.scheme.fit(self.density, self.families, asked)
         for number in np.unique(answer.reason):
             if number:
-                self._count(self.kind.scheme.reasons[number], int((answer.reason == number).sum()))
+                self._count(self.scheme.reasons[number], int((answer.reason == number).sum()))
         failed[good] = answer.reason != 0
         fine = answer.reason == 0
         scale = answer.log_z.copy()
@@ -439,7 +431,7 @@ class Fits:
             step = site - sites[good]
             fine &= np.isfinite(step).all(axis=1) & np.isfinite(scale)
             moved = beliefs[good] + damping * step
-            for kind, eta in zip(families, _split(moved, ends), strict=True):
+            for kind, eta in zip(families, _split(moved, self.ends), strict=True):
                 fine &= kind.is_proper(eta)
         self._count("the new belief is improper", int(((answer.reason == 0) & ~fine).sum()))
         steps[good[fine]] = step[fine]
@@ -448,7 +440,7 @@ class Fits:
 
     def _inner_start(self, j: int, eta: Array) -> Array:
         """Where a search begins for what is no Gaussian: the cavity's centre."""
-        name = self.kind.families[j]
+        name = self.families[j]
         return COORDINATES[name].moments(eta)[0] if name in COORDINATES else np.zeros(len(eta))
 
     def _count(self, reason: str, n: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from contextlib import suppress
 from typing import Any, overload
@@ -14,12 +15,15 @@ from epfast._arrays import Array
 from epfast.families import FAMILIES
 from epfast.gaussian.files import contents
 from epfast.graph import files
-from epfast.graph.blocks import linear_sites, prior_belief
+from epfast.graph.blocks import BlockBelief, linear_sites, prior_belief
 from epfast.graph.checking import checked, observations
-from epfast.graph.factors import form_of
+from epfast.graph.factors import Kind, LinearFactor, check_instance, form_of
 from epfast.graph.learned import operator_of
-from epfast.graph.predicting import predicted
-from epfast.graph.problem import GraphProblem, GraphState, Program, check_handle
+from epfast.graph.problem import (
+    GraphProblem,
+    GraphState,
+    Program,
+)
 from epfast.graph.variables import Block, Index, Scales, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
@@ -28,6 +32,9 @@ from epfast.inference.records import Recorded
 from epfast.inference.report import Drawn, interval, level_at_door, to_arviz
 from epfast.inference.runtime import cached_property
 from epfast.operators.just_in_time import Operator
+
+#: predictions that factors may have
+METHODS = ("predict", "predict_variance", "predict_proba", "log_predictive")
 
 
 class Belief:
@@ -100,26 +107,6 @@ class ScaleBelief(Belief):
         shape, rate = self._parameters()
         precision = special.gammainccinv(shape, _checks.number("p", p, above=0.0, most=1.0)) / rate
         return np.asarray((precision**-0.5).reshape(self._shape))
-
-
-class BlockBelief:
-    """What is known of a block of d variables."""
-
-    family = "block"
-
-    def __init__(self, mean: Array, covariance: Array) -> None:
-        #: (d,)
-        self.mean = mean
-        #: (d, d)
-        self.covariance = covariance
-
-    @property
-    def variance(self) -> Array:
-        return self.covariance.diagonal().copy()
-
-    @property
-    def sd(self) -> Array:
-        return np.sqrt(self.variance)
 
 
 class GraphPosterior(Recorded):
@@ -205,13 +192,11 @@ class GraphPosterior(Recorded):
                 f"variables is {_checks.describe(variables)}; allowed: variables of the graph, "
                 f"or a name or place among {list(self.problem.made)}"
             )
-        if variables.graph != self.problem.graph:
-            raise ValueError("variables is of another graph; allowed: those of the fitted one")
+        self.problem.check_handle("variables", variables)
         if isinstance(variables, Block):
-            covariance, mean, _ = self.state.blocks[self._place(variables.number)]
-            return BlockBelief(mean.copy(), covariance.copy())
+            covariance, mean, partition = self._block(variables.number)
+            return BlockBelief(covariance.copy(), mean.copy(), partition)
         numbers = variables.numbers.ravel()
-        check_handle("variables", variables, self.problem.families, self.problem.sizes)
         places = self.problem.at[numbers][:, None] + np.arange(variables.width)
         natural = self.state.beliefs[places]
         if variables.family == "gaussian":  # sites that cancel leave their rounding
@@ -219,20 +204,17 @@ class GraphPosterior(Recorded):
         kind = ScaleBelief if isinstance(variables, Scales) else Belief
         return kind(variables.family, variables.shape, natural)
 
-    def _place(self, block: int) -> int:
-        """The place of a block among those of the graph, by its number."""
-        for place, prior in enumerate(self.problem.blocks):
-            if prior.number == block:
-                return place
-        raise ValueError("a block was made after the fit; allowed: those that it had")
+    def _block(self, number: int) -> BlockBelief:
+        """What is known of the block of this number."""
+        places = {prior.number: place for place, prior in enumerate(self.problem.blocks)}
+        return self.state.blocks[places[number]]
 
     def predict_latent(self, form: Any) -> tuple[Array, Array]:
         """Mean and variance of linear forms, of their shape.
 
         EP keeps no correlations but those within a block.
         """
-        h = form_of(self.problem.graph, "form", form, blocks=True)
-        check_handle("form", h, self.problem.families, self.problem.sizes)
+        h = form_of(self.problem, "form", form, blocks=True)
         at = self.problem.at[h.terms.variables]
         precision = np.maximum(self.state.beliefs[at], 0.0)
         shift = np.where(precision > 0.0, self.state.beliefs[at + 1], 0.0)
@@ -244,7 +226,7 @@ class GraphPosterior(Recorded):
         mean: Array = h.offset + np.bincount(rows, means, h.size)
         variance: Array = np.bincount(rows, variances, h.size).astype(np.float64)
         for part in h.parts:
-            covariance, center, _ = self.state.blocks[self._place(part.block)]
+            covariance, center, _ = self._block(part.block)
             mean += part.rows @ center
             spread = part.rows @ covariance
             variance += (part.rows * spread).sum(axis=1)
@@ -287,7 +269,7 @@ class GraphPosterior(Recorded):
         The message of the factor from the beliefs, which are taken as independent but for those
         within a block.
         """
-        return predicted(self, "predict", factor, neighbours, data)
+        return self._predicted("predict", factor, neighbours, data)
 
     def predict_proba(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
         """Probability of the label +1, or of the classes; arguments of :meth:`predict`.
@@ -295,14 +277,14 @@ class GraphPosterior(Recorded):
         Of ``(Between(lower, upper), form, noise=0.0)`` the probability that the form lies there, of
         a ``Table`` those of the categories of the variable in whose place None is.
         """
-        return predicted(self, "predict_proba", factor, neighbours, data)
+        return self._predicted("predict_proba", factor, neighbours, data)
 
     def predict_variance(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
         """Variance of what :meth:`predict` has the mean of; arguments of :meth:`predict`.
 
         Infinite where there is none: for ``Noise(tau)`` with a belief of shape <= 1 about tau.
         """
-        return predicted(self, "predict_variance", factor, neighbours, data)
+        return self._predicted("predict_variance", factor, neighbours, data)
 
     def log_predictive(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
         """Log density of new observations: arguments of ``add``.
@@ -310,7 +292,30 @@ class GraphPosterior(Recorded):
         ``(loss, form, y, noise=None)``; ``(Noise(tau), y - form)``, integrated over tau;
         ``(Mixture(h, loss), forms, y, noise=None)``; ``(Between(lower, upper), form, noise=0.0)``.
         """
-        return predicted(self, "log_predictive", factor, neighbours, data)
+        return self._predicted("log_predictive", factor, neighbours, data)
+
+    def _predicted(
+        self, method: str, factor: Any, neighbours: tuple[Any, ...], data: dict[str, Any]
+    ) -> Array:
+        """The prediction of a factor; errors list what there is for its kind."""
+        check_instance(factor)
+        name = type(factor).__name__ if isinstance(factor, Kind) else repr(factor)
+        kind = factor if isinstance(factor, Kind) else LinearFactor(factor)
+        predict = getattr(kind, method, None)
+        if predict is None:
+            there = ", ".join(known for known in METHODS if hasattr(kind, known))
+            raise ValueError(
+                f"{method} does not exist for the factor {name}; allowed: {there or kind.instead}"
+            )
+        takes = inspect.signature(predict)
+        try:
+            takes.bind(self, *neighbours, **data)
+        except TypeError as error:
+            shown = ", ".join(str(part) for part in list(takes.parameters.values())[1:])
+            shown = shown.replace(": 'Any'", "").replace(" = ", "=")
+            raise TypeError(f"{method}() {error}; allowed: {method}({name}, {shown})") from None
+        found: Array = predict(self, *neighbours, **data)
+        return found
 
     def check(self, draws: int = 20_000, rng: np.random.Generator | int | None = 0) -> Check:
         """How far the beliefs are from the exact posterior, by importance sampling.

@@ -14,9 +14,9 @@ from epfast._arrays import Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
 from epfast.graph.blocks import BlockBelief, BlockPrior, is_linear
-from epfast.graph.factors import Batch, Kind
+from epfast.graph.factors import Batch, Edges, Times
 from epfast.graph.marginals import Others
-from epfast.graph.variables import Block, Index, Linear, Terms, Variables
+from epfast.graph.variables import Block, Index, Linear, Terms, Variables, ends
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.schedules import ADF, AEP, EP, SEP, Schedule
@@ -27,7 +27,7 @@ CATEGORICAL = list(FAMILIES).index("categorical")
 #: rounding of the log evidence for each factor
 ROUNDING = 1e-8
 #: orders of EP
-ORDERS = ("auto", "sequential", "parallel", "residual")
+ORDERS = ("auto", "sequential", "parallel")
 
 
 def places(families: NDArray[np.int8], sizes: Index) -> Index:
@@ -43,26 +43,26 @@ def places(families: NDArray[np.int8], sizes: Index) -> Index:
     return at
 
 
-def priors_in_effect(
-    given: Array, families: NDArray[np.int8], sizes: Index, at: Index, batches: Any
-) -> Array:
-    """Natural parameters of the priors beside these batches.
+def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
+    """Natural parameters of the priors beside the batches, in the order of ``at``.
 
     A variable that a walk defines has none. Of a categorical one without a prior, factors of
     categorical variables alone say all that there is to say; where there are none, all categories
     are as probable.
     """
-    prior = given.copy()
-    told = families != CATEGORICAL
-    for batch in batches:
+    families, sizes = problem.families, problem.sizes
+    prior = np.empty(at[-1])
+    prior[np.repeat(at[:-1] - ends(sizes)[:-1], sizes) + np.arange(at[-1])] = problem.given
+    known = families != CATEGORICAL
+    for batch in problem.batches:
         defined = batch.factor.defines(batch)
         prior[at[defined]] = prior[at[defined] + 1] = 0.0
         variables, starts = batch.terms.variables, batch.terms.starts
         alone = np.logical_and.reduceat(families[variables] == CATEGORICAL, starts[:-1])
-        told[variables[np.repeat(alone, batch.terms.counts)]] = True
-    for k in np.unique(sizes[~told]):
-        places = at[np.flatnonzero(~told & (sizes == k)), None] + np.arange(k)
-        prior[places[~prior[places].any(axis=1)]] = -math.log(k)
+        known[variables[np.repeat(alone, batch.terms.counts)]] = True
+    for k in np.unique(sizes[~known]):
+        inner = at[np.flatnonzero(~known & (sizes == k)), None] + np.arange(k)
+        prior[inner[~prior[inner].any(axis=1)]] = -math.log(k)
     return prior
 
 
@@ -86,45 +86,6 @@ def legal(schedule: Any) -> Any:
     if getattr(schedule, "batch", None) not in (None, 1):
         raise ValueError(f"batch is {schedule.batch}; allowed for a graph: 1, or AEP() for all")
     return schedule.filled(power=1.0, damping=schedule.usual_damping("row"))
-
-
-def check_handles(
-    factor: Any, neighbours: tuple[Any, ...], graph: str, families: NDArray[np.int8], sizes: Index
-) -> None:
-    """Refuse variables of a graph's name that it has not, as neighbours or within the factor."""
-    given = dict(vars(factor)) if isinstance(factor, Kind) else {}
-    for k, value in enumerate(neighbours):
-        parts = value if isinstance(value, list | tuple) else [value]
-        several = len(parts) > 1
-        given |= {f"neighbours[{k}]" + f"[{j}]" * several: v for j, v in enumerate(parts)}
-    for name, value in given.items():
-        if getattr(value, "graph", "") == graph:
-            check_handle(name, value, families, sizes)
-
-
-def check_handle(name: str, value: Any, families: NDArray[np.int8], sizes: Index) -> None:
-    """Refuse variables that this graph has not: those of a copy that went another way."""
-    if isinstance(value, Variables):
-        numbers, family, width = value.numbers, list(FAMILIES).index(value.family), value.width
-    elif isinstance(value, Block):
-        numbers, family, width = np.array([value.number]), BLOCK, 2
-    elif isinstance(value, Linear):
-        form = value.form()
-        for part in form.parts:
-            check_handle(name, Block(form.graph, part.block, part.rows.shape[1]), families, sizes)
-        numbers, family, width = form.terms.variables, 0, 2
-    else:
-        return
-    if numbers.size and numbers.max() >= len(families):
-        raise ValueError(
-            f"{name} is over variables that were made later, or in a copy of the graph; allowed: "
-            "those that are here"
-        )
-    if (families[numbers] != family).any() or (sizes[numbers] != width).any():
-        raise ValueError(
-            f"{name} is over variables that are others here, of a copy of the graph that went "
-            "another way; allowed: those that are here"
-        )
 
 
 def has_one_set(terms: Terms) -> bool:
@@ -156,8 +117,6 @@ class GraphState(NamedTuple):
     blocks: tuple[BlockBelief, ...] = ()
     #: states of those that are linear models, see :class:`epfast.graph.blocks.LinearPart`
     linear: tuple[Any, ...] = ()
-    #: in residual order, (n_factors,): by how much what each reads has changed since its visit
-    residual: Array | None = None
 
 
 class Program(NamedTuple):
@@ -170,29 +129,86 @@ class Program(NamedTuple):
 
 
 class GraphProblem(NamedTuple):
-    """A graph to be fitted: see :class:`epfast.Graph`."""
+    """A graph, and how it is fitted: see :class:`epfast.Graph`."""
 
-    #: identity of the graph
+    #: identity of the graph, which tells its variables from those of others, in files too
     graph: str
     #: (n_variables,), place of its family in FAMILIES, or BLOCK
-    families: NDArray[np.int8]
+    families: NDArray[np.int8] = np.empty(0, dtype=np.int8)
     #: (n_variables,), how many natural parameters it has: of a block those of a form over it
-    sizes: Index
-    #: (n_variables + 1,), see :func:`places`
-    at: Index
-    #: natural parameters of the priors
-    prior: Array
+    sizes: Index = np.empty(0, dtype=np.intp)
     #: (n_variables,), time of each state of a chain; -inf of others
-    times: Array
-    batches: tuple[Batch, ...]
-    schedule: Any
-    #: priors as the user gave them: a walk sets those of the variables that it defines aside
-    given: Array
-    #: arrays of variables and blocks, by their names or by their places among these
-    made: dict[str | int, Variables | Block]
-    #: number of the next batch
-    added: int
+    times: Array = np.empty(0)
+    #: natural parameters of the priors as the user gave them, variable by variable
+    given: Array = np.empty(0)
+    batches: tuple[Batch, ...] = ()
     blocks: tuple[BlockPrior, ...] = ()
+    #: arrays of variables and blocks, by their names or by their places among these
+    made: dict[str | int, Variables | Block] = {}  # noqa: RUF012
+    #: number of the next batch
+    added: int = 0
+    # of a fit, see :meth:`ready`
+    schedule: Any = None
+    #: (n_variables + 1,), see :func:`places`
+    at: Index = np.empty(0, dtype=np.intp)
+    #: natural parameters of the priors, in that order
+    prior: Array = np.empty(0)
+
+    def with_variables(
+        self, family: int, natural: Array, name: str | None, made: Any
+    ) -> GraphProblem:
+        """With new variables of these natural parameters, (n, k), and their handle."""
+        n, k = natural.shape
+        key = len(self.made) if name is None else name
+        return self._replace(
+            families=np.append(self.families, np.full(n, family, dtype=np.int8)),
+            sizes=np.append(self.sizes, np.full(n, k)),
+            times=np.append(self.times, np.full(n, -np.inf)),
+            given=np.append(self.given, natural),
+            made=self.made | {key: made},
+        )
+
+    def with_batch(self, batch: Batch, times: Times) -> GraphProblem:
+        """With one more batch, and the times of variables that it gives."""
+        if not batch.n:
+            raise ValueError("y, or what goes with it, is empty; allowed: one factor or more")
+        defined = batch.factor.defines(batch)
+        for known in self.batches if len(defined) else ():
+            if np.isin(defined, known.factor.defines(known)).any():
+                raise ValueError("x holds variables that another walk defines; allowed: new ones")
+        new = self.times
+        if times is not None:
+            new = new.copy()
+            new[times[0]] = times[1]
+        batches = (*self.batches, batch.copy())
+        return self._replace(batches=batches, times=new, added=self.added + 1)
+
+    def check_handle(self, name: str, value: Linear) -> None:
+        """Refuse variables of others, also of a copy of the graph that went another way."""
+        if value.graph != self.graph:
+            raise ValueError(f"{name} is of another graph; allowed: variables of this one")
+        for numbers, family, width in value.held():
+            if numbers.size and numbers.max() >= len(self.families):
+                raise ValueError(
+                    f"{name} is over variables that were made later, or in a copy of the graph; "
+                    "allowed: those that are here"
+                )
+            known = BLOCK if family == "block" else list(FAMILIES).index(family)
+            if (self.families[numbers] != known).any() or (self.sizes[numbers] != width).any():
+                raise ValueError(
+                    f"{name} is over variables that are others here, of a copy of the graph that "
+                    "went another way; allowed: those that are here"
+                )
+
+    def ready(self, schedule: Any) -> GraphProblem:
+        """To be fitted by a schedule; raises where nothing becomes proper."""
+        if not self.batches:
+            raise ValueError("the graph has no factor; allowed: one or more, by add")
+        at = places(self.families, self.sizes)
+        prior = priors_in_effect(self, at)
+        found = self._replace(schedule=schedule, at=at, prior=prior)
+        found.check()
+        return found
 
     def linear(self) -> dict[int, int]:
         """Blocks that are linear models of their own, by their places, and the batch of each.
@@ -246,20 +262,8 @@ class GraphProblem(NamedTuple):
                 "a block has an infinite variance beside ADF, which goes through the factors once; "
                 "allowed: a finite one, or EP()"
             )
-        power = self.schedule.power
-        for batch in self.batches if power != 1.0 else ():
-            reason = batch.factor.refuses_power(batch)
-            if reason is not None:
-                raise ValueError(f"power is {power:g}; allowed for {reason}: 1")
-            if batch.scheme is not None:
-                batch.factor.loss.check_power(power)
         for batch in self.batches:
-            learned = batch.factor.learned
-            if learned is not None and learned.power != power:
-                raise ValueError(
-                    f"power is {power:g}, and an operator of batch {batch.key} is of "
-                    f"{learned.power:g}; allowed: an operator for each power"
-                )
+            batch.factor.check_power(batch, self.schedule.power)
         linear = self.linear().values() if self.tied else ()
         if self.tied and not all(
             k in linear if batch.parts else has_one_set(batch.terms)
@@ -270,12 +274,6 @@ class GraphProblem(NamedTuple):
                 "site; allowed: batches whose factors all have the same scalar variables, losses "
                 "of forms X @ w about a block of their own, or EP()"
             )
-        for batch in self.batches if self.schedule.order == "residual" else ():
-            if not batch.factor.compiled or batch.parts:
-                raise ValueError(
-                    "order is 'residual', which visits factors one by one; allowed beside factors "
-                    "of your own, and about blocks: 'auto', 'sequential' or 'parallel'"
-                )
         for batch in self.batches if self.tied else ():
             if batch.n > 1 and not batch.factor.shares:
                 raise ValueError(
@@ -364,6 +362,12 @@ class GraphProblem(NamedTuple):
         size[1:n:2] += 1e3 * np.sqrt(np.maximum(beliefs[:n:2], 0.0))
         return total, size
 
+    def edges(self, batch: Batch) -> Edges:
+        """Neighbours of a batch for the core: to it a form over a block is a Gaussian."""
+        variables = batch.terms.variables
+        kind = np.maximum(self.families[variables], 0).astype(np.intc)
+        return Edges(batch.terms.starts, self.at[variables], kind, self.sizes[variables])
+
     def numbers(self, batch: Batch) -> Index:
         """How many numbers the site of each factor of a batch has."""
         return np.add.reduceat(self.sizes[batch.terms.variables], batch.terms.starts[:-1])
@@ -426,7 +430,7 @@ class GraphProblem(NamedTuple):
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
         variables = np.concatenate([batch.terms.variables for batch in batches])
         first = np.concatenate([[0], np.cumsum([batch.n for batch in batches])]).astype(np.intp)
-        kind = np.concatenate([batch.factor.kinds(batch) for batch in batches])
+        kind = np.concatenate([batch.factor.labels(batch) for batch in batches])
         in_order = np.array([len(batch.parts) > 0 for batch in batches], dtype=np.uint8)
         n = len(self.families)
         rows, segments = runs(starts, variables, order, first, n, kind, in_order)

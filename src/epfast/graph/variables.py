@@ -109,6 +109,8 @@ class Linear:
 
     #: of NumPy: an array leaves the arithmetic to the form
     __array_ufunc__ = None
+    #: the graph whose variables it is of
+    graph: str
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
         """What is no array of numbers: a sparse X then leaves X @ variables to them."""
@@ -118,6 +120,12 @@ class Linear:
 
     def form(self) -> Form:
         raise NotImplementedError
+
+    def held(self) -> list[tuple[Index, str, int]]:
+        """Numbers of its variables, their families, "block" too, and widths."""
+        form = self.form()
+        parts = [(np.array([part.block]), "block", 2) for part in form.parts]
+        return [(form.terms.variables, "gaussian", 2), *parts]
 
     def __add__(self, other: Any) -> Form:
         with np.errstate(over="ignore", invalid="ignore"):  # refused where the form is used
@@ -337,6 +345,9 @@ class Variables(Linear):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.family}, shape={self.shape})"
+
+    def held(self) -> list[tuple[Index, str, int]]:
+        return [(self.numbers, self.family, self.width)]
 
     def form(self) -> Form:
         if self.family != "gaussian":

@@ -143,8 +143,6 @@ def split(model: Model, limit: int) -> tuple[list[tuple[Index, Index]], tuple[In
 
 def joint_fit(model: Model, numbers: Numbers, variables: Index, rows: Index, schedule: Any) -> Any:
     """A joint Gaussian: a linear model of the differences in the games."""
-    if schedule is not None and schedule.order == "residual":  # here all are neighbours
-        schedule = replace(schedule, order="auto")
     rows = rows[model.order_of(rows)]
     X, y = differences(model, numbers, variables, rows)
     mean, variance = model.prior(numbers, variables)
@@ -216,7 +214,7 @@ def product_graph(
         steps.append((key, variables[mine[1:][by[1:] == by[:-1]]]))
     # X @ v sorts entries, and their sites are asked for
     terms = Terms(X.indptr.astype(np.intp), v.numbers[place[columns]], X.data)
-    form = Form(graph.identity, (len(rows),), terms, np.zeros(len(rows)))
+    form = Form(v.graph, (len(rows),), terms, np.zeros(len(rows)))
     ratings = np.where(model.player[X.indices] == -1, 0.0, X.data)
     watch = replace(form, terms=terms._replace(coefficient=ratings))
     ends, noise = model.ends(numbers, rows), model.games.noise[rows]

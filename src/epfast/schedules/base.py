@@ -12,7 +12,6 @@ from epfast import _checks
 
 ORDERS = ("auto", "sequential", "shuffled", "chunked", "parallel")
 #: of EP alone: by how much what factors read has changed
-RESIDUAL = "residual"
 #: of DEP on an executor: each answer is taken as it comes
 AS_COMPLETED = "as_completed"
 SITE_RULES = ("nonnegative", "keep", "floor")
@@ -149,7 +148,7 @@ class EP(Schedule):
         undamped, but 0.5 for scalar sites in parallel order with ``tol`` > 0.
     power : float, default=1
         > 0. The power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a).
-    order : {"auto", "sequential", "shuffled", "chunked", "parallel", "residual"}, default="auto"
+    order : {"auto", "sequential", "shuffled", "chunked", "parallel"}, default="auto"
         "shuffled" visits the factors in a new random order each sweep (the rows of a factor stay
         together). "parallel" fits all from the same posterior, then updates once. "chunked", for
         scalar sites with a full covariance, fits some rows at a time from the same posterior, in a
@@ -168,8 +167,6 @@ class EP(Schedule):
         "sequential", where sweeps settle slowly each after a Newton step on all means, of O(n d^2)
         or some passes over many columns. Not with losses that are not convex, or fits that are not
         exact. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is "sequential".
-        "residual", for graphs: next is the factor whose neighbours have changed most since it was
-        visited. A sweep is as many updates as there are factors.
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.
         "nonnegative": a negative precision is set to 0 and the slope kept. "keep": a site that
@@ -196,7 +193,7 @@ class EP(Schedule):
         check_given(self, _checks.integer, "block", least=1)
         if self.site_rule is not None:
             _checks.freeze(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
-        self.check_order((*ORDERS, RESIDUAL))
+        self.check_order(ORDERS)
 
 
 @dataclass(frozen=True)
