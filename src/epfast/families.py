@@ -290,7 +290,7 @@ class Beta(Family):
 
     @staticmethod
     def matching(statistics: Array) -> Array:
-        """statistics: E[log x] and E[log(1 - x)]; right to 1e-9 for parameters of .01 to 1e4."""
+        """statistics: E[log x] and E[log(1 - x)]; right to 1e-9 for parameters of 0.01 to 1e4."""
         logs = np.array(statistics, dtype=np.float64).T
         found = beta_parameters(*(np.ascontiguousarray(column) for column in logs))
         return np.stack(found, axis=1) - 1.0

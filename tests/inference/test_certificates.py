@@ -367,7 +367,7 @@ def test_refusals():
     post = epfast.fit_linear(X, y)
     with pytest.raises(ValueError, match="draws is 10; allowed: an integer >= 100"):
         post.check(10)
-    with pytest.raises(ValueError, match="seed is -1"):
+    with pytest.raises(ValueError, match="rng is -1"):
         post.check(rng=-1)
     further = epfast.fit_linear(
         X, y, schedule=epfast.ADF(), start=epfast.fit_linear(X, y, schedule=epfast.ADF())
@@ -390,11 +390,11 @@ def test_a_site_without_values_is_refused():
 
 def test_words():
     assert [certificates.short(x) for x in (0.004, 0.36, 1.5, 812.3, -0.14, float("nan"))] == [
-        *(".004", ".36", "1.5", "812", "-.14", "nan")
+        *("0.004", "0.36", "1.5", "812", "-0.14", "nan")
     ]
     X, y = classes(60, 3)
     text = str(epfast.fit_linear(X, y).check())
-    assert text.startswith("good: EP's mean is within .0")
+    assert text.startswith("good: EP's mean is within 0.0")
     assert "effective draws of 1,000" in text
 
 

@@ -62,7 +62,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
     - ``Bernoulli`` with link ``Probit`` or ``Heaviside``;
     - ``Binomial`` with link ``Probit`` and ``Y_metadata["trials"]``, by integration in Python, some
-      .4 ms per site, unless all trials are 1;
+      0.4 ms per site, unless all trials are 1;
     - ``Poisson`` and ``Exponential`` with link ``Log``;
     - ``Gaussian``, ``HeteroscedasticGaussian``, and ``MixedNoise`` of ``Gaussian``, both with
       ``Y_metadata["output_index"]``: the result is that of exact inference;

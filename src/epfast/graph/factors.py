@@ -400,7 +400,7 @@ class Between(Kind):
 
     Examples
     --------
-    A game that was drawn: performances, ratings with noise, differ by .5 at most.
+    A game that was drawn: performances, ratings with noise, differ by 0.5 at most.
 
     >>> import epfast
     >>> g = epfast.Graph()

@@ -124,11 +124,8 @@ class Check:
 
 
 def short(value: float) -> str:
-    """A number with two digits, without the 0 before the point."""
-    if not np.isfinite(value):
-        return str(value)
-    text = f"{value:.2g}" if abs(value) < 100 else f"{value:,.0f}"
-    return text.replace("0.", ".", 1) if abs(value) < 1.0 and "e" not in text else text
+    """A number with two digits, and whole from 100 on."""
+    return f"{value:.2g}" if not abs(value) >= 100 else f"{value:,.0f}"
 
 
 def check(

@@ -219,7 +219,7 @@ class StudentTPrior(Prior):
     Parameters
     ----------
     df : float
-        Degrees of freedom, from .1 to 1,000; 1 is the Cauchy distribution.
+        Degrees of freedom, from 0.1 to 1,000; 1 is the Cauchy distribution.
     scale : float
         The variance is scale^2 df / (df - 2) if df > 2, else infinite.
     """

@@ -64,7 +64,7 @@ class Operator:
         A dictionary of asked tuples in (mean, log variance), refitted when their number has grown
         by a fifth. Or patches, of exact oracles of one Gaussian message without data: interpolation
         on boxes of (mean, log variance), each from 81 answers, cut until its error is below the
-        tolerance; a prediction takes .1 microseconds. Or the two-stage random features of the
+        tolerance; a prediction takes 0.1 microseconds. Or the two-stage random features of the
         paper, of fixed width.
     batch : int
         >= 4. So many first messages are the oracle's; patches have none.

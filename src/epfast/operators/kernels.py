@@ -272,7 +272,7 @@ def median_heuristic(a: Any, factor: float = 1.0) -> JointEmbedding:
     Notes
     -----
     sigma_l^2 is the mean variance of message l. Appendix A leaves out point masses: of these it is
-    ten times the variance of their places, so that at the factor .5 the inner kernel of labels -1
+    ten times the variance of their places, so that at the factor 0.5 the inner kernel of labels -1
     and 1 falls as that of the paper's messages Beta(1 + y, 2 - y). gamma^2 is the median of the
     squared distances of all pairs of embeddings, of a tuple with itself included. O(n^2).
     """

@@ -52,7 +52,7 @@ class Learned(RowScheme):
         program learns in place of section 3.3's ``targets="moments"``. For reproduction.
     **settings
         Of the operator that is made: ``tolerance`` (10 / n for n sites, between 0.001 and 0.03,
-        which keeps means within some .03 of their standard deviations), ``features``, ``batch``,
+        which keeps means within some 0.03 of their standard deviations), ``features``, ``batch``,
         ``cap``, ``audit``, ``targets``, ``seed``, ``coordinates``, ``threshold``, ``width``, see
         :class:`Operator`.
 
@@ -249,7 +249,7 @@ def triple_of(m: float, v: float, answer: Answer) -> Triple:
 
 
 def tolerance_for(n: int | None) -> float:
-    """The tolerance of a fit of n sites whose means should be right to some .03 of their sd.
+    """The tolerance of a fit of n sites whose means should be right to some 0.03 of their sd.
 
     Errors of a smooth regression are alike at sites that are: they add up as n, not as its root.
     Asked calls grow as a power of log(1 / tolerance) only.
