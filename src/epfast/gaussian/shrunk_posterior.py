@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import optimize, special
+from scipy import special
 
 from epfast import _checks, families
 from epfast._arrays import Array
@@ -190,7 +191,7 @@ class ShrunkPosterior(FullPosterior):
             return -found.log_evidence, -along
 
         bounds = [(x - BOUND, min(x + BOUND, 30.0)) for x in began]
-        optimize.minimize(
+        scipy.optimize.minimize(
             lost,
             began,
             jac=True,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import optimize, sparse
+from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -511,7 +512,7 @@ def check_room(batches: tuple[Batch, ...], at: Index) -> None:
     most = np.concatenate([bounds[high, 1], -bounds[low, 0]]) / size
     cost = np.zeros(both.shape[1] + 1)
     cost[-1] = -1.0
-    found = optimize.linprog(
+    found = scipy.optimize.linprog(
         cost,
         sparse.hstack([both, ones], format="csr"),
         most,
