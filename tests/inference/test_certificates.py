@@ -243,7 +243,7 @@ def test_too_few_draws_of_a_right_fit_are_no_evidence_against_it():
     assert check.verdict == "uncertain"
     assert np.isnan(check.mean).all()
     assert "cannot tell" in str(check)
-    assert "the mean of the closest Gaussian is ." in str(check)
+    assert "the mean of the closest Gaussian is 0." in str(check)
     assert "sampled none" in str(check)
 
 
