@@ -1,6 +1,8 @@
 """Names that users meet: those of seeds in all public signatures."""
 
 import inspect
+import subprocess
+import sys
 from types import ModuleType
 
 import numpy as np
@@ -75,3 +77,13 @@ def test_generators_and_seeds(door):
         fitted(-1)
     with pytest.raises(TypeError, match=r"'seed'; here that is rng="):
         door(*given, seed=4)
+
+
+def test_slow_modules_wait_until_they_are_used():
+    """A third of the import went to scipy.stats, which some fits alone use."""
+    code = "import sys, epfast; print(*sys.modules)"
+    given = {"capture_output": True, "text": True, "check": True}
+    loaded = set(subprocess.run([sys.executable, "-c", code], **given).stdout.split())
+    assert "epfast.gaussian" in loaded
+    slow = {"scipy.stats", "scipy.optimize", "scipy.interpolate", "sklearn", "pandas", "matplotlib"}
+    assert not loaded & slow

@@ -103,7 +103,18 @@ def test_calibration():
     np.testing.assert_array_equal(
         plots.calibration(y > 0, p, bins=4).lines[1].get_ydata(), observed
     )
-    for bad in ((y[:-1], p), (y * 2, p), (y, p + 1.0), (y[:0], p[:0])):
+    words = np.where(y > 0, "no", "yes")  # the last is that of classes_[1]
+    for given in ({"p": 1.0 - p}, {"p": np.column_stack([p, 1.0 - p])}):
+        other = plots.calibration(words, **given, bins=4)
+        np.testing.assert_allclose(other.lines[1].get_ydata(), 1.0 - observed[::-1])
+        assert other.get_ylabel() == "observed share of yes, 4 bins"
+    named = plots.calibration(words, p, bins=4, pos_label="no")
+    np.testing.assert_allclose(named.lines[1].get_ydata(), observed)
+    with pytest.raises(ValueError, match=r"labels \['a', 'b', 'c'\]; allowed: two"):
+        plots.calibration(np.resize(["a", "b", "c"], 100), p)
+    with pytest.raises(ValueError, match="pos_label is 'maybe'"):
+        plots.calibration(words, p, pos_label="maybe")
+    for bad in ((y[:-1], p), (y, p + 1.0), (y[:0], p[:0])):
         with pytest.raises(ValueError, match=r"allowed: (a label|probabilities)"):
             plots.calibration(*bad)
 

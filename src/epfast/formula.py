@@ -313,7 +313,7 @@ def fit(
         raise TypeError(f"formula is {_checks.describe(formula)}; allowed: str, as 'y ~ x'")
     with _readable(formula, frame) as formulae:
         # functions in the formula are those of the caller
-        env = formulae.environment.Environment.capture(1).with_outer_namespace(FUNCTIONS)
+        env = formulae.environment.Environment.capture(2).with_outer_namespace(FUNCTIONS)
         design = Design(formula, frame, env)
         rows, offset, _ = design.rows(frame)
         y, unit, center = _response(design.model.response.term, family)

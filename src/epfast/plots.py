@@ -114,36 +114,53 @@ def coefficients(
     return _tidy(ax)
 
 
-def calibration(y: ArrayLike, p: ArrayLike, bins: int = 10, ax: Any = None) -> Any:
-    """Observed shares of the label +1 against predicted probabilities.
+def calibration(
+    y: ArrayLike, p: ArrayLike, bins: int = 10, ax: Any = None, pos_label: Any = None
+) -> Any:
+    """Observed shares of a label against predicted probabilities.
 
     Parameters
     ----------
     y : array_like of shape (n,)
-        Labels, -1 and +1 or 0 and 1. True counts as +1.
-    p : array_like of shape (n,)
-        Probabilities of the label +1, as from ``predict_proba``.
+        Labels of two kinds.
+    p : array_like of shape (n,) or (n, 2)
+        Probabilities of ``pos_label``, or of both labels, as from ``predict_proba``.
     bins : int, default=10
         Bins with equal numbers of rows.
     ax : matplotlib.axes.Axes, optional
         By default those of a new figure.
+    pos_label : label, optional
+        The label whose share is drawn. By default 1 of -1, 0 and 1, else the last of both in their
+        order, which is ``classes_[1]`` of a classifier.
 
     Returns
     -------
     matplotlib.axes.Axes
         With intervals of 95 % for the shares (Wilson 1927), and the rows' probabilities below.
     """
-    given = np.asarray(y)
-    share = _checks.array("p", p, shape=(None,))
+    given, both = np.asarray(y), np.shape(p)[1:] == (2,)
+    share = _checks.array("p", p, shape=(None, 2) if both else (None,))
+    share = share[:, 1] if both else share
     bins = _checks.integer("bins", bins, least=1)
-    if given.shape != share.shape or not np.isin(given, (-1, 0, 1)).all():
+    if given.shape != share.shape:
         raise ValueError(
-            f"y has shape {given.shape} and p {share.shape}; allowed: a label, -1 and +1 or 0 and "
-            "1, for each probability"
+            f"y has shape {given.shape} and p {share.shape}; allowed: a label for each probability"
+        )
+    labels = np.unique(given)
+    if len(labels) > 2:
+        raise ValueError(
+            f"y has the labels {_checks.describe(labels.tolist())}; allowed: two, as y == label "
+            "beside predict_proba(X)[:, k]"
+        )
+    if pos_label is None:
+        pos_label = 1 if np.isin(labels, (-1, 0, 1)).all() else labels[-1]
+    elif both or pos_label not in labels:
+        raise ValueError(
+            f"pos_label is {pos_label!r}; allowed: a label of y, beside its probabilities (n,)"
         )
     if share.size == 0 or not ((share >= 0.0) & (share <= 1.0)).all():
         raise ValueError("p is empty or holds numbers outside 0 to 1; allowed: probabilities")
-    hits = given > 0
+    hits = given == pos_label
     parts = [part for part in np.array_split(np.argsort(share, kind="stable"), bins) if len(part)]
     center = np.array([share[part].mean() for part in parts])
     observed = np.array([hits[part].mean() for part in parts])
@@ -156,14 +173,14 @@ def calibration(y: ArrayLike, p: ArrayLike, bins: int = 10, ax: Any = None) -> A
     ax.plot([0, 1], [0, 1], color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
     ax.vlines(center, middle - half, middle + half, colors=BLUE, linewidth=1.3)
     ax.plot(center, observed, color=BLUE, marker="o", markersize=5, linewidth=1.0)
-    # probabilities of the rows: +1 from the top, -1 from the bottom
+    # probabilities of the rows: pos_label from the top, the other from the bottom
     for label, base, color in ((True, 1.06, ORANGE), (False, -0.06, GREY)):
         ax.vlines(
             share[hits == label], base - 0.02, base + 0.02, colors=color, linewidth=0.6, alpha=0.4
         )
     ax.set(xlim=(-0.02, 1.02), ylim=(-0.1, 1.1), aspect="equal")
     ax.set_xlabel("predicted probability")
-    ax.set_ylabel(f"observed share of +1, {len(parts)} bins")
+    ax.set_ylabel(f"observed share of {pos_label}, {len(parts)} bins")
     return _tidy(ax)
 
 

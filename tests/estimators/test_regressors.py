@@ -484,8 +484,10 @@ def test_ordinal_by_name_takes_its_levels_from_y(count):
 def test_losses_that_do_not_suit_are_not_listed(kind):
     with pytest.raises(ValueError, match="loss is 'log_loss'") as raised:
         kind(loss="log_loss").fit(X, Y)
-    assert "'gaussian'" in str(raised.value)
-    assert "'logistic'" not in str(raised.value)
+    allowed, said = str(raised.value).split("; did you mean")
+    assert "'gaussian'" in allowed
+    assert "'logistic'" not in allowed
+    assert said == " 'logistic'? That is a loss that classifiers take"
     with pytest.raises(ValueError, match="LinearClassifier and GPClassifier take labels"):
         kind(loss="multiclass").fit(X, np.arange(N) % 3)
     with pytest.raises(ValueError, match="2 latent values per row"):

@@ -359,7 +359,7 @@ def test_refusals():
     post = epfast.fit_linear(X, y)
     with pytest.raises(ValueError, match="draws is 10; allowed: an integer >= 100"):
         post.check(10)
-    with pytest.raises(ValueError, match="seed is -1"):
+    with pytest.raises(ValueError, match="rng is -1"):
         post.check(rng=-1)
     further = epfast.fit_linear(
         X, y, schedule=epfast.ADF(), start=epfast.fit_linear(X, y, schedule=epfast.ADF())

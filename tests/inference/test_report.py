@@ -1,6 +1,7 @@
 """summary, credible intervals and ArviZ's containers."""
 
 import dataclasses
+import re
 import sys
 import warnings
 
@@ -437,6 +438,21 @@ def test_a_failed_fit_does_not_look_perfect(post):
         warnings.simplefilter("error", epfast.ConvergenceWarning)
         once = epfast.fit_linear(X, y, schedule=epfast.ADF())
         assert once.to_arviz(20)["posterior"].attrs["converged"] == 0
+
+
+def test_representations():
+    """What was fitted, by what, and how it ended."""
+    found = {kind: repr(post) for kind, (post, _, _) in fits().items()}
+    wanted = {
+        "rows": r"FullPosterior\(3 coefficients, Logistic\(\), EP, \d+ sweeps, log_evidence=-\d",
+        "process": r"GPPosterior\(20 latents, Probit\(\), EP, \d+ sweeps, log_evidence=-\d",
+        "processes": r"LatentGPPosterior\(40 latents, Multiclass\(n_classes=2",
+        "integrated": r"IntegratedPosterior\(3 coefficients, ",
+        "graph": r"GraphPosterior\(4 variables, 5 factors, ",
+    }
+    for kind, pattern in wanted.items():
+        assert re.match(pattern + r".*converged=True\)$", found[kind]), found[kind]
+    assert "converged=False" in found["network"]
 
 
 def test_the_last_check_is_kept():

@@ -199,7 +199,7 @@ def test_door():
         TwoStage.draw(joint, 0, 10, 0)
     with pytest.raises(ValueError, match="d_out is -1"):
         TwoStage.draw(joint, 10, -1, 0)
-    with pytest.raises(TypeError, match="seed is"):
+    with pytest.raises(TypeError, match="rng is"):
         TwoStage.draw(joint, 10, 10, "seed")
     with pytest.raises(ValueError, match="d is 0"):
         MeanVarianceFeatures.draw(MeanVariance((1.0,), (1.0,)), 0, 0)

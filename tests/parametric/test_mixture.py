@@ -95,7 +95,7 @@ def test_sweeps_are_those_of_plain_numpy(schedule, learns):
     given = {"noise_prior": (3.0, 1.0)} if learns else {"noise_variance": 0.25}
     given |= {"learn_weights": learns, "prior_mean": prior, "prior_variance": 0.7}
     schedule = dataclasses.replace(schedule, **{} if schedule.stores == "none" else {"sweeps": 2})
-    post = fit(X, 2, schedule=schedule, seed=3, **given)
+    post = fit(X, 2, schedule=schedule, rng=3, **given)
     model = plain.Model(2, 2, None if learns else np.full(2, 0.5), None if learns else 0.25)
     precision = np.tile(np.eye(2) / 0.7, (2, 1, 1))
     base = model.joined(precision, (prior - X.mean(axis=0)) / 0.7, np.ones(2), (3.0, 1.0))
@@ -382,7 +382,7 @@ def test_inputs_stay_as_they_are_and_of_any_kind():
 
 def test_the_seed_is_all_that_is_random():
     X = data(60, 3, 2, apart=1.0)[0]
-    one, two, three = (fit(X, 3, seed=seed) for seed in (1, 1, 2))
+    one, two, three = (fit(X, 3, rng=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one.state.belief, two.state.belief)
     assert not np.array_equal(one.mean, three.mean)
 
@@ -501,7 +501,7 @@ X_GOOD = data(20, 2, 2)[0]
         ({"schedule": EP(order="parallel")}, "order is 'parallel'"),
         ({"schedule": EP(power=0.5)}, "power is 0.5"),
         ({"schedule": EP(block=3)}, "block is 3"),
-        ({"seed": -1}, "seed is -1"),
+        ({"rng": -1}, "rng is -1"),
         ({"start": 3}, "start is 3"),
         ({"callback": 3}, "callback is 3"),
         ({"progress": 3}, "progress is 3"),

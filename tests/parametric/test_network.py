@@ -244,7 +244,7 @@ def test_scales_do_not_matter():
     for size in (1e-6, 1e6, 1e-150, 1e150):
         shift = 3.0 * size
         other = fit_network(
-            size * X + shift, size * Y - shift, hidden=(6,), schedule=usual.schedule, seed=3
+            size * X + shift, size * Y - shift, hidden=(6,), schedule=usual.schedule, rng=3
         )
         mean, variance = other.predict(size * X + shift)
         wanted, spread = usual.predict(X)
@@ -422,7 +422,7 @@ def test_passes_are_those_that_predict_best(n, loss, monkeypatch):
     rows = rng.standard_normal((n, 3))
     y = rows[:, 0] - rows[:, 1] ** 2 + rng.standard_normal(n)
     y = np.sign(y) if loss else (y - y.mean()) / y.std()
-    given = {"loss": loss, "standardize": False, "hidden": (8,), "seed": 4}
+    given = {"loss": loss, "standardize": False, "hidden": (8,), "rng": 4}
     post = fit_network(rows, y, **given)
     total = np.zeros(6)
     prior = 1.0 if loss else (6.0, 6.0)

@@ -65,7 +65,7 @@ def classes(y):
         ("prior", [fit], [*BAD_GAMMA, 0.0, -1.0, 2e12, np.nan, np.inf, True]),
         ("noise", [fit], [*BAD_GAMMA, None, 6.0]),
         ("standardize", [fit], [None, 1, "yes", 0.0]),
-        ("seed", [fit], [*BAD_SEED, None]),
+        ("rng", [fit], BAD_SEED),
         ("loss", [fit], [*BAD_NAME, "logistic"]),
         ("site_dtype", [fit], [*BAD_NAME, "float16", np.float32, "float32"]),
         ("start", [fit], [0, "x", epfast.fit_linear(X, Y, schedule=ONE)]),

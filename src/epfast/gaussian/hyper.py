@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, sparse
+from scipy import sparse
 
 from epfast import _checks, losses, priors
 from epfast._arrays import Array
@@ -374,7 +375,7 @@ def climbed(target: Any, fitted: Any, start: Array) -> Array:
         best = min(best, (-point.value, u.copy()), key=lambda one: one[0])
         return -point.value, -target.slopes(point)
 
-    optimize.minimize(minus, start, jac=True, method="L-BFGS-B", bounds=target.bounds)
+    scipy.optimize.minimize(minus, start, jac=True, method="L-BFGS-B", bounds=target.bounds)
     return best[1]
 
 

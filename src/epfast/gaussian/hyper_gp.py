@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -188,7 +188,7 @@ def at_kernel(process: Problem, K: Array, dK: Array, by_loss: Callable[[Any], Ar
     return Fitted(fit, gradient)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class IntegratedProcess(IntegratedPosterior):
     """A process that is averaged over hyper-parameters: a mixture of Gaussians.
 
@@ -203,8 +203,8 @@ class IntegratedProcess(IntegratedPosterior):
         The inputs of the fit.
     """
 
-    kernels: tuple[Any, ...] = field(default=(), repr=False)
-    X: Any = field(default=None, repr=False)
+    kernels: tuple[Any, ...] = ()
+    X: Any = None
 
     @classmethod
     def with_kernels(

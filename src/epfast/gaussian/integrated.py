@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -26,7 +26,7 @@ CHECKED = 0.05
 HALVINGS = 60
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class IntegratedPosterior(Posterior):
     """A posterior that is averaged over hyper-parameters: a mixture of Gaussians.
 
@@ -60,15 +60,15 @@ class IntegratedPosterior(Posterior):
     Society B 71(2), 319-392.
     """
 
-    posteriors: tuple[Any, ...] = field(repr=False)
+    posteriors: tuple[Any, ...]
     weights: Array
-    points: Array = field(repr=False)
+    points: Array
     hyper_names: tuple[str, ...]
-    log_prior: Array = field(repr=False)
+    log_prior: Array
     n_fits: int
-    nodes: Array = field(repr=False)
-    probabilities: Array = field(repr=False)
-    mode: Array = field(repr=False)
+    nodes: Array
+    probabilities: Array
+    mode: Array
 
     kind: ClassVar[str] = "integrated"
 

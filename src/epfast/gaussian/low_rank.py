@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -37,7 +37,7 @@ from epfast.losses import Loss
 ENOUGH = 1.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LowRankGPPosterior(ProcessPosterior):
     """The Gaussian posterior over the latent values of a Gaussian process of low rank.
 
@@ -67,7 +67,7 @@ class LowRankGPPosterior(ProcessPosterior):
         processes of 2, 8 and 20 columns); no bound. None without a site per observation.
     """
 
-    factor: LowRankFactor = field(repr=False)
+    factor: LowRankFactor
 
     kind: ClassVar[str] = "low_rank_process"
 

@@ -21,7 +21,7 @@ from epfast.inference import Callback, Fit, SweepInfo, interrupted, run_from
 from epfast.inference.runtime import one_blas_thread
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class NearestGPPosterior(ProcessPosterior):
     """The posterior of each latent value of a Gaussian process, by its nearest rows.
 

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,6 +40,13 @@ class Posterior(Recorded):
     kind: ClassVar[str]
     #: of latent values: their rows, and of several latents these
     axes: ClassVar[int] = 1
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.labels)} {self.quantity[0]}s", repr(self.loss)]
+        parts.append(f"{type(self.schedule).__name__}, {self.n_sweeps} sweeps")
+        if self.history:  # the property may cost much
+            parts.append(f"log_evidence={self.history[-1].log_evidence:.4g}")
+        return f"{type(self).__name__}({', '.join(parts)}, converged={self.converged})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
@@ -275,7 +282,7 @@ class Posterior(Recorded):
         return report.to_arviz(self, self._drawn_by_name, draws, rng)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GaussianPosterior(Posterior):
     """A Gaussian posterior over weights, or over the latent values of a process.
 
@@ -294,10 +301,10 @@ class GaussianPosterior(Posterior):
         One record per sweep of this fit.
     """
 
-    state: Any = field(repr=False)
-    problem: Any = field(repr=False)
+    state: Any
+    problem: Any
     converged: bool
-    history: list[SweepInfo] = field(repr=False)
+    history: list[SweepInfo]
 
     def __getstate__(self) -> dict[str, Any]:
         # what was computed from the fields is computed again

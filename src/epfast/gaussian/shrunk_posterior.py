@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import optimize, special
+from scipy import special
 
 from epfast import _checks, families
 from epfast._arrays import Array
@@ -189,7 +190,7 @@ class ShrunkPosterior(FullPosterior):
             return -found.log_evidence, -along
 
         bounds = [(x - BOUND, min(x + BOUND, 30.0)) for x in began]
-        optimize.minimize(
+        scipy.optimize.minimize(
             lost,
             began,
             jac=True,
@@ -313,10 +314,10 @@ class ShrunkPosterior(FullPosterior):
 
         Indicators are drawn by the inclusion probabilities, the weights that are in from their
         normal distribution given the sites of the rows: O(d^3) per draw at most, of the weights
-        that are in. Weights whose inclusion probability is below .05 are in too few draws to be
+        that are in. Weights whose inclusion probability is below 0.05 are in too few draws to be
         judged: their entries in the arrays are EP's, with errors NaN. "good" asks too that no
-        inclusion probability is off by more than .06 beyond two standard errors: of 60 designs of
-        60 x 120, all 9 that were off by more than .05 were flagged with 2,000 draws, and
+        inclusion probability is off by more than 0.06 beyond two standard errors: of 60 designs of
+        60 x 120, all 9 that were off by more than 0.05 were flagged with 2,000 draws, and
         10 of the others; without this 8 and 9.
         """
         seed = _checks.seed("rng", rng)

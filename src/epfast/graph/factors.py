@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import optimize, sparse, special
+from scipy import sparse
 
 from epfast import _checks, schemes
 from epfast._arrays import Array
@@ -564,7 +565,7 @@ class Between(Kind):
 
     Examples
     --------
-    A game that was drawn: performances, ratings with noise, differ by .5 at most.
+    A game that was drawn: performances, ratings with noise, differ by 0.5 at most.
 
     >>> import epfast
     >>> g = epfast.Graph()
@@ -681,7 +682,7 @@ def check_room(batches: tuple[Batch, ...], at: Index) -> None:
     most = np.concatenate([ends_of[high, 1], -ends_of[low, 0]]) / size
     cost = np.zeros(both.shape[1] + 1)
     cost[-1] = -1.0
-    found = optimize.linprog(
+    found = scipy.optimize.linprog(
         cost,
         sparse.hstack([both, ones], format="csr"),
         most,

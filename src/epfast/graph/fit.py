@@ -154,8 +154,8 @@ class Graph:
         Notes
         -----
         A gamma belief about the precision keeps no correlations with what the scale is of: sds of
-        noise beside a block of d weights came out 1.13 to 1.6 times too large for d / n from .2 to
-        .5. Where the model is a regression, :func:`epfast.fit_hyper` is right to 1 %.
+        noise beside a block of d weights came out 1.13 to 1.6 times too large for d / n from 0.2 to
+        0.5. Where the model is a regression, :func:`epfast.fit_hyper` is right to 1 %.
 
         Examples
         --------

@@ -124,8 +124,8 @@ class Check:
 
 
 def short(value: float) -> str:
-    """A number with two digits."""
-    return f"{value:,.0f}" if 100.0 <= abs(value) < np.inf else f"{value:.2g}"
+    """A number with two digits, and whole from 100 on."""
+    return f"{value:.2g}" if not abs(value) >= 100 else f"{value:,.0f}"
 
 
 def check(

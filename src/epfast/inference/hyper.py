@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from scipy import interpolate, spatial, special, stats
+import scipy
+from scipy import special
 
 from epfast._arrays import Array
 
@@ -224,7 +225,7 @@ class Surface:
         """Log density of :func:`drawn` at u (k, m), (k,)."""
         along = np.linalg.solve(self.axes, (u - self.mode.u).T).T
         z = along / self.stretch(along)
-        return np.asarray(stats.t.logpdf(z, DF).sum(-1) - self.log_volume(z))
+        return np.asarray(scipy.stats.t.logpdf(z, DF).sum(-1) - self.log_volume(z))
 
     def log_volume(self, z: Array) -> Array:
         """Logs of du / dz, (...,)."""
@@ -302,12 +303,12 @@ def grid(surface: Surface, step: float | None = None, drop: float = DROP) -> Des
             volumes.append(float(surface.log_volume(at[where])) + m * math.log(step))
     fine = [np.linspace(axis[0], axis[-1], NODES[m - 1]) for axis in axes]
     if m == 1:
-        between = interpolate.CubicSpline(axes[0], values)(fine[0])
+        between = scipy.interpolate.CubicSpline(axes[0], values)(fine[0])
     else:
         degrees = [min(3, len(axis) - 1) for axis in axes]
-        between = interpolate.RectBivariateSpline(*axes, values, kx=degrees[0], ky=degrees[1])(
-            *fine
-        )
+        between = scipy.interpolate.RectBivariateSpline(
+            *axes, values, kx=degrees[0], ky=degrees[1]
+        )(*fine)
     z = np.stack(np.meshgrid(*fine, indexing="ij"), -1).reshape(-1, m)
     logs = between.ravel() + surface.log_volume(z)
     return Design(points, np.array(volumes), surface.u(z), _normal(logs), surface.n_lost)
@@ -327,12 +328,12 @@ def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> Desig
         As many again are drawn, up to so many, while few of them count (ENOUGH).
     """
     m, share = len(surfaces[0].mode.u), size // len(surfaces)
-    sobol = stats.qmc.Sobol(m, rng=np.random.default_rng(seed))
+    sobol = scipy.stats.qmc.Sobol(m, rng=np.random.default_rng(seed))
     points: list[HyperPoint] = []
     count, more = 0, share
     while True:
         for surface in surfaces:
-            draws = stats.t.ppf(np.clip(sobol.random(more), 1e-9, 1.0 - 1e-9), DF)
+            draws = scipy.stats.t.ppf(np.clip(sobol.random(more), 1e-9, 1.0 - 1e-9), DF)
             found = [surface.at(z) for z in draws[np.argsort((draws**2).sum(1), kind="stable")]]
             points += [one for one in found if one is not None]
         count += more
@@ -357,8 +358,8 @@ def composite(surface: Surface) -> Design:
 
 def _student(m: int, size: int, seed: int) -> Array:
     """Quasi-random draws of independent Student-t, (size, m)."""
-    uniform = stats.qmc.Sobol(m, rng=np.random.default_rng(seed)).random(size)
-    return np.asarray(stats.t.ppf(np.clip(uniform, 1e-9, 1.0 - 1e-9), DF))
+    uniform = scipy.stats.qmc.Sobol(m, rng=np.random.default_rng(seed)).random(size)
+    return np.asarray(scipy.stats.t.ppf(np.clip(uniform, 1e-9, 1.0 - 1e-9), DF))
 
 
 def _between(surface: Surface, seed: int) -> Design:
@@ -377,13 +378,13 @@ def _between(surface: Surface, seed: int) -> Design:
     nodes = _student(m, FINE, seed + 1)
     between: Any = rest.mean()  # of hardly a point
     if kept.sum() > m + 1:
-        smooth = interpolate.RBFInterpolator(z[kept], rest, kernel="cubic", degree=degree)
+        smooth = scipy.interpolate.RBFInterpolator(z[kept], rest, kernel="cubic", degree=degree)
         between = smooth(nodes)
-    near = spatial.KDTree(z).query(nodes)[1]
+    near = scipy.spatial.KDTree(z).query(nodes)[1]
     # no higher than the mode, and nothing where a prior has ended
     found = np.minimum(between - 0.5 * (nodes**2).sum(1), 0.0)
     found[np.isneginf(values[near])] = -np.inf
-    logs = found - stats.t.logpdf(nodes, DF).sum(1) + surface.log_volume(nodes)
+    logs = found - scipy.stats.t.logpdf(nodes, DF).sum(1) + surface.log_volume(nodes)
     total = float(special.logsumexp(logs)) - math.log(len(logs)) + top
     probabilities = _normal(logs)
     masses = _calibrated(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 from epfast import _checks, schemes
 from epfast._arrays import Array
@@ -220,7 +220,7 @@ class Operator:
         if not level < 1.0:
             raise ValueError(f"level is {level:g}; allowed: a probability below 1")
         n, k = len(self.audited), sum(wrong for _, wrong in self.audited)
-        return 1.0 if k == n else float(stats.beta.ppf(level, k + 1, n - k))
+        return 1.0 if k == n else float(special.betaincinv(k + 1, n - k, level))
 
     # ---- messages ----
 

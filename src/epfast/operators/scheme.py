@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -216,7 +216,7 @@ def told_of(operator: Operator) -> str:
     """What a fit warns of: audits that were wrong. Empty if nothing."""
     n, wrong = len(operator.audited), sum(beyond for _, beyond in operator.audited)
     # Clopper and Pearson's lower limit, at 95 %
-    if wrong and stats.beta.ppf(0.05, wrong, n - wrong + 1) > TOO_MANY:
+    if wrong and special.betaincinv(wrong, n - wrong + 1, 0.05) > TOO_MANY:
         return (
             f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower it, "
             "or audit more often (audit=)"

@@ -177,7 +177,7 @@ def fit(
         warn_user(
             f"{few} players at {np.count_nonzero(product)} times of theirs are more than {EXACT:,} "
             "ratings, which have no joint Gaussian: standard deviations of single ratings are too "
-            "small, to .6 of the right ones in leagues that were tried; give coarser times, as "
+            "small, to 0.6 of the right ones in leagues that were tried; give coarser times, as "
             "months in place of days",
             DataWarning,
         )
