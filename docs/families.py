@@ -39,7 +39,7 @@ FAMILIES = {
         "classes_ posterior_ posteriors_"
     ),
     "Draw": "sample sample_y sample_x sample_latent to_arviz",
-    "Is it right": (
+    "Diagnostics": (
         "check n_refused n_sweeps history log_evidence evidence_bound "
         "log_marginal_likelihood log_likelihood residual n_iter"
     ),
@@ -51,14 +51,14 @@ FAMILIES = {
         "scheme loss loss_ power beta batch_size sites operator rows_seen with_checked_rows "
         "rank pivots learned by_batch program"
     ),
-    "Keep": "save",
-    "What kind of loss it is": (
+    "Save": "save",
+    "Properties of the loss": (
         "describe is_likelihood log_concave bounded latents by_margin by_residual kinks "
         "slopes in_units_of_y has_offset learnable values "
         "with_parameters"
     ),
     "Evaluate": "evaluate tilted tempered core as_given add_offset with_offset responses limits",
-    "What the engines ask of it": (
+    "For engines": (
         "typical started exact_sites steps check_power shifted_core own_moments panel_ends "
         "break_points gives correlated response_width"
     ),

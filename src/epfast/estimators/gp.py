@@ -45,20 +45,20 @@ NEAR = 1e-6
 class GPClassifier(ProcessModel, LatentClassifier):
     """Gaussian process classifier by expectation propagation, for scikit-learn.
 
-    The kernel's hyper-parameters maximise EP's log evidence, by L-BFGS with its gradient. Where
-    scikit-learn's ``GaussianProcessClassifier`` (Laplace's approximation) stands, this one can. For
-    more than two classes one process per class, that class against the rest, each with a kernel of
-    its own, combined as in :class:`epfast.LinearClassifier`. Or, with ``loss="multiclass"``, one
-    fit of all classes, which share a kernel.
+    The kernel's hyper-parameters maximise EP's log evidence, by L-BFGS with its gradient. The
+    interface is that of scikit-learn's ``GaussianProcessClassifier`` (Laplace's approximation).
+    With more than two classes there is one process per class, that class against the rest, each
+    with its own kernel, combined as in :class:`epfast.LinearClassifier`. With
+    ``loss="multiclass"`` there is one fit of all classes, which share a kernel.
 
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, optional
-        The covariance function. None is a variance times an ``RBF`` of one length scale, with
-        bounds from the rows: the variance in [0.01, 1e5], the length scale from a tenth of the
-        distance that a tenth of the pairs of rows fall below to ten times the largest distance.
-        One scale serves all columns, so standardise them. Its search starts at a quarter of, at,
-        and at four times the median distance, on 250 rows, and goes on from the best with all.
+        The covariance function. By default a variance times an ``RBF`` of one length scale. The
+        variance is in [0.01, 1e5], and the length scale between a tenth of the first decile of the
+        distances of rows and ten times the largest distance. Standardise the columns, since they
+        have one scale. The search starts at a quarter, at one, and at four times the median
+        distance, on 250 rows, and continues from the best on all rows.
     optimizer : {"fmin_l_bfgs_b"}, None or callable, default="fmin_l_bfgs_b"
         None keeps the hyper-parameters of ``kernel``. A callable is called as
         ``optimizer(objective, theta, bounds)``, objective(theta, eval_gradient=True) to be
@@ -67,84 +67,86 @@ class GPClassifier(ProcessModel, LatentClassifier):
         Further runs of the optimizer, from log-uniform draws within the bounds.
     loss : str, Loss or callable, default="probit"
         The likelihood, as in :func:`epfast.fit_gp`. "multiclass", or
-        ``losses.Multiclass(correlated=False)``: multinomial probit, one posterior by the joint
-        evidence, for whole weights of rows (which copy them), without ``rank``. O(n_classes n^3)
-        per sweep.
+        ``losses.Multiclass(correlated=False)``, is multinomial probit, with one posterior and one
+        evidence of all classes, at O(n_classes n^3) per sweep. It takes integer weights of rows,
+        which copy them, and no ``rank``.
     scheme : str or Scheme, default="exact"
         How sites are fitted, as in :func:`epfast.fit_gp`.
     learn : tuple of str, default=()
-        Parameters of the loss that the evidence sets beside the kernel, out of ``loss.learnable``:
-        as ``("share",)`` of ``losses.Contaminated()``, the share of flipped labels, of each class
-        against the rest.
+        Parameters of the loss to estimate together with the kernel, out of ``loss.learnable``. For
+        example ``("share",)`` of ``losses.Contaminated()`` is the share of flipped labels, of each
+        class against the rest.
     integrate : bool or "auto", default="auto"
-        Whether to average over the hyper-parameters that are found, of an exact process of two
-        classes: see :func:`epfast.fit_hyper_gp`. Each has a half-Cauchy prior, the median of which
-        is where the search begins. Of a variance of the kernel its root has. "auto": with up to 100
-        rows, where it changes a standard deviation by more than 5 %, and enough of its points
-        count. It takes 130 to 570 fits. Of more than eight the most probable ones, with a warning.
-        False: the most probable ones alone.
+        Whether to average over the hyper-parameters of an exact process of two classes, as in
+        :func:`epfast.fit_hyper_gp`. Each (for a variance, its root) has a half-Cauchy prior whose
+        median is the start of the search. "auto" averages with up to 100 rows, if this changes a
+        standard deviation by more than 5 % and enough points are effective. It takes 130 to 570
+        fits. More than eight hyper-parameters are fixed at the most probable ones, with a warning.
+        False uses the most probable ones.
     schedule : EP, optional
-        None is ``EP(sweeps=200, tol=1e-6)``.
+        Which sites are stored, and in which order they are updated. By default
+        ``EP(sweeps=200, tol=1e-6)``.
     jitter : float, default=0.0
         Added to the diagonal of the kernel matrix. 0 with ``rank``.
-    class_weight : dict, "balanced" or None
+    class_weight : dict or "balanced", default=None
         Weights of the classes, as in :class:`epfast.LinearClassifier`.
     rank : int, optional
-        The process of that rank, as :func:`epfast.fit_gp` has it: O(n rank) memory. A search begins
-        with an exact process of 250 rows. Up to three runs of the optimizer follow, each with the
-        pivots of the hyper-parameters before it, held fixed. By default as ``method`` says.
+        Rank of the process, as in :func:`epfast.fit_gp`, with O(n rank) memory. A search starts
+        with an exact process of 250 rows. Up to three runs of the optimizer follow, each with fixed
+        pivots from the previous hyper-parameters. By default ``method`` decides.
     method : {"auto", "exact", "nearest"}, default="auto"
-        "auto": from 1,000 rows on, the rank that leaves at most 1e-3 nats of the log evidence out
-        by an estimate (``posterior_.truncation_error``), where n / 3 and 2,000 suffice. Where there
-        is none, the exact process, O(n^3), and beyond 6,000 rows that by nearest rows, with a
-        warning. Both for log-concave likelihoods and EP without jitter. Others are exact.
-        "nearest": EP in which each row is given the sites of ``n_neighbors`` others, and a
-        prediction those of eight times as many: O(n n_neighbors^3) and no log evidence. The kernel
-        is that of an exact process of 2,000 rows. Probabilities are less sure than exact ones. They
-        beat those of 2,000 rows alone.
+        "auto" uses, from 1,000 rows on, the rank with an estimated error of the log evidence
+        (``posterior_.truncation_error``) of at most 1e-3 nats, if it is at most n / 3 and 2,000.
+        Otherwise it uses the exact process, O(n^3), and beyond 6,000 rows nearest rows, with a
+        warning. Low rank and nearest rows need a log-concave likelihood and EP without jitter.
+        "nearest" is EP in which the cavity of each row depends on the sites of ``n_neighbors``
+        others, and a prediction on eight times as many, at O(n n_neighbors^3) without a log
+        evidence. Its kernel is that of an exact process of 2,000 rows. Its probabilities are less
+        certain than exact ones, and better than those of 2,000 rows.
     n_neighbors : int, default=50
-        Rows that each row is given, where ``method`` comes to that. Half are the rows of largest
-        prior correlation of nine tenths of all, half those of a random tenth, and so farther away,
-        where there are four times as many.
-    random_state : int, RandomState or None
-        Draws the restarts. None is 0.
+        Number of rows of the method "nearest". Half are those of largest prior correlation among
+        nine tenths of the rows. The others are those of a random tenth, and farther away, if there
+        are four times as many rows.
+    random_state : int or RandomState, default=None
+        Seed of the restarts. None is 0.
     warm_start : bool, default=False
-        Whether to start from the hyper-parameters of the fit before, if there was one with as many
-        classes, and from its sites, if it had as many rows.
+        Whether to start from the hyper-parameters of the last fit, if it had the same number of
+        classes, and from its sites, if it had the same number of rows.
     n_jobs : int, optional
-        Threads over classes and starts. Of one alone inside the fit, as in :func:`epfast.fit_gp`.
-        By default 1, BLAS aside. -1: all cores. The result is the same to rounding.
+        Number of threads, over classes and starts, or within a single fit as in
+        :func:`epfast.fit_gp`. By default 1, except for BLAS, and with -1 one for each core. The
+        result is the same to rounding.
 
     Attributes
     ----------
     classes_, n_classes_ : ndarray of shape (n_classes,), int
-        The labels, sorted, and how many. A class whose rows all have weight 0 has probability 0,
-        and no part in what is below.
+        The labels, sorted, and their number. A class whose rows all have weight 0 has probability
+        0, and is not part of the attributes below.
     kernel_ : Kernel
-        With the hyper-parameters found. Of more than two classes, each against the rest, a
-        ``CompoundKernel``.
+        The kernel with the estimated hyper-parameters. With more than two classes, each against the
+        rest, a ``CompoundKernel``.
     posterior_ : GPPosterior, LatentGPPosterior, LowRankGPPosterior or NearestGPPosterior
-        With two classes, or "multiclass": the posterior over the latent values of the fit. An
-        average over hyper-parameters is an :class:`epfast.IntegratedProcess`. One of
-        low rank has its ``rank`` and ``truncation_error``, one by nearest rows ``n_neighbors`` and
-        ``loo_gain``, which ``summary()`` tells, too.
+        With two classes, or "multiclass", the posterior of the latent values of the fit. An
+        average over hyper-parameters is an :class:`epfast.IntegratedProcess`. With low rank it has
+        ``rank`` and ``truncation_error``, with nearest rows ``n_neighbors`` and ``loo_gain``, which
+        ``summary()`` also shows.
     posteriors_ : list of posteriors
         One, or one for each class.
     coupling_ : float
-        How far the classes, each against the rest, deny one another, as in
+        Exponent with which one-vs-rest probabilities are combined, as in
         :class:`epfast.LinearClassifier`. 0 with one posterior.
     loss_ : Loss, or list of Loss
-        With the parameters that were learnt. Where there are several processes, of each.
+        The loss with its estimated parameters, or one for each of several processes.
     log_marginal_likelihood_value_, log_evidence_ : float
-        Log evidence at the hyper-parameters found. Of more than two classes, each against the
-        rest, the mean over them. NaN by nearest rows, which give none. The second is that of an
-        average, integrated over the hyper-parameters.
+        Log evidence at the estimated hyper-parameters, with more than two classes, each against the
+        rest, the mean over them. NaN for nearest rows. For an average, the second is integrated
+        over the hyper-parameters.
     converged_ : bool
-        Whether EP settled in all fits.
+        Whether EP converged in all fits.
     n_failed_points_ : int
-        Hyper-parameters of the search at which no fit held: not converged, with sites refused, an
-        impossible evidence, or predictions lost to rounding. Damping and a double loop were tried.
-        They are not scored, and a warning says so.
+        Hyper-parameters of the search without a valid fit: not converged, with refused sites, with
+        an impossible evidence, or with predictions lost to rounding, also with damping and a double
+        loop. The search skips them and warns.
     n_iter_ : int
         Sweeps of the last fit, the most over the classes.
     X_train_ : ndarray of shape (n, d)

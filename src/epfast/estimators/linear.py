@@ -57,115 +57,116 @@ def _takes_chunks(self: Any) -> bool:
 class LinearClassifier(LinearModel, LatentClassifier):
     """Bayesian linear classifier by expectation propagation, for scikit-learn.
 
-    The posterior over the weights comes from :func:`epfast.fit_linear`. Predictions integrate over
-    it. For more than two classes one classifier per class, that class against the rest, combined by
-    a number that left-out rows choose (see Notes). Or, with ``loss="multiclass"``, one posterior
-    over all classes.
+    The posterior of the weights is that of :func:`epfast.fit_linear`. Predictions are averages over
+    it. With more than two classes there is one classifier per class, that class against the rest,
+    combined by leave-one-out (see Notes). With ``loss="multiclass"`` there is one posterior over
+    all classes.
 
     Parameters
     ----------
     loss : str, Loss, scipy.LowLevelCallable or callable, default="logistic"
         "logistic", "probit", "hinge", "quasi01", "noisy_step" or another loss, as in
-        :func:`epfast.fit_linear`. "multiclass", or :class:`epfast.losses.Multiclass`: multinomial
-        probit, one posterior over all classes by their joint evidence, for whole weights of rows
-        (which copy them), without ``partial_fit``.
+        :func:`epfast.fit_linear`. "multiclass", or :class:`epfast.losses.Multiclass`, is
+        multinomial probit, with one posterior and one evidence of all classes. It takes integer
+        weights of rows, which copy them, and has no ``partial_fit``.
     scheme : str or Scheme, optional
         How factors are fitted. By default "exact" for scalar sites, as in
         :func:`epfast.fit_linear`.
     posterior : {"full", "factorized"}, optional
-        "full": all correlations. O(n d^2) per sweep. "factorized": a diagonal covariance, which
-        understates the uncertainty of correlated columns. O(n d) per sweep, of CSR O(nonzeros), and
-        more sweeps. By default "full" for min(n, d) up to 5,000, else "factorized".
+        "full" is a full covariance, at O(n d^2) per sweep. "factorized" is a diagonal covariance,
+        which underestimates the uncertainty of correlated columns, at O(n d) per sweep, or
+        O(nonzeros) for CSR, with more sweeps. By default "full" for min(n, d) up to 5,000, else
+        "factorized".
     batch_size : int, optional
         Rows per factor. By default a site per row.
     prior_variance : float, array_like of shape (d,), "evidence" or "ard", optional
-        Variance of the independent normal priors of the coefficients, with mean 0. "evidence": the
-        common variance that maximises the log evidence, or one per group of ``prior_groups``.
-        "ard": one per column that maximise it (automatic relevance determination). By default as
-        "evidence", under a weak prior (``prior_scale``), for a likelihood ("logistic", "probit",
-        "noisy_step"). 1 for other losses and at another ``beta``, where the evidence is no log
-        probability of the labels. The prior is on the coefficients as they are, so scale the
-        columns (StandardScaler).
+        Variance of the independent normal priors of the coefficients, with mean 0. "evidence" is
+        the common variance that maximises the log evidence, or one per group of ``prior_groups``.
+        "ard" maximises it over a variance per column (automatic relevance determination). The
+        default for a likelihood ("logistic", "probit", "noisy_step") is "evidence" under a weak
+        prior (``prior_scale``). It is 1 for other losses and with another ``beta``, where the
+        evidence is no log probability of the labels. Scale the columns (StandardScaler), since one
+        prior variance is used for all.
     prior_groups : array_like of shape (d,), optional
-        A label per column, of any kind: columns of one label share a prior variance, which the
-        evidence chooses.
+        A label per column, of any kind. Columns with the same label share a prior variance, which
+        maximises the evidence.
     prior_scale : float or None, default=2.5
-        With ``prior_variance=None``: median of the half-Cauchy prior of s, the prior standard
-        deviation of x.theta for the rows of X, x about its mean. It bounds s where a plane
-        separates the classes, and with few rows, where the evidence alone is nearly flat. None
-        means no such prior, as "evidence".
+        With ``prior_variance=None``, the median of the half-Cauchy prior of s, the prior standard
+        deviation of x.theta over the centred rows of X. It bounds s if a plane separates the
+        classes, and with few rows, where the evidence is nearly flat. None means no such prior, as
+        with "evidence".
     integrate : bool or "auto", default="auto"
-        Whether to average over the prior variance that is found under that prior, of a full
-        posterior by EP, and over the parameters of ``learn``. "auto": where the logarithm of the
-        prior variance has a standard deviation of 1 or more and the average changes a standard
-        deviation of a coefficient by more than 5 %, and probabilities. False: the most probable
-        ones alone.
+        Whether to average over the prior variance and over the parameters of ``learn``, with a
+        full posterior. "auto" averages if the logarithm of the prior variance has a standard
+        deviation of 1 or more, and if the average changes probabilities and the standard deviation
+        of a coefficient by more than 5 %. False uses the most probable values.
     fit_intercept : bool, default=True
         Whether to add a constant column of ones.
     intercept_variance : float, default=100.0
         Prior variance of the latent value at the means of the columns (with a factorised
-        posterior, of the intercept), never chosen by the evidence. The default is broad: a standard
-        deviation of 10, in units of log odds.
+        posterior, of the intercept). It is not estimated. The default is a standard deviation of
+        10, in units of log odds.
     schedule : Schedule, optional
-        None runs EP to its fixed point: ``EP(sweeps=200)`` for "full", to 1e-5 of a standard
-        deviation (1e-6 with "multiclass"). For "factorized"
-        ``EP(tol=1e-4)`` with 200 to 3,000 sweeps, the fewer the larger X, or ``EP()`` with
-        minibatches. A default fit that fails (see Notes) is repeated with damping.
+        Which sites are stored, and in which order they are updated. By default EP to convergence:
+        ``EP(sweeps=200)`` for "full", to 1e-5 of a standard deviation (1e-6 with "multiclass"). For
+        "factorized" it is ``EP(tol=1e-4)`` with 200 to 3,000 sweeps, fewer for a larger X, or
+        ``EP()`` with minibatches. A default fit that fails (see Notes) is repeated with damping.
     beta : float, default=1.0
         Inverse temperature of the factors exp(-beta loss).
     learn : tuple of str, default=()
-        Parameters of the loss that the evidence sets, out of ``loss.learnable``: as ``("share",)``
-        of ``losses.Contaminated()``, the share of flipped labels, one for all classes.
-    class_weight : dict, "balanced" or None
-        Weights of the classes, which multiply ``sample_weight``. "balanced": inverse to the total
-        sample weight of each class, with mean 1 over the data. They count rows, see Notes, and so
-        change how sure the fit is, of which a DataWarning tells: with 5 % positives 95 % intervals
-        cover 0.55. For unbalanced classes fit without them and move the threshold, as by
-        ``sklearn.model_selection.TunedThresholdClassifierCV``.
+        Parameters of the loss to estimate by the evidence, out of ``loss.learnable``. For example
+        ``("share",)`` of ``losses.Contaminated()`` is the share of flipped labels, one for all
+        classes.
+    class_weight : dict or "balanced", default=None
+        Weights of the classes, which multiply ``sample_weight``. "balanced" is inverse to the total
+        sample weight of each class, with mean 1 over the data. Weights count rows (see Notes), and
+        make intervals too narrow: with 5 % positives 95 % intervals contained 55 % of the true
+        coefficients. A DataWarning says so. For imbalanced classes fit without weights and change
+        the threshold, for example by ``sklearn.model_selection.TunedThresholdClassifierCV``.
     warm_start : bool, default=False
-        Whether :meth:`fit` starts from the sites of the last fit. They change how soon it settles,
-        not where. They are left where X has another shape, and by ADF, which stores none.
+        Whether :meth:`fit` starts from the sites of the last fit. They change the number of sweeps,
+        not the result. They are not used if X has another shape, or with ADF, which stores none.
     n_jobs : int, optional
-        Threads over the classes, where there are more than two. With two, inside the fit, as
-        :func:`epfast.fit_linear` has it. By default 1 thread, and with -1 one for each core. The
-        result does not depend on it.
-    random_state : int, RandomState or None
-        Seeds what draws: a shuffled order without a seed, and the scheme "importance". Without
-        those it is not used. With None they use their own seeds, and fits are reproducible.
+        Number of threads: over the classes if there are more than two, and within the fit, as in
+        :func:`epfast.fit_linear`, if there are two. By default 1, and with -1 one for each core.
+        The result does not depend on it.
+    random_state : int or RandomState, default=None
+        Seed of a shuffled order without a seed, and of the scheme "importance". Others do not use
+        it. With None they use their own seeds, and fits are reproducible.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        The labels, sorted. A class whose rows all have weight 0 has probability 0, and no part in
-        what is below.
+        The labels, sorted. A class whose rows all have weight 0 has probability 0, and is not part
+        of the attributes below.
     coef_ : ndarray of shape (1, d) or (n_classes, d)
-        Posterior mean of the coefficients. Of ``classes_[1]`` where there are two classes, else of
-        each class against the rest. With "multiclass" of each class, two or more.
+        Posterior mean of the coefficients: those of ``classes_[1]`` with two classes, else those of
+        each class against the rest. With "multiclass", those of each class.
     intercept_ : ndarray of shape (1,) or (n_classes,)
         Posterior mean of the intercept. 0 without one.
     coef_covariance_ : ndarray of shape (d, d) or (n_classes, d, d)
-        Posterior covariance of the coefficients, without the intercept. Made when it is read.
+        Posterior covariance of the coefficients, without the intercept. Computed when it is read.
     posterior_ : FullPosterior, FactorizedPosterior, JointPosterior or LatentPosterior
-        With two classes, or "multiclass": the posterior over coefficients and, as the last weight,
-        the intercept. Where it is averaged over the prior variance an IntegratedPosterior of these.
+        With two classes, or "multiclass", the posterior of the coefficients and, as the last
+        weight, of the intercept. If averaged over the prior variance, an IntegratedPosterior.
     posteriors_ : list of posteriors
         One, or one for each class.
     coupling_ : float
-        How far the classes, each against the rest, deny one another, from 0 to 1. See Notes. 0 with
-        one posterior, and where there are no sites to leave rows out by (``schedule=ADF()``), until
-        ``partial_fit`` has a second chunk.
+        Exponent a in [0, 1] with which one-vs-rest probabilities are combined (see Notes). 0 is
+        plain normalisation. It is 0 with one posterior, and without sites (``schedule=ADF()``)
+        until ``partial_fit`` has a second chunk.
     log_evidence_ : float
         EP's log p(y) for losses that are likelihoods, at ``beta=1``. With more than two classes
-        the sum over the classes, each against the rest. Of an average integrated over the prior
-        variance, too. For other losses, as "hinge", it is the log integral of prior times factors,
-        no log probability: not to be compared over losses.
+        it is the sum over the classes, each against the rest. For an average it is integrated over
+        the prior variance, too. For other losses, such as "hinge", it is the log integral of prior
+        times factors, which must not be compared between losses.
     prior_variance_ : float or ndarray of shape (d,)
-        The prior variance in use, given or found. Of an average the geometric mean, whose points
-        are in ``posterior_.points``. With "evidence" it may be an end of the searched
-        range: classes that a plane separates favour large variances (an EvidenceWarning says so),
-        data without any signal small ones.
+        The prior variance, given or estimated. For an average it is the geometric mean of
+        ``posterior_.points``. With "evidence" it may be an end of the searched range. Classes that
+        a plane separates favour large variances (an EvidenceWarning says so), and data without
+        signal favour small ones.
     loss_ : Loss
-        The loss, with the parameters that were learnt.
+        The loss, with its estimated parameters.
     n_lost_ : int
         Points of the search at which no fit converged, see Notes.
     n_iter_ : int
@@ -179,48 +180,46 @@ class LinearClassifier(LinearModel, LatentClassifier):
 
     Notes
     -----
-    A weight w counts a row as w copies of itself, each with the factor t, so that the data enter as
-    t^w. The weights need not be integers, and rows of weight 0 do not count. Fits by weights and by
-    copies agree to the tolerance of the schedule: scikit-learn's checks of the equivalence of
-    ``sample_weight``, to 1e-7, pass with ``schedule=EP(sweeps=200, tol=1e-10)`` and are to be
-    declared (``expected_failed_checks``) else. They fail with ``prior_variance="ard"``, whose
-    search ends 1e-7 away, and with ``schedule=ADF()``, which takes t^w in at once, and copies one
-    after the other.
+    A row with weight w counts as w copies of itself: its factor is t^w. Weights need not be
+    integers, and rows with weight 0 are ignored. Fits with weights and with copies agree to the
+    tolerance of the schedule. scikit-learn's checks of this equivalence, to 1e-7, pass with
+    ``schedule=EP(sweeps=200, tol=1e-10)``, and otherwise must be declared
+    (``expected_failed_checks``). They fail with ``prior_variance="ard"``, whose search ends 1e-7
+    away, and with ``schedule=ADF()``, which updates t^w at once but copies one after the other.
 
-    The search of a common variance begins where the prior variance of x.theta, with x about its
-    mean, is 3, and stays between 1e-6 and 1e6: to the root of the slope of the log evidence (and of
-    the log prior) where EP reaches fixed points, to about 1e-4 of the variance at the default
-    tolerance. It follows the sites from sweep to sweep of one fit, by Newton's steps with them
-    held. With several classes, and where that crawls, it goes by secants in the inverse of the
-    prior standard deviation, each fit from the line through the sites of the last two and as
-    precise as its step. Where there are no fixed points by Brent's minimisation. With 200 columns
-    or more (dense rows without weights, log-concave factors) it first goes to the roots in the
-    principal directions that have 90 %, 99 % and nearly all of the variance of the rows, all
-    classes at once and in single precision. What fits in double precision find from there is what
-    counts. Variances per group or column follow the sites, too, to a local maximum, or fits by
-    their gradient (L-BFGS) where there is no d x d matrix. With more than two classes the sum of
-    their log evidences is maximised. An average has points of log(prior variance) 2 apart, about
-    the most probable one, until the density has fallen by 5 nats. With more than two classes all
-    have the same points and weights.
+    The search of a common variance starts at a prior variance of 3 of x.theta, with x centred, and
+    stays between 1e-6 and 1e6. It solves for the root of the slope of the log evidence (plus the
+    log prior), to about 1e-4 of the variance at the default tolerance. The variance follows the
+    sites from sweep to sweep of one fit, by Newton's steps for fixed sites. With several classes,
+    and if that converges slowly, the search uses secants in the inverse of the prior standard
+    deviation. Each of its fits starts from a linear extrapolation of the sites of the last two, and
+    is as precise as its step. If EP has no fixed points, the search is Brent's minimisation. With
+    200 columns or more (dense rows without weights, log-concave factors), the search starts with
+    the principal directions that have 90 %, 99 % and nearly all of the variance of the rows, in
+    single precision for all classes at once. The final fits use double precision. Variances per
+    group or column also follow the sites, to a local maximum, or L-BFGS with the gradient if there
+    is no d x d matrix. With more than two classes the sum of the log evidences is maximised. An
+    average has points of log(prior variance) 2 apart, until the density has fallen by 5 nats. With
+    more than two classes all have the same points and weights.
 
-    The search counts a fit only if it is valid: it has converged, its last sweep
-    refused no site, and its log evidence is at most 0 where no factor exceeds 1. A fit that fails
-    is repeated with more sweeps or damping. If that fails too, the point is lost, which ``n_lost_``
-    counts and a ConvergenceWarning tells. If all are lost, the prior variance is 1. Each fit of the
-    search may take 100 sweeps, even if ``schedule`` has fewer.
+    The search counts a fit only if it has converged, if its last sweep refused no site, and if its
+    log evidence is at most 0 where no factor exceeds 1. A fit that fails is repeated with more
+    sweeps or damping. If that fails too, the search skips the point, counts it in ``n_lost_`` and
+    issues a ConvergenceWarning. If all points fail, the prior variance is 1. Each fit of the search
+    may take 100 sweeps, even if ``schedule`` has fewer.
 
     With more than two classes let p_k be the probability of class k against the rest. The p_k need
-    not add up to 1: p(k) is in proportion to p_k / (1 - p_k)^a. The ``coupling_`` a = 0 normalises
-    them. A = 1 takes them as independent, given that exactly one class is the right one. a
-    maximises the sum of log p of the labels less a, each by the posteriors without the site of its
-    row (of its batch, where rows share one). ``partial_fit`` adds the sum of a chunk before it is
-    taken in. The most probable class does not depend on a.
+    not add up to 1, and p(k) is proportional to p_k / (1 - p_k)^a. The exponent ``coupling_`` a = 0
+    is plain normalisation. With a = 1 the p_k are independent, given that exactly one class is the
+    right one. a maximises the sum of the log leave-one-out probabilities of the labels, minus a (of
+    batches, if rows share a site). ``partial_fit`` adds the sum of a chunk before the chunk is
+    fitted. The most probable class does not depend on a.
 
-    Warnings of fits are :class:`epfast.estimators.ConvergenceWarning`, which is both epfast's and
-    scikit-learn's. :class:`epfast.estimators.EvidenceWarning` tells where "evidence" is asked for
-    with a loss that is no likelihood, or rises to the end of the range. A DataWarning names a
-    coefficient of an average that grows with the prior variance without an end, with ten rows a
-    coefficient or more: a plane, or a column of few values, separates classes.
+    Warnings of fits are :class:`epfast.estimators.ConvergenceWarning`, a subclass of epfast's and
+    of scikit-learn's. An :class:`epfast.estimators.EvidenceWarning` is issued if "evidence" is used
+    with a loss that is no likelihood, or if the evidence increases up to the end of the range. With
+    ten rows a coefficient or more, a DataWarning names a coefficient of an average that grows with
+    the prior variance without bound, since a plane, or a column of few values, separates classes.
 
     References
     ----------

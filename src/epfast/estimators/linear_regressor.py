@@ -34,11 +34,11 @@ INTERCEPT, OF_LINK = 100.0, 10.0
 
 
 class LinearRegressor(LinearModel, LatentRegressor):
-    """Bayesian linear model by expectation propagation, for y of any kind, for scikit-learn.
+    """Bayesian linear regression by expectation propagation, for scikit-learn.
 
-    The posterior over the weights comes from :func:`epfast.fit_linear`. Predictions integrate over
-    it. The prior variance and parameters of the likelihood, such as the variance of noise, maximise
-    the log evidence together, by its gradient.
+    y may be real numbers, counts, times, or ordered classes. The posterior of the weights is that
+    of :func:`epfast.fit_linear`, and predictions are averages over it. The prior variance and the
+    parameters of the likelihood, such as the variance of the noise, maximise the log evidence.
 
     Parameters
     ----------
@@ -50,48 +50,48 @@ class LinearRegressor(LinearModel, LatentRegressor):
         How factors are fitted. By default "exact" for scalar sites, as in
         :func:`epfast.fit_linear`.
     posterior : {"full", "factorized"}, optional
-        As in :class:`LinearClassifier`. The evidence has slopes by parameters of the loss with
-        "full" alone: else, and with a ``batch_size``, they and the prior variance are those of
-        1,000 rows, drawn at random and fitted with "full", unless ``learn`` is given.
+        As in :class:`LinearClassifier`. The evidence has slopes in parameters of the loss only with
+        "full". With "factorized" or a ``batch_size``, the parameters and the prior variance are
+        those of 1,000 random rows, fitted with "full", unless ``learn`` is given.
     batch_size : int, optional
         Rows per factor. By default a site per row.
     prior_variance : float, array_like of shape (d,), "evidence" or "ard", optional
-        Variance of the independent normal priors of the coefficients, with mean 0. "evidence": the
-        common variance that maximises the log evidence, or one per group of ``prior_groups``.
-        "ard": one per column. By default as "evidence", under a weak prior (``prior_scale``), for a
-        likelihood, else 1. The prior is on the coefficients as they are, so scale the columns
-        (StandardScaler).
+        Variance of the independent normal priors of the coefficients, with mean 0. "evidence" is
+        the common variance that maximises the log evidence, or one per group of ``prior_groups``.
+        "ard" has one per column. The default for a likelihood is "evidence" under a weak prior
+        (``prior_scale``), and 1 for other losses. Scale the columns (StandardScaler), since one
+        prior variance is used for all.
     prior_groups : array_like of shape (d,), optional
-        A label per column, of any kind: columns of one label share a prior variance.
+        A label per column, of any kind. Columns with the same label share a prior variance.
     prior_scale : float or None, default=2.5
-        As in :class:`LinearClassifier`, in units of the spread of y. 1 for a log or another link.
-        In an average also the median of the half-Cauchy prior of the noise: of its sd or scale, and
-        of the root of 1 / size and 1 / shape. None means no average.
+        As in :class:`LinearClassifier`, in units of the spread of y, or of 1 for a log or another
+        link. In an average it is also the median of the half-Cauchy prior of the noise: of its sd
+        or scale, and of the root of 1 / size and 1 / shape. None means no average.
     integrate : bool or "auto", default="auto"
-        Whether to average over the prior variance and the parameters that are learnt, under their
-        weak priors: half-Cauchy by ``prior_scale``. Gamma(2, 0.1) of degrees of freedom. Flat of
-        shares. Cuts of ordered classes are held at their mode. "auto": below 2,000 rows, where
-        it changes a standard deviation by more than 5 %, as far as the curvature of the evidence
-        and a fit for each hyper-parameter tell. False: the most probable ones alone, whose
-        intervals are too short where rows are few. With Gaussian noise it costs no fits.
+        Whether to average over the prior variance and the parameters of ``learn``, under weak
+        priors: half-Cauchy (``prior_scale``), gamma(2, 0.1) for degrees of freedom, flat for
+        shares. Cuts of ordered classes are fixed at their mode. "auto" averages below 2,000 rows,
+        if this changes a standard deviation by more than 5 %, as estimated from the curvature of
+        the evidence and a fit for each hyper-parameter. False uses the most probable values, whose
+        intervals are too narrow with few rows. With Gaussian noise the average needs no fits.
     learn : tuple of str, optional
-        The parameters of the loss that the evidence sets, out of ``loss.learnable``: as ``("scale",
-        "df")``. The search begins with y, not with the numbers of the loss. By default the first of
-        them. (): the loss as it is.
+        Parameters of the loss to estimate by the evidence, out of ``loss.learnable``, for example
+        ``("scale", "df")``. The search starts from y, not from the numbers of the loss. By default
+        the first of them. () keeps the numbers of the loss.
     fit_intercept : bool, default=True
         Whether to add a constant column of ones.
     intercept_variance : float, optional
         Prior variance of the latent value at the means of the columns (with a factorised
-        posterior, of the intercept), never chosen by the evidence. None is broad: the square of the
-        location of y, and 100 times that of its spread. 10 for a log or another link, whose
+        posterior, of the intercept). It is not estimated. By default the square of the location of
+        y plus 100 times the square of its spread, or plus 10 for a log or another link, whose
         spread is 1.
     schedule : Schedule, optional
         As in :class:`LinearClassifier`.
     warm_start : bool, default=False
         Whether :meth:`fit` starts from the sites of the last fit.
     n_jobs : int, optional
-        Threads inside the fit, as :func:`epfast.fit_linear` has it.
-    random_state : int, RandomState or None
+        Number of threads of the fit, as in :func:`epfast.fit_linear`.
+    random_state : int or RandomState, default=None
         As in :class:`LinearClassifier`.
 
     Attributes
@@ -101,17 +101,18 @@ class LinearRegressor(LinearModel, LatentRegressor):
     intercept_ : float
         Posterior mean of the intercept. 0 without one.
     coef_covariance_ : ndarray of shape (d, d)
-        Posterior covariance of the coefficients, without the intercept. Made when it is read.
+        Posterior covariance of the coefficients, without the intercept. Computed when it is read.
     loss_ : Loss
-        The loss, with the parameters that were learnt.
+        The loss, with its estimated parameters.
     posterior_ : FullPosterior, FactorizedPosterior or IntegratedPosterior
-        The posterior over coefficients and, as the last weight, the intercept. Where it is averaged
-        over hyper-parameters, a mixture of such posteriors, with these in ``posterior_.hyper``.
+        The posterior of the coefficients and, as the last weight, of the intercept. If averaged
+        over hyper-parameters, a mixture of posteriors, with the hyper-parameters in
+        ``posterior_.hyper``.
     log_evidence_ : float
-        EP's log p(y), where the loss is a likelihood. Of an average integrated over the
-        hyper-parameters.
+        EP's log p(y), if the loss is a likelihood. For an average it is integrated over the
+        hyper-parameters, too.
     prior_variance_ : float or ndarray of shape (d,)
-        The prior variance in use, given or found. Of an average the geometric mean.
+        The prior variance, given or estimated. For an average it is the geometric mean.
     n_lost_ : int
         Points of the search at which no fit converged.
     n_iter_ : int
@@ -123,11 +124,11 @@ class LinearRegressor(LinearModel, LatentRegressor):
 
     Notes
     -----
-    Where h = x.theta has the unit of y (Gaussian, Student-t, Laplace, quantile, censored), all that
-    is not given scales with y: predictions of c y are c times those of y. Prior variances and
-    numbers of the loss follow the sites from sweep to sweep of one fit, to a local maximum. With
-    Gaussian noise the search needs no fits: the evidence is a function of the eigenvalues of the
-    columns' products. Rows of weight w count as w copies of themselves.
+    If h = x.theta has the unit of y (Gaussian, Student-t, Laplace, quantile, censored), all
+    defaults scale with y: predictions of c y are c times those of y. Prior variances and
+    parameters of the loss follow the sites from sweep to sweep of one fit, to a local maximum. With
+    Gaussian noise the search needs no fits, since the evidence is a function of the eigenvalues of
+    X'X. A row with weight w counts as w copies of itself.
 
     An average has points of the logarithms of two hyper-parameters on a grid along the principal
     axes of their density, a standard deviation apart, until it has fallen by 5 nats. Of one, 2
