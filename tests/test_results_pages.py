@@ -47,6 +47,13 @@ def test_each_result_is_on_one_page():
     assert len(shown) == len(set(shown))
 
 
+def test_each_picture_is_on_one_page_in_words_too():
+    pictures = sorted((ROOT / "bench" / "results").glob("*.png"))
+    shown = [name for page in PAGES for name in re.findall(r"(\w+\.png): \S+ \S+", read(page))]
+    assert sorted(shown) == [path.name for path in pictures]
+    assert max(path.stat().st_size for path in pictures) < 60_000
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_each_result_says_what_it_is_of(path):
     document = json.loads(read(path))
