@@ -414,7 +414,7 @@ class Life:
         self.batches = [key for key in self.batches if key in now]
 
     def has_own(self) -> bool:
-        return any(type(b.factor).__name__ == "Attached" for b in self.post.problem.batches)
+        return any(b.factor.kept is None for b in self.post.problem.batches)
 
     def ahead(self) -> None:
         with warnings.catch_warnings():

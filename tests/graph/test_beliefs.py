@@ -15,7 +15,7 @@ def test_what_is_shown():
     x, h = g.gaussian((2, 3)), g.categorical(4, n=3)
     g.add("logistic", x[0] - x[1], 1)
     assert repr(g) == "Graph(10 variables, 3 factors)"
-    assert repr(x[0] - 1.0) == "Form(shape=(3,))"
+    assert repr(x[0] - 1.0) == "LinearForm(shape=(3,))"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", epfast.DataWarning)
         post = g.fit()

@@ -15,6 +15,7 @@ from epfast._core.cholesky import cholesky, inverse_from_factor
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast.gaussian.choices import choose
+from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.problem import Data, moments_of, prior_of
 from epfast.gaussian.table import engine_of
 from epfast.graph.factors import Batch, LinearFactor
@@ -63,6 +64,10 @@ class BlockBelief(NamedTuple):
     @property
     def sd(self) -> Array:
         return np.sqrt(self.variance)
+
+    @property
+    def summary(self) -> Summary:
+        return Summary(self.mean, self.covariance.diagonal())
 
 
 def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
@@ -190,21 +195,7 @@ def belief_from(covariance: Array, mean: Array) -> BlockBelief | None:
     return None if found is None else belief_of(found.covariance, found.covariance @ mean)
 
 
-def moved(before: BlockBelief, after: BlockBelief) -> float:
-    """The largest move of a mean, in standard deviations, or of the log of one."""
-    old, new = (Summary(of.mean, of.covariance.diagonal()) for of in (before, after))
-    return change(old, new)
-
-
 # ---- a block that only one batch of pure forms is about: a linear model ----
-
-
-class Start(NamedTuple):
-    """Sites from which a linear engine begins."""
-
-    sites: Sites
-    shift: Array
-    n_sweeps: int
 
 
 class LinearPart:
@@ -241,18 +232,19 @@ class LinearPart:
             sites, log_scale = known
             tau, nu = sites.reshape(-1, 2).T
             a = self.batch.terms.coefficient
-            start = Start(Sites(tau / (a * a), nu / a, log_scale), self.prior.mean, sweeps)
+            own = Sites(tau / (a * a), nu / a, log_scale)
+            start = WarmStart(own, self.prior.mean, None, sweeps)
             with contextlib.suppress(ValueError, FloatingPointError):
                 return self.engine.init(start)
         return self.engine.init(None)
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
-        """One sweep, and how far it moved the block; keep: the old state stays as it is."""
+        """One sweep, and its change of the block; keep: the old state stays as it is."""
         before = self.engine.summary(state, evidence=False)
         new, counts = self.engine.sweep(state, keep, tick)
         summary = self.engine.summary(new)
-        moved = change(before, summary) if counts.remaining is None else counts.remaining
-        return new, counts._replace(measured=(moved, summary.log_evidence))
+        distance = change(before, summary) if counts.remaining is None else counts.remaining
+        return new, counts._replace(measured=(distance, summary.log_evidence))
 
     def belief(self, state: Any, hurry: bool = False) -> BlockBelief:
         """What is known of the block. O(d^3)."""

@@ -30,14 +30,12 @@ from epfast.graph.blocks import (
     natural,
     prior_belief,
 )
-from epfast.graph.blocks import (
-    moved as block_moved,
-)
 from epfast.graph.limit import FIRST, SLOW, Limit
 from epfast.graph.problem import GraphProblem, GraphState, Program
 from epfast.graph.resuming import kept_sites
-from epfast.graph.variables import Form, Index
+from epfast.graph.variables import Index, LinearForm
 from epfast.inference import Counts, Summary
+from epfast.inference.loop import change
 from epfast.inference.runtime import cached_property
 
 logger = logging.getLogger("epfast")
@@ -71,6 +69,12 @@ REMEDY = (
 )
 
 
+def remedy_for(reasons: dict[str, int]) -> str:
+    """What to do about a fit that fails, with why factors of the user's own waited."""
+    waited = "; ".join(f"{count} times: {reason}" for reason, count in reasons.items())
+    return f"of factors of your own, {waited}; {REMEDY}" if waited else REMEDY
+
+
 class GraphEngine:
     """One sweep: all factors in order, in every other sweep from the last to the first."""
 
@@ -79,7 +83,7 @@ class GraphEngine:
     remedy = REMEDY
 
     def __init__(
-        self, problem: GraphProblem, watch: Form | None = None, by_parts: bool = True
+        self, problem: GraphProblem, watch: LinearForm | None = None, by_parts: bool = True
     ) -> None:
         self.whole = problem
         self.n_sites = problem.n_factors
@@ -217,19 +221,17 @@ class GraphEngine:
         return np.concatenate(found)
 
     def _begun(self, state: GraphState) -> GraphState:
-        """The state, with first sites about blocks whose priors are flat or very wide.
-
-        All factors about them are fitted from beliefs that messages of little precision give.
-        """
+        """The state, with messages of little precision about blocks whose priors are very wide."""
         problem = self.problem
         if problem.schedule.stores == "none":
             return state
         wide = [k for k in self.blocks if is_wide(problem.blocks[k], k, self.about)]
         if not wide:
             return state
-        sites, blocks = np.zeros(self.core.n_sites), list(state.blocks)
+        sites, blocks = state.sites.copy(), list(state.blocks)
         for about in self.about:
-            sites[about.at], sites[about.at + 1] = about.first.T
+            if about.block in wide:
+                sites[about.at], sites[about.at + 1] = about.first.T
         for k in wide:
             precision, shift = natural(problem.blocks[k], k, self.about, sites)
             found = belief_of(precision, shift)
@@ -239,27 +241,10 @@ class GraphEngine:
                     f"block {k} has infinite variances, and the forms over it do not determine it: "
                     "its posterior is improper; allowed: a finite variance, or more factors"
                 )
-            if found is not None:
-                blocks[k] = found
-        self._move_blocks(tuple(blocks))
-        runs = [(j, 0, batch.n) for j, batch in enumerate(problem.batches) if batch.parts]
-        program, pieces = self._runs(np.array(runs, dtype=np.intp))
-        fitted, scale = np.zeros((2, self.core.n_sites)), np.zeros(self.core.n_factors)
-        for first, stop, _ in pieces:
-            program.run(
-                *(first, stop, False, state.beliefs.copy(), state.beliefs.copy()),
-                *(fitted[0], fitted[1], scale, problem.schedule.power, 1.0),
-            )
-        program.counts()
-        kept = np.zeros(self.core.n_sites)
-        for about in self.about:
-            if about.block in wide:
-                # one that waits, or says less than nothing, has its first message still
-                good = (fitted[1][about.at] > 0.0) & np.isfinite(fitted[1][about.at + 1])
-                for at in (about.at, about.at + 1):
-                    kept[at] = np.where(good, fitted[1][at], sites[at])
-        after = self._of_blocks(state, kept)
-        return state if after is None else state._replace(sites=kept, blocks=after)
+            if found is None:
+                return state
+            blocks[k] = found
+        return state._replace(sites=sites, blocks=tuple(blocks))
 
     def _resumed(self, part: LinearPart, start: Any) -> Any:
         """The state of a linear model with the sites that an earlier posterior has of it."""
@@ -349,12 +334,14 @@ class GraphEngine:
             linear.append(swept)
             assert counts.measured is not None
             assert theirs.measured is not None
-            (moved, evidence), (their_moved, their_evidence) = counts.measured, theirs.measured
             counts = counts._replace(
                 refused=counts.refused + theirs.refused,
                 failed=counts.failed + theirs.failed,
                 settled=False if theirs.settled is False else counts.settled,
-                measured=(max(moved, their_moved), evidence + their_evidence),
+                measured=(
+                    max(counts.measured[0], theirs.measured[0]),
+                    counts.measured[1] + theirs.measured[1],
+                ),
             )
         return new._replace(linear=tuple(linear)), counts
 
@@ -403,8 +390,7 @@ class GraphEngine:
             tick(count)
         refused, failed = self.core.counts()
         self._refuse_the_impossible()
-        told = "; ".join(f"{count} times: {reason}" for reason, count in self.reasons.items())
-        self.remedy = f"of factors of your own, {told}; {REMEDY}" if told else REMEDY
+        self.remedy = remedy_for(self.reasons)
         blocks = state.blocks
         # one direction may move nothing, and the next one much: where moments change sharply, and
         # where a flat belief has been waiting
@@ -415,37 +401,39 @@ class GraphEngine:
             settled = settled if whole else False
         if self.others.excludes_all(beliefs):  # the next sweep finds the factor
             settled = False
-        moved, partition = core.compare(before, beliefs, self.n_gaussians)
-        moved = float(np.maximum(moved, self.others.moved(before, beliefs)))
-        if moved > LOSING and schedule.stores != "none":
+        distance, partition = core.compare(before, beliefs, self.n_gaussians)
+        distance = float(np.maximum(distance, self.others.change(before, beliefs)))
+        if distance > LOSING and schedule.stores != "none":
             anew = self.added_up(sites)
             if self.is_proper(anew):
                 np.copyto(beliefs, anew)
                 _, partition = core.compare(before, beliefs, self.n_gaussians)
         for k in self.blocks:
-            moved = float(np.maximum(moved, block_moved(state.blocks[k], blocks[k])))
+            distance = float(
+                np.maximum(distance, change(state.blocks[k].summary, blocks[k].summary))
+            )
         partition += self.others.partition(beliefs)
         partition += sum(blocks[k].partition for k in self.blocks)
         if self.watch is not None and looked:
             terms = self.watch.terms
             places = self.problem.at[terms.variables]
-            self.distance = moved = core.compare_forms(
+            self.distance = distance = core.compare_forms(
                 before, beliefs, terms.starts, places, terms.coefficient
             )
         elif self.watch is not None:
-            moved = max(moved, self.distance)
+            distance = max(distance, self.distance)
         evidence = partition - self.prior_partition + float(scale.sum())
         # in a cycle the change falls as often as it grows
-        grown = state.grown + 2 if moved > state.change else max(0, state.grown - 1)
+        grown = state.grown + 2 if distance > state.change else max(0, state.grown - 1)
         together = state.together
         if together and grown >= 2 * MOST_GROWTHS and not self.problem.tied:
             logger.info("factors that are fitted together diverge: one after the other from now on")
             together = False
-        if self.problem.tied and (moved <= NEARLY or moved > 0.5 * state.change):
+        if self.problem.tied and (distance <= NEARLY or distance > 0.5 * state.change):
             together = True
         sweeps = state.sweeps + 1
-        new = GraphState(beliefs, sites, scale, sweeps, together, moved, grown, blocks)
-        return new, Counts(refused, failed, settled=settled, measured=(moved, evidence))
+        new = GraphState(beliefs, sites, scale, sweeps, together, distance, grown, blocks)
+        return new, Counts(refused, failed, settled=settled, measured=(distance, evidence))
 
     def _refuse_the_impossible(self) -> None:
         """Raise where a factor allows nothing that what is known of its neighbours allows."""

@@ -17,10 +17,10 @@ from epfast import _checks, schemes
 from epfast._arrays import Array
 from epfast._core.graph import GaussianBatch, GraphBatch, LinearBatch
 from epfast.graph.variables import (
-    Form,
+    BlockTerms,
     Index,
     Linear,
-    Part,
+    LinearForm,
     Terms,
     Variables,
     ends,
@@ -54,7 +54,7 @@ class Batch(NamedTuple):
     #: rows as they were added: some may have been removed since
     rows: Index
     #: blocks with a full covariance: a form over one is a neighbour, with its number in ``terms``
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BlockTerms, ...] = ()
 
     @property
     def n(self) -> int:
@@ -222,7 +222,7 @@ def check_instance(factor: Any) -> None:
         )
 
 
-def form_of(model: GraphProblem, name: str, value: Any, blocks: bool = False) -> Form:
+def form_of(model: GraphProblem, name: str, value: Any, blocks: bool = False) -> LinearForm:
     """A linear form of this graph; blocks: whether it may be over blocks."""
     if not isinstance(value, Linear):
         raise TypeError(
@@ -247,7 +247,7 @@ def form_of(model: GraphProblem, name: str, value: Any, blocks: bool = False) ->
     return form
 
 
-def neighbours_of(form: Form) -> tuple[Terms, tuple[Part, ...]]:
+def neighbours_of(form: LinearForm) -> tuple[Terms, tuple[BlockTerms, ...]]:
     """Neighbours of factors of forms: scalar variables, then what each has of a block."""
     terms, n = merged(form.terms), form.size
     for part in form.parts:
@@ -326,7 +326,7 @@ def loss_with_noise(loss: Any, noise: Any) -> tuple[Loss, Any]:
     return found.with_parameters(variance=NO_NOISE), noise
 
 
-def with_responses(form: Form, y: Any) -> tuple[Form, Any]:
+def with_responses(form: LinearForm, y: Any) -> tuple[LinearForm, Any]:
     """Forms and responses of one shape, responses as rows, (n,) or (n, width).
 
     They broadcast, as in NumPy. An axis of y beyond those of the form (beyond the first, where the
@@ -365,7 +365,7 @@ def responses_of(loss: Loss, y: Any, shape: tuple[int, ...]) -> Array:
     return loss.observed(flat, n)
 
 
-def batch_of_forms(kind: Kind, key: int, h: Form, noise: Any, y: Array) -> Batch:
+def batch_of_forms(kind: Kind, key: int, h: LinearForm, noise: Any, y: Array) -> Batch:
     """A batch of factors of forms with noise."""
     data = {
         "offset": h.offset.copy(),
@@ -430,7 +430,7 @@ def log_t(loss: Loss, y: Array, h: Array, noise: Array) -> Array:
     return np.asarray(found)
 
 
-def latent(post: GraphPosterior, h: Form, noise: Any) -> tuple[Array, Array]:
+def latent(post: GraphPosterior, h: LinearForm, noise: Any) -> tuple[Array, Array]:
     """Mean and variance of forms with noise, (n,)."""
     mean, variance = post.predict_latent(h)
     return mean.ravel(), variance.ravel() + numbers_of("noise", noise, h.shape, least=0.0)

@@ -30,7 +30,7 @@ from epfast.graph.factors import (
     scalar_loss,
     variables_of,
 )
-from epfast.graph.variables import Form, Index, Linear, Terms, joined, merged
+from epfast.graph.variables import Index, Linear, LinearForm, Terms, joined, merged
 from epfast.inference.files import restore_responses
 from epfast.losses import Loss, Ordinal
 
@@ -448,7 +448,7 @@ class Mixed(NamedTuple):
     #: with losses by name as they are beside the noise
     kind: Mixture
     losses: list[Loss]
-    forms: list[Form]
+    forms: list[LinearForm]
     noise: Array
     #: of all forms, and of the responses
     shape: tuple[int, ...]
@@ -471,7 +471,7 @@ def flat(y: Array) -> Array:
     return np.ascontiguousarray(y.reshape(y.shape[0] * y.shape[1], y.shape[2]))
 
 
-def forms_of(model: GraphProblem, forms: Any, k: int) -> list[Form]:
+def forms_of(model: GraphProblem, forms: Any, k: int) -> list[LinearForm]:
     """The k forms of a mixture, one for each category; numbers are forms over nothing."""
     if isinstance(forms, Linear) or not isinstance(forms, Sequence) or len(forms) != k:
         given = f"{len(forms)} of them" if isinstance(forms, Sequence) else type(forms).__name__
@@ -485,7 +485,7 @@ def forms_of(model: GraphProblem, forms: Any, k: int) -> list[Form]:
     ]
 
 
-def _constant(k: int, value: Any) -> Form:
+def _constant(k: int, value: Any) -> LinearForm:
     """A form without variables."""
     name = f"forms[{k}]"
     numbers = np.asarray(_checks.real_array(name, value), dtype=np.float64)
@@ -493,10 +493,10 @@ def _constant(k: int, value: Any) -> Form:
         raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
     starts = np.zeros(numbers.size + 1, dtype=np.intp)
     none = Terms(starts, np.empty(0, dtype=np.intp), np.empty(0))
-    return Form("", numbers.shape, none, numbers.ravel())
+    return LinearForm("", numbers.shape, none, numbers.ravel())
 
 
-def assembled(forms: list[Form], n: int, P: int) -> tuple[Terms, dict[str, NDArray[Any]]]:
+def assembled(forms: list[LinearForm], n: int, P: int) -> tuple[Terms, dict[str, NDArray[Any]]]:
     """The variables of each factor, and of each of its K P forms the terms by their places there.
 
     forms: of each category, n P in all.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from epfast.graph.problem import GraphProblem
 
 
-class Step(Kind):
+class GaussianStep(Kind):
     """Gaussian transitions x' = factor x + N(0, variance) between pairs of variables."""
 
     pattern: ClassVar[str] = "nn"
@@ -59,7 +59,7 @@ class Step(Kind):
 
 
 @dataclass(frozen=True)
-class Transition(Step):
+class Transition(GaussianStep):
     """Gaussian transitions x' = factor x + N(0, variance) from one variable to the next.
 
     Parameters
@@ -127,7 +127,7 @@ class Transition(Step):
 
 
 @dataclass(frozen=True)
-class Walk(Step):
+class Walk(GaussianStep):
     """Random walks through time: chains of variables, x' = x + N(0, rate (t' - t)).
 
     Parameters

@@ -37,7 +37,7 @@ from epfast.graph.factors import (
     variables_of,
 )
 from epfast.graph.noise import log_noise_density
-from epfast.graph.variables import Form, Index, Variables, joined
+from epfast.graph.variables import Index, LinearForm, Variables, joined
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
@@ -97,7 +97,7 @@ class Noise(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def known(self, model: GraphProblem, form: Any) -> tuple[Form, Index]:
+    def known(self, model: GraphProblem, form: Any) -> tuple[LinearForm, Index]:
         """The form, and numbers of the precisions of each, (n, 1)."""
         h = form_of(model, "form", form, blocks=True)
         shape, numbers = rows_of(model, {"tau": (self.tau, "gamma")}, form=h.shape)
@@ -142,7 +142,7 @@ class Noise(Kind):
             found[k] = log_noise_density(mean[k], variance[k], shape[k], rate[k])
         return found.reshape(h.shape)
 
-    def beside(self, post: GraphPosterior, form: Any) -> tuple[Form, Array, Array, Array]:
+    def beside(self, post: GraphPosterior, form: Any) -> tuple[LinearForm, Array, Array, Array]:
         """The form, its mean and variance, and natural parameters of tau, a row for each."""
         h, numbers = self.known(post.problem, form)
         eta = post.state.beliefs[post.problem.at[numbers] + np.arange(2)]

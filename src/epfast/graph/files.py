@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from epfast import _checks, priors, schemes
 from epfast.families import FAMILIES
+from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.files import check_shapes
-from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart, Start
+from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart
 from epfast.graph.engine import GraphEngine
 from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import Transition, Walk
 from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
-from epfast.graph.own import ScalePrior
+from epfast.graph.own import ScaleFactor
 from epfast.graph.problem import (
     BLOCK,
     CATEGORICAL,
@@ -26,16 +27,26 @@ from epfast.graph.problem import (
     legal,
     places,
 )
-from epfast.graph.variables import Block, Index, Part, Scales, Terms, Variables, finite_rows
+from epfast.graph.variables import Block, BlockTerms, Index, Scales, Terms, Variables, finite_rows
 from epfast.losses import describe as describe_loss
 
 KINDS = (
     *(LinearFactor, Between, Transition, Walk, Noise, Product, LogisticLink, CompoundGamma),
-    *(ScalePrior, Table, Mixture),
+    *(ScaleFactor, Table, Mixture),
 )
 #: what these posteriors consist of, beside what all do
 PARTS = (
-    *(Batch, Block, BlockBelief, BlockPrior, GraphProblem, GraphState, Part, Start, Terms),
+    *(
+        Batch,
+        Block,
+        BlockBelief,
+        BlockPrior,
+        GraphProblem,
+        GraphState,
+        BlockTerms,
+        Terms,
+        WarmStart,
+    ),
     *(Scales, Variables, *KINDS),
     *(getattr(priors, name) for name in priors.__all__ if name != "Scale"),
 )
@@ -55,7 +66,7 @@ def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphProblem, Grap
         For factors of the user's own, losses and schemes with functions.
     """
     linear = tuple(
-        Start(found.sites, problem.blocks[place].mean, int(found.sweeps))
+        WarmStart(found.sites, problem.blocks[place].mean, None, int(found.sweeps))
         for place, found in zip(problem.linear(), state.linear, strict=True)
     )
     return problem._replace(batches=tuple(map(_parted, problem.batches))), state._replace(

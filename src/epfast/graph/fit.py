@@ -22,9 +22,9 @@ from epfast.graph.factors import (
     check_room,
     form_of,
 )
-from epfast.graph.joint import JointEngine, JointPosterior, has_joint_sites, is_joint
+from epfast.graph.joint import JointEngine, JointGraphPosterior, has_joint_sites, is_joint
 from epfast.graph.learned import begun, questions_of, warn_of_operators
-from epfast.graph.own import ScalePrior
+from epfast.graph.own import ScaleFactor
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import (
     BLOCK,
@@ -173,7 +173,7 @@ class Graph:
                 f"prior is {_checks.describe(prior)}; allowed: an object of epfast.priors, such as "
                 "HalfCauchy(2.5)"
             )
-        factor = ScalePrior.of(given)
+        factor = ScaleFactor.of(given)
         shape, natural = priors.gamma(() if size is None else size, factor.shape, factor.rate)
         made = self._new("gamma", shape, natural, name, Scales)
         if not isinstance(given, InverseGamma):  # of which the gamma prior is all
@@ -466,7 +466,7 @@ class Graph:
             Called after each sweep with its :class:`epfast.SweepInfo` and the state; a true answer
             ends the fit.
         progress : bool or callable
-        watch : Form, optional
+        watch : LinearForm, optional
             Linear forms by which convergence is judged: the ``change`` is how far they are from
             their limit, by an extrapolation of the sweeps, from which these go on. None: it is how
             far a sweep moves any variable. Where only differences are observed, the level of all
@@ -498,7 +498,7 @@ class Graph:
             )
         if start is not None and start.problem.graph != self._model.graph:
             raise ValueError("start is of another graph; allowed: a posterior of this one")
-        if isinstance(start, JointPosterior) and not is_joint(problem):
+        if isinstance(start, JointGraphPosterior) and not is_joint(problem):
             raise ValueError(
                 "start has joint sites, and the graph has others; allowed: a posterior of its own"
             )
@@ -512,7 +512,7 @@ class Graph:
         problem = problem._replace(batches=begun(problem.batches, before))
 
         joint = is_joint(problem)
-        kind = JointPosterior if joint else GraphPosterior
+        kind = JointGraphPosterior if joint else GraphPosterior
 
         def result(fit: Fit) -> GraphPosterior:
             post = kind(fit.state, problem, fit.converged, fit.history)

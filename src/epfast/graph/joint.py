@@ -11,7 +11,7 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.graph.blocks import belief_of
-from epfast.graph.engine import FAR, REMEDY
+from epfast.graph.engine import FAR, remedy_for
 from epfast.graph.factors import Batch, form_of
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import GraphProblem, Program
@@ -65,7 +65,7 @@ def is_joint(problem: GraphProblem) -> bool:
     return True
 
 
-class Sites(NamedTuple):
+class JointSites(NamedTuple):
     """exp(scale + shift.x - x.precision.x / 2) over the neighbours of each factor of a batch."""
 
     #: (n, k, k)
@@ -82,7 +82,7 @@ class JointState(NamedTuple):
     #: (d,), and (d, d), which is infinite on the diagonal while a variable is not determined
     mean: Array
     covariance: Array
-    sites: tuple[Sites, ...]
+    sites: tuple[JointSites, ...]
     sweeps: int
     log_evidence: float = -math.inf
 
@@ -156,8 +156,7 @@ class JointEngine:
 
     @property
     def remedy(self) -> str:
-        told = "; ".join(f"{count} times: {reason}" for reason, count in self.waited.items())
-        return f"of factors of your own, {told}; {REMEDY}" if told else REMEDY
+        return remedy_for(self.waited)
 
     @property
     def program(self) -> Program:
@@ -166,7 +165,9 @@ class JointEngine:
 
     def init(self, start: Any) -> JointState:
         if start is not None:
-            if not isinstance(start, JointPosterior) or not start.problem.is_that(self.problem):
+            if not isinstance(start, JointGraphPosterior) or not start.problem.is_that(
+                self.problem
+            ):
                 raise ValueError(
                     "start is of other factors, or without joint sites; allowed with "
                     "reading='joint': a posterior of the same graph, or None"
@@ -174,7 +175,7 @@ class JointEngine:
             found: JointState = start.state
             return found
         sites = tuple(
-            Sites(np.zeros((*at.shape, at.shape[1])), np.zeros(at.shape), np.zeros(len(at)))
+            JointSites(np.zeros((*at.shape, at.shape[1])), np.zeros(at.shape), np.zeros(len(at)))
             for at in self.at
         )
         with np.errstate(divide="ignore"):
@@ -182,7 +183,7 @@ class JointEngine:
         mean = np.where(self.tau > 0.0, self.nu / np.where(self.tau > 0.0, self.tau, 1.0), 0.0)
         return JointState(mean, np.diag(spread), sites, 0)
 
-    def added_up(self, sites: tuple[Sites, ...]) -> tuple[Array, Array]:
+    def added_up(self, sites: tuple[JointSites, ...]) -> tuple[Array, Array]:
         """Natural parameters of priors times sites, (d, d) and (d,)."""
         precision, shift = np.diag(self.tau), self.nu.copy()
         for at, site in zip(self.at, sites, strict=True):
@@ -197,7 +198,7 @@ class JointEngine:
         return Summary(state.mean, state.covariance.diagonal().copy(), state.log_evidence)
 
     def sweep(self, state: JointState, keep: bool, tick: Any) -> tuple[JointState, Counts]:
-        sites = tuple(Sites(*(part.copy() for part in site)) for site in state.sites)
+        sites = tuple(JointSites(*(part.copy() for part in site)) for site in state.sites)
         precision, shift = self.added_up(sites)
         now = belief_of(precision, shift)
         parallel = self.problem.schedule.order == "parallel"
@@ -210,18 +211,18 @@ class JointEngine:
                 incoming = belief @ now.mean[at]
             else:
                 belief, incoming = without_others(precision, shift, at)
-            old = Sites(*(part[i] for part in before[b]))
+            old = JointSites(*(part[i] for part in before[b]))
             new = self.fitted(b, i, belief - old.precision, incoming - old.shift, mean[at])
-            moved = None
+            after = None
             if new is not None:
                 damping = self.problem.schedule.damping
-                step = Sites(*(damping * (a - z) for a, z in zip(new, old, strict=True)))
+                step = JointSites(*(damping * (a - z) for a, z in zip(new, old, strict=True)))
                 known = None if parallel else (now, precision, shift, belief)
-                moved = self.moved(sites, b, i, step, known)
-            if moved is None:
+                after = self.stepped(sites, b, i, step, known)
+            if after is None:
                 refused += 1
             elif not parallel:
-                now, precision, shift = moved
+                now, precision, shift = after
                 mean = mean if now is None else now.mean
             tick(1)
         precision, shift = self.added_up(sites)
@@ -246,8 +247,8 @@ class JointEngine:
         far = min(far, FAR) if far >= 0.0 else FAR  # NaN: it was not determined
         return new_state, Counts(refused=refused, measured=(far, evidence))
 
-    def moved(
-        self, sites: tuple[Sites, ...], b: int, i: int, step: Sites, known: Any
+    def stepped(
+        self, sites: tuple[JointSites, ...], b: int, i: int, step: JointSites, known: Any
     ) -> tuple[Any, Array, Array] | None:
         """The belief after a step of a site, which is taken; None, and no step, if it is improper.
 
@@ -278,7 +279,9 @@ class JointEngine:
             part[i] += more
         return found
 
-    def fitted(self, b: int, i: int, precision: Array, shift: Array, start: Array) -> Sites | None:
+    def fitted(
+        self, b: int, i: int, precision: Array, shift: Array, start: Array
+    ) -> JointSites | None:
         """The site of the Laplace fit of a factor times its cavity; None if there is none."""
         tilted, rows = self.tilted[b], self.rows[b].taken(slice(i, i + 1))
         density = Cavity(tilted, precision, shift)
@@ -297,7 +300,7 @@ class JointEngine:
         x, curvature = mode.u[0], mode.curvature[0] - precision
         slope = precision @ x - shift
         log_t = float(mode.value[0] - density.log(mode.u)[0])
-        return Sites(
+        return JointSites(
             curvature,
             slope + curvature @ x,
             np.asarray(log_t - slope @ x - 0.5 * x @ curvature @ x),
@@ -316,7 +319,7 @@ def without_others(precision: Array, shift: Array, at: Array) -> tuple[Array, Ar
     )
 
 
-class JointPosterior(GraphPosterior):
+class JointGraphPosterior(GraphPosterior):
     """A Gaussian over all variables of a graph whose factors have joint sites.
 
     Attributes

@@ -33,7 +33,7 @@ class Group(NamedTuple):
         with np.errstate(all="ignore"):  # what overflows ends the fit
             return float(self.family.log_partition(self.proper(beliefs)[1]).sum())
 
-    def moved(self, before: Array, after: Array) -> float:
+    def change(self, before: Array, after: Array) -> float:
         """The largest move of a mean, in standard deviations, or of the log of one.
 
         Of categories, of a probability.
@@ -95,9 +95,9 @@ class Others(NamedTuple):
             found[group.at] = group.family is Categorical
         return found
 
-    def moved(self, before: Array, after: Array) -> float:
+    def change(self, before: Array, after: Array) -> float:
         """NaN where one overflows."""
-        return float(np.max([group.moved(before, after) for group in self.groups], initial=0.0))
+        return float(np.max([group.change(before, after) for group in self.groups], initial=0.0))
 
     def stay_proper(self, prior: Array, beliefs: Array) -> bool:
         """Whether every variable has a proper belief, or its prior still, where that is flat."""

@@ -293,7 +293,7 @@ class Factor(Kind):
         widths = edges.size[:k]
         first = edges.at.reshape(batch.n, k)
         places = [first[:, j, None] + np.arange(width) for j, width in enumerate(widths)]
-        fits = Fits(self, batch, families, widths)
+        fits = BatchFits(self, batch, families, widths)
         return PythonBatch(fits, np.ascontiguousarray(np.concatenate(places, axis=1)), tied)
 
     def log_density(self, batch: Batch, theta: Array) -> Array:
@@ -309,7 +309,7 @@ class Factor(Kind):
 
 
 @dataclass(frozen=True)
-class ScalePrior(Kind):
+class ScaleFactor(Kind):
     """The prior of standard deviations s over that of the gamma variables tau = 1 / s^2.
 
     It divides out the gamma prior of the variables, from which messages begin.
@@ -324,7 +324,7 @@ class ScalePrior(Kind):
     rate: float
 
     @classmethod
-    def of(cls, prior: Scale) -> ScalePrior:
+    def of(cls, prior: Scale) -> ScaleFactor:
         """About the largest density over log s, where there is one."""
         if isinstance(prior, InverseGamma):
             return cls(prior, prior.shape, prior.scale)
@@ -360,8 +360,8 @@ class ScalePrior(Kind):
         return np.asarray(self.log_t(tau.ravel()).reshape(tau.shape).sum(axis=1))
 
 
-class Fits:
-    """Fits of the factors of a batch, a run at a time: what the core calls."""
+class BatchFits:
+    """BatchFits of the factors of a batch, a run at a time: what the core calls."""
 
     def __init__(
         self, kind: Factor, batch: Batch, families: tuple[str, ...], widths: Index

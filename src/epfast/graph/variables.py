@@ -45,36 +45,26 @@ class Terms(NamedTuple):
 def joined(a: Terms, b: Terms) -> Terms:
     """The terms of both, factor by factor."""
     counts = a.counts + b.counts
-    starts = ends(counts)
-    variables = np.empty(starts[-1], dtype=np.intp)
-    coefficient = np.empty(starts[-1])
-    for terms, shift in (
-        (a, starts[:-1] - a.starts[:-1]),
-        (b, starts[:-1] + a.counts - b.starts[:-1]),
-    ):
-        place = np.arange(len(terms.variables)) + np.repeat(shift, terms.counts)
-        variables[place], coefficient[place] = terms.variables, terms.coefficient
-    return Terms(starts, variables, coefficient)
+    owner = np.concatenate([np.repeat(np.arange(len(counts)), terms.counts) for terms in (a, b)])
+    order = np.argsort(owner, kind="stable")
+    variables, coefficient = (
+        np.concatenate(pair)[order] for pair in zip(a[1:], b[1:], strict=True)
+    )
+    return Terms(ends(counts), variables, coefficient)
 
 
 def merged(terms: Terms) -> Terms:
     """With each variable once per factor: coefficients of a variable that is there twice add up."""
-    n = len(terms.starts) - 1
-    rows = np.repeat(np.arange(n), terms.counts)
-    order = np.lexsort((terms.variables, rows))
-    same = np.zeros(len(order), dtype=bool)
-    same[1:] = (np.diff(rows[order]) == 0) & (np.diff(terms.variables[order]) == 0)
-    if not same.any():
+    n, width = len(terms.counts), int(terms.variables.max(initial=0)) + 1
+    pairs = np.repeat(np.arange(n) * width, terms.counts) + terms.variables
+    once, place = np.unique(pairs, return_inverse=True)
+    if len(once) == len(pairs):
         return terms
-    group = np.cumsum(~same) - 1
-    first = np.flatnonzero(~same)
-    counts = np.bincount(rows[order][first], minlength=n)
-    starts = ends(counts)
-    coefficient = np.bincount(group, weights=terms.coefficient[order]).astype(np.float64)
-    return Terms(starts, terms.variables[order][first], coefficient)
+    coefficient = np.bincount(place, weights=terms.coefficient).astype(np.float64)
+    return Terms(ends(np.bincount(once // width, minlength=n)), once % width, coefficient)
 
 
-class Part(NamedTuple):
+class BlockTerms(NamedTuple):
     """What forms have of a block: x'w, a row x for each form."""
 
     #: number of the block
@@ -82,18 +72,18 @@ class Part(NamedTuple):
     #: (n, d), dense or CSR
     rows: Any
 
-    def taken(self, which: Any) -> Part:
+    def taken(self, which: Any) -> BlockTerms:
         """Select forms."""
         return self._replace(rows=self.rows[which])
 
-    def times(self, numbers: Array) -> Part:
+    def times(self, numbers: Array) -> BlockTerms:
         rows = self.rows
         if hasattr(rows, "indptr"):
             return self._replace(rows=sparse.csr_array(sparse.diags_array(numbers) @ rows))
         return self._replace(rows=rows * numbers[:, None])
 
 
-def added(a: tuple[Part, ...], b: tuple[Part, ...]) -> tuple[Part, ...]:
+def added(a: tuple[BlockTerms, ...], b: tuple[BlockTerms, ...]) -> tuple[BlockTerms, ...]:
     """The parts of both, form by form."""
     of = {part.block: part.rows for part in a}
     for block, rows in b:
@@ -101,11 +91,11 @@ def added(a: tuple[Part, ...], b: tuple[Part, ...]) -> tuple[Part, ...]:
         if there is not None and hasattr(there, "indptr") != hasattr(rows, "indptr"):
             there, rows = (x.toarray() if hasattr(x, "indptr") else x for x in (there, rows))
         of[block] = rows if there is None else there + rows
-    return tuple(Part(block, of[block]) for block in sorted(of))
+    return tuple(BlockTerms(block, of[block]) for block in sorted(of))
 
 
 class Linear:
-    """What adds up to linear forms: arithmetic of :class:`Form` and of Gaussian variables."""
+    """What adds up to linear forms: arithmetic of :class:`LinearForm` and of Gaussian variables."""
 
     #: of NumPy: an array leaves the arithmetic to the form
     __array_ufunc__ = None
@@ -118,7 +108,7 @@ class Linear:
         whole[()] = self
         return whole
 
-    def form(self) -> Form:
+    def form(self) -> LinearForm:
         raise NotImplementedError
 
     def held(self) -> list[tuple[Index, str, int]]:
@@ -127,22 +117,22 @@ class Linear:
         parts = [(np.array([part.block]), "block", 2) for part in form.parts]
         return [(form.terms.variables, "gaussian", 2), *parts]
 
-    def __add__(self, other: Any) -> Form:
+    def __add__(self, other: Any) -> LinearForm:
         with np.errstate(over="ignore", invalid="ignore"):  # refused where the form is used
             return self.form().plus(other)
 
     __radd__ = __add__
 
-    def __neg__(self) -> Form:
+    def __neg__(self) -> LinearForm:
         return self.form().times(-1.0)
 
-    def __sub__(self, other: Any) -> Form:
+    def __sub__(self, other: Any) -> LinearForm:
         return self.__add__(-other if isinstance(other, Linear) else -_numbers(other))
 
-    def __rsub__(self, other: Any) -> Form:
+    def __rsub__(self, other: Any) -> LinearForm:
         return self.__neg__().__add__(other)
 
-    def __mul__(self, other: Any) -> Form:
+    def __mul__(self, other: Any) -> LinearForm:
         if isinstance(other, Linear):
             raise TypeError(
                 "a product of variables is no linear form; allowed: numbers times variables, or "
@@ -153,7 +143,7 @@ class Linear:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> Form:
+    def __truediv__(self, other: Any) -> LinearForm:
         numbers = _numbers(other)
         if not numbers.all():
             raise ValueError("a form is divided by 0; allowed: numbers other than 0")
@@ -170,7 +160,7 @@ def _numbers(value: Any) -> Array:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Form(Linear):
+class LinearForm(Linear):
     """An array of linear forms h = sum_j a_j x_j + x'w + offset over Gaussian variables."""
 
     graph: str
@@ -180,13 +170,13 @@ class Form(Linear):
     #: (n,), n the product of the shape
     offset: Array
     #: blocks with a full covariance, each once
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BlockTerms, ...] = ()
 
-    def form(self) -> Form:
+    def form(self) -> LinearForm:
         return self
 
     def __repr__(self) -> str:
-        return f"Form(shape={self.shape})"
+        return f"LinearForm(shape={self.shape})"
 
     @property
     def size(self) -> int:
@@ -197,23 +187,25 @@ class Form(Linear):
             raise TypeError("a single form has no length")
         return self.shape[0]
 
-    def __getitem__(self, key: Any) -> Form:
+    def __getitem__(self, key: Any) -> LinearForm:
         places = np.arange(self.size).reshape(self.shape)[key]
         return self._spread(np.asarray(places))
 
-    def _spread(self, places: Index) -> Form:
+    def _spread(self, places: Index) -> LinearForm:
         flat = places.ravel()
         parts = tuple(part.taken(flat) for part in self.parts)
-        return Form(self.graph, places.shape, self.terms.taken(flat), self.offset[flat], parts)
+        return LinearForm(
+            self.graph, places.shape, self.terms.taken(flat), self.offset[flat], parts
+        )
 
-    def broadcast(self, shape: tuple[int, ...]) -> Form:
+    def broadcast(self, shape: tuple[int, ...]) -> LinearForm:
         """The form as an array of this shape, as NumPy has it."""
         if shape == self.shape:
             return self
         places = np.arange(self.size).reshape(self.shape)
         return self._spread(np.broadcast_to(places, shape))
 
-    def plus(self, other: Any) -> Form:
+    def plus(self, other: Any) -> LinearForm:
         if isinstance(other, Linear):
             b = other.form()
             if b.graph != self.graph:
@@ -221,14 +213,14 @@ class Form(Linear):
             shape = _broadcast(self.shape, b.shape)
             a, b = self.broadcast(shape), b.broadcast(shape)
             terms, parts = joined(a.terms, b.terms), added(a.parts, b.parts)
-            return Form(self.graph, shape, terms, a.offset + b.offset, parts)
+            return LinearForm(self.graph, shape, terms, a.offset + b.offset, parts)
         numbers = _numbers(other)
         shape = _broadcast(self.shape, numbers.shape)
         a = self.broadcast(shape)
         offset = a.offset + np.broadcast_to(numbers, shape).ravel()
-        return Form(a.graph, shape, a.terms, offset, a.parts)
+        return LinearForm(a.graph, shape, a.terms, offset, a.parts)
 
-    def times(self, numbers: Any) -> Form:
+    def times(self, numbers: Any) -> LinearForm:
         numbers = _numbers(numbers)
         shape = _broadcast(self.shape, numbers.shape)
         a = self.broadcast(shape)
@@ -236,9 +228,9 @@ class Form(Linear):
         coefficient = a.terms.coefficient * np.repeat(flat, a.terms.counts)
         terms = a.terms._replace(coefficient=coefficient)
         parts = tuple(part.times(flat) for part in a.parts)
-        return Form(a.graph, shape, terms, a.offset * flat, parts)
+        return LinearForm(a.graph, shape, terms, a.offset * flat, parts)
 
-    def sum(self, axis: int | None = None) -> Form:
+    def sum(self, axis: int | None = None) -> LinearForm:
         """Sums of the forms, over all or along an axis."""
         places = np.arange(self.size).reshape(self.shape)
         if axis is None:
@@ -256,7 +248,7 @@ class Form(Linear):
         )
         with np.errstate(over="ignore", invalid="ignore"):
             offset = self.offset[places].sum(axis=1)
-        return Form(
+        return LinearForm(
             self.graph,
             shape,
             chosen._replace(starts=np.ascontiguousarray(starts)),
@@ -349,20 +341,20 @@ class Variables(Linear):
     def held(self) -> list[tuple[Index, str, int]]:
         return [(self.numbers, self.family, self.width)]
 
-    def form(self) -> Form:
+    def form(self) -> LinearForm:
         if self.family != "gaussian":
             raise TypeError(
                 f"a linear form is over {self.family} variables; allowed: scalar Gaussian ones"
             )
         n = self.size
         terms = Terms(np.arange(n + 1), self.numbers.ravel().astype(np.intp), np.ones(n))
-        return Form(self.graph, self.shape, terms, np.zeros(n))
+        return LinearForm(self.graph, self.shape, terms, np.zeros(n))
 
-    def sum(self, axis: int | None = None) -> Form:
+    def sum(self, axis: int | None = None) -> LinearForm:
         """Sums of Gaussian variables, over all or along an axis."""
         return self.form().sum(axis)
 
-    def __rmatmul__(self, X: Any) -> Form:
+    def __rmatmul__(self, X: Any) -> LinearForm:
         """Linear forms X @ variables: one per row of X, dense or CSR."""
         if self.ndim != 1:
             raise ValueError(f"X @ variables of shape {self.shape}; allowed: one axis, (d,)")
@@ -378,7 +370,7 @@ class Variables(Linear):
             columns = np.tile(np.arange(self.size), n)
             coefficient = np.array(rows, dtype=np.float64).ravel()
         terms = Terms(starts.astype(np.intp), self.numbers[columns], coefficient)
-        return Form(self.graph, (n,), terms, np.zeros(n))
+        return LinearForm(self.graph, (n,), terms, np.zeros(n))
 
 
 class Scales(Variables):
@@ -413,21 +405,21 @@ class Block(Linear):
     def __repr__(self) -> str:
         return f"Block(shape=({self.d},))"
 
-    def form(self) -> Form:
+    def form(self) -> LinearForm:
         return self._forms(sparse.csr_array(sparse.eye_array(self.d)))
 
-    def __getitem__(self, key: Any) -> Form:
+    def __getitem__(self, key: Any) -> LinearForm:
         return self.form()[key]
 
-    def sum(self) -> Form:
+    def sum(self) -> LinearForm:
         """Sum of all entries."""
         return self.form().sum()
 
-    def __rmatmul__(self, X: Any) -> Form:
+    def __rmatmul__(self, X: Any) -> LinearForm:
         """Linear forms X @ w: one per row of X, dense or CSR."""
         return self._forms(finite_rows(X, self.d))
 
-    def _forms(self, rows: Any) -> Form:
+    def _forms(self, rows: Any) -> LinearForm:
         n = rows.shape[0]
         none = Terms(np.zeros(n + 1, dtype=np.intp), np.empty(0, dtype=np.intp), np.empty(0))
-        return Form(self.graph, (n,), none, np.zeros(n), (Part(self.number, rows),))
+        return LinearForm(self.graph, (n,), none, np.zeros(n), (BlockTerms(self.number, rows),))

@@ -11,11 +11,11 @@ from scipy import optimize, sparse, special
 from epfast._arrays import Array
 from epfast.gaussian.fit_linear import fit_linear
 from epfast.graph import Between, Graph, Walk
-from epfast.graph.variables import Form, Terms
+from epfast.graph.variables import LinearForm, Terms
 from epfast.inference import SweepInfo
 from epfast.losses import Interval
 from epfast.rating.games import Games, Index
-from epfast.rating.model import Model, Numbers, build
+from epfast.rating.model import League, Parameters, build
 from epfast.schedules import EP
 
 #: variables of a component up to which its ratings have a joint Gaussian: at 1,000 a fit takes 3 s
@@ -41,7 +41,7 @@ STALE = 0.2
 SHARE = 0.2
 
 
-class Belief(NamedTuple):
+class LeagueBelief(NamedTuple):
     """What is known of the variables."""
 
     #: (V,)
@@ -52,7 +52,7 @@ class Belief(NamedTuple):
     #: (V,), which of these; -1: none
     place: Index
     #: of the variables that are in none; None: there are none
-    product: Product | None
+    product: ProductSites | None
     #: None: as :func:`evidence_of` finds it
     log_evidence: float | None
     converged: bool
@@ -62,7 +62,7 @@ class Belief(NamedTuple):
     stale: float = 0.0
 
 
-class Product(NamedTuple):
+class ProductSites(NamedTuple):
     """A product over single variables, and the sites that make it."""
 
     #: (V, 2), precision and shift
@@ -77,7 +77,7 @@ class Product(NamedTuple):
     pending: Array
 
 
-def fitted(model: Model, numbers: Numbers, schedule: Any, limit: int) -> Belief:
+def fitted(model: League, numbers: Parameters, schedule: Any, limit: int) -> LeagueBelief:
     """The belief after all games: joint Gaussians of components up to limit variables."""
     n = model.X.shape[1]
     mean, variance, place = np.zeros(n), np.zeros(n), np.full(n, -1)
@@ -91,11 +91,11 @@ def fitted(model: Model, numbers: Numbers, schedule: Any, limit: int) -> Belief:
     product = None
     if len(rest[0]):
         sizes = ((n, 2), (model.X.nnz, 2), model.X.shape[0], (n, 4), n, n)
-        product = Product(*(np.zeros(size) for size in sizes))
+        product = ProductSites(*(np.zeros(size) for size in sizes))
         post = product_fit(model, numbers, *rest, schedule, product)
         posts.append(post)
         mean[rest[0]], variance[rest[0]] = moments(product.natural[rest[0]])
-    return Belief(
+    return LeagueBelief(
         mean,
         variance,
         tuple(joint),
@@ -114,7 +114,7 @@ def moments(natural: Array) -> tuple[Array, Array]:
         return shift / precision, 1.0 / precision
 
 
-def split(model: Model, limit: int) -> tuple[list[tuple[Index, Index]], tuple[Index, Index]]:
+def split(model: League, limit: int) -> tuple[list[tuple[Index, Index]], tuple[Index, Index]]:
     """Variables and rows of groups of components up to limit variables, and of all others."""
     n_rows, n = model.X.shape
     whole = np.arange(n), np.arange(n_rows)
@@ -141,7 +141,9 @@ def split(model: Model, limit: int) -> tuple[list[tuple[Index, Index]], tuple[In
     return found, nothing
 
 
-def joint_fit(model: Model, numbers: Numbers, variables: Index, rows: Index, schedule: Any) -> Any:
+def joint_fit(
+    model: League, numbers: Parameters, variables: Index, rows: Index, schedule: Any
+) -> Any:
     """A joint Gaussian: a linear model of the differences in the games."""
     rows = rows[model.order_of(rows)]
     X, y = differences(model, numbers, variables, rows)
@@ -165,7 +167,9 @@ def joint_fit(model: Model, numbers: Numbers, variables: Index, rows: Index, sch
     )
 
 
-def differences(model: Model, numbers: Numbers, variables: Index, rows: Index) -> tuple[Any, Array]:
+def differences(
+    model: League, numbers: Parameters, variables: Index, rows: Index
+) -> tuple[Any, Array]:
     """The differences of performances in the games and their ends, in units of their noise."""
     scale = np.sqrt(model.games.noise[rows])
     X = sparse.csr_array(sparse.diags_array(1.0 / scale) @ model.X[rows][:, variables])
@@ -178,7 +182,7 @@ class ProductGraph(NamedTuple):
     graph: Graph
     variables: Any
     #: the differences of the ratings in the games
-    watch: Form
+    watch: LinearForm
     #: number of each batch of games, and the rows of it
     games: list[tuple[int, Index]]
     #: number of each batch of steps, and the variable to which each step of it leads
@@ -186,7 +190,11 @@ class ProductGraph(NamedTuple):
 
 
 def product_graph(
-    model: Model, numbers: Numbers, variables: Index, rows: Index, known: Array | None = None
+    model: League,
+    numbers: Parameters,
+    variables: Index,
+    rows: Index,
+    known: Array | None = None,
 ) -> ProductGraph:
     """The graph of some variables and of rows in the order of time.
 
@@ -214,7 +222,7 @@ def product_graph(
         steps.append((key, variables[mine[1:][by[1:] == by[:-1]]]))
     # X @ v sorts entries, and their sites are asked for
     terms = Terms(X.indptr.astype(np.intp), v.numbers[place[columns]], X.data)
-    form = Form(v.graph, (len(rows),), terms, np.zeros(len(rows)))
+    form = LinearForm(v.graph, (len(rows),), terms, np.zeros(len(rows)))
     ratings = np.where(model.player[X.indices] == -1, 0.0, X.data)
     watch = replace(form, terms=terms._replace(coefficient=ratings))
     ends, noise = model.ends(numbers, rows), model.games.noise[rows]
@@ -227,12 +235,12 @@ def product_graph(
 
 
 def product_fit(
-    model: Model,
-    numbers: Numbers,
+    model: League,
+    numbers: Parameters,
     variables: Index,
     rows: Index,
     schedule: Any,
-    into: Product,
+    into: ProductSites,
     known: Array | None = None,
 ) -> Any:
     """A product over single variables, by a graph; writes into the product."""
@@ -254,7 +262,7 @@ def product_fit(
     return post
 
 
-def one_step_ahead(model: Model, numbers: Numbers) -> Array:
+def one_step_ahead(model: League, numbers: Parameters) -> Array:
     """Log probability of each game given those before it, (n,), in one pass."""
     games, model = model.games, build(model.games, model.still, model.own, copies=1)
     n_rows, n = model.X.shape
@@ -270,8 +278,8 @@ def one_step_ahead(model: Model, numbers: Numbers) -> Array:
 
 
 def updated(
-    model: Model, old: Model, belief: Belief, numbers: Numbers, schedule: Any
-) -> Belief | None:
+    model: League, old: League, belief: LeagueBelief, numbers: Parameters, schedule: Any
+) -> LeagueBelief | None:
     """The belief after more games than those of the old model; None: all games are to be fitted.
 
     Fits the games of the players who play, then of those whose ratings that moves, until moves are
@@ -284,7 +292,9 @@ def updated(
         return joint_updated(model, old, belief, numbers) if n == n_old else None
     grown = model.X.nnz, model.X.shape[0]
     sizes = (n, grown[0], grown[1], n, n, n)
-    product = Product(*(extended(part, m) for part, m in zip(belief.product, sizes, strict=True)))
+    product = ProductSites(
+        *(extended(part, m) for part, m in zip(belief.product, sizes, strict=True))
+    )
     divided = np.flatnonzero(model.before[:n_old] != old.before)
     product.steps[divided] = product.step_scale[divided] = 0.0
     place = np.concatenate([belief.place, np.full(n - n_old, -1)])
@@ -316,13 +326,13 @@ def updated(
         if len(advantage):
             rest = product.natural[advantage[:1]] - sites[advantage].sum(axis=0)
             known = np.concatenate([known, rest])
-        told = variables[len(own) :]
-        was = mean[told], variance[told]
+        shared = variables[len(own) :]
+        was = mean[shared], variance[shared]
         post = product_fit(model, numbers, variables, rows, schedule, product, known)
         sweeps, converged = sweeps + post.history, converged and post.converged
         mean[variables], variance[variables] = moments(product.natural[variables])
-        now = mean[told], variance[told]
-        product.pending[rim] += moved(*was, *now)[: len(rim)]
+        now = mean[shared], variance[shared]
+        product.pending[rim] += distance_of(*was, *now)[: len(rim)]
         product.pending[mine] = 0.0
         if len(advantage):
             # in performances: it is in many games, and moves little
@@ -344,7 +354,7 @@ def updated(
     )
 
 
-def evidence_of(model: Model, belief: Belief, numbers: Numbers) -> float:
+def evidence_of(model: League, belief: LeagueBelief, numbers: Parameters) -> float:
     """The log evidence of a belief after updates. O(variables)."""
     if belief.log_evidence is not None or belief.product is None:
         return belief.log_evidence or 0.0
@@ -363,14 +373,16 @@ def evidence_of(model: Model, belief: Belief, numbers: Numbers) -> float:
     )
 
 
-def joint_updated(model: Model, old: Model, belief: Belief, numbers: Numbers) -> Belief | None:
+def joint_updated(
+    model: League, old: League, belief: LeagueBelief, numbers: Parameters
+) -> LeagueBelief | None:
     """The belief with new rows in one joint Gaussian, whose other sites stay: they move little."""
     if len(belief.joint) > 1:
         return None
     variables, post = belief.joint[0]
     rows = np.arange(old.X.shape[0], model.X.shape[0])
     new = post.partial_fit(*differences(model, numbers, variables, rows))
-    stale = belief.stale + moved(post.mean, post.variance, new.mean, new.variance).max()
+    stale = belief.stale + distance_of(post.mean, post.variance, new.mean, new.variance).max()
     if stale > STALE:
         return None
     return belief._replace(
@@ -384,7 +396,7 @@ def joint_updated(model: Model, old: Model, belief: Belief, numbers: Numbers) ->
     )
 
 
-def moved(mean: Array, variance: Array, new_mean: Array, new_variance: Array) -> Array:
+def distance_of(mean: Array, variance: Array, new_mean: Array, new_variance: Array) -> Array:
     """How far beliefs moved, in their sds."""
     return np.abs(new_mean - mean) / np.sqrt(new_variance) + 0.5 * np.abs(
         np.log(new_variance / variance)
@@ -410,7 +422,7 @@ def choose(
     drift: float | None,
     margin: float | None,
     draws: bool,
-) -> Numbers:
+) -> Parameters:
     """The parameters that are not given, at the mode of evidence times priors: see :func:`fit`."""
     some = games.latest(CHOOSING)
     span = float(np.ptp(some.time))
@@ -432,8 +444,8 @@ def choose(
 
     far = np.log(100.0) - 1e-9
 
-    def at(point: Array) -> Numbers:
-        return Numbers(**{**values, **dict(zip(free, np.exp(point).tolist(), strict=True))})
+    def at(point: Array) -> Parameters:
+        return Parameters(**{**values, **dict(zip(free, np.exp(point).tolist(), strict=True))})
 
     def cost(point: Array) -> float:
         numbers, density = at(point), 0.0

@@ -16,7 +16,7 @@ ADVANTAGE = 1.0
 COPIES = 64
 
 
-class Numbers(NamedTuple):
+class Parameters(NamedTuple):
     """Parameters of the model."""
 
     prior_mean: float
@@ -26,7 +26,7 @@ class Numbers(NamedTuple):
     margin: float
 
 
-class Model(NamedTuple):
+class League(NamedTuple):
     """Variables and rows. New games append both, so that places stay."""
 
     games: Games
@@ -65,13 +65,13 @@ class Model(NamedTuple):
         ends = np.cumsum(counts)
         return np.repeat(first - ends + counts, counts) + np.arange(ends[-1])
 
-    def ends(self, numbers: Numbers, rows: Index) -> tuple[Array, Array]:
+    def ends(self, numbers: Parameters, rows: Index) -> tuple[Array, Array]:
         """The ends of the difference of performances in each of some rows."""
         margin = numbers.margin * np.sqrt(0.5 * self.games.size[rows])
         draw = self.games.draw[rows]
         return np.where(draw, -margin, margin), np.where(draw, margin, np.inf)
 
-    def prior(self, numbers: Numbers, variables: Index) -> tuple[Array, Array]:
+    def prior(self, numbers: Parameters, variables: Index) -> tuple[Array, Array]:
         """Prior means and variances, of ratings that a walk defines too."""
         player = self.player[variables]
         own = self.own[np.maximum(player, 0)]
@@ -81,7 +81,7 @@ class Model(NamedTuple):
         return np.where(player < 0, 0.0, mean), sd**2
 
 
-def build(games: Games, still: bool, own: Array, copies: int = COPIES) -> Model:
+def build(games: Games, still: bool, own: Array, copies: int = COPIES) -> League:
     """The model of games."""
     n_players = games.teams.shape[1]
     counts = np.diff(games.teams.indptr)
@@ -112,7 +112,7 @@ def build(games: Games, still: bool, own: Array, copies: int = COPIES) -> Model:
     before[order[same + 1]] = order[same]
     copy = len(states) + np.arange(n_copies)
     before[copy[1:]] = copy[:-1]
-    return Model(
+    return League(
         games,
         X,
         np.concatenate([player, np.full(n_copies, -1), np.full(n_shared, -2)]),
@@ -125,7 +125,7 @@ def build(games: Games, still: bool, own: Array, copies: int = COPIES) -> Model:
     )
 
 
-def appended(model: Model, more: Games, own: Array) -> Model:
+def appended(model: League, more: Games, own: Array) -> League:
     """The model with more games, whose variables and rows come last. O(entries), to copy them."""
     n = model.X.shape[1]
     counts, player = np.diff(more.teams.indptr), more.teams.indices
@@ -151,7 +151,7 @@ def appended(model: Model, more: Games, own: Array) -> Model:
         later = later[(later > 0) & (later < len(order))]
         same = later[all_of[order[later]] == all_of[order[later - 1]]]
         before[order[same]] = order[same - 1]
-    return Model(
+    return League(
         model.games.joined(more),
         stacked(model.X, X, X.shape[1]),
         all_of,

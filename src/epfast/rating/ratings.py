@@ -15,9 +15,17 @@ from epfast.graph.problem import legal
 from epfast.inference import DataWarning, report
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import cached_property
-from epfast.rating.belief import EXACT, Belief, choose, evidence_of, fitted, one_step_ahead, updated
+from epfast.rating.belief import (
+    EXACT,
+    LeagueBelief,
+    choose,
+    evidence_of,
+    fitted,
+    one_step_ahead,
+    updated,
+)
 from epfast.rating.games import PAIRS, TEAMS, Index, Reader, checked_priors, own_of, plain, several
-from epfast.rating.model import Model, Numbers, appended, build
+from epfast.rating.model import League, Parameters, appended, build
 from epfast.schedules import Schedule
 
 #: players up to whom a product of their ratings is worth a warning: of more, each meets few
@@ -201,10 +209,10 @@ class Ratings:
         self,
         reader: Reader,
         priors: dict[Any, tuple[float, float]],
-        model: Model,
-        numbers: Numbers,
+        model: League,
+        numbers: Parameters,
         schedule: Any,
-        belief: Belief,
+        belief: LeagueBelief,
     ) -> None:
         self._reader, self._priors = reader, priors
         self._model, self._numbers = model, numbers

@@ -23,11 +23,12 @@ from epfast.inference.runtime import one_blas_thread
 
 
 class WarmStart(NamedTuple):
-    """Sites in the role of a start, and what they make."""
+    """Sites from which a fit begins, and the state that they add up to."""
 
     sites: Sites
     shift: Array
-    state: State
+    #: None: it is to be summed up
+    state: State | None
     n_sweeps: int = 0
     #: of which they make the state; None: they are to be summed up
     problem: Problem | None = None
