@@ -125,6 +125,7 @@ def test_files_and_pickles(loss, tmp_path):
             other.with_rows(X[1:], y[1:])
 
 
+@pytest.mark.full
 def test_certificates():
     post = fit(NOISE, 400)[2]
     check = post.check(2000)
