@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-from scipy import sparse
+from scipy import sparse, special
 
 from epfast import _checks, schemes
 from epfast._arrays import Array
