@@ -145,8 +145,8 @@ class TestDoor:
     @pytest.mark.parametrize(
         ("scheme", "kind", "words"),
         [
-            ("laplace", "gamma", "LaplaceMessages: gaussian"),
-            ("laplace", "beta", "LaplaceMessages: gaussian"),
+            ("laplace", "gamma", "gaussian"),
+            ("laplace", "beta", "gaussian"),
             ("quadrature", "categorical", "gaussian or gamma or beta"),
             ("importance", "categorical", "gaussian or gamma or beta"),
         ],
@@ -155,7 +155,7 @@ class TestDoor:
         g = Graph()
         more = {"probabilities": [0.5, 0.5]} if kind == "categorical" else {}
         x = getattr(g, kind)(3, **more)
-        with pytest.raises(TypeError, match=f"{kind} variable; allowed for .*{words}"):
+        with pytest.raises(TypeError, match=f"{kind} variable; allowed here: {words}$"):
             g.add(Factor(lambda x: 0.0 * x, scheme), x)
 
     def test_improper_gamma_cavities_wait(self):

@@ -19,7 +19,7 @@ class LaplaceSweep:
         slope_curvature: bool,
         tolerance: float,
         max_iterations: int,
-        half_sums: bool,
+        half_sums: bool = ...,
     ) -> None: ...
     def sweep(
         self,

@@ -15,6 +15,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.choices import Choices, choose
+from epfast.gaussian.engines.base import relaxed_of
 from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.factor import (
     LowRankFactor,
@@ -372,7 +373,7 @@ def _weights_in(start: Any, problem: Problem) -> Any:
     """The start for another factor; shared sites remain tied to the old one."""
     base, d = problem.base, problem.shape[1]
     if not isinstance(start, LowRankGPPosterior):
-        state = base._replace(relaxed=getattr(start.state, "relaxed", None))
+        state = base._replace(relaxed=relaxed_of(start, problem.n_rows))
         return WarmStart(start.sites, base.shift, state, start.n_sweeps)
     weights = start.weights
     if weights.sites is None or weights.sites.shift.ndim != 1:

@@ -111,6 +111,17 @@ def following(old: Any, new: Any) -> Any:
     return new if relaxed is None else new._replace(relaxed=relaxed)
 
 
+def relaxed_of(start: Any, n: int) -> RelaxationFactors | None:
+    """The relaxation factors of a start, checked; None: it has none."""
+    relaxed: RelaxationFactors | None
+    relaxed = getattr(getattr(start, "state", None), "relaxed", None)
+    if relaxed is not None and [len(part) for part in relaxed] != [n, n]:
+        raise ValueError(
+            f"start has {len(relaxed.shift)} relaxation factors; allowed: {n}, the same rows"
+        )
+    return relaxed
+
+
 def with_moments(state: State) -> Swept:
     """As :func:`gaussian`, of a state that is proper; diagonal ones too. O(d^3), or O(d)."""
     if state.precision.ndim == 1:
@@ -231,7 +242,7 @@ class EPEngine(Visits):
                 "start makes the posterior improper with this prior; allowed: another prior"
             )
         if self.problem.scheme is not None and self.problem.scheme.relaxes:
-            state = state._replace(relaxed=getattr(start.state, "relaxed", None))
+            state = state._replace(relaxed=relaxed_of(start, self.n_sites))
         return self.begun(state, False)
 
     def begun(self, state: Any, is_flat: bool) -> Any:
