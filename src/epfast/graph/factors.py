@@ -135,7 +135,7 @@ class Kind:
     bounded: ClassVar[Any] = False
     #: whether moments change sharply, as those of quick Laplace
     sharp: ClassVar[Any] = False
-    #: operators that learn the messages, as :class:`LearnedMessages`; None: nothing learns
+    #: operators that learn the messages, as ``LearnedMessages``; None: nothing learns
     learned: ClassVar[Any] = None
     #: what there is in place of predictions
     instead: ClassVar[str] = "what it leads to has no prediction"

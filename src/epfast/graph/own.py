@@ -231,7 +231,7 @@ class Factor(Kind):
 
     @property
     def messages(self) -> Any:
-        """The scheme as :class:`Messages`."""
+        """The scheme as ``Messages``."""
         if isinstance(self.scheme, tuple(NAMED.values())):
             return self.scheme
         learns = isinstance(self.scheme, Operator | tuple)
