@@ -345,7 +345,7 @@ def symmetric(
 ) -> float:
     """Check that a real array (n, n) is finite and symmetric to a relative tolerance.
 
-    tolerance: None: half the digits of its dtype. scale: (n,). Entry i, j is compared with
+    tolerance: None: half the digits of its dtype. scale: (n,); entry i, j is compared with
     scale_i scale_j. None: with the largest entry.
 
     Works by blocks of rows, O(n) memory. Returns the largest absolute value.
@@ -375,7 +375,7 @@ def _largest(name: str, given: NDArray[Any]) -> float:
 def _asymmetry(
     given: NDArray[Any], scale: Array, rounding: float = 0.0
 ) -> tuple[float, tuple[int, int]]:
-    """The largest difference, less rounding, of entries i, j and j, i over scale_i scale_j. i, j.
+    """Largest difference, less rounding, of entries i, j and j, i over scale_i scale_j, and i, j.
 
     0 without any. Infinite where a scale is 0.
     """

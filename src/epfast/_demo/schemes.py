@@ -147,7 +147,7 @@ def _convex_part(Z: Array, epsilon: float, slope: Array, start: Array) -> tuple[
 
     With the slopes of the concave part, 1 / epsilon - epsilon where m < 0, this touches the quasi
     0-1 loss from above. The dual: max epsilon sum(a) - (v / 2) |Z'(a - slope)|^2 over
-    0 <= a <= 1 / epsilon, theta = v Z'(a - slope). Returns theta and a. Start: where a begins.
+    0 <= a <= 1 / epsilon, theta = v Z'(a - slope). Returns theta and a; start: where a begins.
     """
 
     def dual(a: Array) -> tuple[float, Array]:

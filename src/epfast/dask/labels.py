@@ -71,7 +71,7 @@ def classes_of(labels: Any, client: Any) -> NDArray[Any]:
 
 
 def labels_of(chunk: Any, number: int) -> NDArray[Any]:
-    """The different labels of a chunk, checked. Number: of the chunk, for errors."""
+    """The different labels of a chunk, checked; number: of the chunk, for errors."""
     labels = np.asarray(chunk).ravel()
     missing = _missing(labels)
     if missing.any():

@@ -312,7 +312,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
     ) -> tuple[NDArray[np.intp], list[Array]]:
         """Set ``classes_``. Return class numbers, and labels -1 and +1 for each binary problem.
 
-        labels: checked. Weights: of the rows. A class whose rows all have weight 0 stays in
+        labels: checked; weights: of the rows. A class whose rows all have weight 0 stays in
         ``classes_``, with probability 0, and has no number: the rows of others keep theirs in
         their order.
         """

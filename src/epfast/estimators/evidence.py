@@ -258,7 +258,7 @@ class BinaryProblems(NamedTuple):
         starts: list[Posterior] | None = None,
         **more: Any,
     ) -> Fits:
-        """Fit each problem with this prior variance. More: arguments of ``fit_problem``."""
+        """Fit each problem with this prior variance; more: arguments of ``fit_problem``."""
         threads = shares(self.n_jobs, len(self.problems))[1] or 1
         prior = self.at(0, variance).prior
 
@@ -398,7 +398,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, rows: Any, weights: Array | None, center: Array | None) -> Columns:
-        """In one pass beside that for the mean. Center: the mean, where it is known."""
+        """In one pass beside that for the mean; center: the mean, where it is known."""
         mean = mean_of_rows(rows, weights) if center is None else center
         share = None if weights is None else weights / weights.sum()
         rounding, largest = rows.shape[0] * np.finfo(float).eps, None

@@ -252,7 +252,7 @@ class Search:
         There they stand still, and the fit is valid. They are left where they crawl, with
         that fit as the next start.
 
-        at: the problems and the prior variance at u. There: the next u, by the posterior of a
+        at: the problems and the prior variance at u; there: the next u, by the posterior of a
         sweep, or None.
         """
         begun, steps, crawls = u, [math.inf, math.inf], False
@@ -440,7 +440,7 @@ def find(search: Search, least: float, most: float) -> Found:
 
 
 def tell_lost(search: Search, kept: str) -> None:
-    """Warn of points that were lost. Kept: what prior_variance_ is then."""
+    """Warn of points that were lost; kept: what prior_variance_ is then."""
     if search.n_lost:
         warn_user(
             f"{search.n_lost} of {search.n_tried} points of the search of the prior variance gave "

@@ -131,7 +131,7 @@ class Spectrum(NamedTuple):
     def evidence(self, variance: float, noise: float) -> tuple[float, Array, Array]:
         """Log evidence, its slopes and second derivatives by logs of the two variances.
 
-        variance: of the coefficients. Noise: its variance.
+        variance: of the coefficients; noise: its variance.
         """
         ratio = variance / noise * self.values
         shrunk = 1.0 / (1.0 + ratio)

@@ -181,7 +181,7 @@ class Surface:
     def __init__(
         self, mode: HyperPoint, fitted: Callable[[Array, Any], HyperPoint | None], axes: Array
     ) -> None:
-        """fitted: the point at u (m,), from a fit near it. Axes: units of z, (m, m)."""
+        """fitted: the point at u (m,), from a fit near it; axes: units of z, (m, m)."""
         self.mode, self.fitted, self.axes, self.n_lost = mode, fitted, axes, 0
         self.log_axes = float(np.linalg.slogdet(axes)[1])
         m = len(mode.u)
@@ -195,7 +195,7 @@ class Surface:
         fitted: Callable[[Array, Any], HyperPoint | None],
         slopes: Callable[[HyperPoint], Array],
     ) -> Self:
-        """In units of its sides, by fits. Slopes: of the value at a point, by u."""
+        """In units of its sides, by fits; slopes: of the value at a point, by u."""
         found = cls(mode, fitted, principal_axes(mode, fitted, slopes))
         found.measure()
         return found

@@ -330,7 +330,7 @@ def interrupted(
 ) -> Interrupted | ExecutorFailed:
     """What to raise where Ctrl-C or a lost executor ends a fit: with what was found so far.
 
-    fit: the last run that has ended. Result: makes a posterior of one. Start, unfitted: what there
+    fit: the last run that has ended; result: makes a posterior of one; start, unfitted: what there
     is before the first sweep.
     """
     known = getattr(stopped, "posterior", None)
@@ -405,7 +405,7 @@ def warn_of(
     That is: an impossible log evidence, sites refused or fits that failed in the last sweep, a
     tolerance that was missed. What earlier sweeps met is in the history.
 
-    fit: anything with ``history`` and ``converged``. Engine: what was run.
+    fit: anything with ``history`` and ``converged``; engine: what was run.
     """
     history, sites = fit.history, engine.n_sites
     if not history:

@@ -99,7 +99,7 @@ def ends_of(level: float) -> tuple[float, float]:
 def summary(
     post: Any, level: float, above: Array, names: Sequence[str] = (), more: Any = None
 ) -> Any:
-    """See :meth:`epfast.FullPosterior.summary`. Above: probabilities to be positive.
+    """See :meth:`epfast.FullPosterior.summary`; above: probabilities to be positive.
 
     names, more: rows below the others, and their columns, (k, 5).
     """

@@ -40,7 +40,7 @@ def run_from(
     Sites of another loss, rows or prior may be so far off that all digits go where they are taken
     away: then the run begins anew, and that is the result where it settles.
 
-    guess: whether ``start`` is one, see :func:`start_may_be_dropped`. Given: the other arguments.
+    guess: whether ``start`` is one, see :func:`start_may_be_dropped`; given: the other arguments.
     """
     if not guess:
         return run(engine, schedule, start, **given)

@@ -43,7 +43,7 @@ def level_of(level: Any) -> float:
 
 
 def root(tails: Tails, level: float, guess: Array, scale: Array) -> Array:
-    """x with P(y <= x) = level, (n,), row by row. Scale: a length over which it changes."""
+    """x with P(y <= x) = level, (n,), row by row; scale: a length over which it changes."""
     level, result = level_of(level), np.empty(len(guess))
     for first in range(0, len(guess), ROWS):
         part = slice(first, first + ROWS)

@@ -62,7 +62,7 @@ def contents(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def state(arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> dict[str, Any]:
-    """The state of an operator, checked. Oracle: None where the file describes it."""
+    """The state of an operator, checked; oracle: None where the file describes it."""
     settings = checked(**header["settings"])
     learner = settings.learner()
     store = _store(arrays, settings, learner)

@@ -32,7 +32,7 @@ class Embedding(Protocol):
 
 
 def by_moments(messages: Any, omega: Array, phase: Array) -> Array:
-    """The embedding of the Gaussians of the same moments, end of B.3. Messages: (mean, variance).
+    """The embedding of the Gaussians of the same moments, end of B.3; messages: (mean, variance).
 
     Parameters
     ----------

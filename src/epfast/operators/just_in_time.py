@@ -336,7 +336,7 @@ class Operator:
     ) -> Answer:
         """Ask the oracle about one tuple, and learn from what it says.
 
-        x: its coordinates (k,). Predicted: targets (T,) by the model. Kind: UNSURE or AUDIT.
+        x: its coordinates (k,); predicted: targets (T,) by the model; kind: UNSURE or AUDIT.
         """
         oracle = self._known_oracle()
         answer = oracle.answer(np.concatenate(messages, axis=1), data, self.settings.power)
@@ -490,7 +490,7 @@ class Operator:
 
     @classmethod
     def restore(cls, arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> Operator:
-        """The operator that :meth:`save` wrote. Oracle: None where the file describes it."""
+        """The operator that :meth:`save` wrote; oracle: None where the file describes it."""
         result = cls.__new__(cls)
         result.__setstate__(files.state(arrays, header, oracle))
         return result

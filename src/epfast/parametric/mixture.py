@@ -194,7 +194,7 @@ def fitted(
     progress: Any = False,
     n_init: Any = None,
 ) -> tuple[MixturePosterior, ParametricEngine]:
-    """As :func:`fit_mixture`, without a warning. Given: arguments of the model, by name."""
+    """As :func:`fit_mixture`, without a warning; given: arguments of the model, by name."""
     _checks.callback(callback)
     _checks.progress(progress)
     seed = _checks.seed("rng", seed)

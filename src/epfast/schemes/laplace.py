@@ -54,7 +54,7 @@ class Laplace(Scheme):
         tol is at most 1e-12.
     max_iter : int, default=50
         Newton iterations at most.
-    half_sums : bool
+    half_sums : bool, default=False
         True: at a kink of the loss its slope is half the sum of the limits on both sides (Roche
         2016, section 3.2), also where Newton ends at a kink up to rounding. False: it is that of
         the side on which Newton ends. In a factor of several rows Newton may stop at the kink of

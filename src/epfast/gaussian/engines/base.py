@@ -303,8 +303,11 @@ class EPEngine(Visits):
 
     def _with_relaxation(self, relaxation: Relaxation, state: Any) -> Any:
         """The state with a copy of its relaxation factors, which the visits change."""
-        freeze, none = self.problem.scheme.freeze, np.zeros((2, self.n_sites))
-        relaxed = families.copied(state.relaxed or RelaxationFactors(*none))
+        freeze, relaxed = self.problem.scheme.freeze, state.relaxed
+        if relaxed is None:
+            relaxed = RelaxationFactors(*np.zeros((2, self.n_sites)))
+        else:
+            relaxed = families.copied(relaxed)
         frozen = freeze is not None and state.sweeps >= freeze
         relaxation.begin_sweep(relaxed.precision, relaxed.shift, frozen)
         return state._replace(relaxed=relaxed)
