@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from importlib.util import find_spec
 from types import ModuleType
 
 import numpy as np
@@ -15,7 +16,8 @@ SEEDS = {"rng", "seed", "random_state", "random_seed", "generator"}
 
 
 def modules():
-    members = (getattr(epfast, name) for name in dir(epfast))
+    missing = {"gpy"} if find_spec("GPy") is None else set()
+    members = (getattr(epfast, name) for name in set(dir(epfast)) - missing)
     return [epfast, *(one for one in members if isinstance(one, ModuleType))]
 
 

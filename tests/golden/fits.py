@@ -267,14 +267,15 @@ def orders(data: Data) -> Iterator[Fit]:
 def schemes_of_rows(data: Data) -> Iterator[Fit]:
     """How the moments of a row are found."""
     model = Model(data.rows(65), "logistic")
-    for scheme in (
-        schemes.Laplace(tol=1e-12),
-        schemes.QuickLaplace(),
-        schemes.Quadrature(),
-        schemes.Variational(),
-        schemes.Variational(gamma=1.5),
-    ):
-        yield model(repr(scheme), scheme=scheme)
+    given = {
+        "laplace": schemes.Laplace(tol=1e-12),
+        "quick laplace": schemes.QuickLaplace(),
+        "quadrature": schemes.Quadrature(),
+        "variational": schemes.Variational(),
+        "variational, gamma 1.5": schemes.Variational(gamma=1.5),
+    }
+    for name, scheme in given.items():
+        yield model(name, scheme=scheme)
     # that of samples and of the slope of a hinge have no fixed point here
     sampled = schemes.ImportanceSampling(samples=500, seed=3)
     yield model("importance", scheme=sampled, schedule=path(sweeps=1, order="sequential"))
