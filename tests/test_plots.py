@@ -42,11 +42,11 @@ def test_every_picture_is_tested():
 @pytest.mark.parametrize("name", PICTURES)
 def test_axes_in_and_out(fit, name, tmp_path):
     ax = Figure().add_subplot()
-    before = dict(matplotlib.rcParams)
+    before, figures = dict(matplotlib.rcParams), pyplot.get_fignums()
     assert PICTURES[name](*fit, ax) is ax
     new = PICTURES[name](*fit, None)
     assert new.figure is not ax.figure
-    assert not pyplot.get_fignums()
+    assert pyplot.get_fignums() == figures
     assert dict(matplotlib.rcParams) == before
     new.figure.savefig(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5000

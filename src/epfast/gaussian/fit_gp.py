@@ -67,69 +67,72 @@ def fit_gp(
 ) -> GPPosterior | LowRankGPPosterior | LatentGPPosterior:
     """Fit a Gaussian process by expectation propagation.
 
-    The posterior over latent values f is p(f) ∝ N(f; 0, K) Π_i t_i(f_i), t_i(f) =
-    exp(-beta loss(f; y_i)); a Gaussian site replaces each factor. O(n^3) per sweep, and n^2
-    numbers of memory beside K. With ``rank`` the prior is N(0, G G'), G the pivoted incomplete
-    Cholesky factor of K, and f = G w a linear model: O(n r^2) per sweep, n r numbers of memory.
+    The posterior of the latent values f is p(f) ∝ N(f; 0, K) Π_i t_i(f_i), with factors t_i(f) =
+    exp(-beta loss(f; y_i)). A Gaussian site replaces each factor. A sweep takes O(n^3) time, and
+    n^2 numbers of memory beside K. With ``rank`` the prior is N(0, G G'), where G is the pivoted
+    incomplete Cholesky factor of K. Then f = G w is a linear model, a sweep takes O(n r^2), and
+    memory is n r numbers.
 
     Parameters
     ----------
     K : array_like of shape (n, n), KernelColumns or LowRankFactor
-        (With a loss of C latents, as :class:`epfast.losses.Multiclass`, also a list of C matrices.)
-        Kernel matrix, symmetric and positive semi-definite to rounding. A KernelColumns, with
-        ``rank``, is never formed. A LowRankFactor stands for G G'; ``rank`` makes one of K.
+        Kernel matrix, symmetric and positive semi-definite up to rounding. A KernelColumns needs
+        ``rank``, and its matrix is never formed. A LowRankFactor stands for G G', and ``rank``
+        makes one from K. For a loss of C latents, such as :class:`epfast.losses.Multiclass`, K may
+        be a list of C matrices.
     y : array_like of shape (n,) or (n, k)
         What the loss takes, as in :func:`epfast.fit_linear`.
-    loss : str, Loss, scipy.LowLevelCallable or callable
+    loss : str, Loss, scipy.LowLevelCallable or callable, default="probit"
         As in :func:`epfast.fit_linear`. Sites of likelihoods that are not log-concave may have
         negative precision.
-    scheme : str or Scheme, optional
-        As in :func:`epfast.fit_linear` for a site per row. None: "exact".
-        ``schemes.Relaxed(weight=0.03)`` is relaxed EP (Qi & Guo 2012), for likelihoods with
-        outliers: in sequential or shuffled order, at power 1, without ``rank``.
+    scheme : str or Scheme, default="exact"
+        As in :func:`epfast.fit_linear` for a site per row. ``schemes.Relaxed(weight=0.03)`` is
+        relaxed EP (Qi & Guo 2012), for likelihoods with outliers, in sequential or shuffled order,
+        with power 1 and without ``rank``.
     schedule : EP or DoubleLoop, optional
         ``DoubleLoop(start=EP(...))`` descends to a fixed point of EP (Opper & Winther 2005) where
-        the sweeps of its start do not settle. None: ``DoubleLoop()`` for up to 1,000 observations
-        whose likelihood is not log-concave, else ``EP()``. With ``rank`` any schedule of
-        :func:`epfast.fit_linear`.
-    beta : float, optional
-        Inverse temperature. None: 1.
-    offset : array_like of shape (n,), optional
-        Known parts of the latent values: the factors are t_i(f_i + offset_i). None: 0.
+        the sweeps of its start do not converge. The default is ``DoubleLoop()`` for up to 1,000
+        observations whose likelihood is not log-concave, else ``EP()``. With ``rank`` any schedule
+        of :func:`epfast.fit_linear`.
+    beta : float, default=1.0
+        Inverse temperature.
+    offset : array_like of shape (n,), default=0
+        Known parts of the latent values. The factors are t_i(f_i + offset_i).
     weights : array_like of shape (n,), optional
-        As in :func:`epfast.fit_linear`: an observation of weight w >= 1 counts as w copies, the
-        factor of one below 1 enters to the power w. Without ``rank`` for sequential and shuffled
+        As in :func:`epfast.fit_linear`: an observation of weight w >= 1 counts as w copies, and the
+        factor of one below 1 is raised to the power w. Without ``rank`` for sequential and shuffled
         sweeps of :class:`epfast.EP`.
     jitter : float, optional
-        Added to the diagonal of K; K is not changed otherwise. Not with ``rank``.
+        Added to the diagonal of K, which is not modified otherwise. Not with ``rank``.
     rank : int, optional
-        Columns of the factor at most, see :func:`epfast.incomplete_cholesky`.
+        The largest number of columns of the factor, see :func:`epfast.incomplete_cholesky`.
     rank_tol : float, optional
-        With ``rank``: fewer columns where they leave at most this share of the trace of K.
+        With ``rank``: use fewer columns if they leave at most this share of the trace of K.
     batch_size : int, optional
-        With ``rank``: rows per factor of Laplace propagation (Smola et al. 2003). None: a site per
-        observation.
+        With ``rank``: rows per factor of Laplace propagation (Smola et al. 2003). By default each
+        observation has a site.
     start : GPPosterior or LowRankGPPosterior, optional
-        Warm start or resume: its sites are taken, for the same observations. With ``rank`` a
-        LowRankGPPosterior, of any rank unless its sites are shared; else a GPPosterior. Sites of
-        another model that lead nowhere are dropped: the fit begins anew.
-    overwrite_K : bool
-        Work in the memory of K, a C-contiguous float64 array, and destroy it; no other matrix of
+        Warm start, or resume, by its sites, for the same observations. With ``rank`` a
+        LowRankGPPosterior, of any rank unless its sites are shared, else a GPPosterior. Sites of
+        another model that do not converge are dropped, and the fit starts anew.
+    overwrite_K : bool, default=False
+        Work in the memory of K, a C-contiguous float64 array, and destroy it. No other matrix of
         its size is allocated.
     callback, progress
         As in :func:`epfast.fit_linear`.
     n_jobs : int, optional
-        Threads at most: k > 0, or -1 for one on each core that the process may use. They share
-        matrices from order 512 on, each with a BLAS of one thread; with ``rank`` they are those of
-        BLAS. The results are the same to rounding. None: for matrices of that size as many as BLAS
-        takes by itself. Smaller ones have one thread in any case. BLAS is held for the length of
-        the fit, by threadpoolctl; without that package it has its own number, whatever is given. Of
-        fits that overlap the least number of BLAS threads holds for all; the last of them sets back
-        what was found.
+        The largest number of threads: k > 0, or -1 for one on each core that the process may use.
+        They share matrices from order 512 on, each with a BLAS of one thread. Smaller matrices
+        have one thread. With ``rank`` they are threads of BLAS. By default large matrices have as
+        many threads as BLAS uses by itself. The results are the same up to rounding. threadpoolctl
+        limits BLAS during the fit, and without that package BLAS keeps its own number. If fits
+        overlap, the smallest number of BLAS threads holds for all, and the last fit restores the
+        number before.
 
     Returns
     -------
-    GPPosterior, or LowRankGPPosterior with rank
+    GPPosterior or LowRankGPPosterior
+        The latter with ``rank``. With several latents per row a LatentGPPosterior.
 
     Raises
     ------
@@ -138,15 +141,15 @@ def fit_gp(
     FloatingPointError
         If the posterior or the evidence overflows.
     Interrupted
-        On Ctrl-C, within about a second; its ``posterior`` is what was found so far, see
-        :class:`epfast.Interrupted`. Its matrix is computed when first asked for, O(n^3).
+        On Ctrl-C, within about a second. Its ``posterior`` holds the result so far, see
+        :class:`epfast.Interrupted`. Its matrix is computed when it is first read, in O(n^3).
 
     Warns
     -----
     ConvergenceWarning
-        If the tolerance was not reached; if the last sweep refused a site; if the log evidence is
-        above 0 where no factor is above 1; if sweeps stand still at no fixed point; with a double
-        loop, if no fixed point was found. ``converged`` is False then.
+        ``converged`` is False. The warning names the reason: the tolerance was not reached, the
+        last sweep refused a site, the log evidence is above 0 where no factor is above 1, sweeps
+        stopped at no fixed point, or a double loop did not reach one.
     DataWarning
         If ``rank`` leaves more than 1 nat of the log evidence open, by the estimate
         ``truncation_error`` of the result.

@@ -98,133 +98,146 @@ def fit_linear(
 ) -> FactorizedPosterior | FullPosterior | LatentPosterior:
     """Fit a linear model by expectation propagation.
 
-    The posterior over weights theta is p(theta) ∝ N(theta; prior) Π_i t_i(theta), one factor per
-    row or per minibatch, t_i(theta) = exp(-beta Σ_k loss(x_k.theta; y_k)). A Gaussian site replaces
-    each factor; ``scheme`` fits it near the cavity, which is the posterior without that site.
+    The posterior of the weights theta is p(theta) ∝ N(theta; prior) Π_i t_i(theta), with one factor
+    per row or per minibatch, t_i(theta) = exp(-beta Σ_k loss(x_k.theta; y_k)). A Gaussian site
+    replaces each factor. ``scheme`` fits the site to its factor near the cavity, which is the
+    posterior without that site.
 
     Parameters
     ----------
     X : array_like or sparse matrix of shape (n, d), or iterable of (X, y) chunks
-        Rows of features; see ``intercept`` for a constant one. C-contiguous float64 and CSR
-        matrices are used in place, the indices of CSR as a copy; float32 and other layouts piece by
-        piece; a memory map is read as it is visited. With a factorised posterior CSR rows cost
-        O(nonzeros), sites too. With ``schedule=ADF()`` X may be an iterable of chunks, dense or
-        CSR, and ``y`` None; the result does not depend on where the chunks are cut.
+        Rows of features. For a constant column see ``intercept``. C-contiguous float64 arrays and
+        CSR matrices are used in place (the indices of CSR are copied). Other layouts, and float32,
+        are converted piece by piece. A memory map is read as it is visited. With a factorised
+        posterior CSR rows cost O(nonzeros). With ``schedule=ADF()`` X may be an iterable of chunks,
+        dense or CSR, and ``y`` None. The result does not depend on where the chunks are cut.
     y : array_like of shape (n,) or (n, k)
-        What the loss takes: labels -1 and +1; counts for "poisson"; (count, trials) for "binomial".
-    loss : str, Loss, scipy.LowLevelCallable or callable
-        A name of ``epfast.losses.NAMED``, as "logistic", "probit", "hinge", "squared_hinge",
-        "quasi01", "noisy_step", "poisson", "binomial"; a Loss; or your own, see
-        :class:`~epfast.losses.CustomLoss` and for sites :class:`~epfast.losses.CustomSite`.
+        What the loss takes: labels -1 and +1, counts for "poisson", (count, trials) for "binomial".
+    loss : str, Loss, scipy.LowLevelCallable or callable, default="logistic"
+        A name of ``epfast.losses.NAMED``, for example "logistic", "probit", "hinge",
+        "squared_hinge", "quasi01", "noisy_step", "poisson" or "binomial". Or a Loss. For a loss of
+        your own see :class:`~epfast.losses.CustomLoss`, and for sites of your own
+        :class:`~epfast.losses.CustomSite`.
     scheme : str or Scheme, optional
-        How the tilted moments of a factor are found: "exact", "laplace", "quick_laplace",
+        How the tilted moments of a factor are computed: "exact", "laplace", "quick_laplace",
         "quadrature", "variational", "importance", or an object of :mod:`epfast.schemes` with
-        numbers of its own. None: "exact" for a site per row, "laplace" for minibatches (Laplace
-        propagation, Smola et al. 2003; with a full covariance one parallel sweep from flat sites is
-        the Bayes committee machine), with a factorised posterior and the hinge the slope in place
-        of the curvature. Where Laplace does not hold, as for losses with a jump, a scheme must be
-        named. Roche (2016) favours "variational", which suits columns of unit norm: on columns of
-        unit variance its fixed points may be wrong.
+        parameters of its own. The default is "exact" for a site per row and "laplace" for
+        minibatches (Laplace propagation, Smola et al. 2003). With a full covariance one parallel
+        sweep of the latter from flat sites is the Bayes committee machine. For the hinge with a
+        factorised posterior the default uses the slope in place of the curvature. Losses with a
+        jump have no Laplace approximation, and need a named scheme. Roche (2016) favours
+        "variational", which suits columns of unit norm. On columns of unit variance its fixed
+        points may be wrong.
     posterior : {"full", "factorized"}, optional
-        Full or diagonal covariance. None: "full" for min(n, d) up to 5,000 (for chunks: d), else
-        "factorized". A diagonal covariance understates the standard deviations of correlated
-        columns, and so does one pass of ADF those along the mean, however independent the columns.
+        Full or diagonal covariance. The default is "full" for min(n, d) up to 5,000 (for chunks:
+        d), else "factorized". A diagonal covariance underestimates the standard deviations of
+        correlated columns. One pass of ADF underestimates the standard deviation along the mean.
     batch_size : int, optional
-        Rows per factor, in the order of X; the last may have fewer. None: a site per row, which
-        acts on x_i.theta alone.
-    prior_variance : float or array_like of shape (d,), optional
-        Variance of independent normal priors. None: 1, which suits columns of unit variance.
+        Rows per factor, in the order of X. The last factor may have fewer. By default each row has
+        a site, which depends on x_i.theta alone.
+    prior_variance : float or array_like of shape (d,), default=1.0
+        Variance of independent normal priors. The default suits columns of unit variance.
     prior_precision : array_like of shape (d, d), optional
-        Precision matrix of the prior, instead of ``prior_variance``, symmetric to rounding, as the
-        inverse of a covariance matrix is; a diagonal matrix for a factorised posterior.
+        Precision matrix of the prior, in place of ``prior_variance``. It must be symmetric up to
+        rounding. For a factorised posterior it must be diagonal.
     prior_covariance : array_like of shape (d, d), optional
-        Covariance matrix of the prior, instead of ``prior_variance`` and ``prior_precision``; it is
-        inverted once. A diagonal matrix for a factorised posterior.
-    prior_mean : array_like of shape (d,), optional
-        Mean of the prior. None: 0.
+        Covariance matrix of the prior, in place of ``prior_variance`` and ``prior_precision``. It
+        is inverted once. For a factorised posterior it must be diagonal.
+    prior_mean : array_like of shape (d,), default=0
+        Mean of the prior.
     prior : epfast.losses.SpikeAndSlab, LaplacePrior, StudentTPrior or Horseshoe, optional
-        A prior of each weight that is a site of EP, instead of a normal one; an intercept has none.
-        Sweeps visit rows, then weights; the sites of a Gaussian likelihood are exact. See
-        :class:`epfast.gaussian.ShrunkPosterior`.
-    intercept : bool or float
-        True: one more weight, the last one, of a column of ones, with prior variance 100; a number:
-        with that prior variance. The prior is that of the latent value at the (weighted) means of
-        the columns, of chunks at those of the first chunk, so that columns may lie anywhere; with a
-        factorised posterior and beside a ``prior`` it is at 0. The posterior adds the ones to new
-        rows by itself; priors and X are given without it. X is copied.
-    offset : array_like of shape (n,), optional
-        Known parts of the latent values: the factors are t_i(x_i.theta + offset_i), as for the log
-        of an exposure. None: 0.
+        A prior of each weight that is a site of EP, in place of a normal prior. An intercept has
+        no such site. A sweep visits rows, then weights. The sites of a Gaussian likelihood are
+        exact. See :class:`epfast.gaussian.ShrunkPosterior`.
+    intercept : bool or float, default=False
+        True adds a weight, the last one, of a column of ones, with prior variance 100. A number is
+        its prior variance. The prior is that of the latent value at the (weighted) means of the
+        columns, so that columns need not be centred. For chunks these are the means of the first
+        chunk. With a factorised posterior, or beside a ``prior``, it is that of the latent value
+        at 0. The posterior adds the ones to new rows. Priors and X are given without the column. X
+        is copied.
+    offset : array_like of shape (n,), default=0
+        Known parts of the latent values, for example the log of an exposure. The factors are
+        t_i(x_i.theta + offset_i).
     weights : array_like of shape (n,), optional
         Numbers >= 0. A row of weight w >= 1 counts as w copies of itself, so that whole weights
-        give the fixed point of repeated rows; copies settle before the next row is visited, and
-        those that do not count as refused. The factor of a row of weight w < 1 enters to the power
-        w; so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which takes a
-        row once. A row of weight 0 does not count. With several latents per row whole weights copy
-        the rows, and others are refused.
+        give the fixed point of repeated rows. Its copies converge before the next row is visited,
+        and copies that do not converge count as refused. The factor of a row of weight w < 1 is
+        raised to the power w. Weights of rows in a minibatch are powers, exp(-beta Σ_k w_k loss_k),
+        and so are those of ADF, which visits a row once. Rows of weight 0 are ignored. With several
+        latents per row whole weights copy the rows, and others are refused.
     schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
-        Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
-    beta : float, optional
-        Inverse temperature. None: 1.
+        Which sites are stored, and in which order they are updated. See :mod:`epfast.schedules`.
+        The default is ``EP()``.
+    beta : float, default=1.0
+        Inverse temperature.
     start : FactorizedPosterior or FullPosterior, optional
-        Warm start or resume. EP and its relatives take its sites (same X, ``batch_size``, d and
-        number of groups); ADF goes on from its posterior with new rows, and its prior. Sites of
-        another model that lead nowhere are dropped: the fit begins anew.
+        Warm start, or resume. EP and the other schedules with sites use its sites (same X,
+        ``batch_size``, d and number of groups). ADF continues from its posterior with new rows, and
+        keeps its prior. Sites of another model that do not converge are dropped, and the fit
+        starts anew.
     record : {"cost", "factor"}, optional
-        "cost": ``history`` has the regularised cost at the posterior mean after each sweep, beta
-        Σ loss minus the log prior density up to a constant. "factor": after each factor too.
+        "cost" adds to ``history`` the regularised cost at the posterior mean after each sweep: beta
+        Σ loss minus the log prior density, up to a constant. "factor" adds it after each factor,
+        too.
     callback : callable, optional
-        Called after each sweep as ``callback(info, state)``; a true answer ends the fit.
-    progress : bool or callable
-        True shows a tqdm bar; a callable is called with the number of factors done, after each
+        Called after each sweep as ``callback(info, state)``. A true return value ends the fit.
+    progress : bool or callable, default=False
+        True shows a tqdm bar. A callable is called with the number of factors done, after each
         piece of work.
-    n_jobs : int, optional
-        Threads that share the rows of a sweep. None: 1; -1: one for each core that the process may
-        use. They serve chunked order, parallel order of scalar sites with a full covariance, and of
-        dense rows with a factorised posterior, where work lasts some tenths of a millisecond; all
-        else takes one, as do your own losses and schemes, and samples. The result is the same.
-        Beside an ``executor``: tasks in flight in the order "as_completed"; None: its workers.
+    n_jobs : int, default=1
+        Number of threads that share the rows of a sweep. -1 is one for each core that the process
+        may use. Threads serve chunked order, parallel order of scalar sites with a full covariance,
+        and parallel order of dense rows with a factorised posterior, where the work takes some
+        tenths of a millisecond. All else takes one thread, and so do your own losses and schemes,
+        and importance sampling. The result is the same. Beside an ``executor`` it is the number of
+        tasks in flight in the order "as_completed", by default that of its workers.
     executor : concurrent.futures.Executor, optional
-        Does the work on shards: a pool of threads or processes, or ``client.get_executor()`` of a
-        Dask client. With ``schedule=DEP()``, DSEP() or DAEP(), a task per shard or group, and with
-        a ``batch_size``, ``scheme="laplace"`` and ``EP(order="parallel")``. A task takes its rows
-        along, so that processes suit work that is long for the size of its rows; rows that live on
-        a cluster are for :mod:`epfast.dask`. In the order "parallel" the result is that without an
-        executor; DEP's "as_completed", the default here, depends on who is first, and says so by
-        ``in_flight`` in ``history``. What the executor loses is sent again. It is not shut down.
+        Runs the work on shards: a pool of threads or processes, or ``client.get_executor()`` of a
+        Dask client. ``schedule=DEP()``, DSEP() and DAEP() have a task per shard or group.
+        ``EP(order="parallel")`` with a ``batch_size`` and ``scheme="laplace"`` has tasks, too. A
+        task carries its rows, so processes suit work that is long for the size of its rows. For
+        rows that live on a cluster see :mod:`epfast.dask`. In the order "parallel" the result is
+        that without an executor. DEP's "as_completed", the default here, depends on which task
+        ends first, and reports ``in_flight`` in ``history``. Tasks that the executor loses are
+        submitted again. The executor is not shut down.
 
     Returns
     -------
-    FullPosterior (with fewer rows than columns and a site per row the :class:`WidePosterior`, whose
-    sweeps take O(n^3); with a ``prior`` the ShrunkPosterior) or FactorizedPosterior
+    FullPosterior or FactorizedPosterior
+        With fewer rows than columns and a site per row a :class:`WidePosterior`, whose sweeps take
+        O(n^3). With a ``prior`` a ShrunkPosterior. With several latents per row a LatentPosterior.
 
     Raises
     ------
     ValueError, TypeError
-        With the name of the argument, what was given, and what is allowed: for a combination that
-        makes no sense, or a number that the combination does not use.
+        With the name of the argument, what was given, and what is allowed: for combinations that
+        make no sense, and for arguments that a combination does not use.
     FloatingPointError
         If the posterior or the evidence overflows.
     RuntimeError
-        If a loss in C returns an error code; an exception of a Python loss is passed on.
+        If a loss in C returns an error code. Exceptions of a Python loss are passed on.
     Interrupted
-        On Ctrl-C, within about a second; its ``posterior`` holds what was found so far, see
+        On Ctrl-C, within about a second. Its ``posterior`` holds the result so far, see
         :class:`epfast.Interrupted`.
     ExecutorFailed
-        If the executor loses the same task again and again; it has a ``posterior``, too.
+        If the executor loses the same task again and again. It has a ``posterior``, too.
 
     Warns
     -----
     ConvergenceWarning
-        If the sweeps were used up above the tolerance; if the last sweep refused a site; if the fit
-        of a factor failed as a whole, so that its site stayed; if the log evidence is above 0 where
-        no factor is above 1. ``converged`` is False then.
+        ``converged`` is False. The warning names the reason: the tolerance was not reached in the
+        allowed sweeps, the last sweep refused a site, the fit of a factor failed so that its site
+        was kept, or the log evidence is above 0 where no factor is above 1.
     DataWarning
-        If weights are no counts, which change how sure the fit is; if a column lies further than
-        1e5 standard deviations from 0 beside an intercept (10 where its prior is at 0); if columns
-        differ in scale by more than 1e3 under one prior variance; if there is no constant column
-        and less than 40 % of the labels are of one kind; if a plane separates the labels and the
-        prior is flat.
+        The data make the result doubtful:
+
+        - weights are no counts, which makes intervals too narrow or too wide,
+        - a column lies further than 1e5 standard deviations from 0 beside an intercept (10 where
+          the prior of the intercept is at 0),
+        - columns differ in scale by more than 1e3 under one prior variance,
+        - there is no constant column, and less than 40 % of the labels are of one kind,
+        - a plane separates the labels, and the prior is flat.
 
     Examples
     --------

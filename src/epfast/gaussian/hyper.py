@@ -415,67 +415,73 @@ def fit_hyper(
     """Fit a linear model and average over hyper-parameters: sds of groups of weights, and noise.
 
     The weights of a group are N(0, s^2), all others N(prior_mean, prior_variance). For each value
-    of the hyper-parameters, sds s and numbers of the likelihood, EP fits the weights; the density
-    of a value is its prior times the evidence of its fit. The result is the mixture of the fits.
+    of the hyper-parameters (the sds s, and parameters of the likelihood) EP fits the weights. The
+    density of a value is its prior times the evidence of its fit. The result is the mixture of the
+    fits.
 
     Parameters
     ----------
     X : array_like or sparse matrix of shape (n, d)
-        Rows.
+        Rows of features.
     y : array_like of shape (n,) or (n, k)
         What the loss takes.
-    loss : str or Loss
-        As in :func:`epfast.fit_linear`, of one latent value per row.
+    loss : str or Loss, default="gaussian"
+        As in :func:`epfast.fit_linear`, with one latent value per row.
     sds : dict, optional
         ``{name: (columns, prior)}``: groups of columns that share a prior sd. Columns are a slice,
-        indices, a mask (d,), or names of a frame; the prior is of :mod:`epfast.priors`. No column
-        is in two groups.
+        indices, a mask (d,), or names of a frame. The prior is one of :mod:`epfast.priors`. A
+        column belongs to one group at most.
     correlations : dict, optional
-        ``{(name, name, ...): LKJ(eta)}``: groups of ``sds`` whose columns of the same place, those
-        of one level, are correlated: ``{("1|g", "x|g"): LKJ(2.0)}`` for intercepts and slopes. The
-        correlation of the effects a and b is the hyper-parameter "cor a,b".
+        ``{(name, name, ...): LKJ(eta)}``: groups of ``sds`` whose effects of the same level are
+        correlated, for example ``{("1|g", "x|g"): LKJ(2.0)}`` for intercepts and slopes. The k-th
+        columns of the groups belong to level k. The correlation of the effects a and b is the
+        hyper-parameter "cor a,b".
     learn : dict, optional
-        ``{name: prior}``: numbers of the loss, those of ``loss.learnable``; "sd" is the standard
+        ``{name: prior}``: parameters of the loss, out of ``loss.learnable``. "sd" is the standard
         deviation of Gaussian noise.
     prior_variance : float or array_like of shape (d,)
-        Of the weights that are in no group.
-    prior_mean : array_like of shape (d,), optional
-        Of these weights; 0 of those in groups. None: 0.
+        Prior variance of the weights that are in no group.
+    prior_mean : array_like of shape (d,), default=0
+        Prior mean of these weights. It is 0 for weights in groups.
     intercept, offset, weights
         As in :func:`epfast.fit_linear`.
     schedule : EP, optional
-        Of each fit; None: ``EP()``. Its tolerance is 1e-6 here.
-    strategy : {"auto", "grid", "ccd", "sobol", "eb"}
-        "grid": all points of a grid, of one or two hyper-parameters; "ccd": a central composite
-        design, few points; "sobol": 128 quasi-random points; "eb", empirical Bayes: the mode alone.
-        "auto": a grid of one or two, "sobol" up to eight ("ccd" with 1,000 levels of a group or
-        more), and the mode beyond, with a warning.
-    rng : int
+        Schedule of each fit. The default is ``EP()`` with a tolerance of 1e-6.
+    strategy : {"auto", "grid", "ccd", "sobol", "eb"}, default="auto"
+        At which values of the hyper-parameters EP is run:
+
+        - "grid": all points of a grid, for one or two hyper-parameters,
+        - "ccd": a central composite design, which has few points,
+        - "sobol": 128 quasi-random points,
+        - "eb", empirical Bayes: the mode alone,
+        - "auto": a grid for one or two, "sobol" for up to eight ("ccd" if a group has 1,000 levels
+          or more), and the mode for more, with a warning.
+    rng : int, default=0
         Seed of the points of "sobol".
 
     Returns
     -------
     IntegratedPosterior
-        ``hyper`` is a table of the hyper-parameters, ``points`` and ``weights`` are those of the
-        mixture. Its ``posteriors`` are :class:`epfast.gaussian.ArrowPosterior` where a group has 30
-        columns or more and a row acts on one of them: no matrix of all weights is made.
+        ``hyper`` is a table of the hyper-parameters. ``points`` and ``weights`` are those of the
+        mixture. Its ``posteriors`` are :class:`epfast.gaussian.ArrowPosterior`, without a matrix of
+        all weights, if a group has 30 columns or more of which each row uses one.
 
     Raises
     ------
     ValueError, TypeError
-        With the name of the argument, what was given, and what is allowed; if the posterior of one
-        or two hyper-parameters is improper, their names.
+        With the name of the argument, what was given, and what is allowed. If the posterior of one
+        or two hyper-parameters is improper, with their names.
     FloatingPointError
-        If no fit settles near the most probable hyper-parameters.
+        If no fit converges near the most probable hyper-parameters.
 
     Warns
     -----
     ConvergenceWarning
-        If points gave no fit, or few of them carry the average.
+        If fits at some points failed, or if few points have nearly all the weight.
     DataWarning
-        If a sd of a group is compatible with 0; if the posterior of a hyper-parameter hardly falls
-        above its mode, so that it has no sd or is improper, as under a flat prior with two or three
-        groups; if there are more than eight hyper-parameters.
+        If the sd of a group is compatible with 0. If the posterior of a hyper-parameter hardly
+        falls above its mode, so that it has no sd or is improper, as under a flat prior with two or
+        three groups. If there are more than eight hyper-parameters.
 
     References
     ----------

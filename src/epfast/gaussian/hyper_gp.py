@@ -331,40 +331,41 @@ def fit_hyper_gp(
 ) -> IntegratedProcess:
     """Fit a Gaussian process and average over its kernel's hyper-parameters, and over the noise.
 
-    For each value of the hyper-parameters EP fits the latent values of the rows; the density of a
+    For each value of the hyper-parameters EP fits the latent values of the rows. The density of a
     value is its prior times the evidence of its fit. The result is the mixture of the fits.
 
     Parameters
     ----------
     kernel : kernel of sklearn.gaussian_process.kernels
-        With the values where a search begins; those without a prior stay as they are. Another one
-        searches from length scales four times as long: modes that differ are averaged over.
+        Kernel, with the values at which the search begins. Hyper-parameters without a prior keep
+        their values. A second search begins with length scales four times as long. If the two end
+        in different modes, the average is over both.
     X : array_like of shape (n, d)
-        Rows.
+        Rows of features.
     y : array_like of shape (n,) or (n, k)
         What the loss takes.
-    loss : str or Loss
-        As in :func:`epfast.fit_gp`, of one latent value per row.
+    loss : str or Loss, default="gaussian"
+        As in :func:`epfast.fit_gp`, with one latent value per row.
     priors : dict
         ``{name: prior}``, priors of :mod:`epfast.priors`. A name is that of a hyper-parameter of
         the kernel, as "k2__length_scale", or the last part of it where only one has that,
         "length_scale"; "sd" is the root of "constant_value", "noise_sd" that of "noise_level".
         Each of several length scales has the prior.
     learn : dict, optional
-        As in :func:`epfast.fit_hyper`: numbers of the loss; "sd" is that of Gaussian noise.
+        As in :func:`epfast.fit_hyper`: parameters of the loss. "sd" is that of Gaussian noise.
     offset, weights
         As in :func:`epfast.fit_gp`.
-    jitter : float
+    jitter : float, default=1e-10
         Added to the diagonal of the kernel matrix.
     schedule : EP, optional
-        Of each fit; None: ``EP()``. Its tolerance is 1e-6 here.
+        Schedule of each fit. The default is ``EP()`` with a tolerance of 1e-6.
     strategy, rng
         As in :func:`epfast.fit_hyper`.
 
     Returns
     -------
     IntegratedProcess
-        ``hyper`` is a table of the hyper-parameters; predictions take new rows X.
+        ``hyper`` is a table of the hyper-parameters. Predictions take new rows X.
 
     Raises
     ------
@@ -374,7 +375,7 @@ def fit_hyper_gp(
     Warns
     -----
     ConvergenceWarning
-        If points gave no fit, or few of them carry the average.
+        If fits at some points failed, or if few points have nearly all the weight.
 
     References
     ----------
