@@ -81,11 +81,13 @@ def test_generators_and_seeds(door):
         door(*given, seed=4)
 
 
-def test_slow_modules_wait_until_they_are_used():
-    """A third of the import went to scipy.stats, which some fits alone use."""
-    code = "import sys, epfast; print(*sys.modules)"
+def test_modules_wait_until_they_are_used():
+    """The package itself loads nothing, and a fit of rows none of what other fits need."""
+    code = "import sys, epfast; print(*sys.modules); epfast.fit_linear; print(*sys.modules)"
     given = {"capture_output": True, "text": True, "check": True}
-    loaded = set(subprocess.run([sys.executable, "-c", code], **given).stdout.split())
-    assert "epfast.gaussian" in loaded
+    run = subprocess.run([sys.executable, "-c", code], **given)
+    package, fit = (set(line.split()) for line in run.stdout.splitlines())
+    assert {name for name in package if name.startswith(("epfast.", "numpy", "scipy"))} == set()
+    assert "epfast.gaussian" in fit
     slow = {"scipy.stats", "scipy.optimize", "scipy.interpolate", "sklearn", "pandas", "matplotlib"}
-    assert not loaded & slow
+    assert not fit & (slow | {"epfast.graph", "epfast.operators", "epfast.parametric"})

@@ -25,8 +25,7 @@ from scipy import special
 import epfast
 from bench.lib import harness
 from bench.speed.linear_task import rounds
-from epfast._core import graph_factors as core
-from epfast._core import vector
+from epfast._core import graph_factors as core, vector
 from epfast._core.graph import Program
 
 FACTORS, NODES, ROWS = 2000, 40, 256

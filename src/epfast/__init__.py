@@ -33,193 +33,52 @@ The modules, in the order of their imports. Each imports only those above it::
     rating              ratings of players from games, through time
 """
 
+import ast as _ast
+from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
+from pathlib import Path as _Path
 from sys import _getframe
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from epfast import backend, graph, losses, operators, priors, schemes
-from epfast._core.vector import build_facts as _build_facts
-from epfast.gaussian import (
-    FactorizedPosterior,
-    FullPosterior,
-    GPPosterior,
-    GPState,
-    IntegratedPosterior,
-    KernelColumns,
-    LowRankFactor,
-    LowRankGPPosterior,
-    NearestGPPosterior,
-    RelaxationFactors,
-    RelaxedEnergies,
-    State,
-    WidePosterior,
-    combine,
-    incomplete_cholesky,
+
+def _modules() -> dict[str, str]:
+    """Names and the modules that hold them, by the stub that type checkers read."""
+    stub = _ast.parse(_Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = (node for node in stub.body if isinstance(node, _ast.ImportFrom))
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+_MODULES = _modules()
+#: modules that need an extra
+_EXTRAS = {"dask", "estimators", "formula", "gpy", "plots", "rating"}
+# Where scikit-learn is missing its estimators are not listed, so that "from epfast import *" works.
+# Asking for one says what to install.
+__all__ = sorted(
+    name
+    for name, module in _MODULES.items()
+    if name not in _EXTRAS and (module != "epfast.estimators" or _find_spec("sklearn"))
 )
-from epfast.gaussian.fit_gp import fit_gp
-from epfast.gaussian.fit_linear import fit_linear
-from epfast.gaussian.hyper import fit_hyper
-from epfast.gaussian.hyper_gp import IntegratedProcess, fit_hyper_gp
-from epfast.graph import Graph, GraphPosterior
-from epfast.inference import (
-    ConvergenceWarning,
-    DataWarning,
-    ExecutorFailed,
-    Interrupted,
-    Sites,
-    SweepInfo,
-)
-from epfast.inference.certificates import Check
-from epfast.inference.comparison import compare
-from epfast.losses import (
-    CustomLoss,
-    CustomSite,
-    Hinge,
-    Logistic,
-    Loss,
-    NoisyStep,
-    PiecewiseLinear,
-    Probit,
-    Quasi01,
-    SquaredHinge,
-)
-from epfast.operators import Learned, Operator, SampledFactor
-from epfast.parametric import MixturePosterior, NetworkPosterior, fit_mixture, fit_network
-from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP, DoubleLoop
-from epfast.schemes import ImportanceSampling
-from epfast.storage import load
-from epfast.svm import SVM, SVMInfo, fit_svm
-
-__version__: str = _build_facts()["version"]
-
-__all__ = [
-    "ADF",
-    "AEP",
-    "DAEP",
-    "DEP",
-    "DSEP",
-    "EP",
-    "SEP",
-    "SVM",
-    "Check",
-    "ConvergenceWarning",
-    "CustomLoss",
-    "CustomSite",
-    "DataWarning",
-    "DoubleLoop",
-    "ExecutorFailed",
-    "FactorizedPosterior",
-    "FullPosterior",
-    "GPPosterior",
-    "GPState",
-    "Graph",
-    "GraphPosterior",
-    "Hinge",
-    "ImportanceSampling",
-    "IntegratedPosterior",
-    "IntegratedProcess",
-    "Interrupted",
-    "KernelColumns",
-    "Learned",
-    "Logistic",
-    "Loss",
-    "LowRankFactor",
-    "LowRankGPPosterior",
-    "MixturePosterior",
-    "NearestGPPosterior",
-    "NetworkPosterior",
-    "NoisyStep",
-    "Operator",
-    "PiecewiseLinear",
-    "Probit",
-    "Quasi01",
-    "RelaxationFactors",
-    "RelaxedEnergies",
-    "SVMInfo",
-    "SampledFactor",
-    "Sites",
-    "SquaredHinge",
-    "State",
-    "SweepInfo",
-    "WidePosterior",
-    "backend",
-    "combine",
-    "compare",
-    "fit_gp",
-    "fit_hyper",
-    "fit_hyper_gp",
-    "fit_linear",
-    "fit_mixture",
-    "fit_network",
-    "fit_svm",
-    "graph",
-    "incomplete_cholesky",
-    "load",
-    "operators",
-    "priors",
-    "schemes",
-]
-
-# These need an extra and are imported when they are asked for. Where scikit-learn is missing they
-# are not listed, so that "from epfast import *" works, and asking for one says what to install.
-_LAZY = {
-    "GPClassifier": "epfast.estimators",
-    "GPRegressor": "epfast.estimators",
-    "GaussianMixtureEP": "epfast.estimators",
-    "LinearClassifier": "epfast.estimators",
-    "LinearRegressor": "epfast.estimators",
-    "NetworkClassifier": "epfast.estimators",
-    "NetworkRegressor": "epfast.estimators",
-    # modules
-    "dask": "epfast.dask",
-    "estimators": "epfast.estimators",
-    "formula": "epfast.formula",
-    "gpy": "epfast.gpy",
-    "plots": "epfast.plots",
-    "rating": "epfast.rating",
-}
-
-if _TYPE_CHECKING:
-    from epfast.estimators import (
-        GaussianMixtureEP,
-        GPClassifier,
-        GPRegressor,
-        LinearClassifier,
-        LinearRegressor,
-        NetworkClassifier,
-        NetworkRegressor,
-    )
-
-if _find_spec("sklearn") is not None:
-    __all__ += [
-        "GPClassifier",
-        "GPRegressor",
-        "GaussianMixtureEP",
-        "LinearClassifier",
-        "LinearRegressor",
-        "NetworkClassifier",
-        "NetworkRegressor",
-    ]
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _LAZY:
-        homes = (module for module in (schemes, losses) if name in module.__all__)
-        place = "".join(f"; it is {module.__name__}.{name}" for module in homes)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}", name=name)
-    from importlib import import_module
-
+    if name == "__version__":
+        return _import_module("epfast._core.vector").build_facts()["version"]
+    home = _MODULES.get(name, "epfast")
     try:
-        module = import_module(_LAZY[name])
-        return module if module.__name__ == f"epfast.{name}" else getattr(module, name)
+        if home != "epfast":
+            return getattr(_import_module(home), name)
+        if not name.startswith("__") and _find_spec(f"epfast.{name}"):
+            return _import_module(f"epfast.{name}")
     except ImportError as error:
         # hasattr and getattr with a default expect an AttributeError; "from epfast import" would
         # turn that into an ImportError without a reason
         if _getframe(1).f_code.co_name == "_handle_fromlist":
             raise
         raise AttributeError(f"epfast.{name}: {error}", name=name) from error
+    others = (_import_module(f"epfast.{other}") for other in ("schemes", "losses"))
+    place = "".join(f"; it is {one.__name__}.{name}" for one in others if name in one.__all__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}", name=name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_LAZY, "losses", "__version__"})
+    return sorted({*__all__, *_MODULES, "__version__"})

@@ -4,8 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from epfast._core import graph_factors as core
-from epfast._core import special
+from epfast._core import graph_factors as core, special
 from epfast._core.graph import Program
 from epfast.families import Beta, Gamma, Gaussian
 from tests.oracles import tilted_factors as exact

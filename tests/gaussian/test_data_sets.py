@@ -5,8 +5,7 @@ import pytest
 from scipy import optimize
 
 import epfast
-from bench.lib import datasets
-from bench.lib import numpy_reference as reference
+from bench.lib import datasets, numpy_reference as reference
 
 pytestmark = [
     pytest.mark.full,

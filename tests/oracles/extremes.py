@@ -1,8 +1,7 @@
 """Strategies of Hypothesis for numbers, rows and choices at the ends of the range of doubles."""
 
 import numpy as np
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 
 from epfast import ADF, AEP, DEP, EP, SEP, CustomLoss, PiecewiseLinear, losses, schemes
 

@@ -12,8 +12,7 @@ from scipy import special, stats
 import epfast
 from epfast import ADF, AEP, DSEP, EP, SEP, fit_mixture
 from epfast.parametric import engine, mixture
-from tests.oracles import interrupts
-from tests.oracles import plain_mixture as plain
+from tests.oracles import interrupts, plain_mixture as plain
 
 SCHEDULES = [
     EP(sweeps=6, tol=0.0),

@@ -32,8 +32,7 @@ from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
 from epfast.gaussian.hyper_gp import Fitted as Point
 from epfast.gaussian.low_rank import fit_factor, without_columns
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
-from epfast.gaussian.problem import Data, responses_of
-from epfast.gaussian.problem import Problem as Fitted
+from epfast.gaussian.problem import Data, Problem as Fitted, responses_of
 from epfast.gaussian.process_prediction import contracted
 from epfast.gaussian.process_problem import kernel_at_door
 from epfast.inference import FAILURES, Callback, Sites, SweepInfo

@@ -23,8 +23,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from epfast import _checks, schedules
 from epfast._arrays import Array
 from epfast._core.vector import build_facts
-from epfast.losses import Loss
-from epfast.losses import describe as describe_loss
+from epfast.losses import Loss, describe as describe_loss
 
 #: format of the files that ``write`` makes
 FORMAT = 4
