@@ -5,14 +5,19 @@
 Each link within the pages leads to a page and an anchor that exist. Each picture has an alternative
 text of some words. Each page has a language, a title, one first heading, and no leap in headings.
 No page is above 300,000 bytes, and none loads a script, a style or a font from another host.
+The search finds a page for each of the words that newcomers search for.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from snowballstemmer import stemmer
 
 LARGEST = 300_000
 #: pages that Sphinx writes and nobody reads through
@@ -21,6 +26,14 @@ OF_SPHINX = {"search.html", "genindex-all.html", "py-modindex.html"}
 LOADS = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
 #: relations of <link> that load nothing
 IDLE = {"canonical", "index", "search", "next", "prev", "copyright", "author"}
+#: what users of other packages search for
+SEARCHES = (
+    *("random effect", "mixed model", "hierarchical", "multilevel", "bambi", "brms", "R-hat"),
+    *("confidence interval", "missing value", "one-hot", "imbalanced", "regularisation"),
+    *("survival", "time series", "multi-output", "cite", "benchmark", "pip install"),
+    *("Gaussian process", "calibration", "prior", "GPy", "Stan", "INLA", "PyMC", "Dask"),
+    *("probit regression", "Poisson regression", "label noise", "factor graph", "save a model"),
+)
 
 
 class Page(HTMLParser):
@@ -90,13 +103,32 @@ def check(folder: Path) -> list[str]:
     return found if pages else [f"{folder}: no pages"]
 
 
+def searched(folder: Path) -> list[str]:
+    """Searches that find no page, by the index that the search page reads."""
+    text = (folder / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    stem = stemmer("english").stemWord
+
+    def pages(word: str) -> set[int]:
+        entries = (index[kind].get(stem(word), []) for kind in ("terms", "titleterms"))
+        return {page for one in entries for page in ([one] if isinstance(one, int) else one)}
+
+    words = {search: re.findall(r"\w{2,}", search.lower()) for search in SEARCHES}
+    return [
+        f"search for {search!r}: no page"
+        for search, given in words.items()
+        if not set.intersection(*map(pages, given))
+    ]
+
+
 def main() -> int:
     """Print what is wrong; returns the exit status."""
     if len(sys.argv) != 2:
         print(__doc__)
         return 2
-    found = check(Path(sys.argv[1]))
-    print("\n".join(found) or "pages: links, pictures, headings, sizes are right")
+    folder = Path(sys.argv[1])
+    found = check(folder) + searched(folder)
+    print("\n".join(found) or "pages: links, pictures, headings, sizes, searches are right")
     return 1 if found else 0
 
 

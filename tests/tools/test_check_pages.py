@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.full
+pytest.importorskip("snowballstemmer")
 
 PATH = Path(__file__).parents[2] / "tools" / "check_pages.py"
 if not PATH.exists():
@@ -53,3 +54,17 @@ def test_faults(tmp_path, before, after, said):
 
 def test_no_pages(tmp_path):
     assert check_pages.check(tmp_path) == [f"{tmp_path}: no pages"]
+
+
+def test_searches(tmp_path, monkeypatch):
+    monkeypatch.setattr(check_pages, "SEARCHES", ("mixed models", "survival"))
+    index = '{"terms":{"mix":[0,2],"model":[1,2],"surviv":0},"titleterms":{}}'
+    (tmp_path / "searchindex.js").write_text(f"Search.setIndex({index})")
+    assert check_pages.searched(tmp_path) == []
+    (tmp_path / "searchindex.js").write_text(
+        f"Search.setIndex({index.replace('[1,2]', '1')})".replace('"surviv":0', '"tree":0')
+    )
+    assert check_pages.searched(tmp_path) == [
+        "search for 'mixed models': no page",
+        "search for 'survival': no page",
+    ]
