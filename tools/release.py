@@ -127,12 +127,11 @@ def check_ci() -> None:
 
 
 def check_long() -> None:
-    """All cases of tests, sanitizers, kills while a file is written, minutes of random calls."""
+    """All cases of tests, sanitizers, kills while a file is written."""
     run(sys.executable, "-m", "pip", "install", "-q", ".[test]")
     run(sys.executable, "-m", "pytest", "-q", "-n", "auto", "--tier", "long")
     run("bash", "tools/sanitize.sh")
     run(sys.executable, "tools/kill_save.py")
-    run(sys.executable, "tools/fuzz.py", "--seconds", "600")
 
 
 def check_sdist() -> None:

@@ -1,4 +1,4 @@
-"""What the fuzzer takes for a failure, and the integrals that EP approximates."""
+"""What counts as a failure, and the integrals that EP approximates."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from fuzz_hostile import snapshots
-from fuzz_values import PlantedError, arguments
 from numpy.polynomial.legendre import leggauss
 from scipy import LowLevelCallable, special
 
 import epfast
+from tests.random_calls.hostile import snapshots
+from tests.random_calls.values import PlantedError, arguments
 
 #: failures that only say how good an approximation is
 NOTED = ("approximation",)
@@ -42,7 +42,7 @@ OURS = re.compile(
 PACKAGES = re.compile(r"[/\\](numpy|scipy|sklearn|pandas|joblib|json|zipfile\w*|zlib)[/\\.]")
 
 #: where the callables are that stand for a user's
-FUNCTIONS = {"fuzz_values.py", "fuzz_hostile.py"}
+FUNCTIONS = {"values.py", "hostile.py"}
 
 #: estimators, whose first checks are those of scikit-learn, with its words
 SKLEARN = (

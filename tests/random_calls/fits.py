@@ -1,23 +1,20 @@
-"""The fuzzer's fits: every legal combination, on ordinary, degenerate and hostile data."""
+"""Random fits: every legal combination, on ordinary, degenerate and hostile data."""
 
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import fuzz_values as values
 import numpy as np
-from fuzz_oracles import LOG_FACTORS, Case, Posterior, exact
-from fuzz_values import Draw
 
 import epfast
 from epfast import losses, schedules
 from epfast.gaussian.table import ENGINES
+from tests.random_calls import values
+from tests.random_calls.oracles import LOG_FACTORS, Case, Posterior, exact
+from tests.random_calls.values import Draw
 
 #: residual above which a fit has not converged
 RESIDUAL = 1e-3
@@ -361,11 +358,6 @@ def _beside_truth(case: Case, post: Any, said: str) -> Iterator[tuple[str, str]]
         yield kind, f"off: {said}, mean {away:.2g} sd, log Z {off:.2g}"
 
 
-@cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="fuzz")
-
-
 def _methods(case: Case, post: Any, more: dict[str, bool], said: str) -> Iterator[tuple[str, str]]:
     """What else a posterior does, with its own data."""
     given = case.given
@@ -404,7 +396,7 @@ def _methods(case: Case, post: Any, more: dict[str, bool], said: str) -> Iterato
 
 
 def _kept_in_file(post: Any, said: str) -> Iterator[tuple[str, str]]:
-    path = Path(_folder().name) / "fit.npz"
+    path = values.folder() / "fit.npz"
     if not isinstance(post.loss, (*losses.NAMED.values(), epfast.PiecewiseLinear)):
         return
     post.save(path)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz_values import Draw, PlantedError
 from scipy import LowLevelCallable, sparse
 
 import epfast
+from tests.random_calls.values import Draw, PlantedError
 
 try:
     import pandas as pd

@@ -1,11 +1,7 @@
-"""The fuzzer: cases repeat, planted faults are found, dead and stuck processes are named."""
+"""What counts as a failure of random calls: planted faults are seen, and cases repeat."""
 
-import json
 import re
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,33 +9,16 @@ from scipy import stats
 
 import epfast
 
-TOOLS = Path(__file__).parents[2] / "tools"
-if not (TOOLS / "fuzz.py").is_file():
-    pytest.skip("tools/ is not here", allow_module_level=True)
 pytest.importorskip("sklearn")
-sys.path.insert(0, str(TOOLS))
 
-# ruff: noqa: E402  (the folder must be known first)
 
-import fuzz
-import fuzz_doors
-import fuzz_fits
-import fuzz_graphs
-import fuzz_oracles
-from fuzz_hostile import dressed
-from fuzz_oracles import Case, Failure, run
-from fuzz_values import Draw
+from tests.random_calls import fits, graphs, oracles
+from tests.random_calls.hostile import dressed
+from tests.random_calls.kinds import KINDS, case_of
+from tests.random_calls.oracles import Case, Failure, run
+from tests.random_calls.values import Draw
 
 pytestmark = pytest.mark.full
-
-MAKERS = {"doors": fuzz_doors.draw_case, "fits": fuzz_fits.draw_case}
-MAKERS["graphs"] = fuzz_graphs.draw_case
-
-
-def case_of(kind, number, seed=1):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return MAKERS[kind](Draw(seed, kind, number))
 
 
 def words(case):
@@ -48,15 +27,15 @@ def words(case):
     return [case.where, *(re.sub("0x[0-9a-f]+", "", text) for text in shown)]
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_case_is_a_function_of_its_number(kind):
-    cases = [[words(case_of(kind, number)) for number in range(40)] for _ in range(2)]
+    cases = [[words(case_of(kind, number, "1")) for number in range(40)] for _ in range(2)]
     assert cases[0] == cases[1]
-    assert words(case_of(kind, 3, seed=2)) != cases[0][3]
+    assert words(case_of(kind, 3, "2")) != cases[0][3]
 
 
-def test_every_public_function_has_a_door():
-    drawn = " ".join(case_of("doors", number).where for number in range(3000))
+def test_every_public_function_is_called():
+    drawn = " ".join(case_of("calls", number, "1").where for number in range(3000))
     functions = ["fit_linear", "fit_gp", "fit_svm", "load", "incomplete_cholesky"]
     functions += [n for n in epfast.backend.__all__ if n[0].islower() and n != "build_config"]
     functions += ["LinearClassifier", "GPClassifier", "FullPosterior.", "GPPosterior.", ".save"]
@@ -161,7 +140,7 @@ def test_false_claims_are_seen():
 
     schedule = epfast.EP(sweeps=1, order="sequential", damping=0.3)
     case = Case("fit_linear", lies, {"X": X, "y": y, "schedule": schedule})
-    case.check = fuzz_fits.checked(case, draw, "planted")
+    case.check = fits.checked(case, draw, "planted")
     assert "false convergence" in {failure.kind for failure in run(case).found}
 
 
@@ -172,7 +151,7 @@ def test_false_claims_are_seen():
 @pytest.mark.parametrize("mean", [-3.0, 0.0, 0.5, 20.0])
 def test_tilted_moments_of_probit(mean, variance):
     sd = np.sqrt(variance)
-    found = fuzz_oracles.tilted("probit", 1.0, 1.0, mean * sd, variance)
+    found = oracles.tilted("probit", 1.0, 1.0, mean * sd, variance)
     z = mean * sd / np.sqrt(1.0 + variance)
     assert found.log == pytest.approx(stats.norm.logcdf(z), abs=1e-7)
     slope = np.exp(stats.norm.logpdf(z) - stats.norm.logcdf(z)) / np.sqrt(1.0 + variance)
@@ -185,11 +164,9 @@ def test_brute_force_in_the_plane():
     turn, _ = np.linalg.qr(rng.normal(size=(2, 2)))
     X = np.array([[2.0], [0.5]]) * turn.T
     zero, one = np.zeros(2), np.ones(2)
-    problem = fuzz_oracles.Posterior("probit", X, np.array([1.0, -1.0]), one, zero, 3.0 * one)
-    found = fuzz_oracles.exact(problem, zero, 3.0 * np.eye(2))
-    parts = [
-        fuzz_oracles.tilted("probit", 1.0, y, 0.0, 3.0 * s**2) for y, s in ((1, 2.0), (-1, 0.5))
-    ]
+    problem = oracles.Posterior("probit", X, np.array([1.0, -1.0]), one, zero, 3.0 * one)
+    found = oracles.exact(problem, zero, 3.0 * np.eye(2))
+    parts = [oracles.tilted("probit", 1.0, y, 0.0, 3.0 * s**2) for y, s in ((1, 2.0), (-1, 0.5))]
     assert found.log == pytest.approx(sum(part.log for part in parts), abs=1e-5)
     means = [part.mean[0] / s for part, s in zip(parts, (2.0, 0.5), strict=True)]
     np.testing.assert_allclose(found.mean, turn @ means, atol=1e-4)
@@ -201,95 +178,22 @@ def test_ep_is_beside_the_truth():
     y = np.where(rng.random(6) < 0.5, 1.0, -1.0)
     post = epfast.fit_linear(X, y)
     one = np.ones(2)
-    problem = fuzz_oracles.Posterior("logistic", X, y, np.ones(6), 0.0 * one, one)
-    found = fuzz_oracles.exact(problem, post.mean, post.covariance)
+    problem = oracles.Posterior("logistic", X, y, np.ones(6), 0.0 * one, one)
+    found = oracles.exact(problem, post.mean, post.covariance)
     np.testing.assert_allclose(post.mean, found.mean, atol=0.02)
     assert post.log_evidence == pytest.approx(found.log, abs=0.02)
-
-
-# ---- the program ----
-
-PLANTED = """
-import os, time
-import fuzz_calls
-from fuzz_oracles import Case
-
-def draw_case(draw):
-    return Case("planted", act, {"number": draw.number})
-
-def act(number):
-    if number == 7: os.abort()
-    if number == 11: time.sleep(60)
-    if number == 13: raise KeyError(number)
-    return 0.0
-
-import fuzz_values
-class Numbered(fuzz_values.Draw):
-    def __init__(self, seed, kind, number):
-        super().__init__(seed, kind, number)
-        self.number = number
-fuzz_values.Draw = Numbered
-"""
-
-
-def test_dead_and_stuck_processes(tmp_path):
-    """The case is named by which a process dies or stands still; the others are all run."""
-    for path in TOOLS.glob("fuzz*.py"):
-        (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    (tmp_path / "fuzz_doors.py").write_text(PLANTED)
-    state = tmp_path / "state.jsonl"
-    call = [
-        sys.executable,
-        "fuzz.py",
-        "--doors",
-        "20",
-        "--fits",
-        "0",
-        "--graphs",
-        "0",
-        "--limit",
-        "3",
-    ]
-    call += ["--state", str(state), "--resume"]
-    first = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert first.returncode == 1, first.stderr
-    stored = [json.loads(line) for line in state.read_text().splitlines()]
-    failures = {tuple(failure[:2]) for line in stored for failure in line["failures"]}
-    assert failures == {(7, "crash"), (11, "hang"), (13, "wrong kind of error")}
-    numbers = [n for line in stored for n in range(line["piece"][1], line["piece"][2])]
-    assert sorted(numbers) == list(range(20))
-    again = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert again.stdout.startswith("20 doors")  # all is done: only the summary
-    assert len(state.read_text().splitlines()) == len(stored)
-
-
-def test_one_case_is_shown(capsys):
-    assert fuzz.main(["--seed", "1", "--case", "doors:1"]) in (0, 1)
-    shown = capsys.readouterr().out
-    assert shown.startswith("doors:1  ")
 
 
 # ---- graphs ----
 
 
-@pytest.mark.parametrize("first", range(0, 400, 100))
-def test_graphs(first):
-    """Refused by name, or finite, and converged or counted."""
-    failures = {}
-    for number in range(first, first + 100):
-        case = run(case_of("graphs", number))
-        if case.found:
-            failures[number] = case.found
-    assert failures == {}
-
-
 def test_a_graph_that_lies_is_seen():
-    life = fuzz_graphs.Life(Draw(1, "graphs", 0))
+    life = graphs.Life(Draw(1, "graphs", 0))
     post = None
     while post is None:
-        life = fuzz_graphs.Life(Draw(1, "graphs", life.draw.integer(1, 10**6)))
+        life = graphs.Life(Draw(1, "graphs", life.draw.integer(1, 10**6)))
         life.play()
         post = life.post
     post.state.beliefs[:] = np.nan
-    found = {kind for kind, _ in fuzz_graphs.judged(post, [])}
+    found = {kind for kind, _ in graphs.judged(post, [])}
     assert "not finite" in found

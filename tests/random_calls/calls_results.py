@@ -1,4 +1,4 @@
-"""The doors of what fits return: methods of posteriors, files, estimators."""
+"""Random calls of what fits return: methods of posteriors, files, estimators."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import contextlib
 import dataclasses
 import io
 import pickle
-import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import fuzz_values as values
 import numpy as np
-from fuzz_calls import door
-from fuzz_doors_fits import rows_of
-from fuzz_hostile import spoiled
-from fuzz_oracles import Case
-from fuzz_values import Draw
 
 import epfast
 from epfast import losses, schedules
+from tests.random_calls import values
+from tests.random_calls.calls import random_call
+from tests.random_calls.calls_fits import rows_of
+from tests.random_calls.hostile import spoiled
+from tests.random_calls.oracles import Case
+from tests.random_calls.values import Draw
 
 try:
     from sklearn.exceptions import NotFittedError
@@ -108,13 +107,13 @@ def _legal_call(draw: Draw, post: Any, method: str) -> dict[str, Any] | None:
     return given
 
 
-#: not functions of numbers, or in a door of their own
+#: not functions of numbers, or in a call of their own
 LEFT_OUT = ("save", "contents", "to_arviz", "count", "index", "known_loss")
 #: what is computed when it is read
 PROPERTIES = ("residual", "log_evidence", "covariance", "n_refused")
 
 
-@door(14)
+@random_call(14)
 def posterior(draw: Draw) -> Case:
     found = _posteriors()
     kind = draw.of(tuple(found))
@@ -142,7 +141,7 @@ def _methods(kind: type) -> tuple[str, ...]:
     )
 
 
-@door(1)
+@random_call(1)
 def start_from(draw: Draw) -> Case:
     """A warm start, fitting or not."""
     found = _posteriors()
@@ -175,14 +174,9 @@ def _with_sites(post: Any, sites: Any) -> Any:
 
 
 @cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="fuzz")
-
-
-@cache
 def _elsewhere() -> Path:
     """An empty folder."""
-    path = Path(_folder().name) / "elsewhere"
+    path = values.folder() / "elsewhere"
     path.mkdir()
     return path
 
@@ -191,7 +185,7 @@ def _elsewhere() -> Path:
 def _files() -> dict[str, bytes]:
     """The file of each posterior."""
     found = {}
-    path = Path(_folder().name) / "good.npz"
+    path = values.folder() / "good.npz"
     for name, post in _posteriors().items():
         if hasattr(post, "save"):
             post.save(path)
@@ -235,12 +229,12 @@ def _least_eigenvalue(matrix: Any) -> float:
         return float(np.linalg.eigvalsh(matrix / root / root[:, None])[0])
 
 
-@door(1.5)
+@random_call(1.5)
 def load(draw: Draw) -> Case:
     kind = draw.of(tuple(_files()))
     content = _files()[kind]
     damaged = draw.chance(0.85)
-    path = Path(_folder().name) / "file.npz"
+    path = values.folder() / "file.npz"
     path.write_bytes(_mutated(draw, content) if damaged else content)
     given: dict[str, Any] = {"path": str(path)}
 
@@ -259,11 +253,11 @@ def load(draw: Draw) -> Case:
     return Case("load", epfast.load, given, check=check, errors=errors)
 
 
-@door(1)
+@random_call(1)
 def save(draw: Draw) -> Case:
     found = {name: post for name, post in _posteriors().items() if hasattr(post, "save")}
     post = found[draw.of(tuple(found))]
-    out = Path(_folder().name) / "out.npz"
+    out = values.folder() / "out.npz"
     if draw.chance(0.4):
         numbers = {"damping": np.float32(0.5), "tol": np.float64(1e-5), "sweeps": np.int64(3)}
         name = draw.of(tuple(numbers))
@@ -325,7 +319,7 @@ def _linear_call() -> Any:
     return call, names
 
 
-@door(1.2 if ESTIMATORS else 0)
+@random_call(1.2 if ESTIMATORS else 0)
 def linear_classifier(draw: Draw) -> Case:
     call, names = _linear_call()
     X = rows_of(draw)
@@ -358,7 +352,7 @@ def _gp_call(X: Any, y: Any, **settings: Any) -> Any:
     return model, model.predict_proba(X), model.predict_latent(X)
 
 
-@door(0.6 if ESTIMATORS else 0)
+@random_call(0.6 if ESTIMATORS else 0)
 def gp_classifier(draw: Draw) -> Case:
     X = rows_of(draw)
     given = {"X": X, "y": np.arange(len(X)) % 2, "optimizer": None, "kernel": 1.0 * RBF(1.0)}

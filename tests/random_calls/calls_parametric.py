@@ -1,4 +1,4 @@
-"""The doors of parametric models: networks and mixtures, what is asked of them, estimators."""
+"""Random calls of networks and mixtures: fits, methods of their results, estimators."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import fuzz_values as values
 import numpy as np
-from fuzz_calls import door
-from fuzz_doors_fits import rows_of, short
-from fuzz_oracles import Case
-from fuzz_values import Draw
 
 import epfast
 from epfast import schedules
+from tests.random_calls import values
+from tests.random_calls.calls import random_call
+from tests.random_calls.calls_fits import rows_of, short
+from tests.random_calls.oracles import Case
+from tests.random_calls.values import Draw
 
 try:
     from sklearn.exceptions import NotFittedError
@@ -59,7 +59,7 @@ def network_rows(draw: Draw) -> tuple[np.ndarray, np.ndarray, str | None]:
     return X, draw.rng.normal(size=len(X)) * draw.of((1.0, 1.0, 1e-3, 1e6)), None
 
 
-@door(3)
+@random_call(3)
 def fit_network(draw: Draw) -> Case:
     X, y, loss = network_rows(draw)
     given: dict[str, Any] = {"X": X, "y": y, "hidden": draw.of(((3,), (2, 2), 4, [5], ()))}
@@ -125,7 +125,7 @@ def asked(draw: Draw, posteriors: dict[str, Any], columns: int, methods: tuple[s
     return case
 
 
-@door(3)
+@random_call(3)
 def asked_of_a_network(draw: Draw) -> Case:
     methods = ("predict", "log_predictive", "predict_proba", "sample", "sample_y", "partial_fit")
     return asked(draw, _networks(), 3, methods)
@@ -158,7 +158,7 @@ def mixture_settings(draw: Draw, n: int, d: int, J: int) -> dict[str, Any]:
     return found
 
 
-@door(5)
+@random_call(5)
 def fit_mixture(draw: Draw) -> Case:
     X = rows_of(draw)
     if draw.chance(0.1):
@@ -199,7 +199,7 @@ def _mixtures() -> dict[str, Any]:
     }
 
 
-@door(3)
+@random_call(3)
 def asked_of_a_mixture(draw: Draw) -> Case:
     methods = (
         *("predict", "log_predictive", "predict_proba", "sample", "sample_x"),
@@ -242,7 +242,7 @@ def estimator(draw: Draw, name: str, given: dict[str, Any]) -> Case:
     return case
 
 
-@door(1.2 if ESTIMATORS else 0)
+@random_call(1.2 if ESTIMATORS else 0)
 def network_regressor(draw: Draw) -> Case:
     X = rows_of(draw)
     given: dict[str, Any] = {"X": X, "y": draw.rng.normal(size=len(X)), "hidden": (3,)}
@@ -250,7 +250,7 @@ def network_regressor(draw: Draw) -> Case:
     return estimator(draw, "NetworkRegressor", given)
 
 
-@door(1.2 if ESTIMATORS else 0)
+@random_call(1.2 if ESTIMATORS else 0)
 def network_classifier(draw: Draw) -> Case:
     X = rows_of(draw)
     names = draw.of(
@@ -277,7 +277,7 @@ def network_settings(draw: Draw) -> dict[str, Any]:
     )
 
 
-@door(1.5 if ESTIMATORS else 0)
+@random_call(1.5 if ESTIMATORS else 0)
 def gaussian_mixture(draw: Draw) -> Case:
     X = rows_of(draw)
     n, d = X.shape

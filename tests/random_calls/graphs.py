@@ -1,7 +1,7 @@
-"""The fuzzer's graphs: random variables, factors of all kinds, schedules, extreme numbers.
+"""Random graphs: random variables, factors of all kinds, schedules, extreme numbers.
 
 A case is the life of one graph of up to eight variables: factors come and go, it is fitted,
-resumed, saved and loaded. Each step is refused at the door, by an error that names an argument, or
+resumed, saved and loaded. Each step is refused by an error that names an argument, or
 leaves beliefs that are no NaN, finite evidence, and a fit that converged or says that it did not.
 """
 
@@ -14,14 +14,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fuzz_values as values
 import numpy as np
-from fuzz_oracles import OURS, RAW, Case
-from fuzz_values import Draw
 from scipy import sparse
 
 import epfast
 from epfast import graph, losses
+from tests.random_calls import values
+from tests.random_calls.oracles import OURS, RAW, Case
+from tests.random_calls.values import Draw
 
 #: variables of a graph at most, and steps of its life
 MOST_VARIABLES, MOST_STEPS = 8, 7

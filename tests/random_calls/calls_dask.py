@@ -1,4 +1,4 @@
-"""The doors of epfast.dask, by threads of this process; and fits on an executor."""
+"""Random calls of epfast.dask, on threads of this process, and fits on an executor."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-import fuzz_values as values
 import numpy as np
-from fuzz_calls import door
-from fuzz_doors_fits import prior, rows_of, short
-from fuzz_hostile import scalar
-from fuzz_oracles import Case
-from fuzz_values import Draw
 from scipy import sparse
 
 import epfast
 from epfast import schedules
+from tests.random_calls import values
+from tests.random_calls.calls import random_call
+from tests.random_calls.calls_fits import prior, rows_of, short
+from tests.random_calls.hostile import scalar
+from tests.random_calls.oracles import Case
+from tests.random_calls.values import Draw
 
 try:
     import dask
     import dask.array as da
 
     import epfast.dask as epd
-except ImportError:  # these doors are left out
+except ImportError:  # these calls are left out
     dask = None
 
 #: of the cases here, the share with something hostile in a collection
@@ -138,7 +138,7 @@ def here(function: Any) -> Any:
 
 if dask is not None:
 
-    @door(3)
+    @random_call(3)
     def dask_fit_linear(draw: Draw) -> Case:
         X = rows_of(draw)
         n, d = X.shape
@@ -163,7 +163,7 @@ if dask is not None:
                 given[key] = value
         return Case("dask.fit_linear", here(epd.fit_linear), given, close=ORDER)
 
-    @door(2)
+    @random_call(2)
     def dask_estimators(draw: Draw) -> Case:
         X = rows_of(draw)
         n = len(X)
@@ -212,7 +212,7 @@ if dask is not None:
         regression = epfast.fit_linear(X, X[:, 0], loss="gaussian", intercept=True)
         return one, flat, several, regression
 
-    @door(2)
+    @random_call(2)
     def dask_predictions(draw: Draw) -> Case:
         post = draw.of(_posteriors())
         X = draw.rng.normal(size=(draw.integer(1, 8), 3))
@@ -226,7 +226,7 @@ if dask is not None:
         return Case(f"dask.{function.__name__}", here(asked), given)
 
 
-@door(2)
+@random_call(2)
 def fit_linear_by_an_executor(draw: Draw) -> Case:
     X = rows_of(draw)
     n, d = X.shape

@@ -1,4 +1,4 @@
-"""The doors of the fits, with few sweeps: linear models, processes, support vectors."""
+"""Random calls of the fits, with few sweeps: linear models, processes, support vectors."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import fuzz_values as values
 import numpy as np
-from fuzz_calls import door
-from fuzz_hostile import BAD_CALLABLES
-from fuzz_oracles import Case
-from fuzz_values import Draw
 from scipy import sparse
 
 import epfast
 from epfast import schedules
+from tests.random_calls import values
+from tests.random_calls.calls import random_call
+from tests.random_calls.hostile import BAD_CALLABLES
+from tests.random_calls.oracles import Case
+from tests.random_calls.values import Draw
 
-#: sweeps at most of the fits here; those of fuzz_fits have more
+#: sweeps at most of the fits here; those of fits.py have more
 SWEEPS = 4
 
 
@@ -51,7 +51,7 @@ def prior(draw: Draw, d: int) -> dict[str, Any]:
     return {"prior_variance": draw.of((1.0, 25.0))} if pick == 3 else {}
 
 
-@door(7)
+@random_call(7)
 def fit_linear(draw: Draw) -> Case:
     X = rows_of(draw)
     n, d = X.shape
@@ -81,7 +81,7 @@ def fit_linear(draw: Draw) -> Case:
     return Case("fit_linear", epfast.fit_linear, given)
 
 
-@door(1)
+@random_call(1)
 def fit_chunks(draw: Draw) -> Case:
     X = rows_of(draw)
     y = values.RESPONSES["labels"](draw.rng, len(X))
@@ -115,7 +115,7 @@ def kernel(draw: Draw, n: int) -> np.ndarray:
     return np.asarray(K + 1e-6 * np.eye(n))
 
 
-@door(5)
+@random_call(5)
 def fit_gp(draw: Draw) -> Case:
     n = draw.integer(1, values.LARGEST)
     name = values.loss(draw)
@@ -135,7 +135,7 @@ def fit_gp(draw: Draw) -> Case:
     return Case("fit_gp", epfast.fit_gp, given, changes=frozenset(changes))
 
 
-@door(3)
+@random_call(3)
 def incomplete_cholesky(draw: Draw) -> Case:
     n = draw.integer(1, values.LARGEST)
     given = {"K": kernel(draw, n), "rank": draw.integer(1, n)}
@@ -147,13 +147,13 @@ def incomplete_cholesky(draw: Draw) -> Case:
     return Case("incomplete_cholesky", epfast.incomplete_cholesky, given)
 
 
-@door(1)
+@random_call(1)
 def kernel_columns(draw: Draw) -> Case:
     given = {"X": rows_of(draw), "length_scale": draw.scale(-2, 2)}
     return Case("KernelColumns.rbf", epfast.KernelColumns.rbf, given)
 
 
-@door(5)
+@random_call(5)
 def fit_svm(draw: Draw) -> Case:
     X = rows_of(draw)
     n = len(X)
@@ -191,7 +191,7 @@ class Changed:
         return False
 
 
-@door(0.3)
+@random_call(0.3)
 def changed_rows(draw: Draw) -> Case:
     X = rows_of(draw)
     given: dict[str, Any] = {"X": X, "y": values.RESPONSES["labels"](draw.rng, len(X))}

@@ -1,12 +1,15 @@
-"""What the fuzzer draws: legal losses, schemes, schedules and responses."""
+"""What random calls are made of: legal losses, schemes, schedules and responses."""
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import inspect
 import random
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,6 +46,14 @@ class Draw:
     def scale(self, least: float, most: float) -> float:
         """A number between powers of ten."""
         return 10.0 ** self.py.uniform(least, most)
+
+
+@cache
+def folder() -> Path:
+    """A folder for files, until the process ends."""
+    made = tempfile.TemporaryDirectory(prefix="calls")
+    atexit.register(made.cleanup)
+    return Path(made.name)
 
 
 class PlantedError(Exception):

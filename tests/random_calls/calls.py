@@ -1,26 +1,27 @@
-"""The list of doors: how a case is drawn from it, spoiled, and given other kinds of array."""
+"""Random cheap calls: how a case is drawn, spoiled, and given other kinds of array."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import fuzz_values as values
 import numpy as np
-from fuzz_hostile import dressed, spoiled
-from fuzz_oracles import Case
-from fuzz_values import Draw
+
+from tests.random_calls import values
+from tests.random_calls.hostile import dressed, spoiled
+from tests.random_calls.oracles import Case
+from tests.random_calls.values import Draw
 
 #: share of the cases in which some argument is replaced
 SPOILED = 0.7
-Door = Callable[[Draw], Case]
-DOORS: dict[str, tuple[float, Door]] = {}
+Maker = Callable[[Draw], Case]
+CALLS: dict[str, tuple[float, Maker]] = {}
 
 
-def door(weight: float) -> Callable[[Door], Door]:
-    """Register a door; weight: how often it is drawn."""
+def random_call(weight: float) -> Callable[[Maker], Maker]:
+    """Register what makes a case. weight: how often it is drawn."""
 
-    def register(function: Door) -> Door:
-        DOORS[function.__name__] = (weight, function)
+    def register(function: Maker) -> Maker:
+        CALLS[function.__name__] = (weight, function)
         return function
 
     return register
@@ -28,9 +29,9 @@ def door(weight: float) -> Callable[[Door], Door]:
 
 def draw_case(draw: Draw) -> Case:
     """The case of these draws."""
-    weights = [weight for weight, _ in DOORS.values()]
-    (name,) = draw.py.choices(list(DOORS), weights)
-    case = DOORS[name][1](draw)
+    weights = [weight for weight, _ in CALLS.values()]
+    (name,) = draw.py.choices(list(CALLS), weights)
+    case = CALLS[name][1](draw)
     if draw.chance(SPOILED):
         spoil(draw, case)
     elif draw.chance(0.4):

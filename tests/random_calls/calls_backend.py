@@ -1,4 +1,4 @@
-"""The doors of the backend, and the constructors of losses, schemes and schedules."""
+"""Random calls of the backend, and the constructors of losses, schemes and schedules."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-import fuzz_values as values
 import numpy as np
-from fuzz_calls import door
-from fuzz_hostile import BAD_CALLABLES
-from fuzz_oracles import Case, tilted
-from fuzz_values import Draw, PlantedError
 from scipy import special
 
 import epfast
 from epfast import backend, losses, schemes
+from tests.random_calls import values
+from tests.random_calls.calls import random_call
+from tests.random_calls.hostile import BAD_CALLABLES
+from tests.random_calls.oracles import Case, tilted
+from tests.random_calls.values import Draw, PlantedError
 
 # ---- constructors ----
 
@@ -24,25 +24,25 @@ def _constructor(draw: Draw, where: str, kind: Any, share: float = 0.5) -> Case:
     return Case(where, kind, values.numbers_for(draw, kind, share))
 
 
-@door(5)
+@random_call(5)
 def a_schedule(draw: Draw) -> Case:
     kind = draw.of(values.ALL_SCHEDULES)
     return _constructor(draw, f"schedule {kind.__name__}", kind)
 
 
-@door(3)
+@random_call(3)
 def a_scheme(draw: Draw) -> Case:
     kind = schemes.NAMED[draw.of(values.SCHEMES)]
     return _constructor(draw, f"scheme {kind.__name__}", kind)
 
 
-@door(3)
+@random_call(3)
 def a_loss(draw: Draw) -> Case:
     kind = losses.NAMED[draw.of(values.NAMES)]
     return _constructor(draw, f"loss {kind.__name__}", kind)
 
 
-@door(2)
+@random_call(2)
 def a_piecewise_loss(draw: Draw) -> Case:
     count = draw.integer(0, 3)
     knots = tuple(sorted(draw.rng.normal(size=count)))
@@ -52,18 +52,18 @@ def a_piecewise_loss(draw: Draw) -> Case:
     return Case("loss PiecewiseLinear", epfast.PiecewiseLinear, given)
 
 
-@door(1)
+@random_call(1)
 def a_custom_loss(draw: Draw) -> Case:
     given = {"value": draw.of((*values.CALLABLES, *BAD_CALLABLES))}
     return Case("loss CustomLoss", epfast.CustomLoss, given, errors=(PlantedError,))
 
 
-@door(0.5)
+@random_call(0.5)
 def a_custom_site(draw: Draw) -> Case:
     return Case("loss CustomSite", epfast.CustomSite, {"moments": draw.of(BAD_CALLABLES)})
 
 
-@door(1)
+@random_call(1)
 def a_rule(draw: Draw) -> Case:
     return Case("fifth_degree_rule", schemes.fifth_degree_rule, {"d": draw.integer(1, 6)})
 
@@ -86,7 +86,7 @@ WILD = np.array(
 )
 
 
-@door(6)
+@random_call(6)
 def elementwise(draw: Draw) -> Case:
     name = draw.of(tuple(TRUE))
     size = draw.integer(0, 12)
@@ -177,7 +177,7 @@ def _said(loss: Any, y: Any, mean: Any, variance: Any, power: Any, k: int, what:
     return f"{what}: {loss!r}, y={y[k]!r}, {mean[k]!r}, {variance[k]!r}, power={one!r}"
 
 
-@door(10)
+@random_call(10)
 def tilted_moments(draw: Draw) -> Case:
     n = draw.integer(0, 6) if draw.chance(0.5) else 1
     name = draw.of(("logistic", "probit")) if draw.chance(0.4) else values.loss(draw)
@@ -192,7 +192,7 @@ def tilted_moments(draw: Draw) -> Case:
     return case
 
 
-@door(3)
+@random_call(3)
 def tilted_object(draw: Draw) -> Case:
     n = draw.integer(1, 4)
     name = draw.of(values.NAMES)
@@ -214,20 +214,20 @@ def _bound(name: str, power: float) -> Any:
     return call
 
 
-@door(1)
+@random_call(1)
 def tilted_constructor(draw: Draw) -> Case:
     given: dict[str, Any] = {"loss": values.loss(draw), "power": draw.of((1.0, 0.5))}
     return Case("TiltedMoments", backend.TiltedMoments, given)
 
 
-@door(2)
+@random_call(2)
 def loss_values(draw: Draw) -> Case:
     found = [n for n in values.NAMES if getattr(losses.NAMED[n], "by_margin", False)]
     given = {"loss": draw.of(found), "margins": draw.rng.normal(size=5) * draw.scale(-3, 6)}
     return Case("loss_values", backend.loss_values, given, may_be_infinite=True)
 
 
-@door(6)
+@random_call(6)
 def fit_minibatch(draw: Draw) -> Case:
     s, d = draw.integer(1, 5), draw.integer(1, 4)
     mean, variance = _cavities(draw, d)
@@ -242,7 +242,7 @@ def fit_minibatch(draw: Draw) -> Case:
     return Case("fit_minibatch", backend.fit_minibatch, given)
 
 
-@door(2)
+@random_call(2)
 def minibatch_object(draw: Draw) -> Case:
     s, d = draw.integer(1, 5), 3
     name = draw.of(values.NAMES)
@@ -262,19 +262,19 @@ def _minibatch(name: str, scheme: str) -> Any:
     return backend.Minibatch(name, scheme, 3).fit
 
 
-@door(1)
+@random_call(1)
 def minibatch_constructor(draw: Draw) -> Case:
     given = {"loss": draw.of(values.NAMES), "scheme": values.scheme(draw), "d": 2}
     return Case("Minibatch", backend.Minibatch, given)
 
 
-@door(2)
+@random_call(2)
 def sigma_points(draw: Draw) -> Case:
     mean, variance = _cavities(draw, draw.integer(1, 4))
     return Case("sigma_points", backend.sigma_points, {"mean": mean, "variance": variance})
 
 
-@door(2)
+@random_call(2)
 def variational_fit(draw: Draw) -> Case:
     mean, variance = _cavities(draw, draw.integer(1, 3))
     points, weights = backend.sigma_points(mean, variance)
@@ -285,7 +285,7 @@ def variational_fit(draw: Draw) -> Case:
     return Case("variational_fit", backend.variational_fit, given)
 
 
-@door(4)
+@random_call(4)
 def sweep(draw: Draw) -> Case:
     n, d = draw.integer(1, 6), draw.integer(1, 4)
     name = draw.of(values.NAMES)

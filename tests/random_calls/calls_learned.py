@@ -1,20 +1,20 @@
-"""The doors of learned messages: oracles, operators, fits by them."""
+"""Random calls of learned messages: oracles, operators, fits by them."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-import fuzz_values as values
 import numpy as np
-from fuzz_calls import door
-from fuzz_doors_fits import rows_of
-from fuzz_hostile import BAD_CALLABLES
-from fuzz_oracles import Case
-from fuzz_values import Draw
 
 import epfast
 from epfast import operators, schedules
+from tests.random_calls import values
+from tests.random_calls.calls import random_call
+from tests.random_calls.calls_fits import rows_of
+from tests.random_calls.hostile import BAD_CALLABLES
+from tests.random_calls.oracles import Case
+from tests.random_calls.values import Draw
 
 
 def smooth(x: Any, *_: Any, **__: Any) -> Any:
@@ -70,7 +70,7 @@ def settings(draw: Draw) -> dict[str, Any]:
     return given
 
 
-@door(3)
+@random_call(3)
 def operator(draw: Draw) -> Case:
     asked, families = oracle(draw)
     given = {"oracle": asked, "inputs": families, **settings(draw)}
@@ -103,7 +103,7 @@ def _operators() -> dict[str, epfast.Operator]:
     return found
 
 
-@door(4)
+@random_call(4)
 def messages_of_an_operator(draw: Draw) -> Case:
     name = draw.of(tuple(_operators()))
     op = _operators()[name]
@@ -127,7 +127,7 @@ def messages_of_an_operator(draw: Draw) -> Case:
     return case
 
 
-@door(2)
+@random_call(2)
 def answer(draw: Draw) -> Case:
     asked, families = oracle(draw)
     while not isinstance(asked, operators.Oracle):
@@ -141,7 +141,7 @@ def answer(draw: Draw) -> Case:
     return case
 
 
-@door(2)
+@random_call(2)
 def sampled_factor(draw: Draw) -> Case:
     given: dict[str, Any] = {"log_density": draw.of((smooth, *BAD_CALLABLES))}
     for key, value in (("draws", draw.integer(1, 60)), ("min_ess", draw.scale(0, 2)), ("seed", 3)):
@@ -150,7 +150,7 @@ def sampled_factor(draw: Draw) -> Case:
     return Case("SampledFactor", epfast.SampledFactor, given)
 
 
-@door(3)
+@random_call(3)
 def fit_learned(draw: Draw) -> Case:
     X = rows_of(draw)
     n = len(X)
