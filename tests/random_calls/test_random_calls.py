@@ -19,6 +19,7 @@ pytest.importorskip("sklearn")
 from tests.random_calls.kinds import case_of
 from tests.random_calls.oracles import NOTED, run
 
+pytestmark = pytest.mark.full
 #: cases per batch: about two seconds
 SIZES = {"calls": 1000, "fits": 50, "graphs": 100}
 BATCHES = 100
