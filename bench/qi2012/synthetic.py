@@ -30,6 +30,7 @@ import epfast
 from bench.lib import harness
 from bench.lib.numpy_reference import rbf
 from bench.lib.pictures import picture
+from epfast.gaussian import GPState
 from epfast.schemes import Relaxed
 
 N, TESTS, SWEEPS, SETTLED = 400, 39_600, 50, 1e-3
@@ -71,7 +72,7 @@ class Alpha:
     def __init__(self, K: np.ndarray) -> None:
         self.K, self.last, self.moves = K, np.zeros(len(K)), []
 
-    def __call__(self, info: epfast.SweepInfo, state: epfast.GPState) -> bool:
+    def __call__(self, info: epfast.SweepInfo, state: GPState) -> bool:
         tau, nu = state.sites.precision, state.sites.shift
         alpha = np.linalg.solve(np.eye(len(tau)) + tau[:, None] * self.K, nu)
         self.moves.append(float(np.linalg.norm(alpha - self.last)))
