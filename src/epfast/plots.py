@@ -15,9 +15,9 @@ from epfast import _checks
 
 __all__ = ["calibration", "check", "coefficients", "decision_boundary", "sweeps"]
 
-#: two classes, a neutral and an accent, distinguished by colour-blind eyes and in grey
+#: colours of two classes, a neutral and an accent, distinct for colour-blind readers and in grey
 BLUE, ORANGE, GREY, INK = "#2166ac", "#d6604d", "#9a9a9a", "#333333"
-#: of the schemes for minibatches, the same in every picture. Those of Roche's figures
+#: colours of the schemes for minibatches in every picture, as in Roche's figures
 SCHEME_COLORS = {
     "laplace": "tab:blue",
     "quick_laplace": "tab:green",
@@ -26,14 +26,14 @@ SCHEME_COLORS = {
 }
 #: points per side of the grid of a decision boundary
 GRID = 150
-#: distance from the exact mean, in posterior sd, and factor of an sd, that a check calls good
+#: largest error of a mean, in posterior sd, and largest factor of an sd for the verdict "good"
 GOOD, GOOD_FACTOR = 0.25, 1.25
-#: factors of standard deviations that are written beside their points
+#: most factors of standard deviations that are written beside their points
 WRITTEN = 12
 
 
 def _axes(ax: Any, width: float = 5.6, height: float = 4.0) -> Any:
-    """The axes given, or those of a new figure, which pyplot does not know."""
+    """The given axes, or those of a new figure, which is not registered with pyplot."""
     if ax is not None:
         if not hasattr(ax, "plot"):
             raise TypeError(f"ax is {_checks.describe(ax)}; allowed: axes of matplotlib, or None")
@@ -53,9 +53,9 @@ def _tidy(ax: Any) -> Any:
 
 
 def _posterior(post: Any, needs: str, what: str) -> Any:
-    """The posterior that is meant: itself, or what an estimator has fitted."""
+    """A posterior, or that of a fitted estimator."""
     if hasattr(type(post), "posterior_") or hasattr(post, "posterior_"):
-        post = post.posterior_  # a property says why it has none
+        post = post.posterior_  # the property may raise an error with the reason
     if not hasattr(post, needs):
         raise TypeError(
             f"post is {_checks.describe(post)}; allowed: {what}, or an estimator with one"
@@ -149,14 +149,14 @@ def calibration(
     labels = np.unique(given)
     if len(labels) > 2:
         raise ValueError(
-            f"y has the labels {_checks.describe(labels.tolist())}; allowed: two, as y == label "
-            "beside predict_proba(X)[:, k]"
+            f"y has the labels {_checks.describe(labels.tolist())}; allowed: two labels, such as "
+            "y == label with predict_proba(X)[:, k]"
         )
     if pos_label is None:
         pos_label = 1 if np.isin(labels, (-1, 0, 1)).all() else labels[-1]
     elif both or pos_label not in labels:
         raise ValueError(
-            f"pos_label is {pos_label!r}; allowed: a label of y, beside its probabilities (n,)"
+            f"pos_label is {pos_label!r}; allowed: a label of y, with its probabilities (n,) as p"
         )
     if share.size == 0 or not ((share >= 0.0) & (share <= 1.0)).all():
         raise ValueError("p is empty or holds numbers outside 0 to 1; allowed: probabilities")
@@ -173,7 +173,7 @@ def calibration(
     ax.plot([0, 1], [0, 1], color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
     ax.vlines(center, middle - half, middle + half, colors=BLUE, linewidth=1.3)
     ax.plot(center, observed, color=BLUE, marker="o", markersize=5, linewidth=1.0)
-    # probabilities of the rows: pos_label from the top, the other from the bottom
+    # histograms of the rows: pos_label at the top, the other label at the bottom
     for label, base, color in ((True, 1.06, ORANGE), (False, -0.06, GREY)):
         ax.vlines(
             share[hits == label], base - 0.02, base + 0.02, colors=color, linewidth=0.6, alpha=0.4
@@ -278,7 +278,7 @@ def sweeps(post: Any, ax: Any = None) -> Any:
     evidence = np.array([info.log_evidence for info in history], dtype=np.float64)
     refused = np.array([info.n_refused > 0 for info in history])
     ax = _axes(ax, 5.8, 3.6)
-    # a log scale has no 0: a sweep that changed nothing
+    # a log scale has no 0, the change of a sweep that moved nothing
     shown = np.where(change > 0.0, change, np.nan)
     ax.plot(number, shown, color=BLUE, marker="o", markersize=4, linewidth=1.2)
     ax.plot(number[refused], shown[refused], "x", color=BLUE, markersize=9)
@@ -304,7 +304,7 @@ def sweeps(post: Any, ax: Any = None) -> Any:
 
 
 def check(result: Any, ax: Any = None) -> Any:
-    """What a check found: distance of each mean from the exact one, with its standard error.
+    """Results of a check: the error of each posterior mean, with its standard error.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ def check(result: Any, ax: Any = None) -> Any:
         low, high = shift[some] - 2.0 * error[some], shift[some] + 2.0 * error[some]
         ax.vlines(at[some], low, high, colors=color, linewidth=1.2)
         ax.plot(at[some], shift[some], "o", color=color, markersize=4)
-    # those furthest off, as long as they can be read
+    # the largest ones, as many as can be read
     for k in np.flatnonzero(wide)[np.argsort(-np.abs(log_factor[wide]))][:WRITTEN]:
         ax.annotate(
             f"sd × {np.exp(log_factor[k]):.2g}", (at[k], shift[k]), xytext=(5, 0),

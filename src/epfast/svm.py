@@ -24,7 +24,7 @@ __all__ = ["SVM", "SVMInfo", "fit_svm"]
 
 KERNELS = ("rbf", "linear", "precomputed")
 MEGABYTE = 1 << 20
-#: largest |y'alpha| of a start over the sum of alpha: refused above the one, mended above the other
+#: ratios of |y'alpha| and the sum of alpha above which a start is refused, and corrected
 UNBALANCED, ROUNDING = 1e-6, 1e-12
 #: kernel entries that prediction computes at a time
 ENTRIES = 1 << 21
@@ -382,7 +382,7 @@ def _start(alpha: Any, labels: Array, C: float) -> Array:
             f"alpha has y'alpha = {above - below:g}; allowed: 0 (to {UNBALANCED:g} of its sum)"
         )
     beta = labels * given
-    # not for rounding alone: scaling takes alpha = C off its bound
+    # not for rounding errors, since scaling moves alpha = C off its bound
     if abs(above - below) > ROUNDING * (above + below):
         beta[labels > 0] *= min(1.0, below / above)
         beta[labels < 0] *= min(1.0, above / below)
@@ -404,7 +404,7 @@ class _Dual:
         self.whole = self._smo(slice(0, len(y)), self.beta, self.gradient)
         self.history: list[SVMInfo] = []
         self.iterations = 0
-        #: the stage that is going on: its name, when it began, and iterations before it
+        #: the current stage: its name, the time when it began, and the iterations before it
         self.stage: tuple[str, tuple[float, int], int] | None = None
 
     def start(self, beta: Array) -> None:

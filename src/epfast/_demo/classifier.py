@@ -49,7 +49,7 @@ def run(features: Array, target: Array, names: Any, picture: Path | None) -> Non
     for name, contestant in contestants.items():
         begin = time.perf_counter()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of scikit-learn, about its defaults
+            warnings.simplefilter("ignore", FutureWarning)  # about defaults of scikit-learn
             contestant.fit(X_train, y_train)
         milliseconds = 1e3 * (time.perf_counter() - begin)
         loss = log_loss(y_test, contestant.predict_proba(X_test))

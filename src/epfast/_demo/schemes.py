@@ -24,13 +24,13 @@ LOSSES: dict[str, Loss] = {
     "hinge": epfast.Hinge(),
     "quasi 0-1": epfast.Quasi01(epsilon=0.1),
 }
-#: epsilon of quasi 0-1 losses on the way from the hinge (1) to the last one
+#: epsilon of the quasi 0-1 losses, from the hinge (1) to the last one
 LADDER = (0.7, 0.5, 0.35, 0.25, 0.17, 0.1)
-#: most steps at each. The rows on the wrong side settle in two or three
+#: most steps at each epsilon. Two or three suffice
 STEPS = 50
 #: losses without curvature, whose slope stands in for it (docs: Curvature of kinked losses)
 KINKED = {"hinge", "quasi 0-1"}
-#: the names of the table, in its order, and those of the argument ``scheme``
+#: names in the table, in its order, and values of the argument ``scheme``
 NAMES = {
     "Laplace": "laplace",
     "quick Laplace": "quick_laplace",
@@ -79,7 +79,7 @@ def run(features: Array, target: Array, sweeps: int, picture: Path | None) -> No
                 "schedule": epfast.EP(sweeps=sweeps, tol=0.0, site_rule="nonnegative"),
             }
             with warnings.catch_warnings():
-                # the table says it: an impossible log Z, sites that were refused
+                # the table shows an impossible log Z and sites that were refused
                 warnings.simplefilter("ignore", epfast.ConvergenceWarning)
                 before = time.perf_counter()
                 post = epfast.fit_linear(X, y, **arguments)

@@ -101,7 +101,7 @@ class Minibatch:
         try:
             scale = self._core.fit_into(X, mean, variance, y, precision, shift, name)
         except (TypeError, ValueError):
-            # arrays of another kind are converted; what is wrong is said by its name
+            # other arrays are converted, and errors name the argument
             arrays = (
                 _checks.array(name, X, shape=(None, self.d)),
                 _checks.array("mean", mean, shape=(self.d,)),
@@ -246,7 +246,7 @@ def variational_fit(
         raise ValueError(f"points has shape {x.shape}; allowed: at least one point and coordinate")
     w = _checks.array("weights", weights, shape=(z,), positive=True)
     f = _checks.array("log_values", log_values, shape=(z,))
-    # standardise: monomials of one size, whatever the scale of the points
+    # standardise the points, so that all monomials have a similar size
     with np.errstate(all="ignore"):
         share = w / w.max()
         center = share @ x / share.sum()

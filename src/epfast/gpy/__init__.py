@@ -31,7 +31,7 @@ try:
     from epfast.gpy.likelihoods import Reading, read
 except ImportError as error:
     raise ImportError(
-        "epfast.gpy is for models of GPy, which is missing: pip install GPy"
+        "epfast.gpy is for models of GPy, which is not installed: pip install GPy"
     ) from error
 
 __all__ = ["EP"]
@@ -42,8 +42,8 @@ MODES = ("nested", "alternated")
 OPTIONAL = ("mean_function", "Y_metadata", "precision", "K")
 SPARSE = (
     "the model is sparse (it has inducing inputs), which epfast.gpy.EP does not support; allowed: "
-    "GPy.core.GP and GPy.models.GPClassification, or, for many rows, epfast.GPClassifier and "
-    "GPRegressor with rank=; GPy's own EPDTC is for sparse models"
+    "GPy.core.GP and GPy.models.GPClassification, epfast.GPClassifier and GPRegressor with rank= "
+    "for many rows, or GPy's own EPDTC"
 )
 
 
@@ -136,7 +136,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         self.last = None
         #: Y of the latest evaluation
         self._given: Array | None = None
-        #: sites out of a file
+        #: sites that were read from a file
         self._loaded: _Start | None = None
 
     def inference(
@@ -155,7 +155,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         Parameters
         ----------
         kern : GPy.kern.Kern
-            Not asked where ``K`` is given.
+            Not used if ``K`` is given.
         X : array_like of shape (n, d)
             Inputs.
         likelihood : GPy.likelihoods.Likelihood
@@ -185,7 +185,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             if sweeps stand still at no fixed point. GPy's optimizers step back from it.
         """
         if any(isinstance(part, Likelihood) for part in (Y, *optional)):
-            raise ValueError(SPARSE)  # which hands its inducing inputs over before the likelihood
+            raise ValueError(SPARSE)  # sparse models pass inducing inputs before the likelihood
         given = dict(zip(OPTIONAL, optional, strict=False)) | named
         unknown = [name for name in given if name not in OPTIONAL]
         if unknown:
@@ -193,9 +193,8 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         mean_function, Y_metadata, _, K = (given.get(name) for name in OPTIONAL)
         if mean_function is not None:
             raise ValueError(
-                "the model has a mean function, which is not supported; allowed: None (a "
-                "GPy.kern.Bias or Linear added to the kernel is a constant or linear mean with a "
-                "prior of its own)"
+                "the model has a mean function, which is not supported; allowed: None (add "
+                "GPy.kern.Bias or Linear to the kernel for a constant or linear mean with a prior)"
             )
         reading = read(likelihood, Y, Y_metadata)
         if K is None:
@@ -204,7 +203,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         slopes = reading.slopes(post)
         if not np.isfinite(slopes).all():
             raise np.linalg.LinAlgError(
-                "the log evidence has no finite slope by the parameters of the likelihood"
+                "the gradient of the log evidence by the parameters of the likelihood is not finite"
             )
         self.last, self._given = post, np.array(Y, dtype=np.float64)
         # from scale f to f
@@ -295,11 +294,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         n = len(rows)
         schedule = with_descent(self._schedule, loss, n)
         if np.shape(K) != (n, n):
-            raise ValueError(f"K has shape {np.shape(K)}; allowed with the rows of Y: ({n}, {n})")
+            raise ValueError(f"K has shape {np.shape(K)}; allowed for {n} rows of Y: ({n}, {n})")
         if reading.scale**2 != 1.0:
             K = reading.scale**2 * np.asarray(K)
         if self._given is not None and np.array_equal(self._given, Y):
-            # GPy's kernel with other parameters is a kernel as well; GPy may keep its matrix
+            # known to be a kernel matrix, so not checked. A copy, since GPy may keep the array
             kernel = KernelMatrix(np.array(K, dtype=np.float64, order="C"))
         else:
             kernel = kernel_at_door(K, False, 0.0)
@@ -320,7 +319,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
 
 class _Start(NamedTuple):
-    """What a warm start reads of a posterior."""
+    """The parts of a posterior that a warm start needs."""
 
     sites: Sites
     n_sweeps: int
