@@ -488,7 +488,7 @@ TEAMS = {"teams": [[["a", "b"], ["c"]], [["a"], ["b"], ["c"]]]}
         ({"winner": ["a", "b"]}, ValueError, "teams is given with"),
         ({"teams": None, "ranks": [[1, 2]]}, ValueError, "without teams"),
         ({"priors": [1.0]}, TypeError, "priors is"),
-        ({"priors": {"a": 1.0}}, ValueError, "priors has 1.0 of 'a'"),
+        ({"priors": {"a": 1.0}}, ValueError, "priors has 1.0 for 'a'"),
         ({"priors": {"a": (1.0, 0.0)}}, ValueError, "priors is 0.0"),
         ({"prior_mean": np.inf}, ValueError, "prior_mean"),
     ],

@@ -417,7 +417,9 @@ def real_array(name: str, value: Any) -> NDArray[Any]:
     if hasattr(value, "tocsr"):
         raise TypeError(f"{name} is a sparse matrix; allowed: a dense array (use .toarray())")
     if np.ma.is_masked(value):
-        raise TypeError(f"{name} is an array with masked entries; allowed: fill or drop them first")
+        raise TypeError(
+            f"{name} has masked entries; allowed: an array without them (fill or drop them)"
+        )
     try:
         result = np.asarray(value)
     except ValueError:

@@ -140,19 +140,19 @@ class Design:
 
 @dataclass(frozen=True, eq=False)
 class FormulaFit:
-    """What :func:`epfast.formula.fit` returns.
+    """The result of :func:`epfast.formula.fit`.
 
     Attributes
     ----------
     formula, family : str
-        As given.
+        The arguments of the fit.
     posterior : IntegratedPosterior
-        Of all weights: of the common terms, then of the group terms. It has one point where there
-        are no hyper-parameters.
+        Posterior of all weights: those of the common terms, then those of the group terms. It has
+        one point if there are no hyper-parameters.
     labels : tuple of str
         Names of the weights.
     converged : bool
-        Whether all fits have settled.
+        Whether all fits converged.
     log_evidence : float
         log p(y), integrated over weights and hyper-parameters.
     """
@@ -170,21 +170,21 @@ class FormulaFit:
 
     @property
     def fixed(self) -> Any:
-        """A table of the common weights: mean, sd, and a central interval of 94 %."""
+        """Table of the common weights: mean, sd, and a central interval of 94 %."""
         return self._table(0.94).iloc[: self.design.n_common]
 
     @property
     def random(self) -> Any:
-        """A table of the group effects, each beside the common weight of its term."""
+        """Table of the group effects, which are added to the common weights."""
         return self._table(0.94).iloc[self.design.n_common : len(self.labels)]
 
     @property
     def hyper(self) -> Any:
-        """A table of sds of groups and numbers of the likelihood. Empty if there are none."""
+        """Table of sds of groups and parameters of the likelihood. Empty if there are none."""
         return self.posterior.hyper.set_axis(list(self.hyper_labels))
 
     def summary(self, level: float = 0.94) -> Any:
-        """A table of common weights, sds of groups and numbers of the likelihood.
+        """Table of common weights, sds of groups and parameters of the likelihood.
 
         Parameters
         ----------
@@ -194,7 +194,7 @@ class FormulaFit:
         return self._table(level).drop(index=list(self.labels[self.design.n_common :]))
 
     def _table(self, level: float) -> Any:
-        """Of all weights and hyper-parameters."""
+        """Table of all weights and hyper-parameters."""
         labels = [*self.labels, *self.hyper_labels]
         return self.posterior.summary(level).iloc[:, :4].set_axis(labels)
 
@@ -208,15 +208,16 @@ class FormulaFit:
         data : pandas.DataFrame
             With the variables of the right side of the formula.
         new_levels : {"integrate", "zero", "error"}, default="integrate"
-            What the effect of a level is that was not in the data: drawn anew from its group,
-            which adds the variance of the group, or 0, or an error.
+            Effect of a level that the fit did not have. "integrate" averages over the distribution
+            of its group, which adds the variance of the group. "zero" sets the effect to 0. "error"
+            raises a ValueError.
         """
         post, means, variances = self._latent(data, new_levels)
         mean = post.weights @ means
         return mean, post.weights @ (variances + (means - mean) ** 2)
 
     def predict(self, data: Any, new_levels: str = "integrate", return_std: bool = False) -> Any:
-        """Mean of y of new rows, (n,): of 0 and 1 its probability, of trials that of one.
+        """Mean of y of new rows, (n,). For 0 and 1, and for trials, the probability of a success.
 
         Parameters
         ----------
@@ -233,7 +234,7 @@ class FormulaFit:
         mean = post.weights @ means
         if not _checks.flag("return_std", return_std):
             return mean
-        # that of labels -1 and 1 is four times as large
+        # the variance of labels -1 and 1 is four times that of 0 and 1
         within = [loss.predict_variance(m, v) / (4.0 if labels else 1.0) for loss, m, v in points]
         return mean, np.sqrt(post.weights @ (within + (means - mean) ** 2))
 
@@ -266,28 +267,36 @@ def fit(
     Parameters
     ----------
     formula : str
-        As lme4, brms and bambi read it: ``"y ~ x + h + (x | g)"``. A group term ``(x | g)`` has an
-        intercept and a slope for each level of g, which are correlated, as in lme4 and brms, and
-        independent with ``(x || g)``. Each has an sd. ``0 + (1 | g)`` has no common intercept.
-        ``x:h``, ``x * h``, ``(1 | g:h)``, ``(1 | g/h)``, ``offset(z)``, ``I(x ** 2)``, ``C(k)``,
-        ``log(x)``, ``scale(x)``, ``poly(x, 2)``, ``bs(x, df=4)`` and functions of the caller are
-        read too. And as responses ``log(y)``, ``prop(successes, trials)`` and ``y['level']``.
+        A formula as in lme4, brms and bambi, such as ``"y ~ x + h + (x | g)"``. A group term
+        ``(x | g)`` has an intercept and a slope for each level of g. They are correlated, as in
+        lme4 and brms, and independent with ``(x || g)``. Each has an sd. ``0 + (1 | g)`` has no
+        common intercept. Other terms are ``x:h``, ``x * h``, ``(1 | g:h)``, ``(1 | g/h)``,
+        ``offset(z)``, ``I(x ** 2)``, ``C(k)``, ``log(x)``, ``scale(x)``, ``poly(x, 2)``,
+        ``bs(x, df=4)`` and functions of the caller. Other responses are ``log(y)``,
+        ``prop(successes, trials)`` and ``y['level']``.
     data : pandas.DataFrame
-        A column per variable, without missing values in those of the formula.
+        A column per variable. Columns in the formula have no missing values.
     family : str, default="gaussian"
         "gaussian", "t" (or "student"), "bernoulli", "binomial", "poisson", "negativebinomial" (or
-        "negbinomial"), "gamma" or "weibull". "bernoulli" takes 0 and 1, booleans, or two words,
-        the second of which, by the alphabet or the order of categories, is 1.
+        "negbinomial"), "gamma" or "weibull". "bernoulli" takes 0 and 1, booleans, or two labels.
+        The second label, in alphabetical order or in the order of categories, is 1.
     priors : dict, optional
-        By the name of a common term ``(mean, sd)`` of a normal prior. By the name of a group term,
-        as ``"1|g"``, and of a number of the family, as ``"sigma"``, one of :mod:`epfast.priors`.
-        By ``"cor|g"`` :class:`epfast.priors.LKJ` of the correlations of a group. None, and terms
-        without one: as bambi scales them, slopes are N(0, 2.5 sd(y) / sd(x)), sds of groups
-        half-normal of 2.5 sd(y) over the size of their columns, sigma half-Student-t of 4 degrees
-        of freedom and sd(y). Sd(y) is 1 but for "gaussian" and "t". Correlations are LKJ(2).
+        Priors by name:
+
+        - a common term, such as ``"x"``: ``(mean, sd)`` of a normal prior
+        - a group term, such as ``"1|g"``, or a parameter of the family, such as ``"sigma"``: a
+          prior of :mod:`epfast.priors`
+        - ``"cor|g"``, the correlations of a group: :class:`epfast.priors.LKJ`
+
+        Defaults are those of bambi. Slopes have N(0, 2.5 sd(y) / sd(x)), sds of groups a
+        half-normal of scale 2.5 sd(y) over the size of their columns, sigma a half-Student-t of 4
+        degrees of freedom and scale sd(y), and correlations LKJ(2). For families other than
+        "gaussian" and "t", sd(y) is replaced by 1.
     weights : array_like of shape (n,) or str, optional
-        As in :func:`epfast.fit_linear`, or the column of data that holds them.
-    strategy, rng
+        Weights of the rows, as in :func:`epfast.fit_linear`, or the name of their column.
+    strategy : str, default="auto"
+        As in :func:`epfast.fit_hyper`.
+    rng : numpy.random.Generator or int, default=0
         As in :func:`epfast.fit_hyper`.
 
     Returns

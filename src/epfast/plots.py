@@ -1,7 +1,7 @@
-"""Pictures of posteriors: axes in, axes out. Needs matplotlib, the extra ``plot``.
+"""Plots of posteriors. They need matplotlib, which the extra ``plot`` installs.
 
-Each function draws on the axes that it is given, or on a new figure, and returns the axes. Nothing
-is shown or saved, and the state of ``matplotlib.pyplot`` stays as it is.
+Each function draws on the given axes, or on a new figure, and returns the axes. Nothing is shown or
+saved, and the state of ``matplotlib.pyplot`` does not change.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ def coefficients(
     Parameters
     ----------
     post : FullPosterior or FactorizedPosterior, or a linear estimator
-        Of at most a few dozen coefficients. Pick some with ``names``.
+        A posterior with at most a few dozen coefficients, or select some by ``names``.
     level : float, default=0.95
-        Posterior probability of the intervals. Thicker lines hold half of the probability.
+        Posterior probability of the intervals. Thick lines have half of the probability.
     names : sequence of str, optional
-        Which coefficients, of ``post.labels``, from top to bottom. By default all of them.
+        Coefficients of ``post.labels`` to show, from top to bottom. By default all of them.
     sort : bool, default=False
-        Whether the largest mean comes first.
+        Whether to sort by the mean, the largest first.
     ax : matplotlib.axes.Axes, optional
-        By default those of a new figure, as high as the names need.
+        By default those of a new figure, whose height depends on the number of names.
 
     Returns
     -------
     matplotlib.axes.Axes
-        Intervals that hold 0 are grey.
+        Intervals that contain 0 are grey.
     """
     post = _posterior(post, "labels", "a posterior of a linear model")
     labels = list(post.labels)
@@ -122,7 +122,7 @@ def calibration(
     Parameters
     ----------
     y : array_like of shape (n,)
-        Labels of two kinds.
+        Labels, with at most two different values.
     p : array_like of shape (n,) or (n, 2)
         Probabilities of ``pos_label``, or of both labels, as from ``predict_proba``.
     bins : int, default=10
@@ -130,13 +130,13 @@ def calibration(
     ax : matplotlib.axes.Axes, optional
         By default those of a new figure.
     pos_label : label, optional
-        The label whose share is drawn. By default 1 of -1, 0 and 1, else the last of both in their
-        order, which is ``classes_[1]`` of a classifier.
+        The label whose share is drawn. By default 1 if the labels are among -1, 0 and 1, else the
+        larger label, which is ``classes_[1]`` of a classifier.
 
     Returns
     -------
     matplotlib.axes.Axes
-        With intervals of 95 % for the shares (Wilson 1927), and the rows' probabilities below.
+        Shares with 95 % intervals (Wilson 1927), and histograms of the probabilities of the rows.
     """
     given, both = np.asarray(y), np.shape(p)[1:] == (2,)
     share = _checks.array("p", p, shape=(None, 2) if both else (None,))
@@ -192,29 +192,29 @@ def decision_boundary(
     Parameters
     ----------
     model : FullPosterior, FactorizedPosterior, LinearClassifier, GPClassifier, ...
-        Anything with ``predict_proba(X)`` and ``predict_latent(X)`` of rows of two features.
+        Any object with ``predict_proba(X)`` and ``predict_latent(X)`` for rows of two features.
     X : array_like of shape (n, 2)
         The two features.
     y : array_like of shape (n,)
-        Their labels, two kinds.
+        Labels of two classes.
     intercept : bool, default=False
-        Whether a column of ones is appended to the grid for the model.
+        Whether to append a column of ones to the rows for the model.
     ax : matplotlib.axes.Axes, optional
         By default those of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        Colours for the probability of the second label, a solid line where it is one half, dashed
-        lines of equal standard deviation of the latent value.
+        Colours show the probability of the second label. A solid line shows where it is one half,
+        and dashed lines have equal standard deviations of the latent value.
     """
     rows = _checks.array("X", getattr(X, "to_numpy", lambda: X)(), shape=(None, 2))
     labels = np.asarray(y)
     kinds = np.unique(labels)
     if labels.shape != (len(rows),) or len(kinds) > 2:
         raise ValueError(
-            f"y has shape {labels.shape} and {len(kinds)} kinds of labels; allowed: "
-            f"({len(rows)},), two kinds"
+            f"y has shape {labels.shape} and {len(kinds)} different labels; allowed: "
+            f"({len(rows)},), two labels"
         )
     low, high = rows.min(axis=0), rows.max(axis=0)
     room = 0.08 * np.where(high > low, high - low, 1.0)
@@ -258,14 +258,14 @@ def sweeps(post: Any, ax: Any = None) -> Any:
     Parameters
     ----------
     post : posterior, or estimator
-        With a history. Or a list of :class:`epfast.SweepInfo`.
+        A result with ``history``, or a list of :class:`epfast.SweepInfo`.
     ax : matplotlib.axes.Axes, optional
         By default those of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        Those of the change. The log evidence is on a second axis, at the right. Crosses mark sweeps
+        The axes of the change. The log evidence has a second axis on the right. Crosses mark sweeps
         that refused sites.
     """
     if not isinstance(post, list | tuple):
@@ -309,16 +309,16 @@ def check(result: Any, ax: Any = None) -> Any:
     Parameters
     ----------
     result : Check
-        Of :meth:`epfast.FullPosterior.check`.
+        Result of :meth:`epfast.FullPosterior.check`.
     ax : matplotlib.axes.Axes, optional
         By default those of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        Distances in posterior sd, two standard errors either side. The band is what "good" allows.
-        Where the sd is off by more than "good" allows, its factor is written. The title has
-        verdict, reason, k-hat and effective draws.
+        Errors in posterior sd, with two standard errors on either side. The band has the errors
+        that the verdict "good" allows. Factors of sds beyond this limit are written beside their
+        points. The title has verdict, reason, k-hat and effective draws.
     """
     shift, error = np.asarray(result.shifts), np.asarray(result.shift_ses)
     ax = _axes(ax, 5.8, 3.6)

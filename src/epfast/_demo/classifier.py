@@ -1,4 +1,4 @@
-"""A classifier on real data: its predictions, its coefficients, and whether it is right."""
+"""A classifier on real data: its predictions, its coefficients, and its check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECK_DRAWS = 4000
 
 
 def run(features: Array, target: Array, names: Any, picture: Path | None) -> None:
-    """Fit three quarters of the rows, predict the others. Target: 1 for benign."""
+    """Fit three quarters of the rows, and predict the others. target: 1 for benign."""
     from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
     from sklearn.metrics import log_loss
     from sklearn.model_selection import train_test_split

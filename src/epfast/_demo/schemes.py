@@ -47,7 +47,7 @@ def schemes(loss_name: str) -> dict[str, Scheme]:
 
 
 def run(features: Array, target: Array, sweeps: int, picture: Path | None) -> None:
-    """Print the table, save the picture of costs. Target: 0 for malignant."""
+    """Print the table, and save the picture of costs. target: 0 for malignant."""
     X = features - features.mean(axis=0)
     X /= np.linalg.norm(X, axis=0)
     X = np.hstack([X, np.ones((len(X), 1))])
@@ -118,8 +118,9 @@ def cost(loss: Loss, X: Array, y: Array) -> Callable[[Array], float]:
 def optimum(loss: Loss, X: Array, y: Array, start: Array) -> Array:
     """Minimise the regularised cost.
 
-    BFGS for logistic, the dual for hinge. Quasi 0-1 is not convex: from the minimum of the hinge
-    down LADDER, by the concave-convex procedure (Yuille & Rangarajan 2003).
+    By BFGS for the logistic loss, and by the dual for the hinge. The quasi 0-1 loss is not convex.
+    It starts from the minimum of the hinge, and takes steps of the concave-convex procedure (Yuille
+    & Rangarajan 2003) along LADDER.
     """
     Z = X * y[:, None]
     if isinstance(loss, epfast.Logistic):

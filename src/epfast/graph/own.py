@@ -124,8 +124,8 @@ class Factor(Kind):
         density of 0, and NaN makes the update fail. One call has many factors, in any order, and
         often several points of each. What differs between factors therefore goes into data
         keywords, not into a closure. None if ``scheme`` is an operator or an object of your own.
-    scheme : {"laplace", "quadrature", "importance"}, Operator, tuple of Operator, or object
-        How messages are computed. Default ``"laplace"``.
+    scheme : {"laplace", "quadrature", "importance"}, Operator, tuple or object, default="laplace"
+        How messages are computed:
 
         - ``"laplace"``: mode and curvature, fast, for any number of Gaussian neighbours
           (:class:`LaplaceMessages`)
