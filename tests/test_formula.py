@@ -197,7 +197,7 @@ def test_new_levels(bars):
         post.weights @ np.array([first**2, first**2 + 4.0 * (slope**2 + product), 0.0 * first]).T,
         atol=1e-9,
     )
-    with pytest.raises(ValueError, match=r"'other' is no level of 'g' in the fit"):
+    with pytest.raises(ValueError, match=r"'other' is not a level of 'g' in the fit"):
         model.predict(new, new_levels="error")
     with pytest.raises(ValueError, match="new_levels is 'drop'"):
         model.predict(new, new_levels="drop")
@@ -247,49 +247,59 @@ def test_many_levels_stay_sparse():
 @pytest.mark.parametrize(
     ("text", "given", "error", "said"),
     [
-        ("y ~ q", {}, ValueError, "names 'q'; allowed: the columns of data, a, g"),
-        ("y ~ a + (1 | q)", {}, ValueError, "names 'q'"),
+        ("y ~ q", {}, ValueError, "'q' is unknown; allowed: the columns of data, a, g"),
+        ("y ~ a + (1 | q)", {}, ValueError, "'q' is unknown"),
         ("y ~ a +", {}, ValueError, "cannot be read"),
         (
             "y ~ a | g",
             {},
             ValueError,
-            r"'\|' is not read there; .*in the parentheses of a group term",
+            r"'\|' is not supported there; .*in parentheses for a group term",
         ),
-        ("y ~ (a | g || h)", {}, ValueError, r"one \| or \|\| in the parentheses"),
-        ("y ~ (1 |p| g)", {}, ValueError, r"one \| or \|\| in the parentheses"),
-        ("y ~ a %in% g", {}, ValueError, "'%' is not read there"),
+        ("y ~ (a | g || h)", {}, ValueError, r"one \| or \|\| in parentheses"),
+        ("y ~ (1 |p| g)", {}, ValueError, r"one \| or \|\| in parentheses"),
+        ("y ~ a %in% g", {}, ValueError, "'%' is not supported there"),
         ("y | weights(z) ~ a", {}, ValueError, "weights= for weights"),
-        ("y + 1 ~ a", {}, ValueError, r"Arithmetic has I\(\)"),
+        ("y + 1 ~ a", {}, ValueError, r"arithmetic needs I\(\)"),
         ("k | trials(trials) ~ a", {}, ValueError, "prop"),
-        ("y ~ s(a)", {}, ValueError, "names 's'; allowed: functions at hand"),
-        ("y ~ 0", {}, ValueError, "no term but offsets; allowed: an intercept"),
-        ("y ~ 0 + offset(z)", {}, ValueError, "no term but offsets"),
+        ("y ~ s(a)", {}, ValueError, "'s' is unknown; allowed: functions of the caller"),
+        ("y ~ 0", {}, ValueError, "only offsets; allowed: an intercept"),
+        ("y ~ 0 + offset(z)", {}, ValueError, "only offsets"),
         ("y ~ when", {}, ValueError, "'when' holds times; allowed: numbers, booleans or labels"),
         ("y ~ a", {"weights": "q"}, ValueError, "weights is 'q'; allowed: 'a', 'g'"),
         ("y ~ a", {"weights": [1.0]}, ValueError, "weights has shape"),
-        ("a", {}, ValueError, "allowed: one with a response"),
+        ("a", {}, ValueError, "allowed: a formula with a response"),
         (3, {}, TypeError, "formula is 3"),
         ("y ~ a", {"family": "beta"}, ValueError, "family is 'beta'; allowed: 'gaussian'"),
         (
             "y ~ a",
             {"family": "bernoulli"},
             ValueError,
-            "'y' is no response for 'bernoulli'; allowed: 0 and 1",
+            "'y' is not a response of family 'bernoulli'; allowed: 0 and 1",
         ),
         ("y ~ a", {"family": "binomial"}, ValueError, "prop"),
-        ("g ~ a", {}, ValueError, "'g' is no response for 'gaussian'; allowed: finite numbers"),
-        ("y ~ a", {"priors": {"b": (0.0, 1.0)}}, ValueError, "'b', which is no term.*'a', 'sigma'"),
+        (
+            "g ~ a",
+            {},
+            ValueError,
+            "'g' is not a response of family 'gaussian'; allowed: finite numbers",
+        ),
+        (
+            "y ~ a",
+            {"priors": {"b": (0.0, 1.0)}},
+            ValueError,
+            "'b', which is not a term.*'a', 'sigma'",
+        ),
         (
             "y ~ a",
             {"priors": {"a": 1.0}},
             TypeError,
             r"priors\['a'\] is 1.0; allowed: \(mean, sd\)",
         ),
-        ("y ~ a", {"priors": {"sigma": 1.0}}, TypeError, "allowed: one of epfast.priors"),
+        ("y ~ a", {"priors": {"sigma": 1.0}}, TypeError, "allowed: a prior of epfast.priors"),
         ("y ~ a", {"priors": [1]}, TypeError, "priors is"),
-        ("y ~ (a | g)", {"priors": {"cor|g": HALF}}, TypeError, r"cor\|g.*as LKJ"),
-        ("y ~ (a || g)", {"priors": {"cor|g": 1.0}}, ValueError, "'cor|g', which is no term"),
+        ("y ~ (a | g)", {"priors": {"cor|g": HALF}}, TypeError, r"cor\|g.*such as LKJ"),
+        ("y ~ (a || g)", {"priors": {"cor|g": 1.0}}, ValueError, "'cor|g', which is not a term"),
         ("y ~ (a | g) + (z + h | g)", {}, ValueError, r"correlates '1\|g' in two terms"),
         ("y ~ a", {"strategy": "nuts"}, ValueError, "strategy is 'nuts'"),
     ],
@@ -304,7 +314,7 @@ def test_terms_that_are_no_numbers():
         formula.fit("y ~ np.log(a)", DATA)
     with (
         np.errstate(invalid="ignore"),
-        pytest.raises(ValueError, match=r"'np.log\(a\)' is no response"),
+        pytest.raises(ValueError, match=r"'np.log\(a\)' is not a response"),
     ):
         formula.fit("np.log(a) ~ z", DATA)
 
@@ -316,7 +326,7 @@ def test_bad_new_data():
         model.predict(DATA.head(3).assign(g=["g1", None, "g2"]))
     with pytest.raises(ValueError, match=r"The levels \(x\) in 'h' are not present"):
         model.predict(DATA.head(3).assign(h="x"))
-    with pytest.raises(ValueError, match="names 'h'; allowed: the columns of data, a, g"):
+    with pytest.raises(ValueError, match="'h' is unknown; allowed: the columns of data, a, g"):
         model.predict(DATA.drop(columns="h"))
 
 

@@ -133,7 +133,7 @@ def test_decision_boundary_of_frames_processes_and_an_intercept(fit):
     assert plots.decision_boundary(model, inputs, labels > 0).get_legend() is not None
     with pytest.raises(ValueError, match=r"X has shape \(80, 1\)"):
         plots.decision_boundary(post, X[:, :1], y)
-    with pytest.raises(ValueError, match="3 kinds of labels; allowed"):
+    with pytest.raises(ValueError, match="3 different labels; allowed"):
         plots.decision_boundary(post, X, np.arange(80) % 3)
 
 

@@ -482,13 +482,13 @@ TEAMS = {"teams": [[["a", "b"], ["c"]], [["a"], ["b"], ["c"]]]}
         ({"ranks": [[1, 1], [1, 2, 3]], "margin": 0.0}, ValueError, "margin is 0"),
         ({"weights": [[[1, -1], [1]], [[1], [1], [1]]]}, ValueError, "weights is -1"),
         ({"weights": [[[1], [1]], [[1], [1], [1]]]}, ValueError, "weights has 1 values"),
-        ({"weights": [[[0, 0], [1]], [[1], [1], [1]]]}, ValueError, "weights are 0 of a team"),
+        ({"weights": [[[0, 0], [1]], [[1], [1], [1]]]}, ValueError, "weights of a team are all 0"),
         ({"weights": [[1], [1, 1, 1]]}, ValueError, "weights has 1 teams in game 0"),
         ({"draw": [True, False]}, ValueError, "teams is given with"),
         ({"winner": ["a", "b"]}, ValueError, "teams is given with"),
         ({"teams": None, "ranks": [[1, 2]]}, ValueError, "without teams"),
         ({"priors": [1.0]}, TypeError, "priors is"),
-        ({"priors": {"a": 1.0}}, ValueError, "priors has 1.0 of 'a'"),
+        ({"priors": {"a": 1.0}}, ValueError, "priors has 1.0 for 'a'"),
         ({"priors": {"a": (1.0, 0.0)}}, ValueError, "priors is 0.0"),
         ({"prior_mean": np.inf}, ValueError, "prior_mean"),
     ],
@@ -535,7 +535,7 @@ def test_dates_of_any_year_and_type_are_in_the_order_of_time(form):
         (["0000-01-01", "2020-01-01"], "outside the years 1 to 9999"),
         (np.array(["10000-01-01", "2020-01-01"], "M8[s]"), "outside the years"),
         (np.array([2**40, 1], "M8[Y]"), "outside the years"),
-        (["1", "2"], "neither a number nor a date"),
+        (["1", "2"], "neither numbers nor dates"),
         (np.array([1, np.inf], dtype=object), "NaN or infinity"),
         ([[1.0], [2.0]], "shape"),
         ([np.datetime64("NaT"), "2020-01-01"], "NaT"),
@@ -758,7 +758,7 @@ GOOD = {"winner": ["a", "b"], "loser": ["b", "c"], "time": [1.0, 2.0], "draw": [
         ({"winner": ["a", "b"], "loser": ["a", "c"]}, "against itself"),
         ({"time": [1.0, np.nan]}, "time holds NaN"),
         ({"time": [1.0, np.inf]}, "time holds NaN or infinity"),
-        ({"time": ["2020-01-01", "x"]}, "neither a number nor a date"),
+        ({"time": ["2020-01-01", "x"]}, "neither numbers nor dates"),
         ({"time": np.array(["2020-01-01", "NaT"], "datetime64[D]")}, "NaT"),
         ({"time": [1.0]}, "different lengths"),
         ({"winner": [], "loser": [], "time": [], "draw": []}, "empty"),
@@ -777,7 +777,7 @@ def test_bad_games_are_refused(change, words):
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="no column 'when'"):
         rating.fit(GOOD, time="when")
-    with pytest.raises(TypeError, match="allowed: a frame"):
+    with pytest.raises(TypeError, match="allowed: a DataFrame"):
         rating.fit([1, 2], time="time")
     with pytest.raises(TypeError, match="hashed"):
         rating.fit({"winner": [["a"], ["b"]], "loser": ["c", "d"]})
@@ -790,13 +790,13 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="home holds"):
         rating.fit({**GOOD, "home": [0.5, 0]}, home="home")
     found = rating.fit(GOOD, time="time", draw="draw", **SET)
-    with pytest.raises(ValueError, match="a is b"):
+    with pytest.raises(ValueError, match="a player is twice"):
         found.predict("a", "a")
     with pytest.raises(ValueError, match="no game"):
         found.history("nobody")
     with pytest.raises(ValueError, match="home is given"):
         found.predict("a", "b", home=1)
-    with pytest.raises(ValueError, match="not as many"):
+    with pytest.raises(ValueError, match="different lengths"):
         found.predict(["a"], "b")
     with pytest.raises(TypeError, match="dates"):
         found.predict("a", "b", time="2020-01-01")

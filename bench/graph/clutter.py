@@ -36,14 +36,14 @@ METHODS: dict[str, Any] = {
 
 
 class Fallbacks(logging.Handler):
-    """Counts fits that gave up going all at once."""
+    """Counts fits whose parallel updates diverged, so that they became sequential."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.n = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.n += "one after the other" in record.getMessage()
+        self.n += "sequential updates from now on" in record.getMessage()
 
 
 def log_normal(x: Any, mean: Any, variance: Any) -> Any:

@@ -19,7 +19,7 @@ from epfast._arrays import Array, slices, to_float64
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: rounding of doubles
+#: relative rounding error of doubles
 EPS = float(np.finfo(np.float64).eps)
 
 
@@ -32,7 +32,7 @@ def path(name: str, value: Any) -> str:
 
 
 def describe(value: Any) -> str:
-    """A value for an error message: short, and by shape where it is an array."""
+    """A short description of a value for error messages. Of arrays the shape and dtype."""
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     text = repr(value)
@@ -78,12 +78,12 @@ def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
 
 
 def freeze(target: Any, **values: Any) -> None:
-    """Put checked values, which are plain numbers, in place of those that a frozen class got."""
+    """Set checked values on an instance of a frozen class."""
     for name, value in values.items():
         object.__setattr__(target, name, value)
 
 
-#: other names of choices, as papers and other packages have them
+#: names of choices in papers and in other packages
 ALIASES: dict[str, tuple[str, ...]] = {
     "absolute_error": ("laplace_noise",),
     "asymmetric_laplace": ("quantile",),
@@ -138,7 +138,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def did_you_mean(value: Any, allowed: Iterable[str]) -> str:
-    """A question for the end of an error message. "" if nothing comes near."""
+    """A suggestion for the end of an error message. Empty if no name is similar."""
     if not isinstance(value, str):
         return ""
     wanted = value.lower().replace("-", "_").replace(" ", "_")
@@ -149,12 +149,15 @@ def did_you_mean(value: Any, allowed: Iterable[str]) -> str:
 
 
 _EP = "schedule", "schedule=epfast.EP(sweeps=..., tol=...)"
-_LOSS = "loss", "loss=..., with its noise, as epfast.losses.Gaussian(variance)"
+_LOSS = "loss", "loss=..., with its noise, such as epfast.losses.Gaussian(variance)"
 _PENALTY = (
     "prior_variance loss",
     "prior_variance=..., of the coefficients",
 )
-_SPARSE = "prior prior_variance", "prior=..., as epfast.losses.SpikeAndSlab() or Horseshoe()"
+_SPARSE = (
+    "prior prior_variance",
+    "prior=..., such as epfast.losses.SpikeAndSlab() or Horseshoe()",
+)
 _WEIGHTS = (("weights loss", "weights=..."), ("weights family", "weights=..."))
 _OF_ROWS = (("class_weight", "sample_weight of fit(X, y)"), ("learn", "sample_weight of fit(X, y)"))
 _SEED = (
@@ -168,8 +171,8 @@ _NO_CHAIN = (
     ("strategy", "strategy=...: nothing is sampled, there are no chains"),
 )
 
-#: arguments of scikit-learn, statsmodels, brms, bambi, GPy and Keras: arguments that a function
-#: here has, and what to write there; the first pair that fits
+#: arguments of scikit-learn, statsmodels, brms, bambi, GPy and Keras. Each has pairs of arguments
+#: that a function here has, and a suggestion. The first pair that applies is used
 ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "C": (("prior_variance loss", "prior_variance=C, of the coefficients"),),
     "K": (("kernel", "kernel=..., of scikit-learn; fit_gp takes a matrix"),),
@@ -178,7 +181,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("kernel center", "loss=epfast.losses.Gaussian(alpha), the variance of the noise"),
         (
             "prior_variance loss",
-            "prior_variance=1 / alpha, beside noise of variance 1",
+            "prior_variance=1 / alpha, for noise of variance 1",
         ),
     ),
     "chains": _NO_CHAIN,
@@ -252,7 +255,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """What to write for an argument that a function does not have; "" if nothing comes near."""
+    """A suggestion for an argument that a function does not have. Empty if there is none."""
     known = [one for one in known if one != "self"]
     for argument, text in ARGUMENTS.get(name, ()):
         if set(argument.split()) <= set(known):
@@ -262,7 +265,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def named(function: Callable[P, T]) -> Callable[P, T]:
-    """Refuse arguments by other names in words that say the names here."""
+    """Refuse arguments of other packages with a suggestion of the name here."""
     known = tuple(inspect.signature(function).parameters)
     names = frozenset(known)
     called = function.__qualname__.removesuffix(".__init__")
@@ -290,7 +293,7 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def schedule(value: Any, kind: type, names: str) -> None:
-    """An instance of a class of schedules. A class itself is a mistake that is often made."""
+    """Check an instance of a class of schedules. A common mistake is the class itself."""
     if isinstance(value, kind):
         return
     if isinstance(value, type) and issubclass(value, kind):
@@ -414,7 +417,9 @@ def real_array(name: str, value: Any) -> NDArray[Any]:
     if hasattr(value, "tocsr"):
         raise TypeError(f"{name} is a sparse matrix; allowed: a dense array (use .toarray())")
     if np.ma.is_masked(value):
-        raise TypeError(f"{name} is an array with masked entries; allowed: fill or drop them first")
+        raise TypeError(
+            f"{name} has masked entries; allowed: an array without them (fill or drop them)"
+        )
     try:
         result = np.asarray(value)
     except ValueError:
@@ -451,7 +456,7 @@ def design(name: str, value: Any, d: int | None = None) -> NDArray[Any]:
     usable = result.dtype.isnative and result.flags.aligned
     if result.dtype not in (np.float64, np.float32) or not usable:
         result = to_float64(result)
-    return result.view()  # of a shape of its own
+    return result.view()  # a view, whose shape may be set
 
 
 def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
@@ -615,7 +620,7 @@ def labels(name: str, value: Any, n: int) -> Array:
 
 
 def groups(name: str, given: Any) -> int | NDArray[np.intp]:
-    """The number of groups, or the group of each row. Checked as far as possible without n."""
+    """The number of groups, or the group of each row, as far as it can be checked without n."""
     if np.ndim(real_array(name, given)) == 0:
         return integer(name, given, least=1)
     labels = real_array(name, given)
@@ -628,8 +633,8 @@ def groups(name: str, given: Any) -> int | NDArray[np.intp]:
     labels = labels.astype(np.intp)
     if least < 0 or most >= labels.size or not np.bincount(labels).all():
         raise ValueError(
-            f"{name} holds labels from {least} to {most}; allowed: 0 to K - 1, each for one "
-            "row at least"
+            f"{name} holds labels from {least} to {most}; allowed: 0 to K - 1, each for at least "
+            "one row"
         )
     labels.flags.writeable = False
     return labels

@@ -26,8 +26,8 @@ from epfast.priors import LKJ, HalfNormal, HalfStudentT, Scale
 
 __all__ = ["FormulaFit", "fit"]
 
-#: families by the names of bambi and brms: the loss, and its numbers that are learned, each by the
-#: name in the table of results and the one in the loss
+#: families by the names of bambi and brms. Each has its loss, and the parameters that are learned,
+#: by their names in the table of results and in the loss
 FAMILIES: dict[str, tuple[str, dict[str, str]]] = {
     "gaussian": ("gaussian", {"sigma": "sd"}),
     "t": ("student_t", {"sigma": "scale", "nu": "df"}),
@@ -40,25 +40,25 @@ FAMILIES: dict[str, tuple[str, dict[str, str]]] = {
     "gamma": ("gamma_noise", {"alpha": "shape"}),
     "weibull": ("weibull", {"alpha": "shape"}),
 }
-#: functions of formulas beside those of formulae and of the caller
+#: functions in formulas, in addition to those of formulae and of the caller
 FUNCTIONS = {one.__name__: one for one in (np.exp, np.log, np.log10, np.log1p, np.log2, np.sqrt)}
 #: sd of default priors of slopes in units of y over x, and of sds of groups
 WIDE = 2.5
-#: numbers of a dense matrix of all columns above which group columns are kept sparse
+#: largest size of a dense matrix of all columns. Above it group columns are sparse
 DENSE = 5_000_000
-#: what else a formula may name
-AT_HAND = "functions at hand, as log(x), and bs(x, df=4), scale(x), poly(x, 2), C(x)"
-#: what a prior may be: of a common term, a scale, and correlations
+#: other names in formulas, for errors
+AT_HAND = "functions of the caller, log(x), bs(x, df=4), scale(x), poly(x, 2), C(x)"
+#: priors of common terms, scales and correlations, and their names in errors
 NORMAL = tuple, "(mean, sd) of a normal prior"
-OF_SCALE = Scale, "one of epfast.priors, as HalfNormal(1.0)"
-OF_PAIRS = LKJ, "one of epfast.priors, as LKJ(2.0)"
+OF_SCALE = Scale, "a prior of epfast.priors, such as HalfNormal(1.0)"
+OF_PAIRS = LKJ, "epfast.priors.LKJ, such as LKJ(2.0)"
 
 
 class Design:
     """Columns of the terms of a formula: common ones, and effects with a column per level."""
 
     def __init__(self, formula: str, frame: Any, env: Any) -> None:
-        """env: where functions of the formula are found."""
+        """env: the environment of the functions in the formula."""
         model, correlated = _read(formula)
         _check_columns(frame, model.var_names)
         model.eval(frame, env)
@@ -75,17 +75,17 @@ class Design:
             self.labels += map(str, term.labels)
             self.terms[term.name] = slice(start, len(self.labels))
         self.n_common = sum(len(term.labels) for term in self.common)
-        #: of each effect, as "x|g", the term and the columns
+        #: for each effect, such as "x|g", its term and its columns
         self.effects: dict[str, tuple[str, Any]] = {}
         for term in model.group_terms:
             names = ["1"] if term.kind == "intercept" else term.expr.labels
             for k, name in enumerate(f"{one}|{term.factor.name}" for one in names):
-                # those of a level are next to each other
+                # columns of a level are next to each other
                 columns = np.arange(len(self.labels))[self.terms[term.name]][k :: len(names)]
                 self.effects[name] = term.name, columns
         if not self.labels:
-            raise ValueError("it has no term but offsets; allowed: an intercept, 1, or another one")
-        #: effects of one level that are correlated, and all pairs of them, as fit_hyper has them
+            raise ValueError("it has only offsets; allowed: an intercept, 1, or other terms")
+        #: groups of correlated effects, and all pairs of them, in the order of fit_hyper
         self.blocks: list[tuple[str, ...]] = []
         self.pairs: list[tuple[str, str]] = []
         for some in correlated:
@@ -95,10 +95,13 @@ class Design:
                 self.blocks += [of] * (len(of) > 1)
                 self.pairs += [(of[j], of[i]) for i in range(len(of)) for j in range(i)]
         for name in (one for one in self.effects if sum(one in of for of in self.blocks) > 1):
-            raise ValueError(f"it correlates {name!r} in two terms; allowed: one, or (x || g)")
+            raise ValueError(
+                f"it correlates {name!r} in two terms; allowed: one term, or (x || g) without "
+                "correlations"
+            )
 
     def covariance(self, values: Array) -> Array:
-        """Of the effects of a new level, (e, e), from hyper-parameters: sds, then correlations."""
+        """Covariance of the effects of a new level, (e, e). values: sds, then correlations."""
         names = list(self.effects)
         sds, half = values[: len(names)], 0.5 * np.eye(len(names))
         for (one, other), value in zip(self.pairs, values[len(names) :], strict=False):
@@ -106,7 +109,7 @@ class Design:
         return np.asarray(sds[:, None] * (half + half.T) * sds)
 
     def rows(self, frame: Any, new_levels: str = "error") -> tuple[Any, Array, Array]:
-        """Columns of rows, their offsets, and what multiplies the effects of new levels."""
+        """Columns of rows, their offsets, and the columns of the effects of new levels."""
 
         def values(term: Any) -> Array:
             found = np.reshape(term.eval_new_data(frame), (len(frame), -1)).astype(np.float64)
@@ -123,7 +126,10 @@ class Design:
             columns = [places for of, places in self.effects.values() if of == term.name]
             level, unseen = term.eval_new_data_group_index(frame)
             if unseen and new_levels == "error":
-                raise ValueError(f"{unseen[0]!r} is no level of {term.factor.name!r} in the fit")
+                raise ValueError(
+                    f"{unseen[0]!r} is not a level of {term.factor.name!r} in the fit; allowed: "
+                    "levels of the fit, or new_levels='integrate' or 'zero'"
+                )
             at, seen = values(term.expr), level < len(term.groups)
             for places, one in zip(columns, at.T, strict=True):
                 Z[np.flatnonzero(seen), places[level[seen]] - self.n_common] = one[seen]
@@ -134,19 +140,19 @@ class Design:
 
 @dataclass(frozen=True, eq=False)
 class FormulaFit:
-    """What :func:`epfast.formula.fit` returns.
+    """The result of :func:`epfast.formula.fit`.
 
     Attributes
     ----------
     formula, family : str
-        As given.
+        The arguments of the fit.
     posterior : IntegratedPosterior
-        Of all weights: of the common terms, then of the group terms. It has one point where there
-        are no hyper-parameters.
+        Posterior of all weights: those of the common terms, then those of the group terms. It has
+        one point if there are no hyper-parameters.
     labels : tuple of str
         Names of the weights.
     converged : bool
-        Whether all fits have settled.
+        Whether all fits converged.
     log_evidence : float
         log p(y), integrated over weights and hyper-parameters.
     """
@@ -164,21 +170,21 @@ class FormulaFit:
 
     @property
     def fixed(self) -> Any:
-        """A table of the common weights: mean, sd, and a central interval of 94 %."""
+        """Table of the common weights: mean, sd, and a central interval of 94 %."""
         return self._table(0.94).iloc[: self.design.n_common]
 
     @property
     def random(self) -> Any:
-        """A table of the group effects, each beside the common weight of its term."""
+        """Table of the group effects, which are added to the common weights."""
         return self._table(0.94).iloc[self.design.n_common : len(self.labels)]
 
     @property
     def hyper(self) -> Any:
-        """A table of sds of groups and numbers of the likelihood. Empty if there are none."""
+        """Table of sds of groups and parameters of the likelihood. Empty if there are none."""
         return self.posterior.hyper.set_axis(list(self.hyper_labels))
 
     def summary(self, level: float = 0.94) -> Any:
-        """A table of common weights, sds of groups and numbers of the likelihood.
+        """Table of common weights, sds of groups and parameters of the likelihood.
 
         Parameters
         ----------
@@ -188,7 +194,7 @@ class FormulaFit:
         return self._table(level).drop(index=list(self.labels[self.design.n_common :]))
 
     def _table(self, level: float) -> Any:
-        """Of all weights and hyper-parameters."""
+        """Table of all weights and hyper-parameters."""
         labels = [*self.labels, *self.hyper_labels]
         return self.posterior.summary(level).iloc[:, :4].set_axis(labels)
 
@@ -202,15 +208,16 @@ class FormulaFit:
         data : pandas.DataFrame
             With the variables of the right side of the formula.
         new_levels : {"integrate", "zero", "error"}, default="integrate"
-            What the effect of a level is that was not in the data: drawn anew from its group,
-            which adds the variance of the group, or 0, or an error.
+            Effect of a level that the fit did not have. "integrate" averages over the distribution
+            of its group, which adds the variance of the group. "zero" sets the effect to 0. "error"
+            raises a ValueError.
         """
         post, means, variances = self._latent(data, new_levels)
         mean = post.weights @ means
         return mean, post.weights @ (variances + (means - mean) ** 2)
 
     def predict(self, data: Any, new_levels: str = "integrate", return_std: bool = False) -> Any:
-        """Mean of y of new rows, (n,): of 0 and 1 its probability, of trials that of one.
+        """Mean of y of new rows, (n,). For 0 and 1, and for trials, the probability of a success.
 
         Parameters
         ----------
@@ -227,7 +234,7 @@ class FormulaFit:
         mean = post.weights @ means
         if not _checks.flag("return_std", return_std):
             return mean
-        # that of labels -1 and 1 is four times as large
+        # the variance of labels -1 and 1 is four times that of 0 and 1
         within = [loss.predict_variance(m, v) / (4.0 if labels else 1.0) for loss, m, v in points]
         return mean, np.sqrt(post.weights @ (within + (means - mean) ** 2))
 
@@ -260,28 +267,36 @@ def fit(
     Parameters
     ----------
     formula : str
-        As lme4, brms and bambi read it: ``"y ~ x + h + (x | g)"``. A group term ``(x | g)`` has an
-        intercept and a slope for each level of g, which are correlated, as in lme4 and brms, and
-        independent with ``(x || g)``. Each has an sd. ``0 + (1 | g)`` has no common intercept.
-        ``x:h``, ``x * h``, ``(1 | g:h)``, ``(1 | g/h)``, ``offset(z)``, ``I(x ** 2)``, ``C(k)``,
-        ``log(x)``, ``scale(x)``, ``poly(x, 2)``, ``bs(x, df=4)`` and functions of the caller are
-        read too. And as responses ``log(y)``, ``prop(successes, trials)`` and ``y['level']``.
+        A formula as in lme4, brms and bambi, such as ``"y ~ x + h + (x | g)"``. A group term
+        ``(x | g)`` has an intercept and a slope for each level of g. They are correlated, as in
+        lme4 and brms, and independent with ``(x || g)``. Each has an sd. ``0 + (1 | g)`` has no
+        common intercept. Other terms are ``x:h``, ``x * h``, ``(1 | g:h)``, ``(1 | g/h)``,
+        ``offset(z)``, ``I(x ** 2)``, ``C(k)``, ``log(x)``, ``scale(x)``, ``poly(x, 2)``,
+        ``bs(x, df=4)`` and functions of the caller. Other responses are ``log(y)``,
+        ``prop(successes, trials)`` and ``y['level']``.
     data : pandas.DataFrame
-        A column per variable, without missing values in those of the formula.
+        A column per variable. Columns in the formula have no missing values.
     family : str, default="gaussian"
         "gaussian", "t" (or "student"), "bernoulli", "binomial", "poisson", "negativebinomial" (or
-        "negbinomial"), "gamma" or "weibull". "bernoulli" takes 0 and 1, booleans, or two words,
-        the second of which, by the alphabet or the order of categories, is 1.
+        "negbinomial"), "gamma" or "weibull". "bernoulli" takes 0 and 1, booleans, or two labels.
+        The second label, in alphabetical order or in the order of categories, is 1.
     priors : dict, optional
-        By the name of a common term ``(mean, sd)`` of a normal prior. By the name of a group term,
-        as ``"1|g"``, and of a number of the family, as ``"sigma"``, one of :mod:`epfast.priors`.
-        By ``"cor|g"`` :class:`epfast.priors.LKJ` of the correlations of a group. None, and terms
-        without one: as bambi scales them, slopes are N(0, 2.5 sd(y) / sd(x)), sds of groups
-        half-normal of 2.5 sd(y) over the size of their columns, sigma half-Student-t of 4 degrees
-        of freedom and sd(y). Sd(y) is 1 but for "gaussian" and "t". Correlations are LKJ(2).
+        Priors by name:
+
+        - a common term, such as ``"x"``: ``(mean, sd)`` of a normal prior
+        - a group term, such as ``"1|g"``, or a parameter of the family, such as ``"sigma"``: a
+          prior of :mod:`epfast.priors`
+        - ``"cor|g"``, the correlations of a group: :class:`epfast.priors.LKJ`
+
+        Defaults are those of bambi. Slopes have N(0, 2.5 sd(y) / sd(x)), sds of groups a
+        half-normal of scale 2.5 sd(y) over the size of their columns, sigma a half-Student-t of 4
+        degrees of freedom and scale sd(y), and correlations LKJ(2). For families other than
+        "gaussian" and "t", sd(y) is replaced by 1.
     weights : array_like of shape (n,) or str, optional
-        As in :func:`epfast.fit_linear`, or the column of data that holds them.
-    strategy, rng
+        Weights of the rows, as in :func:`epfast.fit_linear`, or the name of their column.
+    strategy : str, default="auto"
+        As in :func:`epfast.fit_hyper`.
+    rng : numpy.random.Generator or int, default=0
         As in :func:`epfast.fit_hyper`.
 
     Returns
@@ -310,7 +325,7 @@ def fit(
     name, numbers = FAMILIES[_checks.choice("family", family, tuple(FAMILIES))]
     frame = _frame(data)
     if not isinstance(formula, str):
-        raise TypeError(f"formula is {_checks.describe(formula)}; allowed: str, as 'y ~ x'")
+        raise TypeError(f"formula is {_checks.describe(formula)}; allowed: a str, such as 'y ~ x'")
     with _readable(formula, frame) as formulae:
         # functions in the formula are those of the caller
         env = formulae.environment.Environment.capture(2).with_outer_namespace(FUNCTIONS)
@@ -358,7 +373,7 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
             if bar is not None and bar.kind == "PIPE":
                 raise _unread(bar.lexeme)
             sign = expr.operator.lexeme, getattr(expr.right, "value", None)
-            if sign in (("-", 1), ("+", 0)):  # formulae knows that not in all places
+            if sign in (("-", 1), ("+", 0)):  # formulae does not support this everywhere
                 return NegatedIntercept() + expr.left.accept(self) - Intercept()
             found = super().visitBinaryExpr(expr)
             if expr.operator.lexeme == "|":
@@ -367,7 +382,7 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
 
     tokens: list[Any] = []
     for token in scanner.Scanner(formula).scan():
-        if tokens and token.lexeme == tokens[-1].lexeme == "|":  # formulae knows no ||
+        if tokens and token.lexeme == tokens[-1].lexeme == "|":  # formulae does not support ||
             token.lexeme += tokens.pop().lexeme
         tokens.append(token)
     reader = parser.Parser(tokens)
@@ -376,43 +391,46 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
         raise _unread(reader.peek().lexeme)
     model = Resolver(tree).resolve()
     if getattr(model, "response", None) is None:
-        raise ValueError("it has no response; allowed: one with a response, as y ~ x")
+        raise ValueError("it has no response; allowed: a formula with a response, such as y ~ x")
     model.common_terms = [one for one in model.common_terms if one != NegatedIntercept()]
     return model, correlated
 
 
 def _unread(lexeme: str) -> ValueError:
     return ValueError(
-        f"{lexeme!r} is not read there; allowed: + between terms, one | or || in the parentheses "
-        "of a group term, as in (x | g), prop(successes, trials) left of ~, weights= for weights"
+        f"{lexeme!r} is not supported there; allowed: + between terms, one | or || in parentheses "
+        "for a group term, as in (x | g), prop(successes, trials) left of ~, weights= for weights"
     )
 
 
 def _frame(data: Any) -> Any:
-    """The data, where they are a frame. Or of a dict of columns."""
+    """The data as a frame, from a frame or a dict of columns."""
     import pandas
 
     frame = pandas.DataFrame(data) if isinstance(data, Mapping) else data
     if not isinstance(frame, pandas.DataFrame):
         raise TypeError(f"data is {_checks.describe(data)}; allowed: a pandas.DataFrame")
     if not len(frame):
-        raise ValueError("data has 0 rows; allowed: one row at least")
+        raise ValueError("data has 0 rows; allowed: at least one row")
     return frame
 
 
 def _check_columns(frame: Any, names: set[str]) -> None:
-    """Refuse missing values, and times, which no term can have."""
+    """Refuse missing values and times, which terms do not support."""
     part = frame[[name for name in frame.columns if name in names]]
     for name in part.columns[part.isna().any()]:
         row = part[name].isna().argmax()
-        raise ValueError(f"{name!r} is missing in row {row} of data; allowed: rows after dropna()")
+        raise ValueError(
+            f"{name!r} is missing in row {row} of data; allowed: data without missing values, such "
+            "as data.dropna()"
+        )
     for name in part.select_dtypes(["datetime", "datetimetz", "timedelta"]):
         raise ValueError(f"{name!r} holds times; allowed: numbers, booleans or labels")
 
 
 @contextmanager
 def _readable(formula: str, frame: Any) -> Iterator[Any]:
-    """The library of formulas, whose errors are said in words of the formula."""
+    """The module formulae. Its errors become errors about the formula."""
     try:
         import formulae
     except ImportError as error:
@@ -420,19 +438,19 @@ def _readable(formula: str, frame: Any) -> Iterator[Any]:
     try:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             yield formulae
-    except Exception as error:  # of its parser, and of what a term computes
+    except Exception as error:  # of the parser of formulae, and of functions in the formula
         said = str(error)
         if isinstance(error, KeyError):
             called = re.search(rf"\b{re.escape(str(error.args[0]))}\s*\(", formula)
             columns = f"the columns of data, {', '.join(map(str, frame.columns[:9]))}"
-            said = f"it names {error.args[0]!r}; allowed: {AT_HAND if called else columns}"
+            said = f"{error.args[0]!r} is unknown; allowed: {AT_HAND if called else columns}"
         elif isinstance(error, TypeError):
-            said += ". Arithmetic has I(), as in I(x + 1)"
+            said += "; arithmetic needs I(), as in I(x + 1)"
         raise ValueError(f"formula {formula!r} cannot be read with these data: {said}") from error
 
 
 def _response(response: Any, family: str) -> tuple[Array, float, float]:
-    """y as the loss takes it, its unit, and where it is centred."""
+    """y as the loss takes it, and its unit and mean for default priors."""
     y, kind = np.asarray(response.data, dtype=np.float64), response.kind
     y = y[:, 1] if kind == "categoric" and y.shape[1:] == (2,) else y
     of_two = y.ndim == 1 and np.isin(y, (0.0, 1.0)).all()
@@ -440,11 +458,13 @@ def _response(response: Any, family: str) -> tuple[Array, float, float]:
         "bernoulli": (of_two, "0 and 1, a variable of two levels, or y['level']"),
         "binomial": (
             kind == "proportion",
-            "prop(successes, trials); of 0 and 1 family='bernoulli'",
+            "prop(successes, trials), or family='bernoulli' for 0 and 1",
         ),
     }.get(family, (y.ndim == 1 and kind == "numeric" and np.isfinite(y).all(), "finite numbers"))
     if not right:
-        raise ValueError(f"{response.name!r} is no response for {family!r}; allowed: {allowed}")
+        raise ValueError(
+            f"{response.name!r} is not a response of family {family!r}; allowed: {allowed}"
+        )
     y = 2.0 * y - 1.0 if family == "bernoulli" else y
     if family not in ("gaussian", "t", "student"):
         return y, 1.0, 0.0
@@ -452,7 +472,7 @@ def _response(response: Any, family: str) -> tuple[Array, float, float]:
 
 
 def _scaled(rows: Any, n: int, unit: float, center: float) -> tuple[Array, Array]:
-    """Means and sds of the priors of weights: of common ones as bambi scales them, else 0 and 1."""
+    """Prior means and sds of weights. Common terms are scaled as by bambi, others are 0 and 1."""
     X, mean, sd = rows[:, :n], np.zeros(rows.shape[1]), np.ones(rows.shape[1])
     X = X if isinstance(X, np.ndarray) else X.toarray()
     spread = X.std(axis=0)
@@ -464,14 +484,14 @@ def _scaled(rows: Any, n: int, unit: float, center: float) -> tuple[Array, Array
 
 
 def _checked_priors(given: Any, kinds: dict[str, Any]) -> dict[str, Any]:
-    """Priors by the names of terms, of these kinds."""
+    """Check priors by the names of terms, which have these kinds."""
     if given is not None and not isinstance(given, Mapping):
-        raise TypeError(f"priors is {_checks.describe(given)}; allowed: a dict by names of terms")
+        raise TypeError(f"priors is {_checks.describe(given)}; allowed: a dict of terms to priors")
     found: dict[str, Any] = dict(given or {})
     for name, prior in found.items():
         if name not in kinds:
             said = ", ".join(map(repr, kinds))
-            raise ValueError(f"priors has {name!r}, which is no term; allowed: {said}")
+            raise ValueError(f"priors has {name!r}, which is not a term; allowed: {said}")
         where, (kind, allowed) = f"priors[{name!r}]", kinds[name]
         if not isinstance(prior, kind) or (kind is tuple and len(prior) != 2):
             raise TypeError(f"{where} is {_checks.describe(prior)}; allowed: {allowed}")

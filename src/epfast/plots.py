@@ -1,7 +1,7 @@
-"""Pictures of posteriors: axes in, axes out. Needs matplotlib, the extra ``plot``.
+"""Plots of posteriors. They need matplotlib, which the extra ``plot`` installs.
 
-Each function draws on the axes that it is given, or on a new figure, and returns the axes. Nothing
-is shown or saved, and the state of ``matplotlib.pyplot`` stays as it is.
+Each function draws on the given axes, or on a new figure, and returns the axes. Nothing is shown or
+saved, and the state of ``matplotlib.pyplot`` does not change.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from epfast import _checks
 
 __all__ = ["calibration", "check", "coefficients", "decision_boundary", "sweeps"]
 
-#: two classes, a neutral and an accent, distinguished by colour-blind eyes and in grey
+#: colours of two classes, a neutral and an accent, distinct for colour-blind readers and in grey
 BLUE, ORANGE, GREY, INK = "#2166ac", "#d6604d", "#9a9a9a", "#333333"
-#: of the schemes for minibatches, the same in every picture. Those of Roche's figures
+#: colours of the schemes for minibatches in every picture, as in Roche's figures
 SCHEME_COLORS = {
     "laplace": "tab:blue",
     "quick_laplace": "tab:green",
@@ -26,14 +26,14 @@ SCHEME_COLORS = {
 }
 #: points per side of the grid of a decision boundary
 GRID = 150
-#: distance from the exact mean, in posterior sd, and factor of an sd, that a check calls good
+#: largest error of a mean, in posterior sd, and largest factor of an sd for the verdict "good"
 GOOD, GOOD_FACTOR = 0.25, 1.25
-#: factors of standard deviations that are written beside their points
+#: most factors of standard deviations that are written beside their points
 WRITTEN = 12
 
 
 def _axes(ax: Any, width: float = 5.6, height: float = 4.0) -> Any:
-    """The axes given, or those of a new figure, which pyplot does not know."""
+    """The given axes, or those of a new figure, which is not registered with pyplot."""
     if ax is not None:
         if not hasattr(ax, "plot"):
             raise TypeError(f"ax is {_checks.describe(ax)}; allowed: axes of matplotlib, or None")
@@ -53,9 +53,9 @@ def _tidy(ax: Any) -> Any:
 
 
 def _posterior(post: Any, needs: str, what: str) -> Any:
-    """The posterior that is meant: itself, or what an estimator has fitted."""
+    """A posterior, or that of a fitted estimator."""
     if hasattr(type(post), "posterior_") or hasattr(post, "posterior_"):
-        post = post.posterior_  # a property says why it has none
+        post = post.posterior_  # the property may raise an error with the reason
     if not hasattr(post, needs):
         raise TypeError(
             f"post is {_checks.describe(post)}; allowed: {what}, or an estimator with one"
@@ -71,20 +71,20 @@ def coefficients(
     Parameters
     ----------
     post : FullPosterior or FactorizedPosterior, or a linear estimator
-        Of at most a few dozen coefficients. Pick some with ``names``.
+        A posterior with at most a few dozen coefficients, or select some by ``names``.
     level : float, default=0.95
-        Posterior probability of the intervals. Thicker lines hold half of the probability.
+        Posterior probability of the intervals. Thick lines have half of the probability.
     names : sequence of str, optional
-        Which coefficients, of ``post.labels``, from top to bottom. By default all of them.
+        Coefficients of ``post.labels`` to show, from top to bottom. By default all of them.
     sort : bool, default=False
-        Whether the largest mean comes first.
+        Whether to sort by the mean, the largest first.
     ax : matplotlib.axes.Axes, optional
-        By default those of a new figure, as high as the names need.
+        By default those of a new figure, whose height depends on the number of names.
 
     Returns
     -------
     matplotlib.axes.Axes
-        Intervals that hold 0 are grey.
+        Intervals that contain 0 are grey.
     """
     post = _posterior(post, "labels", "a posterior of a linear model")
     labels = list(post.labels)
@@ -122,7 +122,7 @@ def calibration(
     Parameters
     ----------
     y : array_like of shape (n,)
-        Labels of two kinds.
+        Labels, with at most two different values.
     p : array_like of shape (n,) or (n, 2)
         Probabilities of ``pos_label``, or of both labels, as from ``predict_proba``.
     bins : int, default=10
@@ -130,13 +130,13 @@ def calibration(
     ax : matplotlib.axes.Axes, optional
         By default those of a new figure.
     pos_label : label, optional
-        The label whose share is drawn. By default 1 of -1, 0 and 1, else the last of both in their
-        order, which is ``classes_[1]`` of a classifier.
+        The label whose share is drawn. By default 1 if the labels are among -1, 0 and 1, else the
+        larger label, which is ``classes_[1]`` of a classifier.
 
     Returns
     -------
     matplotlib.axes.Axes
-        With intervals of 95 % for the shares (Wilson 1927), and the rows' probabilities below.
+        Shares with 95 % intervals (Wilson 1927), and histograms of the probabilities of the rows.
     """
     given, both = np.asarray(y), np.shape(p)[1:] == (2,)
     share = _checks.array("p", p, shape=(None, 2) if both else (None,))
@@ -149,14 +149,14 @@ def calibration(
     labels = np.unique(given)
     if len(labels) > 2:
         raise ValueError(
-            f"y has the labels {_checks.describe(labels.tolist())}; allowed: two, as y == label "
-            "beside predict_proba(X)[:, k]"
+            f"y has the labels {_checks.describe(labels.tolist())}; allowed: two labels, such as "
+            "y == label with predict_proba(X)[:, k]"
         )
     if pos_label is None:
         pos_label = 1 if np.isin(labels, (-1, 0, 1)).all() else labels[-1]
     elif both or pos_label not in labels:
         raise ValueError(
-            f"pos_label is {pos_label!r}; allowed: a label of y, beside its probabilities (n,)"
+            f"pos_label is {pos_label!r}; allowed: a label of y, with its probabilities (n,) as p"
         )
     if share.size == 0 or not ((share >= 0.0) & (share <= 1.0)).all():
         raise ValueError("p is empty or holds numbers outside 0 to 1; allowed: probabilities")
@@ -173,7 +173,7 @@ def calibration(
     ax.plot([0, 1], [0, 1], color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
     ax.vlines(center, middle - half, middle + half, colors=BLUE, linewidth=1.3)
     ax.plot(center, observed, color=BLUE, marker="o", markersize=5, linewidth=1.0)
-    # probabilities of the rows: pos_label from the top, the other from the bottom
+    # histograms of the rows: pos_label at the top, the other label at the bottom
     for label, base, color in ((True, 1.06, ORANGE), (False, -0.06, GREY)):
         ax.vlines(
             share[hits == label], base - 0.02, base + 0.02, colors=color, linewidth=0.6, alpha=0.4
@@ -192,29 +192,29 @@ def decision_boundary(
     Parameters
     ----------
     model : FullPosterior, FactorizedPosterior, LinearClassifier, GPClassifier, ...
-        Anything with ``predict_proba(X)`` and ``predict_latent(X)`` of rows of two features.
+        Any object with ``predict_proba(X)`` and ``predict_latent(X)`` for rows of two features.
     X : array_like of shape (n, 2)
         The two features.
     y : array_like of shape (n,)
-        Their labels, two kinds.
+        Labels of two classes.
     intercept : bool, default=False
-        Whether a column of ones is appended to the grid for the model.
+        Whether to append a column of ones to the rows for the model.
     ax : matplotlib.axes.Axes, optional
         By default those of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        Colours for the probability of the second label, a solid line where it is one half, dashed
-        lines of equal standard deviation of the latent value.
+        Colours show the probability of the second label. A solid line shows where it is one half,
+        and dashed lines have equal standard deviations of the latent value.
     """
     rows = _checks.array("X", getattr(X, "to_numpy", lambda: X)(), shape=(None, 2))
     labels = np.asarray(y)
     kinds = np.unique(labels)
     if labels.shape != (len(rows),) or len(kinds) > 2:
         raise ValueError(
-            f"y has shape {labels.shape} and {len(kinds)} kinds of labels; allowed: "
-            f"({len(rows)},), two kinds"
+            f"y has shape {labels.shape} and {len(kinds)} different labels; allowed: "
+            f"({len(rows)},), two labels"
         )
     low, high = rows.min(axis=0), rows.max(axis=0)
     room = 0.08 * np.where(high > low, high - low, 1.0)
@@ -258,14 +258,14 @@ def sweeps(post: Any, ax: Any = None) -> Any:
     Parameters
     ----------
     post : posterior, or estimator
-        With a history. Or a list of :class:`epfast.SweepInfo`.
+        A result with ``history``, or a list of :class:`epfast.SweepInfo`.
     ax : matplotlib.axes.Axes, optional
         By default those of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        Those of the change. The log evidence is on a second axis, at the right. Crosses mark sweeps
+        The axes of the change. The log evidence has a second axis on the right. Crosses mark sweeps
         that refused sites.
     """
     if not isinstance(post, list | tuple):
@@ -278,7 +278,7 @@ def sweeps(post: Any, ax: Any = None) -> Any:
     evidence = np.array([info.log_evidence for info in history], dtype=np.float64)
     refused = np.array([info.n_refused > 0 for info in history])
     ax = _axes(ax, 5.8, 3.6)
-    # a log scale has no 0: a sweep that changed nothing
+    # a log scale has no 0, the change of a sweep that moved nothing
     shown = np.where(change > 0.0, change, np.nan)
     ax.plot(number, shown, color=BLUE, marker="o", markersize=4, linewidth=1.2)
     ax.plot(number[refused], shown[refused], "x", color=BLUE, markersize=9)
@@ -304,21 +304,21 @@ def sweeps(post: Any, ax: Any = None) -> Any:
 
 
 def check(result: Any, ax: Any = None) -> Any:
-    """What a check found: distance of each mean from the exact one, with its standard error.
+    """Results of a check: the error of each posterior mean, with its standard error.
 
     Parameters
     ----------
     result : Check
-        Of :meth:`epfast.FullPosterior.check`.
+        Result of :meth:`epfast.FullPosterior.check`.
     ax : matplotlib.axes.Axes, optional
         By default those of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        Distances in posterior sd, two standard errors either side. The band is what "good" allows.
-        Where the sd is off by more than "good" allows, its factor is written. The title has
-        verdict, reason, k-hat and effective draws.
+        Errors in posterior sd, with two standard errors on either side. The band has the errors
+        that the verdict "good" allows. Factors of sds beyond this limit are written beside their
+        points. The title has verdict, reason, k-hat and effective draws.
     """
     shift, error = np.asarray(result.shifts), np.asarray(result.shift_ses)
     ax = _axes(ax, 5.8, 3.6)
@@ -333,7 +333,7 @@ def check(result: Any, ax: Any = None) -> Any:
         low, high = shift[some] - 2.0 * error[some], shift[some] + 2.0 * error[some]
         ax.vlines(at[some], low, high, colors=color, linewidth=1.2)
         ax.plot(at[some], shift[some], "o", color=color, markersize=4)
-    # those furthest off, as long as they can be read
+    # the largest ones, as many as can be read
     for k in np.flatnonzero(wide)[np.argsort(-np.abs(log_factor[wide]))][:WRITTEN]:
         ax.annotate(
             f"sd × {np.exp(log_factor[k]):.2g}", (at[k], shift[k]), xytext=(5, 0),

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Scale:
-    """A prior of a positive number: what all of them share."""
+    """Base of the priors of a positive number s."""
 
     def __post_init__(self) -> None:
         values = {
@@ -41,11 +41,11 @@ class Scale:
 
     @property
     def most(self) -> float:
-        """No s is above this."""
+        """Upper bound of s."""
         return math.inf
 
     def log_density(self, s: float) -> float:
-        """Log density at s > 0. Of an improper prior up to a constant."""
+        """Log density at s > 0, for improper priors up to a constant."""
         raise NotImplementedError
 
     def slope(self, s: float) -> float:
@@ -181,7 +181,9 @@ class Gamma(Scale):
 
     Parameters
     ----------
-    shape, rate : float, default=2.0
+    shape : float, default=2.0
+        Positive.
+    rate : float, default=1.0
         Positive. The mean of s is shape / rate.
     """
 
@@ -220,7 +222,7 @@ class InverseGamma(Scale):
 
 @dataclass(frozen=True)
 class Uniform(Scale):
-    """Flat between 0 and an upper end.
+    """Uniform between 0 and an upper bound.
 
     Parameters
     ----------
@@ -243,7 +245,7 @@ class Uniform(Scale):
 
 @dataclass(frozen=True)
 class Flat(Scale):
-    """The same density for all s: improper, so that there is no log evidence."""
+    """The same density for all s. It is improper, so that there is no log evidence."""
 
     def log_density(self, s: float) -> float:
         return 0.0
@@ -254,14 +256,14 @@ class Flat(Scale):
 
 @dataclass(frozen=True)
 class LKJ:
-    """Of a correlation matrix R, proportional to det(R)^(eta - 1).
+    """Prior of a correlation matrix R, proportional to det(R)^(eta - 1).
 
     Its partial correlations, each given the effects before both, are independent and beta.
 
     Parameters
     ----------
     eta : float, default=2.0
-        Positive. 1 is flat over matrices, and with more correlations are nearer to 0.
+        Positive. 1 is uniform over matrices. Larger values favour correlations near 0.
 
     References
     ----------

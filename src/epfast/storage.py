@@ -38,7 +38,7 @@ from epfast.parametric.engine import ParametricState
 from epfast.parametric.mixture_problem import MixtureProblem
 from epfast.parametric.network_problem import NetworkProblem, Scaling
 
-#: posteriors that are written by their fields, and what these are
+#: posteriors that are written by their fields, and the classes of these fields
 POSTERIORS = (
     FactorizedPosterior,
     FullPosterior,
@@ -78,7 +78,7 @@ PARTS = (
     *files.SCHEDULES.values(),
     *graph_files.PARTS,
 )
-#: arrays of the posteriors by their kinds, see :func:`check_shapes`
+#: shapes of the arrays of posteriors by kind, see :func:`check_shapes`
 OF_ROWS = """problem.prior.shift d, problem.prior.precision d|dd, problem.base.shift d,
 problem.base.precision d|dd, problem.center f, problem.data.weights n, problem.data.X nd,
 problem.data.y nw?, """
@@ -122,7 +122,7 @@ SHAPES = {
 CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
 #: kinds whose files hold their losses
 OWN_LOSS = "mixture", "network", "graph"
-#: what says that a file cannot be opened, or that the disk fails
+#: errors for files that cannot be opened
 UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -147,9 +147,8 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     Raises
     ------
     ValueError
-        If the file is not such a file, or was damaged or changed: it holds a digest of what was
-        written. If an operator asked another oracle than the given one, or its oracle must be
-        given.
+        If the file was not written by ``save``, or if it was damaged or changed, which a digest
+        detects. If an operator was trained with another oracle, or if its oracle must be given.
     OSError
         If the file cannot be opened.
     """
@@ -163,15 +162,15 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
         unused |= {"loss": loss} if kind in (*OWN_LOSS, "operator") else {}
         for name_of, value in unused.items():
             if value is not None:
-                said = _checks.describe(value)
-                raise MisfitError(f"{name_of} is {said}; allowed for this file: None")
+                given_as = _checks.describe(value)
+                raise MisfitError(f"{name_of} is {given_as}; allowed for this file: None")
         if kind in own:
             return _checked(restored(header["fields"], arrays, CLASSES, given), given)
         with np.errstate(all="ignore"):
             return Operator.restore(arrays, header, oracle)
     except (MemoryError, MisfitError, *UNREADABLE):
         raise
-    except Exception as error:  # a damaged file can lead to any of them
+    except Exception as error:  # a damaged file can cause any error
         if isinstance(error, OSError) and error.errno == errno.EIO:
             raise
         said = f"no {error}" if isinstance(error, KeyError) else str(error)
@@ -182,7 +181,7 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 
 
 def _checked(post: Any, given: Loss | None) -> Any:
-    """The posterior. Refuses what does not fit together, and a loss for other responses."""
+    """The posterior. Refuses inconsistent arrays, and a loss for other responses."""
     kind = post.kind
     if kind == "graph":
         return graph_files.checked(post)
@@ -193,7 +192,7 @@ def _checked(post: Any, given: Loss | None) -> Any:
         kind = "shared"
     check_shapes(post, f"{OF_ROWS if isinstance(post, LinearPosterior) else ''}{SHAPES[kind]}")
     if kind == "integrated" and (len(parts), len(post.hyper_names)) != post.points.shape:
-        raise ValueError("posteriors, points and names do not fit together")
+        raise ValueError("posteriors, points and names are inconsistent")
     if kind in OWN_LOSS:
         post.problem.check_state(post.state)
     elif given is not None and (y := post.observed()) is not None:

@@ -24,7 +24,7 @@ __all__ = ["SVM", "SVMInfo", "fit_svm"]
 
 KERNELS = ("rbf", "linear", "precomputed")
 MEGABYTE = 1 << 20
-#: largest |y'alpha| of a start over the sum of alpha: refused above the one, mended above the other
+#: ratios of |y'alpha| and the sum of alpha above which a start is refused, and corrected
 UNBALANCED, ROUNDING = 1e-6, 1e-12
 #: kernel entries that prediction computes at a time
 ENTRIES = 1 << 21
@@ -55,21 +55,21 @@ class SVM:
     alpha : ndarray of shape (n,)
         Dual variables, 0 to C. The ``alpha`` of another fit may start from them.
     bias : float
-        From the rows with 0 < alpha < C. Where there are none, the middle of what is optimal.
+        Mean over the rows with 0 < alpha < C. If there are none, the middle of the optimal values.
     dual_objective : float
-        alpha'Q alpha / 2 - sum(alpha) with Q_ij = y_i y_j k(x_i, x_j): what the fit minimises.
+        alpha'Q alpha / 2 - sum(alpha) with Q_ij = y_i y_j k(x_i, x_j), which the fit minimises.
     violation : float
-        The largest by which a pair of rows misses the optimality conditions.
+        Largest violation of the optimality conditions by a pair of rows.
     converged : bool
         Whether the violation is within the tolerance.
     support : ndarray of shape (n_support,)
-        The rows with alpha > 0.
+        Numbers of the support vectors, the rows with alpha > 0.
     support_vectors : ndarray or CSR matrix of shape (n_support, d), or None
-        These rows of X. None for a precomputed kernel.
+        Support vectors. None for a precomputed kernel.
     dual_coef : ndarray of shape (n_support,)
-        y_i alpha_i of these rows.
+        y_i alpha_i of the support vectors.
     C, kernel, gamma
-        As fitted. gamma is a number, 0 for kernels that have none.
+        Parameters of the fit. gamma is a number, 0 for kernels without gamma.
     history : list of SVMInfo
         A record for each stage of the fit.
     """
@@ -108,7 +108,7 @@ class SVM:
         Parameters
         ----------
         X : array_like or sparse matrix of shape (m, d)
-            New rows. For a precomputed kernel (m, n), their kernel with the rows of the fit.
+            New rows. For a precomputed kernel their kernel matrix with the rows of the fit, (m, n).
 
         Returns
         -------
@@ -168,54 +168,55 @@ def fit_svm(
 ) -> SVM:
     """Fit a C-support vector machine by SMO, from zero, from given dual variables or from chunks.
 
-    The mode of a posterior with the process prior N(0, K) and factors exp(-C max(0, 1 - y_i f_i)),
-    and its bias. Minimised is alpha'Q alpha / 2 - sum(alpha) over 0 <= alpha <= C, y'alpha = 0,
-    with Q_ij = y_i y_j k(x_i, x_j), two variables at a time (Platt 1998; Fan, Chen & Lin 2005).
+    The result is the mode of a posterior with the process prior N(0, K) and factors
+    exp(-C max(0, 1 - y_i f_i)), and its bias. SMO minimises alpha'Q alpha / 2 - sum(alpha) over
+    0 <= alpha <= C and y'alpha = 0, with Q_ij = y_i y_j k(x_i, x_j), two variables at a time
+    (Platt 1998; Fan, Chen & Lin 2005).
 
-    *Laplace propagation* (Smola, Vishwanathan & Eskin 2003, section 4.2). A factor is a chunk of
-    rows. Expanded at a mode, its log is linear, as the hinge is piecewise linear: its message is
-    the function sum_j alpha_j y_j k(x_j, .) of its rows, and the number sum_j alpha_j y_j for the
-    bias. A chunk under the prior and the messages of the others is the SVM of its rows with that
-    function as an offset, which is the dual with the other chunks' alpha held fixed, or "chunking".
-    In serial order each sees the latest messages: a sweep never increases the dual objective. In
-    parallel order all see those from before the sweep, and what they find is put together, which
-    may be far from the optimum but is a start. The rows' sum y_j alpha_j of a chunk stays what it
-    was, 0 from flat messages, since the message for the bias has no curvature. So the sweeps alone
-    do not reach the optimum, and SMO on all rows follows, with the gradient and the kernel rows
-    that the messages left.
+    *Laplace propagation* (Smola, Vishwanathan & Eskin 2003, section 4.2) gives a start. A factor is
+    a chunk of rows. The hinge is piecewise linear, so that the log of a factor is linear near a
+    mode. Its message is therefore the function sum_j alpha_j y_j k(x_j, .) of its rows, and the
+    number sum_j alpha_j y_j for the bias. The problem of a chunk, given the other messages, is the
+    SVM of its rows with their function as an offset. This is the dual with the alpha of the other
+    chunks fixed, also called "chunking".
+
+    In serial order a chunk uses the latest messages, and a sweep never increases the dual
+    objective. In parallel order all chunks use the messages from before the sweep. Their combined
+    result may be far from the optimum. The sum of y_j alpha_j over a chunk does not change, and is
+    0 from flat messages, since the message for the bias has no curvature. Sweeps alone therefore do
+    not reach the optimum. SMO on all rows follows, and reuses their gradient and kernel rows.
 
     Parameters
     ----------
     X : array_like or sparse matrix of shape (n, d)
         Inputs. For a precomputed kernel the symmetric kernel matrix, (n, n).
     y : array_like of shape (n,)
-        Labels -1 and +1, both present.
+        Labels -1 and +1. Both must occur.
     C : float, default=1.0
-        > 0. The weight of the hinge losses.
+        Weight of the hinge losses, > 0.
     kernel : {"rbf", "linear", "precomputed"}, default="rbf"
-        "rbf" is ``exp(-gamma |x - x'|^2)``. Distances come from inner products: centre columns
-        whose mean is many times their spread.
+        "rbf" is ``exp(-gamma |x - x'|^2)``. Distances are computed from inner products, so that
+        columns whose mean is many times their spread should be centred.
     gamma : float or "scale", default="scale"
         > 0. "scale" is 1 / (d times the variance of the entries of X).
     tol : float, default=0.001
-        > 0. Stop when no pair of rows violates the optimality conditions by more. For chunks too.
+        Stop when no pair of rows violates the optimality conditions by more, also in chunks. > 0.
     alpha : array_like of shape (n,), optional
-        Dual variables to start from: 0 to C, and y'alpha = 0.
+        Dual variables of the start, from 0 to C, with y'alpha = 0.
     chunks : int or array_like of shape (n,), optional
-        Laplace propagation before SMO: how many chunks, cut from the rows in their order with
-        nearly equal sizes. Or the label of each row's chunk, 0 to K - 1. Chunks should hold both
-        classes: one of a single class finds nothing.
+        Chunks of Laplace propagation before SMO. A number of chunks of consecutive rows with nearly
+        equal sizes, or the chunk of each row, 0 to K - 1. Chunks should have rows of both classes.
+        A chunk of a single class changes nothing. None: no chunks.
     order : {"serial", "parallel"}, default="serial"
-        Of the chunks.
+        Order in which the chunks are updated.
     sweeps : int, default=1
-        Over the chunks.
+        Sweeps over the chunks.
     finish : bool, default=True
         Whether SMO on all rows follows the chunks.
     cache_size : float, default=200.0
-        > 0. Megabytes of kernel rows that are kept. A chunk, while it is solved, may take as much
-        again.
+        Megabytes for kernel rows, > 0. While a chunk is solved, it may take as much again.
     max_iter : int, default=10000000
-        Pairs of variables updated at most, in chunks and as a whole.
+        Most updates of pairs of variables, in chunks and as a whole.
 
     Returns
     -------
@@ -224,19 +225,18 @@ def fit_svm(
     Raises
     ------
     ValueError, TypeError
-        With the name of the argument, what was given, and what is allowed.
+        For arguments that are not allowed.
     FloatingPointError
         If the kernel overflows.
     Interrupted
-        On Ctrl-C, within about a second. Its ``posterior`` is the SVM so far: go on with
+        On Ctrl-C, within about a second. Its ``posterior`` is the SVM so far. Continue with
         ``alpha=interrupted.posterior.alpha``. Before the gradient of a given ``alpha`` is known,
         its bias is NaN and its violation infinite.
 
     Warns
     -----
     ConvergenceWarning
-        If the tolerance was not reached: by ``max_iter``, or since it is below what rounding
-        allows.
+        If the tolerance was not reached, because of ``max_iter`` or rounding errors.
 
     Examples
     --------
@@ -370,7 +370,7 @@ def _squares(rows: Any) -> Array:
 
 
 def _start(alpha: Any, labels: Array, C: float) -> Array:
-    """y alpha of a feasible start. A sum left by single precision is made 0."""
+    """y alpha of a feasible start. A sum that is not 0 from single precision is corrected."""
     given = _checks.array("alpha", alpha, shape=labels.shape)
     if not (given.min() >= 0.0 and given.max() <= C):
         raise ValueError(
@@ -379,10 +379,11 @@ def _start(alpha: Any, labels: Array, C: float) -> Array:
     above, below = given[labels > 0].sum(), given[labels < 0].sum()
     if abs(above - below) > UNBALANCED * (above + below):
         raise ValueError(
-            f"alpha has y'alpha = {above - below:g}; allowed: 0 (to {UNBALANCED:g} of its sum)"
+            f"alpha has y'alpha = {above - below:g}; allowed: 0, within {UNBALANCED:g} of the sum "
+            "of alpha"
         )
     beta = labels * given
-    # not for rounding alone: scaling takes alpha = C off its bound
+    # not for rounding errors, since scaling moves alpha = C off its bound
     if abs(above - below) > ROUNDING * (above + below):
         beta[labels > 0] *= min(1.0, below / above)
         beta[labels < 0] *= min(1.0, above / below)
@@ -404,11 +405,11 @@ class _Dual:
         self.whole = self._smo(slice(0, len(y)), self.beta, self.gradient)
         self.history: list[SVMInfo] = []
         self.iterations = 0
-        #: the stage that is going on: its name, when it began, and iterations before it
+        #: the current stage: its name, the time when it began, and the iterations before it
         self.stage: tuple[str, tuple[float, int], int] | None = None
 
     def start(self, beta: Array) -> None:
-        """Start from feasible variables. Each that is not 0 costs a kernel row."""
+        """Start from feasible variables. Each variable other than 0 needs a kernel row."""
         self._begin("start")
         self._move(beta, slice(0, len(beta)))
         self._record()
@@ -438,7 +439,7 @@ class _Dual:
         self._record()
 
     def stop(self) -> None:
-        """Record the stage that Ctrl-C ended."""
+        """Record the stage that Ctrl-C interrupted."""
         if self.stage is None and not self.history:
             self._begin("whole")
         if self.stage is not None:
@@ -465,7 +466,7 @@ class _Dual:
                 break
 
     def _move(self, found: Array, part: slice) -> None:
-        """Take new variables. The change of each goes to the gradient of all rows."""
+        """Set new variables, and update the gradient of all rows by their changes."""
         changes = found[part] - self.beta[part]
         index = part.start + np.flatnonzero(changes)
         changes = changes[index - part.start]
@@ -482,7 +483,7 @@ class _Dual:
         self.stage = stage, (time.perf_counter(), self.whole.evaluations), self.iterations
 
     def _record(self, evaluations: int = 0) -> None:
-        """Append the record of the stage. Evaluations: kernel entries not computed by the whole."""
+        """Append the record of the stage. evaluations: kernel entries computed for chunks."""
         assert self.stage is not None
         stage, (seconds, already), done = self.stage
         self.whole.measure()

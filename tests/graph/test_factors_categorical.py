@@ -406,7 +406,7 @@ CALLS = {
     "leading axes": (lambda g, h, k, x: g.add(Table(np.ones((5, 2))), h), "leading axes"),
     "Gaussian": (lambda g, h, k, x: g.add(Table([1.0, 2.0]), x), "h_1 is a gaussian"),
     "another": (lambda g, h, k, x: g.add(Table([1.0, 2.0]), graph()[1]), "another graph"),
-    "shapes": (lambda g, h, k, x: g.add(Table(np.ones((2, 4))), h[:2], k), "do not go together"),
+    "shapes": (lambda g, h, k, x: g.add(Table(np.ones((2, 4))), h[:2], k), "do not broadcast"),
     "words": (lambda g, h, k, x: g.add(Table("abc"), h), "p"),
     "forms": (lambda g, h, k, x: g.add(mix(h), x, 1), "list of 2"),
     "too few forms": (lambda g, h, k, x: g.add(mix(h), [x], 1), "list of 2"),

@@ -300,7 +300,7 @@ def test_variables_that_cannot_be():
             g.beta(alpha=bad)
         with pytest.raises(ValueError, match="beta holds"):
             g.beta(beta=bad)
-    with pytest.raises(ValueError, match="do not go together"):
+    with pytest.raises(ValueError, match="do not broadcast"):
         g.gamma(shape=[1.0, 2.0], rate=[1.0, 2.0, 3.0])
     with pytest.raises((TypeError, ValueError), match="shape"):
         g.gamma(shape="wide")
@@ -322,7 +322,10 @@ CALLS = {
     "NaN": (lambda g, x, t, p, h: g.add(Product(1.0), x[0], x[1], np.nan), "NaN"),
     "negative": (lambda g, x, t, p, h: g.add(Product(-1.0), x[0], x[1], x[2]), ">= 0"),
     "product of a beta": (lambda g, x, t, p, h: g.add(Product(), x[0], p[0], x[1]), "y is a beta"),
-    "product's shapes": (lambda g, x, t, p, h: g.add(Product(), x[:2], x[2], x), "together"),
+    "product's shapes": (
+        lambda g, x, t, p, h: g.add(Product(), x[:2], x[2], x),
+        "do not broadcast",
+    ),
     "link to a gamma": (lambda g, x, t, p, h: g.add(LogisticLink(), x, t), "p is a gamma"),
     "link from a beta": (lambda g, x, t, p, h: g.add(LogisticLink(), p, p), "z is a beta"),
     "compound of a beta": (lambda g, x, t, p, h: g.add(CompoundGamma(), p), "tau is a beta"),

@@ -172,14 +172,14 @@ def test_factors_of_the_users_own_are_refused_by_name(tmp_path):
     g.add(Gaussian(), x, 1.0)
     own = g.add(Factor(log_t), x)
     post = g.fit()
-    with pytest.raises(TypeError, match=f"batch {own} is of factors of your own.*pickle"):
+    with pytest.raises(TypeError, match=f"batch {own} has factors of your own.*pickle"):
         post.save(path)
     again = pickle.loads(pickle.dumps(post))
     assert_same(Graph.of(again).fit(start=again), g.fit(start=post))
     g.remove(own)
     custom = CustomLoss(lambda m: m * m, lambda m: 2.0 * m, lambda m: 2.0 + 0.0 * m)
     key = g.add(custom, x, 1, scheme="laplace")
-    with pytest.raises(TypeError, match=f"batch {key} has a loss of yours.*pickle"):
+    with pytest.raises(TypeError, match=f"batch {key} has a loss of your own.*pickle"):
         g.fit(EP(sweeps=2, tol=0.0)).save(path)
     assert not path.exists()
 
@@ -342,5 +342,5 @@ def test_starts_of_graphs_that_went_another_way():
 
 def test_adf_takes_no_start():
     g = graph_of("forms")
-    with pytest.raises(ValueError, match="start is given beside ADF"):
+    with pytest.raises(ValueError, match="start is given with ADF"):
         g.fit(ADF(), start=g.fit())

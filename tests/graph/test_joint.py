@@ -105,7 +105,7 @@ def test_goes_on_to_the_bit():
     )
     fewer = Graph.of(half)
     fewer.remove(0, [0])
-    with pytest.raises(ValueError, match="start is of other factors"):
+    with pytest.raises(ValueError, match="start has other factors"):
         fewer.fit(start=half)
 
 
@@ -141,7 +141,7 @@ def test_what_has_no_place_beside_joint_sites():
     with pytest.raises(ValueError, match="watch is given"):
         g.fit(watch=x[0] - x[1])
     batch = g.add(epfast.Probit(), x[0], 1)
-    with pytest.raises(ValueError, match="other factors than those with joint sites"):
+    with pytest.raises(ValueError, match="has factors without joint sites"):
         g.fit()
     g.remove(batch)
     g.gamma()

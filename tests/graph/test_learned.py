@@ -296,22 +296,22 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("scheme", "said"),
         [
-            (lambda: Operator("exact"), "takes the loss of a fit"),
+            (lambda: Operator("exact"), "takes its loss from a fit"),
             (lambda: both(0), "or a tuple of operators, one for each neighbour"),
             (lambda: (both(1), both(0)), r"scheme\[0\] has output \(1,\)"),
-            (lambda: (both(0), None, None), "allowed for one of 3 neighbours"),
-            (lambda: (None, None), "allowed: one operator or more"),
+            (lambda: (both(0), None, None), "allowed: all 3 neighbours as inputs"),
+            (lambda: (None, None), "allowed: at least one operator"),
             (lambda: (both(0), 3), r"scheme\[1\] is .*; allowed: an epfast.Operator, or None"),
             (
                 lambda: Operator(CallableOracle(lambda m: (m, None))),
-                "has no log_z, of which the evidence is made",
+                "has no log_z, which the evidence needs",
             ),
             (
                 lambda: (
                     both(0),
                     Operator(DensityOracle(link, BOTH, outputs=(1,)), BOTH, 1, power=0.5),
                 ),
-                "have power 1.0 and 0.5; allowed: the same",
+                "have power 1.0 and 0.5; allowed: equal ones",
             ),
         ],
     )
@@ -320,7 +320,7 @@ class TestRefused:
             Factor(scheme=scheme())
 
     def test_log_t_beside_one(self):
-        with pytest.raises(TypeError, match="log_t is given beside an operator"):
+        with pytest.raises(TypeError, match="log_t is given with an operator"):
             Factor(logistic, labels())
 
     def test_neighbours_and_data(self):
@@ -329,9 +329,11 @@ class TestRefused:
         factor = Factor(scheme=both((0, 1)))
         with pytest.raises(ValueError, match=r"inputs \('gaussian', 'beta'\), and the neighbours"):
             g.add(factor, p, x)
-        with pytest.raises(TypeError, match="categorical variable; allowed here: gaussian"):
+        with pytest.raises(TypeError, match="categorical variable; allowed: gaussian"):
             g.add(factor, x, c)
-        with pytest.raises(ValueError, match="y given to an operator without coordinates="):
+        with pytest.raises(
+            ValueError, match="data y are given to an operator without coordinates="
+        ):
             g.add(factor, x, p, y=1.0)
         with pytest.raises(ValueError, match=r"the data have 1 columns, \['y'\]; allowed .*: 2 or"):
             g.add(Factor(scheme=labels()), x, y=1.0)
@@ -341,16 +343,17 @@ class TestRefused:
     @pytest.mark.parametrize(("mine", "power"), [(1.0, 0.5), (0.5, 1.0)])
     def test_powers(self, mine, power):
         g, *_ = rows(labels(power=mine))
-        with pytest.raises(ValueError, match=f"power is {power:g}, and an operator of batch 0 is"):
+        with pytest.raises(ValueError, match=f"power is {power:g}, and an operator of batch 0 has"):
             g.fit(EP(power=power))
 
     def test_what_has_no_operator(self, tmp_path):
         g, x, batch = rows(labels())
         other = g.add("gaussian", x, np.zeros(8))
         post = g.fit(EP(20, 1e-3))
-        with pytest.raises(ValueError, match=f"batch is {other}; allowed: one of .{batch}., whose"):
+        words = f"batch is {other}; allowed: batches with operators, .{batch}."
+        with pytest.raises(ValueError, match=words):
             post.operator(other)
-        with pytest.raises(TypeError, match="factors of your own, which no file can hold"):
+        with pytest.raises(TypeError, match="factors of your own, which cannot be saved"):
             post.save(tmp_path / "post.npz")
         with pytest.raises(ValueError, match="no log_t; allowed for a check"):
             post.check()

@@ -290,7 +290,7 @@ class TestDoor:
             ((x,), {"y": np.ones(3), "v": 1.0}, ValueError, r"and y \(3,\)"),
             ((x,), {"y": np.full(4, np.nan), "v": 1.0}, ValueError, "y holds NaN"),
             ((x,), {"y": np.array([None] * 4), "v": 1.0}, TypeError, "y has dtype object"),
-            ((x[:1],), {"y": np.ones(0), "v": 1.0}, ValueError, "one or more"),
+            ((x[:1],), {"y": np.ones(0), "v": 1.0}, ValueError, "one factor or more"),
         ]
         for neighbours, data, error, words in bad:
             with pytest.raises(error, match=words):

@@ -155,7 +155,7 @@ class TestDoor:
         g = Graph()
         more = {"probabilities": [0.5, 0.5]} if kind == "categorical" else {}
         x = getattr(g, kind)(3, **more)
-        with pytest.raises(TypeError, match=f"{kind} variable; allowed here: {words}$"):
+        with pytest.raises(TypeError, match=f"{kind} variable; allowed: {words}$"):
             g.add(Factor(lambda x: 0.0 * x, scheme), x)
 
     def test_improper_gamma_cavities_wait(self):

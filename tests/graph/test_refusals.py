@@ -209,8 +209,8 @@ def test_variables_of_a_copy_that_went_another_way(g):
     for form in (later[1], later[1] - g.x[0]):
         refused(lambda form=form: copy.add("probit", form, 1), "form", "copy")
         refused(lambda form=form: post.predict_latent(form), "form", "copy")
-    refused(lambda: copy.add("probit", later[0], 1), "form", "another way")
-    refused(lambda: g.add(Noise(other), g.x), "tau", "another way")
+    refused(lambda: copy.add("probit", later[0], 1), "form", "other families")
+    refused(lambda: g.add(Noise(other), g.x), "tau", "other families")
     refused(lambda: g.add(Mixture(g.h, "probit"), [copy.gaussian(2)[1], 0.0], 1), "forms[0]")
     refused(lambda: post[later], "variables", "copy")
 
@@ -225,7 +225,7 @@ def test_graphs_that_cannot_be_fitted(g):
     g.add("probit", g.x, 1)
     refused(lambda: g.fit(), "1 variables have neither a prior nor a factor")
     g.add(Transition(1.0), g.x[0], flat)
-    with pytest.warns(epfast.DataWarning, match="10 of 14 variables are in no factor"):
+    with pytest.warns(epfast.DataWarning, match="10 of 14 variables have no factors"):
         g.fit()
 
 
@@ -450,7 +450,7 @@ def test_noise_of_a_gaussian_by_name_is_above_0(g, bad):
 
 @pytest.mark.parametrize("name", ["student_t", "laplace_noise", "quantile"])
 def test_noise_beside_the_name_of_a_loss_with_a_width_is_refused(g, name):
-    with pytest.raises(ValueError, match=rf"noise is given beside '{name}'.*losses\."):
+    with pytest.raises(ValueError, match=rf"noise is given with '{name}'.*losses\."):
         g.add(name, g.x, 0.0, noise=0.5)
     g.add(name, g.x, 0.0)
 

@@ -1,4 +1,4 @@
-"""A classifier on real data: its predictions, its coefficients, and whether it is right."""
+"""A classifier on real data: its predictions, its coefficients, and its check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECK_DRAWS = 4000
 
 
 def run(features: Array, target: Array, names: Any, picture: Path | None) -> None:
-    """Fit three quarters of the rows, predict the others. Target: 1 for benign."""
+    """Fit three quarters of the rows, and predict the others. target: 1 for benign."""
     from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
     from sklearn.metrics import log_loss
     from sklearn.model_selection import train_test_split
@@ -49,7 +49,7 @@ def run(features: Array, target: Array, names: Any, picture: Path | None) -> Non
     for name, contestant in contestants.items():
         begin = time.perf_counter()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of scikit-learn, about its defaults
+            warnings.simplefilter("ignore", FutureWarning)  # about defaults of scikit-learn
             contestant.fit(X_train, y_train)
         milliseconds = 1e3 * (time.perf_counter() - begin)
         loss = log_loss(y_test, contestant.predict_proba(X_test))

@@ -24,13 +24,13 @@ LOSSES: dict[str, Loss] = {
     "hinge": epfast.Hinge(),
     "quasi 0-1": epfast.Quasi01(epsilon=0.1),
 }
-#: epsilon of quasi 0-1 losses on the way from the hinge (1) to the last one
+#: epsilon of the quasi 0-1 losses, from the hinge (1) to the last one
 LADDER = (0.7, 0.5, 0.35, 0.25, 0.17, 0.1)
-#: most steps at each. The rows on the wrong side settle in two or three
+#: most steps at each epsilon. Two or three suffice
 STEPS = 50
 #: losses without curvature, whose slope stands in for it (docs: Curvature of kinked losses)
 KINKED = {"hinge", "quasi 0-1"}
-#: the names of the table, in its order, and those of the argument ``scheme``
+#: names in the table, in its order, and values of the argument ``scheme``
 NAMES = {
     "Laplace": "laplace",
     "quick Laplace": "quick_laplace",
@@ -47,7 +47,7 @@ def schemes(loss_name: str) -> dict[str, Scheme]:
 
 
 def run(features: Array, target: Array, sweeps: int, picture: Path | None) -> None:
-    """Print the table, save the picture of costs. Target: 0 for malignant."""
+    """Print the table, and save the picture of costs. target: 0 for malignant."""
     X = features - features.mean(axis=0)
     X /= np.linalg.norm(X, axis=0)
     X = np.hstack([X, np.ones((len(X), 1))])
@@ -79,7 +79,7 @@ def run(features: Array, target: Array, sweeps: int, picture: Path | None) -> No
                 "schedule": epfast.EP(sweeps=sweeps, tol=0.0, site_rule="nonnegative"),
             }
             with warnings.catch_warnings():
-                # the table says it: an impossible log Z, sites that were refused
+                # the table shows an impossible log Z and sites that were refused
                 warnings.simplefilter("ignore", epfast.ConvergenceWarning)
                 before = time.perf_counter()
                 post = epfast.fit_linear(X, y, **arguments)
@@ -118,8 +118,9 @@ def cost(loss: Loss, X: Array, y: Array) -> Callable[[Array], float]:
 def optimum(loss: Loss, X: Array, y: Array, start: Array) -> Array:
     """Minimise the regularised cost.
 
-    BFGS for logistic, the dual for hinge. Quasi 0-1 is not convex: from the minimum of the hinge
-    down LADDER, by the concave-convex procedure (Yuille & Rangarajan 2003).
+    By BFGS for the logistic loss, and by the dual for the hinge. The quasi 0-1 loss is not convex.
+    It starts from the minimum of the hinge, and takes steps of the concave-convex procedure (Yuille
+    & Rangarajan 2003) along LADDER.
     """
     Z = X * y[:, None]
     if isinstance(loss, epfast.Logistic):

@@ -16,16 +16,16 @@ from epfast.schemes.quadrature import check_gamma, distance, sigma_rule
 
 
 class Minibatch:
-    """Fits of minibatch factors with diagonal precision, bound once and called often.
+    """Fits of minibatch factors with diagonal precision, for many calls.
 
-    It has scratch of its own, so each thread needs its own object.
+    An object has its own scratch memory, so that each thread needs its own object.
 
     Parameters
     ----------
     loss, scheme
         As in :func:`fit_minibatch`.
     d : int
-        Dimensions.
+        Number of dimensions.
 
     Examples
     --------
@@ -60,26 +60,28 @@ class Minibatch:
         Parameters
         ----------
         X : array_like of shape (s, d)
-            Rows of features. Times their labels where y is None.
+            Rows of features, multiplied by their labels if y is None.
         mean, variance : array_like of shape (d,)
-            The cavity. Variances positive. Quickest are C-contiguous arrays of float64.
+            Mean and variances of the cavity. Variances are positive. C-contiguous arrays of float64
+            are fastest.
         y : array_like of shape (s,) or (s, k), optional
-            Labels, or what the loss takes.
+            Labels, or other responses of the loss.
         out : pair of ndarray of shape (d,), optional
-            Where precision and shift go: contiguous float64, of their own memory.
+            Arrays for precision and shift: contiguous, float64, without common memory.
 
         Returns
         -------
         precision, shift : ndarray of shape (d,)
-            About the origin.
+            Natural parameters of the fit.
         log_scale : float
+            Log of the fit at the origin.
 
         Raises
         ------
         ValueError, TypeError
-            With the name of the argument, what was given, and what is allowed.
+            For arguments that are not allowed.
         FloatingPointError
-            If the scheme fails, if only in one coordinate.
+            If the scheme fails, even in a single coordinate.
         """
         return self._fit("X", X, mean, variance, y, out)
 
@@ -101,7 +103,7 @@ class Minibatch:
         try:
             scale = self._core.fit_into(X, mean, variance, y, precision, shift, name)
         except (TypeError, ValueError):
-            # arrays of another kind are converted; what is wrong is said by its name
+            # other arrays are converted, and errors name the argument
             arrays = (
                 _checks.array(name, X, shape=(None, self.d)),
                 _checks.array("mean", mean, shape=(self.d,)),
@@ -139,7 +141,7 @@ def fit_minibatch(
 
     The factor is t(theta) = exp(-beta Σ_k loss(z_k.theta)), z_k the rows of ``yX``. The fit is
     g(theta) = exp(log_scale + shift.theta - Σ_j precision_j theta_j^2 / 2), near the cavity
-    N(mean, diag(variance)). The raw fit: no site rule is applied.
+    N(mean, diag(variance)). No site rule is applied to it.
 
     Parameters
     ----------
@@ -148,19 +150,20 @@ def fit_minibatch(
     yX : array_like of shape (s, d)
         Rows of features times their labels.
     mean, variance : array_like of shape (d,)
-        The cavity. Variances positive.
+        Mean and variances of the cavity. Variances are positive.
 
     Returns
     -------
     precision, shift : ndarray of shape (d,)
-        About the origin.
+        Natural parameters of g.
     log_scale : float
+        Log of g at the origin.
 
     Raises
     ------
     FloatingPointError
-        If the scheme fails, if only in one coordinate: a factor that vanishes at the points, a
-        quadrature that finds no variance, Newton that does not converge.
+        If the scheme fails, even in a single coordinate. The factor vanishes at all points, the
+        quadrature finds no variance, or Newton's method does not converge.
     """
     rows = yX
     if not (type(yX) is np.ndarray and yX.ndim == 2 and yX.dtype is FLOAT64):
@@ -185,9 +188,10 @@ def sigma_points(
     Returns
     -------
     points : ndarray of shape (2 d + 1, d)
-        The mean. Mean + gamma sigma_j e_j. Mean - gamma sigma_j e_j.
+        The mean, then mean + gamma sigma_j e_j, then mean - gamma sigma_j e_j.
     weights : ndarray of shape (2 d + 1,)
-        Sum 1. Equal for the default gamma, the first negative if gamma < sqrt(d).
+        Weights with sum 1. They are equal for the default gamma. The first is negative if
+        gamma < sqrt(d).
     """
     center = _checks.array("mean", mean, shape=(None,))
     spread = _checks.array("variance", variance, shape=center.shape, positive=True)
@@ -206,7 +210,7 @@ def variational_fit(
     *,
     start: str = "least_squares",
 ) -> tuple[Array, Array, float]:
-    """The Gaussian nearest to a function known at the points of a rule, by Newton with Cholesky.
+    """The nearest Gaussian to a function at quadrature points, by Newton with Cholesky.
 
     Minimises Σ_i w_i [g(x_i) - f(x_i) log g(x_i)] over g(x) = exp(log_scale + shift.x - x'Px / 2)
     (Roche 2016, eq. 10-11), with f scaled by its maximum and the step safeguarded.
@@ -214,13 +218,14 @@ def variational_fit(
     Parameters
     ----------
     points : array_like of shape (z, d)
-        Points that determine all the unknowns: 2 d + 1, or (d + 1)(d + 2) / 2 for "full".
+        Points that determine all unknowns. There are 2 d + 1 unknowns, or (d + 1)(d + 2) / 2 for
+        "full".
     weights : array_like of shape (z,)
         Positive.
     log_values : array_like of shape (z,)
         log f at the points, finite.
     basis : {"diagonal", "full"}, default="diagonal"
-        Diagonal or full precision matrix P.
+        Whether the precision matrix P is diagonal or full.
     start : {"least_squares", "flat"}, default="least_squares"
         Newton starts from the weighted least-squares fit of log f, or from a constant.
 
@@ -229,13 +234,13 @@ def variational_fit(
     precision : ndarray of shape (d,) or (d, d)
     shift : ndarray of shape (d,)
     log_scale : float
-        About the origin.
+        Natural parameters of g, and its log at the origin.
 
     Raises
     ------
     FloatingPointError
-        If Newton does not converge, as where f spans many orders of magnitude and too few points
-        carry all of its mass.
+        If Newton's method does not converge, for example because a few points have all of the mass
+        of f.
     """
     _checks.choice("basis", basis, ("diagonal", "full"))
     _checks.choice("start", start, ("least_squares", "flat"))
@@ -246,7 +251,7 @@ def variational_fit(
         raise ValueError(f"points has shape {x.shape}; allowed: at least one point and coordinate")
     w = _checks.array("weights", weights, shape=(z,), positive=True)
     f = _checks.array("log_values", log_values, shape=(z,))
-    # standardise: monomials of one size, whatever the scale of the points
+    # standardise the points, so that all monomials have a similar size
     with np.errstate(all="ignore"):
         share = w / w.max()
         center = share @ x / share.sum()
@@ -255,7 +260,8 @@ def variational_fit(
     if not np.isfinite(terms).all() or np.linalg.matrix_rank(terms) < unknowns:
         raise ValueError(
             f"points of shape {x.shape} do not determine the {unknowns} unknowns of this basis; "
-            "allowed: at least so many, with three values in each coordinate, of moderate size"
+            f"allowed: at least {unknowns} points of moderate size, with three values or more in "
+            "each coordinate"
         )
     alpha = fit_rule(terms, share, f, start == "flat")
     if alpha is None:

@@ -19,7 +19,7 @@ FLOAT64 = np.dtype(np.float64)
 
 
 def scheme_of(scheme: Any, loss: losses.Loss, factor: str) -> Scheme:
-    """The scheme meant by a name or object. Raises if it refuses such factors of the loss."""
+    """The scheme of a name or an object. Raises if it does not support the loss."""
     found = schemes.resolve(scheme)
     reason = found.refuses(loss, factor)
     if reason is not None:
@@ -28,11 +28,11 @@ def scheme_of(scheme: Any, loss: losses.Loss, factor: str) -> Scheme:
 
 
 class TiltedMoments:
-    """Tilted moments of scalar sites, bound once to a loss and called often.
+    """Tilted moments of scalar sites, for many calls with one loss.
 
-    ``TiltedMoments(loss, power)(y, mean, variance)`` is :func:`tilted_moments` at the price of the
-    work: a call on 4 sites takes as long as some calls of ``scipy.special.log_ndtr``. It has
-    scratch of its own, so each thread needs its own object.
+    ``TiltedMoments(loss, power)(y, mean, variance)`` is :func:`tilted_moments` without its
+    overhead. A call on 4 sites takes as long as some calls of ``scipy.special.log_ndtr``. An object
+    has its own scratch memory, so that each thread needs its own object.
 
     Parameters
     ----------
@@ -72,21 +72,21 @@ class TiltedMoments:
         Parameters
         ----------
         y, mean, variance : array_like
-            As in :func:`tilted_moments`. Quickest are C-contiguous arrays (n,) of float64.
+            As in :func:`tilted_moments`. C-contiguous arrays (n,) of float64 are fastest.
         out : ndarray of shape (3, n), or three of (n,), optional
             As in :func:`tilted_moments`.
 
         Returns
         -------
         lZ, dlZ, d2lZ : ndarray
-            As :func:`tilted_moments`. ``out`` where it is given.
+            As :func:`tilted_moments`, in ``out`` if it is given.
 
         Raises
         ------
         ValueError
-            For numbers that are not finite, variances that are not positive, other responses.
+            For numbers that are not finite, variances that are not positive, or wrong responses.
         FloatingPointError
-            Where there are no moments.
+            If an integral vanishes or is not finite.
         """
         if not self.loss.by_margin:
             y = _responses(self.loss, y, mean, variance, self.power)
@@ -106,42 +106,42 @@ def tilted_moments(
 ) -> tuple[Array, Array, Array]:
     """Tilted moments of scalar sites t(h) = exp(-beta loss(y h)) under cavities N(mean, variance).
 
-    Many sites at a time, by the vector kernels. Scheme "exact" has closed forms for piecewise
-    linear losses of up to 16 knots at any power, and probit and logistic at ``beta * power = 1``:
-    to 1e-10 relative for abs(mean) up to 1e3 standard deviations and variances from 1e-12 to 1e12.
-    Where one of the three passes through 0 (lZ where t exceeds 1, d2lZ where t is not log-concave)
-    its error is 1e-10 of the terms that cancel: for d2lZ, of 1 / variance. The others go one by
-    one by adaptive quadrature, as precise while t changes near margin 0 (squared hinge: 1). A loss
-    of your own with kinks or jumps is better a :class:`~epfast.losses.PiecewiseLinear`, whose
-    knots are known.
+    Sites are vectorised. The scheme "exact" has closed forms for piecewise linear losses of up to
+    16 knots at any power, and for probit and logistic at ``beta * power = 1``. Relative errors are
+    within 1e-10 for abs(mean) up to 1e3 standard deviations and variances from 1e-12 to 1e12. Where
+    a result passes through 0 (lZ where t exceeds 1, d2lZ where t is not log-concave), its error is
+    1e-10 of the terms that cancel, for d2lZ of 1 / variance. Other losses use adaptive quadrature
+    for each site. It is as precise if t changes near margin 0 (near 1 for the squared hinge). For a
+    loss of your own with kinks or jumps, use :class:`~epfast.losses.PiecewiseLinear`, which has the
+    positions of its knots.
 
     Parameters
     ----------
     loss, beta
         As in :func:`epfast.fit_linear`.
     y : array_like of shape (n,)
-        Labels -1 and +1, or what the loss takes: of the shape of the sites, or a number for all,
-        with one axis more where the loss takes several numbers.
+        Labels -1 and +1, or other responses of the loss. One for all sites, or one for each. With
+        one more axis if a response has several numbers.
     mean, variance : array_like of shape (n,)
-        The cavities of h. Variances positive. They and ``power`` are broadcast against each other:
-        numbers, or arrays of any shape, which is the shape of the sites, (n,) below. With a loss
-        of C latents (n, C), and so are dlZ and d2lZ: the first and second derivative by the mean of
-        each.
+        Means and variances of the cavities of h. Variances are positive. They broadcast with
+        ``power`` to the shape of the sites, which may be any shape and is (n,) below. With a loss
+        of C latents they are (n, C), and so are dlZ and d2lZ, which are then the first and second
+        derivatives by the mean of each latent.
     power : float or array_like of shape (n,), default=1.0
-        The site enters as t(h)^power.
+        The factor enters as t(h)^power.
     out : ndarray of shape (3, n), or three of (n,), optional
-        Where the results go: float64, of exactly these shapes, sharing no memory with each other
-        or with what is read.
+        Arrays for the results, of float64 and of exactly these shapes. They share no memory with
+        each other or with the arguments.
     scheme
-        As in :func:`epfast.fit_linear` with scalar sites. The schemes other than "exact" fit a
-        Gaussian g to t^power near the cavity, or weigh draws.
+        As in :func:`epfast.fit_linear` with scalar sites. Schemes other than "exact" fit a Gaussian
+        to t^power near the cavity, or use weighted draws.
 
     Returns
     -------
     lZ, dlZ, d2lZ : ndarray of shape (n,)
-        log of the integral of t^power times the cavity, and its first two derivatives in ``mean``
-        (Rasmussen & Williams 2006, section 3.6). In general log Z, (tilted mean - mean) / variance
-        and (tilted variance - variance) / variance^2 as the scheme has them.
+        Log Z, the log of the integral of t^power times the cavity, and its first two derivatives by
+        ``mean`` (Rasmussen & Williams 2006, section 3.6). Other schemes return their log Z,
+        (tilted mean - mean) / variance and (tilted variance - variance) / variance^2.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def tilted_moments(
 
 
 def _responses(loss: losses.Loss, y: Any, mean: Any, variance: Any, power: Any) -> Array:
-    """What the core reads of y, for sites of the shape to which the others are broadcast."""
+    """The responses for the core, for sites of this shape."""
     shape: tuple[int, ...]
     is_plain = type(mean) is type(variance) is np.ndarray and type(power) is float
     if is_plain and mean.shape == variance.shape:
@@ -200,7 +200,7 @@ def _responses(loss: losses.Loss, y: Any, mean: Any, variance: Any, power: Any) 
 def _of_latents(
     loss: losses.Loss, y: Any, mean: Any, variance: Any, power: Any, scheme: Any, out: Any
 ) -> tuple[Array, Array, Array]:
-    """See :func:`tilted_moments`, of a loss with several latents."""
+    """As :func:`tilted_moments`, for a loss of several latents."""
     assert isinstance(loss, losses.LatentLoss)
     center = _checks.array("mean", mean, shape=(None, loss.latents or None))
     loss = loss.filled(max(2, center.shape[1]), False)
@@ -240,11 +240,11 @@ def sweep(
     order: ArrayLike | None = None,
     log_scale: Array | None = None,
 ) -> int:
-    """One sequential EP sweep over scalar sites, in place: the exact blocked sweep (guide).
+    """One sequential EP sweep over scalar sites, in place, in blocks with the exact result.
 
     Site i acts on h = a_i.theta, a_i row i of ``A``, as exp(nu_i h - tau_i h^2 / 2). The posterior
-    is N(mu, Sigma). The arrays are those of the caller, who also refreshes Sigma and mu from prior
-    and sites now and then, to stop the drift of rounding. O(4 n d^2), with d >= 256 O(3 n d^2).
+    is N(mu, Sigma). The arrays belong to the caller, who should sometimes recompute Sigma and mu
+    from prior and sites, to remove rounding errors. O(4 n d^2), with d >= 256 O(3 n d^2).
 
     Parameters
     ----------
@@ -253,8 +253,8 @@ def sweep(
     mu : ndarray of shape (d,)
         Mean. Changed in place.
     A : array_like or sparse matrix of shape (n, d), or None
-        None is the identity: sites on the values of a Gaussian process, n = d, Sigma its kernel
-        matrix before the first sweep. O(n^3)
+        None is the identity, for sites on the values of a Gaussian process with n = d. Sigma is
+        then its kernel matrix before the first sweep. O(n^3)
     y : array_like of shape (n,)
         Labels -1 and +1.
     tau, nu : ndarray of shape (n,)
@@ -265,22 +265,22 @@ def sweep(
     power, damping
         As in :class:`epfast.EP`.
     block : int, optional
-        Sites per block, by default d / 3 between 8 and 64. It does not change the result.
+        Sites per block, by default d / 3, and from 8 to 64. It does not change the result.
     order : array_like of int, optional
         The rows to visit, in order. All by default.
     log_scale : ndarray of shape (n,), optional
-        log of each site at h = 0, changed in place. For the log evidence.
+        Log of each site at h = 0, for the log evidence. Changed in place.
 
     Returns
     -------
     int
-        Sites that were refused, and kept, since a cavity or fit was improper.
+        Number of sites that were refused, and kept their value, since a cavity or fit was improper.
 
     Raises
     ------
     FloatingPointError
-        If a mean or variance of h overflows. The blocks before it are done, and nothing is NaN. If
-        Sigma or mu overflow. Nothing is changed then.
+        If a mean or variance of h overflows. Earlier blocks are then updated, and nothing is NaN.
+        If Sigma or mu overflows. Nothing is changed then.
     """
     d = len(in_place("Sigma", Sigma, (None, None)))
     in_place("Sigma", Sigma, (d, d))
@@ -340,20 +340,24 @@ def sweep(
 
 
 def apart(written: dict[str, Array], read: dict[str, Any]) -> None:
-    """Refuse arrays to be written to that share memory with each other or with one to be read."""
+    """Refuse arrays for results that share memory with each other or with arguments."""
     for name, array in written.items():
         for other, value in (written | read).items():
             if other != name and isinstance(value, np.ndarray) and np.shares_memory(array, value):
-                raise ValueError(f"{name} shares memory with {other}; allowed: arrays of their own")
+                raise ValueError(
+                    f"{name} shares memory with {other}; allowed: arrays without common memory"
+                )
 
 
 def in_place(name: str, value: Any, shape: tuple[int | None, ...], *, finite: bool = True) -> Array:
-    """An array of the caller, to be changed in place. A copy would be lost.
+    """Check an array of the caller that is changed in place, without a copy.
 
     finite: whether its numbers are read before they are written.
     """
     if not (isinstance(value, np.ndarray) and value.dtype == np.float64):
         raise TypeError(f"{name} is {_checks.describe(value)}; allowed: a float64 array")
     if not (value.flags.c_contiguous and value.flags.writeable and value.flags.aligned):
-        raise ValueError(f"{name} is not contiguous or not writeable; allowed: an array that is")
+        raise ValueError(
+            f"{name} is not contiguous or not writeable; allowed: an array that is both"
+        )
     return _checks.array(name, value, shape=shape, finite=finite)

@@ -19,10 +19,10 @@ def build_config() -> dict[str, Any]:
     Returns
     -------
     dict
-        version. Lapack ("scipy" or "openblas") and its version where linked. Simd (in use),
-        simd_available (on this CPU), simd_width (doubles). Compiler, cython, buildtype,
-        bounds_checks, sanitizer. Numpy and scipy. The environment variable EPFAST_SIMD, read at
-        import, forces a lower instruction set.
+        The keys are version, lapack ("scipy" or "openblas"), lapack_version (if linked), simd (in
+        use), simd_available (on this CPU), simd_width (in doubles), compiler, cython, buildtype,
+        bounds_checks, sanitizer, numpy and scipy. The environment variable EPFAST_SIMD, read at
+        import, selects a lower instruction set.
     """
     return vector.build_facts() | {"numpy": np.__version__, "scipy": scipy.__version__}
 

@@ -31,7 +31,7 @@ try:
     from epfast.gpy.likelihoods import Reading, read
 except ImportError as error:
     raise ImportError(
-        "epfast.gpy is for models of GPy, which is missing: pip install GPy"
+        "epfast.gpy is for models of GPy, which is not installed: pip install GPy"
     ) from error
 
 __all__ = ["EP"]
@@ -42,68 +42,70 @@ MODES = ("nested", "alternated")
 OPTIONAL = ("mean_function", "Y_metadata", "precision", "K")
 SPARSE = (
     "the model is sparse (it has inducing inputs), which epfast.gpy.EP does not support; allowed: "
-    "GPy.core.GP and GPy.models.GPClassification, or, for many rows, epfast.GPClassifier and "
-    "GPRegressor with rank=; GPy's own EPDTC is for sparse models"
+    "GPy.core.GP and GPy.models.GPClassification, epfast.GPClassifier and GPRegressor with rank= "
+    "for many rows, or GPy's own EPDTC"
 )
 
 
 class EP(LatentFunctionInference):  # type: ignore[misc]
-    """Expectation propagation for a model of GPy, in place of GPy's own ``EP``.
+    """Expectation propagation for models of GPy, in place of GPy's own ``EP``.
 
-    ``GPy.core.GP(X, Y, kernel, likelihood, inference_method=epfast.gpy.EP())``, with a
-    ``Y_metadata`` where the likelihood reads one. The same with ``GPy.models.GPClassification``.
-    Arguments have the names that GPy gives them.
+    Use it as ``GPy.core.GP(X, Y, kernel, likelihood, inference_method=epfast.gpy.EP())``, with
+    ``Y_metadata`` if the likelihood needs it. ``GPy.models.GPClassification`` works in the same
+    way. Arguments have GPy's names.
 
-    Each evaluation of the model runs EP to convergence, from the sites of the one before (GPy's
-    ``ep_mode="nested"``), so that the gradient is that of the log evidence. GPy's default,
-    "alternated", keeps the sites that it found at the first hyper-parameters of an optimization.
+    Each evaluation of the model runs EP to convergence, from the sites of the previous evaluation
+    (GPy's ``ep_mode="nested"``). The gradient is therefore that of the log evidence. GPy's default,
+    "alternated", keeps the sites of the first hyper-parameters of an optimization.
 
-    Likelihoods of GPy, each with the density that GPy gives it:
+    These likelihoods of GPy are supported, each with the density that it has in GPy:
 
     - ``Bernoulli`` with link ``Probit`` or ``Heaviside``.
-    - ``Binomial`` with link ``Probit`` and ``Y_metadata["trials"]``, by integration in Python, some
-      0.4 ms per site, unless all trials are 1.
+    - ``Binomial`` with link ``Probit`` and ``Y_metadata["trials"]``. Unless all trials are 1, it is
+      integrated in Python, which takes some 0.4 ms per site.
     - ``Poisson`` and ``Exponential`` with link ``Log``.
-    - ``Gaussian``, ``HeteroscedasticGaussian``, and ``MixedNoise`` of ``Gaussian``, both with
-      ``Y_metadata["output_index"]``: the result is that of exact inference.
-    - ``StudentT``, which is not log-concave: up to 1,000 rows :class:`epfast.DoubleLoop` descends
-      to a fixed point where the sweeps do not settle, as in :func:`epfast.fit_gp`.
+    - ``Gaussian``, and with ``Y_metadata["output_index"]`` also ``HeteroscedasticGaussian`` and
+      ``MixedNoise`` of ``Gaussian``. The results are those of exact inference.
+    - ``StudentT``, which is not log-concave. If sweeps do not converge, and for up to 1,000 rows,
+      :class:`epfast.DoubleLoop` descends to a fixed point, as in :func:`epfast.fit_gp`.
     - ``Weibull``, ``LogLogistic`` (link ``Log``) and ``LogGaussian``, with
-      ``Y_metadata["censored"]`` if some times are.
+      ``Y_metadata["censored"]`` if some times are censored.
 
-    The gradient has their parameters too, so that ``optimize`` learns them with the kernel.
+    The gradient includes the parameters of the likelihood, so that ``optimize`` learns them
+    together with the kernel.
 
-    Not supported, with an error that says what to do instead: mean functions, sparse models, a
-    ``Y`` of several columns, ``MultioutputLikelihood``, other likelihoods and subclasses. GPy's
-    ``Gamma`` has shape exp(f), where :class:`epfast.losses.GammaNoise` has mean exp(f). An
-    evaluation that does not settle warns and is handed to GPy all the same. One that overflows, or
-    whose result contradicts itself, raises the error at which GPy's optimizers step back.
+    Mean functions, sparse models, a ``Y`` of several columns, ``MultioutputLikelihood``, and other
+    likelihoods and subclasses are not supported. Errors recommend what to use instead. GPy's
+    ``Gamma`` has shape exp(f), and therefore differs from :class:`epfast.losses.GammaNoise`, which
+    has mean exp(f). If EP does not converge, there is a warning, and GPy gets the result. If it
+    overflows, or if its result is impossible, it raises the error at which GPy's optimizers take a
+    smaller step.
 
     Parameters
     ----------
     epsilon : float, default=1e-06
-        Stop when a sweep changes the posterior by less, see ``tol`` of :class:`epfast.EP`. GPy
-        looks at the mean square change of the sites.
+        Stop when a sweep changes the posterior by less, see ``tol`` of :class:`epfast.EP`. GPy's
+        own EP uses the mean square change of the sites.
     eta : float, default=1.0
-        Power of power EP. The tilted distribution has that power of the likelihood, too, which GPy
-        leaves at 1.
+        Power of power EP. The tilted distribution has the same power of the likelihood. In GPy it
+        has power 1.
     delta : float, default=1.0
         Damping, in (0, 1]. 1 is undamped.
     always_reset : bool, default=False
         Start each evaluation from flat sites.
     max_iters : int or infinity, default=200
-        Sweeps at most.
+        Most sweeps.
     ep_mode : {"nested", "alternated"}, default="nested"
-        Of GPy's signature: both run EP at each evaluation, see above.
+        Accepted for compatibility. Both values run EP at each evaluation, see above.
     parallel_updates : bool, default=False
-        Update all sites at once, instead of in the order that :class:`epfast.EP` takes by default.
+        Update all sites at once, instead of in the default order of :class:`epfast.EP`.
 
     Attributes
     ----------
     last : GPPosterior or None
-        Of the latest evaluation: its history and residual. Its latent values and its evidence are
-        GPy's but for ``Exponential`` (-f), ``LogLogistic`` (r f), and the densities of times, where
-        t has been transformed.
+        Posterior of the latest evaluation, with its history and residual. Latent values and
+        evidence are those of GPy, with three exceptions: the latent value is -f for
+        ``Exponential`` and r f for ``LogLogistic``, and densities are those of transformed times.
     """
 
     def __init__(
@@ -132,11 +134,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         self.reset()
 
     def reset(self) -> None:
-        """Forget the sites from which the next evaluation would start."""
+        """Drop the sites from which the next evaluation would start."""
         self.last = None
         #: Y of the latest evaluation
         self._given: Array | None = None
-        #: sites out of a file
+        #: sites that were read from a file
         self._loaded: _Start | None = None
 
     def inference(
@@ -148,44 +150,45 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         *optional: Any,
         **named: Any,
     ) -> tuple[Any, float, dict[str, Array]]:
-        """Return posterior, log evidence and its gradient, as GPy asks.
-
-        O(n^3) per sweep.
+        """Return posterior, log evidence and its gradient, as GPy expects. O(n^3) per sweep.
 
         Parameters
         ----------
         kern : GPy.kern.Kern
-            Not asked where ``K`` is given.
+            Not used if ``K`` is given.
         X : array_like of shape (n, d)
             Inputs.
         likelihood : GPy.likelihoods.Likelihood
             One of those above.
         Y : array_like of shape (n, 1)
-            Labels 1 and, for the other class, 0 or -1. Counts. Numbers. Times above 0.
+            Labels 1 and 0 (or -1), counts, numbers, or times above 0.
         *optional, **named
-            By name or in this order: ``mean_function``, of which others than None are refused.
-            ``Y_metadata``, a dict or None, as GPy has it: ``"trials"``, ``"censored"`` (1 where a
-            time is) or ``"output_index"``, (n, 1) each. ``precision``, not used. ``K``, (n, n), the
-            kernel matrix of ``X``, or None.
+            By name, or in this order:
+
+            - ``mean_function``: None, others are refused
+            - ``Y_metadata``: None, or a dict as in GPy, with ``"trials"``, ``"censored"`` (1 for
+              censored times) or ``"output_index"``, (n, 1) each
+            - ``precision``: not used
+            - ``K``: (n, n), the kernel matrix of ``X``, or None
 
         Returns
         -------
         posterior : GPy.inference.latent_function_inference.posterior.PosteriorEP
         log_evidence : float
         gradients : dict
-            ``"dL_dK"`` (n, n). ``"dL_dm"`` (n, 1), by the prior mean. ``"dL_dthetaL"``, by the
-            parameters of the likelihood, in GPy's order.
+            ``"dL_dK"``, (n, n), by the kernel matrix, ``"dL_dm"``, (n, 1), by the prior mean, and
+            ``"dL_dthetaL"``, by the parameters of the likelihood, in GPy's order.
 
         Raises
         ------
         ValueError, TypeError
-            For a model that is not supported, or data of another kind.
+            For models that are not supported, or data that do not fit the likelihood.
         numpy.linalg.LinAlgError
             If the posterior or the evidence overflows, if the evidence is impossible (above 0), or
-            if sweeps stand still at no fixed point. GPy's optimizers step back from it.
+            if sweeps stop away from a fixed point. GPy's optimizers then take a smaller step.
         """
         if any(isinstance(part, Likelihood) for part in (Y, *optional)):
-            raise ValueError(SPARSE)  # which hands its inducing inputs over before the likelihood
+            raise ValueError(SPARSE)  # sparse models pass inducing inputs before the likelihood
         given = dict(zip(OPTIONAL, optional, strict=False)) | named
         unknown = [name for name in given if name not in OPTIONAL]
         if unknown:
@@ -193,9 +196,8 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         mean_function, Y_metadata, _, K = (given.get(name) for name in OPTIONAL)
         if mean_function is not None:
             raise ValueError(
-                "the model has a mean function, which is not supported; allowed: None (a "
-                "GPy.kern.Bias or Linear added to the kernel is a constant or linear mean with a "
-                "prior of its own)"
+                "the model has a mean function, which is not supported; allowed: None (add "
+                "GPy.kern.Bias or Linear to the kernel for a constant or linear mean with a prior)"
             )
         reading = read(likelihood, Y, Y_metadata)
         if K is None:
@@ -204,7 +206,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         slopes = reading.slopes(post)
         if not np.isfinite(slopes).all():
             raise np.linalg.LinAlgError(
-                "the log evidence has no finite slope by the parameters of the likelihood"
+                "the gradient of the log evidence by the parameters of the likelihood is not finite"
             )
         self.last, self._given = post, np.array(Y, dtype=np.float64)
         # from scale f to f
@@ -295,11 +297,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         n = len(rows)
         schedule = with_descent(self._schedule, loss, n)
         if np.shape(K) != (n, n):
-            raise ValueError(f"K has shape {np.shape(K)}; allowed with the rows of Y: ({n}, {n})")
+            raise ValueError(f"K has shape {np.shape(K)}; allowed for {n} rows of Y: ({n}, {n})")
         if reading.scale**2 != 1.0:
             K = reading.scale**2 * np.asarray(K)
         if self._given is not None and np.array_equal(self._given, Y):
-            # GPy's kernel with other parameters is a kernel as well; GPy may keep its matrix
+            # known to be a kernel matrix, so not checked. A copy, since GPy may keep the array
             kernel = KernelMatrix(np.array(K, dtype=np.float64, order="C"))
         else:
             kernel = kernel_at_door(K, False, 0.0)
@@ -320,7 +322,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
 
 class _Start(NamedTuple):
-    """What a warm start reads of a posterior."""
+    """The parts of a posterior that a warm start needs."""
 
     sites: Sites
     n_sweeps: int

@@ -37,13 +37,13 @@ from epfast.inference import Sites, learning
 from epfast.losses import Loss
 from epfast.losses.base import SMOOTH
 
-#: what a slope by no parameter is
+#: the gradient if there are no parameters
 NONE = np.zeros(0)
-#: GPy's names of what we take, for errors
+#: supported likelihoods by their names in GPy, for errors
 ALLOWED = (
     "Bernoulli (link Probit or Heaviside), Binomial (Probit), Gaussian, HeteroscedasticGaussian, "
     "LogGaussian, StudentT (Identity), Exponential, LogLogistic, Poisson, Weibull (Log), and "
-    "MixedNoise of Gaussian; for others GPy's own EP or Laplace"
+    "MixedNoise of Gaussian. For others use GPy's own EP or Laplace"
 )
 
 
@@ -53,7 +53,7 @@ class Reading(NamedTuple):
     loss: Loss
     #: (n, width), responses for the core
     rows: Array
-    #: by the parameters of the likelihood, of the log evidence, constants included
+    #: gradient of the log evidence, with all constants, by the parameters of the likelihood
     slopes: Callable[[GPPosterior], Array] = lambda post: NONE
     scale: float = 1.0
     #: (n,) or 0
@@ -61,7 +61,7 @@ class Reading(NamedTuple):
 
 
 class _Data(NamedTuple):
-    """What GPy hands over."""
+    """The data that GPy passes."""
 
     Y: Any
     metadata: Any
@@ -78,13 +78,14 @@ class _Data(NamedTuple):
         return _checks.array("Y", self.Y, shape=(None, 1))[:, 0]
 
     def column(self, name: str, default: float | None = None) -> Array:
-        """A number per row, (n,), out of the metadata."""
+        """A number per row, (n,), from the metadata."""
         n = len(self.y)
         given = (self.metadata or {}).get(name)
         if given is None:
             if default is None:
                 raise ValueError(
-                    f"Y_metadata has no {name!r}; allowed with this likelihood: an array ({n}, 1)"
+                    f"Y_metadata has no {name!r}, which the likelihood needs; allowed: an array "
+                    f"({n}, 1)"
                 )
             return np.full(n, default)
         title = f"Y_metadata[{name!r}]"
@@ -94,7 +95,7 @@ class _Data(NamedTuple):
         return _checks.array(title, np.reshape(given, n), shape=(n,))
 
     def outputs(self, count: int) -> NDArray[np.intp]:
-        """Which of so many outputs each row is of, (n,)."""
+        """The output of each row, (n,), one of ``count``."""
         found = self.column("output_index")
         if not np.isin(found, np.arange(count)).all():
             raise ValueError(
@@ -108,7 +109,7 @@ class _Data(NamedTuple):
         censored = self.column("censored", 0.0)
         if not np.isin(censored, (0.0, 1.0)).all():
             raise ValueError(
-                "Y_metadata['censored'] holds other numbers than 0 and 1; allowed: 1 where the "
+                "Y_metadata['censored'] holds values other than 0 and 1; allowed: 1 where the "
                 "time is censored, 0 where it is observed"
             )
         if not (self.y > 0.0).all():
@@ -131,7 +132,7 @@ def read(likelihood: Any, Y: Any, Y_metadata: Any = None) -> Reading:
     ValueError, TypeError
         If the likelihood is none of those in :data:`READERS`, or the data do not suit it.
     """
-    # by the very class: a subclass may be another density, as ScaledProbit is another Probit
+    # not by isinstance, since a subclass may be another density, as ScaledProbit of Probit
     links, reader = READERS.get(type(likelihood), ((), None))
     link = type(getattr(likelihood, "gp_link", None))
     if reader is None or (links and link not in links):
@@ -319,7 +320,7 @@ def _parameter(value: Any) -> Array:
     """A parameter of GPy, flat. All above 0."""
     found = _checks.array("a parameter of the likelihood", np.ravel(value), shape=(None,))
     if not (found > 0.0).all():
-        raise ValueError(f"a parameter of the likelihood is {found.min():g}; allowed: above 0")
+        raise ValueError(f"a parameter of the likelihood is {found.min():g}; allowed: numbers > 0")
     return found
 
 
@@ -330,8 +331,8 @@ def _number(value: Any) -> float:
 def _slopes_of_loss(post: GPPosterior) -> dict[str, Any]:
     """As ``post.loss_gradient()``, of the rows whose cavities are proper.
 
-    Others are of fits that did not settle, which have been warned of. Optimizers get along with
-    slopes that are not quite those of the evidence. An error ends a line search.
+    Improper cavities occur in fits that did not converge, with a warning. Optimizers tolerate a
+    slightly wrong gradient, while an error ends a line search.
     """
     problem, sites = post.problem, post.state.sites
     proper = problem.schedule.power * sites.precision * post.variance < 1.0
@@ -340,7 +341,7 @@ def _slopes_of_loss(post: GPPosterior) -> dict[str, Any]:
     return learning.loss_gradient(problem._replace(data=problem.data.taken(proper)), kept, *moments)
 
 
-#: for each class of GPy the links that it may have, and what reads its data
+#: for each class of GPy its supported links, and the function that reads its data
 READERS: dict[type, tuple[tuple[type, ...], Callable[[Any, _Data], Reading]]] = {
     Bernoulli: ((Probit, Heaviside), _bernoulli),
     Binomial: ((Probit,), _binomial),

@@ -26,7 +26,7 @@ from epfast.inference.runtime import Tick
 
 
 class BlockPrior(NamedTuple):
-    """A block, and what is known of it before any factor."""
+    """A block and its prior."""
 
     #: its number among the variables
     number: int
@@ -46,15 +46,13 @@ class BlockPrior(NamedTuple):
 
 
 class BlockBelief(NamedTuple):
-    """What is known of a block: a Gaussian, with the log of its partition function.
-
-    The latter is without what depends on the dimension alone.
-    """
+    """The belief about a block: a Gaussian."""
 
     #: (d, d)
     covariance: Array
     #: (d,)
     mean: Array
+    #: log partition function, without terms that depend on d alone
     partition: float
 
     @property
@@ -71,7 +69,7 @@ class BlockBelief(NamedTuple):
 
 
 def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
-    """The Gaussian of these natural parameters, (d, d) and (d,); None if it is none. O(d^3)."""
+    """The Gaussian of natural parameters (d, d) and (d,). None if it is improper. O(d^3)."""
     factor = np.array(precision.T, dtype=np.float64, order="F")
     if not (np.isfinite(factor).all() and np.isfinite(shift).all() and cholesky(factor)):
         return None
@@ -84,9 +82,9 @@ def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
 
 
 def prior_belief(prior: BlockPrior) -> BlockBelief | None:
-    """The prior as a belief; None if it is no Gaussian. Flat entries count as the density 1."""
+    """The prior as a belief. None if it is improper. Flat entries have density 1."""
     flat = prior.flat
-    # the rest is independent of them
+    # the other entries are independent of the flat ones
     found = belief_of(prior.precision + np.diag(1.0 * flat), prior.precision @ prior.mean)
     if found is None or not flat.any():
         return found
@@ -96,33 +94,33 @@ def prior_belief(prior: BlockPrior) -> BlockBelief | None:
 
 
 class About(NamedTuple):
-    """The factors of a batch that are about a block, in the order of the program."""
+    """The factors of a batch that have forms over a block, in the order of the program."""
 
-    #: place of the block among those of the graph
+    #: place of the block among the blocks of the graph
     block: int
     rows: Rows
-    #: (n,), where the site of each begins among all sites
+    #: (n,), where the site of each factor begins among all sites
     at: Index
-    #: (n, 2), natural parameters of wide messages about the forms, for a start
+    #: (n, 2), natural parameters of wide first messages about the forms
     first: Array
-    #: (d,), what these add to the precision of each entry
+    #: (d,), what these messages add to the precision of each entry
     gain: Array
 
 
-#: variance of a message to begin with, in squares of the unit in which a loss changes
+#: variance of a first message, in squares of the scale of the loss
 UNITS = 100.0
-#: precision of an entry from such messages, over that of its prior, beyond which a sweep begins
-#: with these: at 1e10 steps of rank one lose the digits of a covariance on their way to a posterior
+#: ratio of the precisions of first messages and prior above which sweeps begin with these messages.
+#: At 1e10 rank-one updates from the prior covariance lose all digits
 WIDE = 1e6
-#: variance of an entry, over that with all others known, which is rounding: their columns are the
-#: same to 13 digits
+#: ratio of the variance of an entry and that given all other entries above which it is not
+#: determined: columns agree to 13 digits
 UNDETERMINED = 1e13
 
 
 def first_sites(batch: Batch, d: int) -> Array:
-    """Messages about forms over a block of d entries that say little, (n, 2).
+    """Wide first messages about forms over a block of d entries, (n, 2).
 
-    Around where the loss is if all rows have the same value; all n rows say together what d would.
+    Their mean is a typical value of the forms. All n together have the precision of d messages.
     """
     data = batch.data
     center, unit = -data["offset"], float(np.std(data["offset"]))
@@ -133,14 +131,14 @@ def first_sites(batch: Batch, d: int) -> Array:
         ends = np.where(np.isfinite(data["y"]), data["y"], data["y"][:, ::-1])
         middle = np.where(np.isfinite(ends), ends, 0.0).mean(axis=1)
         center, unit = center + middle, max(1.0, float(np.abs(middle).max()))
-    # of rows all alike
+    # rows that are all equal
     unit = unit or float(np.abs(center).max()) or 1.0
     precision = np.full(batch.n, min(1.0, d / batch.n) / (UNITS * unit * unit))
     return np.stack([precision, precision * center], axis=1)
 
 
 def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[About]:
-    """The parts of a batch; sites numbered from its own first one.
+    """The factors of a batch by block. Sites are numbered from the first one of the batch.
 
     sizes: how many natural parameters each variable has.
     """
@@ -148,7 +146,7 @@ def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[A
     places = {block.number: place for place, block in enumerate(blocks)}
     found = []
     for part in batch.parts:
-        with np.errstate(all="ignore"):  # what overflows is no start
+        with np.errstate(all="ignore"):  # messages that overflow are not used
             first = first_sites(batch, part.rows.shape[1])
             squares = part.rows.multiply(part.rows) if sparse.issparse(part.rows) else part.rows**2
             gain = np.asarray(squares.T @ first[:, 0])
@@ -175,14 +173,14 @@ def natural(prior: BlockPrior, place: int, about: list[About], sites: Array) -> 
 
 
 def is_wide(prior: BlockPrior, place: int, about: list[About]) -> bool:
-    """Whether the prior of the block at a place says nothing beside first messages, or is flat."""
+    """Whether the prior of a block is flat, or very wide beside the first messages."""
     gain = sum((which.gain for which in about if which.block == place), np.zeros(prior.d))
     with np.errstate(all="ignore"):
         return bool((prior.flat | (gain > WIDE * prior.precision.diagonal())).any())
 
 
 def believed(prior: BlockPrior, place: int, about: list[About], sites: Array) -> BlockBelief | None:
-    """The belief about the block at a place, as its prior times sites; None if it is no Gaussian.
+    """The belief about the block at a place, its prior times sites. None if it is improper.
 
     O(n d^2 + d^3)
     """
@@ -190,19 +188,19 @@ def believed(prior: BlockPrior, place: int, about: list[About], sites: Array) ->
 
 
 def belief_from(covariance: Array, mean: Array) -> BlockBelief | None:
-    """The Gaussian of these moments; None if it is none. O(d^3)."""
+    """The Gaussian of these moments. None if it is improper. O(d^3)."""
     found = belief_of(covariance, np.zeros(len(mean)))
     return None if found is None else belief_of(found.covariance, found.covariance @ mean)
 
 
-# ---- a block that only one batch of pure forms is about: a linear model ----
+# ---- blocks that are linear models ----
 
 
 class LinearPart:
-    """A block and the factors about it, fitted by the engine of :func:`epfast.fit_linear`.
+    """A block and its factors, fitted by the engine of :func:`epfast.fit_linear`.
 
-    No other variable is in these factors, and no other factor is about the block: they are a linear
-    model, whose sweeps are products of matrices.
+    The factors have no other variables, and the block has no other factors. They are therefore a
+    linear model, whose sweeps are products of matrices.
     """
 
     def __init__(self, prior: BlockPrior, batch: Batch, schedule: Any) -> None:
@@ -220,9 +218,9 @@ class LinearPart:
         self.own_sites = schedule.stores == "factor"
 
     def init(self, known: tuple[Array, Array] | None, sweeps: int) -> Any:
-        """The state before the first sweep; sites that make the belief improper are dropped.
+        """The state before the first sweep, with known sites unless they make it improper.
 
-        known: sites and log scales as of :func:`linear_sites`.
+        known: sites and log scales as those of :func:`linear_sites`.
         """
         if known is None and self.own_sites:
             about = abouts(self.batch, (self.prior,), np.full(self.prior.number + 1, 2))
@@ -239,7 +237,7 @@ class LinearPart:
         return self.engine.init(None)
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
-        """One sweep, and its change of the block; keep: the old state stays as it is."""
+        """One sweep, and how far it moves the block. keep: leave the old state unchanged."""
         before = self.engine.summary(state, evidence=False)
         new, counts = self.engine.sweep(state, keep, tick)
         summary = self.engine.summary(new)
@@ -247,15 +245,15 @@ class LinearPart:
         return new, counts._replace(measured=(distance, summary.log_evidence))
 
     def belief(self, state: Any, hurry: bool = False) -> BlockBelief:
-        """What is known of the block. O(d^3)."""
+        """The belief about the block. O(d^3)."""
         covariance, mean = moments_of(self.engine.finish(state, hurry))
         return BlockBelief(covariance, mean, 0.0)
 
 
 def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:
-    """Of a :class:`LinearPart`, sites about the form of each factor, (2 n,), and log scales, (n,).
+    """Sites of a :class:`LinearPart` about the form of each factor, (2 n,), and log scales, (n,).
 
-    None where factors share sites, or none is stored.
+    None if factors share sites, or if no sites are stored.
     """
     sites, a = state.sites, batch.terms.coefficient
     if sites is None or np.shape(sites.precision) != (batch.n,):
@@ -265,7 +263,7 @@ def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:
 
 
 def is_linear(batch: Batch, schedule: Any) -> bool:
-    """Whether a batch is a linear model of the block that it is about."""
+    """Whether a batch is a linear model of its block."""
     if not isinstance(batch.factor, LinearFactor) or len(batch.parts) != 1:
         return False
     if (batch.terms.counts != 1).any() or batch.data["noise"].any() or batch.factor.sharp:

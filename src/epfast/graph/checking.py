@@ -1,4 +1,4 @@
-"""The exact posterior of a graph beside its beliefs, for certificates."""
+"""Checks of graphs: the exact posterior beside the beliefs, by importance sampling."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from epfast.inference.importance import Proposal
 from epfast.losses import Loss
 from epfast.operators.tilted import COORDINATES
 
-#: draws times variables and neighbours of factors beyond which a check takes five minutes: 70 ns
-#: each were measured on a chain of 3,000
+#: most draws times variables and neighbours of factors, which take five minutes: 70 ns each were
+#: measured on a chain of 3,000
 MOST_WORK = 4e9
 NAMES = tuple(FAMILIES)
 
 
 class GraphProposal(Proposal):
-    """Draws of all variables from their beliefs, independent, beside prior times factors.
+    """Independent draws of all variables from their beliefs, weighted by prior times factors.
 
-    A variable takes one standard normal number: Gaussian ones are linear in it, the logs of gamma
-    and the log odds of beta variables too, with the mean and variance that these have under the
-    belief; a category is where the number falls among the probabilities. A block takes d of them,
-    and is drawn with its covariance. Columns of draws are the variables that are no blocks, in
-    turn, then the blocks. What is reported is each variable in turn, of blocks all entries, of
-    categorical ones the indicators of the categories.
+    A variable is a function of a standard normal number. Gaussian variables, logs of gamma
+    variables and log odds of beta variables are linear in it, with their mean and variance under
+    the belief. A category is found from its probabilities. A block is a function of d numbers, and
+    is drawn with its covariance. Columns of draws are the scalar variables in turn, then the
+    blocks. Reported are all variables in turn: all entries of blocks, and indicators of the
+    categories of categorical variables.
     """
 
     def __init__(self, problem: GraphProblem, state: GraphState) -> None:
@@ -42,7 +42,7 @@ class GraphProposal(Proposal):
         self.known = bool((families <= 0).all())
         column, _ = columns_of(problem)
         self.size = self.width = int((families != BLOCK).sum())
-        #: blocks: the columns, the prior, mean and a root of the covariance
+        #: for each block its columns, prior, mean and a root of the covariance
         self.blocks = []
         for block, belief in zip(problem.blocks, state.blocks, strict=True):
             part = slice(self.size, self.size + block.d)
@@ -52,14 +52,14 @@ class GraphProposal(Proposal):
             (state.beliefs[None, a : a + k], problem.prior[None, a : a + k])
             for a, k in zip(problem.at, problem.sizes, strict=False)
         ]
-        #: columns of a family, their coordinates, natural parameters of the priors, whether these
-        #: are proper, centres and widths
+        #: for each family its columns, coordinate, natural parameters of the priors, whether these
+        #: are proper, and centres and widths of the draws
         self.scalars = []
-        #: of each categorical variable its column, where its probabilities end, and the log of the
-        #: prior over them; a flat one is 1
+        #: for each categorical variable its column, cumulative probabilities, and the log of the
+        #: prior over the probabilities. A flat prior is 1
         self.categories = []
         moments: list[tuple[Array, Array]] = []
-        #: columns of what is reported of each variable, and categories
+        #: for each variable its columns, and its categories
         self.order: list[tuple[slice, Array | None]] = []
         for v, (number, (eta, prior)) in enumerate(zip(families, natural, strict=True)):
             if number == BLOCK:
@@ -70,15 +70,15 @@ class GraphProposal(Proposal):
             family = FAMILIES[NAMES[number]]
             if not family.is_proper(eta).all():
                 raise ValueError(
-                    "a belief is improper, so that there is nothing to check; allowed: fits in "
-                    "which no factor waits"
+                    "a belief is improper, so that the check cannot draw from it; allowed: fits in "
+                    "which all beliefs are proper"
                 )
             moments.append((family.mean(eta).ravel(), np.sqrt(family.variance(eta)).ravel()))
             levels = np.arange(problem.sizes[v]) if number == CATEGORICAL else None
             self.order.append((slice(column[v], column[v] + 1), levels))
             if number == CATEGORICAL:
                 log_q = Categorical.logits(eta)[0]
-                # of what is not drawn nothing is asked
+                # categories that are never drawn
                 share = np.where(np.isfinite(log_q), prior[0] - log_q, -np.inf)
                 self.categories.append((column[v], np.cumsum(np.exp(log_q))[:-1], share))
         self.mean, self.sd = (np.concatenate(part) for part in zip(*moments, strict=True))
@@ -111,7 +111,7 @@ class GraphProposal(Proposal):
                 u = center + z[:, of] * scale
                 total += (0.5 * z[:, of] ** 2 + np.log(scale) + HALF_LOG_2PI).sum(axis=1)
                 total += coordinate.log_density(prior[proper], u[:, proper].T).sum(axis=0)
-                # a flat prior is the density 1: of what a gamma variable is the log of, exp(u)
+                # a flat prior of a gamma variable has density 1, and exp(u) over its log u
                 total += np.where(coordinate.family == "gamma", u[:, ~proper], 0.0).sum(axis=1)
             for part, block, _, root in self.blocks:
                 w, before = theta[:, part], prior_belief(block)
@@ -133,12 +133,12 @@ class GraphProposal(Proposal):
         return np.concatenate(columns, axis=1)
 
     def moments(self) -> tuple[Array, Array]:
-        """Those of the beliefs, whatever the draws are."""
+        """Moments of the beliefs, not of the draws."""
         return self.mean, self.sd
 
 
 def columns_of(problem: GraphProblem) -> tuple[Index, int]:
-    """Of each variable its column in a table of draws, the first one of a block; their number."""
+    """The column of each variable in a table of draws (the first of a block), and their number."""
     scalar = problem.families != BLOCK
     column, size = np.cumsum(scalar) - 1, int(scalar.sum())
     for block in problem.blocks:
@@ -147,18 +147,18 @@ def columns_of(problem: GraphProblem) -> tuple[Index, int]:
 
 
 class Observations(NamedTuple):
-    """What a batch of losses on linear forms has observed, and draws of its forms."""
+    """Observations of a batch of losses on linear forms, and draws of the forms."""
 
     name: str
     loss: Loss
     y: Array
     #: (k, n)
     forms: Array
-    #: (n,), variance of the noise on each
+    #: (n,), variance of the noise on each form
     noise: Array
 
     def log_likelihood(self) -> Array:
-        """(k, n), the noise integrated out."""
+        """(k, n), with the noise integrated out."""
         return log_t(self.loss, self.y, self.forms, self.noise)
 
     def replicate(self, rng: np.random.Generator) -> Array:
@@ -168,7 +168,7 @@ class Observations(NamedTuple):
 
 
 def observations(problem: GraphProblem, draws: dict[str, Array]) -> Iterator[Observations]:
-    """Those of a graph, at draws (k, ...) of all arrays of variables, in the order of ``made``."""
+    """Observations of a graph. draws: (k, ...), of all arrays of variables in their order."""
     column, size = columns_of(problem)
     theta = np.empty((len(next(iter(draws.values()))), size))
     for made, values in zip(problem.made.values(), draws.values(), strict=True):
@@ -184,7 +184,7 @@ def observations(problem: GraphProblem, draws: dict[str, Array]) -> Iterator[Obs
 
 
 def checked(problem: GraphProblem, state: GraphState, evidence: float, **given: Any) -> Check:
-    """Check a posterior: see :meth:`epfast.GraphPosterior.check`."""
+    """Check a posterior, see :meth:`epfast.GraphPosterior.check`."""
     proposal = GraphProposal(problem, state)
     edges = sum(len(batch.terms.variables) for batch in problem.batches)
     most = int(MOST_WORK / (proposal.size + edges))

@@ -40,29 +40,29 @@ from epfast.inference.runtime import cached_property
 
 logger = logging.getLogger("epfast")
 
-#: factors per call of the core, so that Ctrl-C acts
+#: most factors per call of the core, so that Ctrl-C takes effect
 FACTORS_PER_CALL = 1 << 16
-#: sweeps between two in which beliefs are added up from their sites: rounding goes
+#: every so many sweeps beliefs are recomputed from priors and sites, which removes rounding errors
 REFRESH = 10
-#: rounding of beliefs, relative to what they are sums of, after which they are added up again where
-#: the last change is so large
+#: relative rounding error of beliefs above which they are recomputed at the end of a fit, and the
+#: last change above which this is checked
 DRIFT, DIVERGES = 1e-6, 1.0
-#: growths of the change, less half of its falls, after which factors go one after the other
+#: increases of the change, less half of its decreases, after which updates become sequential
 MOST_GROWTHS = 3
-#: change from which on factors that share a site are fitted all together, and the damping then
+#: change below which factors that share a site are updated together, and the damping then
 NEARLY = 0.05
 SHARED_DAMPING = 0.5
-#: distance from a limit that is not known yet
+#: the change while the limit is not known yet
 FAR = 1e8
-#: sweeps between two looks at forms that are watched, where there is no extrapolation
+#: sweeps between two comparisons of watched forms, where there is no extrapolation
 WATCHED = 12
-#: a change that falls below the tolerance from more than so many of it is looked at once more
+#: if a change falls below the tolerance from more than so many times it, another sweep follows
 LEAP = 1e5
-#: a change after which beliefs are added up anew: digits went beside larger numbers
+#: change above which beliefs are recomputed, since digits were lost beside larger numbers
 LOSING = 1e6
-#: halvings of a step of all factors that makes a belief improper
+#: most halvings of a step of all factors that makes a belief improper
 HALVINGS = 30
-#: what to do about a fit that fails
+#: advice for fits that fail
 REMEDY = (
     "damp the sweeps (EP(damping=0.5)), allow more of them, or give the variables proper, "
     "narrower priors"
@@ -70,13 +70,13 @@ REMEDY = (
 
 
 def remedy_for(reasons: dict[str, int]) -> str:
-    """What to do about a fit that fails, with why factors of the user's own waited."""
+    """Advice for fits that fail, with the reasons why user-defined factors were refused."""
     waited = "; ".join(f"{count} times: {reason}" for reason, count in reasons.items())
-    return f"of factors of your own, {waited}; {REMEDY}" if waited else REMEDY
+    return f"factors of your own were refused {waited}; {REMEDY}" if waited else REMEDY
 
 
 class GraphEngine:
-    """One sweep: all factors in order, in every other sweep from the last to the first."""
+    """Sweeps over all factors, alternately forward and backward."""
 
     measures = True
     pool: ThreadPool | None = None
@@ -89,29 +89,29 @@ class GraphEngine:
         self.n_sites = problem.n_factors
         self.order_of_matrices = max((block.d for block in problem.blocks), default=0)
         self.evidence_bound = problem.evidence_bound
-        #: blocks that are linear models of their own have engines of their own, by their places
+        #: engines of blocks that are linear models of their own, by place
         linear = problem.linear() if by_parts else {}
         self.linear = {
             place: LinearPart(problem.blocks[place], problem.batches[k], problem.schedule)
             for place, k in linear.items()
         }
-        #: all the rest is for the core
+        #: the rest of the problem, for the core
         self.problem = problem = problem.rest(linear)
-        #: forms whose distance from their limit is the change; None: moves of all variables
+        #: forms whose distance from their limit is the change. None: the moves of all variables
         self.watch = watch
         #: the last of these distances
         self.distance = FAR
         self.n_gaussians = problem.n_gaussians
         schedule = problem.schedule
         all_gaussian = problem.n_gaussians == len(problem.families)
-        # to the same fixed point in fewer sweeps, where there are many
+        # long fits reach the same fixed point in fewer sweeps
         slow = watch is None and schedule.tol > 0.0
         self.limit: Limit | None = None
         if slow or (watch is not None and all_gaussian):
             self.limit = Limit(problem.n_gaussians, SLOW if slow else FIRST)
         self.program = problem.program(problem.order())
         self.blocks = [k for k in range(len(problem.blocks)) if k not in self.linear]
-        #: beliefs about blocks as a sweep changes them, and the factors about them
+        #: beliefs about blocks, which a sweep changes in place
         self.moving = {
             k: (np.array(problem.blocks[k].precision), np.array(problem.blocks[k].mean))
             for k in self.blocks
@@ -130,7 +130,7 @@ class GraphEngine:
             self.batches.append(made)
             first_site += made.width
         self.core, self.pieces = self._runs(self.program.segments)
-        #: where all factors read the same beliefs, those of a batch are one run
+        #: if all factors read the same beliefs, each batch is one run
         self.together = self._runs(
             np.array(
                 [(k, 0, batch.n) for k, batch in enumerate(problem.batches)], dtype=np.intp
@@ -143,23 +143,23 @@ class GraphEngine:
         self.prior_partition += self.others.prior_partition(prior)
         self.block_priors = tuple(self._prior_of(k) for k in range(len(problem.blocks)))
         self.prior_partition += sum(self.block_priors[k].partition for k in self.blocks)
-        #: at once from the first sweep on; ADF and sequential sweeps never are
+        #: whether all factors are updated together from the first sweep on
         self.starts_together = schedule.order == "parallel" or (
             problem.tied and schedule.batch is None
         )
-        #: scratch: beliefs before a sweep that changes them in place
+        #: scratch for the beliefs before a sweep that changes them in place
         self.before = np.empty_like(prior)
 
     def _prior_of(self, k: int) -> BlockBelief:
         block = self.problem.blocks[k]
-        if k in self.linear:  # known to its engine
+        if k in self.linear:  # its engine has the prior
             return BlockBelief(np.full_like(block.precision, np.nan), block.mean, 0.0)
         found = prior_belief(block)
-        assert found is not None  # it was checked at the door
+        assert found is not None  # it was checked when the block was made
         return found
 
     def _runs(self, segments: Index) -> tuple[core.Program, list[tuple[int, int, int]]]:
-        """The core's program of these runs; of each call of it, its runs and their factors."""
+        """The core's program of these runs, and for each call its first run, end and factors."""
         sizes = np.cumsum(np.diff(segments[:, 1:]).ravel())
         if not len(sizes):
             return core.Program(self.batches, segments), []
@@ -172,7 +172,7 @@ class GraphEngine:
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Why factors of the user's own waited, and how often."""
+        """Why user-defined factors were refused, and how often."""
         found: Counter[str] = Counter()
         for batch in self.batches:
             if isinstance(batch, core.PythonBatch):
@@ -191,7 +191,7 @@ class GraphEngine:
         old: GraphState = start.state
         same = start.problem.is_that(self.whole)
         copies = {name: getattr(old, name).copy() for name in ("beliefs", "sites", "log_scale")}
-        if same and self.problem.goes_on(start.problem):  # to the bit as if it had not stopped
+        if same and self.problem.goes_on(start.problem):  # the same numbers to the last bit
             return old._replace(**copies, linear=copy.deepcopy(old.linear))
         linear = tuple(self._resumed(part, start) for part in self.linear.values())
         if same:
@@ -200,7 +200,7 @@ class GraphEngine:
         state = state._replace(linear=linear, sweeps=old.sweeps)
         if self.batches:
             sites, scale = kept_sites(self.problem, self.program, start)
-            # what made a category impossible may be gone
+            # the factor that excluded a category may have been removed
             categories = self.others.of_categories(len(state.beliefs))[self.places[0]]
             sites[categories & (sites < POSSIBLE)] = 0.0
         blocks, beliefs = self._of_blocks(state, sites), self.added_up(sites)
@@ -209,7 +209,7 @@ class GraphEngine:
         return state._replace(beliefs=beliefs, sites=sites, log_scale=scale, blocks=blocks)
 
     def _first_sites(self) -> Array:
-        """Sites before the first sweep: flat, but where that leaves a variable without moments."""
+        """Sites before the first sweep: flat, unless this leaves a variable without moments."""
         problem, found = self.problem, [np.empty(0)]
         for batch, rows in zip(problem.batches, self.program.rows, strict=True):
             some = batch.taken(rows)
@@ -221,7 +221,7 @@ class GraphEngine:
         return np.concatenate(found)
 
     def _begun(self, state: GraphState) -> GraphState:
-        """The state, with messages of little precision about blocks whose priors are very wide."""
+        """The state, with wide messages to blocks whose priors are very wide."""
         problem = self.problem
         if problem.schedule.stores == "none":
             return state
@@ -247,16 +247,16 @@ class GraphEngine:
         return state._replace(sites=sites, blocks=tuple(blocks))
 
     def _resumed(self, part: LinearPart, start: Any) -> Any:
-        """The state of a linear model with the sites that an earlier posterior has of it."""
+        """The state of a linear model with its sites in an earlier posterior."""
         alone = self.problem._replace(batches=(part.batch,))
         rows = Program((np.arange(part.batch.n),), self.program.segments)
         known = None if self.problem.tied else kept_sites(alone, rows, start)
         return part.init(known, start.state.sweeps)
 
     def _of_blocks(self, state: GraphState, sites: Array) -> tuple[BlockBelief, ...] | None:
-        """Beliefs about blocks as priors times sites; None if one is no Gaussian.
+        """Beliefs about blocks as priors times sites. None if one is improper.
 
-        Those of linear models stay as they are: their engines have them.
+        Beliefs about linear models are unchanged, since their engines have them.
         """
         if not self.blocks:
             return state.blocks
@@ -274,7 +274,7 @@ class GraphEngine:
 
     @cached_property
     def places(self) -> tuple[Index, Array | None]:
-        """Which belief each number of the sites is about, and how often it counts; None: once."""
+        """For each number of the sites its place in the beliefs, and its weight. None: 1."""
         pairs = zip(self.problem.batches, self.program.rows, strict=True)
         found = [self.problem.site_places(batch.taken(rows))[0] for batch, rows in pairs]
         if not self.problem.tied:
@@ -297,7 +297,7 @@ class GraphEngine:
         return self.problem.is_proper(beliefs, self.others)
 
     def finish(self, state: GraphState, hurry: bool = False) -> GraphState:
-        """Where sweeps diverge, or stopped on the way, beliefs are again priors times sites."""
+        """Recompute beliefs from priors and sites if sweeps diverge or were interrupted."""
         blocks = list(state.blocks)
         for (k, part), linear in zip(self.linear.items(), state.linear, strict=True):
             blocks[k] = part.belief(linear, hurry)
@@ -346,13 +346,13 @@ class GraphEngine:
         return new._replace(linear=tuple(linear)), counts
 
     def _sweep(self, state: GraphState, keep: bool, tick: Any) -> tuple[GraphState, Counts]:
-        """One sweep of what is for the core."""
+        """One sweep of the factors of the core."""
         schedule = self.problem.schedule
         if not self.batches:
             return state._replace(sweeps=state.sweeps + 1), Counts(measured=(0.0, 0.0))
         in_order = not state.together and schedule.stores != "none"
         if in_order and not keep and not self.blocks:
-            # between two runs beliefs are the sum of prior and sites
+            # between two runs beliefs are the sums of priors and sites
             before = self.before
             np.copyto(before, state.beliefs)
             beliefs, sites, scale = state.beliefs, state.sites, state.log_scale
@@ -371,7 +371,7 @@ class GraphEngine:
         if state.together and not self.starts_together:
             damping *= SHARED_DAMPING
         backward = state.sweeps % 2 == 1 and schedule.stores != "none"
-        # what is read stays as it is where all factors go at once
+        # if all factors are updated together, they read the old beliefs and sites
         read, old_sites = (beliefs.copy(), sites.copy()) if state.together else (beliefs, sites)
         program, pieces = self.together if state.together else (self.core, self.pieces)
         for first, stop, count in pieces[::-1] if backward else pieces:
@@ -392,14 +392,14 @@ class GraphEngine:
         self._refuse_the_impossible()
         self.remedy = remedy_for(self.reasons)
         blocks = state.blocks
-        # one direction may move nothing, and the next one much: where moments change sharply, and
-        # where a flat belief has been waiting
+        # one direction may move nothing and the next one much, if moments change sharply, or if a
+        # flat belief had its updates refused
         most = schedule.tol * schedule.damping * (1.0 if self.sharp else LEAP)
         settled = False if state.change > most and in_order else None
         if state.together or self.blocks:
             beliefs, sites, blocks, whole = self._accepted(state, before, beliefs, sites)
             settled = settled if whole else False
-        if self.others.excludes_all(beliefs):  # the next sweep finds the factor
+        if self.others.excludes_all(beliefs):  # the next sweep names the factor
             settled = False
         distance, partition = core.compare(before, beliefs, self.n_gaussians)
         distance = float(np.maximum(distance, self.others.change(before, beliefs)))
@@ -423,11 +423,11 @@ class GraphEngine:
         elif self.watch is not None:
             distance = max(distance, self.distance)
         evidence = partition - self.prior_partition + float(scale.sum())
-        # in a cycle the change falls as often as it grows
+        # in a cycle the change decreases as often as it increases
         grown = state.grown + 2 if distance > state.change else max(0, state.grown - 1)
         together = state.together
         if together and grown >= 2 * MOST_GROWTHS and not self.problem.tied:
-            logger.info("factors that are fitted together diverge: one after the other from now on")
+            logger.info("parallel updates diverge: sequential updates from now on")
             together = False
         if self.problem.tied and (distance <= NEARLY or distance > 0.5 * state.change):
             together = True
@@ -436,28 +436,28 @@ class GraphEngine:
         return new, Counts(refused, failed, settled=settled, measured=(distance, evidence))
 
     def _refuse_the_impossible(self) -> None:
-        """Raise where a factor allows nothing that what is known of its neighbours allows."""
+        """Raise if a factor excludes all values that its neighbours' beliefs allow."""
         triples = zip(self.problem.batches, self.program.rows, self.batches, strict=True)
         for batch, rows, made in triples:
             if made.impossible:
                 row = batch.rows[rows[made.impossible - 1]]
                 raise ValueError(
                     f"the evidence is 0: factor {row} of batch {batch.key}, a "
-                    f"{type(batch.factor).__name__}, allows nothing that the priors and the other "
-                    "factors allow; allowed: priors, tables and observations that some values of "
-                    "all variables fulfil (a small number in place of a 0)"
+                    f"{type(batch.factor).__name__}, excludes all values that the priors and the "
+                    "other factors allow; allowed: priors, tables and observations that some "
+                    "values of the variables fulfil (for example small numbers in place of 0)"
                 )
 
     def _move_blocks(self, blocks: tuple[BlockBelief, ...]) -> None:
-        """Set where the next sweep begins."""
+        """Set the beliefs about blocks at which the next sweep begins."""
         for k in self.blocks:
             np.copyto(self.moving[k][0], blocks[k].covariance)
             np.copyto(self.moving[k][1], blocks[k].mean)
 
     def _to_the_limit(self, state: GraphState, beliefs: Array, sites: Array, scale: Array) -> bool:
-        """Go to where the sweeps lead, now and then; whether it is time to look how far that was.
+        """Extrapolate to the limit of the sweeps when it is due. Whether to compare watched forms.
 
-        Beliefs stay the sum of priors and sites.
+        Beliefs remain the sums of priors and sites.
         """
         if self.limit is None or not self.limit.helps:
             return state.sweeps % WATCHED == 0 and state.sweeps > 0
@@ -474,7 +474,7 @@ class GraphEngine:
         return True
 
     def one_step_ahead(self) -> tuple[Array, ...]:
-        """Of each batch, log Z of its factors in one pass in order, by its rows."""
+        """For each batch log Z of its factors, in one sequential pass."""
         state = self.init(None)
         found = np.full(self.core.n_factors, np.nan)
         beliefs, sites, scale = state.beliefs, state.sites, state.log_scale
@@ -494,11 +494,11 @@ class GraphEngine:
     def _accepted(
         self, state: GraphState, before: Array, beliefs: Array, sites: Array
     ) -> tuple[Array, Array, tuple[BlockBelief, ...], bool]:
-        """What a sweep found, as long as it is proper; else half of the way, or half of that.
+        """The result of a sweep if it is proper, else after halving the step until it is.
 
-        Returns beliefs, sites, beliefs about blocks, and whether it was all of the way.
+        Returns beliefs, sites, beliefs about blocks, and whether it was the whole step.
         """
-        for block in self.problem.blocks:  # what stands there is about the last form
+        for block in self.problem.blocks:  # the entry is the belief about the last form
             beliefs[self.problem.at[block.number] + np.arange(2)] = 1.0, 0.0
         share = 1.0
         while True:

@@ -1,4 +1,4 @@
-"""Factors of a graph: what a kind of them is, and how a batch is made of what the user gives."""
+"""Factors of a graph: the base of their kinds, batches, and factors of linear forms."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ LETTERS = np.frombuffer(b"ngbc", dtype=np.uint8)
 
 
 class Batch(NamedTuple):
-    """Factors of one kind that were added together; row by row the same in all arrays."""
+    """Factors of one kind that were added together. Row i of each array is of factor i."""
 
-    #: its number among those of its graph
+    #: its number in the graph
     key: int
     factor: Any
-    #: neighbours of each factor; for others than linear forms the coefficients are 1
+    #: neighbours of each factor. The coefficients are 1 except for linear forms
     terms: Terms
-    #: numbers of each factor, with its rows along the first axis
+    #: data of the factors, with the factors along the first axis
     data: dict[str, Array]
-    #: rows as they were added: some may have been removed since
+    #: places of the factors when they were added. Some may have been removed since
     rows: Index
-    #: blocks with a full covariance: a form over one is a neighbour, with its number in ``terms``
+    #: parts of the forms over blocks. ``terms`` has the number of the block as a neighbour
     parts: tuple[BlockTerms, ...] = ()
 
     @property
@@ -67,7 +67,7 @@ class Batch(NamedTuple):
 
     @property
     def table(self) -> Index:
-        """Neighbours, (n, k), of factors that have as many each."""
+        """Neighbours, (n, k), of factors that all have k of them."""
         return self.terms.variables.reshape(self.n, -1)
 
     def taken(self, which: Any) -> Batch:
@@ -80,7 +80,7 @@ class Batch(NamedTuple):
         )
 
     def copy(self) -> Batch:
-        """Copy the arrays: the user's may change before the fit."""
+        """Copy the arrays, since the user may change them before the fit."""
         return self._replace(
             terms=self.terms.taken(slice(None)),
             data={name: value.copy() for name, value in self.data.items()},
@@ -93,18 +93,18 @@ class Edges(NamedTuple):
 
     #: (n + 1,), where those of each factor begin
     starts: Index
-    #: of each neighbour where its natural parameters begin, its family, and how many they are
+    #: for each neighbour where its natural parameters begin, its family, and their number
     at: Index
     kind: NDArray[np.intc]
     size: Index
 
 
-#: times of variables, by which factors are ordered: their numbers and the times; None: none
+#: numbers of variables and their times, by which factors are ordered. None: there are no times
 Times = tuple[Index, Array] | None
 
 
 def chain_times(terms: Terms) -> Times:
-    """Times of variables that forms of two neighbours each make a chain, as x[1:] - x[:-1]."""
+    """Times of variables if the forms make a chain, as x[1:] - x[:-1]. None otherwise."""
     if len(terms.starts) < 3 or not (terms.counts == 2).all():
         return None
     pairs = terms.variables.reshape(-1, 2)
@@ -115,19 +115,20 @@ def chain_times(terms: Terms) -> Times:
 
 
 class Kind:
-    """Base of the kinds of factors; one is a definition, a batch has its neighbours and numbers.
+    """Base of the kinds of factors. A kind is a definition, and a batch has the data.
 
-    A kind has a batch from what the user gives (``attach``), the core's sweeps of it (``sweep``)
-    and its log density, by which draws are weighed. Some have predictions: methods of the names of
-    those of a posterior, which take it and what :meth:`attach` takes, without what is observed.
+    A kind makes a batch from the arguments of the user (``attach``), gives it to the core for
+    sweeps (``sweep``), and has its log density for the check. Predictions are optional methods with
+    the names of those of a posterior. They take the posterior and the arguments of :meth:`attach`,
+    without the observations.
     """
 
-    #: attributes that batches need beside their own numbers: what a file holds of the kind;
-    #: None: no file holds it
+    #: attributes that a file holds of the kind, beside the data of batches. None: it cannot be
+    #: saved
     kept: ClassVar[tuple[str, ...] | None] = ()
-    #: families of the neighbours of a factor, a regular expression of LETTERS
+    #: families of the neighbours of a factor, as a regular expression of LETTERS
     pattern: ClassVar[str] = "[ngbc]+"
-    #: numbers of each factor, (n,), and the least that they may be
+    #: names of data with a number for each factor, (n,), and their least allowed values
     numbers: ClassVar[dict[str, float]] = {}
     #: whether factors of a batch may share a site
     shares: ClassVar[bool] = True
@@ -135,13 +136,13 @@ class Kind:
     bounded: ClassVar[Any] = False
     #: whether moments change sharply, as those of quick Laplace
     sharp: ClassVar[Any] = False
-    #: operators that learn the messages, as ``LearnedMessages``; None: nothing learns
+    #: operators that learn the messages, as ``LearnedMessages``. None: no operators
     learned: ClassVar[Any] = None
-    #: what there is in place of predictions
-    instead: ClassVar[str] = "what it leads to has no prediction"
+    #: what errors recommend in place of predictions
+    instead: ClassVar[str] = "none, as it has no predictions"
 
     def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> tuple[Batch, Times]:
-        """Check neighbours and numbers, and make the batch."""
+        """Check neighbours and data, and make the batch."""
         raise NotImplementedError
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
@@ -156,9 +157,9 @@ class Kind:
         )
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
-        """Refuse a batch of a file that :meth:`attach` does not make; numbers become doubles.
+        """Check a batch that was read from a file, and convert its data to doubles.
 
-        families, sizes: of the neighbours; a form over a block is a Gaussian one.
+        families, sizes: of the neighbours. A form over a block counts as a Gaussian neighbour.
         """
         letters = np.insert(LETTERS[families], batch.terms.starts[1:], ord(";"))
         if not re.fullmatch(f"(?:{self.pattern};)+", letters.tobytes().decode()):
@@ -169,34 +170,34 @@ class Kind:
                 raise ValueError(f"{name} holds {batch.data[name].min():g}; allowed: >= {least:g}")
 
     def defines(self, batch: Batch) -> Index:
-        """Variables whose own priors go as long as the batch is there."""
+        """Variables that the batch defines, so that their own priors are ignored."""
         return np.empty(0, dtype=np.intp)
 
     def check_power(self, batch: Batch, power: float) -> None:
-        """Refuse a power that the factors of a batch do not have."""
+        """Refuse a power that the factors of a batch do not support."""
 
     def labels(self, batch: Batch) -> NDArray[np.uint8]:
-        """0 or 1 for each factor: those of one label are vectorised together."""
+        """0 or 1 for each factor. Factors of the same label are vectorised together."""
         return np.zeros(batch.n, dtype=np.uint8)
 
     def first_sites(self, batch: Batch) -> Array | None:
-        """Sites to begin with where the prior of a variable is flat, natural parameters, (n, k).
+        """First sites where the prior of a variable is flat, natural parameters, (n, k).
 
-        None: flat ones. For factors whose messages to such variables have no moments.
+        Used by factors whose messages to such variables have no moments. None: flat sites.
         """
         return None
 
     def symmetry(self, batch: Batch, prior: Callable[[Index], Array], alone: Any) -> str:
-        """Why EP stays where it begins, at what is no mode of the posterior; empty if it moves.
+        """Why EP stays at its start although this is not a mode. Empty if it moves.
 
-        prior: natural parameters of Gaussian variables, (n, 2); alone: of each variable of the
-        graph whether no factor of another kind is about it.
+        prior: returns natural parameters of Gaussian variables, (n, 2). alone: for each variable of
+        the graph whether it has no factor of another kind.
         """
         return ""
 
 
 def check_spread(batch: Batch) -> None:
-    """Refuse a batch with variances of 0 where a density is asked for."""
+    """Refuse a batch with variances of 0, which has no density."""
     if not batch.data["variance"].all():
         raise ValueError(
             f"batch {batch.key} is of {type(batch.factor).__name__} with variance 0, a constraint "
@@ -205,12 +206,12 @@ def check_spread(batch: Batch) -> None:
 
 
 def only_power_1(power: float, where: Any, what: str) -> None:
-    """Refuse other powers of factors with numbers, noise or variances, that allow 1 alone."""
+    """Refuse powers other than 1 if ``where`` is true. what: the factors, for the message."""
     if power != 1.0 and where:
         raise ValueError(f"power is {power:g}; allowed for {what}: 1")
 
 
-#: coefficients below do not overflow where some of a form add up
+#: coefficients below this do not overflow in sums over a form
 LARGE = 1e290
 
 
@@ -223,11 +224,11 @@ def check_instance(factor: Any) -> None:
 
 
 def form_of(model: GraphProblem, name: str, value: Any, blocks: bool = False) -> LinearForm:
-    """A linear form of this graph; blocks: whether it may be over blocks."""
+    """Check a linear form of this graph. blocks: whether it may be over blocks."""
     if not isinstance(value, Linear):
         raise TypeError(
             f"{name} is {_checks.describe(value)}; allowed: a linear form over Gaussian variables "
-            "of the graph, as s[i] - s[j]"
+            "of the graph, such as s[i] - s[j]"
         )
     form = value.form()
     model.check_handle(name, value)
@@ -235,26 +236,28 @@ def form_of(model: GraphProblem, name: str, value: Any, blocks: bool = False) ->
         raise ValueError(f"{name} is empty; allowed: one form or more")
     if form.parts and not blocks:
         raise TypeError(
-            f"{name} is over a block; allowed here: forms over scalar Gaussian variables (forms "
-            "over blocks go with losses, Between and Noise)"
+            f"{name} is over a block; allowed for this factor: forms over scalar Gaussian "
+            "variables (losses, Between and Noise take forms over blocks)"
         )
     coefficient = form.terms.coefficient
     if not np.abs(coefficient).max(initial=0.0) < LARGE:
         coefficient = merged(form.terms).coefficient
     numbers = (coefficient, form.offset, *(entries_of(part.rows) for part in form.parts))
     if not all(np.isfinite(array).all() for array in numbers):
-        raise ValueError(f"{name} overflows: a coefficient or an offset is infinite; allowed: less")
+        raise ValueError(
+            f"{name} overflows: a coefficient or an offset is infinite; allowed: smaller numbers"
+        )
     return form
 
 
 def neighbours_of(form: LinearForm) -> tuple[Terms, tuple[BlockTerms, ...]]:
-    """Neighbours of factors of forms: scalar variables, then what each has of a block."""
+    """Neighbours of factors of forms: scalar variables, then blocks."""
     terms, n = merged(form.terms), form.size
     for part in form.parts:
         whole = Terms(np.arange(n + 1), np.full(n, part.block, dtype=np.intp), np.ones(n))
         terms = joined(terms, whole) if len(terms.variables) else whole
     if (terms.counts == 0).any():
-        raise ValueError("form has no variable in some row; allowed: one variable or more")
+        raise ValueError("form has a row without variables; allowed: one variable or more in each")
     return terms, form.parts
 
 
@@ -266,11 +269,11 @@ def numbers_of(
     above: bool = False,
     finite: bool = True,
 ) -> Array:
-    """A number for each factor, (n,), from one for all or an array that broadcasts."""
+    """A number for each factor, (n,), from a number for all or an array that broadcasts."""
     if isinstance(value, Linear):
         raise TypeError(
-            f"{name} is {value!r}; allowed: numbers. Noise of unknown precision is the factor "
-            "Noise(tau) of epfast.graph, on y - form"
+            f"{name} is {value!r}; allowed: numbers. For noise of unknown precision add the factor "
+            "epfast.graph.Noise(tau) of the form y - form"
         )
     given = _checks.real_array(name, value)
     try:
@@ -287,24 +290,23 @@ def numbers_of(
 
 
 def scalar_loss(loss: Any) -> Loss:
-    """A loss of one latent value, by name too."""
+    """A loss of one latent value, from an object or a name."""
     found = resolve(loss)
     if found.latents != 1:
         raise ValueError(
-            f"loss is {found!r}, with several latent values; allowed: losses of one, or several "
-            "factors"
+            f"loss is {found!r}, with several latent values; allowed: losses of one latent value"
         )
     return found
 
 
-#: variance of a form without noise, where a likelihood needs one
+#: variance in place of 0, for likelihoods that need a positive one
 NO_NOISE = 1e-150
 
 
 def loss_with_noise(loss: Any, noise: Any) -> tuple[Loss, Any]:
-    """A loss of one latent value beside the noise of its form, None: not given.
+    """A loss of one latent value, and the noise on its form. noise: None if it was not given.
 
-    A loss by name whose own noise is Gaussian has that of the form in its place.
+    If the loss is a name and has a Gaussian variance of its own, ``noise`` replaces this variance.
     """
     found = scalar_loss(loss)
     if noise is None:
@@ -314,23 +316,23 @@ def loss_with_noise(loss: Any, noise: Any) -> tuple[Loss, Any]:
     kind = type(found).__name__
     if not isinstance(found, Gaussian | Interval):
         raise ValueError(
-            f"noise is given beside {loss!r}, a loss with a width of its own; allowed: "
-            f"losses.{kind}(...) with that width, whose form noise adds to, or no noise"
+            f"noise is given with {loss!r}, a loss with a width of its own; allowed: an object, "
+            f"losses.{kind}(...), to which noise is added, or no noise"
         )
     given = _checks.real_array("noise", noise)
     if not (given > 0.0).all():
         raise ValueError(
-            f"noise holds {np.min(given):g}; allowed beside {loss!r}, whose variance it is: "
-            f"numbers > 0 (noise on the form of a variance 1: losses.{kind}())"
+            f"noise holds {np.min(given):g}; allowed with the name {loss!r}, whose variance it is: "
+            f"numbers > 0 (to add noise to a variance of 1, give losses.{kind}())"
         )
     return found.with_parameters(variance=NO_NOISE), noise
 
 
 def with_responses(form: LinearForm, y: Any) -> tuple[LinearForm, Any]:
-    """Forms and responses of one shape, responses as rows, (n,) or (n, width).
+    """Broadcast forms and responses to one shape. Responses become rows, (n,) or (n, width).
 
-    They broadcast, as in NumPy. An axis of y beyond those of the form (beyond the first, where the
-    form is a single one) holds the numbers of one response.
+    Axes of y beyond those of the form hold the numbers of one response. A single form counts as
+    having one axis.
     """
     if y is None:
         raise ValueError("y is None; allowed: a response for each form")
@@ -341,7 +343,8 @@ def with_responses(form: LinearForm, y: Any) -> tuple[LinearForm, Any]:
         shape = np.broadcast_shapes(form.shape, given.shape[:axes])
     except ValueError:
         raise ValueError(
-            f"y has shape {given.shape}; allowed: what goes with forms of shape {form.shape}"
+            f"y has shape {given.shape}; allowed: shapes that broadcast with {form.shape}, that "
+            "of the forms"
         ) from None
     wide = form.broadcast(shape)
     if wide.size == 0:
@@ -350,7 +353,7 @@ def with_responses(form: LinearForm, y: Any) -> tuple[LinearForm, Any]:
 
 
 def responses_of(loss: Loss, y: Any, shape: tuple[int, ...]) -> Array:
-    """Responses of a loss, (n, width), n the forms of an array of this shape."""
+    """Responses of a loss, (n, width), for an array of forms of this shape, n in all."""
     if y is None:
         raise ValueError("y is None; allowed: a response for each form")
     given, n, wide = np.asarray(y), math.prod(shape), shape or (1,)
@@ -359,7 +362,8 @@ def responses_of(loss: Loss, y: Any, shape: tuple[int, ...]) -> Array:
         spread = np.broadcast_to(given, wide + width)
     except ValueError:
         raise ValueError(
-            f"y has shape {given.shape}; allowed: what goes with forms of shape {shape}"
+            f"y has shape {given.shape}; allowed: shapes that broadcast to that of the forms, "
+            f"{shape}"
         ) from None
     flat = spread.reshape(n, *width)
     return loss.observed(flat, n)
@@ -377,9 +381,9 @@ def batch_of_forms(kind: Kind, key: int, h: LinearForm, noise: Any, y: Array) ->
 
 
 def expanded(batch: Batch, column: Index) -> Batch:
-    """The batch with columns as neighbours, and those of a block in place of a form over it.
+    """The batch with columns of draws as neighbours. A block is replaced by its d columns.
 
-    column: of each variable, of a block the first one of its d.
+    column: of each variable. Of a block its first column.
     """
     terms, parts = batch.terms, []
     counts = np.ones(len(terms.variables), dtype=np.intp)
@@ -399,7 +403,7 @@ def expanded(batch: Batch, column: Index) -> Batch:
 
 
 def form_matrix(batch: Batch, width: int, keep: Any = slice(None)) -> Any:
-    """Coefficients of the forms of an expanded batch, CSR (n, width); keep: which neighbours."""
+    """Coefficients of the forms of an expanded batch, CSR (n, width). keep: which neighbours."""
     terms = batch.terms
     owner = np.repeat(np.arange(batch.n), terms.counts)
     entries = terms.coefficient[keep], (owner[keep], terms.variables[keep])
@@ -418,7 +422,7 @@ def log_normal(x: Array, variance: Any) -> Array:
 
 
 def log_t(loss: Loss, y: Array, h: Array, noise: Array) -> Array:
-    """log t(h; y) of values h (k, n), noise on them integrated out."""
+    """log t(h; y) at h (k, n), with the noise on h integrated out."""
     found = -loss.values(np.ascontiguousarray(h.T), y).T
     some = np.flatnonzero(noise > 0.0)
     if len(some):
@@ -437,7 +441,7 @@ def latent(post: GraphPosterior, h: LinearForm, noise: Any) -> tuple[Array, Arra
 
 
 def by_loss(method: str) -> Callable[..., Array]:
-    """A prediction of the losses, at linear forms."""
+    """The prediction of a loss at linear forms."""
 
     def predicted(self: Any, post: GraphPosterior, form: Any, *, noise: Any = None) -> Array:
         h = form_of(post.problem, "form", form, blocks=True)
@@ -455,7 +459,7 @@ class LinearFactor(Kind):
     kept: ClassVar[tuple[str, ...]] = ("loss", "scheme")
     pattern: ClassVar[str] = "n+"
     numbers: ClassVar[dict[str, float]] = {"offset": -np.inf, "noise": 0.0}
-    #: as the user gave it, of a batch an object
+    #: as the user gave it. In a batch an object
     loss: Any
     scheme: Any = None
 
@@ -491,13 +495,13 @@ class LinearFactor(Kind):
         batch = batch_of_forms(LinearFactor(loss, scheme), model.added, h, noise, responses)
         terms, data = batch.terms, batch.data
         if type(loss) is Gaussian and loss.beta == 1.0:
-            # a variance more; y has a share of that of the loss for each row
+            # the noise is added to the variance, as a share of that of the loss for each row
             with np.errstate(over="ignore"):
                 share = data["noise"] / loss.variance
             if not np.isfinite(share).all():
                 raise ValueError(
-                    f"noise is {data['noise'].max():.2g} beside {loss!r}, and their ratio "
-                    "overflows; allowed: variances of moderate size"
+                    f"noise is {data['noise'].max():.2g} with {loss!r}, and the ratio of the "
+                    "variances overflows; allowed: variances of moderate size"
                 )
             data["y"][:, 1] += share
             data["noise"] = np.zeros(h.size)
@@ -545,27 +549,30 @@ class LinearFactor(Kind):
 
 @dataclass(frozen=True)
 class Between(Kind):
-    """A form h that is known to lie between two ends: t = 1 there, 0 elsewhere.
+    """A form h that is observed to lie between two bounds: t = 1 there, 0 elsewhere.
 
     Parameters
     ----------
-    lower, upper : float or array_like
-        The ends, of all forms or of each; infinite ones leave a side open.
+    lower : float or array_like, default=-inf
+        Lower bound, one for all forms or one for each.
+    upper : float or array_like, default=inf
+        Upper bound, one for all forms or one for each.
 
     Notes
     -----
-    Added as ``g.add(Between(lower, upper), form, noise=variance)``: a factor for each form; ends
-    and noise are numbers or arrays that broadcast with it. With noise the factor is the probability
-    that h plus N(0, noise) lies there. The moments are exact, far out too.
+    Added as ``g.add(Between(lower, upper), form, noise=variance)``, with a factor for each form.
+    Bounds and noise are numbers or arrays that broadcast with the form. With noise the factor is
+    the probability that h + N(0, noise) lies between the bounds. The moments are exact, also far in
+    the tails.
 
     Raises
     ------
     ValueError
-        When added, for ends that are NaN or not lower < upper, or noise < 0.
+        When added, for bounds that are NaN or not lower < upper, or for noise < 0.
 
     Examples
     --------
-    A game that was drawn: performances, ratings with noise, differ by 0.5 at most.
+    A game that was drawn: two performances, which are ratings plus noise, differ by 0.5 at most.
 
     >>> import epfast
     >>> g = epfast.Graph()
@@ -617,7 +624,7 @@ class Between(Kind):
         x, sd = forms_at(batch, theta), np.sqrt(batch.data["noise"])
         inside = np.where((x > lower) & (x < upper), 0.0, -np.inf)
         low, high = (lower - x) / sd, (upper - x) / sd
-        # in the tail that both ends are in
+        # in the tail, if both ends are in it
         flip = low > 0.0
         low, high = np.where(flip, -high, low), np.where(flip, -low, high)
         a, b = special.log_ndtr(high), special.log_ndtr(low)
@@ -633,7 +640,7 @@ class Between(Kind):
         sd = np.sqrt(variance)[:, None]
         with np.errstate(all="ignore"):
             z = np.where(np.isinf(ends), ends, (ends - mean[:, None]) / sd)
-            # of narrow ones the width, which z does not have to all digits
+            # narrow bounds: their width, which z does not have to all digits
             w, middle = (ends[:, 1] - ends[:, 0]) / sd[:, 0], z.mean(axis=1)
             bend = (middle * middle - 1.0) * w * w / 24.0
             narrow = np.log(w) - HALF_LOG_2PI - 0.5 * middle * middle + bend
@@ -648,20 +655,20 @@ class Between(Kind):
         return np.exp(self.log_predictive(post, form, noise=noise))
 
 
-#: seconds that the search for values that all bounds allow may take
+#: most seconds of the search for values that all bounds allow
 SEARCH = 10.0
-#: room between bounds that a linear program resolves, in units of their largest
+#: distance between bounds that a linear program resolves, relative to the largest bound
 ROOM = 1e-7
-#: factors that an error names
+#: most factors that an error names
 MOST_NAMED = 6
 
 
 def check_room(batches: tuple[Batch, ...], at: Index) -> None:
     """Refuse factors Between without noise that no values of the variables fulfil together.
 
-    at: (n_variables + 1,), a column of the variables' own for each, blocks with their d columns. By
-    a linear program: the most room t that is left at every end, whose multipliers are those of the
-    factors that exclude one another.
+    A linear program maximises the slack t that all bounds leave. If it is not positive, the factors
+    with non-zero multipliers exclude one another. at: (n_variables + 1,), where the columns of each
+    variable begin. A block has d columns.
     """
     rows, bounds, names = [], [], []
     for batch in batches:
@@ -695,8 +702,8 @@ def check_room(batches: tuple[Batch, ...], at: Index) -> None:
     active = np.abs(found.ineqlin.marginals) > ROOM
     guilty = [names[k] for k in np.unique(np.concatenate([high, low])[active])]
     raise ValueError(
-        f"the evidence is 0: {', '.join(guilty[:MOST_NAMED])} (Between, without noise) leave no "
-        "room to one another; allowed: ends that some values of all variables fulfil, or noise="
+        f"the evidence is 0: {', '.join(guilty[:MOST_NAMED])} (Between, without noise) exclude "
+        "one another; allowed: bounds that some values of the variables fulfil, or noise="
     )
 
 
@@ -705,13 +712,11 @@ def variables_of(model: GraphProblem, name: str, value: Any, *families: str) -> 
     if not isinstance(value, Variables):
         raise TypeError(
             f"{name} is {_checks.describe(value)}; allowed: variables of the graph, "
-            f"{' or '.join(families)}, and no linear form"
+            f"{' or '.join(families)}, not linear forms"
         )
     model.check_handle(name, value)
     if value.family not in families:
-        raise TypeError(
-            f"{name} is a {value.family} variable; allowed here: {' or '.join(families)}"
-        )
+        raise TypeError(f"{name} is a {value.family} variable; allowed: {' or '.join(families)}")
     if value.size == 0:
         raise ValueError(f"{name} is empty; allowed: one variable or more")
     return value
@@ -722,8 +727,8 @@ def rows_of(
 ) -> tuple[tuple[int, ...], Index]:
     """The shape that variables and other arrays broadcast to, and their numbers, (n, neighbours).
 
-    neighbours: variables by their names, each with the family that it must have; beside: shapes of
-    the other arrays.
+    neighbours: variables by name, each with the family that it must have. beside: shapes of the
+    other arrays.
     """
     given = {name: variables_of(model, name, *one) for name, one in neighbours.items()}
     shapes = {name: v.shape for name, v in given.items()} | beside
@@ -732,18 +737,18 @@ def rows_of(
     except ValueError:
         shown = " and ".join(f"{name} {value}" for name, value in shapes.items())
         raise ValueError(
-            f"shapes of {shown} do not go together; allowed: shapes that NumPy broadcasts"
+            f"shapes of {shown} do not broadcast; allowed: shapes that NumPy broadcasts"
         ) from None
     found = np.stack([np.broadcast_to(v.numbers, shape).ravel() for v in given.values()], axis=1)
     if not len(found):
-        raise ValueError(f"the shapes make {shape} factors; allowed: one or more")
+        raise ValueError(f"the neighbours have shape {shape}; allowed: one factor or more")
     if (np.diff(np.sort(found, axis=1), axis=1) == 0).any():
-        raise ValueError("a factor has a variable twice; allowed: different ones")
+        raise ValueError("a factor has a variable twice; allowed: different variables")
     return shape, found
 
 
 def plain_batch(kind: Kind, key: int, numbers: Index, data: dict[str, Array]) -> Batch:
-    """A batch whose factors have as many neighbours each, (n, neighbours)."""
+    """A batch whose factors all have the same number of neighbours, (n, neighbours)."""
     n, k = numbers.shape
     flat = np.ascontiguousarray(numbers, dtype=np.intp).ravel()
     terms = Terms(np.arange(0, n * k + 1, k, dtype=np.intp), flat, np.ones(n * k))

@@ -38,35 +38,35 @@ if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
     from epfast.graph.problem import GraphProblem
 
-#: entries of a table; each costs in every sweep
+#: most entries of a table, since each takes time in every sweep
 MOST_ENTRIES = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
 class Table(Kind):
-    """A table of categorical variables: t(h_1, .., h_m) = p[h_1, .., h_m].
+    """A table over categorical variables: t(h_1, .., h_m) = p[h_1, .., h_m].
 
     Parameters
     ----------
     p : array_like of shape (..., K_1, .., K_m)
-        Numbers >= 0, a probability or not, for variables with K_1, .., K_m categories; leading axes
-        broadcast with the variables, as with likelihoods of one variable each. Where zeros leave
-        no state possible, the fit raises a ValueError.
+        Numbers >= 0 for variables with K_1, .., K_m categories. They need not be normalised.
+        Leading axes broadcast with the variables, for a table for each factor. If zeros leave no
+        possible state, the fit raises a ValueError.
 
     Notes
     -----
-    Added as ``g.add(Table(p), h_1, .., h_m)``: arrays of categorical variables that broadcast, a
-    factor for each row. Exact sums, of m times as many terms as p has entries.
+    Added as ``g.add(Table(p), h_1, .., h_m)`` with arrays of categorical variables that broadcast,
+    and a factor for each row. Messages are exact sums. Their cost is m times the entries of p.
 
     Raises
     ------
     ValueError
-        When added, for a p whose last axes are not the categories of the variables, with numbers
-        below 0, or all 0.
+        When added, if the last axes of p are not the categories of the variables, or if a table
+        has numbers below 0 or only zeros.
 
     Examples
     --------
-    A hidden chain of three states that tend to stay, the last of which is seen:
+    A hidden chain of three states that tend to stay the same. The last state is observed:
 
     >>> import epfast
     >>> g = epfast.Graph()
@@ -96,7 +96,7 @@ class Table(Kind):
         return bool(np.max(self.p) <= 1.0)
 
     def tables(self, sizes: tuple[Any, ...]) -> Array:
-        """Each table as a row, for variables with these numbers of categories; None: any."""
+        """Each table as a row. sizes: the numbers of categories. None: any."""
         p, m = self.p, len(sizes)
         last = p.shape[max(0, p.ndim - m) :]
         fits = len(last) == m and all(
@@ -106,7 +106,7 @@ class Table(Kind):
             shown = ", ".join("K" if n is None else str(n) for n in sizes)
             raise ValueError(
                 f"p has shape {p.shape}; allowed: (..., {shown}), the categories of the variables "
-                f"along the last axes, and {MOST_ENTRIES} entries"
+                f"along the last axes, with at most {MOST_ENTRIES} entries"
             )
         found: Array = p.reshape(-1, math.prod(last))
         if not (np.isfinite(p).all() and (p >= 0.0).all() and (found > 0.0).any(axis=1).all()):
@@ -141,7 +141,7 @@ class Table(Kind):
             raise ValueError("p is of other categories than its variables, or log_p of none")
 
     def logs(self, batch: Batch) -> Array:
-        """Logs of the tables, a row for each factor, or one for all."""
+        """Logs of the tables, a row for each factor, or one row for all."""
         return batch.data["log_p"] if batch.data else logs_of(self.p.reshape(1, -1))
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
@@ -155,11 +155,11 @@ class Table(Kind):
         return np.asarray(logs[np.arange(batch.n) % len(logs), at].sum(axis=1))
 
     def predict_proba(self, post: GraphPosterior, *h: Any) -> Array:
-        """Probabilities of the categories of the variable in whose place None is."""
+        """Probabilities of the categories of the variable in the place of None."""
         empty = [j for j, value in enumerate(h) if value is None]
         if len(empty) != 1:
             raise ValueError(
-                f"h has None in {len(empty)} places; allowed: one, that of the variable to predict"
+                f"h has None in {len(empty)} places; allowed: one None, for the variable to predict"
             )
         model = post.problem
         known = {
@@ -184,47 +184,47 @@ class Table(Kind):
         total = found.sum(axis=-1, keepdims=True)
         if not (total > 0.0).all():
             raise ValueError(
-                "p excludes all categories of the variable; allowed: one that is possible"
+                "p excludes all categories of the variable; allowed: a p that leaves one possible"
             )
         return np.asarray(found / total)
 
     def predict(self, post: GraphPosterior, *h: Any) -> Array:
-        """The most probable category of the variable in whose place None is."""
+        """The most probable category of the variable in the place of None."""
         return np.asarray(self.predict_proba(post, *h).argmax(axis=-1))
 
 
 def logs_of(p: Array) -> Array:
-    """Logs, -inf of 0."""
+    """Logs, with -inf for 0."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(p))
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture(Kind):
-    """A gate: the category h tells which of K linear forms has the response.
+    """A gate: the category h selects which of K linear forms has the response.
 
-    The factor is prod_p t_h(x_hp; y_p) with t_k a loss or likelihood of the library: clusters,
-    outliers, mixtures of regressions.
+    The factor is prod_p t_h(x_hp; y_p), where t_k is a loss or likelihood of the library. It makes
+    clusters, outliers and mixtures of regressions.
 
     Parameters
     ----------
     h : Variables
-        Categorical variables, one for each response (or one for all).
-    loss : Loss, str, or a sequence of K of them
-        Of each category; the same for all if there is one.
-    vectors : bool
-        Whether the last axis of forms, y and noise are the numbers of one response, independent
-        given its category.
+        Categorical variables, one for each response or one for all.
+    loss : Loss, str, or sequence of K of them
+        The loss of each category, or one for all.
+    vectors : bool, default=False
+        Whether the last axis of forms, y and noise holds the numbers of one response. They are
+        independent given the category.
 
     Notes
     -----
-    Added as ``g.add(Mixture(h, loss), forms, y, noise=None)`` with ``forms`` a list of K linear
-    forms (variables too, or numbers, of what is known), each an array that broadcasts with y. Noise
-    on forms is as in :meth:`Graph.add <epfast.Graph.add>`. The moments are exact where those of the
-    losses are: the sum over the categories, whose beliefs are ``post[h].probabilities``.
+    Added as ``g.add(Mixture(h, loss), forms, y, noise=None)``. ``forms`` is a list of K arrays that
+    broadcast with y. Each is a linear form, variables, or known numbers. ``noise`` is as in
+    :meth:`Graph.add <epfast.Graph.add>`. The moments are sums over the categories, exact if those
+    of the losses are. ``post[h].probabilities`` are the beliefs about the categories.
 
-    With equal priors of all categories their equal beliefs are a fixed point of EP, at which it
-    stays: give the components different prior means.
+    If all components have equal priors, their equal beliefs are a fixed point of EP. Give the
+    components different prior means.
 
     Examples
     --------
@@ -259,7 +259,7 @@ class Mixture(Kind):
 
     @property
     def given(self) -> Sequence[Any]:
-        """The loss of each category as it was given, or one for all."""
+        """The loss of each category as given, or one for all."""
         one = isinstance(self.loss, str) or not isinstance(self.loss, Sequence)
         return [self.loss] if one else self.loss
 
@@ -271,7 +271,7 @@ class Mixture(Kind):
         return found if len(found) == K else found * K
 
     def known(self, model: GraphProblem, forms: Any, y: Any, noise: Any) -> Mixed:
-        """What is given, of the shapes to which it broadcasts."""
+        """The arguments, broadcast to common shapes."""
         h = variables_of(model, "h", self.h, "categorical")
         _checks.flag("vectors", self.vectors)
         kind, extra = self, 0.0 if noise is None else noise
@@ -281,7 +281,7 @@ class Mixture(Kind):
         given = [form.shape for form in parts] + [np.shape(noise if noise is not None else 0.0)]
         try:
             shape = np.broadcast_shapes(*given, (*h.shape, 1) if self.vectors else h.shape)
-            if np.ndim(y) <= max(1, len(shape)):  # else numbers of each response are behind
+            if np.ndim(y) <= max(1, len(shape)):  # else the last axes are within a response
                 shape = np.broadcast_shapes(shape, np.shape(y))
         except ValueError:
             raise ValueError(
@@ -367,7 +367,7 @@ class Mixture(Kind):
         each = self.losses(K)
         about = np.delete(terms.variables, batch.last)
         means = prior(about)
-        # of each part of a response the categories have forms alike
+        # whether the categories have equal forms, for each part of a response
         form = (batch.n, K, -1)
         a = np.sort(data["coefficient"], axis=2).reshape(*form, data["coefficient"].shape[2])
         b, c = data["offset"].reshape(form), data["noise"].reshape(form)
@@ -376,9 +376,9 @@ class Mixture(Kind):
         if shared or not alike or any(loss != each[0] for loss in each) or not alone[about].all():
             return ""
         return (
-            "the categories of a Mixture have equal priors of what they are about: their equal "
-            "beliefs are a fixed point, at which EP stays if the categories are as probable; give "
-            "the components different prior means"
+            "the components of a Mixture have equal priors, and their equal beliefs are a fixed "
+            "point, at which EP stays if the categories are equally probable; give the components "
+            "different prior means"
         )
 
     def predict(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
@@ -401,7 +401,7 @@ class Mixture(Kind):
     def log_predictive(
         self, post: GraphPosterior, forms: Any, y: Any, *, noise: Any = None
     ) -> Array:
-        """Log density of y, of a whole vector with ``vectors``."""
+        """Log density of y. With ``vectors`` that of a whole vector."""
         mixed = self.known(post.problem, forms, y, noise)
         logs = [
             loss.log_predictive(responses_of(loss, y, mixed.shape), *at).reshape(mixed.shape)
@@ -416,7 +416,7 @@ class Mixture(Kind):
     def by_category(
         self, post: GraphPosterior, method: str, forms: Any, noise: Any
     ) -> tuple[Array, Array]:
-        """What the losses predict, by category along the first axis, and weights alike."""
+        """Predictions of the losses, and weights, with the categories along the first axis."""
         mixed = self.known(post.problem, forms, None, noise)
         parts = zip(mixed.losses, mixed.latent(post), strict=True)
         found = np.stack([getattr(loss, method)(*at) for loss, at in parts])
@@ -428,29 +428,29 @@ class Mixture(Kind):
     def moments(
         self, post: GraphPosterior, method: str, forms: Any, noise: Any
     ) -> tuple[Array, Array]:
-        """The same; refuses losses whose y are classes."""
+        """The same. Refuses losses whose y are classes."""
         for loss in map(scalar_loss, self.given):
             if loss.by_margin or isinstance(loss, Ordinal):
                 raise ValueError(
-                    f"loss is {loss!r}, whose y are classes: a mixture of them has no mean; "
-                    "allowed for it: predict_proba, log_predictive"
+                    f"loss is {loss!r}, whose y are classes without a mean; allowed for such a "
+                    "mixture: predict_proba, log_predictive"
                 )
         return self.by_category(post, method, forms, noise)
 
 
-#: numbers of the factors of a Mixture beside the responses of each category
+#: data of a Mixture other than the responses of each category
 SHARED = {"coefficient", "which", "offset", "noise"}
 
 
 class Mixed(NamedTuple):
-    """What a mixture is given, of the shapes to which it broadcasts."""
+    """The arguments of a mixture, broadcast to common shapes."""
 
-    #: with losses by name as they are beside the noise
+    #: with losses by name replaced by objects, given the noise
     kind: Mixture
     losses: list[Loss]
     forms: list[LinearForm]
     noise: Array
-    #: of all forms, and of the responses
+    #: shapes of the forms and of the responses
     shape: tuple[int, ...]
     rows: tuple[int, ...]
 
@@ -461,7 +461,7 @@ class Mixed(NamedTuple):
             if form.graph:
                 mean, variance = post.predict_latent(form)
                 found.append((mean.ravel(), variance.ravel() + self.noise))
-            else:  # over nothing
+            else:  # without variables
                 found.append((form.offset, self.noise))
         return found
 
@@ -472,7 +472,7 @@ def flat(y: Array) -> Array:
 
 
 def forms_of(model: GraphProblem, forms: Any, k: int) -> list[LinearForm]:
-    """The k forms of a mixture, one for each category; numbers are forms over nothing."""
+    """The k forms of a mixture, one for each category. Numbers are forms without variables."""
     if isinstance(forms, Linear) or not isinstance(forms, Sequence) or len(forms) != k:
         given = f"{len(forms)} of them" if isinstance(forms, Sequence) else type(forms).__name__
         raise TypeError(
@@ -497,9 +497,9 @@ def _constant(k: int, value: Any) -> LinearForm:
 
 
 def assembled(forms: list[LinearForm], n: int, P: int) -> tuple[Terms, dict[str, NDArray[Any]]]:
-    """The variables of each factor, and of each of its K P forms the terms by their places there.
+    """The variables of each factor, and the terms of its K P forms by places among these.
 
-    forms: of each category, n P in all.
+    forms: those of each category, n P in all.
     """
     row, form, variable, coefficient = [], [], [], []
     for k, each in enumerate(forms):
@@ -511,7 +511,7 @@ def assembled(forms: list[LinearForm], n: int, P: int) -> tuple[Terms, dict[str,
         coefficient.append(terms.coefficient)
     rows, fs, variables, a = (np.concatenate(x) for x in (row, form, variable, coefficient))
     if not len(rows):
-        raise ValueError("forms have no variable; allowed: one variable or more")
+        raise ValueError("forms have no variables; allowed: one variable or more")
     once = np.stack([rows, fs // P, variables], axis=1)
     if len(np.unique(once, axis=0)) < len(once):
         raise ValueError(
@@ -521,7 +521,7 @@ def assembled(forms: list[LinearForm], n: int, P: int) -> tuple[Terms, dict[str,
     counts = np.bincount(pairs[:, 0], minlength=n)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
     local = back.ravel() - starts[rows]
-    # terms of a form one after the other
+    # the terms of a form follow one another
     order = np.lexsort((fs, rows))
     rows, fs, local, a = rows[order], fs[order], local[order], a[order]
     group = rows * len(forms) * P + fs

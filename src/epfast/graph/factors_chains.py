@@ -43,7 +43,7 @@ class GaussianStep(Kind):
             raise ValueError("factor holds 0")
 
     def check_power(self, batch: Batch, power: float) -> None:
-        # one without noise is no density
+        # a transition without noise is not a density
         what = f"factors {type(self).__name__} of variance 0"
         only_power_1(power, not batch.data["variance"].all(), what)
 
@@ -65,14 +65,15 @@ class Transition(GaussianStep):
     Parameters
     ----------
     variance : float or array_like
-        Of the noise, >= 0.
-    factor : float or array_like
+        Variance of the noise, >= 0.
+    factor : float or array_like, default=1.0
+        Coefficient of x, not 0.
 
     Notes
     -----
-    Added as ``g.add(Transition(variance), before, after)``, two arrays of variables of one shape.
-    ``after`` keeps its own prior, which times the transition is the model: a state that only the
-    transition defines has ``variance=inf``. Messages are exact.
+    Added as ``g.add(Transition(variance), before, after)`` with two arrays of variables of one
+    shape. The model is the transition times the prior of ``after``. Give ``after`` the prior
+    ``variance=inf`` if only the transition defines it. Messages are exact.
 
     Raises
     ------
@@ -137,16 +138,17 @@ class Walk(GaussianStep):
 
     Notes
     -----
-    Added as ``g.add(Walk(rate), x, by=labels, time=times)``: a chain for each label (None: one
-    chain), in the order of the times, which do not fall within a chain. The prior of the first
-    variable of a chain stays; the walk defines the others, whose own priors go. Labels and times
-    are (n,), n the variables of x. Messages are exact.
+    Added as ``g.add(Walk(rate), x, by=labels, time=times)``, with a label and a time for each
+    variable of x. Each label is a chain. Without ``by`` there is one chain, and without ``time``
+    the times are 0, 1, 2, ... Times may not decrease within a chain. The first variable of a chain
+    keeps its prior. The walk defines the others, and their own priors are ignored. Messages are
+    exact.
 
     Raises
     ------
     ValueError
-        When added, for times that fall within a chain, a variable that is there twice or that
-        another walk defines, or no chain of two.
+        When added, for times that decrease within a chain, a variable that is in x twice or that
+        another walk defines, or if no chain has two variables.
 
     Examples
     --------
@@ -182,7 +184,7 @@ class Walk(GaussianStep):
         n = states.size
         numbers = states.numbers.ravel()
         if len(np.unique(numbers)) < n:
-            raise ValueError("x has a variable twice; allowed: each once")
+            raise ValueError("x has a variable twice; allowed: each variable once")
         times = np.arange(n, dtype=np.float64)
         if time is not None:
             times = _checks.array("time", np.ravel(_checks.real_array("time", time)), shape=(n,))
@@ -198,14 +200,16 @@ class Walk(GaussianStep):
         same = chain[order][1:] == chain[order][:-1]
         steps = np.diff(times[order])[same]
         if (steps < 0.0).any():
-            raise ValueError("time falls within a chain; allowed: times sorted within `by`")
+            raise ValueError(
+                "time decreases within a chain; allowed: times that are sorted within each label"
+            )
         pairs = np.stack([numbers[order][:-1][same], numbers[order][1:][same]], axis=1)
         if not len(pairs):
             raise ValueError("x has no chain of two variables; allowed: chains of two or more")
         with np.errstate(over="ignore"):
             variance = self.rate * steps
         if not np.isfinite(variance).all():
-            raise ValueError("rate times the steps of time overflows; allowed: smaller ones")
+            raise ValueError("rate times the steps of time overflows; allowed: smaller numbers")
         steps = {"factor": np.ones(len(pairs)), "variance": variance}
         return plain_batch(self, model.added, pairs, steps), (numbers, times)
 

@@ -49,27 +49,30 @@ MATCHES = ("statistics", "moments")
 
 @dataclass(frozen=True, eq=False)
 class Noise(Kind):
-    """A form that is Gaussian noise of unknown precision: form ~ N(0, 1 / tau).
+    """Gaussian noise of unknown precision: form ~ N(0, 1 / tau).
 
     Parameters
     ----------
     tau : Variables
-        Gamma variables, or scales, see :meth:`Graph.scale <epfast.Graph.scale>`: one for all forms,
+        Gamma variables, or scales of :meth:`Graph.scale <epfast.Graph.scale>`. One for all forms,
         or an array that broadcasts with them.
-    match : {"statistics", "moments"}
-        The belief about tau keeps E[log tau] and E[tau] (the projection of EP), or the mean and
-        variance.
+    match : {"statistics", "moments"}, default="statistics"
+        How the belief about tau is matched: "statistics" keeps E[log tau] and E[tau] (the
+        projection of EP), "moments" the mean and variance.
 
     Notes
     -----
-    Added as ``g.add(Noise(tau), form)``; observations are ``y - form``, a random walk is
-    ``x[1:] - x[:-1]``. The moments are integrals over tau. One Gaussian neighbour may have a flat
-    cavity, so that states need no prior of their own; where E[1 / tau] is infinite the first
-    message to it has the variance 1 / E[tau], and counts as refused while that is so.
+    Added as ``g.add(Noise(tau), form)``. For observations the form is ``y - form``, and for a
+    random walk ``x[1:] - x[:-1]``. The moments are integrals over tau.
 
-    The beliefs keep no correlations. Standard deviations of precisions come out small by some 20 %
-    in a local level model with both unknown, and beside a block of d weights too large, by 1.13 for
-    d / n = 0.2 and 1.27 for 0.5: see :func:`epfast.fit_hyper`.
+    One Gaussian neighbour may have a flat cavity, so that states need no prior of their own. As
+    long as E[1 / tau] is infinite, the message to it has the variance 1 / E[tau], and counts as
+    refused.
+
+    The beliefs ignore correlations. Standard deviations of precisions are some 20 % too small in a
+    local level model where both are unknown. With a block of d weights and n rows they are too
+    large, by a factor of 1.13 for d / n = 0.2 and of 1.27 for 0.5. :func:`epfast.fit_hyper` avoids
+    this.
 
     Examples
     --------
@@ -98,7 +101,7 @@ class Noise(Kind):
         _checks.choice("match", self.match, MATCHES)
 
     def known(self, model: GraphProblem, form: Any) -> tuple[LinearForm, Index]:
-        """The form, and numbers of the precisions of each, (n, 1)."""
+        """The form, and the numbers of the precisions of its entries, (n, 1)."""
         h = form_of(model, "form", form, blocks=True)
         shape, numbers = rows_of(model, {"tau": (self.tau, "gamma")}, form=h.shape)
         return h.broadcast(shape), numbers
@@ -123,7 +126,7 @@ class Noise(Kind):
         return post.predict_latent(self.known(post.problem, form)[0])[0]
 
     def predict_variance(self, post: GraphPosterior, form: Any) -> Array:
-        """The form's variance and E[1 / tau], infinite for a shape <= 1."""
+        """Variance of the form plus E[1 / tau], infinite for a shape <= 1."""
         h, _, variance, eta = self.beside(post, form)
         with np.errstate(all="ignore"):
             of_noise = np.where(eta[:, 0] > 0.0, eta[:, 1] / eta[:, 0], np.inf)
@@ -135,7 +138,7 @@ class Noise(Kind):
         shape, rate = eta[:, 0] + 1.0, eta[:, 1]
         found = np.full(h.size, -np.inf)
         proper = np.isfinite(variance) & (shape > 0.0) & (rate > 0.0)
-        # rows at once: each takes some thousand points
+        # 256 rows at once, since each takes some thousand points
         rows = np.flatnonzero(proper)
         for first in range(0, len(rows), 256):
             k = rows[first : first + 256]
@@ -143,7 +146,7 @@ class Noise(Kind):
         return found.reshape(h.shape)
 
     def beside(self, post: GraphPosterior, form: Any) -> tuple[LinearForm, Array, Array, Array]:
-        """The form, its mean and variance, and natural parameters of tau, a row for each."""
+        """The form, its mean and variance, and the natural parameters of tau, one row per form."""
         h, numbers = self.known(post.problem, form)
         eta = post.state.beliefs[post.problem.at[numbers] + np.arange(2)]
         return (h, *latent(post, h, 0.0), eta)
@@ -155,24 +158,24 @@ class Product(Kind):
 
     Parameters
     ----------
-    variance : float or array_like
-        Of the noise, >= 0; above 0 where z is observed. With 0 the factor is a constraint, whatever
-        the power.
+    variance : float or array_like, default=0.0
+        Variance of the noise, >= 0. It must be above 0 where z is observed. With 0 the factor is a
+        constraint, for any power.
 
     Notes
     -----
-    Added as ``g.add(Product(), x, y, z)``, three arrays of variables, or z an array of numbers, as
-    the entries of a matrix that is factorised are. ``z`` may be a variable without a prior of its
-    own (``variance=inf``). The moments are integrals over x.
+    Added as ``g.add(Product(), x, y, z)`` with three arrays of variables. ``z`` may be an array of
+    numbers instead, such as the entries of a matrix that is factorised. ``z`` may also be a
+    variable without a prior of its own (``variance=inf``). The moments are integrals over x.
 
-    With equal priors of x and y about 0, (x, y) and (-x, -y) are as good: means of 0 are a fixed
-    point of EP. Give means that break the symmetry.
+    If the priors of x and y have means of 0, (x, y) and (-x, -y) are equally probable, and means
+    of 0 are a fixed point of EP. Give prior means other than 0 to break the symmetry.
 
     Raises
     ------
     ValueError
-        When added, for a variable that is there twice, a variance < 0, or one of 0 where z is
-        numbers.
+        When added, for a factor with the same variable twice, a variance < 0, or a variance of 0
+        where z is numbers.
 
     Examples
     --------
@@ -233,12 +236,12 @@ class Product(Kind):
         if not (centred & alone[pairs]).all(axis=1).any():
             return ""
         return (
-            "x and y of a Product have prior means of 0, and no factors of other kinds: (x, y) and "
-            "(-x, -y) are as good, and EP stays at means of 0; give prior means other than 0"
+            "x and y of a Product have prior means of 0, and no factors of other kinds; (x, y) and "
+            "(-x, -y) are equally probable, and EP stays at means of 0; give other prior means"
         )
 
     def known(self, post: GraphPosterior, x: Any, y: Any) -> tuple[Array, ...]:
-        """Means and variances of x and of y, and variances of the noise."""
+        """Means and variances of x and of y, and the variances of the noise."""
         shape, _ = rows_of(post.problem, {"x": (x, "gaussian"), "y": (y, "gaussian")})
         noise = numbers_of("variance", self.variance, shape, least=0.0).reshape(shape)
         return post[x].mean, post[x].variance, post[y].mean, post[y].variance, noise
@@ -248,7 +251,7 @@ class Product(Kind):
         return np.asarray(mean_x * mean_y)
 
     def predict_variance(self, post: GraphPosterior, x: Any, y: Any) -> Array:
-        """Variance of x y with the noise."""
+        """Variance of x y plus noise."""
         mean_x, v_x, mean_y, v_y, noise = self.known(post, x, y)
         with np.errstate(all="ignore"):
             found = noise + mean_x**2 * v_y + mean_y**2 * v_x + v_x * v_y
@@ -257,18 +260,18 @@ class Product(Kind):
 
 @dataclass(frozen=True)
 class LogisticLink(Kind):
-    """A probability of its log odds: p = 1 / (1 + exp(-z)).
+    """A probability as a function of its log odds: p = 1 / (1 + exp(-z)).
 
     Parameters
     ----------
-    match : {"statistics", "moments"}
-        The belief about p keeps E[log p] and E[log(1 - p)] (the projection of EP), or the mean and
-        variance.
+    match : {"statistics", "moments"}, default="statistics"
+        How the belief about p is matched: "statistics" keeps E[log p] and E[log(1 - p)] (the
+        projection of EP), "moments" the mean and variance.
 
     Notes
     -----
-    Added as ``g.add(LogisticLink(), z, p)``, Gaussian and beta variables, arrays that broadcast. A
-    constraint, whatever the power. The moments are integrals over z.
+    Added as ``g.add(LogisticLink(), z, p)`` with arrays of Gaussian and beta variables that
+    broadcast. The factor is a constraint, for any power. The moments are integrals over z.
 
     Raises
     ------
@@ -320,16 +323,16 @@ class CompoundGamma(Kind):
 
     Parameters
     ----------
-    s1, r1, s2 : float or array_like
-        All > 0.
-    match : {"statistics", "moments"}
-        The belief about tau keeps E[log tau] and E[tau] (the projection of EP), or the mean and
-        variance.
+    s1, r1, s2 : float or array_like, default=1.0
+        Parameters of the two gamma distributions, > 0.
+    match : {"statistics", "moments"}, default="statistics"
+        How the belief about tau is matched: "statistics" keeps E[log tau] and E[tau] (the
+        projection of EP), "moments" the mean and variance.
 
     Notes
     -----
-    Added as ``g.add(CompoundGamma(s1, r1, s2), tau)``. It is a prior: ``tau`` itself may be
-    ``g.gamma(rate=0)``. The moments are integrals over tau; where tau has no mean as yet (s1 <= 1)
+    Added as ``g.add(CompoundGamma(s1, r1, s2), tau)``. It is a prior, so that ``tau`` itself may be
+    ``g.gamma(rate=0)``. The moments are integrals over tau. Where tau has no mean yet (s1 <= 1),
     sweeps begin at the gamma distribution with r at its mean.
 
     Raises

@@ -1,4 +1,4 @@
-"""Posteriors of graphs in files: what is written, and what one that was read must fulfil."""
+"""Posteriors of graphs in files: what is written, and checks of what was read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS = (
     *(LinearFactor, Between, Transition, Walk, Noise, Product, LogisticLink, CompoundGamma),
     *(ScaleFactor, Table, Mixture),
 )
-#: what these posteriors consist of, beside what all do
+#: classes in these posteriors, beside those in all posteriors
 PARTS = (
     *(
         Batch,
@@ -50,20 +50,21 @@ PARTS = (
     *(Scales, Variables, *KINDS),
     *(getattr(priors, name) for name in priors.__all__ if name != "Scale"),
 )
-#: arrays of a posterior, see :func:`epfast.gaussian.files.check_shapes`
+#: shapes of the arrays of a posterior, see :func:`epfast.gaussian.files.check_shapes`
 SHAPES = """problem.families n, problem.sizes n, problem.at n+, problem.times n?, problem.given p,
     problem.prior p, state.beliefs p, state.sites s, state.log_scale f"""
 
 
 def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphProblem, GraphState]:
-    """What a file holds of a problem and a state.
+    """The parts of a problem and a state that a file holds.
 
-    Of linear models their sites; of factors what batches do not have in their own numbers.
+    These are the sites of linear models, and the attributes of factors that are not in the data of
+    their batches.
 
     Raises
     ------
     TypeError
-        For factors of the user's own, losses and schemes with functions.
+        For factors that the user defined, and for losses and schemes with functions.
     """
     linear = tuple(
         WarmStart(found.sites, problem.blocks[place].mean, None, int(found.sweeps))
@@ -77,7 +78,7 @@ def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphProblem, Grap
 def _parted(batch: Batch) -> Batch:
     factor = batch.factor
     if factor.kept is None:
-        raise_unsaved(batch, "is of factors of your own")
+        raise_unsaved(batch, "has factors of your own")
     values: dict[str, Any] = {
         f.name: None if f.default is MISSING else f.default for f in fields(factor)
     }
@@ -86,16 +87,16 @@ def _parted(batch: Batch) -> Batch:
         values["loss"] = tuple(factor.losses(factor.categories(batch)[0]))
     for loss in np.atleast_1d(np.array(values.get("loss", ()), dtype=object)):
         if describe_loss(loss) is None:
-            raise_unsaved(batch, f"has a loss of yours, {loss!r}")
+            raise_unsaved(batch, f"has a loss of your own, {loss!r}")
     if values.get("scheme") is not None and schemes.describe(values["scheme"]) is None:
-        raise_unsaved(batch, f"has a scheme of yours, {values['scheme']!r}")
+        raise_unsaved(batch, f"has a scheme of your own, {values['scheme']!r}")
     return batch._replace(factor=replace(factor, **values))
 
 
 def raise_unsaved(batch: Batch, why: str) -> None:
-    """Refuse a batch that no file can hold."""
+    """Refuse a batch that cannot be saved."""
     raise TypeError(
-        f"batch {batch.key} {why}, which no file can hold; allowed: those of the library; pickle "
+        f"batch {batch.key} {why}, which cannot be saved; allowed: those of the library; pickle "
         "(or cloudpickle) the posterior, or fit again"
     )
 
@@ -110,9 +111,9 @@ def index(value: NDArray[Any], stop: int, least: int = 0, ndim: int | None = 1) 
 
 
 def check_batch(batch: Batch, kinds: Index, sizes: Index, blocks: dict[int, int]) -> None:
-    """Refuse a batch that its factor does not make, on whose shapes compiled code relies.
+    """Refuse a batch with wrong shapes, on which compiled code relies.
 
-    kinds, sizes: of the variables; blocks: lengths of blocks, by their numbers.
+    kinds, sizes: of the variables. blocks: lengths of blocks, by their numbers.
     """
     check_shapes(batch, "rows n, terms.starts n+, terms.variables t, terms.coefficient t")
     starts, variables, _ = batch.terms
@@ -136,8 +137,8 @@ def check_batch(batch: Batch, kinds: Index, sizes: Index, blocks: dict[int, int]
 def checked(post: Any) -> Any:
     """A posterior that was read, with the states of its linear models.
 
-    Refuses arrays that do not fit together, on which compiled code relies; a digest tells that the
-    numbers are those that were written.
+    Refuses arrays with inconsistent shapes, on which compiled code relies. That the numbers are
+    those that were written is checked by a digest elsewhere.
     """
     check_shapes(post, SHAPES)
     problem, state = post.problem, post.state
@@ -145,7 +146,7 @@ def checked(post: Any) -> Any:
     n, kinds = len(families), index(families, len(FAMILIES), BLOCK)
     wrong = np.where(kinds < CATEGORICAL, sizes != 2, sizes < 2).any()
     if not n or wrong or (problem.at != places(families, sizes)).any():
-        raise ValueError("sizes are none of the families of the variables")
+        raise ValueError("sizes do not fit the families of the variables")
     blocks = {prior.number: prior.d for prior in problem.blocks}
     if list(blocks) != np.flatnonzero(kinds == BLOCK).tolist():
         raise ValueError("blocks have other numbers")

@@ -38,16 +38,16 @@ from epfast.schedules import ADF, EP, Schedule
 
 Made = TypeVar("Made", Variables, Scales)
 
-#: what no argument means
+#: the default schedule
 USUAL = EP(sweeps=200, tol=1e-6)
 NAMES = tuple(FAMILIES)
 
 
 class Graph:
-    """A model of your own: variables, and factors over some of them each.
+    """A model of your own: a factor graph of variables and factors.
 
-    Three verbs: make variables, add factors, fit. Expectation propagation approximates the
-    posterior by a product over the variables.
+    A model takes three steps: make variables, add factors, and fit. Expectation propagation
+    approximates the posterior by a product over the variables.
 
     Examples
     --------
@@ -90,11 +90,13 @@ class Graph:
         ----------
         size : int or tuple of int, optional
             Shape of the array of variables. None: that of ``mean`` and ``variance``.
-        mean, variance : float or array_like
-            Of the prior, broadcast to ``size``. A variance may be infinite where factors alone
-            define the variable, as a transition does: such a prior counts as the density 1.
+        mean : float or array_like, default=0.0
+            Mean of the prior, broadcast to ``size``.
+        variance : float or array_like, default=1.0
+            Variance of the prior, broadcast to ``size``. It may be infinite where factors alone
+            define the variable, as a transition does. Such a prior has the density 1.
         name : str, optional
-            By which :attr:`variables` and ``post[name]`` find the array, after a load too.
+            Key of the array in :attr:`variables` and ``post[name]``, also after saving and loading.
 
         Returns
         -------
@@ -110,16 +112,15 @@ class Graph:
         *,
         name: str | None = None,
     ) -> Variables:
-        """Positive variables, as precisions are, with gamma distributions under the prior.
+        """Positive variables, such as precisions, with gamma distributions under the prior.
 
         Parameters
         ----------
         size : int or tuple of int, optional
             Shape of the array of variables. None: that of ``shape`` and ``rate``.
-        shape, rate : float or array_like
-            Of the prior, > 0; the mean is shape / rate. A rate of 0 with shape 1 is a flat prior,
-            where factors alone define the variable, as a compound gamma does: it counts as the
-            density 1.
+        shape, rate : float or array_like, default=1.0
+            Parameters of the prior, > 0. Its mean is shape / rate. Shape 1 with rate 0 is a flat
+            prior of density 1, for variables that factors alone define, as a compound gamma does.
         name : str, optional
             As in :meth:`gaussian`.
 
@@ -134,16 +135,16 @@ class Graph:
     ) -> Scales:
         """Standard deviations s, of noise or of a group of effects.
 
-        Factors take them where they take precisions, which are 1 / s^2: ``g.add(Noise(s), form)``.
-        ``post[s]`` has mean, sd and quantiles of s itself, and ``shape`` and ``rate`` of the gamma
-        belief about the precision.
+        Factors that take precisions take scales, too, as in ``g.add(Noise(s), form)``, with the
+        precision 1 / s^2. ``post[s]`` has mean, sd and quantiles of s itself, and ``shape`` and
+        ``rate`` of the gamma belief about the precision.
 
         Parameters
         ----------
-        prior : epfast.priors.Scale
-            The density of each s. None: ``HalfStudentT(3, 2.5)``.
+        prior : epfast.priors.Scale, optional
+            Prior density of each s. None: ``HalfStudentT(3, 2.5)``.
         size : int or tuple of int, optional
-            Shape of the array of variables. None: a single one.
+            Shape of the array of variables. None: a single variable.
         name : str, optional
             As in :meth:`gaussian`.
 
@@ -153,9 +154,9 @@ class Graph:
 
         Notes
         -----
-        A gamma belief about the precision keeps no correlations with what the scale is of: sds of
-        noise beside a block of d weights came out 1.13 to 1.6 times too large for d / n from 0.2 to
-        0.5. Where the model is a regression, :func:`epfast.fit_hyper` is right to 1 %.
+        The belief ignores correlations between a scale and the variables that it is the scale of.
+        Sds of noise beside a block of d weights were 1.13 to 1.6 times too large, for d / n from
+        0.2 to 0.5. For regressions :func:`epfast.fit_hyper` is right to 1 %.
 
         Examples
         --------
@@ -176,7 +177,7 @@ class Graph:
         factor = ScaleFactor.of(given)
         shape, natural = priors.gamma(() if size is None else size, factor.shape, factor.rate)
         made = self._new("gamma", shape, natural, name, Scales)
-        if not isinstance(given, InverseGamma):  # of which the gamma prior is all
+        if not isinstance(given, InverseGamma):  # else the gamma prior is the whole prior
             self.add(factor, made)
         return made
 
@@ -194,8 +195,8 @@ class Graph:
         ----------
         size : int or tuple of int, optional
             Shape of the array of variables. None: that of ``alpha`` and ``beta``.
-        alpha, beta : float or array_like
-            Of the prior, > 0.
+        alpha, beta : float or array_like, default=1.0
+            Parameters of the prior, > 0.
         name : str, optional
             As in :meth:`gaussian`.
 
@@ -214,19 +215,19 @@ class Graph:
         probabilities: Any = None,
         name: str | None = None,
     ) -> Variables:
-        """Variables that are one of n categories, 0, 1, ..
+        """Variables with n categories, 0 to n - 1.
 
         Parameters
         ----------
         size : int or tuple of int, optional
-            Shape of the array of variables. None: that of ``prior`` but for its last axis.
+            Shape of the array of variables. None: that of ``prior`` without its last axis.
         n : int, optional
             Number of categories, 2 or more. None: the length of the last axis of ``prior``.
         prior : array_like, optional
-            Prior probabilities, the categories along the last axis, >= 0; each row is divided by
-            its sum. None: no prior, see Notes.
+            Prior probabilities, >= 0, with the categories along the last axis. Each row is divided
+            by its sum. None: no prior, see Notes.
         probabilities : array_like, optional
-            Another name of ``prior``.
+            Another name for ``prior``.
         name : str, optional
             As in :meth:`gaussian`.
 
@@ -237,27 +238,27 @@ class Graph:
         Raises
         ------
         ValueError
-            For both ``prior`` and ``probabilities``, neither these nor ``n``, or numbers that are
-            no probabilities.
+            If both ``prior`` and ``probabilities`` are given, or none of ``prior``,
+            ``probabilities`` and ``n``, or if the numbers are not probabilities.
 
         Notes
         -----
-        Without a prior, what is known of a variable depends on its factors:
+        Without ``prior`` the default depends on the factors of the variable:
 
-        - Factors of categorical variables alone, such as :class:`epfast.graph.Table`, say all of
-          it. The prior is flat: it counts as the number 1 for each category, and the evidence is
-          the sum of the product of all factors over all states. A network whose tables are p(root)
-          and p(child | parents) has the evidence of what is observed. A root needs its own
-          ``prior``, or its own table; without either the evidence is n times that of equal
+        - If factors of categorical variables alone are about it, such as
+          :class:`epfast.graph.Table`, the prior is 1 for each category. The evidence is then the
+          sum, over all states, of the product of all factors. In a network with tables p(root) and
+          p(child | parents) this is the probability of the observations. A root needs a ``prior``
+          or a table of its own. Without either the evidence is n times that of equal
           probabilities.
-        - If there are no such factors, as for the label of a :class:`epfast.graph.Mixture`, all
-          categories have the probability 1 / n.
+        - If there are no such factors, as for the label of a :class:`epfast.graph.Mixture`, each
+          category has the prior probability 1 / n.
 
-        A prior that is given is always a factor: a child with a conditional table needs none.
+        A ``prior`` always multiplies the factors. A child with a conditional table needs none.
 
         Examples
         --------
-        A hidden chain: p(first state), p(next state | state) and what is observed.
+        A hidden Markov chain, with p(first state), p(next state | state) and observations.
 
         >>> import numpy as np, epfast
         >>> from epfast.graph import Table
@@ -270,7 +271,7 @@ class Graph:
         0.08775
         """
         if prior is not None and probabilities is not None:
-            raise ValueError("prior and probabilities are given; allowed: one of them")
+            raise ValueError("prior and probabilities are both given; allowed: one of them")
         chosen = probabilities if prior is None else prior
         return self._new("categorical", *priors.categorical(size, n, chosen), name)
 
@@ -284,20 +285,23 @@ class Graph:
     ) -> Block:
         """A vector of Gaussian variables, whose belief keeps all correlations.
 
-        ``X @ w`` are linear forms over it, for losses, ``Between`` and ``Noise``, alone or beside
-        scalar variables: ``X @ w + level[group]``. A sweep takes O(d^2) per factor.
+        Losses, ``Between`` and ``Noise`` take linear forms ``X @ w`` over it, alone or with scalar
+        variables, as ``X @ w + level[group]``. A sweep takes O(d^2) per factor.
 
         Parameters
         ----------
         d : int
+            Number of variables.
         precision : array_like of shape (d, d), optional
-            Of the prior, positive definite, symmetric to rounding: the inverse of a covariance
-            matrix.
+            Precision matrix of the prior, the inverse of the covariance. It is positive definite,
+            and symmetric to rounding.
         variance : float or array_like of shape (d,), optional
-            In place of ``precision``: independent entries. None: 1. Infinite where factors alone
-            determine an entry: such a prior counts as the density 1.
-        mean : float or array_like of shape (d,)
+            Prior variances of independent entries, in place of ``precision``. None: 1. A variance
+            may be infinite where factors alone determine the entry. Such a prior has the density 1.
+        mean : float or array_like of shape (d,), default=0.0
+            Mean of the prior.
         name : str, optional
+            As in :meth:`gaussian`.
 
         Returns
         -------
@@ -305,9 +309,9 @@ class Graph:
 
         Notes
         -----
-        An infinite variance needs factors whose forms X @ w have a matrix X of full column rank,
-        and a posterior that is proper: ``fit`` refuses the former, and reports sites that wait of
-        the latter (separated classes, say). It goes with ``EP`` alone.
+        With an infinite variance the matrix X of the forms X @ w needs full column rank, and the
+        schedule is ``EP``. ``fit`` raises a ValueError otherwise. If the posterior is improper, as
+        for separable classes, ``fit`` warns of sites that were refused.
         """
         size = _checks.integer("d", d, least=1, most=2**20)
         self._check_name(name)
@@ -331,7 +335,7 @@ class Graph:
 
     @property
     def variables(self) -> dict[str | int, Variables | Block]:
-        """All arrays of variables, by name, or else by place: 0 is the first that was made."""
+        """All arrays of variables, by name. Arrays without a name are numbered from 0."""
         return dict(self._model.made)
 
     def _check_name(self, name: Any) -> None:
@@ -346,7 +350,7 @@ class Graph:
         name: str | None,
         kind: type[Made] = Variables,  # type: ignore[assignment]
     ) -> Made:
-        """Variables with these natural parameters of their priors, (n, k)."""
+        """Make variables with these natural parameters of their priors, (n, k)."""
         self._check_name(name)
         n, k = natural.shape
         numbers = (len(self._model.families) + np.arange(n, dtype=np.intp)).reshape(shape)
@@ -356,9 +360,9 @@ class Graph:
 
     @classmethod
     def of(cls, posterior: GraphPosterior) -> Graph:
-        """The graph that a posterior is of, as it was at the fit: to go on after a load.
+        """The graph of a posterior, as it was at the fit. Use it to continue after a load.
 
-        Variables of the old graph and its posterior are those of this one too.
+        Variables of the old graph and of its posterior are valid in this graph, too.
         """
         if not isinstance(posterior, GraphPosterior):
             raise TypeError(
@@ -371,18 +375,18 @@ class Graph:
     # ---- factors ----
 
     def add(self, factor: Any, /, *neighbours: Any, **data: Any) -> int:
-        """Add factors: one for each row of the neighbours, which broadcast as arrays do.
+        """Add a batch of factors, one for each row of the neighbours, which broadcast as arrays do.
 
         Parameters
         ----------
         factor : Loss, str or factor of :mod:`epfast.graph`
-            A loss or likelihood of the library, by name too, is a factor of a linear form:
-            ``add(loss, form, y, noise=None, scheme="exact")``. Others are in :mod:`epfast.graph`,
-            each with its neighbours in its notes. ``noise`` is a variance, see Notes.
+            A loss or likelihood of the library, or its name, is a factor of a linear form:
+            ``add(loss, form, y, noise=None, scheme="exact")``. :mod:`epfast.graph` has other
+            factors, and their notes say which neighbours they take.
         *neighbours
             Variables, linear forms over them (``s[i] - 2 * s[j] + offset``), and data.
         **data
-            Numbers of the factors, by name.
+            Numbers of the factors, by name. See Notes for ``noise``.
 
         Returns
         -------
@@ -392,17 +396,20 @@ class Graph:
         Raises
         ------
         TypeError, ValueError
-            For neighbours that the factor does not take, with those that it does; nothing is added.
+            For neighbours that the factor does not take. Nothing is added then.
 
         Notes
         -----
-        ``noise``, a number or one for each form, is the variance of normal noise on the form,
-        beside that of a loss that is given as an object: ``add(losses.Gaussian(0.5), form, y,
-        noise=0.3)`` has the variance 0.8. A loss by name has the parameters of its class, such as
-        a variance of 1. The names "gaussian", "interval" and "censored" beside ``noise`` have that
-        variance in place of 1: ``add("gaussian", form, y, noise=0.3)`` has the variance 0.3. Names
-        of other losses in units of y ("student_t", "laplace_noise", "quantile") are refused beside
-        ``noise``: their width is that of an object, ``losses.StudentT(scale=0.5)``.
+        ``noise`` is the variance of normal noise on the form, a number for all forms or one for
+        each. How it combines with a loss depends on how the loss is given:
+
+        - A loss object keeps its own variance, and noise is added to it:
+          ``add(losses.Gaussian(0.5), form, y, noise=0.3)`` has the variance 0.8.
+        - The names "gaussian", "interval" and "censored" have the variance ``noise`` in place
+          of 1: ``add("gaussian", form, y, noise=0.3)`` has the variance 0.3.
+        - Names of other losses in units of y ("student_t", "laplace_noise", "quantile") are
+          refused with ``noise``. Give an object, as ``losses.StudentT(scale=0.5)``.
+        - Other names, such as "probit", have the parameters of their class.
         """
         check_instance(factor)
         model = self._model
@@ -418,24 +425,26 @@ class Graph:
         return int(batch.key)
 
     def remove(self, batch: int, rows: Any = None) -> None:
-        """Take factors out.
+        """Remove factors.
 
         Parameters
         ----------
         batch : int
-            What :meth:`add` returned.
+            Number of the batch, which :meth:`add` returned.
         rows : array_like of int, optional
             Factors of the batch, by their places when they were added. None: all.
         """
         kept = {known.key: known for known in self._model.batches}
         if batch not in kept:
-            raise ValueError(f"batch is {_checks.describe(batch)}; allowed: a number that add gave")
+            raise ValueError(
+                f"batch is {_checks.describe(batch)}; allowed: a number that add() returned"
+            )
         old = kept.pop(batch)
         if rows is not None:
             gone = np.asarray(rows)
             if gone.dtype.kind not in "iu" or not np.isin(gone, old.rows).all():
                 raise ValueError(
-                    f"rows is {_checks.describe(rows)}; allowed: places of factors that are there"
+                    f"rows is {_checks.describe(rows)}; allowed: places of factors of the batch"
                 )
             left = np.flatnonzero(~np.isin(old.rows, gone))
             if len(left):
@@ -460,17 +469,18 @@ class Graph:
         schedule : Schedule, optional
             None: ``EP(sweeps=200, tol=1e-6)``.
         start : GraphPosterior, optional
-            An earlier posterior of this graph, whose sites are kept where their factors are still
-            there: online learning. Operators of factors of your own go on with what they know.
+            An earlier posterior of this graph, as a warm start. Sites of factors that are still in
+            the graph are kept, and operators continue with what they have learned.
         callback : callable, optional
-            Called after each sweep with its :class:`epfast.SweepInfo` and the state; a true answer
-            ends the fit.
-        progress : bool or callable
+            Called after each sweep with its :class:`epfast.SweepInfo` and the state. A true return
+            value ends the fit.
+        progress : bool or callable, default=False
+            Whether to show a progress bar, or a function that is called with the number of updates.
         watch : LinearForm, optional
-            Linear forms by which convergence is judged: the ``change`` is how far they are from
-            their limit, by an extrapolation of the sweeps, from which these go on. None: it is how
-            far a sweep moves any variable. Where only differences are observed, the level of all
-            variables moves slowly, and means nothing.
+            Linear forms that decide about convergence. ``change`` is then their distance from
+            their limit, which is extrapolated from the sweeps. None: ``change`` is the largest move
+            of a variable in a sweep. Give ``watch`` where only differences are observed, because
+            the common level of all variables moves slowly and has no effect.
 
         Returns
         -------
@@ -479,15 +489,16 @@ class Graph:
         Raises
         ------
         ValueError
-            If the evidence is 0: tables and observations, or bounds of ``Between`` without noise,
-            which no values of the variables fulfil; a factor that contradicts the others is named.
-            If factors do not determine a block with infinite variances. For a schedule or start
-            that the graph does not take.
+            If the evidence is 0: no values of the variables fulfil all tables and observations, or
+            all bounds of ``Between`` without noise. The message names a factor that contradicts
+            the others.
+            If the factors do not determine a block with infinite variances.
+            For a schedule or start that the graph does not take.
 
         Warns
         -----
         ConvergenceWarning
-            If the fit did not settle, or its last sweep had factors that waited or failed.
+            If the fit did not converge, or if sites were refused or failed in its last sweep.
         """
         _checks.callback(callback)
         _checks.progress(progress)
@@ -500,12 +511,13 @@ class Graph:
             raise ValueError("start is of another graph; allowed: a posterior of this one")
         if isinstance(start, JointGraphPosterior) and not is_joint(problem):
             raise ValueError(
-                "start has joint sites, and the graph has others; allowed: a posterior of its own"
+                "start has joint sites, and the factors of the graph have none; allowed: a "
+                "posterior of a graph with the same factors"
             )
         if start is not None and problem.schedule.stores == "none":
             raise ValueError(
-                "start is given beside ADF, which keeps no sites to go on from; allowed: None, or "
-                "EP, SEP or AEP"
+                "start is given with ADF, which keeps no sites; allowed: start=None, or the "
+                "schedule EP, SEP or AEP"
             )
 
         before = () if start is None else start.problem.batches
@@ -523,7 +535,7 @@ class Graph:
         if watch is not None:
             watch = form_of(problem, "watch", watch)
         if joint and watch is not None:
-            raise ValueError("watch is given; allowed with reading='joint': None")
+            raise ValueError("watch is given with reading='joint'; allowed: None")
         engine: Any = JointEngine(problem) if joint else GraphEngine(problem, watch)
         fit = None
         try:
@@ -549,19 +561,23 @@ class Graph:
             ) from None
 
     def one_step_ahead(self) -> dict[int, Array]:
-        """How likely factors are given those before them, in one pass: of times, then as added.
+        """Log density of each factor given the factors before it, in one pass.
+
+        The pass visits factors in the order of time, and otherwise as they were added.
 
         Returns
         -------
         dict of int to ndarray of shape (n,)
-            For each batch (its number is what :meth:`add` returned), log of the integral of each
-            of its factors over the beliefs before it: log p(y_t | y_1, ..., y_t-1) of losses that
-            are likelihoods, and of ``Between``. NaN where a factor waits, and of factors that are
-            no loss on a linear form.
+            For each batch, by the number that :meth:`add` returned, the log of the integral of each
+            factor over the beliefs before it. For likelihoods and ``Between`` this is
+            log p(y_t | y_1, ..., y_t-1). NaN for sites that were refused, and for factors other
+            than losses on linear forms.
         """
         problem = self._model.ready(legal(ADF()))
         if any(map(has_joint_sites, problem.batches)):
-            raise ValueError("the graph has joint sites; allowed for one pass: other factors")
+            raise ValueError(
+                "the graph has factors with joint sites; allowed for one pass: other factors"
+            )
         problem = problem._replace(batches=begun(problem.batches))
         found = GraphEngine(problem, by_parts=False).one_step_ahead()
         return {batch.key: part for batch, part in zip(problem.batches, found, strict=True)}

@@ -22,12 +22,12 @@ from epfast.operators.laplace import LOG_2PI, LaplaceMessages, kinks
 from epfast.operators.tilted import Asked, Tilted, maximum
 from epfast.schedules import EP
 
-#: singular values of a precision, over the largest, that are rounding: nothing is known along these
+#: singular values of a precision matrix, relative to the largest, that count as 0
 NOTHING = 1e-12
 
 
 def has_joint_sites(batch: Batch) -> bool:
-    """Whether the factors of a batch have a site over several variables."""
+    """Whether the factors of a batch have sites over several variables."""
     return is_joint_scheme(batch) and bool(batch.table.shape[1] > 1)
 
 
@@ -38,14 +38,14 @@ def is_joint_scheme(batch: Batch) -> bool:
 
 
 def is_joint(problem: GraphProblem) -> bool:
-    """Whether a graph has joint sites; raises where it has other factors or variables too."""
+    """Whether a graph has joint sites. Raises if it also has other factors or variables."""
     if not any(map(has_joint_sites, problem.batches)):
         return False
     for batch in problem.batches:
         if not is_joint_scheme(batch):
             raise ValueError(
-                f"batch {batch.key} is of other factors than those with joint sites; allowed "
-                "beside reading='joint': Factor(log_t, LaplaceMessages('joint')) alone"
+                f"batch {batch.key} has factors without joint sites; allowed in a graph with "
+                "reading='joint': Factor(log_t, LaplaceMessages('joint')) alone"
             )
     if problem.families.any():
         raise ValueError(
@@ -79,7 +79,7 @@ class JointSites(NamedTuple):
 class JointState(NamedTuple):
     """The belief about all d variables, and the sites of each batch."""
 
-    #: (d,), and (d, d), which is infinite on the diagonal while a variable is not determined
+    #: (d,), and (d, d) with an infinite diagonal entry while a variable is not determined
     mean: Array
     covariance: Array
     sites: tuple[JointSites, ...]
@@ -94,23 +94,23 @@ class JointState(NamedTuple):
 
     @property
     def blocks(self) -> tuple[Any, ...]:
-        """None: all variables are scalars."""
+        """Empty, since all variables are scalars."""
         return ()
 
     @property
     def linear(self) -> tuple[Any, ...]:
-        """None either."""
+        """Empty, too."""
         return ()
 
 
 class Cavity:
-    """Log of t times a Gaussian over its neighbours, of natural parameters (k, k) and (k,)."""
+    """Log of t times a Gaussian over its neighbours, with natural parameters (k, k) and (k,)."""
 
     def __init__(self, tilted: Tilted, precision: Array, shift: Array) -> None:
         self.tilted, self.precision, self.shift = tilted, precision, shift
 
     def log(self, u: Array) -> Array:
-        """The Gaussian, but for its constant, at u (m, k)."""
+        """Log of the Gaussian at u (m, k), without its constant."""
         return np.asarray(u @ self.shift - 0.5 * ((u @ self.precision) * u).sum(axis=1))
 
     def value(self, u: Array, asked: Asked) -> Array:
@@ -126,7 +126,7 @@ class Cavity:
 
 
 class JointEngine:
-    """One factor after the other, in every other sweep from the last to the first. O(n k d^2)."""
+    """Sequential sweeps over the factors, alternately forward and backward. O(n k d^2)."""
 
     measures = True
     pool = None
@@ -151,7 +151,7 @@ class JointEngine:
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Why factors waited, and how often."""
+        """Why updates were refused, and how often."""
         return dict(self.waited)
 
     @property
@@ -160,7 +160,7 @@ class JointEngine:
 
     @property
     def program(self) -> Program:
-        """Rows as they were added: sites are kept by batch."""
+        """Rows in the order in which they were added, since sites are stored by batch."""
         return self.problem.program(self.problem.order())
 
     def init(self, start: Any) -> JointState:
@@ -169,8 +169,8 @@ class JointEngine:
                 self.problem
             ):
                 raise ValueError(
-                    "start is of other factors, or without joint sites; allowed with "
-                    "reading='joint': a posterior of the same graph, or None"
+                    "start has other factors, or no joint sites; allowed with reading='joint': a "
+                    "posterior of the same graph, or None"
                 )
             found: JointState = start.state
             return found
@@ -228,7 +228,7 @@ class JointEngine:
         precision, shift = self.added_up(sites)
         end = belief_of(precision, shift)
         if end is None:
-            if state.sweeps:  # what it was: shorter steps may help
+            if state.sweeps:  # keep the state, since smaller steps may help
                 return state._replace(sweeps=state.sweeps + 1), Counts(
                     refused=self.n_sites, settled=False, measured=(FAR, state.log_evidence)
                 )
@@ -244,16 +244,16 @@ class JointEngine:
         new_state = JointState(end.mean, end.covariance, sites, state.sweeps + 1, evidence)
         with np.errstate(all="ignore"):
             far = float(change(self.summary(state), self.summary(new_state)))
-        far = min(far, FAR) if far >= 0.0 else FAR  # NaN: it was not determined
+        far = min(far, FAR) if far >= 0.0 else FAR  # NaN: some variable was not determined
         return new_state, Counts(refused=refused, measured=(far, evidence))
 
     def stepped(
         self, sites: tuple[JointSites, ...], b: int, i: int, step: JointSites, known: Any
     ) -> tuple[Any, Array, Array] | None:
-        """The belief after a step of a site, which is taken; None, and no step, if it is improper.
+        """Take a step of a site, and return the belief after it. None, without a step, if improper.
 
-        known: the belief, its natural parameters, and the precision of the neighbours; None: the
-        step is taken, and nobody looks.
+        known: the belief, its natural parameters, and the precision of the neighbours. None: take
+        the step without computing the belief.
         """
         found = None, np.empty(0), np.empty(0)
         if known is not None:
@@ -282,7 +282,7 @@ class JointEngine:
     def fitted(
         self, b: int, i: int, precision: Array, shift: Array, start: Array
     ) -> JointSites | None:
-        """The site of the Laplace fit of a factor times its cavity; None if there is none."""
+        """The site of the Laplace fit of a factor times its cavity. None if the fit fails."""
         tilted, rows = self.tilted[b], self.rows[b].taken(slice(i, i + 1))
         density = Cavity(tilted, precision, shift)
         asked = Asked((), np.zeros((1, len(start)), dtype=bool), start[None], rows, 1.0)
@@ -308,7 +308,7 @@ class JointEngine:
 
 
 def without_others(precision: Array, shift: Array, at: Array) -> tuple[Array, Array]:
-    """A Gaussian over some variables, of others only what is known of them."""
+    """The marginal of a Gaussian over some variables, where the others may be undetermined."""
     rest = np.setdiff1d(np.arange(len(shift)), at)
     pull = precision[np.ix_(at, rest)] @ np.linalg.pinv(
         precision[np.ix_(rest, rest)], rcond=NOTHING, hermitian=True
@@ -325,7 +325,7 @@ class JointGraphPosterior(GraphPosterior):
     Attributes
     ----------
     covariance : ndarray of shape (d, d)
-        Of all variables, in the order in which they were made.
+        Covariance of all variables, in the order in which they were made.
     """
 
     state: Any
@@ -339,7 +339,7 @@ class JointGraphPosterior(GraphPosterior):
         return float(self.state.log_evidence)
 
     def predict_latent(self, form: Any) -> tuple[Array, Array]:
-        """Mean and variance of linear forms, of their shape, with all correlations."""
+        """Mean and variance of linear forms, in their shape, with all correlations."""
         h = form_of(self.problem, "form", form)
         rows = np.zeros((h.size, len(self.state.mean)))
         which = np.repeat(np.arange(h.size), h.terms.counts)

@@ -1,4 +1,4 @@
-"""Factors whose messages operators learn, just in time."""
+"""Factors whose messages are learned by operators during the fit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from epfast.operators.messages import KINDS
 from epfast.operators.scheme import told_of
 from epfast.operators.tilted import Answer, Asked
 
-#: an operator for all neighbours, or one for each; None: that neighbour gets no message
+#: an operator for all neighbours, or one for each. None: that neighbour gets no message
 Given = Operator | tuple[Operator | None, ...]
 
 
 class LearnedMessages:
-    """Operators as a scheme of a factor: what the sweeps of a fit learn stays in them.
+    """Operators as a scheme of a factor. They learn during the sweeps of a fit.
 
-    given: as the user gave them.
+    given: operators as the user gave them.
     """
 
     families: frozenset[str] = frozenset(KINDS)
@@ -34,26 +34,26 @@ class LearnedMessages:
 
     def __init__(self, given: Given) -> None:
         self.given = given
-        #: in the order in which they are asked
+        #: in the order in which they are called
         self.operators = tuple(op for op in _listed(given) if op is not None)
         self.inputs = self.operators[0].settings.inputs
-        #: the only one that they are of
+        #: the power for which all of them learn
         self.power = self.operators[0].settings.power
         of_oracles = (reason for op in self.operators for reason in op.oracle.reasons[1:])
-        #: why a fit failed, by the numbers of an answer
-        self.reasons = ("", "a cavity is beyond what its usual parameters can hold", *of_oracles)
+        #: why a fit failed, by the number in an answer
+        self.reasons = ("", "the parameters of a cavity overflow", *of_oracles)
 
     def refuses(self, families: tuple[str, ...]) -> str | None:
-        """Why neighbours of these families are not for the operators; None: they are."""
+        """Why operators cannot have neighbours of these families. None: they can."""
         if families == self.inputs:
             return None
         return (
             f"the operator has inputs {self.inputs}, and the neighbours are {families}; allowed: "
-            "the same, in their order"
+            "neighbours of the same families, in the same order"
         )
 
     def check_data(self, data: dict[str, Array]) -> None:
-        """Refuse data that the operators cannot tell factors apart by."""
+        """Refuse data that the operators cannot use as inputs."""
         for name, value in data.items():
             if value.ndim > 2 or value.dtype.kind not in "fiub":
                 raise ValueError(
@@ -66,8 +66,8 @@ class LearnedMessages:
             needs = op.settings.data_width
             if width and not needs:
                 raise ValueError(
-                    f"{', '.join(data)} given to an operator without coordinates= of data; "
-                    "allowed: coordinates, by which it tells factors apart, or no data"
+                    f"data {', '.join(data)} are given to an operator without coordinates=; "
+                    "allowed: no data, or an operator with coordinates, which make data its inputs"
                 )
             if width < needs:
                 raise ValueError(
@@ -76,24 +76,24 @@ class LearnedMessages:
                 )
 
     def with_operators(self, copies: dict[int, Operator]) -> Given:
-        """What was given with other operators, by the identities of those that are here."""
+        """The operators as given, each replaced by the copy with its id."""
         found = tuple(None if op is None else copies[id(op)] for op in _listed(self.given))
         return copies[id(self.given)] if isinstance(self.given, Operator) else found
 
     def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
         """Projections by the operators, which learn on the way."""
         n, kinds = asked.n, [KINDS[family] for family in families]
-        with np.errstate(all="ignore"):  # what overflows is not representable
+        with np.errstate(all="ignore"):  # overflows are refused below
             messages = tuple(
                 kind.usual(eta) for kind, eta in zip(kinds, asked.messages, strict=True)
             )
         data = columns_of(asked.rows.data)
-        # a neighbour to which nothing is sent keeps its cavity
+        # a neighbour without message keeps its cavity
         targets = tuple(eta.copy() for eta in asked.messages)
         log_z = np.full(n, np.nan)
         held = np.all([kind.is_proper(p) for kind, p in zip(kinds, messages, strict=True)], axis=0)
         reason = np.where(held, 0, 1)
-        first = 1  # the number before those of the operator's oracle
+        first = 1  # the number before those of the oracle of the operator
         for op in self.operators:
             rows = np.flatnonzero(reason == 0)
             if not len(rows):
@@ -112,9 +112,9 @@ class LearnedMessages:
 
 
 def check_operators(given: Any) -> None:
-    """Refuse operators that are not of all neighbours of a factor.
+    """Refuse operators that do not fit the neighbours of a factor.
 
-    given: an Operator, or a sequence with one, or None, for each neighbour.
+    given: an Operator, or a sequence with an Operator or None for each neighbour.
     """
     several = not isinstance(given, Operator)
     listed = _listed(given)
@@ -129,13 +129,13 @@ def check_operators(given: Any) -> None:
             )
         if not isinstance(op.oracle, Oracle):
             raise ValueError(
-                f"the oracle of {name} is {op.oracle!r}, which takes the loss of a fit; allowed in "
-                "a graph: an oracle, such as epfast.operators.SiteOracle(loss)"
+                f"the oracle of {name} is {op.oracle!r}, which takes its loss from a fit; allowed "
+                "in a graph: an oracle with a loss, such as epfast.operators.SiteOracle(loss)"
             )
         if not op.oracle.has_log_z:
             raise ValueError(
-                f"the oracle of {name} has no log_z, of which the evidence is made; allowed: one "
-                "that has (CallableOracle(..., has_log_z=True))"
+                f"the oracle of {name} has no log_z, which the evidence needs; allowed: an oracle "
+                "with log_z, such as CallableOracle(..., has_log_z=True)"
             )
         mine = op.settings
         wanted = (j,) if several else tuple(range(len(mine.inputs)))
@@ -146,18 +146,17 @@ def check_operators(given: Any) -> None:
             )
         if several and len(mine.inputs) != len(listed):
             raise ValueError(
-                f"{name} has inputs {mine.inputs}; allowed for one of {len(listed)} neighbours: as "
-                "many, all of them"
+                f"{name} has inputs {mine.inputs}; allowed: all {len(listed)} neighbours as inputs"
             )
     found = [op for op in listed if op is not None]
     if not found:
-        raise ValueError(f"scheme is {given!r}; allowed: one operator or more")
+        raise ValueError(f"scheme is {given!r}; allowed: at least one operator")
     for op in found[1:]:
         for what in ("inputs", "power"):
             one, other = (getattr(x.settings, what) for x in (found[0], op))
             if one != other:
                 raise ValueError(
-                    f"the operators of scheme have {what} {one!r} and {other!r}; allowed: the same"
+                    f"operators of scheme have {what} {one!r} and {other!r}; allowed: equal ones"
                 )
 
 
@@ -166,7 +165,7 @@ def _listed(given: Any) -> tuple[Any, ...]:
 
 
 def columns_of(data: dict[str, Array]) -> Array | None:
-    """Data of factors as an operator has them, (n, q), in the order of the keywords; or None."""
+    """Data of factors as columns, (n, q), in the order of the keywords. None: no data."""
     if not data:
         return None
     parts = [np.asarray(value, dtype=np.float64) for value in data.values()]
@@ -174,10 +173,10 @@ def columns_of(data: dict[str, Array]) -> Array | None:
 
 
 def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[Batch, ...]:
-    """Batches whose operators are copies, which a fit may teach.
+    """Batches whose operators are copies, which a fit may train.
 
-    An operator of several batches stays one. before: batches of the posterior that the fit starts
-    from; what their operators have learned goes on.
+    An operator of several batches has one copy. before: batches of the posterior from which the fit
+    starts. Its operators continue with what they have learned.
     """
     earlier = {batch.key: batch.factor.learned for batch in before}
     source: dict[int, Operator] = {}
@@ -217,24 +216,23 @@ def _operators_of(batches: tuple[Batch, ...]) -> list[Operator]:
 
 
 def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
-    """How many questions operators asked so far, and audits among them; None: nothing learns."""
+    """How many calls of oracles there were, and audits among them. None: no operators."""
     found = _operators_of(batches)
     return (sum(op.calls for op in found), sum(op.audits for op in found)) if found else None
 
 
 def warn_of_operators(batches: tuple[Batch, ...]) -> None:
-    """Warn of audits of operators that were wrong."""
-    for told in filter(None, map(told_of, _operators_of(batches))):
-        warn_user(told, ConvergenceWarning)
+    """Warn if audits contradicted operators."""
+    for message in filter(None, map(told_of, _operators_of(batches))):
+        warn_user(message, ConvergenceWarning)
 
 
 def operator_of(batches: tuple[Batch, ...], batch: Any) -> Given:
-    """What a batch has learned, in the form in which its operators were given."""
+    """The trained operators of a batch, in the form in which they were given."""
     learning = {known.key: known.factor.learned for known in batches if known.factor.learned}
     if batch not in learning:
         raise ValueError(
-            f"batch is {_checks.describe(batch)}; allowed: one of {list(learning)}, whose factors "
-            "have operators"
+            f"batch is {_checks.describe(batch)}; allowed: batches with operators, {list(learning)}"
         )
     found: Given = learning[batch].given
     return found

@@ -1,4 +1,4 @@
-"""Where sweeps that change slowly go: reduced rank extrapolation of their states."""
+"""Reduced rank extrapolation of the states of slow sweeps."""
 
 from __future__ import annotations
 
@@ -10,40 +10,42 @@ from epfast._arrays import Array
 PERIOD = 2
 #: differences of states that are combined
 RANK = 5
-#: first state: before it sweeps change much more than what moves slowly
+#: sweep of the first state. Earlier sweeps are not dominated by the slow modes
 FIRST = 8
-#: first state where nobody watches forms: most fits are done by then
+#: the same without watched forms, since most fits have converged by then
 SLOW = 24
-#: steps, in standard deviations, that are rounding
+#: steps, in standard deviations, that are rounding errors
 STILL = 1e-13
 
 
 class Limit:
     """States of some sweeps, and the point to which they converge.
 
-    Near a fixed point sweeps are linear, and slow where few modes are: a group of variables that
-    little ties to the others. The combination of states whose differences cancel best is that
-    fixed point, but for the modes beyond the rank (Eddy 1979; Mesina 1977).
+    Near a fixed point sweeps are linear, and often few modes are slow, such as the level of a group
+    of variables with a weak link to the others. The combination of states whose differences cancel
+    best is the fixed point, up to modes beyond the rank (Eddy 1979, Mesina 1977).
 
+    Parameters
+    ----------
     n : int
-        Scalar Gaussians, whose shifts in units of their standard deviations are compared.
+        Number of scalar Gaussians. Their shifts are compared, in units of standard deviations.
     first : int
         Sweeps before the first state.
     """
 
     def __init__(self, n: int, first: int = FIRST) -> None:
         self.n, self.first = n, first
-        #: states of this cycle so far, and their beliefs, sites and scales: rows, allocated once
+        #: number of states in this cycle, and their beliefs, sites and scales, a row each
         self.count = 0
         self.beliefs = self.sites = self.scales = np.empty((0, 0))
-        #: length of the last difference, at the end of each cycle
+        #: length of the last difference at the end of the previous cycle
         self.length = np.inf
         self.helps = True
 
     def visit(
         self, sweeps: int, beliefs: Array, sites: Array, scales: Array
     ) -> tuple[Array, Array, Array] | None:
-        """Keep a state after so many sweeps; the limit, as a state, when it is due."""
+        """Store a state after so many sweeps. At the end of a cycle return the limit, a state."""
         if sweeps < self.first or sweeps % PERIOD:
             return None
         if not len(self.beliefs):
@@ -69,7 +71,7 @@ class Limit:
         if not products[-1, -1] < products[0, 0]:
             return None  # not near a fixed point yet
         if not (self.length < length and size < np.inf):
-            # no contraction: what is a limit then?
+            # no contraction, and therefore no limit
             self.helps = False
             return None
         shares = np.linalg.solve(products + 1e-14 * size * np.eye(RANK), np.ones(RANK))

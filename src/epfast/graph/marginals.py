@@ -1,4 +1,4 @@
-"""Beliefs about variables other than scalar Gaussians: how far they moved, and their evidence."""
+"""Beliefs about variables other than scalar Gaussians: changes, and partition functions."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from epfast._arrays import Array
 from epfast.families import FAMILIES, POSSIBLE, Categorical, Family
 from epfast.graph.variables import Index
 
-#: how far what had no distribution before has moved, in standard deviations
+#: the change of a belief that was improper before, in standard deviations
 APPEARED = 1e8
 
 
 class Group(NamedTuple):
-    """Variables of a family with as many natural parameters each."""
+    """Variables of one family with the same number of natural parameters."""
 
     family: type[Family]
-    #: (n, k), where those are
+    #: (n, k), places of the natural parameters
     at: Index
 
     def proper(self, beliefs: Array) -> tuple[NDArray[np.bool_], Array]:
-        """Which are proper, and the natural parameters of those."""
+        """Which beliefs are proper, and the natural parameters of these."""
         eta = beliefs[self.at]
         proper = self.family.is_proper(eta)
         return proper, eta[proper]
 
     def partition(self, beliefs: Array) -> float:
-        """The sum of the log partition functions; what has no distribution counts 0."""
+        """The sum of the log partition functions of proper beliefs."""
         with np.errstate(all="ignore"):  # what overflows ends the fit
             return float(self.family.log_partition(self.proper(beliefs)[1]).sum())
 
     def change(self, before: Array, after: Array) -> float:
-        """The largest move of a mean, in standard deviations, or of the log of one.
+        """The largest change of a mean, in standard deviations, or of a log standard deviation.
 
-        Of categories, of a probability.
+        For categorical variables that of a probability.
         """
         was, _ = self.proper(before)
         proper, _ = self.proper(after)
@@ -57,13 +57,13 @@ class Group(NamedTuple):
 
 
 class Others(NamedTuple):
-    """All variables that are no scalar Gaussians."""
+    """All variables other than scalar Gaussians."""
 
     groups: tuple[Group, ...]
 
     @classmethod
     def of(cls, families: NDArray[np.int8], sizes: Index, at: Index) -> Others:
-        """Those of a graph: see :class:`epfast.graph.problem.GraphProblem`."""
+        """From the arrays of :class:`epfast.graph.problem.GraphProblem`."""
         groups = []
         for number, family in enumerate(FAMILIES.values()):
             for k in np.unique(sizes[families == number]) if number else ():
@@ -75,13 +75,13 @@ class Others(NamedTuple):
         return sum(group.partition(beliefs) for group in self.groups)
 
     def prior_partition(self, prior: Array) -> float:
-        """The same of priors, but for categories: the weights of those are as they stand."""
+        """The same of priors, without categorical variables, whose priors are not normalised."""
         return sum(
             group.partition(prior) for group in self.groups if group.family is not Categorical
         )
 
     def excludes_all(self, beliefs: Array) -> bool:
-        """Whether no category of some variable is possible."""
+        """Whether some variable has no possible category."""
         return any(
             bool((beliefs[group.at].max(axis=1) < POSSIBLE).any())
             for group in self.groups
@@ -89,18 +89,18 @@ class Others(NamedTuple):
         )
 
     def of_categories(self, length: int) -> NDArray[np.bool_]:
-        """Which of so many natural parameters are those of categories."""
+        """Which of ``length`` natural parameters are those of categorical variables."""
         found = np.zeros(length, dtype=bool)
         for group in self.groups:
             found[group.at] = group.family is Categorical
         return found
 
     def change(self, before: Array, after: Array) -> float:
-        """NaN where one overflows."""
+        """The largest change of all groups. NaN if one overflows."""
         return float(np.max([group.change(before, after) for group in self.groups], initial=0.0))
 
     def stay_proper(self, prior: Array, beliefs: Array) -> bool:
-        """Whether every variable has a proper belief, or its prior still, where that is flat."""
+        """Whether every variable has a proper belief, or a flat prior that is unchanged."""
         for group in self.groups:
             proper, had = group.proper(beliefs)[0], group.proper(prior)[0]
             untouched = (beliefs[group.at] == prior[group.at]).all(axis=1)

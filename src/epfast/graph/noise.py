@@ -15,12 +15,12 @@ ENDS = np.concatenate([-ENDS[:0:-1], ENDS])
 
 
 def log_noise_density(mean: Array, variance: Array, shape: Array, rate: Array) -> Array:
-    """Log of int N(0; mean, variance + 1 / tau) Ga(tau; shape, rate) dtau, (n,).
+    """Log of int N(0 | mean, variance + 1 / tau) Ga(tau | shape, rate) dtau, (n,).
 
-    By panels of Gauss-Legendre in t = log(tau rate / shape), which close in on the modes, at most
-    two and the dip between them: roots of a cubic in exp(t).
+    Gauss-Legendre quadrature in t = log(tau rate / shape), with panels that are narrow near the
+    modes. There are at most two modes and a minimum between them, the roots of a cubic in exp(t).
     """
-    # in units in which the prior of tau is about 1
+    # in units in which tau is about 1 under the prior
     scale = rate / shape
     with np.errstate(all="ignore"):
         v, m = variance / scale, mean / np.sqrt(scale)
@@ -32,7 +32,7 @@ def log_noise_density(mean: Array, variance: Array, shape: Array, rate: Array) -
         logs = np.where(np.isnan(logs), -np.inf, logs)
         top = logs.max(axis=1)
         top = np.where(np.isfinite(top), top, 0.0)
-        # panels that count: between modes and dips the integrand is highest at an end
+        # panels that matter: between modes and minima the integrand is largest at an end
         high = np.maximum(logs[:, 1:], logs[:, :-1]) > top[:, None] - 80.0
         row, panel = np.nonzero(high)
         left, right = ends[row, panel], ends[row, panel + 1]
@@ -41,7 +41,7 @@ def log_noise_density(mean: Array, variance: Array, shape: Array, rate: Array) -
         logs = _log_integrand(t, v[row, None], square[row, None], shape[row, None])
         sums = (np.exp(logs - top[row, None]) * WEIGHTS).sum(axis=1) * half[:, 0]
         total = top + np.log(np.bincount(row, sums, len(v)))
-    # log Gamma(a) - a log a + a, without the difference where a is large
+    # log Gamma(a) - a log a + a, by a series without cancellation where a is large
     large = np.maximum(shape, 100.0)
     small = np.minimum(shape, 100.0)
     u = 1.0 / large
@@ -51,7 +51,7 @@ def log_noise_density(mean: Array, variance: Array, shape: Array, rate: Array) -
     found = total - norm - 0.5 * np.log(2.0 * np.pi * scale)
     with np.errstate(all="ignore"):
         alone = -0.5 * (np.log(2.0 * np.pi) + np.log(variance) + mean / variance * mean)
-    # noise that is nothing beside the variance, beyond the range of doubles
+    # noise that vanishes beside the variance in doubles
     return np.where(np.isinf(v), alone, found)
 
 
@@ -61,7 +61,7 @@ def _log_integrand(t: Array, v: Array, square: Array, shape: Array) -> Array:
 
 
 def _centers(v: Array, square: Array, a: Array) -> tuple[Array, Array]:
-    """Where the integrand has its modes and bends, and how narrow it is there, (n, k)."""
+    """Modes and other centres of the integrand, and its widths there, (n, k)."""
     # derivative 0, with z = exp(-t): a (z - 1) (z + v)^2 + z^2 (z + v) / 2 - square z^2 / 2 = 0
     whole = v, square
     v, square = np.minimum(v, 1e100), np.minimum(square, 1e100)
@@ -79,7 +79,7 @@ def _centers(v: Array, square: Array, a: Array) -> tuple[Array, Array]:
     companion[:, :, 2] = -cubic[::-1].T
     z = np.linalg.eigvals(companion).real
     v, square = whole
-    # the last two: the modes of the prior, and of v = 0
+    # the last two: the mode of the prior, and the mode for v = 0
     saddle = (square + 2.0 * a) / (2.0 * a + 1.0)
     bends = np.stack([v, 0.5 * square, 1.0 / a, np.ones_like(a), saddle], axis=1)
     with np.errstate(all="ignore"):

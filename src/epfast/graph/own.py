@@ -1,4 +1,4 @@
-"""Factors of the user's own: any log density, or any object that projects messages."""
+"""Factors that users define: any log density, or any object that projects messages."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from epfast.priors import InverseGamma, Scale
 if TYPE_CHECKING:
     from epfast.graph.problem import GraphProblem
 
-#: part of the precision of a belief below which a cavity is nothing but rounding
+#: share of the precision of a belief below which a cavity is only rounding
 SMALLEST = 1e-10
-#: logs of standard deviations between which the largest density of a prior is sought
+#: the mode of a prior is searched for logs of standard deviations between -BEGIN and BEGIN
 BEGIN = 20.0
 #: schemes by their names
 NAMED = {
@@ -64,7 +64,7 @@ class Messages(Protocol):
 
 
 class Projecting:
-    """An object of the user's with ``project(messages, data)``, as a scheme."""
+    """An object of the user with ``project(messages, data)``, as a scheme."""
 
     families: frozenset[str] = frozenset(FAMILIES)
     reasons: tuple[str, ...] = ("", "project() gave NaN")
@@ -114,53 +114,60 @@ def _checked(name: str, value: Any, shape: tuple[int, ...]) -> Array:
 
 @dataclass(frozen=True)
 class Factor(Kind):
-    """A factor of your own: any log density of the variables that it touches.
+    """A factor of your own: any log density of its neighbours.
 
     Parameters
     ----------
     log_t : callable, optional
-        ``log_t(x_1, ..., x_k, **data)`` gives log t, (n,), for arrays (n,) of values of the
-        neighbours, a row for each factor, and the data keywords of ``add``, (n, ...). -inf is a
-        density 0; where it is NaN a fit has failed. It is never called for one factor alone, but
-        for all of a run, in an order of the library's own and often for several points of each:
-        what differs from factor to factor goes into data keywords, not into a closure. None where
-        ``scheme`` is an object of your own.
-    scheme : {"laplace", "quadrature", "importance"}, Operator, tuple of Operator, or object
-        How messages are found. ``"laplace"``: Gaussian neighbours, any number of them, fast; mode
-        and curvature (:class:`LaplaceMessages`). ``"quadrature"``: moments to about 1e-10, one or
-        two neighbours, Gaussian, gamma or beta (:class:`QuadratureMessages`). ``"importance"``:
-        moments by sampling, any number (:class:`ImportanceMessages`). Objects of these classes hold
-        their own numbers. An :class:`epfast.Operator` learns messages: one whose ``output`` are all
-        of its inputs, or a tuple with one for each neighbour, None where none is to be sent. Else
-        any object with ``project(messages, data)``, see Notes.
+        ``log_t(x_1, ..., x_k, **data)`` returns log t, (n,). x_j is an array (n,) of values of
+        neighbour j, one per factor, and data are the keywords of ``add``, (n, ...). -inf is a
+        density of 0, and NaN makes the update fail. One call has many factors, in any order, and
+        often several points of each. What differs between factors therefore goes into data
+        keywords, not into a closure. None if ``scheme`` is an operator or an object of your own.
+    scheme : {"laplace", "quadrature", "importance"}, Operator, tuple or object, default="laplace"
+        How messages are computed:
+
+        - ``"laplace"``: mode and curvature, fast, for any number of Gaussian neighbours
+          (:class:`LaplaceMessages`)
+        - ``"quadrature"``: moments to about 1e-10, for one or two Gaussian, gamma or beta
+          neighbours (:class:`QuadratureMessages`)
+        - ``"importance"``: moments by sampling, for any number of neighbours
+          (:class:`ImportanceMessages`)
+        - an object of one of these classes, with parameters of its own
+        - an :class:`epfast.Operator`, which learns messages. Its ``output`` are all of its inputs.
+          Or a tuple with an operator for each neighbour, or None for a neighbour without message
+        - any object with ``project(messages, data)``, see Notes
     gradient, hessian : callable, optional
-        Derivatives of log_t for the Laplace scheme: of the same arguments, a sequence of k arrays
-        (n,), and of k times k; numbers stand for arrays of them. None: differences of sixth
-        order, right to about 1e-10 where log_t is smooth.
+        Derivatives of log_t for the Laplace scheme, with the arguments of log_t. They return a
+        sequence of k arrays (n,), and k sequences of these. An entry may be a number for all rows.
+        None: differences of sixth order, with errors of about 1e-10 where log_t is smooth.
 
     Notes
     -----
-    Added as ``g.add(Factor(log_t), x, z, name=values)``: arrays of variables that broadcast,
-    one factor for each row, and data with the rows first. A density that contains data of a
-    closure must be the same for all rows.
+    Added as ``g.add(Factor(log_t), x, z, name=values)`` with arrays of variables that broadcast, a
+    factor for each row, and data with the rows first. Data in a closure must be the same for all
+    rows.
 
-    ``project(messages, data)``: messages is a tuple with natural parameters of the cavities of each
-    neighbour, (n, k): precision and precision times mean of a Gaussian variable, shape - 1 and
-    rate of a gamma, alpha - 1 and beta - 1 of a beta variable, logits of a categorical. All are
-    proper. data is a dict of arrays, rows first. It returns ``(log_z, targets)``: the log of the
-    integral of t times the normalised cavities, (n,), and natural parameters (n, k) of the
-    projection of each tilted marginal, in a tuple; NaN where it refuses. The library divides,
-    damps, adds up the evidence and refuses what is improper. An attribute ``takes_power = True``
-    asks for ``project(messages, data, power=a)``, where log_z and targets are those of t^a; without
-    it powers other than 1 are refused. ``takes_flat = True`` asks for Gaussian cavities of
-    precision 0 too, whose density counts as 1.
+    ``project(messages, data)`` gets the natural parameters of the cavities, in a tuple with an
+    array (n, k) for each neighbour. They are precision and precision times mean of a Gaussian
+    variable, shape - 1 and rate of a gamma variable, alpha - 1 and beta - 1 of a beta variable,
+    and logits of a categorical variable. All cavities are proper. data is a dict of arrays with
+    the rows first. The method returns ``(log_z, targets)``. log_z, (n,), is the log of the integral
+    of t times the normalised cavities. targets is a tuple with the natural parameters, (n, k), of
+    the projection of each tilted marginal. NaN refuses an update. The library divides by the
+    cavity, damps, adds the evidence and refuses improper sites. Two attributes ask for more:
 
-    A fit copies operators as it begins, and its copy learns on through the sweeps; an operator of
-    several batches is one copy. ``post.operator(batch)`` is what it became, and
-    ``fit(start=post)`` goes on with that. Data enter by its ``coordinates``: columns in the order
-    of the keywords, (n,) one and (n, q) several. Where its oracle refuses, the factor waits. Its
-    power is the schedule's. Errors of messages that are alike add up: for n factors about one
-    variable choose a tolerance of 10 / n.
+    - ``takes_power = True``: the call is ``project(messages, data, power=a)``, and log_z and
+      targets are those of t^a. Without it powers other than 1 are refused.
+    - ``takes_flat = True``: Gaussian cavities may have precision 0, and then have density 1.
+
+    A fit copies its operators when it begins, and the copies learn during the sweeps. An operator
+    of several batches has one copy. ``post.operator(batch)`` returns the copy, and
+    ``fit(start=post)`` continues with it. Data are inputs of an operator through its
+    ``coordinates``, as columns in the order of the keywords: an array (n,) is a column, and (n, q)
+    is q columns. If its oracle refuses, the update is refused. The power of an operator is that of
+    the schedule. Errors of similar messages add up. For n factors of one variable choose a
+    tolerance of 10 / n.
 
     Exceptions of the functions end the fit, and leave posteriors as they were. With
     ``EP(order="parallel", damping=...)`` all factors of a batch are fitted in one call.
@@ -213,7 +220,7 @@ class Factor(Kind):
             )
         if not known and self.log_t is not None:
             what = "an operator" if learns else "a scheme with project()"
-            raise TypeError(f"log_t is given beside {what}; allowed: None")
+            raise TypeError(f"log_t is given with {what}; allowed: None")
         if known and not callable(self.log_t):
             raise TypeError(
                 f"log_t is {_checks.describe(self.log_t)}; allowed: a function of arrays (n,), one "
@@ -283,8 +290,8 @@ class Factor(Kind):
             only_power_1(power, not messages.takes_power, what)
         elif isinstance(messages, LearnedMessages) and messages.power != power:
             raise ValueError(
-                f"power is {power:g}, and an operator of batch {batch.key} is of "
-                f"{messages.power:g}; allowed: an operator for each power"
+                f"power is {power:g}, and an operator of batch {batch.key} has power "
+                f"{messages.power:g}; allowed: an operator of the same power"
             )
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
@@ -310,22 +317,22 @@ class Factor(Kind):
 
 @dataclass(frozen=True)
 class ScaleFactor(Kind):
-    """The prior of standard deviations s over that of the gamma variables tau = 1 / s^2.
+    """The prior of standard deviations s, divided by the gamma prior of tau = 1 / s^2.
 
-    It divides out the gamma prior of the variables, from which messages begin.
+    Messages begin at this gamma prior.
     """
 
     kept: ClassVar[tuple[str, ...]] = ("prior", "shape", "rate")
     pattern: ClassVar[str] = "g"
     instead: ClassVar[str] = "post[s], as the factor is the prior of a scale alone"
     prior: Scale
-    #: of the gamma prior
+    #: parameters of the gamma prior
     shape: float
     rate: float
 
     @classmethod
     def of(cls, prior: Scale) -> ScaleFactor:
-        """About the largest density over log s, where there is one."""
+        """With a gamma prior around the mode over log s, if there is one."""
         if isinstance(prior, InverseGamma):
             return cls(prior, prior.shape, prior.scale)
         s = np.exp(np.linspace(-BEGIN, BEGIN, 401))
@@ -335,7 +342,7 @@ class ScaleFactor(Kind):
         return cls(prior, 1.0, float(at[k]) ** 2 if 0 < k < len(at) - 1 else 1.0)
 
     def log_t(self, tau: Array) -> Array:
-        """Log of the density of the scale, over tau, less that of the gamma prior."""
+        """Log density of the scale, as a density of tau, less that of the gamma prior."""
         log_tau = np.log(tau)
         density = np.array([self.prior.log_density(float(s)) for s in tau**-0.5])
         constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
@@ -350,7 +357,7 @@ class ScaleFactor(Kind):
         for name in ("shape", "rate"):
             _checks.number(name, getattr(self, name), above=0.0)
         if not isinstance(self.prior, Scale):
-            raise ValueError("the prior of a scale is none")
+            raise ValueError("the prior of a scale is not one of epfast.priors")
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         return Factor(self.log_t, "quadrature").sweep(batch, edges, tied)
@@ -361,7 +368,7 @@ class ScaleFactor(Kind):
 
 
 class BatchFits:
-    """BatchFits of the factors of a batch, a run at a time: what the core calls."""
+    """The Python callback of the core: fits the factors of a batch, a run at a time."""
 
     def __init__(
         self, kind: Factor, batch: Batch, families: tuple[str, ...], widths: Index
@@ -371,7 +378,7 @@ class BatchFits:
         self.rows = Rows(batch.data, batch.rows)
         for value in batch.data.values():
             value.setflags(write=False)
-        #: how often factors waited, by the reason
+        #: how often updates were refused, by reason
         self.reasons: Counter[str] = Counter()
 
     def __call__(
@@ -393,7 +400,7 @@ class BatchFits:
                     little = np.abs(eta[:, 0]) <= SMALLEST * np.abs(q[:, 0])
                     proper[:, j] &= ~little
                     flat[:, j] = little & self.scheme.takes_flat
-                    eta[little] = 0.0  # what rounding has left
+                    eta[little] = 0.0  # only rounding
                     mean = q[:, 1] / q[:, 0]
                     incoming = eta[:, 1] / eta[:, 0]
                     start[:, j] = np.where(
@@ -407,7 +414,7 @@ class BatchFits:
         failed = np.zeros(m, dtype=np.uint8)
         if not len(good):
             return steps, scales, failed
-        # all of a batch, as often as not: no copy of its data then
+        # often all of a batch, without a copy of its data
         rows = self.rows if m == len(self.rows.rows) else self.rows.taken(slice(first, stop))
         asked = Asked(tuple(_split(cavity, self.ends)), flat, start, rows, power)
         asked = asked if len(good) == m else asked.taken(good)
@@ -439,7 +446,7 @@ class BatchFits:
         return steps, scales, failed
 
     def _inner_start(self, j: int, eta: Array) -> Array:
-        """Where a search begins for what is no Gaussian: the cavity's centre."""
+        """Start of a search for a neighbour that is not Gaussian: the centre of the cavity."""
         name = self.families[j]
         return COORDINATES[name].moments(eta)[0] if name in COORDINATES else np.zeros(len(eta))
 

@@ -1,4 +1,4 @@
-"""What is known of the variables of a graph after a fit."""
+"""Posteriors of graphs: beliefs about variables, predictions, draws."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from epfast.inference.report import Drawn, interval, level_at_door, to_arviz
 from epfast.inference.runtime import cached_property
 from epfast.operators.just_in_time import Operator
 
-#: predictions that factors may have
+#: names of the predictions that factors may have
 METHODS = ("predict", "predict_variance", "predict_proba", "log_predictive")
 
 
 class Belief:
-    """What is known of an array of variables: marginals of their shape.
+    """The belief about an array of variables: marginals, in the shape of the array.
 
-    A Gaussian variable of which nothing is known, as its prior is flat and all of its factors wait,
-    has mean 0 and an infinite variance.
+    It has ``mean``, ``variance`` and ``sd``, and the parameters of its family. A Gaussian variable
+    with a flat prior and flat sites has mean 0 and an infinite variance.
     """
 
     def __init__(self, family: str, shape: tuple[int, ...], natural: Array) -> None:
@@ -51,10 +51,10 @@ class Belief:
         self._shape = shape
 
     def __getattr__(self, name: str) -> Array:
-        if "family" not in self.__dict__:  # as it is copied or unpickled
+        if "family" not in self.__dict__:  # while it is copied or unpickled
             raise AttributeError(name)
         kind = FAMILIES[self.family]
-        with np.errstate(all="ignore"):  # of what has never been proper
+        with np.errstate(all="ignore"):  # of improper beliefs
             return self._shown(kind, name)
 
     def _shown(self, kind: Any, name: str) -> Array:
@@ -81,7 +81,7 @@ class Belief:
 
 
 class ScaleBelief(Belief):
-    """What is known of standard deviations, by the gamma beliefs about their precisions."""
+    """The belief about standard deviations, by gamma beliefs about their precisions."""
 
     def _parameters(self) -> tuple[Array, Array]:
         return self.natural[:, 0] + 1.0, self.natural[:, 1]
@@ -103,7 +103,7 @@ class ScaleBelief(Belief):
             return np.asarray(np.where(squares < np.inf, squares - self.mean**2, np.inf))
 
     def quantile(self, p: float) -> Array:
-        """Quantiles, of the shape of the variables; p in (0, 1)."""
+        """Quantiles in the shape of the variables, for p in (0, 1)."""
         shape, rate = self._parameters()
         precision = special.gammainccinv(shape, _checks.number("p", p, above=0.0, most=1.0)) / rate
         return np.asarray((precision**-0.5).reshape(self._shape))
@@ -115,13 +115,15 @@ class GraphPosterior(Recorded):
     Attributes
     ----------
     log_evidence : float
-        EP's log p(y), with all constants; a prior of infinite variance counts as the density 1, and
-        so does a categorical variable without one, see :meth:`Graph.categorical
+        EP's log p(y), with all constants. A prior of infinite variance has the density 1. For
+        categorical variables without a prior see :meth:`Graph.categorical
         <epfast.Graph.categorical>`.
     converged : bool
+        Whether the fit converged.
     history : list of SweepInfo
+        One entry per sweep.
     reasons : dict
-        Of factors of your own: why fits were refused, and how often over all sweeps.
+        For factors of your own, why updates were refused, and how often over all sweeps.
     """
 
     #: the name of the class in files
@@ -146,19 +148,20 @@ class GraphPosterior(Recorded):
 
     @property
     def variables(self) -> dict[str | int, Variables | Block]:
-        """All arrays of variables, by name, or else by place: 0 is the first that was made."""
+        """All arrays of variables, by name. Arrays without a name are numbered from 0."""
         return dict(self.problem.made)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads. Nothing is pickled.
 
-        The file holds variables with their names, factors with their data, sites and schedule, so
-        that ``Graph.of(load(path)).fit(start=...)`` goes on to the bit as if it had not stopped.
+        The file holds variables with their names, factors with their data, sites and schedule.
+        ``Graph.of(load(path)).fit(start=...)`` continues with the same numbers to the last bit.
 
         Raises
         ------
         TypeError
-            For factors of your own, losses and schemes with functions of yours: pickle them.
+            For factors of your own, and for losses and schemes with functions of yours. Pickle
+            such posteriors.
         """
         problem, state = files.parted(self.problem, self.state)
         write(path, *contents(GraphPosterior(state, problem, self.converged, self.history)))
@@ -169,12 +172,13 @@ class GraphPosterior(Recorded):
         Parameters
         ----------
         batch : int
-            What :meth:`Graph.add <epfast.Graph.add>` returned for ``Factor(scheme=operator)``.
+            Number that :meth:`Graph.add <epfast.Graph.add>` returned for
+            ``Factor(scheme=operator)``.
 
         Returns
         -------
         Operator or tuple of Operator
-            As they are after the fit; what was given to the graph is unchanged.
+            Copies that the fit has trained. The operators that were given are unchanged.
         """
         return operator_of(self.problem.batches, batch)
 
@@ -190,7 +194,7 @@ class GraphPosterior(Recorded):
         if not isinstance(variables, Variables | Block):
             raise TypeError(
                 f"variables is {_checks.describe(variables)}; allowed: variables of the graph, "
-                f"or a name or place among {list(self.problem.made)}"
+                f"or one of their names or numbers, {list(self.problem.made)}"
             )
         self.problem.check_handle("variables", variables)
         if isinstance(variables, Block):
@@ -199,20 +203,20 @@ class GraphPosterior(Recorded):
         numbers = variables.numbers.ravel()
         places = self.problem.at[numbers][:, None] + np.arange(variables.width)
         natural = self.state.beliefs[places]
-        if variables.family == "gaussian":  # sites that cancel leave their rounding
+        if variables.family == "gaussian":  # rounding of sites that cancel
             natural[natural[:, 0] <= 0.0] = 0.0
         kind = ScaleBelief if isinstance(variables, Scales) else Belief
         return kind(variables.family, variables.shape, natural)
 
     def _block(self, number: int) -> BlockBelief:
-        """What is known of the block of this number."""
+        """The belief about the block of this number."""
         places = {prior.number: place for place, prior in enumerate(self.problem.blocks)}
         return self.state.blocks[places[number]]
 
     def predict_latent(self, form: Any) -> tuple[Array, Array]:
-        """Mean and variance of linear forms, of their shape.
+        """Mean and variance of linear forms, in their shape.
 
-        EP keeps no correlations but those within a block.
+        Correlations within a block are included. EP keeps no others.
         """
         h = form_of(self.problem, "form", form, blocks=True)
         at = self.problem.at[h.terms.variables]
@@ -220,7 +224,7 @@ class GraphPosterior(Recorded):
         shift = np.where(precision > 0.0, self.state.beliefs[at + 1], 0.0)
         rows = np.repeat(np.arange(h.size), h.terms.counts)
         a = h.terms.coefficient
-        with np.errstate(all="ignore"):  # of flat variables as a belief has it
+        with np.errstate(all="ignore"):  # flat variables: as a belief shows them
             means = np.where((precision == 0.0) & (shift == 0.0), 0.0, a * shift / precision)
             variances = np.where(a == 0.0, 0.0, a * a / precision)
         mean: Array = h.offset + np.bincount(rows, means, h.size)
@@ -235,69 +239,76 @@ class GraphPosterior(Recorded):
     # ---- predictions ----
 
     def predict(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
-        """The mean of what a new factor leads to, or the label that is more probable.
+        """Predict the mean of new observations or variables, or the most probable label.
 
         Parameters
         ----------
         factor : Loss, str, or factor of :mod:`epfast.graph`
             As in :meth:`Graph.add <epfast.Graph.add>`.
         *neighbours, **data
-            As in ``add``, without what is observed, over variables of the graph.
+            As in ``add``, over variables of the graph, without the observation.
 
         Returns
         -------
         ndarray
             A number for each factor:
 
-            - a loss or likelihood, ``(loss, form, noise=None)``: the mean of y, or its label;
-            - ``(Noise(tau), form)``: the mean of the form, or of y where ``y - form`` was added;
-            - ``(Product(variance), x, y)``: the mean of z; ``(LogisticLink(), z)``: that of p;
-            - ``(Transition(variance, factor), before)``: the mean of ``after``;
-            - ``(Table(p), h_1, None, h_3)``: the category that is most probable of the one variable
-              in whose place None is;
-            - ``(Mixture(h, loss), forms, noise=None)``: the mean of y, of losses whose y have one.
+            - ``(loss, form, noise=None)``, a loss or likelihood: the mean of y, or its label
+            - ``(Noise(tau), form)``: the mean of the form, or of y where ``y - form`` was added
+            - ``(Product(variance), x, y)``: the mean of z
+            - ``(LogisticLink(), z)``: the mean of p
+            - ``(Transition(variance, factor), before)``: the mean of ``after``
+            - ``(Table(p), h_1, None, h_3)``: the most probable category of the variable in the
+              place of None
+            - ``(Mixture(h, loss), forms, noise=None)``: the mean of y, for losses that have one
 
         Raises
         ------
         ValueError
-            For kinds of factors without this prediction, with those that there are.
+            For factors without this prediction. The message lists the predictions that they have.
         TypeError
             For neighbours that the prediction does not take.
 
         Notes
         -----
-        The message of the factor from the beliefs, which are taken as independent but for those
-        within a block.
+        Predictions are messages of the factor, given the beliefs. Beliefs are treated as
+        independent, except within a block.
         """
         return self._predicted("predict", factor, neighbours, data)
 
     def predict_proba(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
-        """Probability of the label +1, or of the classes; arguments of :meth:`predict`.
+        """Predict probabilities. The arguments are those of :meth:`predict`.
 
-        Of ``(Between(lower, upper), form, noise=0.0)`` the probability that the form lies there, of
-        a ``Table`` those of the categories of the variable in whose place None is.
+        Returns
+        -------
+        ndarray
+            For a loss, the probability of the label +1, or of each class. For
+            ``(Between(lower, upper), form, noise=0.0)`` the probability that the form is between
+            the bounds. For a ``Table`` the probabilities of the categories of the variable in the
+            place of None.
         """
         return self._predicted("predict_proba", factor, neighbours, data)
 
     def predict_variance(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
-        """Variance of what :meth:`predict` has the mean of; arguments of :meth:`predict`.
+        """Variance of what :meth:`predict` has the mean of. The arguments are the same.
 
-        Infinite where there is none: for ``Noise(tau)`` with a belief of shape <= 1 about tau.
+        Infinite for ``Noise(tau)`` if the belief about tau has a shape <= 1.
         """
         return self._predicted("predict_variance", factor, neighbours, data)
 
     def log_predictive(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
-        """Log density of new observations: arguments of ``add``.
+        """Log density of new observations. The arguments are those of ``add``.
 
-        ``(loss, form, y, noise=None)``; ``(Noise(tau), y - form)``, integrated over tau;
-        ``(Mixture(h, loss), forms, y, noise=None)``; ``(Between(lower, upper), form, noise=0.0)``.
+        They are ``(loss, form, y, noise=None)``, ``(Noise(tau), y - form)`` (integrated over tau),
+        ``(Mixture(h, loss), forms, y, noise=None)``, or
+        ``(Between(lower, upper), form, noise=0.0)``.
         """
         return self._predicted("log_predictive", factor, neighbours, data)
 
     def _predicted(
         self, method: str, factor: Any, neighbours: tuple[Any, ...], data: dict[str, Any]
     ) -> Array:
-        """The prediction of a factor; errors list what there is for its kind."""
+        """The prediction of a factor. Errors list the predictions of its kind."""
         check_instance(factor)
         name = type(factor).__name__ if isinstance(factor, Kind) else repr(factor)
         kind = factor if isinstance(factor, Kind) else LinearFactor(factor)
@@ -320,49 +331,53 @@ class GraphPosterior(Recorded):
     def check(self, draws: int = 20_000, rng: np.random.Generator | int | None = 0) -> Check:
         """How far the beliefs are from the exact posterior, by importance sampling.
 
-        Independent draws from the beliefs about all variables are weighed by prior times factors
-        over their density. Where the exact posterior ties variables together the weights are
-        uneven, the more the more variables there are: beyond some tens the check mostly says
-        "uncertain", never "good" (k-hat needs arviz). A block is drawn with its covariance: put
-        Gaussian variables that the data tie together into one. The check sees what the draws
-        reach: a second mode, or a category that the beliefs exclude, it does not. A draw costs
-        about 70 ns for each variable and each neighbour of a factor.
+        Variables are drawn independently from their beliefs, and a block jointly. The weight of a
+        draw is the product of prior and factors divided by the density of the draw. If variables
+        are correlated in the exact posterior, the weights are uneven. With more than some tens of
+        such variables the verdict is mostly "uncertain", never "good" (k-hat needs arviz).
+        Correlated Gaussian variables are better put into a block. The check cannot detect what the
+        draws do not reach, such as a second mode, or a category that the beliefs exclude. A draw
+        costs about 70 ns for each variable and each neighbour of a factor.
 
         Parameters
         ----------
-        draws : int
+        draws : int, default=20000
+            Number of draws.
         rng : numpy.random.Generator or int, default=0
-            Of the draws: a generator, or a seed for one; None draws afresh.
+            A generator, or a seed for one. None draws afresh.
 
         Returns
         -------
         Check
-            With the entries of its arrays in the order in which variables were made; of blocks all
-            entries, of categorical variables the indicators of the categories.
+            Its arrays have an entry for each variable, in the order in which these were made, for
+            each entry of a block, and for the indicator of each category of a categorical variable.
 
         Raises
         ------
         ValueError
-            For constraints, which no draw fulfils (:class:`epfast.graph.LogisticLink`, products and
-            transitions without noise), for factors with ``project()`` alone, and for more draws
-            than take some minutes.
+            For constraints, which no draw fulfils: :class:`epfast.graph.LogisticLink`, and products
+            and transitions without noise.
+            For factors with ``project()`` alone, which have no density.
+            For more draws than take some minutes.
         """
         given = {"draws": draws, "rng": rng}
         return self._remembered(checked(self.problem, self.state, self.log_evidence, **given))
 
     def sample(self, size: int, rng: Any = None) -> dict[str, Array]:
-        """Draws from the beliefs: independent between variables, joint within a block.
+        """Draw from the beliefs: independently between variables, jointly within a block.
 
         Parameters
         ----------
         size : int
+            Number of draws.
         rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one. None draws afresh.
 
         Returns
         -------
         dict of str to ndarray of shape (size, ...)
-            Of each array of variables by its name, without one by its place: ``"v0"`` is the first
-            that was made. Categorical variables are numbers of categories.
+            Draws of each array of variables, by its name. Arrays without a name are ``"v0"``,
+            ``"v1"``, ... Draws of categorical variables are numbers of categories.
 
         Raises
         ------
@@ -376,8 +391,8 @@ class GraphPosterior(Recorded):
             name = key if isinstance(key, str) else f"v{key}"
             belief = self[made]
             improper = ValueError(
-                f"the belief about {name} is improper; allowed for draws: fits in which no factor "
-                "waits"
+                f"the belief about {name} is improper; allowed for draws: fits in which all "
+                "beliefs are proper"
             )
             if isinstance(belief, BlockBelief):
                 if not np.isfinite(belief.covariance).all():
@@ -393,33 +408,34 @@ class GraphPosterior(Recorded):
         return found
 
     def to_arviz(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Any:
-        """Draws for ArviZ, one chain: see :meth:`sample` and :meth:`epfast.FullPosterior.to_arviz`.
+        """Draws for ArviZ, as one chain, as :meth:`epfast.FullPosterior.to_arviz` for rows.
 
         Parameters
         ----------
-        draws : int
+        draws : int, default=1000
+            Number of draws.
         rng : numpy.random.Generator or int, default=0
-            A generator, or a seed for one; None draws afresh.
+            A generator, or a seed for one. None draws afresh.
 
         Returns
         -------
         arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
-            The group ``posterior``, with a variable for each array of variables. Of losses on
-            linear forms ``observed_data``, ``log_likelihood`` and ``posterior_predictive`` have
-            ``y0`` for batch 0 of :meth:`Graph.add <epfast.Graph.add>`, and so on. Where there are
-            no other factors, and all priors are proper, ``prior_predictive``, too.
+            The group ``posterior`` has a variable for each array of variables. For losses on linear
+            forms the groups ``observed_data``, ``log_likelihood`` and ``posterior_predictive`` have
+            ``y0`` for batch 0 of :meth:`Graph.add <epfast.Graph.add>`, and so on. If there are no
+            other factors and all priors are proper, there is ``prior_predictive``, too.
 
         Warns
         -----
         ConvergenceWarning
-            If the fit has not converged, or the last check said that it is not to be used.
+            If the fit has not converged, or if the verdict of the last check was "do not use".
 
         Raises
         ------
         ImportError
             Without xarray, which the extra ``arviz`` brings.
         ValueError
-            As :meth:`sample`.
+            If a belief is improper.
         """
         return to_arviz(self, self._drawn_by_name, draws, rng)
 
@@ -433,19 +449,19 @@ class GraphPosterior(Recorded):
             found.observed_data[one.name] = one.loss.drawable(one.y)
             if "values" in one.loss.gives:
                 found.log_likelihood[one.name] = one.log_likelihood()
-            with suppress(ValueError):  # of losses whose responses cannot be drawn
+            with suppress(ValueError):  # losses whose responses cannot be drawn
                 found.posterior_predictive[one.name] = one.replicate(rng)
         if len(found.posterior_predictive) == len(problem.batches):
             blocks: Any = tuple(prior_belief(block) for block in problem.blocks)
             known = self.state._replace(beliefs=problem.prior, blocks=blocks)
-            with suppress(ValueError):  # of improper priors
+            with suppress(ValueError):  # improper priors
                 prior = GraphPosterior(known, problem, False, []).sample(size, rng)
                 for one in observations(problem, prior):
                     found.prior_predictive[one.name] = one.replicate(rng)
         return found
 
     def credible_interval(self, variables: Variables, level: float = 0.95) -> Array:
-        """Central credible intervals of Gaussian variables or scales, of their shape and 2."""
+        """Central credible intervals of Gaussian variables or scales, with their ends last."""
         belief = self[variables]
         if isinstance(belief, ScaleBelief):
             half = 0.5 * level_at_door(level)
@@ -455,13 +471,13 @@ class GraphPosterior(Recorded):
 
     @cached_property
     def program(self) -> Program:
-        """The order of its sites; a fit sets that of its sweeps."""
+        """The order of the sites. A fit sets that of its sweeps."""
         rest = self.problem.rest(self.problem.linear())
         return rest.program(rest.order())
 
     @cached_property
     def by_batch(self) -> dict[int, tuple[Index, Index, Array, Array]]:
-        """Of each batch: rows, where the sites of each begin, sites, log scales."""
+        """For each batch its rows, where the sites of each row begin, sites, and log scales."""
         problem = self.problem
         linear = problem.linear()
         found, first_site, first = {}, 0, 0

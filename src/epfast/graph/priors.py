@@ -1,4 +1,4 @@
-"""Priors of variables: what users give, as natural parameters."""
+"""Priors of variables: checks of the arguments, and natural parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import ZERO, Beta, Family, Gamma
 
-#: the least number with all digits
+#: the smallest normal number
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -27,7 +27,7 @@ def gaussian(size: Any, mean: Any, variance: Any) -> tuple[tuple[int, ...], Arra
         precision = 1.0 / variance
         largest = precision * (1.0 + np.abs(mean))
     if not np.isfinite(largest).all():
-        raise ValueError("variance is too small for its mean in doubles; allowed: larger ones")
+        raise ValueError("variance is too small for its mean in doubles; allowed: larger variances")
     return shape, np.stack([precision, precision * mean], axis=1)
 
 
@@ -61,21 +61,21 @@ def beta(size: Any, alpha: Any, beta: Any) -> tuple[tuple[int, ...], Array]:
 
 
 def _in_doubles(name: str, family: type[Family], natural: Array) -> None:
-    """Refuse priors whose mean or variance overflow, or vanish."""
+    """Refuse priors whose mean or variance overflows or underflows."""
     with np.errstate(all="ignore"):
         moments = np.stack([family.mean(natural), family.variance(natural)])
         proper = family.is_proper(natural).all()
     if not (proper and np.isfinite(moments).all() and (moments >= TINY).all()):
         raise ValueError(
-            f"{name} makes a prior whose mean or variance is no number in doubles; allowed: less "
-            "extreme ones"
+            f"{name} makes a prior whose mean or variance overflows or underflows; allowed: less "
+            "extreme numbers"
         )
 
 
 def categorical(size: Any, n: Any, probabilities: Any) -> tuple[tuple[int, ...], Array]:
     """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.categorical`.
 
-    Without a prior the latter are zeros, which no normalised prior has.
+    Without a prior the natural parameters are zeros. No normalised prior has these.
     """
     if n is None and probabilities is None:
         raise ValueError("n and prior are None; allowed: n, the number of categories, or a prior")
@@ -100,7 +100,7 @@ def categorical(size: Any, n: Any, probabilities: Any) -> tuple[tuple[int, ...],
         which = np.broadcast_to(places, shape).ravel()
     except ValueError:
         raise ValueError(
-            f"probabilities has shape {p.shape}; allowed: (K,), or one row for each of {shape}"
+            f"probabilities has shape {p.shape}; allowed: (K,), or a row for each of {shape}"
         ) from None
     if not len(which):
         raise ValueError("probabilities is empty; allowed: one variable or more")
@@ -112,7 +112,7 @@ def categorical(size: Any, n: Any, probabilities: Any) -> tuple[tuple[int, ...],
 
 
 def arrays(size: Any, **given: Any) -> tuple[tuple[int, ...], dict[str, Array]]:
-    """The shape of an array of variables, and numbers of each, (n,)."""
+    """The shape of an array of variables, and the numbers of each, (n,)."""
     numbers = {}
     for name, value in given.items():
         numbers[name] = np.asarray(_checks.real_array(name, value), dtype=np.float64)
@@ -123,7 +123,9 @@ def arrays(size: Any, **given: Any) -> tuple[tuple[int, ...], dict[str, Array]]:
             shape = np.broadcast_shapes(*(value.shape for value in numbers.values()))
         except ValueError:
             shapes = " and ".join(f"{name} {value.shape}" for name, value in numbers.items())
-            raise ValueError(f"shapes of {shapes} do not go together") from None
+            raise ValueError(
+                f"shapes of {shapes} do not broadcast; allowed: shapes that NumPy broadcasts"
+            ) from None
     else:
         parts = size if isinstance(size, tuple | list) else (size,)
         shape = tuple(_checks.integer("size", part, least=0, most=2**31) for part in parts)
@@ -134,6 +136,7 @@ def arrays(size: Any, **given: Any) -> tuple[tuple[int, ...], dict[str, Array]]:
             numbers[name] = np.broadcast_to(value, shape).ravel()
         except ValueError:
             raise ValueError(
-                f"{name} has shape {value.shape}; allowed: a number, or one for each of {shape}"
+                f"{name} has shape {value.shape}; allowed: a number, or shapes that broadcast to "
+                f"{shape}"
             ) from None
     return shape, numbers

@@ -1,4 +1,4 @@
-"""What stays fixed during a fit of a graph: variables, batches of factors, schedule, program."""
+"""A graph as it is fitted: variables, batches of factors, schedule, order of the sites."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.schedules import ADF, AEP, EP, SEP, Schedule
 
-#: the place of blocks among FAMILIES: their beliefs are kept apart
+#: number of blocks in place of a family, since their beliefs are stored separately
 BLOCK = -1
 CATEGORICAL = list(FAMILIES).index("categorical")
 #: rounding of the log evidence for each factor
@@ -31,10 +31,10 @@ ORDERS = ("auto", "sequential", "parallel")
 
 
 def places(families: NDArray[np.int8], sizes: Index) -> Index:
-    """Where the natural parameters of each variable begin, (n + 1,); the last is their number.
+    """Where the natural parameters of each variable begin, (n + 1,). The last is their total.
 
-    Scalar Gaussians come first, then the others, in the order of their numbers. sizes: how many
-    each has.
+    Scalar Gaussians come first, then the other variables, in the order of their numbers. sizes: how
+    many natural parameters each has.
     """
     order = np.argsort(families != 0, kind="stable")
     at = np.empty(len(families) + 1, dtype=np.intp)
@@ -44,11 +44,11 @@ def places(families: NDArray[np.int8], sizes: Index) -> Index:
 
 
 def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
-    """Natural parameters of the priors beside the batches, in the order of ``at``.
+    """Natural parameters of the priors, given the batches, in the order of ``at``.
 
-    A variable that a walk defines has none. Of a categorical one without a prior, factors of
-    categorical variables alone say all that there is to say; where there are none, all categories
-    are as probable.
+    A variable that a walk defines has a flat prior. A categorical variable without a prior has a
+    flat one if a factor of categorical variables alone is about it, and equal probabilities
+    otherwise.
     """
     families, sizes = problem.families, problem.sizes
     prior = np.empty(at[-1])
@@ -67,13 +67,13 @@ def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
 
 
 def legal(schedule: Any) -> Any:
-    """The schedule with its numbers; raises where a graph has no such sweeps."""
+    """The schedule with its numbers filled in. Raises if a graph cannot have such sweeps."""
     if not isinstance(schedule, EP | ADF | SEP | AEP):
         _checks.schedule(schedule, EP, "epfast.EP(), ADF(), SEP() or AEP()")
     if type(schedule).visits is not Schedule.visits:
         raise ValueError(
-            f"schedule is {type(schedule).__name__}, with visits of its own; allowed for a graph, "
-            f"which orders factors by their variables: order = {', '.join(map(repr, ORDERS))}"
+            f"schedule is {type(schedule).__name__}, which overrides visits(); allowed for a "
+            f"graph: order = {', '.join(map(repr, ORDERS))}"
         )
     orders = ("auto", "sequential") if schedule.stores != "factor" else ORDERS
     if schedule.order not in (None, *orders):
@@ -84,7 +84,9 @@ def legal(schedule: Any) -> Any:
         if getattr(schedule, name, None) not in (None, 0):
             raise ValueError(f"{name} is {getattr(schedule, name)!r}; allowed for a graph: None")
     if getattr(schedule, "batch", None) not in (None, 1):
-        raise ValueError(f"batch is {schedule.batch}; allowed for a graph: 1, or AEP() for all")
+        raise ValueError(
+            f"batch is {schedule.batch}; allowed for a graph: 1, or AEP() for all factors at once"
+        )
     return schedule.filled(power=1.0, damping=schedule.usual_damping("row"))
 
 
@@ -98,46 +100,46 @@ def has_one_set(terms: Terms) -> bool:
 
 
 class GraphState(NamedTuple):
-    """Beliefs and sites: plain arrays, picklable. Sites are in the order of the program."""
+    """Beliefs and sites as plain arrays. Sites are in the order of the program."""
 
     #: natural parameters of all variables
     beliefs: Array
-    #: those of all sites
+    #: natural parameters of all sites
     sites: Array
     #: (n_factors,)
     log_scale: Array
     #: sweeps done so far
     sweeps: int
-    #: whether the next sweep fits all factors from the same beliefs
+    #: whether the next sweep updates all factors from the same beliefs
     together: bool = False
-    #: change of the last sweep, and twice how often it has grown, less the falls since
+    #: change of the last sweep, and twice the number of its increases, less its decreases since
     change: float = math.inf
     grown: int = 0
     #: beliefs about blocks
     blocks: tuple[BlockBelief, ...] = ()
-    #: states of those that are linear models, see :class:`epfast.graph.blocks.LinearPart`
+    #: states of blocks that are linear models, see :class:`epfast.graph.blocks.LinearPart`
     linear: tuple[Any, ...] = ()
 
 
 class Program(NamedTuple):
-    """The order of a sweep: rows of each batch sorted, and runs of factors that go together."""
+    """The order of a sweep: sorted rows of each batch, and runs of independent factors."""
 
     #: for each batch its rows in the order of the program
     rows: tuple[Index, ...]
-    #: (n_runs, 3): batch, first row and where the run stops, of those sorted rows
+    #: (n_runs, 3): batch, first row and end of each run, among the sorted rows
     segments: Index
 
 
 class GraphProblem(NamedTuple):
-    """A graph, and how it is fitted: see :class:`epfast.Graph`."""
+    """A graph, and its schedule during a fit. See :class:`epfast.Graph`."""
 
-    #: identity of the graph, which tells its variables from those of others, in files too
+    #: identity of the graph, also in files, by which it recognises its variables
     graph: str
     #: (n_variables,), place of its family in FAMILIES, or BLOCK
     families: NDArray[np.int8] = np.empty(0, dtype=np.int8)
-    #: (n_variables,), how many natural parameters it has: of a block those of a form over it
+    #: (n_variables,), how many natural parameters it has. Of a block those of a form over it
     sizes: Index = np.empty(0, dtype=np.intp)
-    #: (n_variables,), time of each state of a chain; -inf of others
+    #: (n_variables,), time of each state of a chain. -inf for other variables
     times: Array = np.empty(0)
     #: natural parameters of the priors as the user gave them, variable by variable
     given: Array = np.empty(0)
@@ -147,7 +149,7 @@ class GraphProblem(NamedTuple):
     made: dict[str | int, Variables | Block] = {}  # noqa: RUF012
     #: number of the next batch
     added: int = 0
-    # of a fit, see :meth:`ready`
+    # set for a fit, see :meth:`ready`
     schedule: Any = None
     #: (n_variables + 1,), see :func:`places`
     at: Index = np.empty(0, dtype=np.intp)
@@ -157,7 +159,7 @@ class GraphProblem(NamedTuple):
     def with_variables(
         self, family: int, natural: Array, name: str | None, made: Any
     ) -> GraphProblem:
-        """With new variables of these natural parameters, (n, k), and their handle."""
+        """The problem with new variables. natural: (n, k). made: the object that the user has."""
         n, k = natural.shape
         key = len(self.made) if name is None else name
         return self._replace(
@@ -169,13 +171,15 @@ class GraphProblem(NamedTuple):
         )
 
     def with_batch(self, batch: Batch, times: Times) -> GraphProblem:
-        """With one more batch, and the times of variables that it gives."""
+        """The problem with one more batch, and the times that it gives to variables."""
         if not batch.n:
-            raise ValueError("y, or what goes with it, is empty; allowed: one factor or more")
+            raise ValueError("y or the neighbours are empty; allowed: one factor or more")
         defined = batch.factor.defines(batch)
         for known in self.batches if len(defined) else ():
             if np.isin(defined, known.factor.defines(known)).any():
-                raise ValueError("x holds variables that another walk defines; allowed: new ones")
+                raise ValueError(
+                    "x holds variables that another walk defines; allowed: other variables"
+                )
         new = self.times
         if times is not None:
             new = new.copy()
@@ -184,26 +188,26 @@ class GraphProblem(NamedTuple):
         return self._replace(batches=batches, times=new, added=self.added + 1)
 
     def check_handle(self, name: str, value: Linear) -> None:
-        """Refuse variables of others, also of a copy of the graph that went another way."""
+        """Refuse variables of another graph, or of a copy that was changed differently."""
         if value.graph != self.graph:
             raise ValueError(f"{name} is of another graph; allowed: variables of this one")
         for numbers, family, width in value.held():
             if numbers.size and numbers.max() >= len(self.families):
                 raise ValueError(
                     f"{name} is over variables that were made later, or in a copy of the graph; "
-                    "allowed: those that are here"
+                    "allowed: variables of this graph"
                 )
             known = BLOCK if family == "block" else list(FAMILIES).index(family)
             if (self.families[numbers] != known).any() or (self.sizes[numbers] != width).any():
                 raise ValueError(
-                    f"{name} is over variables that are others here, of a copy of the graph that "
-                    "went another way; allowed: those that are here"
+                    f"{name} is over variables of a copy of the graph, which are of other families "
+                    "in this graph; allowed: variables of this graph"
                 )
 
     def ready(self, schedule: Any) -> GraphProblem:
-        """To be fitted by a schedule; raises where nothing becomes proper."""
+        """The problem with a schedule, for a fit. Raises if beliefs cannot become proper."""
         if not self.batches:
-            raise ValueError("the graph has no factor; allowed: one or more, by add")
+            raise ValueError("the graph has no factors; allowed: one or more, by add()")
         at = places(self.families, self.sizes)
         prior = priors_in_effect(self, at)
         found = self._replace(schedule=schedule, at=at, prior=prior)
@@ -211,9 +215,9 @@ class GraphProblem(NamedTuple):
         return found
 
     def linear(self) -> dict[int, int]:
-        """Blocks that are linear models of their own, by their places, and the batch of each.
+        """Blocks that are linear models of their own, by place, with the batch of each.
 
-        A single pass goes in the order of the graph.
+        ADF has none, since its single pass keeps the order of the graph.
         """
         found: dict[int, int] = {}
         if self.schedule.stores == "none":
@@ -244,11 +248,11 @@ class GraphProblem(NamedTuple):
         return sum(batch.n for batch in self.batches)
 
     def check(self, quiet: bool = False) -> None:
-        """Refuse what cannot become proper; warn of variables that no factor is about."""
+        """Refuse graphs that cannot become proper. Warn of variables without factors."""
         seen = np.zeros(len(self.families), dtype=bool)
         for batch in self.batches:
             seen[batch.terms.variables] = True
-        # of a beta variable and of categories zeros are a uniform prior
+        # zeros are a uniform prior of beta and categorical variables, and proper
         may = np.flatnonzero(self.families <= 1)
         flat = np.zeros(len(seen), dtype=bool)
         flat[may] = (self.prior[self.at[may]] == 0.0) & (self.prior[self.at[may] + 1] == 0.0)
@@ -259,8 +263,8 @@ class GraphProblem(NamedTuple):
             )
         if self.schedule.stores == "none" and any(block.flat.any() for block in self.blocks):
             raise ValueError(
-                "a block has an infinite variance beside ADF, which goes through the factors once; "
-                "allowed: a finite one, or EP()"
+                "a block has an infinite variance, and ADF visits each factor only once; allowed: "
+                "a finite variance, or EP()"
             )
         for batch in self.batches:
             batch.factor.check_power(batch, self.schedule.power)
@@ -271,8 +275,8 @@ class GraphProblem(NamedTuple):
         ):
             raise ValueError(
                 f"schedule is {type(self.schedule).__name__}, where the factors of a batch share a "
-                "site; allowed: batches whose factors all have the same scalar variables, losses "
-                "of forms X @ w about a block of their own, or EP()"
+                "site; allowed: batches whose factors all have the same scalar variables, batches "
+                "of losses of forms X @ w over a block of their own, or EP()"
             )
         for batch in self.batches if self.tied else ():
             if batch.n > 1 and not batch.factor.shares:
@@ -294,7 +298,7 @@ class GraphProblem(NamedTuple):
                 warn_user(reason, DataWarning)
         if not seen.all():
             warn_user(
-                f"{(~seen).sum()} of {len(seen)} variables are in no factor: their posterior is "
+                f"{(~seen).sum()} of {len(seen)} variables have no factors, and their posterior is "
                 "their prior",
                 DataWarning,
             )
@@ -305,7 +309,7 @@ class GraphProblem(NamedTuple):
         return bool(self.schedule.stores == "shared")
 
     def is_that(self, other: GraphProblem) -> bool:
-        """Whether the other has the same variables and factors, and sites of the same kind."""
+        """Whether another problem has the same variables, factors and kinds of sites."""
         if self is other:
             return True
         mine, others = self.batches, other.batches
@@ -331,7 +335,7 @@ class GraphProblem(NamedTuple):
         )
 
     def goes_on(self, other: GraphProblem) -> bool:
-        """Whether sweeps are those of the other's schedule, but for their number and tolerance."""
+        """Whether the schedules are equal, except in the number of sweeps and the tolerance."""
         mine, others = (
             {name: value for name, value in vars(x).items() if name not in ("sweeps", "tol")}
             for x in (self.schedule, other.schedule)
@@ -343,7 +347,7 @@ class GraphProblem(NamedTuple):
         return np.asarray(self.prior[self.at[variables][:, None] + np.arange(2)])
 
     def site_places(self, batch: Batch) -> tuple[Index, Index]:
-        """Which belief each number of the sites of a batch is about; where each factor's begin."""
+        """Places in the beliefs of the numbers of the sites of a batch, and where sites begin."""
         terms = batch.terms.taken(slice(0, 1)) if self.tied else batch.terms
         sizes = self.sizes[terms.variables]
         ends = np.concatenate([[0], np.cumsum(sizes)])
@@ -351,9 +355,9 @@ class GraphProblem(NamedTuple):
         return np.repeat(self.at[terms.variables], sizes) + inner, ends[terms.starts]
 
     def added_up(self, beliefs: Array, where: Index, sites: Array) -> tuple[Array, Array]:
-        """Priors plus sites, and how large what rounds may have been beside it, times 1e6.
+        """Priors plus sites, and the size of what was summed, for a bound of the rounding error.
 
-        Sites that went leave their rounding: up to a thousandth of a standard deviation is nothing.
+        Removed sites leave rounding errors. Up to 1e-3 standard deviations are harmless.
         """
         n, length = 2 * self.n_gaussians, len(self.prior)
         total = self.prior + np.bincount(where, sites, length)
@@ -363,7 +367,7 @@ class GraphProblem(NamedTuple):
         return total, size
 
     def edges(self, batch: Batch) -> Edges:
-        """Neighbours of a batch for the core: to it a form over a block is a Gaussian."""
+        """Neighbours of a batch for the core, where a form over a block is a Gaussian variable."""
         variables = batch.terms.variables
         kind = np.maximum(self.families[variables], 0).astype(np.intc)
         return Edges(batch.terms.starts, self.at[variables], kind, self.sizes[variables])
@@ -373,7 +377,7 @@ class GraphProblem(NamedTuple):
         return np.add.reduceat(self.sizes[batch.terms.variables], batch.terms.starts[:-1])
 
     def others(self) -> Others:
-        """All variables that are no scalar Gaussians."""
+        """All variables other than scalar Gaussians."""
         return Others.of(self.families, self.sizes, self.at[:-1])
 
     def is_proper(self, beliefs: Array, others: Others) -> bool:
@@ -384,7 +388,7 @@ class GraphProblem(NamedTuple):
         return gaussian and others.stay_proper(self.prior, beliefs)
 
     def evidence(self, state: GraphState) -> float:
-        """EP's log p(y) of a state, but for what is known of blocks."""
+        """EP's log p(y) of a state, without the contribution of blocks."""
         others, n = self.others(), self.n_gaussians
         after, before = (
             compare(eta, eta, n)[1] + partition(eta)
@@ -397,7 +401,7 @@ class GraphProblem(NamedTuple):
 
     @property
     def evidence_bound(self) -> float:
-        """The largest log evidence that is possible: log of the mass of the priors, or inf."""
+        """The largest possible log evidence: the log of the mass of the priors, or inf."""
         pairs = self.prior[self.at[np.flatnonzero(self.families < 2), None] + np.arange(2)]
         flat = not pairs.any(axis=1).all() or any(block.flat.any() for block in self.blocks)
         if flat or not all(batch.factor.bounded for batch in self.batches):
@@ -409,8 +413,8 @@ class GraphProblem(NamedTuple):
     def order(self) -> Index:
         """The sequential order of all factors: by time, then as they were added.
 
-        The time of a factor is the last of its variables', so that chains are visited from one end
-        to the other, whatever the order in which their factors were added.
+        The time of a factor is the last time of its variables. Chains are therefore visited from
+        one end to the other, in whatever order their factors were added.
         """
         time = [
             np.maximum.reduceat(self.times[batch.terms.variables], batch.terms.starts[:-1])
@@ -421,7 +425,7 @@ class GraphProblem(NamedTuple):
     def program(self, order: Index) -> Program:
         """Runs of factors without a common variable, for a sequential order. O(edges).
 
-        Those about a block share it: they go one after the other within a run.
+        Factors of forms over a block are updated one after the other within a run.
         """
         batches = self.batches
         if not batches:

@@ -1,4 +1,4 @@
-"""Where a fit that goes on begins: the sites of an earlier posterior."""
+"""Warm starts of graphs: the sites of an earlier posterior."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from epfast.graph.problem import GraphProblem, Program
 
 
 def kept_sites(problem: GraphProblem, program: Program, start: Any) -> tuple[Array, Array]:
-    """Sites and log scales of factors that are still there, in the order of the program.
+    """Sites and log scales of factors that an earlier posterior has, in the order of the program.
 
-    Those of others are flat. Where the factors of a batch come to share a site it is the mean of
-    theirs; where they shared one, each has it.
+    Sites of new factors are flat. If the factors of a batch now share a site, it is the mean of
+    their old sites. If they shared a site before, each factor gets that site.
     """
     before = start.by_batch
     sites, scales = [], []

@@ -23,7 +23,7 @@ def ends(counts: Any) -> Index:
 class Terms(NamedTuple):
     """Sums of coefficients times variables, one per factor: ragged rows."""
 
-    #: (n + 1,), where those of each factor begin
+    #: (n + 1,), where the terms of each factor begin
     starts: Index
     #: (terms,), numbers of variables
     variables: Index
@@ -54,7 +54,7 @@ def joined(a: Terms, b: Terms) -> Terms:
 
 
 def merged(terms: Terms) -> Terms:
-    """With each variable once per factor: coefficients of a variable that is there twice add up."""
+    """Terms with each variable once per factor: coefficients of the same variable are added."""
     n, width = len(terms.counts), int(terms.variables.max(initial=0)) + 1
     pairs = np.repeat(np.arange(n) * width, terms.counts) + terms.variables
     once, place = np.unique(pairs, return_inverse=True)
@@ -65,7 +65,7 @@ def merged(terms: Terms) -> Terms:
 
 
 class BlockTerms(NamedTuple):
-    """What forms have of a block: x'w, a row x for each form."""
+    """The part of forms over a block: x'w, with a row x for each form."""
 
     #: number of the block
     block: int
@@ -84,7 +84,7 @@ class BlockTerms(NamedTuple):
 
 
 def added(a: tuple[BlockTerms, ...], b: tuple[BlockTerms, ...]) -> tuple[BlockTerms, ...]:
-    """The parts of both, form by form."""
+    """The sums of the parts of two arrays of forms, form by form."""
     of = {part.block: part.rows for part in a}
     for block, rows in b:
         there = of.get(block)
@@ -95,15 +95,15 @@ def added(a: tuple[BlockTerms, ...], b: tuple[BlockTerms, ...]) -> tuple[BlockTe
 
 
 class Linear:
-    """What adds up to linear forms: arithmetic of :class:`LinearForm` and of Gaussian variables."""
+    """Arithmetic of linear forms, for :class:`LinearForm` and Gaussian variables."""
 
-    #: of NumPy: an array leaves the arithmetic to the form
+    #: NumPy arrays leave the arithmetic to the form
     __array_ufunc__ = None
-    #: the graph whose variables it is of
+    #: identity of the graph of its variables
     graph: str
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
-        """What is no array of numbers: a sparse X then leaves X @ variables to them."""
+        """An array of one object, so that a sparse X leaves X @ variables to this class."""
         whole = np.empty((), dtype=object)
         whole[()] = self
         return whole
@@ -112,7 +112,7 @@ class Linear:
         raise NotImplementedError
 
     def held(self) -> list[tuple[Index, str, int]]:
-        """Numbers of its variables, their families, "block" too, and widths."""
+        """Numbers of its variables, each with its family (or "block") and width."""
         form = self.form()
         parts = [(np.array([part.block]), "block", 2) for part in form.parts]
         return [(form.terms.variables, "gaussian", 2), *parts]
@@ -135,7 +135,7 @@ class Linear:
     def __mul__(self, other: Any) -> LinearForm:
         if isinstance(other, Linear):
             raise TypeError(
-                "a product of variables is no linear form; allowed: numbers times variables, or "
+                "a product of variables is not a linear form; allowed: numbers times variables, or "
                 "the factor epfast.graph.Product()"
             )
         with np.errstate(over="ignore", invalid="ignore"):
@@ -167,9 +167,9 @@ class LinearForm(Linear):
     shape: tuple[int, ...]
     #: scalar variables
     terms: Terms
-    #: (n,), n the product of the shape
+    #: (n,), where n is the product of the shape
     offset: Array
-    #: blocks with a full covariance, each once
+    #: parts over blocks with a full covariance, each block once
     parts: tuple[BlockTerms, ...] = ()
 
     def form(self) -> LinearForm:
@@ -199,7 +199,7 @@ class LinearForm(Linear):
         )
 
     def broadcast(self, shape: tuple[int, ...]) -> LinearForm:
-        """The form as an array of this shape, as NumPy has it."""
+        """The form broadcast to this shape."""
         if shape == self.shape:
             return self
         places = np.arange(self.size).reshape(self.shape)
@@ -209,7 +209,9 @@ class LinearForm(Linear):
         if isinstance(other, Linear):
             b = other.form()
             if b.graph != self.graph:
-                raise ValueError("a form adds variables of two graphs; allowed: those of one graph")
+                raise ValueError(
+                    "a form has variables of two graphs; allowed: variables of one graph"
+                )
             shape = _broadcast(self.shape, b.shape)
             a, b = self.broadcast(shape), b.broadcast(shape)
             terms, parts = joined(a.terms, b.terms), added(a.parts, b.parts)
@@ -231,7 +233,7 @@ class LinearForm(Linear):
         return LinearForm(a.graph, shape, terms, a.offset * flat, parts)
 
     def sum(self, axis: int | None = None) -> LinearForm:
-        """Sums of the forms, over all or along an axis."""
+        """Sum of the forms along an axis. None: over all."""
         places = np.arange(self.size).reshape(self.shape)
         if axis is None:
             places = places.reshape(1, -1)
@@ -258,12 +260,12 @@ class LinearForm(Linear):
 
 
 def entries_of(rows: Any) -> Array:
-    """The entries of rows, of a sparse matrix those that it stores."""
+    """The entries of rows. Of a sparse matrix the stored ones."""
     return np.asarray(rows.data if hasattr(rows, "indptr") else rows)
 
 
 def finite_rows(X: Any, d: int) -> Any:
-    """X of X @ variables, checked: (n, d), an array of doubles or a CSR matrix."""
+    """Check X of X @ variables, (n, d). Returns an array of doubles or a CSR matrix."""
     rows = _checks.rows("X", X, d)
     if not np.isfinite(entries_of(rows)).all():
         raise ValueError("X holds NaN or infinity; allowed: finite numbers")
@@ -277,25 +279,25 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
         return np.broadcast_shapes(a, b)
     except ValueError:
         raise ValueError(
-            f"forms of shapes {a} and {b} do not go together; allowed: shapes that NumPy broadcasts"
+            f"forms of shapes {a} and {b} do not broadcast; allowed: shapes that NumPy broadcasts"
         ) from None
 
 
 class Variables(Linear):
-    """An array of variables of a graph: a handle, which indexes and slices like an array.
+    """An array of variables of a graph, which is indexed and sliced like a NumPy array.
 
-    Those of a Gaussian family add up to linear forms: ``s[home] - s[away] + edge``, ``2 * x``,
-    ``X @ w``. The belief about them is ``post[variables]``.
+    Arithmetic of Gaussian variables makes linear forms: ``s[home] - s[away] + edge``, ``2 * x``,
+    ``X @ w``. ``post[variables]`` is the belief about them.
     """
 
     def __init__(self, graph: str, family: str, numbers: Index, width: int = 2) -> None:
-        #: the graph that they are of
+        #: identity of their graph
         self.graph = graph
         #: "gaussian", "gamma", "beta" or "categorical"
         self.family = family
         #: number of each in its graph
         self.numbers = numbers
-        #: natural parameters of each: of categorical variables the number of categories
+        #: number of natural parameters of each, for categorical variables that of categories
         self.width = width
 
     @property
@@ -344,14 +346,14 @@ class Variables(Linear):
     def form(self) -> LinearForm:
         if self.family != "gaussian":
             raise TypeError(
-                f"a linear form is over {self.family} variables; allowed: scalar Gaussian ones"
+                f"a linear form is over {self.family} variables; allowed: scalar Gaussian variables"
             )
         n = self.size
         terms = Terms(np.arange(n + 1), self.numbers.ravel().astype(np.intp), np.ones(n))
         return LinearForm(self.graph, self.shape, terms, np.zeros(n))
 
     def sum(self, axis: int | None = None) -> LinearForm:
-        """Sums of Gaussian variables, over all or along an axis."""
+        """Sum of Gaussian variables along an axis. None: over all."""
         return self.form().sum(axis)
 
     def __rmatmul__(self, X: Any) -> LinearForm:
@@ -374,18 +376,18 @@ class Variables(Linear):
 
 
 class Scales(Variables):
-    """Standard deviations s of a graph, which its factors take as the gamma variables 1 / s^2."""
+    """Standard deviations s of a graph. Its factors use the gamma variables 1 / s^2."""
 
 
 class Block(Linear):
     """A vector of Gaussian variables of a graph, (d,), whose belief has a full covariance.
 
-    ``X @ w`` are linear forms, one per row of X; so are its entries, ``w[0] - w[2]``. The belief
-    about it is ``post[w]``.
+    ``X @ w`` are linear forms, one per row of X. Sums of entries are linear forms, too, such as
+    ``w[0] - w[2]``. ``post[w]`` is the belief about the block.
     """
 
     def __init__(self, graph: str, number: int, d: int) -> None:
-        #: the graph that it is of
+        #: identity of its graph
         self.graph = graph
         #: its number among the variables of the graph
         self.number = number

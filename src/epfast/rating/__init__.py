@@ -1,9 +1,10 @@
 """Ratings of players from their games: TrueSkill through time.
 
-A player's rating is a random walk through time. In a game each player performs by the rating and
-noise of variance 1, a team by the sum of its players; who performs better by more than the draw
-margin wins. Expectation propagation smooths the ratings of all players at all times by all games,
-earlier and later ones. Small leagues have a joint Gaussian, large ones a product over the ratings.
+A player's rating is a random walk through time. A performance in a game is the rating plus noise of
+variance 1, and that of a team is the sum over its players. The better performance wins, unless the
+difference is within the draw margin. Expectation propagation estimates the ratings of all players
+at all times from all games, earlier and later ones. The posterior of small leagues is a joint
+Gaussian, that of large ones a product over the ratings.
 
 References
 ----------

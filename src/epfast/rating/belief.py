@@ -1,4 +1,4 @@
-"""What games tell: joint Gaussians and products of ratings, their updates, and the parameters."""
+"""Posteriors of ratings: joint Gaussians and products, updates, and choice of parameters."""
 
 from __future__ import annotations
 
@@ -18,67 +18,68 @@ from epfast.rating.games import Games, Index
 from epfast.rating.model import League, Parameters, build
 from epfast.schedules import EP
 
-#: variables of a component up to which its ratings have a joint Gaussian: at 1,000 a fit takes 3 s
+#: most variables of a component with a joint Gaussian: at 1,000 a fit takes 3 s
 EXACT = 1_000
-#: variables up to which components share a matrix, and the search of the parameters has it
+#: variables up to which components share a matrix, also while parameters are chosen
 SMALL = 100
-#: smallest variance of a step of a joint Gaussian, as part of the prior's: what a precision matrix
-#: of doubles can hold beside it
+#: smallest variance of a step of a joint Gaussian, relative to that of the prior: smaller ones lose
+#: digits in the precision matrix
 LEAST_STEP = 1e-10
-#: weak priors: sd of log prior_sd, about 0; median and sd of the log of drift times the span
+#: weak priors: sd of log prior_sd, with mean 0, median of drift times the span, sd of its log
 PRIOR_SD, SPAN, DRIFT = 0.5, 0.25, 1.5
-#: games that choose the parameters that are not given, the latest, and the sweeps of each fit
+#: number of latest games from which parameters are chosen, and sweeps of each fit
 CHOOSING, SWEEPS = 20_000, 8
-#: step of the search at its begin and end, in logs, and fits at most
+#: first and last step of the search, in logs, and most fits
 FIRST, LAST, FITS = 0.7, 0.05, 40
-#: the usual schedule of a product; tol: of the differences in the games, in their sd
+#: default schedule of a product. tol is for the differences in the games, in their sd
 USUAL = EP(sweeps=400, tol=1e-3)
-#: move of a rating, in its sd, that an update passes on to the games of the player
+#: change of a rating, in its sd, above which an update visits the games of the player
 PASSED = 0.01
-#: moves of ratings, in their sd, beyond which an update fits all sites of a joint Gaussian anew
+#: change of ratings, in their sd, above which an update refits all sites of a joint Gaussian
 STALE = 0.2
-#: part of the variables that an update may visit; beyond it a fit of all games costs as much
+#: share of the variables above which an update would cost as much as a fit of all games
 SHARE = 0.2
 
 
 class LeagueBelief(NamedTuple):
-    """What is known of the variables."""
+    """The belief about all variables."""
 
     #: (V,)
     mean: Array
     variance: Array
     #: joint Gaussians: variables and posterior of each
     joint: tuple[tuple[Index, Any], ...]
-    #: (V,), which of these; -1: none
+    #: (V,), number of the joint Gaussian. -1: none
     place: Index
-    #: of the variables that are in none; None: there are none
+    #: the product over the other variables. None: there are none
     product: ProductSites | None
-    #: None: as :func:`evidence_of` finds it
+    #: None: see :func:`evidence_of`
     log_evidence: float | None
     converged: bool
-    #: of the longest fit
+    #: those of the longest fit
     sweeps: list[SweepInfo]
-    #: largest moves of a rating, in its sd, since all sites of a joint Gaussian were fitted
+    #: sum of the largest changes of a rating, in its sd, since all sites of a joint Gaussian were
+    #: fitted
     stale: float = 0.0
 
 
 class ProductSites(NamedTuple):
-    """A product over single variables, and the sites that make it."""
+    """A product over single variables, and its sites."""
 
     #: (V, 2), precision and shift
     natural: Array
     #: sites of the entries of X, (entries, 2), and log scales of its rows
     rows: Array
     row_scale: Array
-    #: sites of the step that leads to each variable, on both, (V, 4), and log scales
+    #: sites of the step to each variable, about both variables, (V, 4), and log scales
     steps: Array
     step_scale: Array
-    #: (V,), moves that were not passed on to the games of the player
+    #: (V,), changes since the games of the player were visited
     pending: Array
 
 
 def fitted(model: League, numbers: Parameters, schedule: Any, limit: int) -> LeagueBelief:
-    """The belief after all games: joint Gaussians of components up to limit variables."""
+    """The belief after all games. Components of up to ``limit`` variables are joint Gaussians."""
     n = model.X.shape[1]
     mean, variance, place = np.zeros(n), np.zeros(n), np.full(n, -1)
     groups, rest = split(model, limit)
@@ -108,20 +109,20 @@ def fitted(model: League, numbers: Parameters, schedule: Any, limit: int) -> Lea
 
 
 def moments(natural: Array) -> tuple[Array, Array]:
-    """Means and variances of natural parameters, (n, 2)."""
+    """Means and variances from natural parameters, (n, 2)."""
     precision, shift = natural.T
     with np.errstate(all="ignore"):
         return shift / precision, 1.0 / precision
 
 
 def split(model: League, limit: int) -> tuple[list[tuple[Index, Index]], tuple[Index, Index]]:
-    """Variables and rows of groups of components up to limit variables, and of all others."""
+    """Variables and rows of groups of small components, and of all other components."""
     n_rows, n = model.X.shape
     whole = np.arange(n), np.arange(n_rows)
     nothing = np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
     if n <= limit:
         return [whole], nothing
-    if model.games.home is not None or not limit:  # the advantage joins all games
+    if model.games.home is not None or not limit:  # the home advantage connects all games
         return [], whole
     chain = np.flatnonzero(model.before >= 0)
     row = np.repeat(np.arange(n_rows), np.diff(model.X.indptr))
@@ -144,7 +145,7 @@ def split(model: League, limit: int) -> tuple[list[tuple[Index, Index]], tuple[I
 def joint_fit(
     model: League, numbers: Parameters, variables: Index, rows: Index, schedule: Any
 ) -> Any:
-    """A joint Gaussian: a linear model of the differences in the games."""
+    """A joint Gaussian, from a linear model of the differences in the games."""
     rows = rows[model.order_of(rows)]
     X, y = differences(model, numbers, variables, rows)
     mean, variance = model.prior(numbers, variables)
@@ -170,22 +171,22 @@ def joint_fit(
 def differences(
     model: League, numbers: Parameters, variables: Index, rows: Index
 ) -> tuple[Any, Array]:
-    """The differences of performances in the games and their ends, in units of their noise."""
+    """The differences of performances in the games and their bounds, in units of the noise."""
     scale = np.sqrt(model.games.noise[rows])
     X = sparse.csr_array(sparse.diags_array(1.0 / scale) @ model.X[rows][:, variables])
     return X, np.stack(model.ends(numbers, rows), axis=1) / scale[:, None]
 
 
 class ProductGraph(NamedTuple):
-    """A graph of some variables, with what its posterior is about."""
+    """A graph of some variables, with the numbers of its batches."""
 
     graph: Graph
     variables: Any
     #: the differences of the ratings in the games
     watch: LinearForm
-    #: number of each batch of games, and the rows of it
+    #: number of each batch of games, and its rows
     games: list[tuple[int, Index]]
-    #: number of each batch of steps, and the variable to which each step of it leads
+    #: number of each batch of steps, and the variable at the end of each step
     steps: list[tuple[int, Index]]
 
 
@@ -198,7 +199,7 @@ def product_graph(
 ) -> ProductGraph:
     """The graph of some variables and of rows in the order of time.
 
-    known: natural parameters of priors, (n, 2); precision 0 where the model's is right.
+    known: natural parameters of priors, (n, 2). Precision 0: the prior of the model.
     """
     place = np.full(model.X.shape[1], -1)
     place[variables] = np.arange(len(variables))
@@ -206,7 +207,7 @@ def product_graph(
     columns = X.indices
     mean, prior = model.prior(numbers, variables)
     if known is not None:
-        # the copies of the advantage are one variable, the last; what has a belief does not walk
+        # the copies of the home advantage are one variable, the last, without a walk
         columns = np.where(model.player[columns] == -1, variables[-1], columns)
         alone = known[:, 0] > 0.0
         mean[alone], prior[alone] = moments(known[alone])
@@ -220,14 +221,14 @@ def product_graph(
         by, time = model.player[variables[mine]], model.time[variables[mine]]
         key = graph.add(Walk(rate), v[mine], by=by, time=time)
         steps.append((key, variables[mine[1:][by[1:] == by[:-1]]]))
-    # X @ v sorts entries, and their sites are asked for
+    # not X @ v, which would sort the entries
     terms = Terms(X.indptr.astype(np.intp), v.numbers[place[columns]], X.data)
     form = LinearForm(v.graph, (len(rows),), terms, np.zeros(len(rows)))
     ratings = np.where(model.player[X.indices] == -1, 0.0, X.data)
     watch = replace(form, terms=terms._replace(coefficient=ratings))
     ends, noise = model.ends(numbers, rows), model.games.noise[rows]
     games = []
-    for size in np.unique(terms.counts):  # rows of as many entries go side by side
+    for size in np.unique(terms.counts):  # rows with the same number of entries are vectorised
         part = np.flatnonzero(terms.counts == size)
         factor = Between(ends[0][part], ends[1][part])
         games.append((graph.add(factor, form[part], noise=noise[part]), part))
@@ -243,7 +244,7 @@ def product_fit(
     into: ProductSites,
     known: Array | None = None,
 ) -> Any:
-    """A product over single variables, by a graph; writes into the product."""
+    """A product over single variables, from a graph. Writes its sites into ``into``."""
     rows = rows[model.order_of(rows)]
     made = product_graph(model, numbers, variables, rows, known)
     post = made.graph.fit(USUAL if schedule is None else schedule, watch=made.watch)
@@ -263,7 +264,7 @@ def product_fit(
 
 
 def one_step_ahead(model: League, numbers: Parameters) -> Array:
-    """Log probability of each game given those before it, (n,), in one pass."""
+    """Log probability of each game given the games before it, (n,), in one pass."""
     games, model = model.games, build(model.games, model.still, model.own, copies=1)
     n_rows, n = model.X.shape
     rows = model.order_of(np.arange(n_rows))
@@ -280,10 +281,10 @@ def one_step_ahead(model: League, numbers: Parameters) -> Array:
 def updated(
     model: League, old: League, belief: LeagueBelief, numbers: Parameters, schedule: Any
 ) -> LeagueBelief | None:
-    """The belief after more games than those of the old model; None: all games are to be fitted.
+    """The belief after more games than those of the old model. None: fit all games.
 
-    Fits the games of the players who play, then of those whose ratings that moves, until moves are
-    below ``PASSED``. Moves that were not passed on add up over updates, until they reach that.
+    Fits the games of the players who play, then those of players whose ratings change by this,
+    until changes are below ``PASSED``. Changes below it add up over updates, until they reach it.
     """
     n, n_old = model.X.shape[1], old.X.shape[1]
     if schedule is not None and schedule.stores != "factor":
@@ -335,7 +336,7 @@ def updated(
         product.pending[rim] += distance_of(*was, *now)[: len(rim)]
         product.pending[mine] = 0.0
         if len(advantage):
-            # in performances: it is in many games, and moves little
+            # in units of performances, since it is in many games, and changes little
             product.natural[advantage] = product.natural[advantage[0]]
             mean[advantage], variance[advantage] = now[0][-1], now[1][-1]
             product.pending[advantage[0]] += abs(now[0][-1] - was[0][-1])
@@ -376,7 +377,7 @@ def evidence_of(model: League, belief: LeagueBelief, numbers: Parameters) -> flo
 def joint_updated(
     model: League, old: League, belief: LeagueBelief, numbers: Parameters
 ) -> LeagueBelief | None:
-    """The belief with new rows in one joint Gaussian, whose other sites stay: they move little."""
+    """The belief with new rows in one joint Gaussian. Its other sites are unchanged."""
     if len(belief.joint) > 1:
         return None
     variables, post = belief.joint[0]
@@ -397,7 +398,7 @@ def joint_updated(
 
 
 def distance_of(mean: Array, variance: Array, new_mean: Array, new_variance: Array) -> Array:
-    """How far beliefs moved, in their sds."""
+    """Changes of beliefs, in their sds."""
     return np.abs(new_mean - mean) / np.sqrt(new_variance) + 0.5 * np.abs(
         np.log(new_variance / variance)
     )
@@ -423,7 +424,7 @@ def choose(
     margin: float | None,
     draws: bool,
 ) -> Parameters:
-    """The parameters that are not given, at the mode of evidence times priors: see :func:`fit`."""
+    """Choose missing parameters at the mode of evidence times priors, see :func:`fit`."""
     some = games.latest(CHOOSING)
     span = float(np.ptp(some.time))
     if span == 0.0 and drift is None:

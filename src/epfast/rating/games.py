@@ -1,4 +1,4 @@
-"""Games as they are given: columns, players, teams, times."""
+"""Games as the user gives them: columns, players, teams, times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from epfast._arrays import Array
 
 Index = NDArray[np.intp]
 DAY = np.timedelta64(86_400_000_000, "us")
-#: digits of a date's year: a shorter string is a number
+#: digits of the year of a date. Shorter strings are no dates
 YEAR = 4
 #: columns of games between two players, and between teams
 PAIRS = ("winner", "loser", "time", "draw", "home")
@@ -26,23 +26,23 @@ TEAMS = ("teams", "ranks", "weights", "time")
 
 
 class Games(NamedTuple):
-    """Games in the order in which they were given. A row compares a team with the next by rank."""
+    """Games in the order in which they were given. A row compares two teams of adjacent ranks."""
 
     #: (n,), days or numbers
     time: Array
-    #: (n,): 1 where the winner is at home, -1 where the loser is; None: nowhere asked
+    #: (n,): 1 where the winner is at home, -1 where the loser is. None: not given
     home: Array | None
-    #: (r,), the game of each row, sorted
+    #: (r,), game of each row, sorted
     game: Index
     #: (r,)
     draw: NDArray[np.bool_]
-    #: CSR (r, players): weights of the better team, minus those of the other
+    #: CSR (r, players): weights of the better team, minus those of the other team
     teams: Any
-    #: (r,), variance of the performances that no other row has
+    #: (r,), variance of the noise that no other row shares
     noise: Array
     #: CSR (r, m): coefficients of standard normal variables that the rows of a game share
     shared: Any
-    #: (r,), players of the two teams
+    #: (r,), number of players of the two teams
     size: Array
 
     def latest(self, n: int) -> Games:
@@ -66,7 +66,7 @@ class Games(NamedTuple):
         )
 
     def joined(self, more: Games) -> Games:
-        """These, then more."""
+        """These games, followed by more."""
         home = None
         if self.home is not None and more.home is not None:
             home = np.concatenate([self.home, more.home])
@@ -85,13 +85,13 @@ class Games(NamedTuple):
 
 
 def rows_of(entries: Array, columns: Any, counts: Any, width: int) -> Any:
-    """A CSR matrix by its rows."""
+    """A CSR matrix from the entries and columns of its rows."""
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
     return sparse.csr_array((entries, np.asarray(columns, np.intp), starts), (len(counts), width))
 
 
 def stacked(a: Any, b: Any, width: int) -> Any:
-    """CSR matrices of which the second has all columns of the first. O(entries), to copy them."""
+    """CSR matrices above each other. The second may have more columns. O(entries)."""
     parts = (a.data, b.data), (a.indices, b.indices), (a.indptr, b.indptr[1:] + a.indptr[-1])
     entries, columns, starts = (np.concatenate(pair) for pair in parts)
     return sparse.csr_array((entries, columns, starts), (len(starts) - 1, width))
@@ -106,7 +106,7 @@ def missing(value: Any) -> bool:
 
 
 def several(value: Any) -> list[Any] | None:
-    """The entries of a list, an array or a column of a frame; None of a single value."""
+    """The entries of a list, an array or a column of a frame. None for a single value."""
     if isinstance(value, (str, bytes, Mapping)):
         return None
     if hasattr(value, "to_numpy"):
@@ -117,30 +117,30 @@ def several(value: Any) -> list[Any] | None:
 
 
 def plain(values: Any) -> NDArray[Any]:
-    """An array; objects that are all numbers or booleans become those."""
+    """An array. Objects that are all numbers or booleans are converted."""
     given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     return np.array(given.tolist()) if given.dtype == object else given
 
 
 class Reader:
-    """Reads games: where their columns are, and the number of each player."""
+    """Reads games, given their columns and the number of each player."""
 
     def __init__(self, columns: dict[str, Any], code: dict[Any, int], dated: bool | None) -> None:
         #: number of each player
         self.code = code
         self.columns = columns
-        #: whether times are dates; None: not known yet
+        #: whether times are dates. None: not known yet
         self.dated = dated
 
     def copied(self) -> Reader:
         return Reader(self.columns, dict(self.code), self.dated)
 
     def games(self, games: Any) -> Games:
-        """Check games."""
+        """Read and check games."""
         columns = {name: column(games, name, at) for name, at in self.columns.items()}
         sizes = {name: len(part) for name, part in columns.items() if part is not None}
         if len(set(sizes.values())) > 1:
-            raise ValueError(f"columns have different lengths: {sizes}; allowed: one per game")
+            raise ValueError(f"columns have different lengths: {sizes}; allowed: a value per game")
         n = next(iter(sizes.values()))
         if n == 0:
             raise ValueError("games is empty; allowed: one game or more")
@@ -157,13 +157,13 @@ class Reader:
         if columns["draw"] is not None:
             given = plain(columns["draw"])
             if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
-                raise ValueError("draw holds other values than True and False; allowed: those")
+                raise ValueError("draw holds values other than True and False; allowed: booleans")
             draws = given.astype(bool)
         home = None
         if columns["home"] is not None:
             home = _checks.array("home", plain(columns["home"]), shape=(n,))
             if not np.isin(home, (-1, 0, 1)).all():
-                raise ValueError("home holds other values than -1, 0 and 1; allowed: those")
+                raise ValueError("home holds values other than -1, 0 and 1; allowed: -1, 0 or 1")
         two = np.full(n, 2)
         teams = rows_of(np.tile([1.0, -1.0], n), pairs.ravel(), two, len(self.code))
         none = sparse.csr_array((n, 0))
@@ -180,7 +180,7 @@ class Reader:
         return np.array(found, dtype=np.intp)
 
     def _teams(self, columns: dict[str, Any], times: Array) -> Games:
-        """Games of teams: of K of them K - 1 rows, each team against the next one by rank."""
+        """Games of teams. K teams make K - 1 rows, each team against the next one by rank."""
         rows: list[tuple[int, bool, float, float]] = []
         entries: list[tuple[Index, Array]] = []
         cells: list[tuple[float, ...]] = []
@@ -196,7 +196,7 @@ class Reader:
             who = [self._players("teams", side) for side in sets]
             whole = np.concatenate(who)
             if len(np.unique(whole)) < len(whole):
-                raise ValueError(f"teams has a player twice in game {g}; allowed: each once")
+                raise ValueError(f"teams has a player twice in game {g}; allowed: each player once")
             ranks = np.arange(len(sets), dtype=np.float64)
             if columns["ranks"] is not None:
                 ranks = numbers_of("ranks", g, columns["ranks"][g], len(sets))
@@ -212,7 +212,9 @@ class Reader:
                     for part, side in zip(parts, who, strict=True)
                 ]
                 if not all(share.any() for share in shares):
-                    raise ValueError(f"weights are 0 of a team in game {g}; allowed: one above 0")
+                    raise ValueError(
+                        f"weights of a team are all 0 in game {g}; allowed: a weight above 0"
+                    )
             order = np.argsort(ranks, kind="stable")
             spread = np.array([shares[k] @ shares[k] for k in order])
             own, common = shares_of_noise(spread)
@@ -237,7 +239,7 @@ class Reader:
         return Games(times, None, game, draw, teams, noise, shared, size_of)
 
     def times(self, name: str, values: Any) -> Array:
-        """Times as numbers: days of dates."""
+        """Times as numbers. Dates become days."""
         found = days(name, values)
         dated = found is not None
         if found is None:
@@ -246,12 +248,12 @@ class Reader:
                 raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
         if self.dated not in (None, dated):
             kinds = ("numbers", "dates")
-            raise TypeError(f"{name} holds {kinds[dated]}; allowed here: {kinds[not dated]}")
+            raise TypeError(f"{name} holds {kinds[dated]}; allowed: {kinds[not dated]}, as before")
         self.dated = dated
         return found
 
     def shown(self, times: Array) -> NDArray[Any]:
-        """Times as they were given."""
+        """Times in the form in which they were given."""
         if not self.dated:
             return times
         return np.datetime64(0, "s") + np.round(times * 86400.0).astype("timedelta64[s]")
@@ -267,11 +269,11 @@ def numbers_of(name: str, game: int, values: Any, n: int, **bounds: float) -> Ar
 
 
 def shares_of_noise(spread: Array) -> tuple[Array, Array]:
-    """The noise of the differences of performances with these variances, each from the next.
+    """The noise of differences of adjacent performances, which have these variances.
 
-    Returns the variance that each difference has alone, (k,), and coefficients of variables that
-    they share, as neighbours have a performance in common: (k, k), of a single one (1, 0).
-    Covariance = D + L L', exactly.
+    Adjacent differences have a performance in common. Their covariance is D + L L', exactly.
+    Returns the diagonal of D, (k,), the variance that each difference has alone, and L, (k, k),
+    coefficients of shared variables. A single difference has an L of shape (1, 0).
     """
     if len(spread) == 2:
         return np.array([spread.sum()]), np.zeros((1, 0))
@@ -283,15 +285,15 @@ def shares_of_noise(spread: Array) -> tuple[Array, Array]:
 
 
 def days(name: str, values: Any) -> Array | None:
-    """Dates as days since 1970; None where there are numbers."""
+    """Dates as days since 1970. None for numbers."""
     given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     if given.ndim != 1:
         raise ValueError(f"{name} has shape {given.shape}; allowed: one axis, (n,)")
     if given.dtype.kind in "biufc":
         return None
     wrong = ValueError(
-        f"{name} holds what is neither a number nor a date; allowed: numbers, datetime64, dates "
-        "of datetime, or strings as '2024-05-31'"
+        f"{name} holds values that are neither numbers nor dates; allowed: numbers, datetime64, "
+        "dates of datetime, or strings such as '2024-05-31'"
     )
     if given.dtype.kind == "U" and isinstance(values, (list, tuple)):
         given = np.array(values, dtype=object)  # NumPy makes strings of numbers beside strings
@@ -302,7 +304,7 @@ def days(name: str, values: Any) -> Array | None:
         if any(missing(one) and not known for one, known in zip(given, inside, strict=True)):
             raise ValueError(f"{name} holds None, NaT or NA; allowed: numbers, or dates")
         if any(inside):
-            raise ValueError(f"{name} holds numbers and dates; allowed: one kind of them")
+            raise ValueError(f"{name} holds both numbers and dates; allowed: only one of them")
         given = np.array([moment(one, wrong) for one in given])
     if given.dtype.kind not in "USM" or (
         given.dtype.kind != "M" and (np.char.str_len(given) < YEAR).any()
@@ -310,7 +312,7 @@ def days(name: str, values: Any) -> Array | None:
         raise wrong
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of time zones, which NumPy turns into UTC
+            warnings.simplefilter("ignore")  # about time zones, which NumPy converts to UTC
             dates = given.astype("datetime64") if given.dtype.kind != "M" else given
             years = dates.astype("datetime64[Y]").astype(np.int64) + 1970
     except (ValueError, TypeError):
@@ -318,12 +320,12 @@ def days(name: str, values: Any) -> Array | None:
     if np.isnat(dates).any():
         raise ValueError(f"{name} holds NaT; allowed: dates")
     if not ((years >= 1) & (years <= 9999)).all():
-        raise ValueError(f"{name} holds a date outside the years 1 to 9999; allowed: those")
+        raise ValueError(f"{name} holds a date outside the years 1 to 9999; allowed: these years")
     return np.asarray((dates.astype("datetime64[us]") - np.datetime64(0, "us")) / DAY)
 
 
 def moment(value: Any, wrong: ValueError) -> Any:
-    """A date of any type."""
+    """A date of any type, as datetime64."""
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         value = value.astimezone(datetime.UTC).replace(tzinfo=None)
     try:
@@ -339,18 +341,22 @@ def moment(value: Any, wrong: ValueError) -> Any:
 def checked_priors(priors: Any) -> dict[Any, tuple[float, float]]:
     """Prior means and sds of players, by name."""
     if not isinstance(priors, Mapping | None):
-        raise TypeError(f"priors is {_checks.describe(priors)}; allowed: a mapping of players")
+        raise TypeError(
+            f"priors is {_checks.describe(priors)}; allowed: a mapping of players to (mean, sd)"
+        )
     found = {}
     for who, pair in (priors or {}).items():
         one = several(pair) or []
         if len(one) != 2:
-            raise ValueError(f"priors has {_checks.describe(pair)} of {who!r}; allowed: (mean, sd)")
+            raise ValueError(
+                f"priors has {_checks.describe(pair)} for {who!r}; allowed: (mean, sd)"
+            )
         found[who] = (_checks.number("priors", one[0]), _checks.number("priors", one[1], above=0.0))
     return found
 
 
 def own_of(priors: dict[Any, tuple[float, float]], code: dict[Any, int]) -> Array:
-    """Prior means and sds of all players, (players, 2); NaN where they have none of their own."""
+    """Prior means and sds of all players, (players, 2). NaN for players that are not in priors."""
     found = np.full((len(code), 2), np.nan)
     for who, pair in priors.items():
         if who in code:
@@ -359,7 +365,7 @@ def own_of(priors: dict[Any, tuple[float, float]], code: dict[Any, int]) -> Arra
 
 
 def column(games: Any, name: str, at: Any) -> Any:
-    """A column by its name, or as it is."""
+    """A column, from its name or as given."""
     if at is None:
         return None
     if isinstance(at, str):
@@ -370,11 +376,11 @@ def column(games: Any, name: str, at: Any) -> Any:
             names = list(games.dtype.names)
         elif not names:
             raise TypeError(
-                f"games is {_checks.describe(games)} and {name} the name {at!r}; allowed: a frame "
-                "of pandas, a dict of arrays or a structured array, or columns as arrays"
+                f"games is {_checks.describe(games)} and {name} the name {at!r}; allowed: a "
+                "DataFrame, a dict of arrays or a structured array, or columns as arrays"
             )
         if at not in names:
-            raise ValueError(f"games has no column {at!r} ({name}); it has {names}")
+            raise ValueError(f"games has no column {at!r} for {name}; allowed: one of {names}")
         at = games[at]
     values = at.to_numpy() if hasattr(at, "to_numpy") else at
     if isinstance(values, Iterable) and not isinstance(values, (list, tuple, np.ndarray)):

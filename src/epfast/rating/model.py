@@ -12,7 +12,7 @@ from epfast.rating.games import Games, Index, rows_of, stacked
 
 #: prior variance of the home advantage
 ADVANTAGE = 1.0
-#: copies of the home advantage, tied by walks of rate 0: games in a vector have one each
+#: copies of the home advantage, equal by walks of rate 0, so that games in a vector have one each
 COPIES = 64
 
 
@@ -27,27 +27,27 @@ class Parameters(NamedTuple):
 
 
 class League(NamedTuple):
-    """Variables and rows. New games append both, so that places stay."""
+    """Variables and rows. New games append to both, so that places do not change."""
 
     games: Games
-    #: CSR (r, V): each row's linear form
+    #: CSR (r, V): the linear form of each row
     X: Any
-    #: (V,), of a rating; -1: a copy of the home advantage, -2: what rows of a game share
+    #: (V,), player of a rating. -1: a copy of the home advantage, -2: noise that rows share
     player: Index
     #: (V,)
     time: Array
-    #: (V,), the variable before it in its random walk; -1: none
+    #: (V,), the previous variable in the random walk. -1: none
     before: Index
-    #: variables of ratings by player and time, and these as numbers that sort so
+    #: variables of ratings, sorted by player and time, and player + i time of each
     order: Index
     keys: Any
-    #: whether ratings do not change
+    #: whether ratings are constant
     still: bool
-    #: (players, 2), prior means and sds that are given of single players, else NaN
+    #: (players, 2), given prior means and sds of single players. NaN: not given
     own: Array
 
     def find(self, player: Any, time: Any) -> tuple[Index, Any]:
-        """The last rating of each player up to a time, or the first, and whether it is of then."""
+        """The last rating of each player up to a time, else the first, and whether times agree."""
         key = player + 1j * (0.0 * time if self.still else time)
         place = np.searchsorted(self.keys, key, "right") - 1
         at = self.order[np.maximum(place, 0)]
@@ -56,7 +56,7 @@ class League(NamedTuple):
         return at, earlier & (self.keys[np.maximum(place, 0)] == key)
 
     def order_of(self, rows: Index) -> Index:
-        """The order of time of these rows, in which a game's are as they are."""
+        """The order of these rows by time. Rows of one game keep their order."""
         return np.argsort(self.games.time[self.games.game[rows]], kind="stable")
 
     def entries_of(self, rows: Index) -> Index:
@@ -66,13 +66,13 @@ class League(NamedTuple):
         return np.repeat(first - ends + counts, counts) + np.arange(ends[-1])
 
     def ends(self, numbers: Parameters, rows: Index) -> tuple[Array, Array]:
-        """The ends of the difference of performances in each of some rows."""
+        """Bounds of the difference of performances in each of some rows."""
         margin = numbers.margin * np.sqrt(0.5 * self.games.size[rows])
         draw = self.games.draw[rows]
         return np.where(draw, -margin, margin), np.where(draw, margin, np.inf)
 
     def prior(self, numbers: Parameters, variables: Index) -> tuple[Array, Array]:
-        """Prior means and variances, of ratings that a walk defines too."""
+        """Prior means and variances, also of ratings that a walk defines."""
         player = self.player[variables]
         own = self.own[np.maximum(player, 0)]
         mean = np.where(np.isnan(own[:, 0]), numbers.prior_mean, own[:, 0])
@@ -126,7 +126,7 @@ def build(games: Games, still: bool, own: Array, copies: int = COPIES) -> League
 
 
 def appended(model: League, more: Games, own: Array) -> League:
-    """The model with more games, whose variables and rows come last. O(entries), to copy them."""
+    """The model with more games, whose variables and rows come last. O(entries)."""
     n = model.X.shape[1]
     counts, player = np.diff(more.teams.indptr), more.teams.indices
     time = 0.0 * player if model.still else np.repeat(more.time[more.game], counts)

@@ -1,4 +1,4 @@
-"""Ratings, and what they say."""
+"""Ratings: fit, tables, predictions, updates."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ from epfast.rating.games import PAIRS, TEAMS, Index, Reader, checked_priors, own
 from epfast.rating.model import League, Parameters, appended, build
 from epfast.schedules import Schedule
 
-#: players up to whom a product of their ratings is worth a warning: of more, each meets few
+#: most players for a warning of a product. Each of more players meets few others
 FEW = 200
 
 
 class Prediction(NamedTuple):
     """Probabilities that the first player wins, that it is a draw, and that the first loses."""
 
+    #: (n,) each, or numbers for a single game
     win: Array
     draw: Array
     loss: Array
 
 
 class History(NamedTuple):
-    """A player's rating at the times of the games."""
+    """The rating of a player at the times of the player's games."""
 
+    #: (k,) each
     time: NDArray[Any]
     mean: Array
     sd: Array
@@ -73,66 +75,73 @@ def fit(
     ----------
     games : pandas.DataFrame, mapping of arrays or structured array, optional
         A row per game. None: all columns are given as arrays.
-    winner, loser : str or array_like
-        Name of the column, or the column: players, hashable. In a draw the two are in any order.
+    winner : str or array_like, default="winner"
+        Name of the column, or the column. Players are any hashable values. In a draw the order of
+        winner and loser does not matter.
+    loser : str or array_like, default="loser"
+        As ``winner``.
     time : str or array_like, optional
-        Numbers, or dates, which count in days: datetime64, dates of ``datetime`` or pandas, or
-        strings as "2024-05-31", of the years 1 to 9999; in any order. None: ratings do not change.
+        Numbers or dates, in any order. Dates are datetime64, dates of ``datetime`` or pandas, or
+        strings such as "2024-05-31", of the years 1 to 9999, and their unit is a day. None: ratings
+        are constant.
     draw : str or array_like of bool, optional
-        Which games are drawn. None: none.
+        Which games are drawn. None: no games.
     home : str or array_like, optional
-        1 where the winner is at home, -1 where the loser is, 0 on neutral ground. Being at home is
-        an advantage of N(0, 1), the same in all games.
+        1 where the winner is at home, -1 where the loser is, 0 on neutral ground. The home
+        advantage is the same in all games, with the prior N(0, 1).
     teams : str or sequence, optional
-        In place of ``winner`` and ``loser``: of each game a list of two teams or more, each a list
-        of players. A team performs at the sum of its players' performances.
+        For each game a list of two teams or more, each a list of players, in place of ``winner``
+        and ``loser``. The performance of a team is the sum of those of its players.
     ranks : str or sequence, optional
-        Of each game a number per team, the least for the best; equal ones draw. None: teams are in
-        the order of their ranks, and none draw.
+        For each game a number per team, smallest for the best. Teams with equal ranks draw. None:
+        teams are listed from the best to the worst, without draws.
     weights : str or sequence, optional
-        Of each game, for each team, a number >= 0 per player: the part of the game that was played.
-        None: 1.
+        For each game and team a number >= 0 per player, the part of the game that the player
+        played. None: 1.
     prior_sd : float, optional
-        Standard deviation of the ratings of players at their first game; that of a performance is
-        1. None: chosen, with the two below, at the mode of the evidence times weak priors. That of
-        log prior_sd is N(0, 0.5^2): from 0.37 to 2.7 in 95 %.
+        Standard deviation of the ratings of players at their first game, in units of the noise of a
+        performance. None: chosen from the games. The prior of its log is N(0, 0.5^2), with 95 % of
+        prior_sd from 0.37 to 2.7.
     drift : float, optional
-        Variance that a rating gains per unit of time, >= 0. None: chosen; the log of drift times
-        the time from the first to the last game is N(log 0.25, 1.5^2).
+        Variance that a rating gains per unit of time, >= 0. None: chosen from the games. The prior
+        of the log of drift times the time from the first to the last game is N(log 0.25, 1.5^2).
     margin : float, optional
-        Performances of two players that differ by no more than that draw; of teams of n players in
-        all times sqrt(n / 2). None: 0 without ``draw`` and ``ranks``; else chosen. The density of
-        the probability p that two players of one rating draw is 6 p (1 - p).
-    prior_mean : float
-        Mean of the ratings of players at their first game. It matters where teams differ in size:
-        the more players, the stronger the team if it is above 0.
+        Two players draw if their performances differ by at most this. For two teams of n players in
+        all the margin is multiplied by sqrt(n / 2). None: 0 without ``draw`` and ``ranks``, else
+        chosen from the games. The probability p that two players of equal rating draw has the prior
+        density 6 p (1 - p).
+    prior_mean : float, default=0.0
+        Mean of the ratings of players at their first game. It has an effect only if teams differ in
+        size. If it is positive, teams of more players are stronger.
     priors : mapping, optional
-        Mean and standard deviation at the first game, (mean, sd), of players whose ratings are
-        known from elsewhere.
+        (mean, sd) of ratings at the first game, by player, for players whose ratings are known from
+        elsewhere.
     schedule : EP or ADF, optional
-        None: that of :func:`epfast.fit_linear` for joint Gaussians; else
-        ``EP(sweeps=400, tol=1e-3)``, whose convergence is judged by the differences of the
-        performances in the games, how far they are from their limit in standard deviations: the
-        level of all ratings moves slowly, and means nothing.
+        None: for joint Gaussians the default of :func:`epfast.fit_linear`, and otherwise
+        ``EP(sweeps=400, tol=1e-3)``. The latter has converged when the differences of performances
+        in the games are within ``tol`` standard deviations of their limit. The common level of all
+        ratings has no effect, and may still move.
 
     Returns
     -------
     Ratings
 
-    Notes
-    -----
-    The latest 20,000 games choose the parameters, in at most 40 short fits.
-
-    Players whom games connect are a component. Up to 1,000 variables of a component (a rating for
-    each player and time of theirs, and one less than its teams for each game of three or more) have
-    a joint Gaussian. Larger ones have a product over the variables, which knows no correlations:
-    standard deviations of single ratings are too small, by a quarter or more, those of differences
-    nearly right. :attr:`Ratings.joint` says whose are joint.
-
     Warns
     -----
     DataWarning
-        If up to 200 players have so many times that their ratings are no joint Gaussian.
+        If up to 200 players have so many times that their ratings have no joint Gaussian.
+
+    Notes
+    -----
+    Missing parameters are chosen at the mode of the evidence times their priors, from the latest
+    20,000 games, in at most 40 short fits.
+
+    Players that games connect are a component. The variables of a component are a rating for each
+    player at each time of a game of the player, and k - 1 variables for each game of k > 2 teams.
+    Components of up to 1,000 variables have a joint Gaussian. Larger components have a product over
+    the variables, without correlations. Standard deviations of single ratings are then too small,
+    by a quarter or more, and those of differences nearly right. :attr:`Ratings.joint` says which
+    players have a joint Gaussian.
 
     Examples
     --------
@@ -142,7 +151,7 @@ def fit(
     >>> print(ratings.predict("ann", "cyd").win.round(2))
     0.78
 
-    Three players, of whom two share the second place, then two against one:
+    A game of three players, two of them in second place, then a game of two against one:
 
     >>> sides = [[["ann"], ["bob"], ["cyd"]], [["bob", "cyd"], ["ann"]]]
     >>> ratings = rating.fit(teams=sides, ranks=[[1, 2, 2], [1, 2]], prior_sd=1.0, margin=0.2)
@@ -159,7 +168,7 @@ def fit(
         alone = draw is None and home is None
         if not (alone and all(isinstance(x, str) for x in (winner, loser))):
             raise ValueError(
-                "teams is given with winner, loser, draw or home; allowed with it: ranks, weights"
+                "teams is given with winner, loser, draw or home; allowed: with ranks or weights"
             )
         columns = dict(zip(TEAMS, (teams, ranks, weights, time), strict=True))
     reader = Reader(columns, {}, None)
@@ -183,10 +192,10 @@ def fit(
     few = len(np.unique(model.player[product]))
     if 0 < few <= FEW:
         warn_user(
-            f"{few} players at {np.count_nonzero(product)} times of theirs are more than {EXACT:,} "
-            "ratings, which have no joint Gaussian: standard deviations of single ratings are too "
-            "small, to 0.6 of the right ones in leagues that were tried; give coarser times, as "
-            "months in place of days",
+            f"{few} players have {np.count_nonzero(product)} ratings at different times, and above "
+            f"{EXACT:,} there is no joint Gaussian: standard deviations of single ratings are too "
+            "small, down to 0.6 of the right ones in tests; give coarser times, such as months in "
+            "place of days",
             DataWarning,
         )
     return Ratings(reader, known, model, numbers, schedule, belief)
@@ -198,11 +207,13 @@ class Ratings:
     Attributes
     ----------
     players : list
+        All players, in the order in which they first occur.
     prior_sd, drift, margin : float
         Parameters of the model, given or chosen.
     converged : bool
+        Whether all fits converged.
     sweeps : list of SweepInfo
-        Of the longest fit of a component; of an update, of all fits of a few players.
+        Sweeps of the longest fit of a component. After an update those of all its fits.
     """
 
     def __init__(
@@ -227,17 +238,17 @@ class Ratings:
 
     @cached_property
     def log_evidence(self) -> float:
-        """Of the parameters, with all constants."""
+        """Log evidence of the parameters, with all constants."""
         return evidence_of(self._model, self._belief, self._numbers)
 
     @property
     def joint(self) -> NDArray[np.bool_]:
-        """Which players have a joint Gaussian, (players,): see the notes of ``fit``."""
+        """Which players have a joint Gaussian, (players,). See the notes of ``fit``."""
         return np.asarray(self._belief.place[self._last] >= 0)
 
     @cached_property
     def _last(self) -> Index:
-        """The last rating of each player."""
+        """The variable of the last rating of each player."""
         order = self._model.order
         return order[np.flatnonzero(np.diff(self._model.player[order], append=-1))]
 
@@ -248,25 +259,25 @@ class Ratings:
 
     @property
     def home_advantage(self) -> tuple[float, float] | None:
-        """Mean and standard deviation of the home advantage; None: without."""
+        """Mean and standard deviation of the home advantage. None if games had no ``home``."""
         at = self._advantage
         if at is None:
             return None
         return float(self._belief.mean[at]), float(np.sqrt(self._belief.variance[at]))
 
     def table(self, level: float = 0.95) -> Any:
-        """Players by their ratings at their last game.
+        """Table of the players, sorted by their ratings at their last game.
 
         Parameters
         ----------
-        level : float
+        level : float, default=0.95
             Probability of the intervals.
 
         Returns
         -------
         DataFrame or Table
-            A frame of pandas where pandas is there. Columns: player, rating, sd, the ends of the
-            interval, games, last (the time of the last game, where times were given).
+            A DataFrame if pandas is installed. Columns: player, rating, sd, both ends of the
+            interval, games, and last (the time of the last game, if times were given).
         """
         level = report.level_at_door(level)
         mean, variance = self._belief.mean[self._last], self._belief.variance[self._last]
@@ -295,7 +306,7 @@ class Ratings:
         return report.table(index, {name: part[order] for name, part in columns.items()}, attrs)
 
     def history(self, player: Any) -> History:
-        """Ratings of a player at the times of the games: times, means, sds."""
+        """Times, means and sds of the ratings of a player at all games of the player."""
         number = self._number("player", player)
         teams, games = self._model.games.teams, self._model.games
         rows = np.searchsorted(teams.indptr, np.flatnonzero(teams.indices == number), "right") - 1
@@ -311,10 +322,10 @@ class Ratings:
                 return code[player]
         except TypeError:
             pass
-        raise ValueError(f"{name} is {player!r}, who has no game; allowed: one of .players")
+        raise ValueError(f"{name} is {player!r}, who has no games; allowed: one of .players")
 
     def _names(self, player: Any) -> list[Any] | None:
-        """Players, of a list, a column or an array of them; None of one player."""
+        """Players, from a list, a column or an array of them. None for a single player."""
         if isinstance(player, tuple) and any(isinstance(who, tuple) for who in self.players):
             return None
         return several(player)
@@ -328,9 +339,9 @@ class Ratings:
         time: Any,
         home: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Mean and variance of n sums of weighted ratings, and of the home advantage beside them.
+        """Mean and variance of n sums of weighted ratings and of the home advantage.
 
-        row, names, weight: of each rating; time, home: of each sum, time as it was given.
+        row, names, weight: of each rating. time, home: of each sum. time is as the user gave it.
         """
         try:
             number = np.array([self._reader.code.get(who, -1) for who in names], dtype=np.intp)
@@ -344,7 +355,7 @@ class Ratings:
         at, own = self._last[number], prior[:, 1] ** 2
         if time is not None:
             if self._reader.columns["time"] is None:
-                raise ValueError("time is given, and the games had none; allowed: None")
+                raise ValueError("time is given, but the games had no times; allowed: None")
             reader = Reader(self._reader.columns, {}, self._reader.dated)
             when = reader.times("time", [time] if several(time) is None else time)
             if len(when) not in (1, n):
@@ -383,10 +394,15 @@ class Ratings:
         Parameters
         ----------
         player : hashable, or list, array or column of these
-            Who has no game has the prior.
+            Players without games have the prior.
         time : optional
-            One for all, or one for each. The rating at the last game up to then, or at the first
-            game, less sure by the drift since. None: at the last game.
+            A time for all players, or one for each. The rating is that at the last game up to this
+            time, else at the first game, with the variance of the drift between the two times
+            added. None: the rating at the last game.
+
+        Returns
+        -------
+        mean, variance : float or ndarray of shape (n,)
         """
         many = self._names(player)
         names = [player] if many is None else many
@@ -400,36 +416,37 @@ class Ratings:
         Parameters
         ----------
         a, b : hashable, or lists, arrays or columns of these
-            Players; who has no game has the prior. Where the games were of teams: two teams, each
-            a player or a list of players, or two lists of teams that are lists.
+            Players. Players without games have the prior. If the games were of teams, two teams,
+            each a player or a list of players, or two lists of teams that are lists of players.
         time : optional
-            Of the games, see :meth:`rating`.
-        home : float or array_like
-            1 where a is at home, -1 where b is.
+            Times of the games, see :meth:`rating`.
+        home : float or array_like, default=0
+            1 where a is at home, -1 where b is, else 0.
 
         Returns
         -------
         Prediction
+            Named tuple of ``win``, ``draw`` and ``loss``.
         """
         (first, many), (second, more) = (self._side(side) for side in (a, b))
         n = len(first)
         if many != more or n != len(second):
             raise ValueError(
-                "a and b are not as many; allowed: two players, or two lists of a length"
+                "a and b have different lengths; allowed: two players, or two lists of equal length"
             )
         for one, two in zip(first, second, strict=True):
             if not (one and two):
-                raise ValueError("a or b has no player; allowed: one or more")
+                raise ValueError("a or b has no players; allowed: one player or more")
             if any(who in one[:k] or who in two for k, who in enumerate(one)):
-                raise ValueError("a is b in some game; allowed: players that are there once")
+                raise ValueError("a player is twice in a game; allowed: each player once")
         ground = _checks.real_array("home", plain(home))
         if not np.isin(ground, (-1, 0, 1)).all():
-            raise ValueError("home holds other values than -1, 0 and 1; allowed: those")
+            raise ValueError("home holds values other than -1, 0 and 1; allowed: -1, 0 or 1")
         shape = (n,) if many else ()
         if ground.shape not in ((), shape):
             raise ValueError(f"home has shape {ground.shape}; allowed: () or {shape}")
         if self._advantage is None and ground.any():
-            raise ValueError("home is given, and the games had none; allowed: 0")
+            raise ValueError("home is given, but the games had no home; allowed: 0")
         ground = np.broadcast_to(ground, (n,)).astype(np.float64)
         counts = [(len(one), len(two)) for one, two in zip(first, second, strict=True)]
         size = np.array(counts, dtype=np.intp).reshape(n, 2)
@@ -456,21 +473,25 @@ class Ratings:
         return [[side] if given is None else given], False
 
     def update(self, games: Any) -> Ratings:
-        """Ratings with more games: new ones, these stay as they are.
+        """New ratings, from these and more games. These ratings are unchanged.
 
         Parameters
         ----------
-        games : as those of the fit, with the same names of columns; where the fit was given
-            arrays, a mapping of the same names: winner, loser, time, draw, home, or teams, ranks,
-            weights, time.
+        games : pandas.DataFrame, mapping of arrays or structured array
+            With the columns of the fit. If the fit had arrays, the columns are winner, loser, time,
+            draw and home, or teams, ranks, weights and time.
 
         Returns
         -------
         Ratings
-            With the same parameters. A joint Gaussian keeps the sites of earlier games as long as
-            its ratings moved by less than 0.2 sd in all, which is right to 0.01 sd; then it is
-            fitted anew. In a product, those players are visited whom the games move by 0.01 sd or
-            more, over all updates: ratings were within 0.03 sd of those of a fit of all games.
+            With the same parameters.
+
+        Notes
+        -----
+        A joint Gaussian keeps the sites of earlier games until its ratings have changed by 0.2 sd
+        in all, and is then refitted. Ratings are right to 0.01 sd. In a product an update visits
+        the players whose ratings have changed by 0.01 sd or more, over all updates. Ratings were
+        within 0.03 sd of those of a fit of all games.
         """
         reader = self._reader.copied()
         reader.columns = {
@@ -479,7 +500,9 @@ class Ratings:
         }
         more = reader.games(games)
         if more.draw.any() and self.margin == 0.0:
-            raise ValueError(f"{more.draw.sum()} games are drawn, and margin is 0; allowed: none")
+            raise ValueError(
+                f"{more.draw.sum()} games are drawn, and margin is 0; allowed: games without draws"
+            )
         old, own = self._model, own_of(self._priors, reader.code)
         moves = self.drift > 0.0 and bool((more.time != old.games.time[0]).any())
         belief = None
@@ -492,29 +515,36 @@ class Ratings:
         return Ratings(reader, self._priors, model, self._numbers, self._schedule, belief)
 
     def one_step_ahead(self) -> Array:
-        """Log probability of each game's result given the games before it, (n,).
+        """Log probability of the result of each game given the games before it, (n,).
 
-        Games at one time are in the order in which they were given. One pass over all games, with
-        the parameters that these have, which may have been chosen by the same games, and without
-        correlations.
+        This is one pass over all games, in the order of time, and for equal times in the order in
+        which they were given. It ignores correlations. The parameters are those of these ratings,
+        and may have been chosen from the same games.
         """
         return one_step_ahead(self._model, self._numbers)
 
     def check(self, draws: int = 1000, rng: Any = 0) -> Any:
-        """How far the ratings are from the exact posterior of these parameters.
+        """How far the ratings are from the exact posterior with these parameters.
 
-        By importance sampling, where one joint Gaussian holds all players (up to 1,000 variables).
-        Draws from a product over single ratings do not reach where the posterior is: a ValueError.
+        The check uses importance sampling. It needs one joint Gaussian for all players (up to 1,000
+        variables), since draws from a product over single ratings do not reach the posterior.
 
         Parameters
         ----------
-        draws : int
+        draws : int, default=1000
+            Number of draws.
         rng : numpy.random.Generator or int, default=0
+            A generator, or a seed for one. None draws afresh.
 
         Returns
         -------
         Check
-            With an entry for each rating, and one for the home advantage.
+            Its arrays have an entry for each rating, and one for the home advantage.
+
+        Raises
+        ------
+        ValueError
+            If there is no joint Gaussian of all players.
         """
         joint = self._belief.joint
         if len(joint) != 1 or self._belief.product is not None:

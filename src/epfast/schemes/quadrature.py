@@ -101,7 +101,8 @@ class Variational(Scheme):
             if np.linalg.matrix_rank(monomials(points, False)) < 2 * d + 1:
                 raise ValueError(
                     f"rule has {len(points)} points that do not determine the {2 * d + 1} unknowns "
-                    "of a fit; allowed: at least so many, with three values in each coordinate"
+                    f"of a fit; allowed: at least {2 * d + 1} points, with three values in each "
+                    "coordinate"
                 )
         else:
             points, weights = fifth_degree_rule(d)
