@@ -96,6 +96,7 @@ def together(question):
     return answers
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FITS)
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 def test_fits_that_share_what_the_user_gave(name):

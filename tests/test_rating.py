@@ -320,6 +320,7 @@ def league(rng, players, n, sd=1.0, margin=0.0):
     return data, one, two, special.ndtr((skill[one] - skill[two]) / np.sqrt(2.0))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("players", "n"), [(6, 12), (10, 30)])
 def test_the_chosen_prior_predicts_as_the_true_one(players, n):
     """Log loss of 40 leagues against the true probabilities, beside that of the true prior sd."""
@@ -721,6 +722,7 @@ def test_tables(names, without_pandas, monkeypatch):
     np.testing.assert_allclose(width, 2 * special.ndtri(0.95) * np.asarray(table["sd"]))
 
 
+@pytest.mark.full
 def test_parameters_are_found_again():
     """Chosen by the log evidence: no worse than the true ones, and near them."""
     data = games(players=40, n=4000)

@@ -375,6 +375,7 @@ def test_the_result_survives_pickling():
     assert again.history == svm.history
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chunks", [None, 2])
 def test_interrupt(chunks):
     """Ctrl-C acts within a call of the core, not at the end of the fit."""

@@ -82,3 +82,9 @@ def __getattr__(name: str) -> _Any:
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES, "__version__"})
+
+
+# Those of rows and processes come along: a process that forks while a thread imports them has a
+# child that waits for ever.
+for _name in ("fit_linear", "fit_gp"):
+    _import_module(_MODULES[_name])

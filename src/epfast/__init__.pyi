@@ -1,4 +1,4 @@
-"""Names of the package and their modules. They are imported when they are first used."""
+"""Names of the package and their modules. Most are imported when they are first used."""
 
 from epfast import (
     backend as backend,

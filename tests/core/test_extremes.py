@@ -56,6 +56,7 @@ def test_columns_do_not_disturb_each_other(loss, d):
 # ---- anything at all ----
 
 
+@pytest.mark.full
 @fuzz
 @given(
     problem=problems(), loss=ANY_LOSS, scheme=ANY_SCHEME, mean=st.just(0.0) | POWERS,

@@ -75,6 +75,7 @@ def test_noise(m, v, shape, rate, power):
     assert_gamma(tau, expected[2])
 
 
+@pytest.mark.full
 def test_noise_in_many_digits():
     m, v, shape, rate = 1.3, 0.4, 0.8, 0.3
     with mpmath.workdps(30):

@@ -99,6 +99,7 @@ def cavities(seed, count):
         yield z * np.sqrt(v), v, float(rng.choice([0.308108, 0.5, 2.0]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", VALUES)
 def test_powers_at_any_width(name):
     for m, v, power in cavities(len(name), 2):
@@ -116,6 +117,7 @@ def test_the_cases_of_the_report():
     assert edge[2][0] == pytest.approx(exact[2], rel=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", VALUES)
 def test_a_loss_of_ones_own(name):
     own = losses.CustomLoss(OWN[name])
@@ -127,6 +129,7 @@ def test_a_loss_of_ones_own(name):
         assert got[2][0] == pytest.approx(expected[2], abs=1e-10 / v)
 
 
+@pytest.mark.full
 def test_a_narrow_layer_of_a_tempered_loss():
     loss = epfast.Logistic(beta=1e4)
     for m, v in ((0.0, 1.0), (-3.0, 1e8), (2.0, 1e-4)):
@@ -134,6 +137,7 @@ def test_a_narrow_layer_of_a_tempered_loss():
         check(got, truth(VALUES["logistic"][0], m, v, 1e4, 0.0), v)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "y", "value"),
     [

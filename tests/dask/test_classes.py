@@ -83,6 +83,7 @@ def test_labels_of_any_kind(kind):
     assert model.fit(ROWS, lazy(y)[:, None]).score(ROWS, lazy(y)[:, None]) > 0.7
 
 
+@pytest.mark.full
 def test_frames():
     dd = pytest.importorskip("dask.dataframe", reason="needs pyarrow")
     frame = pd.DataFrame(X, columns=list("abc"))

@@ -75,6 +75,7 @@ def test_laplace_propagation_is_that_of_one_process(client, size, kind):
     assert post.converged
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [None, 70])
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_a_factorised_posterior_is_that_of_one_process(client, size, kind):
@@ -136,6 +137,7 @@ def test_rounds_of_shared_sites_go_on_where_they_stopped(client):
     np.testing.assert_array_equal(second.precision, whole.precision)
 
 
+@pytest.mark.full
 def test_frames_and_chunks_without_rows(client):
     dd = pytest.importorskip("dask.dataframe", reason="needs pyarrow")
     frame = pd.DataFrame(X, columns=list("abcdef"))
@@ -152,6 +154,7 @@ def test_frames_and_chunks_without_rows(client):
     assert_same(post, fit_linear(X[which], Y[which], schedule=EP(**TIGHT)), 1e-6)
 
 
+@pytest.mark.full
 def test_zarr_and_parquet(client, tmp_path):
     zarr = pytest.importorskip("zarr")
     store = zarr.create_array(str(tmp_path / "x.zarr"), shape=(N, D), chunks=(500, D), dtype="f8")

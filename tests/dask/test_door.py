@@ -101,6 +101,7 @@ def test_predictions_take_whole_rows(predict):
             predict(post, bad)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("schedule", [None, DEP(4, order="parallel"), DAEP(4)], ids=str)
 def test_rows_that_come_back_are_checked(schedule, tmp_path):
     """The cluster keeps no row, and which rows are of a shard nobody knows."""

@@ -226,6 +226,7 @@ def noise(n, seed):
 KINDS = {"ordered": ordered, "softmax": softmax, "noise": noise}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [LinearClassifier, GPClassifier])
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_rows_are_predicted_no_worse_than_by_normalising(kind, make):

@@ -65,6 +65,7 @@ ENDS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor])
 @pytest.mark.parametrize("name", ENDS)
@@ -93,6 +94,7 @@ INSIDE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor])
 @pytest.mark.parametrize("name", INSIDE)
 def test_nothing_is_said_of_what_y_tells(name, kind):
@@ -167,6 +169,7 @@ def test_bounds_of_kernels_are_told_as_scikit_learn_tells_them(name, kind):
     assert bool(ours) == (name != "none")
 
 
+@pytest.mark.full
 def test_a_bound_is_told_once_and_where_it_is_reached():
     """Three classes that end at the same bound; a wider bound, and no search, are silent."""
     three = np.digitize(X[:, 0], [-0.5, 0.5])

@@ -41,8 +41,14 @@ pytestmark = [
 
 
 @pytest.mark.cover(lambda estimator, check: check.func.__name__)
-@parametrize_with_checks([GPClassifier()])
+@parametrize_with_checks([GPClassifier(optimizer=None, schedule=EP(tol=1e-10))])
 def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.full
+@parametrize_with_checks([GPClassifier()])
+def test_scikit_learn_checks_of_searches(estimator, check):
     check(estimator)
 
 
@@ -126,6 +132,7 @@ def test_gradient(loss):
         assert gradient[k] == pytest.approx((up - down) / 2e-4, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.full
 def test_drops_in_for_scikit_learn():
     """The same calls; Laplace's approximation and EP agree in what they say, not in digits."""
     ours = GPClassifier(KERNEL, loss="logistic").fit(X, Y)
@@ -166,6 +173,7 @@ def test_several_classes():
     assert model.predict_latent(rows)[0].shape == (75, 3)
 
 
+@pytest.mark.full
 def test_restarts_find_the_better_optimum():
     kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1e-3, (1e-3, 1e2))
     one = GPClassifier(kernel).fit(X, Y)
@@ -192,6 +200,7 @@ def test_own_optimizer():
     assert seen[0][1:] == ((2,), (2, 2))
 
 
+@pytest.mark.full
 def test_pipeline_clone_and_pickle():
     pipe = make_pipeline(StandardScaler(), GPClassifier(1.0 * RBF(1.0)))
     assert cross_val_score(pipe, X, Y, cv=3).mean() > 0.75
@@ -293,6 +302,7 @@ def test_a_gradient_that_is_a_view_of_the_kernel():
     np.testing.assert_allclose(found.predict_proba(X), plain.predict_proba(X), rtol=1e-8)
 
 
+@pytest.mark.full
 def test_kernels_that_are_the_rows_themselves():
     """Of scikit-learn's a precomputed one returns what it was given, which is not to be lost."""
     K = KERNEL(X)

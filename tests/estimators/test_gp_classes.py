@@ -106,6 +106,7 @@ def test_refused():
         GPClassifier(KERNEL, loss="multiclass").fit(X, y, sample_weight=np.full(60, 0.5))
 
 
+@pytest.mark.full
 def test_the_share_of_flipped_labels_is_learnt():
     rng = np.random.default_rng(0)
     X = rng.uniform(-2.0, 2.0, (150, 1))

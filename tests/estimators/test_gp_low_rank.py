@@ -133,6 +133,7 @@ def test_gaussian_noise_in_closed_form(early):
     np.testing.assert_allclose(model.predict(X[:9]), mean, atol=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The optimal value")  # a bound of a kernel
 def test_weights_offsets_and_classes(early, monkeypatch):
     X, f, y = waves()

@@ -213,6 +213,7 @@ def test_bad_choices(given, said):
         classifier(**given).fit(X, y)
 
 
+@pytest.mark.full
 def test_orders_threads_and_files_agree(tmp_path):
     X, y = table(700, 5)
     near = classifier(method="nearest", n_neighbors=25).fit(X, y)

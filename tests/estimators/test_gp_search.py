@@ -209,6 +209,7 @@ def test_a_schedule_that_was_asked_for_is_kept_without_a_search():
 # ---- threads, seeds, warm starts ----
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("labels", [Y, np.arange(len(X)) % 3], ids=["two", "three"])
 def test_threads_change_nothing(labels):
     kernel = ConstantKernel(1.0) * RBF(1.0)
@@ -218,6 +219,7 @@ def test_threads_change_nothing(labels):
         np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
 
 
+@pytest.mark.full
 def test_no_seed_is_a_seed():
     kernel = ConstantKernel(1.0) * RBF(1.0)
     one, two, three = (

@@ -107,6 +107,7 @@ def test_points_are_fits():
             assert one.log_evidence == pytest.approx(again.log_evidence)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::epfast.estimators.EvidenceWarning")  # counts are Poisson's
 @pytest.mark.parametrize(
     "loss",
@@ -160,6 +161,7 @@ def test_predictions_are_those_of_the_mixture(loss):
     np.testing.assert_array_equal(again.predict(NEW), model.predict(NEW))
 
 
+@pytest.mark.full
 def test_intervals_cover():
     """Of 60 data sets of the model's own class: 90 % intervals of the modes cover .84."""
     hits, of_y = [], []
@@ -223,6 +225,7 @@ def test_where_there_is_no_average(given):
         LinearRegressor(integrate=True, **given).fit(X, Y)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::epfast.estimators.EvidenceWarning")
 def test_processes():
     rng = np.random.default_rng(2)
@@ -257,6 +260,7 @@ def test_processes():
         GPRegressor(integrate=True, rank=5).fit(x, y)
 
 
+@pytest.mark.full
 def test_many_length_scales():
     """More than eight hyper-parameters are held at their mode, which is said; True is refused."""
     kernel = ConstantKernel(1.0) * RBF(np.ones(8))

@@ -21,6 +21,7 @@ MAKE = {
 DOORS = "fit_problem", "fit_process"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("labels", [Y, LABELS], ids=["two", "three"])
 @pytest.mark.parametrize("kind", MAKE)
 def test_the_estimator_stays_as_it_was_and_a_posterior_comes_out(kind, labels):

@@ -150,6 +150,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [LinearClassifier, epfast.GPClassifier])
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_that_are_no_counts_are_named(kind, name):

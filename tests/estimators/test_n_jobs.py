@@ -60,6 +60,7 @@ def test_several_classes(name, n_jobs, shared):
         np.testing.assert_allclose(proba[1], proba[0], rtol=0, atol=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.parametrize("n_jobs", [2, 3])
 @pytest.mark.parametrize("rank", [None, 30])
@@ -129,6 +130,7 @@ def test_after_fits_blas_is_as_found(shared):
 # ---- inside the workers of others ----
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["loky", "threading", "multiprocessing"])
 @pytest.mark.parametrize(
     "model",

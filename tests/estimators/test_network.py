@@ -97,6 +97,7 @@ def test_draws_of_y_have_the_predictive_moments(kind):
 # ---- defaults ----
 
 
+@pytest.mark.full
 def test_defaults_on_data_that_scikit_learn_ships():
     """As good as a linear model where that is right, better where it is not."""
     folds = StratifiedKFold(5, shuffle=True, random_state=0)

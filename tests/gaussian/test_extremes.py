@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
 import epfast
@@ -45,6 +46,7 @@ def check_finite_or_refuses(rows, labels, **arguments):
     assert ((probability >= 0.0) & (probability <= 1.0)).all()
 
 
+@pytest.mark.full
 @fuzz
 @given(
     problem=problems(), loss=ANY_LOSS, scheme=ANY_SCHEME, schedule=ANY_SCHEDULE,

@@ -66,6 +66,7 @@ def fits(door, X, y, variance):
     )
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("door", ["full", "factorized", "wide", "process"])
 @pytest.mark.parametrize("name", FAR)

@@ -92,6 +92,7 @@ def test_eight_schools():
     assert post.n_fits <= 25
 
 
+@pytest.mark.full
 def test_two_sds_and_noise():
     """Three hyper-parameters with Gaussian noise, against the marginal likelihood on a grid."""
     rows = np.column_stack([X[:, : J + 1], np.eye(J)[GROUP] * X[:, -1:], X[:, -1]])
@@ -123,6 +124,7 @@ def test_two_sds_and_noise():
     assert post.n_fits < 170
 
 
+@pytest.mark.full
 def test_correlated_slopes():
     """Intercepts and slopes as in sleepstudy (Belenky et al. 2003), against their likelihood.
 

@@ -58,6 +58,7 @@ def test_gaussian_noise():
     assert post.n_fits < 350
 
 
+@pytest.mark.full
 def test_counts():
     """Two hyper-parameters of a kernel and a Poisson likelihood, against fits on a grid."""
     y = np.random.default_rng(0).poisson(np.exp(Y))
@@ -76,6 +77,7 @@ def test_counts():
     assert post.n_fits < 180
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("loss", ["gaussian", "probit", "poisson"])
 def test_predictions_are_those_of_the_mixture(loss):
     y = {"probit": np.where(Y > 0.0, 1.0, -1.0), "poisson": np.round(np.exp(Y))}.get(loss, Y)

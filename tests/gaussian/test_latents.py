@@ -122,6 +122,7 @@ def test_files_and_pickles(loss, tmp_path):
         epfast.load(tmp_path / "bad.npz")
 
 
+@pytest.mark.full
 def test_certificates():
     _, K, y = data(NOISE, 100)
     check = epfast.fit_gp(K, y, loss=NOISE).check(2000)

@@ -148,6 +148,7 @@ def test_without_a_number_large_matrices_are_left_to_blas(as_found, monkeypatch)
     assert set(seen) == {2}
 
 
+@pytest.mark.full
 def test_low_rank_gives_blas_the_number(as_found, monkeypatch):
     monkeypatch.setattr(runtime, "MANY_DIMENSIONS", 40)
     seen = []

@@ -522,6 +522,7 @@ def test_interrupted():
 # ---- certificates ----
 
 
+@pytest.mark.full
 def test_checks_of_models():
     X, y, _ = data(100, 30, 5, 0)
     post = fit_linear(X, y, loss=Gaussian(1.0), prior=SpikeAndSlab(0.2, 1.0))
@@ -559,6 +560,7 @@ def test_checks_of_densities(prior, shape):
         assert found.verdict in ("good", "usable")
 
 
+@pytest.mark.full
 def test_checks_sample_the_exact_evidence():
     X, y, _ = data(25, 6, 2, 3)
     prior = SpikeAndSlab(0.3, 1.0)

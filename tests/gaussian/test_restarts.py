@@ -71,6 +71,7 @@ def test_the_case_of_the_report():
         assert not is_prior(post)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 def test_a_sweep_that_goes_too_far_for_any_row_to_matter():
     """A small power overshoots; beyond the kink of a hinge all its sites are exactly flat."""

@@ -314,6 +314,7 @@ def test_ctrl_c_in_the_start_of_a_thread_is_not_lost(order, monkeypatch):
     assert not left()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread()
     or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
@@ -341,6 +342,7 @@ def test_signals_end_sweeps_on_threads(order):
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.full
 def test_overlapping_fits_leave_blas_as_found_and_agree():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")

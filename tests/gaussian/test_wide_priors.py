@@ -14,6 +14,7 @@ def wide_labels(seed, n=80, d=200):
     return X, np.where(X @ w + rng.normal(size=n) > 0.0, 1.0, -1.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "prior",
     [losses.Horseshoe(0.1), losses.StudentTPrior(1.0, 0.05), losses.SpikeAndSlab(0.05, 4.0)],
@@ -26,6 +27,7 @@ def test_wide_labels_settle(loss, prior):
         assert epfast.fit_linear(X, y, loss=loss, prior=prior).converged
 
 
+@pytest.mark.full
 def test_wide_labels_are_learnt_from():
     X, y = wide_labels(0)
     post = epfast.fit_linear(X, y, loss="logistic", prior=losses.Horseshoe(0.1))
@@ -35,6 +37,7 @@ def test_wide_labels_are_learnt_from():
     assert abs(slope) < 1e-2
 
 
+@pytest.mark.full
 def test_a_check_looks_at_inclusion_probabilities():
     # means are right here, but one probability is off by .085 (a Gibbs sampler, 3 x 2,500 scans)
     rng = np.random.default_rng(13)

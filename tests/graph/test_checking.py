@@ -226,6 +226,7 @@ def test_a_block_is_drawn_with_its_covariance(variance):
     assert found.effective_draws > 1500
 
 
+@pytest.mark.full
 def test_a_block_beside_a_precision():
     """Regression with unknown noise: log evidence by quadrature over its precision."""
     rng = np.random.default_rng(2)

@@ -89,6 +89,7 @@ def test_old_handles_and_names_find_the_variables_of_a_file(name, tmp_path):
             np.testing.assert_array_equal(found.variance, post[variables].variance)
 
 
+@pytest.mark.full
 def test_in_another_process(tmp_path):
     g = graph_of("forms")
     g.fit(EP(sweeps=5, tol=0.0)).save(tmp_path / "post.npz")

@@ -110,6 +110,7 @@ def check_resumed(post):
     assert np.isfinite(post.log_evidence)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("python", [False, True])
 def test_signals_at_random_times_and_the_fit_goes_on(python):
     """In compiled factors and within functions of the user's."""

@@ -93,6 +93,7 @@ class TestSameAsQuadrature:
             found = post.operator(batch)
             assert isinstance(found, tuple) == isinstance(scheme, tuple)
 
+    @pytest.mark.full
     def test_gamma_and_gamma(self):
         """A rate and precisions with it: Ga(tau; 2, r)."""
 

@@ -438,6 +438,7 @@ class TestUsersFunctions:
         assert isinstance(post, epfast.GraphPosterior)
         assert np.isfinite(post[x].mean).all()
 
+    @pytest.mark.full
     def test_pickle(self):
         g, _ = chain("quadrature")
         post = g.fit(EP(20, 1e-9))

@@ -39,6 +39,7 @@ def of_noise(scheme, schedule):
 
 
 class TestQuadrature:
+    @pytest.mark.full
     @pytest.mark.parametrize("power", [1.0])
     def test_noise_of_unknown_precision(self, power):
         schedule = EP(300, 1e-11, power=power)

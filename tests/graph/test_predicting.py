@@ -128,6 +128,7 @@ def student(m, v, a, b):
         return float(mpmath.log(mpmath.quad(f, ends)))
 
 
+@pytest.mark.full
 def test_noise_is_integrated_over_the_precision(fitted):
     g, post = fitted
     form = np.array([[1.0], [-3.0]]) - g.x[:1] - 0.5 * g.x[1]

@@ -347,6 +347,7 @@ for limit in (0, 1000, 5000, 9000):
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="limits of POSIX")
 def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path):
     name = tmp_path / "post.npz"

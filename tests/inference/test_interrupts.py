@@ -154,6 +154,7 @@ def test_an_interrupted_process_predicts_as_its_sweeps_did(order):
         post.pakced  # noqa: B018
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals need the main thread"

@@ -399,6 +399,7 @@ def fits():
     }
 
 
+@pytest.mark.full
 def test_arviz_plots_each_kind():
     arviz = pytest.importorskip("arviz")
     pytest.importorskip("matplotlib").use("agg")

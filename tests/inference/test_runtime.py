@@ -329,6 +329,7 @@ def child_of(work, seconds=20.0):
     return 255
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_of_a_fork_has_locks_and_threads_of_its_own():
     """Another thread holds BLAS to one thread and computes a cached property meanwhile."""
@@ -392,7 +393,8 @@ def test_children_of_a_process_that_fits():
 
 LIMITED = """
 import resource, sys, warnings
-import numpy as np, epfast
+import numpy as np
+from epfast import EP, fit_gp, fit_linear
 warnings.simplefilter("ignore")
 n = 700
 y = np.where(np.arange(n) % 3, 1, -1)
@@ -400,13 +402,14 @@ K, X = np.eye(n) + 0.1, np.random.default_rng(0).normal(size=(n, 5))
 used = [int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith("VmSize")][0]
 resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[1]) << 20),) * 2)
 try:
-    epfast.fit_gp(K, y, n_jobs=4)
-    epfast.fit_linear(X, y, n_jobs=4, schedule=epfast.EP(order="parallel", damping=0.5))
+    fit_gp(K, y, n_jobs=4)
+    fit_linear(X, y, n_jobs=4, schedule=EP(order="parallel", damping=0.5))
 except MemoryError:
     pass
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("more", [30, 60, 110])
 def test_threads_under_a_limit_of_address_space(more):

@@ -75,6 +75,7 @@ def test_the_oracle_by_fifty_digits(size, h, k):
     assert found[1] == pytest.approx(float(1 - below), rel=1e-4)
 
 
+@pytest.mark.full
 def test_a_count_beyond_all_numbers_is_infinite():
     for loss in (losses.Poisson(), losses.NegativeBinomial(0.5), losses.NegativeBinomial(1e6)):
         mean = np.array([690.0, 1000.0, 1e5])

@@ -127,6 +127,7 @@ def test_polish_takes_out_what_the_operator_is_wrong_by(truth):
     assert len(post.history) == len(rough.history) + 1
 
 
+@pytest.mark.full
 def test_sampled_oracle(truth):
     """Errors of draws add up over the rows: n sqrt(2 / draws in all) of a variance, .08 here.
 
@@ -210,6 +211,7 @@ def test_a_second_fit_asks_nothing_but_audits(first):
     assert mine.calls - before[0] == mine.audits - before[1]
 
 
+@pytest.mark.full
 def test_new_data_of_the_same_kind_ask_for_little():
     """Acceptance 10, over 8 problems: each has a direction, and rows twice."""
     first = then = 0

@@ -32,6 +32,7 @@ LABELS = np.array([1.0, -1.0, 1.0])
 
 
 class TestTruth:
+    @pytest.mark.full
     def test_logistic_factor(self):
         messages, data = (np.array(column, dtype=float) for column in zip(*LOGISTIC, strict=True))
         found = DensityOracle(logistic).answer(messages, data)

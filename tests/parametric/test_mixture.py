@@ -149,6 +149,7 @@ def errors(post, truth):
     return mean, np.linalg.norm(post.covariance - truth[1], axis=(1, 2)).mean()
 
 
+@pytest.mark.full
 def test_ep_is_near_the_truth(gibbs):
     for X, given, truth in gibbs:
         post = fit_mixture(X, 4, 0.25, schedule=EP(tol=1e-8), **given)

@@ -157,6 +157,7 @@ def test_evidence_on_a_grid():
     assert post.log_evidence == pytest.approx(want + 3 * np.log(grid[1] - grid[0]), abs=1e-9)
 
 
+@pytest.mark.full
 def test_heteroscedastic_evidence_on_a_grid():
     rng = np.random.default_rng(2)
     X, y, loss = rng.normal(size=(6, 1)), rng.normal(size=6), losses.Heteroscedastic()
