@@ -66,13 +66,13 @@ class LearnedMessages:
             needs = op.settings.data_width
             if width and not needs:
                 raise ValueError(
-                    f"{', '.join(data)} given to an operator without coordinates= of data; "
-                    "allowed: coordinates, by which it tells factors apart, or no data"
+                    f"{', '.join(data)} given to an operator with data_width=0; allowed: the "
+                    "number of columns by which it tells factors apart, or no data"
                 )
             if width < needs:
                 raise ValueError(
                     f"the data have {width} columns, {list(data)}; allowed for an operator with "
-                    f"coordinates={op.settings.transforms!r}: {needs} or more"
+                    f"data_width={needs}: {needs} or more"
                 )
 
     def with_operators(self, copies: dict[int, Operator]) -> Given:
@@ -102,7 +102,7 @@ class LearnedMessages:
             values, refused = op.targets(mine, None if data is None else data[rows])
             with np.errstate(all="ignore"):  # rows that were refused are NaN
                 beliefs = op.settings.beliefs(mine, values)
-                for j, place in enumerate(op.settings.outputs):
+                for j, place in enumerate(op.settings.output):
                     targets[place][rows] = kinds[place].natural(beliefs[:, 2 * j : 2 * j + 2])
             if op is self.operators[0]:  # all learn the same log Z
                 log_z[rows] = values[:, -1]
@@ -139,9 +139,9 @@ def check_operators(given: Any) -> None:
             )
         mine = op.settings
         wanted = (j,) if several else tuple(range(len(mine.inputs)))
-        if tuple(sorted(mine.outputs)) != wanted:
+        if tuple(sorted(mine.output)) != wanted:
             raise ValueError(
-                f"{name} has output {mine.outputs} of the inputs {mine.inputs}; allowed: {wanted}"
+                f"{name} has output {mine.output} of the inputs {mine.inputs}; allowed: {wanted}"
                 + ("" if several else ", or a tuple of operators, one for each neighbour")
             )
         if several and len(mine.inputs) != len(listed):

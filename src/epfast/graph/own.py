@@ -31,8 +31,9 @@ from epfast.operators.density import Density, Rows
 from epfast.operators.importance import ImportanceMessages
 from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
+from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.tilted import COORDINATES, Answer, Asked
+from epfast.operators.tilted import Answer, Asked
 from epfast.priors import InverseGamma, Scale
 
 if TYPE_CHECKING:
@@ -156,11 +157,11 @@ class Factor(Kind):
     precision 0 too, whose density counts as 1.
 
     A fit copies operators as it begins, and its copy learns on through the sweeps; an operator of
-    several batches is one copy. ``post.operator(batch)`` is what it became, and
-    ``fit(start=post)`` goes on with that. Data enter by its ``coordinates``: columns in the order
-    of the keywords, (n,) one and (n, q) several. Where its oracle refuses, the factor waits. Its
-    power is the schedule's. Errors of messages that are alike add up: for n factors about one
-    variable choose a tolerance of 10 / n.
+    several batches is one copy. ``post.operator(batch)`` is what it became, and ``fit(start=post)``
+    goes on with that. Of data, the first ``data_width`` columns tell factors apart, in the order of
+    the keywords, (n,) one and (n, q) several. Where its oracle refuses, the factor waits. Its power
+    is the schedule's. Errors of messages that are alike add up: for n factors about one variable
+    choose a tolerance of 10 / n.
 
     Exceptions of the functions end the fit, and leave posteriors as they were. With
     ``EP(order="parallel", damping=...)`` all factors of a batch are fitted in one call.
@@ -441,7 +442,7 @@ class BatchFits:
     def _inner_start(self, j: int, eta: Array) -> Array:
         """Where a search begins for what is no Gaussian: the cavity's centre."""
         name = self.families[j]
-        return COORDINATES[name].moments(eta)[0] if name in COORDINATES else np.zeros(len(eta))
+        return KINDS[name].location(eta)[0] if name in KINDS else np.zeros(len(eta))
 
     def _count(self, reason: str, n: int) -> None:
         if n:

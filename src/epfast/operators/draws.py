@@ -11,7 +11,6 @@ from scipy import special
 from epfast._arrays import Array
 from epfast.operators.importance import ENOUGH, TEMPERATURES
 from epfast.operators.messages import KINDS
-from epfast.operators.tilted import COORDINATES
 
 #: a message of one input, (1, 2)
 Message = Array
@@ -85,7 +84,7 @@ class Proposal(NamedTuple):
 
 def log_message(kind: str, p: Message, u: Array) -> Array:
     """Log density of u under a message."""
-    return np.asarray(COORDINATES[kind].log_density(KINDS[kind].natural(p), u[None])[0])
+    return np.asarray(KINDS[kind].log_density(KINDS[kind].natural(p), u[None])[0])
 
 
 def projected(kind: str, u: Array, w: Array) -> tuple[Message, float]:
@@ -95,8 +94,8 @@ def projected(kind: str, u: Array, w: Array) -> tuple[Message, float]:
     centre = np.sum(w * u)
     if kind == "gamma":  # the log of the mean, which no exp(u) is far above
         centre = special.logsumexp(u, b=w)
-    first, second = COORDINATES[kind].integrands(u[None], np.array([[centre]]))
-    eta = COORDINATES[kind].target(first @ w, second @ w, np.array([centre]))
+    first, second = KINDS[kind].integrands(u[None], np.array([[centre]]))
+    eta = KINDS[kind].target(first @ w, second @ w, np.array([centre]))
     return KINDS[kind].usual(eta), float(np.sum(w * (u - np.sum(w * u)) ** 2))
 
 

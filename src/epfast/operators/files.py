@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ from scipy import linalg
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.inference.files import agree
-from epfast.operators.learners import Calibration, Learner
+from epfast.operators.learners import Calibration, Learner, learner_of
 from epfast.operators.messages import check_messages
 from epfast.operators.oracles import SiteOracle, as_oracle
 from epfast.operators.records import Known, Refit, described
-from epfast.operators.settings import Settings, checked
+from epfast.operators.settings import Settings
 from epfast.schemes import Scheme
 
 #: by how much the largest eigenvalue of the weights' covariance may be above that of their prior
@@ -50,7 +51,7 @@ def contents(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays["audited_wrong"] = np.array([wrong for _, wrong in state["audited"]], dtype=bool)
     return arrays, {
         "posterior": "operator",
-        "settings": settings.given(),
+        "settings": asdict(settings),
         "oracle": described(state["oracle"]),
         "counts": list(state["counts"]),
         "refusals": dict(state["refusals"]),
@@ -63,8 +64,8 @@ def contents(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def state(arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> dict[str, Any]:
     """The state of an operator, checked; oracle: None where the file describes it."""
-    settings = checked(**header["settings"])
-    learner = settings.learner()
+    settings = Settings(**header["settings"])
+    learner = learner_of(settings)
     store = _store(arrays, settings, learner)
     calibration = _calibration(arrays, settings.n_targets)
     prefix = "learner_"
@@ -72,8 +73,7 @@ def state(arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> dict
         name.removeprefix(prefix): part for name, part in arrays.items() if name.startswith(prefix)
     }
     learner.restore(parts)
-    if learner.keeps:
-        _check_model(parts, calibration is not None)
+    _check_model(parts, calibration is not None)
     if (calibration is None) != (learner.model is None or learner.model.used == 0):
         raise ValueError("calibration without features, or features without it")
     counts = [_checks.integer("counts", count, least=0) for count in header["counts"]]
@@ -165,7 +165,7 @@ def _oracle(saved: dict[str, Any], given: Any, settings: Settings) -> Any:
     if given is not None:
         found = given
         if not isinstance(given, str | Scheme):
-            found = as_oracle(given, settings.inputs, settings.outputs)
+            found = as_oracle(given, settings.inputs, settings.output)
         mine = described(found)
         if mine != saved:
             raise MisfitError(

@@ -114,7 +114,7 @@ class ImportanceMessages:
     def _fit(self, tilted: Tilted, asked: Asked) -> Answer:
         k = asked.start.shape[1]
         moments = [
-            kind.moments(eta) for kind, eta in zip(tilted.coordinates, asked.messages, strict=True)
+            kind.location(eta) for kind, eta in zip(tilted.kinds, asked.messages, strict=True)
         ]
         mean, width = (np.stack(part, axis=1) for part in zip(*moments, strict=True))
         root = np.eye(k) * width[:, :, None]
@@ -132,7 +132,7 @@ class ImportanceMessages:
             reason = np.where(np.isfinite(top), np.where(ess >= self.min_ess, 0, 2), 1)
             log_z = np.where(reason == 0, top + np.log(total / self.draws), np.nan)
             targets = []
-            for j, kind in enumerate(tilted.coordinates):
+            for j, kind in enumerate(tilted.kinds):
                 pair = kind.integrands(u[..., j], mean[:, j][:, None])
                 means = [(w * np.where(w > 0.0, f, 0.0)).sum(axis=1) / total for f in pair]
                 found = kind.target(means[0], means[1], mean[:, j])

@@ -26,7 +26,7 @@ from epfast.operators.importance import ImportanceMessages
 from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.sampled import SampledFactor, with_data
-from epfast.operators.tilted import COORDINATES, Asked
+from epfast.operators.tilted import Asked
 from epfast.schemes import ImportanceSampling, Scheme
 from epfast.schemes.names import describe as describe_scheme
 
@@ -206,10 +206,7 @@ class DensityOracle(Oracle):
         n, scheme = len(messages[0]), self.scheme
         kinds = [KINDS[family] for family in self.inputs]
         etas = tuple(kind.natural(p) for kind, p in zip(kinds, messages, strict=True))
-        centres = [
-            COORDINATES[family].moments(eta)[0]
-            for family, eta in zip(self.inputs, etas, strict=True)
-        ]
+        centres = [kind.location(eta)[0] for kind, eta in zip(kinds, etas, strict=True)]
         # what numbers of rows seed is the same wherever a message stands
         keys = [int.from_bytes(key[:7], "little") for key in fingerprints(messages, data, power)]
         asked = Asked(

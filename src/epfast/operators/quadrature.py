@@ -20,7 +20,8 @@ from epfast.operators.intervals import (
     integrals,
     seen,
 )
-from epfast.operators.tilted import HASTY, LESS, Answer, Asked, Coordinate, Tilted, maximum
+from epfast.operators.messages import MessageKind
+from epfast.operators.tilted import HASTY, LESS, Answer, Asked, Tilted, maximum
 
 #: points along an axis of the scan for the mode, and the widths of the cavity that it spans
 SCAN, SCAN_2D, SPAN = 65, 21, 8.0
@@ -33,11 +34,11 @@ class Line:
 
     def __init__(self, tilted: Tilted) -> None:
         self.tilted = tilted
-        self.coordinate: type[Coordinate] = tilted.coordinates[0]
+        self.kind: type[MessageKind] = tilted.kinds[0]
 
     def moments(self, asked: Asked) -> tuple[Array, Array]:
         """Centre and width of the cavity."""
-        return self.coordinate.moments(asked.messages[0])
+        return self.kind.location(asked.messages[0])
 
     def start(self, asked: Asked) -> Array:
         """A point that the scan must not miss."""
@@ -76,10 +77,10 @@ class Section:
 
     def __init__(self, tilted: Tilted) -> None:
         self.tilted = tilted
-        self.coordinate: type[Coordinate] = tilted.coordinates[1]
+        self.kind: type[MessageKind] = tilted.kinds[1]
 
     def moments(self, cut: Cut) -> tuple[Array, Array]:
-        return self.coordinate.moments(cut.asked.messages[1])
+        return self.kind.location(cut.asked.messages[1])
 
     def start(self, cut: Cut) -> Array:
         return cut.asked.start[:, 1]
@@ -159,16 +160,14 @@ class QuadratureMessages:
         )
 
     def _fit(self, tilted: Tilted, asked: Asked) -> Answer:
-        if len(tilted.coordinates) == 1:
+        if len(tilted.kinds) == 1:
             line = Line(tilted)
             where = located(line, asked)
             centres = where.centre[:, None]
 
             def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
                 value = line.at_points(u, asked.taken(rows))
-                return value, integrands(
-                    tilted.coordinates[0], u, centres[rows, 0], widths[rows, 0]
-                )
+                return value, integrands(tilted.kinds[0], u, centres[rows, 0], widths[rows, 0])
 
             widths = where.width[:, None]
         else:
@@ -180,16 +179,14 @@ class QuadratureMessages:
 
             poor = np.flatnonzero(~sure & np.isfinite(where.top))
             if len(poor):
-                where = scanned(
-                    columns, where, poor, *tilted.coordinates[0].moments(asked.messages[0])
-                )
+                where = scanned(columns, where, poor, *tilted.kinds[0].location(asked.messages[0]))
                 nothing[poor] = where.top[poor] - 2.0 * NOTHING
 
-        d = len(tilted.coordinates)
+        d = len(tilted.kinds)
         sums = integrals(columns, where, 2 * d, self.tol, self._most(d))
         targets = []
         with np.errstate(all="ignore"):
-            for j, kind in enumerate(tilted.coordinates):
+            for j, kind in enumerate(tilted.kinds):
                 first, second = sums.means[j].T
                 units = kind.units(widths[:, j])
                 targets.append(kind.target(first * units[0], second * units[1], centres[:, j]))
@@ -223,9 +220,7 @@ class QuadratureMessages:
             ) -> tuple[Array, list[Array]]:
                 chosen = among[which]
                 value = section.at_points(inner, cut.taken(which))
-                return value, integrands(
-                    section.coordinate, inner, centres[chosen, 1], widths[chosen, 1]
-                )
+                return value, integrands(section.kind, inner, centres[chosen, 1], widths[chosen, 1])
 
             where = located(section, cut)
             found.append(integrals(columns, where, 2, INNER * self.tol, self._most(2)))
@@ -235,11 +230,11 @@ class QuadratureMessages:
         gone = (reason == 1) | ((reason == 3) & (log_z < nothing[at]))
         log_z = np.where(gone, -np.inf, np.where(reason == 0, log_z, np.nan)).reshape(c, p)
         means = np.concatenate([sums.means[0] for sums in found]).reshape(c, p, 2)
-        own = integrands(tilted.coordinates[0], u, centres[rows, 0], widths[rows, 0])
+        own = integrands(tilted.kinds[0], u, centres[rows, 0], widths[rows, 0])
         return log_z, [*own, means[..., 0], means[..., 1]]
 
 
-def integrands(kind: type[Coordinate], u: Array, centre: Array, width: Array) -> list[Array]:
+def integrands(kind: type[MessageKind], u: Array, centre: Array, width: Array) -> list[Array]:
     """The two functions whose means give the projection, in units, at points (c, p)."""
     with np.errstate(all="ignore"):
         pair = kind.integrands(u, centre[:, None])
@@ -281,9 +276,7 @@ def scanned(
 def located_2d(tilted: Tilted, asked: Asked) -> tuple[Interval, Array, Array, NDArray[np.bool_]]:
     """An interval of the first variable, centres and widths of both (m, 2). If by the mode."""
     m = asked.n
-    moments = [
-        kind.moments(eta) for kind, eta in zip(tilted.coordinates, asked.messages, strict=True)
-    ]
+    moments = [kind.location(eta) for kind, eta in zip(tilted.kinds, asked.messages, strict=True)]
     centre = np.stack([pair[0] for pair in moments], axis=1)
     spread = np.stack([pair[1] for pair in moments], axis=1)
     axis = np.linspace(-SPAN, SPAN, SCAN_2D)

@@ -13,7 +13,6 @@ from epfast._arrays import Array
 from epfast.inference.files import plain
 from epfast.operators.answers import Oracle
 from epfast.operators.dictionary import Store
-from epfast.operators.settings import PATCHES
 from epfast.schemes import Scheme
 from epfast.schemes.names import describe as describe_scheme
 
@@ -52,12 +51,13 @@ class Known(NamedTuple):
 
 def stacked(store: Sequence[Known]) -> Store:
     """As arrays. The oracle is exact where no answer has an error."""
-    errors = np.stack([known.errors for known in store])
+    x, targets, errors = (
+        np.stack([getattr(known, name) for known in store]) for name in ("x", "targets", "errors")
+    )
     squares = (errors[:, :-1] ** 2).mean(axis=1)
     mean = float(squares.mean())
-    relative = np.maximum(squares / mean, 1e-6) if mean > 0.0 else None
-    x = np.stack([known.x for known in store])
-    return Store(x, np.stack([known.targets for known in store]), relative, mean)
+    relative = np.maximum(squares / mean, 1e-6) if mean > 0.0 else np.ones(len(x))
+    return Store(x, targets, relative, mean)
 
 
 def described(oracle: Any) -> dict[str, Any]:
@@ -105,11 +105,6 @@ def check_alike(first: tuple[Any, Any], second: tuple[Any, Any]) -> None:
         raise ValueError(
             f"the operators have the settings {settings} and {others}; allowed to be pooled: the "
             "same, but for the seed"
-        )
-    if settings.features == PATCHES:
-        raise ValueError(
-            "the operators have features='patches', which keep no tuples; allowed to be pooled: "
-            "'dictionary' or ('fourier', d_in, d_out)"
         )
     if not _is_same(oracle, its):
         raise ValueError(

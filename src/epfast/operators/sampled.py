@@ -30,7 +30,6 @@ from epfast.operators.draws import (
     refitted,
 )
 from epfast.operators.messages import KINDS
-from epfast.operators.tilted import COORDINATES
 
 #: share of effective draws below which the default proposal is fitted again
 POOR = 0.05
@@ -302,7 +301,7 @@ class SampledFactor(Oracle):
         log_w = -proposal.log_density(kinds, u)
         for each in zip(kinds, cavities[: len(kinds)], u, strict=True):
             log_w += log_message(*each)
-        x = [COORDINATES[kind].x(one) for kind, one in zip(kinds, u, strict=True)]
+        x = [KINDS[kind].x(one) for kind, one in zip(kinds, u, strict=True)]
         if self.sample is None:
             log_w += power * self._log_densities(x, datum)
             return Draws(u, log_w)
