@@ -108,7 +108,6 @@ class ImportanceMessages:
             np.concatenate([answer.log_z for answer in answers]),
             tuple(np.concatenate(column) for column in columns),
             np.concatenate([answer.reason for answer in answers]),
-            np.concatenate([answer.ess for answer in answers if answer.ess is not None]),
         )
 
     def _fit(self, tilted: Tilted, asked: Asked) -> Answer:
@@ -137,7 +136,7 @@ class ImportanceMessages:
                 means = [(w * np.where(w > 0.0, f, 0.0)).sum(axis=1) / total for f in pair]
                 found = kind.target(means[0], means[1], mean[:, j])
                 targets.append(np.where((reason == 0)[:, None], found, np.nan))
-        return Answer(log_z, tuple(targets), reason, ess)
+        return Answer(log_z, tuple(targets), reason)
 
     def _drawn(
         self, tilted: Tilted, asked: Asked, about: list[tuple[Array, Array]], step: int

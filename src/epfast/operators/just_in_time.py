@@ -23,7 +23,7 @@ from epfast.operators.answers import Answer, Oracle
 from epfast.operators.learners import PAPER_NOISE, Calibration, finite, learner_of
 from epfast.operators.messages import KINDS
 from epfast.operators.oracles import as_oracle
-from epfast.operators.records import Known, Refit, check_alike, stacked
+from epfast.operators.records import Known, Refit, stacked
 from epfast.operators.settings import Settings
 from epfast.schemes import Scheme
 
@@ -434,26 +434,6 @@ class Operator:
     def asking(self, oracle: Oracle, **changes: Any) -> Operator:
         """An empty operator with these settings, but for changes, and another oracle."""
         return Operator(oracle, **{**asdict(self.settings), **changes})
-
-    def __add__(self, other: Any) -> Operator:
-        """An operator of the tuples of both, fitted anew. Counts add up.
-
-        Of tuples that both have one is kept. The seed is that of the first.
-        """
-        if not isinstance(other, Operator):
-            return NotImplemented
-        check_alike((self.settings, self.oracle), (other.settings, other.oracle))
-        result = self.copy()
-        had = {known.key for known in self.store}
-        result.store += [known for known in other.store if known.key not in had]
-        result.history += other.history
-        result.audited += other.audited
-        result.refusals += other.refusals
-        for name in ("visits", "calls", "audits"):
-            setattr(result.core, name, getattr(self.core, name) + getattr(other.core, name))
-        if len(result.store) >= self.settings.batch:
-            result.refit()
-        return result
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file for :func:`epfast.load`: all of the state but the oracle's functions.

@@ -80,9 +80,6 @@ class MessageKind(Protocol):
     #: sufficient statistics less their means under beliefs, (n, M, 2), at draws u (n, M)
     @staticmethod
     def statistics(belief: Array, u: Array) -> Array: ...
-    #: covariance of the statistics under each belief, (n, 2, 2)
-    @staticmethod
-    def covariance(belief: Array) -> Array: ...
     #: derivatives of the targets by the means of the statistics, (n, 2, 2), at cavity and belief
     @staticmethod
     def slopes(cavity: Array, belief: Array) -> Array: ...
@@ -118,16 +115,6 @@ class MessageKind(Protocol):
     def units(width: Array) -> tuple[Array, Array]:
         """How large the integrands are where u varies on this width."""
         return width, width * width
-
-    @classmethod
-    def errors(cls, cavity: Array, belief: Array, ess: Array) -> Array:
-        """Standard errors of the targets if means are those of ess (n,) independent draws.
-
-        A Gaussian's are sqrt(v_belief / v_cavity) / sqrt(ess) and sqrt(2 / ess).
-        """
-        slopes = cls.slopes(cavity, belief)
-        variance = np.einsum("nti,nij,ntj->nt", slopes, cls.covariance(belief), slopes)
-        return np.asarray(np.sqrt(variance / ess[:, None]))
 
 
 def _matrices(a: Array | float, b: Array | float, c: Array | float, d: Array | float) -> Array:
@@ -185,11 +172,6 @@ class GaussianMessages(MessageKind):
     def statistics(belief: Array, u: Array) -> Array:
         d = u - belief[:, :1]
         return np.stack([d, d * d - belief[:, 1:]], axis=-1)
-
-    @staticmethod
-    def covariance(belief: Array) -> Array:
-        v = belief[:, 1]
-        return _matrices(v, 0.0, 0.0, 2.0 * v * v)
 
     @staticmethod
     def slopes(cavity: Array, belief: Array) -> Array:
@@ -273,11 +255,6 @@ class GammaMessages(MessageKind):
         a, b = belief[:, :1], belief[:, 1:]
         d = u - np.log(a / b)
         return np.stack([np.expm1(d), d + np.log(a) - special.psi(a)], axis=-1)
-
-    @staticmethod
-    def covariance(belief: Array) -> Array:
-        a = belief[:, 0]
-        return _matrices(1.0 / a, 1.0 / a, 1.0 / a, trigamma(a))
 
     @staticmethod
     def slopes(cavity: Array, belief: Array) -> Array:
@@ -377,19 +354,15 @@ class BetaMessages(MessageKind):
         return np.asarray(logs - means[:, None, :])
 
     @staticmethod
-    def covariance(belief: Array) -> Array:
-        both = trigamma(belief.sum(axis=1))
-        first, second = trigamma(belief).T
-        return _matrices(first - both, -both, -both, second - both)
-
-    @staticmethod
     def slopes(cavity: Array, belief: Array) -> Array:
         first, second = trigamma(belief).T
         sd = np.exp(0.5 * BetaMessages.coordinates(cavity)[:, 1])
         total = belief.sum(axis=1)
+        both = trigamma(total)
+        covariance = _matrices(first - both, -both, -both, second - both)
         # alpha and beta move by the inverse of the covariance, targets by these
         by_both = _matrices(first / sd, -second / sd, 1.0 / total, 1.0 / total)
-        return np.asarray(by_both @ np.linalg.inv(BetaMessages.covariance(belief)))
+        return np.asarray(by_both @ np.linalg.inv(covariance))
 
     @staticmethod
     def x(u: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,11 +42,6 @@ class Known(NamedTuple):
     targets: Array
     #: their standard errors, (T,)
     errors: Array
-
-    @property
-    def key(self) -> bytes:
-        """The same for the same answer to the same message."""
-        return b"|".join(part.tobytes() for part in self)
 
 
 def stacked(store: Sequence[Known]) -> Store:
@@ -88,25 +83,3 @@ def options_of(value: Any) -> Any:
         return plain("option", value)
     except TypeError:
         return None
-
-
-def _is_same(first: Any, second: Any) -> bool:
-    """Whether two oracles answer alike. Of those that hold functions, which are the same."""
-    if first is second or (type(first) is type(second) and bool(first == second)):
-        return True
-    one, other = described(first), described(second)
-    return one["described"] is not None and one == other
-
-
-def check_alike(first: tuple[Any, Any], second: tuple[Any, Any]) -> None:
-    """Whether operators of such (settings, oracle) can be pooled: equal, but for the seed."""
-    (settings, oracle), (others, its) = first, second
-    if replace(others, seed=settings.seed) != settings:
-        raise ValueError(
-            f"the operators have the settings {settings} and {others}; allowed to be pooled: the "
-            "same, but for the seed"
-        )
-    if not _is_same(oracle, its):
-        raise ValueError(
-            f"the operators ask {oracle!r} and {its!r}; allowed to be pooled: the same oracle"
-        )

@@ -47,8 +47,6 @@ class Answer(NamedTuple):
     targets: tuple[Array, ...]
     #: (m,), 0: fine. Else the number of a reason of the scheme
     reason: NDArray[np.intp]
-    #: (m,), effective draws behind each. None: no draws
-    ess: Array | None = None
 
 
 class Tilted:
