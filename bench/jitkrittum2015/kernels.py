@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast.operators.learners import embedding_squares, median_widths
-from epfast.operators.regression import Batch
+from epfast.operators.regression import Ridge
 
 Array = NDArray[np.float64]
 
@@ -197,7 +197,7 @@ class Online:
     """The weights of a regression on features, updated row by row: (16) as a gain."""
 
     def __init__(self, features: Array, targets: Array, noise: float) -> None:
-        first = Batch(features, targets, np.full(len(targets), noise))
+        first = Ridge(features, targets, np.full(len(targets), noise))
         self.mean, self.covariance, self.noise = first.mean, first.covariance(), noise
 
     def predict(self, x: Array) -> tuple[Array, float]:

@@ -31,7 +31,7 @@ from bench.jitkrittum2015.kernels import (
     median_heuristic,
 )
 from epfast.operators.learners import embedding_squares
-from epfast.operators.regression import Batch, pivoted_cholesky
+from epfast.operators.regression import Ridge, pivoted_cholesky
 
 Array = NDArray[np.float64]
 Learner = Callable[[Tuples], Array]
@@ -64,7 +64,7 @@ class Chosen(NamedTuple):
 
     predict: Learner
     features: Features
-    regression: Batch
+    regression: Ridge
     factor: float
     noise: float
 
@@ -127,9 +127,9 @@ RANDOM: dict[str, Draw] = {
 }
 
 
-def fit(features: Array, targets: Array, noise: float) -> Batch:
+def fit(features: Array, targets: Array, noise: float) -> Ridge:
     """Regression with the same noise for all rows."""
-    return Batch(features, targets, np.full(len(targets), noise))
+    return Ridge(features, targets, np.full(len(targets), noise))
 
 
 def by_left_out(draw: Draw, a: Tuples, targets: Array, sizes: Sizes, seed: int = 0) -> Chosen:

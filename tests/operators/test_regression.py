@@ -6,7 +6,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from epfast.operators.regression import Batch, evidence_grid, pivoted_cholesky
+from epfast.operators.regression import Ridge, evidence_grid, pivoted_cholesky
 
 
 def batch(n=40, d=7, t=3, seed=0):
@@ -26,7 +26,7 @@ def dense(x, y, noise):
 def test_batch(n):
     x, y, rng = batch(n)
     noise = rng.uniform(0.01, 0.1, n)
-    found = Batch(x, y, noise)
+    found = Ridge(x, y, noise)
     mean, covariance = dense(x, y, noise)
     assert_allclose(found.mean, mean, atol=1e-12)
     assert_allclose(found.covariance(), covariance, atol=1e-13)
@@ -39,10 +39,10 @@ def test_batch(n):
 def test_left_out():
     x, y, rng = batch(15)
     noise = rng.uniform(0.01, 0.1, len(x))
-    residual, variance = Batch(x, y, noise).left_out()
+    residual, variance = Ridge(x, y, noise).left_out()
     for i in range(len(x)):
         others = np.delete(np.arange(len(x)), i)
-        mean, spread = Batch(x[others], y[others], noise[others]).predict(x[i : i + 1])
+        mean, spread = Ridge(x[others], y[others], noise[others]).predict(x[i : i + 1])
         assert_allclose(residual[i], y[i] - mean[0], atol=1e-12)
         assert_allclose(variance[i], spread[0] + noise[i], rtol=1e-11)
 
@@ -50,7 +50,7 @@ def test_left_out():
 def test_left_out_with_hardly_any_noise():
     """A row that no other is like keeps a finite residual."""
     x = np.eye(3)
-    for found in Batch(x, np.ones((3, 1)), np.full(3, 1e-12)).left_out():
+    for found in Ridge(x, np.ones((3, 1)), np.full(3, 1e-12)).left_out():
         assert_allclose(found, 1.0, rtol=1e-3)
 
 
@@ -63,7 +63,7 @@ def test_small_noise_keeps_its_digits():
         precision = design.T * design / mpmath.mpf(noise) + mpmath.eye(8)
         truth = mpmath.lu_solve(precision, design.T * mpmath.matrix(y.tolist()) / mpmath.mpf(noise))
         truth = np.array([float(v) for v in truth])
-    assert_allclose(Batch(x, y, np.full(12, noise)).mean[0], truth, rtol=1e-9)
+    assert_allclose(Ridge(x, y, np.full(12, noise)).mean[0], truth, rtol=1e-9)
 
 
 # ---- pivoted Cholesky ----
@@ -164,7 +164,7 @@ def test_inputs_are_left_alone():
         np.ones(10),
     )
     given = [a.copy() for a in (x, y, noise, squares, diagonal)]
-    Batch(x, y, noise).predict(x)
+    Ridge(x, y, noise).predict(x)
     evidence_grid(squares, y, np.ones((1, 1)), np.array([0.1]), noise)
     pivoted_cholesky(lambda i: np.eye(10)[i], diagonal, 3)
     for a, b in zip(given, (x, y, noise, squares, diagonal), strict=True):

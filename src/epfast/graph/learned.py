@@ -16,8 +16,8 @@ from epfast.operators.answers import Oracle
 from epfast.operators.density import Density
 from epfast.operators.just_in_time import Operator
 from epfast.operators.messages import KINDS
-from epfast.operators.scheme import told_of
-from epfast.operators.tilted import Answer, Asked
+from epfast.operators.scheme import audit_warning
+from epfast.operators.tilted import FactorCavities, Projections
 
 #: an operator for all neighbours, or one for each; None: that neighbour gets no message
 Given = Operator | tuple[Operator | None, ...]
@@ -80,7 +80,9 @@ class LearnedMessages:
         found = tuple(None if op is None else copies[id(op)] for op in _listed(self.given))
         return copies[id(self.given)] if isinstance(self.given, Operator) else found
 
-    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections:
         """Projections by the operators, which learn on the way."""
         n, kinds = asked.n, [KINDS[family] for family in families]
         with np.errstate(all="ignore"):  # what overflows is not representable
@@ -108,7 +110,7 @@ class LearnedMessages:
                 log_z[rows] = values[:, -1]
             reason[rows] = np.where(refused > 0, first + refused, 0)
             first += len(op.oracle.reasons) - 1
-        return Answer(log_z, targets, reason)
+        return Projections(log_z, targets, reason)
 
 
 def check_operators(given: Any) -> None:
@@ -224,7 +226,7 @@ def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
 
 def warn_of_operators(batches: tuple[Batch, ...]) -> None:
     """Warn of audits of operators that were wrong."""
-    for told in filter(None, map(told_of, _operators_of(batches))):
+    for told in filter(None, map(audit_warning, _operators_of(batches))):
         warn_user(told, ConvergenceWarning)
 
 

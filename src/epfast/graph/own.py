@@ -27,13 +27,13 @@ from epfast.graph.factors import (
 )
 from epfast.graph.learned import LearnedMessages, check_operators
 from epfast.graph.variables import Index
-from epfast.operators.density import Density, Rows
+from epfast.operators.density import Density, FactorRows
 from epfast.operators.importance import ImportanceMessages
 from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
 from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.tilted import Answer, Asked
+from epfast.operators.tilted import FactorCavities, Projections
 from epfast.priors import InverseGamma, Scale
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ class Messages(Protocol):
 
     def refuses(self, families: tuple[str, ...]) -> str | None: ...
 
-    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer: ...
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections: ...
 
 
 class Projecting:
@@ -78,7 +80,9 @@ class Projecting:
     def refuses(self, families: tuple[str, ...]) -> str | None:
         return None
 
-    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections:
         more = {"power": asked.power} if self.takes_power else {}
         messages = tuple(eta.copy() for eta in asked.messages)
         found = self.given.project(messages, asked.rows.data, **more)
@@ -101,7 +105,7 @@ class Projecting:
         fine = np.isfinite(log_z)
         for target in targets:
             fine &= np.isfinite(target).all(axis=1)
-        return Answer(log_z, targets, np.where(fine, 0, 1))
+        return Projections(log_z, targets, np.where(fine, 0, 1))
 
 
 def _checked(name: str, value: Any, shape: tuple[int, ...]) -> Array:
@@ -369,7 +373,7 @@ class BatchFits:
     ) -> None:
         self.scheme, self.density = kind.messages, kind.density
         self.families, self.ends = families, np.cumsum(widths)[:-1]
-        self.rows = Rows(batch.data, batch.rows)
+        self.rows = FactorRows(batch.data, batch.rows)
         for value in batch.data.values():
             value.setflags(write=False)
         #: how often factors waited, by the reason
@@ -410,7 +414,7 @@ class BatchFits:
             return steps, scales, failed
         # all of a batch, as often as not: no copy of its data then
         rows = self.rows if m == len(self.rows.rows) else self.rows.taken(slice(first, stop))
-        asked = Asked(tuple(_split(cavity, self.ends)), flat, start, rows, power)
+        asked = FactorCavities(tuple(_split(cavity, self.ends)), flat, start, rows, power)
         asked = asked if len(good) == m else asked.taken(good)
         answer = self.scheme.fit(self.density, self.families, asked)
         for number in np.unique(answer.reason):

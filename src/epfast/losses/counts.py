@@ -91,7 +91,7 @@ class LogLink(Likelihood):
         return found + self.predict(mean, variance) if self.discrete else found
 
 
-class Counts(LogLink):
+class CountLikelihood(LogLink):
     """Base of the counts with mean exp(h)."""
 
     discrete = True
@@ -132,7 +132,7 @@ class Counts(LogLink):
 
 
 @dataclass(frozen=True)
-class Poisson(Counts):
+class Poisson(CountLikelihood):
     """Counts with mean exp(h): l(h; y) = exp(h) - y h + log y!."""
 
     row = "poisson"
@@ -147,7 +147,7 @@ class Poisson(Counts):
 
 
 @dataclass(frozen=True)
-class NegativeBinomial(Counts):
+class NegativeBinomial(CountLikelihood):
     """Counts with mean exp(h) and a size: their variance is exp(h) + exp(2 h) / size.
 
     l(h; y) = (y + size) log(size + exp(h)) - y h - size log(size)

@@ -15,7 +15,7 @@ from epfast.losses.counts import LogLink
 
 
 @dataclass(frozen=True)
-class Times(LogLink):
+class TimeLikelihood(LogLink):
     """Base of the positive times, or right-censored ones, of which h is a location of the log."""
 
     shape: float = 1.0
@@ -85,7 +85,7 @@ class Times(LogLink):
 
 
 @dataclass(frozen=True)
-class GammaNoise(Times):
+class GammaNoise(TimeLikelihood):
     """Positive y, gamma distributed with mean exp(h) and a shape. Shape 1 is exponential.
 
     l(h; y) = shape (h + y exp(-h)) - (shape - 1) log y - shape log(shape) + log Gamma(shape). y is
@@ -125,7 +125,7 @@ class GammaNoise(Times):
 
 
 @dataclass(frozen=True)
-class Weibull(Times):
+class Weibull(TimeLikelihood):
     """Positive y, Weibull distributed with scale exp(h) and a shape. Shape 1 is exponential.
 
     P(y > t) = exp(-(t exp(-h))^shape). y is (n,), or (n, 2): times, and 1 where they are observed,

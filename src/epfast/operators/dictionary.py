@@ -13,8 +13,8 @@ from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.operators.regression import (
-    Batch,
     PivotedCholesky,
+    Ridge,
     evidence_grid,
     pivoted_cholesky,
 )
@@ -139,7 +139,7 @@ def foreseen(x: Array, z: Array, noise: Array, amplitude: Array, cap: int, near:
     half = len(x) // 2
     first = x[:half]
     cholesky = dictionary_of(first, cap, near)
-    batch = Batch(cholesky.factor, z[:half], noise[:half] + cholesky.residual)
+    batch = Ridge(cholesky.factor, z[:half], noise[:half] + cholesky.residual)
     cross = x[half:, None] - first[cholesky.pivots]
     kernel = np.exp(-0.5 * np.einsum("nrk,nrk->nr", cross, cross))
     phi = linalg.solve_triangular(cholesky.triangle, kernel.T, lower=True).T
@@ -168,7 +168,7 @@ def fitted(
     cholesky = dictionary_of(x, cap, near)
     noise = chosen.noise * store.relative
     # what the dictionary leaves out of a row is noise to it
-    batch = Batch(cholesky.factor, z, noise + cholesky.residual)
+    batch = Ridge(cholesky.factor, z, noise + cholesky.residual)
     residual, variance = batch.left_out()
     squares = residual**2 / (chosen.amplitude * variance[:, None])
     inflation = np.maximum(

@@ -23,7 +23,7 @@ from epfast.operators.answers import Answer, Oracle
 from epfast.operators.learners import PAPER_NOISE, Calibration, finite, learner_of
 from epfast.operators.messages import KINDS
 from epfast.operators.oracles import as_oracle
-from epfast.operators.records import Known, Refit, stacked
+from epfast.operators.records import Refit, StoredTuple, stacked
 from epfast.operators.settings import Settings
 from epfast.schemes import Scheme
 
@@ -153,7 +153,7 @@ class Operator:
         self.learner = learner_of(self.settings)
         self.calibration: Calibration | None = None
         #: tuples that the oracle has answered
-        self.store: list[Known] = []
+        self.store: list[StoredTuple] = []
         self.history: list[Refit] = []
         #: of each audit the largest error of the targets that decide, over its predicted sd, and
         #: whether it is above the tolerance
@@ -388,7 +388,7 @@ class Operator:
     ) -> None:
         """Learn one tuple. Refit where the store has grown enough since the last time."""
         # one step, so that an interrupt leaves a whole tuple or none
-        self.store.append(Known(x.copy(), np.concatenate(messages), data, targets, errors))
+        self.store.append(StoredTuple(x.copy(), np.concatenate(messages), data, targets, errors))
         n, known = len(self.store), self.calibration
         if known is not None:
             raw = (targets - known.offset) / known.scale

@@ -20,11 +20,11 @@ from epfast.operators.answers import (
     Oracle,
     check_places,
 )
-from epfast.operators.density import Density, Rows
+from epfast.operators.density import Density, FactorRows
 from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.sampled import SampledFactor, with_data
-from epfast.operators.tilted import Asked
+from epfast.operators.tilted import FactorCavities
 from epfast.schemes import ImportanceSampling, Scheme
 from epfast.schemes.names import describe as describe_scheme
 
@@ -195,11 +195,11 @@ class DensityOracle(Oracle):
         kinds = [KINDS[family] for family in self.inputs]
         etas = tuple(kind.natural(p) for kind, p in zip(kinds, messages, strict=True))
         centres = [kind.location(eta)[0] for kind, eta in zip(kinds, etas, strict=True)]
-        asked = Asked(
+        asked = FactorCavities(
             etas,
             np.zeros((n, len(etas)), dtype=np.bool_),
             np.stack(centres, axis=1),
-            Rows({} if data is None else {"data": data}, np.arange(n)),
+            FactorRows({} if data is None else {"data": data}, np.arange(n)),
             power,
         )
         density = Density(with_data(self.log_density), name="log_density")

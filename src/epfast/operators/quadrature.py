@@ -15,14 +15,14 @@ from epfast.operators.density import Density, differences, parts
 from epfast.operators.intervals import (
     NOTHING,
     Columns,
-    Interval,
+    Range,
     Sums,
     around,
     integrals,
     seen,
 )
 from epfast.operators.messages import MessageKind
-from epfast.operators.tilted import HASTY, LESS, Answer, Asked, Tilted, maximum
+from epfast.operators.tilted import HASTY, LESS, FactorCavities, Projections, Tilted, maximum
 
 #: points along an axis of the scan for the mode, and the widths of the cavity that it spans
 SCAN, SCAN_2D, SPAN = 65, 21, 8.0
@@ -33,7 +33,7 @@ INNER = 0.1
 class Cut(NamedTuple):
     """Factors over their last neighbour, at a value of the first where there are two."""
 
-    asked: Asked
+    asked: FactorCavities
     #: (m,). None: of one neighbour
     first: Array | None
 
@@ -120,20 +120,22 @@ class QuadratureMessages:
             )
         return None
 
-    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections:
         """Fit the factors of a run."""
         tilted = Tilted(density, families)
         numbers = 400 if len(families) == 1 else 4_000
         with np.errstate(all="ignore"):  # what overflows is a fit that failed
             found = [self._fit(tilted, asked.taken(part)) for part in parts(asked.n, numbers)]
         columns = zip(*(answer.targets for answer in found), strict=True)
-        return Answer(
+        return Projections(
             np.concatenate([answer.log_z for answer in found]),
             tuple(np.concatenate(column) for column in columns),
             np.concatenate([answer.reason for answer in found]),
         )
 
-    def _fit(self, tilted: Tilted, asked: Asked) -> Answer:
+    def _fit(self, tilted: Tilted, asked: FactorCavities) -> Projections:
         if len(tilted.kinds) == 1:
             cut = Cut(asked, None)
             where = located(Line(tilted), cut)
@@ -157,13 +159,15 @@ class QuadratureMessages:
                 first, second = sums.means[j].T
                 units = kind.units(widths[:, j])
                 targets.append(kind.target(first * units[0], second * units[1], centres[:, j]))
-        return Answer(np.where(sums.reason == 0, sums.log_z, np.nan), tuple(targets), sums.reason)
+        return Projections(
+            np.where(sums.reason == 0, sums.log_z, np.nan), tuple(targets), sums.reason
+        )
 
     def _over_last(
         self,
         tilted: Tilted,
         cut: Cut,
-        where: Interval,
+        where: Range,
         centres: Array,
         widths: Array,
         tol: float,
@@ -181,7 +185,7 @@ class QuadratureMessages:
     def _over_second(
         self,
         tilted: Tilted,
-        asked: Asked,
+        asked: FactorCavities,
         centres: Array,
         widths: Array,
         nothing: Array,
@@ -216,7 +220,7 @@ def integrands(kind: type[MessageKind], u: Array, centre: Array, width: Array) -
         return [f / unit for f, unit in zip(pair, kind.units(width[:, None]), strict=True)]
 
 
-def located(line: Line, cut: Cut) -> Interval:
+def located(line: Line, cut: Cut) -> Range:
     """Mode, width at the mode and interval of integration, per factor."""
     centre, spread = line.kind.location(cut.asked.messages[-1])
     axis = np.linspace(-SPAN, SPAN, SCAN)
@@ -233,8 +237,8 @@ def located(line: Line, cut: Cut) -> Interval:
 
 
 def scanned(
-    columns: Columns, where: Interval, poor: NDArray[np.intp], centre: Array, spread: Array
-) -> Interval:
+    columns: Columns, where: Range, poor: NDArray[np.intp], centre: Array, spread: Array
+) -> Range:
     """Intervals of the first variable by a scan of its own density, where no mode is found."""
     axis = np.linspace(-SPAN, SPAN, SCAN)
     points = centre[poor][:, None] + spread[poor][:, None] * axis
@@ -242,13 +246,15 @@ def scanned(
     middle = points[np.arange(len(poor)), best]
     unknown = np.full(len(poor), np.nan)
     found = around(points, value, spread[poor], middle, unknown, top, axis[1] - axis[0])
-    result = Interval(*(column.copy() for column in where))
+    result = Range(*(column.copy() for column in where))
     for column, new in zip(result, found, strict=True):
         column[poor] = new
     return result
 
 
-def located_2d(tilted: Tilted, asked: Asked) -> tuple[Interval, Array, Array, NDArray[np.bool_]]:
+def located_2d(
+    tilted: Tilted, asked: FactorCavities
+) -> tuple[Range, Array, Array, NDArray[np.bool_]]:
     """An interval of the first variable, centres and widths of both (m, 2). If by the mode."""
     m = asked.n
     moments = [kind.location(eta) for kind, eta in zip(tilted.kinds, asked.messages, strict=True)]

@@ -29,7 +29,7 @@ class Refit(NamedTuple):
     inflation: float
 
 
-class Known(NamedTuple):
+class StoredTuple(NamedTuple):
     """A tuple that the oracle has answered."""
 
     #: coordinates, (k,)
@@ -44,7 +44,7 @@ class Known(NamedTuple):
     errors: Array
 
 
-def stacked(store: Sequence[Known]) -> Store:
+def stacked(store: Sequence[StoredTuple]) -> Store:
     """As arrays. The oracle is exact where no answer has an error."""
     x, targets, errors = (
         np.stack([getattr(known, name) for known in store]) for name in ("x", "targets", "errors")

@@ -20,7 +20,7 @@ from epfast._arrays import Array
 FIXED = 1e-12
 
 
-class Batch:
+class Ridge:
     """Weights w_o ~ N(0, I) of T outputs y_o = x^T w_o + noise, by a batch of rows: (12), (13).
 
     The triangle of a QR decomposition is the Cholesky factor of the precision in (12), with twice

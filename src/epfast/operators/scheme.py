@@ -189,7 +189,7 @@ class Learned(RowScheme):
         site = LearnedSite(
             core,
             operator.core,
-            Asking(operator),
+            AskOracle(operator),
             power=operator.settings.power,
             data=operator.settings.data_width,
             targets=operator.settings.targets,
@@ -202,11 +202,11 @@ class Learned(RowScheme):
 
     def warning(self) -> str:
         """What a fit warns of: audits that were wrong. Empty if nothing."""
-        told = told_of(self.operator)
+        told = audit_warning(self.operator)
         return f"{told}, or polish" if told else ""
 
 
-def told_of(operator: Operator) -> str:
+def audit_warning(operator: Operator) -> str:
     """What a fit warns of: audits that were wrong. Empty if nothing."""
     n, wrong = len(operator.audited), sum(beyond for _, beyond in operator.audited)
     # Clopper and Pearson's lower limit, at 95 %
@@ -218,7 +218,7 @@ def told_of(operator: Operator) -> str:
     return ""
 
 
-class Asking:
+class AskOracle:
     """What a site calls where the operator is unsure: the triple by the oracle."""
 
     def __init__(self, operator: Operator) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast._arrays import Array
-from epfast.operators.density import Density, Rows, differences, repeated, slope_differences
+from epfast.operators.density import Density, FactorRows, differences, repeated, slope_differences
 from epfast.operators.messages import KINDS
 
 
-class Asked(NamedTuple):
+class FactorCavities(NamedTuple):
     """Factors to fit: what comes in from their neighbours."""
 
     #: natural parameters of the cavities, (m, 2) for each neighbour
@@ -21,15 +21,15 @@ class Asked(NamedTuple):
     flat: NDArray[np.bool_]
     #: (m, k), where to begin: means of the beliefs, or of the cavities
     start: Array
-    rows: Rows
+    rows: FactorRows
     power: float
 
     @property
     def n(self) -> int:
         return self.rows.n
 
-    def taken(self, which: Any) -> Asked:
-        return Asked(
+    def taken(self, which: Any) -> FactorCavities:
+        return FactorCavities(
             tuple(eta[which] for eta in self.messages),
             self.flat[which],
             self.start[which],
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
         )
 
 
-class Answer(NamedTuple):
+class Projections(NamedTuple):
     """Fits of factors. Rows that failed have NaN."""
 
     #: (m,), log of the integral of t^a times the normalised cavities
@@ -61,10 +61,10 @@ class Tilted:
     def x(self, u: Array) -> Array:
         return np.stack([kind.x(u[:, j]) for j, kind in enumerate(self.kinds)], axis=1)
 
-    def log_t(self, u: Array, rows: Rows) -> Array:
+    def log_t(self, u: Array, rows: FactorRows) -> Array:
         return self.density.values(self.x(u), rows.data)
 
-    def cavities(self, u: Array, asked: Asked) -> Array:
+    def cavities(self, u: Array, asked: FactorCavities) -> Array:
         """Sum of the log densities of the cavities at u (m, k), or (m, p, k)."""
         total = np.zeros(u.shape[:-1])
         with np.errstate(all="ignore"):
@@ -75,17 +75,17 @@ class Tilted:
                 total += value
         return total
 
-    def value(self, u: Array, asked: Asked) -> Array:
+    def value(self, u: Array, asked: FactorCavities) -> Array:
         """At u (m, k)."""
         return asked.power * self.log_t(u, asked.rows) + self.cavities(u, asked)
 
-    def at_points(self, u: Array, asked: Asked) -> Array:
+    def at_points(self, u: Array, asked: FactorCavities) -> Array:
         """At points u (m, p, k) of each factor, (m, p). NaN of t is density 0 nowhere."""
         m, p, k = u.shape
         log_t = self.log_t(u.reshape(m * p, k), repeated(asked.rows, p))
         return asked.power * log_t.reshape(m, p) + self.cavities(u, asked)
 
-    def factor(self, u: Array, rows: Rows, width: Array) -> tuple[Array, Array, Array]:
+    def factor(self, u: Array, rows: FactorRows, width: Array) -> tuple[Array, Array, Array]:
         """log t, its gradient (m, k) and Hessian (m, k, k), by the user's functions or steps."""
         mine = self.density
         if self.straight and mine.gradient is not None:
@@ -93,7 +93,7 @@ class Tilted:
             if mine.hessian is not None:
                 return value, slope, mine.curvatures(u, rows.data)
 
-            def slopes(x: Array, of: Rows) -> Array:
+            def slopes(x: Array, of: FactorRows) -> Array:
                 return mine.slopes(x, of.data)
 
             return value, slope, slope_differences(slopes, u, rows, width)
@@ -102,7 +102,9 @@ class Tilted:
             curvature = mine.curvatures(u, rows.data)
         return value, slope, curvature
 
-    def derivatives(self, u: Array, asked: Asked, width: Array) -> tuple[Array, Array, Array]:
+    def derivatives(
+        self, u: Array, asked: FactorCavities, width: Array
+    ) -> tuple[Array, Array, Array]:
         """Value (m,), gradient (m, k) and minus the Hessian (m, k, k)."""
         a = asked.power
         value, slope, curvature = self.factor(u, asked.rows, width)
