@@ -17,7 +17,6 @@ cdef enum:
 
     JUST_IN_TIME = 0                        # modes
     ORACLE_ALONE = 1
-    OPERATOR_ALONE = 2
 
     SURE = -1                               # how a visit ends
     UNSURE = 0
@@ -38,7 +37,7 @@ cdef class JustInTime:
 
     A target is offset + scale * raw; its variance amplitude * inflate * spread, in its own units.
     All decide, but those of amplitude 0: sure is what has deviations of at most ``tolerance``
-    (mode 0). Mode 1 asks always, mode 2 never.
+    (mode 0). Mode 1 asks always.
     """
 
     cdef readonly ptrdiff_t outputs
@@ -115,15 +114,11 @@ cdef class JustInTime:
         self.visits += 1
         targets[0] = NAN
         if not known or self.mode == ORACLE_ALONE or self.known is None or self.known.used == 0:
-            if self.mode == OPERATOR_ALONE:
-                return SURE
             self.calls += 1
             return UNSURE
         self.known.look(x, targets, &spread)
         for t in range(self.outputs):
             targets[t] = self.offset[t] + self.scale[t] * targets[t]
-        if self.mode == OPERATOR_ALONE:
-            return SURE
         if not self.is_sure(targets, spread):
             self.calls += 1
             return UNSURE

@@ -27,14 +27,12 @@ class DictionaryModel(Model):
     ) -> None: ...
 
 class FourierModel(Model):
-    @property
-    def stages(self) -> int: ...
     def __init__(
         self,
         outputs: int,
         omega: ArrayLike,
         b: ArrayLike,
-        nu: ArrayLike | None = ...,
-        c: ArrayLike | None = ...,
+        nu: ArrayLike,
+        c: ArrayLike,
     ) -> None: ...
     def set(self, mean: ArrayLike, S: ArrayLike) -> None: ...

@@ -303,31 +303,28 @@ cdef class DictionaryModel(Model):
 
 
 cdef class FourierModel(Model):
-    """Random Fourier features: of messages in two stages (algorithm 1), or of coordinates in one.
+    """Random Fourier features of messages in two stages (algorithm 1).
 
-    omega (D_in, c), b (D_in,), nu (D_out, D_in), c (D_out,). With nu, x holds the means of c
-    messages and then their variances; without it x (c,) holds coordinates, and D_in is D.
-    Weights begin as N(0, I).
+    omega (D_in, c), b (D_in,), nu (D_out, D_in), c (D_out,). x holds the means of c messages and
+    then their variances. Weights begin as N(0, I).
     """
 
-    cdef readonly int stages
     cdef ptrdiff_t messages, inner, row
     cdef double[:, ::1] omega, half_square  # (c, D_in): turned about
     cdef double[::1] b, c, nu               # nu (D_out, row)
     cdef double[::1] first, shrink          # scratch
     cdef double inner_scale, outer_scale
 
-    def __init__(self, ptrdiff_t outputs, omega, b, nu=None, c=None):
+    def __init__(self, ptrdiff_t outputs, omega, b, nu, c):
         shape = np.shape(omega)
         if len(shape) != 2 or 0 in shape or shape[1] > MOST_COORDINATES // 2:
             raise ValueError(
                 f"omega has shape {shape}; allowed: (D, c) with c <= {MOST_COORDINATES // 2}"
             )
-        self.stages = 1 if nu is None else 2
-        self.by_moments = self.stages == 2
+        self.by_moments = True
         self.inner, self.messages = shape
-        self.k = self.messages * self.stages
-        self.reserve(outputs, self.inner if nu is None else np.shape(nu)[0])
+        self.k = 2 * self.messages
+        self.reserve(outputs, np.shape(nu)[0])
         omega = taken("omega", omega, shape)
         self.omega = np.ascontiguousarray(omega.T)
         self.half_square = np.ascontiguousarray(0.5 * (omega * omega).T)
@@ -335,18 +332,15 @@ cdef class FourierModel(Model):
         self.inner_scale = sqrt(2.0 / self.inner)
         self.row = padded(self.inner)
         self.first, self.shrink = zeros(self.row), zeros(self.row)
-        if self.stages == 2:
-            room = np.asarray(zeros(self.cap * self.row))
-            room.reshape(self.cap, self.row)[:, :self.inner] = taken(
-                "nu", nu, (self.cap, self.inner)
-            )
-            self.nu, self.c = room, taken("c", c, (self.cap,))
-            self.outer_scale = sqrt(2.0 / self.cap)
+        room = np.asarray(zeros(self.cap * self.row))
+        room.reshape(self.cap, self.row)[:, :self.inner] = taken("nu", nu, (self.cap, self.inner))
+        self.nu, self.c = room, taken("c", c, (self.cap,))
+        self.outer_scale = sqrt(2.0 / self.cap)
         self.set(np.zeros((outputs, self.cap)), np.eye(self.cap))
 
     cdef double features(self, const double *x) noexcept nogil:
         cdef ptrdiff_t n = self.inner, i, j
-        cdef double *first = &self.first[0] if self.stages == 2 else &self.phi[0]
+        cdef double *first = &self.first[0]
         cdef double *shrink = &self.shrink[0]
         cdef const double *omega
         for i in range(n):
@@ -356,10 +350,6 @@ cdef class FourierModel(Model):
             for i in range(n):
                 first[i] += omega[i] * x[j]
         kernels.cos(n, first, first)
-        if self.stages == 1:
-            for i in range(n):
-                first[i] *= self.inner_scale
-            return 0.0
         for j in range(self.messages):
             omega = &self.half_square[j, 0]
             for i in range(n):
