@@ -163,7 +163,7 @@ def test_settings_of_the_paper(truth):
 @pytest.mark.parametrize(
     "given",
     [
-        {"features": ("fourier", 60, 90)},
+        {"features": ("fourier", 60, 90), "audit": 0.0},
         {"targets": "belief", "tolerance": 0.01},
         {"targets": "moments", "tolerance": 0.01},
     ],
