@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.jitkrittum2015.kernels import Cosines, JointEmbedding, Tuples, median_heuristic
 from bench.jitkrittum2015.learners import (
     FORESTS,
     KERNELS,
@@ -34,22 +35,16 @@ from bench.jitkrittum2015.learners import (
     Sizes,
     by_hold_out,
     by_left_out,
+    fit,
     forest,
-    head,
     incomplete,
 )
 from bench.jitkrittum2015.messages import Messages, Split, collect, log_kl, sampled
 from bench.lib import harness
 from bench.lib.harness import Claim
 from bench.lib.pictures import picture
-from epfast.operators.fourier import TwoStage
-from epfast.operators.kernels import (
-    JointEmbedding,
-    Tuples,
-    embedding_squares,
-    median_heuristic,
-)
-from epfast.operators.regression import Batch, Standard, evidence_grid
+from epfast.operators.learners import embedding_squares
+from epfast.operators.regression import evidence_grid
 
 Array = NDArray[np.float64]
 
@@ -219,15 +214,15 @@ class Widths(NamedTuple):
 
 def by_evidence(a: Tuples, standardised: Array) -> Widths:
     """Widths and noise of the largest evidence on 192 tuples."""
-    sub, noises, outer = head(a, 192), np.logspace(-12, -3, 10), np.array([0.5, 1.0, 2.0, 4.0])
-    best, most = None, -np.inf
+    few, noises, outer = slice(192), np.logspace(-12, -3, 10), np.array([0.5, 1.0, 2.0, 4.0])
+    sub, z, best, most = a.rows(few), standardised[few], None, -np.inf
     for factor in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0):
-        kernel = median_heuristic(head(a, 1000), factor)
+        kernel = median_heuristic(a.rows(slice(1000)), factor)
         squares = embedding_squares(kernel.widths, sub, sub)[None]
-        grid = evidence_grid(squares, standardised[:192], kernel.outer * outer[:, None], noises)
-        i, j = grid.best
-        if grid.log_evidence[i, j] > most:
-            most = grid.log_evidence[i, j]
+        grid, _ = evidence_grid(squares, z, kernel.outer * outer[:, None], noises, np.ones(len(z)))
+        i, j = np.unravel_index(int(grid.argmax()), grid.shape)
+        if grid[i, j] > most:
+            most = grid[i, j]
             best = Widths(JointEmbedding(kernel.widths, kernel.outer * outer[i]), noises[j])
     assert best is not None
     return best
@@ -239,22 +234,24 @@ def belief_or_site(split: Split, sizes: list[tuple[int, int]], ranks: list[int])
     rows = []
     for choice in ("evidence", "the paper's"):
         for kind in ("belief", "site", "moments"):
-            units = Standard.of(targets(split.train, kind))
-            z = units.apply(targets(split.train, kind))
+            given = targets(split.train, kind)
+            mean, sd = given.mean(axis=0), given.std(axis=0)
+            z = (given - mean) / sd
             if choice == "evidence":
                 widths = by_evidence(a, z)
             else:
-                widths = Widths(median_heuristic(head(a, 1000), 0.5), 1e-4)
+                widths = Widths(median_heuristic(a.rows(slice(1000)), 0.5), 1e-4)
             row: dict[str, Any] = {"widths and noise": choice, "target": kind}
             improper = 0
             maps: dict[str, Any] = {
-                f"{d_in}/{d_out}": TwoStage.draw(widths.kernel, d_in, d_out, 1)
+                f"{d_in}/{d_out}": Cosines.of_embeddings(widths.kernel, d_in, d_out, 1)
                 for d_in, d_out in sizes
             }
             maps |= {f"rank {r}": Nystrom.of(widths.kernel, a, r, 1e-14) for r in ranks}
             for name, features in maps.items():
-                mean = Batch(features(a), z, widths.noise).mean
-                row[name], lost = mean_log_kl(split.test, units.undo(features(b) @ mean.T), kind)
+                weights = fit(features(a), z, widths.noise).mean
+                predicted = mean + sd * (features(b) @ weights.T)
+                row[name], lost = mean_log_kl(split.test, predicted, kind)
                 improper += lost
             row["improper"] = improper
             rows.append(row)

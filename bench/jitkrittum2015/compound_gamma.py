@@ -26,14 +26,12 @@ from numpy.typing import NDArray
 from scipy import special
 
 import epfast
+from bench.jitkrittum2015.kernels import Cosines, Online, Tuples, median_heuristic
 from bench.lib import harness
 from bench.lib.harness import Claim
 from bench.lib.pictures import picture
 from epfast.families import Gamma
-from epfast.operators.fourier import TwoStage
-from epfast.operators.kernels import Tuples, median_heuristic
 from epfast.operators.oracles import DensityOracle
-from epfast.operators.regression import Regression
 
 Array = NDArray[np.float64]
 
@@ -113,22 +111,22 @@ def papers(problems: Problems, forced: Beliefs, threshold: float) -> Learned:
     a, b = problems.a, problems.b
     tuples = Tuples((a / b)[:, None], (a / b**2)[:, None])
     targets = np.log(np.stack([forced.shape - a + 1.0, forced.rate - b], axis=1))
-    first = Tuples(tuples.mean[:BATCH], tuples.variance[:BATCH])
-    features = TwoStage.draw(median_heuristic(first, 0.5), *SIZES, 0)
-    regression = Regression.fit(features(first), targets[:BATCH], NOISE)
+    first = tuples.rows(slice(BATCH))
+    features = Cosines.of_embeddings(median_heuristic(first, 0.5), *SIZES, 0)
+    regression = Online(features(first), targets[:BATCH], NOISE)
     asked = np.ones(len(a), dtype=np.bool_)
     answers = targets.copy()
     seconds = np.full(len(a), np.nan)
     for i in range(BATCH, len(a)):
         start = harness.now()
-        psi = features(Tuples(tuples.mean[i : i + 1], tuples.variance[i : i + 1]))
-        found = regression.predict(psi)
-        asked[i] = math.log(found.spread[0] + NOISE) > threshold
+        psi = features(tuples.rows(slice(i, i + 1)))[0]
+        mean, spread = regression.predict(psi)
+        asked[i] = math.log(spread + NOISE) > threshold
         if asked[i]:
             project(a[i : i + 1], b[i : i + 1])  # the targets are known
-            regression.update(psi[0], targets[i], NOISE)
+            regression.update(psi, targets[i])
         else:
-            answers[i] = found.mean[0]
+            answers[i] = mean
         seconds[i] = harness.now() - start
     shape, rate = np.exp(answers).T
     return Learned(Beliefs(a + shape - 1.0, b + rate), asked, seconds)

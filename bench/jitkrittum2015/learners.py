@@ -15,25 +15,23 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
-from epfast.operators.fourier import (
-    Concatenated,
-    Features,
-    Kronecker,
-    MeanVarianceFeatures,
-    ProductFeatures,
-    TwoStage,
-)
-from epfast.operators.kernels import (
+from bench.jitkrittum2015.kernels import (
+    Combined,
+    Cosines,
     ExpectedProduct,
+    Features,
     JointEmbedding,
     Kernel,
     MeanVariance,
-    Sum,
+    ProductFeatures,
     Tuples,
-    embedding_squares,
+    concatenated,
+    diagonal,
+    kronecker,
     median_heuristic,
 )
-from epfast.operators.regression import Regression, pivoted_cholesky
+from epfast.operators.learners import embedding_squares
+from epfast.operators.regression import Ridge, pivoted_cholesky
 
 Array = NDArray[np.float64]
 Learner = Callable[[Tuples], Array]
@@ -66,7 +64,7 @@ class Chosen(NamedTuple):
 
     predict: Learner
     features: Features
-    regression: Regression
+    regression: Ridge
     factor: float
     noise: float
 
@@ -80,7 +78,7 @@ class Draw(Protocol):
 
 def joint_embedding(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
     """The paper's choice, KJIT."""
-    return TwoStage.draw(median_heuristic(a, factor), *sizes, seed)
+    return Cosines.of_embeddings(median_heuristic(a, factor), *sizes, seed)
 
 
 def mean_variance(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
@@ -92,7 +90,7 @@ def mean_variance(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -
         widths.append(math.sqrt(factor * middle) if middle > 1e-20 else 1.0)
     c = a.mean.shape[1]
     kernel = MeanVariance(tuple(widths[:c]), tuple(widths[c:]))
-    return MeanVarianceFeatures.draw(kernel, sizes[1], seed)
+    return Cosines.of_moments(kernel, sizes[1], seed)
 
 
 def product_widths(a: Tuples, factor: float) -> list[float]:
@@ -110,16 +108,14 @@ def product(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Feat
     """B.4; as many products as the others have features."""
     widths, rng = product_widths(a, factor), np.random.default_rng(seed)
     each = round(sizes[1] ** (1.0 / len(widths)))
-    return Kronecker(tuple(ProductFeatures.draw(ExpectedProduct((w,)), each, rng) for w in widths))
+    return kronecker([ProductFeatures.draw(ExpectedProduct((w,)), each, rng) for w in widths])
 
 
 def total(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
     """B.5; as many features in all as the others have."""
     widths, rng = product_widths(a, factor), np.random.default_rng(seed)
     each = sizes[1] // len(widths)
-    return Concatenated(
-        tuple(ProductFeatures.draw(ExpectedProduct((w,)), each, rng) for w in widths)
-    )
+    return concatenated([ProductFeatures.draw(ExpectedProduct((w,)), each, rng) for w in widths])
 
 
 RANDOM: dict[str, Draw] = {
@@ -131,23 +127,23 @@ RANDOM: dict[str, Draw] = {
 }
 
 
-def head(a: Tuples, count: int) -> Tuples:
-    """The first tuples."""
-    return Tuples(a.mean[:count], a.variance[:count])
+def fit(features: Array, targets: Array, noise: float) -> Ridge:
+    """Regression with the same noise for all rows."""
+    return Ridge(features, targets, np.full(len(targets), noise))
 
 
 def by_left_out(draw: Draw, a: Tuples, targets: Array, sizes: Sizes, seed: int = 0) -> Chosen:
     """Random features with the widths and noise of the least leave-one-out error."""
     least, choice = np.inf, (sizes.factors[0], NOISES[0])
-    first = head(a, FOR_MEDIANS)
+    first = a.rows(slice(FOR_MEDIANS))
     for factor in sizes.factors:
         found = draw(first, factor, sizes.candidate, seed)(a)
         errors = left_out_errors(found, targets, NOISES)
         if errors.min() < least:
             least, choice = errors.min(), (factor, NOISES[int(errors.argmin())])
     features = draw(first, choice[0], sizes.final, seed)
-    regression = Regression.fit(features(a), targets, choice[1])
-    return Chosen(lambda b: regression.predict(features(b)).mean, features, regression, *choice)
+    regression = fit(features(a), targets, choice[1])
+    return Chosen(lambda b: regression.predict(features(b))[0], features, regression, *choice)
 
 
 def left_out_errors(features: Array, targets: Array, noises: tuple[float, ...]) -> Array:
@@ -179,7 +175,7 @@ def gaussian_sum(a: Tuples, factor: float) -> Kernel:
         squares = embedding_squares((width,), column, column)
         gamma = float(np.median(squares)) or float(squares.mean())
         parts.append(JointEmbedding((width,), math.sqrt(factor * gamma)))
-    return Sum(tuple(parts))
+    return Combined(sum, tuple(parts))
 
 
 KERNELS: dict[str, Callable[[Tuples, float], Kernel]] = {
@@ -200,11 +196,10 @@ class Nystrom(NamedTuple):
         """Pivots among tuples."""
 
         def column(i: int) -> Array:
-            return kernel(a, Tuples(a.mean[[i]], a.variance[[i]]))[:, 0]
+            return kernel(a, a.rows(slice(i, i + 1)))[:, 0]
 
-        found = pivoted_cholesky(column, kernel.diagonal(a), rank, tol)
-        pivots = Tuples(a.mean[found.pivots], a.variance[found.pivots])
-        return cls(kernel, pivots, found.triangle)
+        found = pivoted_cholesky(column, diagonal(kernel, a), rank, tol)
+        return cls(kernel, a.rows(found.pivots), found.triangle)
 
     def __call__(self, messages: Tuples) -> Array:
         """Features (n, rank)."""
@@ -219,17 +214,17 @@ def by_hold_out(
     A fifth is fitted, three tenths are held out, three times: as in the program, at its rank.
     """
     rng = np.random.default_rng(seed)
-    first, n = head(a, FOR_MEDIANS), len(targets)
+    first, n = a.rows(slice(FOR_MEDIANS)), len(targets)
     errors = np.zeros((len(sizes.factors), len(NOISES)))
     for _ in range(3):
         order = rng.permutation(n)
         fitted, others = order[: n // 5], order[n // 5 : n // 2]
-        part, rest = (Tuples(a.mean[rows], a.variance[rows]) for rows in (fitted, others))
+        part, rest = a.rows(fitted), a.rows(others)
         for i, factor in enumerate(sizes.factors):
             features = Nystrom.of(make(first, factor), part, HELD_RANK)
             inside, outside = features(part), features(rest)
             for j, noise in enumerate(NOISES):
-                found = Regression.fit(inside, targets[fitted], noise).predict(outside).mean
+                found = fit(inside, targets[fitted], noise).predict(outside)[0]
                 errors[i, j] += ((found - targets[others]) ** 2).sum()
     i, j = np.unravel_index(int(errors.argmin()), errors.shape)
     return incomplete(make, a, targets, sizes, sizes.factors[i], NOISES[j])
@@ -244,11 +239,9 @@ def incomplete(
     noise: float,
 ) -> Chosen:
     """Ridge regression by incomplete Cholesky, at a place on the grid."""
-    features = Nystrom.of(make(head(a, FOR_MEDIANS), factor), a, sizes.rank)
-    regression = Regression.fit(features(a), targets, noise)
-    return Chosen(
-        lambda b: regression.predict(features(b)).mean, features, regression, factor, noise
-    )
+    features = Nystrom.of(make(a.rows(slice(FOR_MEDIANS)), factor), a, sizes.rank)
+    regression = fit(features(a), targets, noise)
+    return Chosen(lambda b: regression.predict(features(b))[0], features, regression, factor, noise)
 
 
 # ---- forests ----

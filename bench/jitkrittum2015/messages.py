@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from epfast.operators.kernels import Tuples
+from bench.jitkrittum2015.kernels import Tuples
 
 Array = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 SCHEDULE = epfast.EP(order="parallel", damping=1.0, sweeps=10, tol=0.0)
 #: the paper's operators: the label is a message, as there, and not folded into z
 #: with half of the squared widths, as the authors' program has them
-PAPER: dict[str, Any] = {"paper": True, "coordinates": ("value",), "width": 0.5}
+PAPER: dict[str, Any] = {"paper": True, "data_width": 1, "width": 0.5}
 #: the same, as an operator takes it
 ONLINE = PAPER_ONLINE | {"width": 0.5}
 
@@ -173,7 +173,7 @@ def trace(
 
     None while the first batch is asked for; and the invocations at which problems begin.
     """
-    operator = epfast.Operator(SiteOracle("logistic"), coordinates=("value",), **ONLINE | settings)
+    operator = epfast.Operator(SiteOracle("logistic"), data_width=1, **ONLINE | settings)
     found: list[float] = []
 
     def projection(m: Array, v: Array, y: Array) -> tuple[Array, Array, Array]:

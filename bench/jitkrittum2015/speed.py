@@ -3,10 +3,10 @@
     python -m bench jitkrittum2015.speed [--quick]   # 4 min; needs no data
 
 Predictions and updates of the core: a dictionary of 100 tuples, two-stage features 300/500 as in
-the paper (about 6 ms per message there), patches at tolerance 1e-6; beside them the compiled
-moments of the logistic loss. Then fits with a loss written in Python, d = 20, 5 sweeps: ``Learned``
-with patches and with a dictionary, at tolerance .01 and at the tolerance that it chooses by itself,
-refits included, beside ``scheme="exact"``, which calls the loss at each node of a quadrature. One
+the paper (about 6 ms per message there); beside them the compiled moments of the logistic loss.
+Then fits with a loss written in Python, d = 20, 5 sweeps: ``Learned`` at tolerance .01 and at the
+tolerance that it chooses by itself, refits included, beside ``scheme="exact"``, which calls the
+loss at each node of a quadrature. One
 thread; what is compared takes turns, and times are medians with quartiles; the slow fit of the
 largest set runs once.
 """
@@ -26,13 +26,12 @@ from bench.lib import harness
 from bench.lib.harness import Claim, Timing
 from epfast.inference import DataWarning
 from epfast.operators.oracles import SiteOracle
-from epfast.operators.patches import Patches
 
 Array = NDArray[np.float64]
 
 D, SWEEPS, MESSAGES = 20, 5, 1000
-#: aims: us per prediction and update, times as fast, sd, ns
-PREDICT, PAPERS, UPDATE, SD, PATCHES = 2.0, 60.0, 4.0, 0.04, 200.0
+#: aims: us per prediction and update, sd, times as fast
+PREDICT, PAPERS, UPDATE, SD = 2.0, 60.0, 4.0, 0.04
 GAINS = {3000: 10.0, 30_000: 50.0}
 #: of a round, least seconds of the slow fit above which it runs once
 ONCE = 10.0
@@ -53,13 +52,6 @@ def learned(features: Any, batch: int, cap: int) -> epfast.Operator:
     return found
 
 
-def triples(m: Array, v: Array) -> tuple[Array, Array, Array]:
-    """Targets of the compiled moments, as patches take them."""
-    answer = SiteOracle("logistic").answer(np.stack([m, v], axis=1))
-    mean, variance = answer.belief.T
-    return (mean - m) / np.sqrt(v), np.log(variance / v), answer.log_z
-
-
 def core(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
     """Predictions and updates."""
     sizes = (30, 50) if options.quick else (300, 500)
@@ -69,10 +61,7 @@ def core(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]
         name: operator.learner.coordinates((given,), None)
         for name, operator in (("dictionary", small), ("paper's", papers))
     }
-    patches = Patches(triples, 1e-6)
-    m, v = given.T.copy()
-    patches.predict(m, v)
-    at = np.stack([m, np.log(v)], axis=1)
+    oracle = SiteOracle("logistic")
     y = np.zeros(3)
     changed = {name: op.copy().learner.model for name, op in (("d", small), ("p", papers))}
     tasks = {
@@ -88,10 +77,9 @@ def core(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]
         "two-stage, update": lambda: [
             changed["p"].update(x, y, 1e-4) for x in rows["paper's"][:50]
         ],
-        "patches at 1e-6, predict": lambda: patches.core.predict(at),
-        "compiled logistic moments, by SiteOracle": lambda: triples(m, v),
+        "compiled logistic moments, by SiteOracle": lambda: oracle.answer(given),
     }
-    counts = (MESSAGES, 200, 200, 50, MESSAGES, MESSAGES)
+    counts = (MESSAGES, 200, 200, 50, MESSAGES)
     found = harness.interleave(tasks, rounds=3 if options.quick else 9)
     times = [t.scaled(1e6 / n) for t, n in zip(found.values(), counts, strict=True)]
     table = [
@@ -102,7 +90,6 @@ def core(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]
         ("prediction of a dictionary of 100 tuples: at most 2 us", 0, PREDICT),
         ("its update: at most 4 us", 1, UPDATE),
         ("prediction with 300/500 features: at most 60 us (6 ms in the paper)", 2, PAPERS),
-        ("prediction of patches at 1e-6: at most 200 ns", 4, PATCHES / 1e3),
     ]
     claims: list[Claim] = [
         ("aim", claim, times[i].median <= most, f"{spread(times[i])} us") for claim, i, most in aims
@@ -132,10 +119,6 @@ def log_loss(margin: Array) -> Array:
     return np.logaddexp(0.0, -margin)
 
 
-def learned_by(features: str, **given: Any) -> epfast.Learned:
-    return epfast.Learned(oracle="exact", features=features, **given)
-
-
 def fit(problem: Problem, scheme: Any, loss: Any = None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
@@ -154,10 +137,8 @@ def fits(n: int, quick: bool) -> tuple[dict[str, Any], Claim]:
     """Fits of n rows, turn by turn."""
     problem = simulate(n)
     schemes = {
-        "patches at .01": lambda: learned_by("patches", tolerance=0.01),
-        "patches": lambda: learned_by("patches"),
-        "dictionary at .01": lambda: learned_by("dictionary", tolerance=0.01),
-        "dictionary": lambda: learned_by("dictionary"),
+        "dictionary": lambda: epfast.Learned(oracle="exact"),
+        "dictionary at .01": lambda: epfast.Learned(oracle="exact", tolerance=0.01),
     }
     exact, first = harness.timed(lambda: fit(problem, "exact"))
     slow, quotients = [first], {name: [] for name in schemes}

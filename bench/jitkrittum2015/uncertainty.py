@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn.ensemble import RandomForestRegressor
 
+from bench.jitkrittum2015.kernels import Tuples
 from bench.jitkrittum2015.learners import PAPER, QUICK, Sizes, by_left_out, joint_embedding
 from bench.jitkrittum2015.messages import Split, collect, log_kl
 from bench.lib import harness
 from bench.lib.harness import Claim
 from bench.lib.pictures import picture
-from epfast.operators.kernels import Tuples
 
 Array = NDArray[np.float64]
 Uncertainty = Callable[[Tuples], Array]
@@ -59,7 +59,7 @@ def learn(split: Split, sizes: Sizes) -> Operators:
     trees.fit(np.concatenate(a, axis=1), targets)
 
     def variance(b: Tuples) -> Array:
-        spread = chosen.regression.predict(chosen.features(b)).spread
+        spread = chosen.regression.predict(chosen.features(b))[1]
         return np.log(spread + chosen.noise)
 
     def disagreement(b: Tuples) -> Array:

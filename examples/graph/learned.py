@@ -50,7 +50,7 @@ def model(factor):
 # The operator learns the messages of that factor while the sweeps run.
 
 oracle = epfast.SampledFactor(sample=lambda x, rng: outbreak(x, rng), observe=0, draws=10_000)
-operator = epfast.Operator(oracle, coordinates=["value", "is_zero"], tolerance=0.03, batch=60)
+operator = epfast.Operator(oracle, data_width=1, tolerance=0.03, batch=60)
 g, common, precision, x, batch = model(Factor(scheme=operator))
 post = g.fit(epfast.EP(sweeps=99, tol=1e-3))
 learned = post.operator(batch)

@@ -30,7 +30,7 @@ def link(x, p):
 
 def labels(**settings):
     """An operator of logistic factors with a label and a scale."""
-    settings = {"coordinates": [(0, "value"), (1, "value")], "tolerance": 0.003} | settings
+    settings = {"data_width": 2, "tolerance": 0.003} | settings
     return Operator(DensityOracle(by_columns), **settings)
 
 
@@ -219,7 +219,7 @@ class TestState:
 
         g = Graph()
         x = g.gaussian(3)
-        operator = Operator(DensityOracle(density), coordinates=[(1, "value")])
+        operator = Operator(DensityOracle(density), data_width=2)
         pair = [[1, 10], [-1, 20], [1, 30]]
         g.add(Factor(scheme=operator), x, first=[7, 8, 9], pair=pair)
         g.fit(EP(2, 0.0))
@@ -261,7 +261,7 @@ class TestOracles:
         oracle = CallableOracle(function, has_log_z=True, may_refuse=True)
         g = Graph()
         x = g.gaussian(3, mean=[1.0, 2.0, 3.0])
-        batch = g.add(Factor(scheme=Operator(oracle, coordinates="value")), x, y=[1.0, -1.0, 1.0])
+        batch = g.add(Factor(scheme=Operator(oracle, data_width=1)), x, y=[1.0, -1.0, 1.0])
         with pytest.warns(epfast.ConvergenceWarning, match="3 times: the function returned NaN"):
             post = g.fit(EP(3, 0.0))
         assert post.reasons == {"the function returned NaN": 3}
@@ -332,9 +332,7 @@ class TestRefused:
             g.add(factor, p, x)
         with pytest.raises(TypeError, match="categorical variable; allowed: gaussian"):
             g.add(factor, x, c)
-        with pytest.raises(
-            ValueError, match="data y are given to an operator without coordinates="
-        ):
+        with pytest.raises(ValueError, match="data y are given to an operator with data_width=0"):
             g.add(factor, x, p, y=1.0)
         with pytest.raises(ValueError, match=r"the data have 1 columns, \['y'\]; allowed .*: 2 or"):
             g.add(Factor(scheme=labels()), x, y=1.0)

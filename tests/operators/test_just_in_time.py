@@ -1,4 +1,4 @@
-"""Operators just in time: against their oracle, their own errors, files, pools and bad input."""
+"""Operators just in time: against their oracle, their own errors, files and bad input."""
 
 import contextlib
 import ctypes
@@ -42,7 +42,11 @@ def state(op):
     """All that an operator is, as bytes."""
     given = op.__getstate__()
     arrays = [(name, np.asarray(part).tobytes()) for name, part in sorted(given["arrays"].items())]
-    return arrays, [row.key for row in given["store"]], tuple(given["counts"])
+    return (
+        arrays,
+        [[part.tobytes() for part in row] for row in given["store"]],
+        tuple(given["counts"]),
+    )
 
 
 # ---- what it learns ----
@@ -105,7 +109,7 @@ def test_two_gamma_messages_of_a_compound_factor():
     rng = np.random.default_rng(0)
     messages = np.column_stack([rng.uniform(5.0, 51.0, 200), np.exp(rng.uniform(-2.0, 8.0, 200))])
     data = np.ones((200, 3))
-    op = epfast.Operator(oracle, ("gamma",), tolerance=0.01, coordinates=("value",))
+    op = epfast.Operator(oracle, ("gamma",), tolerance=0.01, data_width=1)
     found = op.project(messages, data)
     answer = oracle.answer(messages, data).belief
     away = KINDS["gamma"].targets(messages, found) - KINDS["gamma"].targets(messages, answer)
@@ -155,7 +159,7 @@ def test_equal_tuples_stay_with_the_oracle():
     assert not op.history
 
 
-# ---- files and pools ----
+# ---- files ----
 
 
 @pytest.mark.parametrize(
@@ -274,34 +278,6 @@ def test_bytes_damaged_at_random(tmp_path):
     assert zipfile.is_zipfile(io.BytesIO(good))
 
 
-def test_pools():
-    first, second = trained(150), epfast.Operator(LOGISTIC, tolerance=0.01, seed=2)
-    second.project(cavities(150, seed=8, spread=6.0))
-    before = state(first), state(second)
-    both = first + second
-    assert (state(first), state(second)) == before
-    for name in ("calls", "visits", "audits", "refused"):
-        assert getattr(both, name) == getattr(first, name) + getattr(second, name)
-    assert len(both.store) == len(first.store) + len(second.store)
-    fresh = cavities(500, seed=3)
-    targets, _ = both.predict(fresh)
-    assert np.quantile(np.abs(targets - truths(fresh))[:, :2], 0.99) < 0.01
-    twice = first + first.copy()
-    assert len(twice.store) == len(first.store)
-    empty = epfast.Operator(LOGISTIC, tolerance=0.01)
-    assert (empty + empty).calibration is None
-
-
-def test_pools_of_others_are_refused():
-    op = trained(40)
-    with pytest.raises(ValueError, match="settings"):
-        op + epfast.Operator(LOGISTIC, tolerance=0.02)
-    with pytest.raises(ValueError, match="oracle"):
-        op + epfast.Operator(SiteOracle("probit"), tolerance=0.01)
-    with pytest.raises(TypeError):
-        op + 1
-
-
 # ---- oracles that fail ----
 
 
@@ -417,13 +393,14 @@ BAD = {
     "tolerance": [0.0, -1.0, np.nan, np.inf, "small", True],
     "batch": [3, 0, 4.5, "8", None],
     "cap": [31, 1 << 16, 40.0],
-    "features": ["patch", ("fourier", 0, 5), ("fourier", 5, -1), ("fourier", 5), 3, None],
+    "features": ["patches", ("fourier", 0, 5), ("fourier", 5, -1), ("fourier", 5), 3, None],
     "audit": [-0.1, 1.1, np.nan, None],
     "targets": ["sites", None, 1],
     "seed": [-1, 0.5, None, 1 << 64],
     "inputs": [("gauss",), (), "gauss", 1],
     "output": [1, -1, (), (0, 0), 0.0, None],
-    "coordinates": [("cube",), ((0,),), ((-1, "value"),), 3, ((0, "value", 1),), (None,)],
+    "data_width": [-1, 0.5, "value", None],
+    "width": [0.0, 1.0],
     "threshold": [np.nan, "low"],
     "power": [0.0, -1.0, np.inf],
     "oracle": ["exakt", None, 3],
@@ -460,27 +437,27 @@ def test_parameters_of_gamma_and_beta_messages(family):
 
 
 def test_data_are_checked():
-    op = epfast.Operator(SiteOracle("poisson"), coordinates="arcsinh")
+    op = epfast.Operator(SiteOracle("poisson"), data_width=1)
     messages = cavities(5)
-    with pytest.raises(ValueError, match="data is None"):
+    with pytest.raises(ValueError, match="data has 0 columns"):
         op.project(messages)
     with pytest.raises(ValueError, match="data"):
         op.project(messages, np.ones(4))
     with pytest.raises(ValueError, match="data"):
         op.project(messages, [1, 2, np.nan, 4, 5])
     with pytest.raises(ValueError, match="data has 1 columns"):
-        epfast.Operator(SiteOracle("poisson"), coordinates=[(1, "value")]).project(
-            messages, np.ones(5)
-        )
-    with pytest.raises(ValueError, match="data is given"):
+        epfast.Operator(SiteOracle("poisson"), data_width=2).project(messages, np.ones(5))
+    with pytest.raises(ValueError, match=r"data has 1 columns.* data_width=0: None"):
         trained(40).project(messages, np.ones(5))
+    with pytest.raises(ValueError, match="data holds infinity"):
+        op.project(messages, [1, 2, np.inf, 4, 5])
 
 
 def test_the_core_has_room_for_so_many():
     with pytest.raises(ValueError, match=r"output is .*; allowed: at most 7 places"):
         epfast.Operator(lambda m: (m, None), ("gaussian",) * 9, tuple(range(9)))
-    with pytest.raises(ValueError, match="coordinates are 1 and 15; allowed: 15 together"):
-        epfast.Operator(SiteOracle("poisson"), coordinates=["value"] * 15)
+    with pytest.raises(ValueError, match="data_width are 1 and 15; allowed: 15 together"):
+        epfast.Operator(SiteOracle("poisson"), data_width=15)
 
 
 def test_belief_targets_and_gamma_messages():
@@ -516,21 +493,18 @@ def test_an_oracle_without_log_z():
         epfast.fit_linear(messages, np.ones(300), scheme=epfast.Learned(op))
 
 
-@pytest.mark.parametrize("features", ["dictionary", "patches", ("fourier", 6, 8)])
+@pytest.mark.parametrize("features", ["dictionary", ("fourier", 6, 8)])
 def test_no_messages_are_no_fault(features):
     op = epfast.Operator(LOGISTIC, features=features)
     none = np.empty((0, 2))
     assert op.project(none).shape == (0, 2)
     assert op.predict(none)[0].shape == (0, 3)
-    counts = epfast.Operator(SiteOracle("poisson"), coordinates="log1p")
+    counts = epfast.Operator(SiteOracle("poisson"), data_width=1)
     assert counts.project(none, np.empty(0)).shape == (0, 2)
     assert counts.project(none, np.empty((0, 1))).shape == (0, 2)
 
 
-def test_data_without_coordinates_are_refused():
-    op = epfast.Operator(SiteOracle("poisson"), coordinates="log1p")
-    with pytest.raises(ValueError, match="data has entries of which 'log1p' is not finite"):
-        op.project([[0.0, 1.0]], [-3.0])
+def test_a_low_level_callable_is_no_tuple_of_features():
     function = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(abs)
     with pytest.raises(ValueError, match="features is LowLevelCallable"):
         epfast.Operator(LOGISTIC, features=LowLevelCallable(function))

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import epfast
 from epfast import losses, schemes
 from epfast.operators import SiteOracle
+from epfast.operators.learners import learner_of
 from epfast.operators.records import stacked
 from tests.oracles.data import classes, process
 from tests.oracles.responses import example
@@ -151,19 +152,19 @@ def test_settings_of_the_paper(truth):
     assert post.operator.calls >= 300
     assert len(post.operator.history) == 1
     # appendix A's widths, and the half of their squares that the authors' program takes
-    half = epfast.Learned(oracle="exact", paper=True, width=0.5).operator.settings.learner()
+    half = epfast.Learned(oracle="exact", paper=True, width=0.5).operator.learner
     half.refit(stacked(post.operator.store[:300]))
-    first = mine.learner()
+    first = learner_of(mine)
     first.refit(stacked(post.operator.store[:300]))
     ratio = np.sqrt(0.5)
-    np.testing.assert_allclose(first.drawn.inner.omega, half.drawn.inner.omega * ratio, rtol=1e-12)
-    np.testing.assert_allclose(first.drawn.nu, half.drawn.nu * ratio, rtol=1e-12)
+    for name in ("omega", "nu"):
+        np.testing.assert_allclose(first.drawn[name], half.drawn[name] * ratio, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"features": ("fourier", 60, 90)},
+        {"features": ("fourier", 60, 90), "audit": 0.0},
         {"targets": "belief", "tolerance": 0.01},
         {"targets": "moments", "tolerance": 0.01},
     ],
@@ -352,7 +353,7 @@ def test_operators_of_other_factors():
     factor = epfast.SampledFactor(log_density=lambda x: -softplus(x), draws=1000)
     with pytest.raises(ValueError, match=r"beta is 0\.5"):
         fit(epfast.Learned(epfast.Operator(factor)), beta=0.5)
-    with pytest.raises(ValueError, match="no coordinates of data"):
+    with pytest.raises(ValueError, match="takes no data, and sites"):
         fit(epfast.Learned(epfast.Operator(factor)), "poisson", np.arange(120) % 4)
     gamma = epfast.Operator(lambda m: (m, None), ("gamma",))
     with pytest.raises(ValueError, match="one Gaussian input"):

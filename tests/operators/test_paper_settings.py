@@ -16,8 +16,8 @@ def test_the_first_batch_may_exceed_the_cap_of_a_dictionary_that_there_is_not():
         epfast.Learned(oracle="exact", batch=500)
 
 
-@pytest.mark.parametrize("coordinates", [(), ("value",)])
-def test_labels_folded_or_as_a_coordinate(coordinates):
+@pytest.mark.parametrize("data_width", [0, 1])
+def test_labels_folded_or_as_a_coordinate(data_width):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 3))
     y = np.where(X @ [1.0, -1.0, 0.0] + rng.logistic(size=60) > 0.0, 1, -1)
@@ -29,7 +29,7 @@ def test_labels_folded_or_as_a_coordinate(coordinates):
         batch=60,
         features=("fourier", 100, 200),
         width=0.5,  # so few features do better with the widths of the authors' program
-        coordinates=coordinates,
+        data_width=data_width,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)

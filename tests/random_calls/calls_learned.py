@@ -59,7 +59,7 @@ def settings(draw: Draw) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for key, value in (
         ("tolerance", draw.scale(-4, 0)),
-        ("features", draw.of(("dictionary", "patches", ("fourier", 8, 12)))),
+        ("features", draw.of(("dictionary", ("fourier", 8, 12)))),
         ("batch", draw.integer(4, 8)),
         ("audit", draw.of((0.0, 0.5, 1.0))),
         ("targets", draw.of(("site", "belief"))),
@@ -89,10 +89,9 @@ def _operators() -> dict[str, epfast.Operator]:
         "empty": epfast.Operator(site),
         "dictionary": epfast.Operator(site, batch=8),
         "features": epfast.Operator(site, features=("fourier", 10, 20), batch=8),
-        "patches": epfast.Operator(site, features="patches", tolerance=1e-3),
         "pairs": epfast.Operator(pairs, ("gaussian", "beta"), batch=8),
         "counts": epfast.Operator(
-            operators.SiteOracle("poisson"), coordinates=("log1p",), batch=8, tolerance=0.1
+            operators.SiteOracle("poisson"), data_width=1, batch=8, tolerance=0.1
         ),
     }
     for name, op in found.items():
@@ -156,7 +155,7 @@ def fit_learned(draw: Draw) -> Case:
     n = len(X)
     given: dict[str, Any] = {"X": X, "y": values.RESPONSES["labels"](draw.rng, n)}
     if draw.chance(0.5):
-        scheme = epfast.Learned(_operators()[draw.of(("empty", "dictionary", "patches"))])
+        scheme = epfast.Learned(_operators()[draw.of(("empty", "dictionary"))])
         given["loss"] = "logistic"
     else:
         known = {k: v for k, v in settings(draw).items() if (k, v) != ("targets", "belief")}

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from numpy.typing import ArrayLike
 
@@ -14,7 +14,6 @@ class JustInTime:
     mode: int
     tolerance: float
     audit: float
-    threshold: float
     visits: int
     calls: int
     audits: int
@@ -31,12 +30,10 @@ class JustInTime:
         audit: float = ...,
         seed: int = ...,
         mode: int = ...,
-        threshold: float = ...,
     ) -> None: ...
     def calibrate(
         self, scale: ArrayLike, offset: ArrayLike, amplitude: ArrayLike, inflate: ArrayLike
     ) -> None: ...
-    def copy(self) -> JustInTime: ...
     def run(self, x: Array, first: int, out: Array) -> tuple[int, int]: ...
 
 TARGETS: tuple[str, ...]
@@ -52,8 +49,7 @@ class LearnedSite(SiteScheme):
         ask: Ask,
         *,
         power: float = ...,
-        transforms: Iterable[tuple[int, int]] = ...,
-        folds: bool = ...,
+        data: int = ...,
         targets: str = ...,
         by_moments: bool = ...,
     ) -> None: ...

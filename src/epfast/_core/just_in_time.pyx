@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from libc.math cimport INFINITY, NAN, asinh, exp, expm1, fmax, isfinite, log, log1p, sqrt
+from libc.math cimport NAN, asinh, exp, expm1, fmax, isfinite, log, sqrt
 from libc.stdint cimport uint64_t
 
 from epfast._core.loss cimport CoreLoss
@@ -17,19 +17,11 @@ cdef enum:
 
     JUST_IN_TIME = 0                        # modes
     ORACLE_ALONE = 1
-    OPERATOR_ALONE = 2
-    BY_THRESHOLD = 3                        # of the log variance, as in the paper
 
     SURE = -1                               # how a visit ends
     UNSURE = 0
     AUDIT = 1
     POINT_MASS = 2                          # a row of zeros: not to be learned
-    FAILED = 3
-
-    AS_IT_IS = 0                            # transforms of responses
-    LOG1P = 1
-    ARCSINH = 2
-    IS_ZERO = 3
 
 
 cdef double lot(uint64_t seed, uint64_t number) noexcept nogil:
@@ -45,12 +37,12 @@ cdef class JustInTime:
 
     A target is offset + scale * raw; its variance amplitude * inflate * spread, in its own units.
     All decide, but those of amplitude 0: sure is what has deviations of at most ``tolerance``
-    (mode 0), or log variances of at most ``threshold`` (mode 3). Mode 1 asks always, mode 2 never.
+    (mode 0). Mode 1 asks always.
     """
 
     cdef readonly ptrdiff_t outputs
     cdef public int mode
-    cdef public double tolerance, audit, threshold
+    cdef public double tolerance, audit
     cdef public ptrdiff_t visits, calls, audits
     cdef Model known
     cdef readonly uint64_t seed
@@ -60,12 +52,12 @@ cdef class JustInTime:
 
     def __init__(
         self, ptrdiff_t outputs, *, double tolerance, double audit=0.0, uint64_t seed=0,
-        int mode=0, double threshold=INFINITY,
+        int mode=0,
     ):
         if not 1 <= outputs <= MOST_OUTPUTS:
             raise ValueError(f"outputs is {outputs}; allowed: 1 to {MOST_OUTPUTS}")
         self.outputs, self.tolerance, self.audit, self.seed = outputs, tolerance, audit, seed
-        self.mode, self.threshold = mode, threshold
+        self.mode = mode
         self.calibrate(1.0, 0.0, 1.0, 1.0)
 
     @property
@@ -99,18 +91,6 @@ cdef class JustInTime:
             self.scale[t], self.offset[t] = found[0][t], found[1][t]
             self.size[t] = found[2][t] * found[3][t]
 
-    def copy(self):
-        """The same counts and numbers; without the model."""
-        cdef JustInTime other = JustInTime(
-            self.outputs, tolerance=self.tolerance, audit=self.audit, seed=self.seed,
-            mode=self.mode, threshold=self.threshold,
-        )
-        other.visits, other.calls, other.audits = self.visits, self.calls, self.audits
-        for t in range(self.outputs):
-            other.scale[t], other.offset[t] = self.scale[t], self.offset[t]
-            other.size[t] = self.size[t]
-        return other
-
     cdef bint is_sure(self, const double *targets, double spread) noexcept nogil:
         """Whether all targets are known well enough."""
         cdef double largest = 0.0
@@ -119,10 +99,7 @@ cdef class JustInTime:
             if not isfinite(targets[t]):
                 return False
             largest = fmax(largest, self.size[t])
-        largest *= spread
-        if self.mode == BY_THRESHOLD:
-            return log(largest) <= self.threshold
-        return sqrt(largest) <= self.tolerance
+        return sqrt(largest * spread) <= self.tolerance
 
     cdef int visit(
         self, const double *x, double *targets, bint known, bint audited
@@ -132,21 +109,16 @@ cdef class JustInTime:
         known: False asks the oracle whatever the model says; audited: False draws no audit.
         targets[0] is NaN without a model.
         """
-        cdef double spread = INFINITY
+        cdef double spread
         cdef ptrdiff_t t
         self.visits += 1
         targets[0] = NAN
         if not known or self.mode == ORACLE_ALONE or self.known is None or self.known.used == 0:
-            if self.mode == OPERATOR_ALONE:
-                return SURE
             self.calls += 1
             return UNSURE
-        if self.known.look(x, targets, &spread) == CALLBACK_FAILED:
-            return FAILED
+        self.known.look(x, targets, &spread)
         for t in range(self.outputs):
             targets[t] = self.offset[t] + self.scale[t] * targets[t]
-        if self.mode == OPERATOR_ALONE:
-            return SURE
         if not self.is_sure(targets, spread):
             self.calls += 1
             return UNSURE
@@ -177,8 +149,6 @@ cdef class JustInTime:
                 if kind != SURE:
                     break
                 i += 1
-        if kind == FAILED:
-            self.known.reraise()
         return i, kind
 
 
@@ -199,9 +169,9 @@ cdef class LearnedSite(SiteScheme):
     learned. It may update the model of the operator, and calibrate it.
 
     Targets are d, rho, lZ ("site"), mean, log variance, lZ ("belief") or E x, E x^2, lZ
-    ("moments"). Coordinates are m, log v and a number per transform (column, code) of the
-    responses, code 0 the value, 1 log1p, 2 arcsinh, 3 whether it is 0; by_moments: means and then
-    variances, those of responses 0.
+    ("moments"). Coordinates are m, log v and arcsinh of the first ``data`` numbers of the
+    responses, without which a label is folded into m; by_moments: means and then variances, those
+    of responses 0.
     Sites are answered strictly in order.
     """
 
@@ -211,34 +181,23 @@ cdef class LearnedSite(SiteScheme):
     cdef bint by_moments
     cdef int targets
     cdef ptrdiff_t k
-    cdef ptrdiff_t n_transforms
-    cdef ptrdiff_t[MOST_COORDINATES] column
-    cdef int[MOST_COORDINATES] code
+    cdef ptrdiff_t data
 
     def __init__(
         self, CoreLoss loss not None, JustInTime operator not None, ask, *, double power=1.0,
-        transforms=(), bint folds=True, str targets="site", bint by_moments=False,
+        ptrdiff_t data=0, str targets="site", bint by_moments=False,
     ):
-        cdef ptrdiff_t i
-        self.loss, self.ask, self.folds, self.separate = loss, ask, folds, False
+        self.loss, self.ask, self.folds, self.separate = loss, ask, data == 0, False
         self.operator, self.power, self.by_moments = operator, power, by_moments
         if targets not in TARGETS:
             raise ValueError(f"targets is {targets!r}; allowed: {', '.join(map(repr, TARGETS))}")
         self.targets = TARGETS.index(targets)
-        width = 0 if folds and loss.c.width == 0 else loss.base
-        if len(transforms) > MOST_COORDINATES // 2 - 2:
+        if not 0 <= data <= min(loss.base, MOST_COORDINATES // 2 - 2):
             raise ValueError(
-                f"there are {len(transforms)} transforms; allowed: {MOST_COORDINATES // 2 - 2}"
+                f"data is {data}; allowed: 0 to {min(loss.base, MOST_COORDINATES // 2 - 2)}"
             )
-        for i, (column, code) in enumerate(transforms):
-            if not 0 <= column < width or not AS_IT_IS <= code <= IS_ZERO:
-                raise ValueError(
-                    f"transforms holds {(column, code)}; allowed: columns below {width}, codes 0 "
-                    "to 3"
-                )
-            self.column[i], self.code[i] = column, code
-        self.n_transforms = len(transforms)
-        self.k = 2 + self.n_transforms * (2 if by_moments else 1)
+        self.data = data
+        self.k = 2 + data * (2 if by_moments else 1)
         if operator.outputs != 3 or (operator.known is not None and operator.known.k != self.k):
             raise ValueError(
                 f"operator has {operator.outputs} targets; allowed: 3, of {self.k} coordinates"
@@ -247,24 +206,16 @@ cdef class LearnedSite(SiteScheme):
     cdef bint coordinates(self, const double *y, double m, double v, double *x) noexcept nogil:
         """Those of a site; False where one is not finite."""
         cdef ptrdiff_t j, at = 1 if self.by_moments else 2
-        cdef double value
         cdef bint good = True
         x[0] = m
         if self.by_moments:
-            for j in range(self.n_transforms + 1):
-                x[self.n_transforms + 1 + j] = v if j == 0 else 0.0
+            for j in range(self.data + 1):
+                x[self.data + 1 + j] = v if j == 0 else 0.0
         else:
             x[1] = log(v)
-        for j in range(self.n_transforms):
-            value = y[self.column[j]]
-            if self.code[j] == LOG1P:
-                value = log1p(value)
-            elif self.code[j] == ARCSINH:
-                value = asinh(value)
-            elif self.code[j] == IS_ZERO:
-                value = value == 0.0
-            x[at + j] = value
-            good = good and isfinite(value)
+        for j in range(self.data):
+            x[at + j] = asinh(y[j])
+            good = good and isfinite(x[at + j])
         return good
 
     cdef Status at(
@@ -283,8 +234,6 @@ cdef class LearnedSite(SiteScheme):
             return self.no_number()
         # no audits while copies of a row settle: from step to step the answer would jump
         kind = self.operator.visit(x, targets, v > POINT, not self.held)
-        if kind == FAILED:
-            return self.pass_on()
         if kind != SURE:
             return self.asked(
                 y, m, v, x, NULL if targets[0] != targets[0] else targets,
@@ -333,11 +282,7 @@ cdef class LearnedSite(SiteScheme):
 
     cdef Status no_number(self) noexcept with gil:
         self.loss.error = ValueError(
-            "y holds an entry of which coordinates= are NaN or infinite; allowed: responses that "
-            "are finite, or coordinates of their other columns"
+            "y holds NaN or infinity, by which an operator cannot tell sites apart; allowed: "
+            "finite responses"
         )
-        return CALLBACK_FAILED
-
-    cdef Status pass_on(self) noexcept with gil:
-        self.loss.error, self.operator.known.error = self.operator.known.error, None
         return CALLBACK_FAILED

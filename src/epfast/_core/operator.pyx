@@ -9,7 +9,6 @@ import numpy as np
 from libc.math cimport fmax, isfinite, sqrt
 from libc.string cimport memset
 
-from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, OK, Status
 from epfast._core.vector cimport EPF_PANEL, EPF_PANEL_AT, kernels
 
 cdef enum:
@@ -55,56 +54,11 @@ cdef taken(str name, value, tuple shape):
 
 
 cdef class Model:
-    """What predicts targets (T,) at the coordinates (k,) of a tuple."""
+    """Bayesian regression of targets (T,) on features of coordinates (k,) of a tuple: (9) to (16).
 
-    cdef Status look(self, const double *x, double *targets, double *spread) noexcept nogil:
-        """One prediction; the spread is infinite where nothing is known. OK or CALLBACK_FAILED."""
-        return NO_FIT
-
-    cdef int reraise(self) except -1:
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-        return 0
-
-    def predict(self, const double[:, ::1] x not None, out=None):
-        """Targets (n, T) and spread (n,) at x (n, k), into the two arrays of out where given."""
-        cdef ptrdiff_t n = x.shape[0], i
-        cdef double[:, ::1] targets
-        cdef double[::1] spread
-        cdef Status status = OK
-        if x.shape[1] != self.k:
-            raise ValueError(f"x has shape {(n, x.shape[1])}; allowed: (any, {self.k})")
-        if n > 0:
-            refuse(<double[:n * self.k]> <double *> &x[0, 0], "x")
-        if out is None:
-            out = np.empty((n, self.outputs)), np.empty(n)
-        targets, spread = out
-        if targets.shape[0] != n or targets.shape[1] != self.outputs or spread.shape[0] != n:
-            raise ValueError(
-                f"out has the shapes {tuple(part.shape for part in out)}; allowed: "
-                f"{(n, self.outputs)} and ({n},)"
-            )
-        with nogil:
-            for i in range(n):
-                status = self.look(&x[i, 0], &targets[i, 0], &spread[i])
-                if status == CALLBACK_FAILED:
-                    break
-        self.reraise()
-        return tuple(out)
-
-
-cdef class FeatureModel(Model):
-    """Bayesian regression on features, one covariance for all targets: (9) to (16).
-
-    S is kept as its lower triangle, packed, so that it cannot drift from symmetry.
+    One covariance serves all targets. S is kept as its lower triangle, packed, so that it cannot
+    drift from symmetry.
     """
-
-    cdef readonly ptrdiff_t cap             # most features
-    cdef ptrdiff_t ld
-    cdef double[::1] phi, gain              # scratch
-    cdef double[::1] mu                     # (T, ld)
-    cdef double[::1] S                      # T of S = T + T^T
 
     cdef int reserve(self, ptrdiff_t outputs, ptrdiff_t cap) except -1:
         if not 1 <= outputs <= MOST_OUTPUTS:
@@ -125,8 +79,8 @@ cdef class FeatureModel(Model):
         """Take x, whose features are in phi, among those that features are made of."""
         return False
 
-    cdef Status look(self, const double *x, double *targets, double *spread) noexcept nogil:
-        """O(D^2), and what the features cost."""
+    cdef void look(self, const double *x, double *targets, double *spread) noexcept nogil:
+        """One prediction, O(D^2) and what the features cost."""
         cdef double rest = self.features(x)
         kernels.margins(
             self.outputs, self.used, &self.mu[0], False, self.ld, NULL, &self.phi[0], targets
@@ -134,7 +88,28 @@ cdef class FeatureModel(Model):
         spread[0] = rest + fmax(
             0.0, kernels.triangle_form(self.used, &self.S[0], &self.phi[0])
         )
-        return OK
+
+    def predict(self, const double[:, ::1] x not None, out=None):
+        """Targets (n, T) and spread (n,) at x (n, k), into the two arrays of out where given."""
+        cdef ptrdiff_t n = x.shape[0], i
+        cdef double[:, ::1] targets
+        cdef double[::1] spread
+        if x.shape[1] != self.k:
+            raise ValueError(f"x has shape {(n, x.shape[1])}; allowed: (any, {self.k})")
+        if n > 0:
+            refuse(<double[:n * self.k]> <double *> &x[0, 0], "x")
+        if out is None:
+            out = np.empty((n, self.outputs)), np.empty(n)
+        targets, spread = out
+        if targets.shape[0] != n or targets.shape[1] != self.outputs or spread.shape[0] != n:
+            raise ValueError(
+                f"out has the shapes {tuple(part.shape for part in out)}; allowed: "
+                f"{(n, self.outputs)} and ({n},)"
+            )
+        with nogil:
+            for i in range(n):
+                self.look(&x[i, 0], &targets[i, 0], &spread[i])
+        return tuple(out)
 
     def update(
         self, const double[::1] x not None, const double[::1] y not None, double noise
@@ -205,7 +180,7 @@ cdef class FeatureModel(Model):
         return np.asarray(mean), np.asarray(S)
 
 
-cdef class DictionaryModel(FeatureModel):
+cdef class DictionaryModel(Model):
     """Features L^-1 k(Z, x) of a dictionary Z, K_ZZ = L L^T, k Gaussian in x / widths.
 
     The prior variance 1 - phi.phi outside of them is part of the spread. The triangle of L is
@@ -327,32 +302,29 @@ cdef class DictionaryModel(FeatureModel):
         }
 
 
-cdef class FourierModel(FeatureModel):
-    """Random Fourier features: of messages in two stages (algorithm 1), or of coordinates in one.
+cdef class FourierModel(Model):
+    """Random Fourier features of messages in two stages (algorithm 1).
 
-    omega (D_in, c), b (D_in,), nu (D_out, D_in), c (D_out,). With nu, x holds the means of c
-    messages and then their variances; without it x (c,) holds coordinates, and D_in is D.
-    Weights begin as N(0, I).
+    omega (D_in, c), b (D_in,), nu (D_out, D_in), c (D_out,). x holds the means of c messages and
+    then their variances. Weights begin as N(0, I).
     """
 
-    cdef readonly int stages
     cdef ptrdiff_t messages, inner, row
     cdef double[:, ::1] omega, half_square  # (c, D_in): turned about
     cdef double[::1] b, c, nu               # nu (D_out, row)
     cdef double[::1] first, shrink          # scratch
     cdef double inner_scale, outer_scale
 
-    def __init__(self, ptrdiff_t outputs, omega, b, nu=None, c=None):
+    def __init__(self, ptrdiff_t outputs, omega, b, nu, c):
         shape = np.shape(omega)
         if len(shape) != 2 or 0 in shape or shape[1] > MOST_COORDINATES // 2:
             raise ValueError(
                 f"omega has shape {shape}; allowed: (D, c) with c <= {MOST_COORDINATES // 2}"
             )
-        self.stages = 1 if nu is None else 2
-        self.by_moments = self.stages == 2
+        self.by_moments = True
         self.inner, self.messages = shape
-        self.k = self.messages * self.stages
-        self.reserve(outputs, self.inner if nu is None else np.shape(nu)[0])
+        self.k = 2 * self.messages
+        self.reserve(outputs, np.shape(nu)[0])
         omega = taken("omega", omega, shape)
         self.omega = np.ascontiguousarray(omega.T)
         self.half_square = np.ascontiguousarray(0.5 * (omega * omega).T)
@@ -360,18 +332,15 @@ cdef class FourierModel(FeatureModel):
         self.inner_scale = sqrt(2.0 / self.inner)
         self.row = padded(self.inner)
         self.first, self.shrink = zeros(self.row), zeros(self.row)
-        if self.stages == 2:
-            room = np.asarray(zeros(self.cap * self.row))
-            room.reshape(self.cap, self.row)[:, :self.inner] = taken(
-                "nu", nu, (self.cap, self.inner)
-            )
-            self.nu, self.c = room, taken("c", c, (self.cap,))
-            self.outer_scale = sqrt(2.0 / self.cap)
+        room = np.asarray(zeros(self.cap * self.row))
+        room.reshape(self.cap, self.row)[:, :self.inner] = taken("nu", nu, (self.cap, self.inner))
+        self.nu, self.c = room, taken("c", c, (self.cap,))
+        self.outer_scale = sqrt(2.0 / self.cap)
         self.set(np.zeros((outputs, self.cap)), np.eye(self.cap))
 
     cdef double features(self, const double *x) noexcept nogil:
         cdef ptrdiff_t n = self.inner, i, j
-        cdef double *first = &self.first[0] if self.stages == 2 else &self.phi[0]
+        cdef double *first = &self.first[0]
         cdef double *shrink = &self.shrink[0]
         cdef const double *omega
         for i in range(n):
@@ -381,10 +350,6 @@ cdef class FourierModel(FeatureModel):
             for i in range(n):
                 first[i] += omega[i] * x[j]
         kernels.cos(n, first, first)
-        if self.stages == 1:
-            for i in range(n):
-                first[i] *= self.inner_scale
-            return 0.0
         for j in range(self.messages):
             omega = &self.half_square[j, 0]
             for i in range(n):

@@ -11,7 +11,6 @@ cdef extern from "simd/vector.h" nogil:
     const int EPF_ROW_PAD
     enum:
         EPF_PANEL
-        EPF_PATCH
     ptrdiff_t EPF_PANEL_AT(ptrdiff_t p)
     enum:
         EPF_GRAPH_CHUNK
@@ -328,7 +327,6 @@ cdef extern from "simd/vector.h" nogil:
         void (*triangle_update)(
             ptrdiff_t n, double *a, double scale, const double *x
         ) noexcept nogil
-        void (*patch)(const double *c, double x, double y, double *out) noexcept nogil
         void (*network_rows)(
             epf_network *net, ptrdiff_t count, const ptrdiff_t *rows, const ptrdiff_t *group,
             const unsigned char *last

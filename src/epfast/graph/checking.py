@@ -18,7 +18,7 @@ from epfast.graph.variables import Block, Index, Scales
 from epfast.inference.certificates import Check, check
 from epfast.inference.importance import Proposal
 from epfast.losses import Loss
-from epfast.operators.tilted import COORDINATES
+from epfast.operators.messages import KINDS
 
 #: most draws times variables and neighbours of factors, which take five minutes: 70 ns each were
 #: measured on a chain of 3,000
@@ -83,14 +83,14 @@ class GraphProposal(Proposal):
                 self.categories.append((column[v], np.cumsum(np.exp(log_q))[:-1], share))
         self.mean, self.sd = (np.concatenate(part) for part in zip(*moments, strict=True))
         self.width = self.size + sum(len(edges) for _, edges, _ in self.categories)
-        for name, coordinate in COORDINATES.items():
+        for name, coordinate in KINDS.items():
             of = np.flatnonzero(families == NAMES.index(name))
             if len(of):
                 eta, prior = (
                     np.concatenate(part) for part in zip(*(natural[v] for v in of), strict=True)
                 )
                 proper = FAMILIES[name].is_proper(prior)
-                numbers = prior, proper, *coordinate.moments(eta)
+                numbers = prior, proper, *coordinate.location(eta)
                 self.scalars.append((column[of], coordinate, *numbers))
         self.batches = [expanded(batch, column) for batch in problem.batches]
 
@@ -112,7 +112,7 @@ class GraphProposal(Proposal):
                 total += (0.5 * z[:, of] ** 2 + np.log(scale) + HALF_LOG_2PI).sum(axis=1)
                 total += coordinate.log_density(prior[proper], u[:, proper].T).sum(axis=0)
                 # a flat prior of a gamma variable has density 1, and exp(u) over its log u
-                total += np.where(coordinate.family == "gamma", u[:, ~proper], 0.0).sum(axis=1)
+                total += np.where(coordinate.name == "gamma", u[:, ~proper], 0.0).sum(axis=1)
             for part, block, _, root in self.blocks:
                 w, before = theta[:, part], prior_belief(block)
                 assert before is not None

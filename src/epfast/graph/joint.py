@@ -17,9 +17,9 @@ from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import GraphProblem, Program
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import change
-from epfast.operators.density import Rows
+from epfast.operators.density import FactorRows
 from epfast.operators.laplace import LOG_2PI, LaplaceMessages, kinks
-from epfast.operators.tilted import Asked, Tilted, maximum
+from epfast.operators.tilted import FactorCavities, Tilted, maximum
 from epfast.schedules import EP
 
 #: singular values of a precision matrix, relative to the largest, that count as 0
@@ -113,10 +113,12 @@ class Cavity:
         """Log of the Gaussian at u (m, k), without its constant."""
         return np.asarray(u @ self.shift - 0.5 * ((u @ self.precision) * u).sum(axis=1))
 
-    def value(self, u: Array, asked: Asked) -> Array:
+    def value(self, u: Array, asked: FactorCavities) -> Array:
         return self.tilted.log_t(u, asked.rows) + self.log(u)
 
-    def derivatives(self, u: Array, asked: Asked, width: Array) -> tuple[Array, Array, Array]:
+    def derivatives(
+        self, u: Array, asked: FactorCavities, width: Array
+    ) -> tuple[Array, Array, Array]:
         value, slope, curvature = self.tilted.factor(u, asked.rows, width)
         return (
             value + self.log(u),
@@ -138,7 +140,7 @@ class JointEngine:
         self.evidence_bound = problem.evidence_bound
         self.tau, self.nu = problem.prior.reshape(d, 2).T
         self.at = [batch.table for batch in problem.batches]
-        self.rows = [Rows(batch.data, batch.rows) for batch in problem.batches]
+        self.rows = [FactorRows(batch.data, batch.rows) for batch in problem.batches]
         self.tilted = [
             Tilted(batch.factor.density, ("gaussian",) * at.shape[1])
             for batch, at in zip(problem.batches, self.at, strict=True)
@@ -285,7 +287,7 @@ class JointEngine:
         """The site of the Laplace fit of a factor times its cavity. None if the fit fails."""
         tilted, rows = self.tilted[b], self.rows[b].taken(slice(i, i + 1))
         density = Cavity(tilted, precision, shift)
-        asked = Asked((), np.zeros((1, len(start)), dtype=bool), start[None], rows, 1.0)
+        asked = FactorCavities((), np.zeros((1, len(start)), dtype=bool), start[None], rows, 1.0)
         tau = precision.diagonal()
         wide = np.maximum(1.0, np.abs(start))
         with np.errstate(all="ignore"):

@@ -16,8 +16,8 @@ from epfast.operators.answers import Oracle
 from epfast.operators.density import Density
 from epfast.operators.just_in_time import Operator
 from epfast.operators.messages import KINDS
-from epfast.operators.scheme import told_of
-from epfast.operators.tilted import Answer, Asked
+from epfast.operators.scheme import audit_warning
+from epfast.operators.tilted import FactorCavities, Projections
 
 #: an operator for all neighbours, or one for each. None: that neighbour gets no message
 Given = Operator | tuple[Operator | None, ...]
@@ -66,13 +66,13 @@ class LearnedMessages:
             needs = op.settings.data_width
             if width and not needs:
                 raise ValueError(
-                    f"data {', '.join(data)} are given to an operator without coordinates=; "
-                    "allowed: no data, or an operator with coordinates, which make data its inputs"
+                    f"data {', '.join(data)} are given to an operator with data_width=0; allowed: no "
+                    "data, or an operator with data_width, whose inputs have so many columns of data"
                 )
             if width < needs:
                 raise ValueError(
                     f"the data have {width} columns, {list(data)}; allowed for an operator with "
-                    f"coordinates={op.settings.transforms!r}: {needs} or more"
+                    f"data_width={needs}: {needs} or more"
                 )
 
     def with_operators(self, copies: dict[int, Operator]) -> Given:
@@ -80,7 +80,9 @@ class LearnedMessages:
         found = tuple(None if op is None else copies[id(op)] for op in _listed(self.given))
         return copies[id(self.given)] if isinstance(self.given, Operator) else found
 
-    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections:
         """Projections by the operators, which learn on the way."""
         n, kinds = asked.n, [KINDS[family] for family in families]
         with np.errstate(all="ignore"):  # overflows are refused below
@@ -102,13 +104,13 @@ class LearnedMessages:
             values, refused = op.targets(mine, None if data is None else data[rows])
             with np.errstate(all="ignore"):  # rows that were refused are NaN
                 beliefs = op.settings.beliefs(mine, values)
-                for j, place in enumerate(op.settings.outputs):
+                for j, place in enumerate(op.settings.output):
                     targets[place][rows] = kinds[place].natural(beliefs[:, 2 * j : 2 * j + 2])
             if op is self.operators[0]:  # all learn the same log Z
                 log_z[rows] = values[:, -1]
             reason[rows] = np.where(refused > 0, first + refused, 0)
             first += len(op.oracle.reasons) - 1
-        return Answer(log_z, targets, reason)
+        return Projections(log_z, targets, reason)
 
 
 def check_operators(given: Any) -> None:
@@ -139,9 +141,9 @@ def check_operators(given: Any) -> None:
             )
         mine = op.settings
         wanted = (j,) if several else tuple(range(len(mine.inputs)))
-        if tuple(sorted(mine.outputs)) != wanted:
+        if tuple(sorted(mine.output)) != wanted:
             raise ValueError(
-                f"{name} has output {mine.outputs} of the inputs {mine.inputs}; allowed: {wanted}"
+                f"{name} has output {mine.output} of the inputs {mine.inputs}; allowed: {wanted}"
                 + ("" if several else ", or a tuple of operators, one for each neighbour")
             )
         if several and len(mine.inputs) != len(listed):
@@ -223,7 +225,7 @@ def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
 
 def warn_of_operators(batches: tuple[Batch, ...]) -> None:
     """Warn if audits contradicted operators."""
-    for message in filter(None, map(told_of, _operators_of(batches))):
+    for message in filter(None, map(audit_warning, _operators_of(batches))):
         warn_user(message, ConvergenceWarning)
 
 

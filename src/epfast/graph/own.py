@@ -27,12 +27,13 @@ from epfast.graph.factors import (
 )
 from epfast.graph.learned import LearnedMessages, check_operators
 from epfast.graph.variables import Index
-from epfast.operators.density import Density, Rows
+from epfast.operators.density import Density, FactorRows
 from epfast.operators.importance import ImportanceMessages
 from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
+from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.tilted import COORDINATES, Answer, Asked
+from epfast.operators.tilted import FactorCavities, Projections
 from epfast.priors import InverseGamma, Scale
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ class Messages(Protocol):
 
     def refuses(self, families: tuple[str, ...]) -> str | None: ...
 
-    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer: ...
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections: ...
 
 
 class Projecting:
@@ -77,7 +80,9 @@ class Projecting:
     def refuses(self, families: tuple[str, ...]) -> str | None:
         return None
 
-    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections:
         more = {"power": asked.power} if self.takes_power else {}
         messages = tuple(eta.copy() for eta in asked.messages)
         found = self.given.project(messages, asked.rows.data, **more)
@@ -100,7 +105,7 @@ class Projecting:
         fine = np.isfinite(log_z)
         for target in targets:
             fine &= np.isfinite(target).all(axis=1)
-        return Answer(log_z, targets, np.where(fine, 0, 1))
+        return Projections(log_z, targets, np.where(fine, 0, 1))
 
 
 def _checked(name: str, value: Any, shape: tuple[int, ...]) -> Array:
@@ -163,8 +168,8 @@ class Factor(Kind):
 
     A fit copies its operators when it begins, and the copies learn during the sweeps. An operator
     of several batches has one copy. ``post.operator(batch)`` returns the copy, and
-    ``fit(start=post)`` continues with it. Data are inputs of an operator through its
-    ``coordinates``, as columns in the order of the keywords: an array (n,) is a column, and (n, q)
+    ``fit(start=post)`` continues with it. The first ``data_width`` columns of the data
+    are inputs of an operator, in the order of the keywords: an array (n,) is a column, and (n, q)
     is q columns. If its oracle refuses, the update is refused. The power of an operator is that of
     the schedule. Errors of similar messages add up. For n factors of one variable choose a
     tolerance of 10 / n.
@@ -375,7 +380,7 @@ class BatchFits:
     ) -> None:
         self.scheme, self.density = kind.messages, kind.density
         self.families, self.ends = families, np.cumsum(widths)[:-1]
-        self.rows = Rows(batch.data, batch.rows)
+        self.rows = FactorRows(batch.data, batch.rows)
         for value in batch.data.values():
             value.setflags(write=False)
         #: how often updates were refused, by reason
@@ -416,7 +421,7 @@ class BatchFits:
             return steps, scales, failed
         # often all of a batch, without a copy of its data
         rows = self.rows if m == len(self.rows.rows) else self.rows.taken(slice(first, stop))
-        asked = Asked(tuple(_split(cavity, self.ends)), flat, start, rows, power)
+        asked = FactorCavities(tuple(_split(cavity, self.ends)), flat, start, rows, power)
         asked = asked if len(good) == m else asked.taken(good)
         answer = self.scheme.fit(self.density, self.families, asked)
         for number in np.unique(answer.reason):
@@ -448,7 +453,7 @@ class BatchFits:
     def _inner_start(self, j: int, eta: Array) -> Array:
         """Start of a search for a neighbour that is not Gaussian: the centre of the cavity."""
         name = self.families[j]
-        return COORDINATES[name].moments(eta)[0] if name in COORDINATES else np.zeros(len(eta))
+        return KINDS[name].location(eta)[0] if name in KINDS else np.zeros(len(eta))
 
     def _count(self, reason: str, n: int) -> None:
         if n:

@@ -43,20 +43,6 @@ def closing_in(center: float, scale: float = 1.0) -> Array:
 #: ends of panels about margin 0
 ABOUT_0 = closing_in(0.0)
 
-#: rows of the core's table whose loss is never negative
-NEVER_NEGATIVE = (
-    "logistic",
-    "probit",
-    "squared_hinge",
-    "poisson",
-    "binomial",
-    "negative_binomial",
-    "ordinal_probit",
-    "ordinal_logit",
-)
-#: those of margins that are convex
-CONVEX = ("logistic", "probit", "squared_hinge")
-
 #: Newton's steps to the peak of a likelihood, and the most of one in typical units of h: from the
 #: mean of counts, exp(h) reaches any count above 0 in these
 STEPS_TO_A_PEAK, MOST_OF_A_STEP = 100, 4.0
@@ -115,12 +101,12 @@ class Loss:
     @property
     def log_concave(self) -> bool | None:
         """Whether t is log-concave in h, so that sites are never negative. None: not known."""
-        return True if self.name in CONVEX else None
+        return None
 
     @property
     def rises(self) -> bool:
         """Whether t is known to rise with the margin: the label is the sign of the mean of h."""
-        return self.name in CONVEX
+        return False
 
     @property
     def needs_variance(self) -> bool:
@@ -228,7 +214,7 @@ class Loss:
     @property
     def bounded(self) -> bool:
         """True if the loss is never negative, so that t <= 1 and no log evidence is above 0."""
-        return self.name in NEVER_NEGATIVE
+        return False
 
     # ---- for the core ----
 
@@ -478,8 +464,28 @@ class Loss:
         """
         return self.sample(latent + self.offset_of(responses), rng)
 
-    # ---- files ----
 
-    def describe(self) -> dict[str, Any]:
-        """The arguments for a file, except name and beta."""
-        return {"parameters": self.parameters} if type(self) is Loss else {}
+@dataclass(frozen=True)
+class NamedLoss(Loss):
+    """A loss whose class says what its row of the core's table is, and whose parameters are fields.
+
+    A subclass with fields checks them after this ``__post_init__`` has set name and beta.
+    """
+
+    name: str = field(default="", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+
+    #: the row of ``_core/losses.h``
+    row: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        self._set(beta=_checks.number("beta", self.beta, above=0.0), name=self.row)
+
+
+class Likelihood(NamedLoss):
+    """A loss that is normalised over y, which is more than a label."""
+
+    by_margin = False
+    is_likelihood = True
+    log_concave = True
+    response_width = 2

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses.base import NEAR, SMOOTH, SPREAD, Loss, closing_in
+from epfast.losses.base import NEAR, SMOOTH, SPREAD, NamedLoss, closing_in
+
+
+class SmoothMargin(NamedLoss):
+    """Base of those that are convex, fall with the margin, and are never negative."""
+
+    log_concave = True
+    rises = True
+    bounded = True
 
 
 @dataclass(frozen=True)
-class Logistic(Loss):
+class Logistic(SmoothMargin):
     """l(m) = log(1 + exp(-m)): t is the logistic function."""
 
-    name: str = field(default="logistic", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
-
+    row = "logistic"
     is_likelihood = True
 
 
 @dataclass(frozen=True)
-class Probit(Loss):
+class Probit(SmoothMargin):
     """l(m) = -log Phi(m): t is the standard normal distribution function."""
 
-    name: str = field(default="probit", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
-
+    row = "probit"
     is_likelihood = True
 
     def predict_proba(self, mean: Array, variance: Array) -> Array:
@@ -39,11 +42,10 @@ class Probit(Loss):
 
 
 @dataclass(frozen=True)
-class SquaredHinge(Loss):
+class SquaredHinge(SmoothMargin):
     """l(m) = max(0, 1 - m)^2."""
 
-    name: str = field(default="squared_hinge", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    row = "squared_hinge"
 
     def panel_ends(self) -> Array:
         return closing_in(1.0, min(1.0, 1.0 / np.sqrt(self.beta)))
@@ -55,7 +57,7 @@ class SquaredHinge(Loss):
 
 
 @dataclass(frozen=True)
-class PiecewiseLinear(Loss):
+class PiecewiseLinear(NamedLoss):
     """Any piecewise linear loss, continuous or not.
 
     Parameters
@@ -79,15 +81,15 @@ class PiecewiseLinear(Loss):
     array([2., 1., 0.])
     """
 
-    name: str = field(default="piecewise_linear", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     knots: tuple[float, ...] = ()
     slopes: tuple[float, ...] = ()
     value: float = 0.0
     jumps: tuple[float, ...] | None = None
 
+    row = "piecewise_linear"
+
     def __post_init__(self) -> None:
-        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        super().__post_init__()
         knots = _checks.array("knots", self.knots, shape=(None,))
         if knots.size == 0 or not (knots[1:] > knots[:-1]).all():
             raise ValueError(f"knots is {self.knots}; allowed: at least one, increasing")
@@ -144,16 +146,6 @@ class PiecewiseLinear(Loss):
                     points += [knot - NEAR / rate, knot + NEAR / rate]
         return np.concatenate(points)
 
-    def describe(self) -> dict[str, Any]:
-        if type(self) is not PiecewiseLinear:
-            return {}
-        return {
-            "knots": self.knots,
-            "slopes": self.slopes,
-            "value": self.value,
-            "jumps": self.jumps,
-        }
-
 
 @dataclass(frozen=True)
 class Hinge(PiecewiseLinear):
@@ -191,9 +183,6 @@ class Quasi01(PiecewiseLinear):
         exact = list(self.parameters)
         exact[7] = exact[8] = 0.0
         self._set(parameters=tuple(exact))
-
-    def describe(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon}
 
 
 @dataclass(frozen=True)
@@ -234,6 +223,3 @@ class NoisyStep(PiecewiseLinear):
         with np.errstate(divide="ignore", invalid="ignore"):
             above = special.ndtr(np.where(mean == 0.0, 0.0, mean / np.sqrt(variance)))
         return np.asarray(self.epsilon + (1.0 - 2.0 * self.epsilon) * above)
-
-    def describe(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon}

@@ -16,14 +16,14 @@ from epfast._core.contaminated import ContaminatedMoments, contaminated
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import TiltedMoments
 from epfast.losses import quantiles
-from epfast.losses.base import Loss
+from epfast.losses.base import Loss, NamedLoss
 from epfast.losses.classification import Probit
 
 ZERO = "zero"
 
 
 @dataclass(frozen=True)
-class Contaminated(Loss):
+class Contaminated(NamedLoss):
     """A share of the responses does not come from the model: (1 - share) t(h) + share c(y).
 
     Flipped labels, with a base such as :class:`epfast.losses.Probit`. Outliers, with a base of real
@@ -56,16 +56,15 @@ class Contaminated(Loss):
     True
     """
 
-    name: str = field(default="contaminated", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     base: Loss = field(default_factory=Probit)
     share: float = 0.1
     log_density: float | str | Callable[[Any], ArrayLike] | None = None
 
+    row = "contaminated"
     learnable = ("share",)
 
     def __post_init__(self) -> None:
-        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        super().__post_init__()
         if not isinstance(self.base, Loss) or isinstance(self.base, Contaminated):
             raise TypeError(
                 f"base is {_checks.describe(self.base)}; allowed: a Loss, not a Contaminated one"
@@ -239,9 +238,6 @@ class Contaminated(Loss):
         if self.by_margin:
             return np.where(elsewhere, rng.choice([-1.0, 1.0], latent.shape), drawn)
         return np.where(elsewhere, 0.0, drawn) if self.log_density == ZERO else drawn
-
-    def describe(self) -> dict[str, Any]:
-        return {"base": self.base, "share": self.share, "log_density": self.log_density}
 
 
 def _at_most_0(log_density: Any) -> bool:

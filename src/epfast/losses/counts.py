@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.losses import prediction, quantiles, units
-from epfast.losses.base import Loss
+from epfast.losses.base import Likelihood
+from epfast.losses.classification import Logistic
 
 #: largest count that is exact as a double
 LARGEST = 2.0**53
@@ -63,18 +64,37 @@ def _negative_binomial_tails(
     return below, np.where(deep, -np.expm1(log_below), above)
 
 
-@dataclass(frozen=True)
-class Poisson(Loss):
-    """Counts with mean exp(h): l(h; y) = exp(h) - y h + log y!."""
+class LogLink(Likelihood):
+    """Base of those whose mean is a multiple of exp(h), as is their standard deviation, or part."""
 
-    name: str = field(default="poisson", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    @property
+    def log_mean(self) -> float:
+        """log E[y | h] - h."""
+        return 0.0
 
-    by_margin = False
+    @property
+    def log_square(self) -> float:
+        """log E[y^2 | h] - 2 log E[y | h]. Of counts less the variance of Poisson."""
+        return 0.0
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of y, that of a multiple of exp(h). Infinite beyond the largest double."""
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(mean + 0.5 * variance + self.log_mean))
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of y, of counts with that of Poisson."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = np.exp(2.0 * mean + variance + 2.0 * self.log_mean)
+            found = square * np.expm1(variance + self.log_square)
+        found = np.where(np.isnan(found), np.inf, found)
+        return found + self.predict(mean, variance) if self.discrete else found
+
+
+class CountLikelihood(LogLink):
+    """Base of the counts with mean exp(h)."""
+
     discrete = True
-    is_likelihood = True
-    log_concave = True
-    response_width = 2
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check counts (n,). The core reads the count and log count!, (n, 2)."""
@@ -85,43 +105,49 @@ class Poisson(Loss):
         offset = responses[:, 2] if self.has_offset else None
         return units.log_mean(responses[:, 0], offset, weights), 1.0
 
-    def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of y, E[exp(h)] = exp(mean + variance / 2). Infinite beyond the largest double."""
-        with np.errstate(over="ignore"):
-            return np.asarray(np.exp(mean + 0.5 * variance))
-
-    def predict_variance(self, mean: Array, variance: Array) -> Array:
-        """Variance of y: E[exp(h)] + Var[exp(h)]."""
-        with np.errstate(over="ignore"):
-            expected = np.exp(mean + 0.5 * variance)
-            return np.asarray(expected + expected**2 * np.expm1(variance))
-
-    @staticmethod
-    def _tails(k: Array, h: Array) -> tuple[Array, Array]:
+    def tails_given(self, k: Array, h: Array) -> tuple[Array, Array]:
         """P(y <= k) and P(y > k) given h."""
-        rate = np.exp(np.minimum(h, 700.0))
-        return special.gammaincc(k + 1.0, rate), special.gammainc(k + 1.0, rate)
+        raise NotImplementedError
 
-    @staticmethod
-    def _width(k: Array) -> Array:
+    def turn(self, k: Array) -> Array:
         """The range of h over which these turn."""
-        return np.asarray(1.0 / np.sqrt(k + 1.0))
+        raise NotImplementedError
 
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
-        below, above = quantiles.tails_of_counts(self._tails, y, mean, variance, self._width)
+        below, above = quantiles.tails_of_counts(self.tails_given, y, mean, variance, self.turn)
         return below, above
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        return quantiles.of_counts(self._tails, level, mean, variance, self._width)
+        return quantiles.of_counts(self.tails_given, level, mean, variance, self.turn)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw counts. A mean above 1e15 counts as 1e15."""
         with np.errstate(over="ignore"):
-            return rng.poisson(np.minimum(np.exp(latent), 1e15)).astype(np.float64)
+            rate = np.exp(latent) * self.rates(latent.shape, rng)
+            return rng.poisson(np.minimum(rate, 1e15)).astype(np.float64)
+
+    def rates(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array | float:
+        """Draw what multiplies the means."""
+        return 1.0
 
 
 @dataclass(frozen=True)
-class NegativeBinomial(Loss):
+class Poisson(CountLikelihood):
+    """Counts with mean exp(h): l(h; y) = exp(h) - y h + log y!."""
+
+    row = "poisson"
+    bounded = True
+
+    def tails_given(self, k: Array, h: Array) -> tuple[Array, Array]:
+        rate = np.exp(np.minimum(h, 700.0))
+        return special.gammaincc(k + 1.0, rate), special.gammainc(k + 1.0, rate)
+
+    def turn(self, k: Array) -> Array:
+        return np.asarray(1.0 / np.sqrt(k + 1.0))
+
+
+@dataclass(frozen=True)
+class NegativeBinomial(CountLikelihood):
     """Counts with mean exp(h) and a size: their variance is exp(h) + exp(2 h) / size.
 
     l(h; y) = (y + size) log(size + exp(h)) - y h - size log(size)
@@ -133,85 +159,44 @@ class NegativeBinomial(Loss):
         Often called r, or 1 / alpha. In [1e-100, 1e15].
     """
 
-    name: str = field(default="negative_binomial", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     size: float = 1.0
 
-    by_margin = False
-    discrete = True
-    is_likelihood = True
-    log_concave = True
-    response_width = 2
+    row = "negative_binomial"
+    bounded = True
     learnable = ("size",)
 
     def __post_init__(self) -> None:
-        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        super().__post_init__()
         size = _checks.number("size", self.size, above=0.0, least=1e-100, most=1e15)
         self._set(size=size, parameters=(size, float(np.log(size))))
-
-    def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check counts (n,). The core reads the count and log count!, (n, 2)."""
-        count = _counts(name, _checks.responses(name, y, n, 1))
-        return np.stack([count, special.gammaln(count + 1.0)], axis=1)
-
-    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
-        offset = responses[:, 2] if self.has_offset else None
-        return units.log_mean(responses[:, 0], offset, weights), 1.0
 
     def limits(self, name: str) -> tuple[float, float]:
         return 1e-3, 1e6
 
-    def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of y, exp(mean + variance / 2). Infinite beyond the largest double."""
-        with np.errstate(over="ignore"):
-            return np.asarray(np.exp(mean + 0.5 * variance))
+    @property
+    def log_square(self) -> float:
+        return float(np.log1p(1.0 / self.size))
 
-    def predict_variance(self, mean: Array, variance: Array) -> Array:
-        """Variance of y: E[exp(h)] + E[exp(2 h)] / size + Var[exp(h)]."""
-        with np.errstate(over="ignore"):
-            square = np.exp(2.0 * mean + variance)
-            rest = np.expm1(variance) + np.exp(variance) / self.size
-            return np.asarray(np.exp(mean + 0.5 * variance) + square * rest)
-
-    def _tails(self, k: Array, h: Array) -> tuple[Array, Array]:
-        """P(y <= k) and P(y > k) given h."""
+    def tails_given(self, k: Array, h: Array) -> tuple[Array, Array]:
         return _negative_binomial_tails(k, h, self.size, self.parameters[1])
 
-    def _width(self, k: Array) -> Array:
-        """The range of h over which these turn."""
+    def turn(self, k: Array) -> Array:
         return np.asarray(np.sqrt(1.0 / (k + 1.0) + 1.0 / self.size))
 
-    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
-        below, above = quantiles.tails_of_counts(self._tails, y, mean, variance, self._width)
-        return below, above
-
-    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        return quantiles.of_counts(self._tails, level, mean, variance, self._width)
-
-    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
-        """Draw counts. A mean above 1e15 counts as 1e15."""
-        with np.errstate(over="ignore"):
-            rate = np.exp(latent) * rng.gamma(self.size, 1.0 / self.size, latent.shape)
-            return rng.poisson(np.minimum(rate, 1e15)).astype(np.float64)
-
-    def describe(self) -> dict[str, Any]:
-        return {"size": self.size}
+    def rates(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return rng.gamma(self.size, 1.0 / self.size, shape)
 
 
 @dataclass(frozen=True)
-class Binomial(Loss):
+class Binomial(Likelihood):
     """Successes among trials with probability 1 / (1 + exp(-h)).
 
     l(h; y, n) = n log(1 + exp(h)) - y h - log binom(n, y). y has two columns: count and trials.
     """
 
-    name: str = field(default="binomial", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
-
-    by_margin = False
+    row = "binomial"
+    bounded = True
     discrete = True
-    is_likelihood = True
-    log_concave = True
     response_width = 3
 
     def responses(self, name: str, y: Any, n: int) -> Array:
@@ -259,4 +244,4 @@ class Binomial(Loss):
         return rng.binomial(responses[:, 1].astype(np.int64), p).astype(np.float64)
 
 
-_BERNOULLI = Loss("logistic")
+_BERNOULLI = Logistic()

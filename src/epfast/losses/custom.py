@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.loss import CoreLoss
 from epfast._core.scalar_schemes import SITE_SIGNATURE, UserSite
-from epfast.losses.base import SMOOTH, Loss
+from epfast.losses.base import SMOOTH, NamedLoss
 from epfast.losses.prediction import finite_probability
 
 #: draws of a prediction
@@ -32,7 +32,7 @@ def signature(function: LowLevelCallable) -> str:
 
 
 @dataclass(frozen=True)
-class CustomLoss(Loss):
+class CustomLoss(NamedLoss):
     """A loss from your own functions.
 
     Parameters
@@ -49,12 +49,12 @@ class CustomLoss(Loss):
         a label, at most 1. Log evidences of such losses can be compared, and are checked.
     """
 
-    name: str = field(default="custom", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     value: VectorFunction | LowLevelCallable = None
     slope: VectorFunction | None = None
     curvature: VectorFunction | None = None
     is_likelihood: bool = field(default=False, kw_only=True)  # type: ignore[misc]
+
+    row = "custom"
 
     @property
     def bounded(self) -> bool:
@@ -62,8 +62,8 @@ class CustomLoss(Loss):
         return self.is_likelihood
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _checks.flag("is_likelihood", self.is_likelihood)
-        self._set(beta=_checks.number("beta", self.beta, above=0.0))
         functions = {"slope": self.slope, "curvature": self.curvature}
         if isinstance(self.value, LowLevelCallable):
             for name, function in functions.items():
@@ -90,7 +90,7 @@ class CustomLoss(Loss):
 
 
 @dataclass(frozen=True)
-class CustomSite(Loss):
+class CustomSite(NamedLoss):
     """A scalar site t(y h) whose tilted moments are your own, for ``scheme="exact"``.
 
     t itself is never asked for, so that minibatches, ``record="cost"``, ``beta`` and powers other
@@ -124,10 +124,10 @@ class CustomSite(Loss):
     array([0.5, 0.9])
     """
 
-    name: str = field(default="custom_site", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     moments: MomentsFunction | LowLevelCallable = None
     is_likelihood: bool = field(default=False, kw_only=True)  # type: ignore[misc]
+
+    row = "custom_site"
 
     @property
     def bounded(self) -> bool:
@@ -135,8 +135,9 @@ class CustomSite(Loss):
         return self.is_likelihood
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _checks.flag("is_likelihood", self.is_likelihood)
-        self._set(beta=_checks.number("beta", self.beta, above=0.0), gives=frozenset({"moments"}))
+        self._set(gives=frozenset({"moments"}))
         self.check_power(self.beta, "beta")
         if isinstance(self.moments, LowLevelCallable):
             found = signature(self.moments)
@@ -177,7 +178,7 @@ class CustomSite(Loss):
 
 
 @dataclass(frozen=True)
-class Implicit(Loss):
+class Implicit(NamedLoss):
     """A factor that only the scheme knows: y are data of its oracle, as they are.
 
     For likelihoods that can be simulated, or evaluated by an :class:`epfast.Operator` alone: with
@@ -206,14 +207,14 @@ class Implicit(Loss):
     True
     """
 
-    name: str = field(default="implicit", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     width: int = 1
     simulate: Callable[..., ArrayLike] | None = None
-    by_margin: ClassVar[bool] = False
+    row = "implicit"
+    by_margin = False
 
     def __post_init__(self) -> None:
-        self._set(beta=_checks.number("beta", self.beta, above=0.0), gives=frozenset())
+        super().__post_init__()
+        self._set(gives=frozenset())
         self.check_power(self.beta, "beta")
         self._set(width=_checks.integer("width", self.width, least=1, most=64))
         if self.simulate is not None and not callable(self.simulate):

@@ -12,27 +12,23 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.latents import HETEROSCEDASTIC, MULTICLASS, LatentMoments
 from epfast._core.loss import CoreLoss
-from epfast.losses.base import Loss
-from epfast.losses.quantiles import level_of
+from epfast.losses.base import NamedLoss
+from epfast.losses.quantiles import root
 
 #: the most classes
 MOST_CLASSES = 10_000
 #: most weights of all classes together, and most classes, for which a fit has covariances between
 #: classes where ``correlated`` is None
 CORRELATED_WEIGHTS, CORRELATED_CLASSES = 1000, 30
-#: halvings of the search for a quantile
-HALVINGS = 80
 
 
 @dataclass(frozen=True)
-class LatentLoss(Loss):
+class LatentLoss(NamedLoss):
     """Base of the likelihoods with ``latents`` values h_k = x.theta_k per row.
 
     Means, variances and offsets are (n, latents) where those of another loss are (n,).
     """
 
-    name: str = field(default="", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     beta: float = field(default=1.0, init=False, repr=False)
 
     by_margin = False
@@ -250,9 +246,6 @@ class Multiclass(LatentLoss):
         noisy = latent + rng.standard_normal(latent.shape)
         return np.asarray(noisy.argmax(axis=-1), dtype=np.float64)
 
-    def describe(self) -> dict[str, Any]:
-        return {"n_classes": self.n_classes, "correlated": self.correlated}
-
 
 @dataclass(frozen=True)
 class Heteroscedastic(LatentLoss):
@@ -310,25 +303,19 @@ class Heteroscedastic(LatentLoss):
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         """Quantiles of y, (n,), from a mixture of normal distributions over g."""
-        level = level_of(level)
         nodes, weights = special.roots_hermitenorm(60)
-        weights = weights / weights.sum()
-        center, spread = mean[:, :1], np.sqrt(variance[:, 1:])
-        sd = np.sqrt(variance[:, :1] + np.exp(mean[:, 1:] + spread * nodes))
-        # every component has its quantile between these
-        far = special.ndtri(level) * sd
-        low, high = far.min(axis=1), far.max(axis=1)
-        for _ in range(HALVINGS):
-            middle = 0.5 * (low + high)
-            below = special.ndtr(middle[:, None] / sd) @ weights < level
-            low, high = np.where(below, middle, low), np.where(below, high, middle)
-        return np.asarray(center[:, 0] + 0.5 * (low + high))
+        log_variance = mean[:, 1:] + np.sqrt(variance[:, 1:]) * nodes
+        sd, weights = np.sqrt(variance[:, :1] + np.exp(log_variance)), weights / weights.sum()
+
+        def tails(x: Array, rows: slice) -> tuple[Array, Array]:
+            z = x[:, None] / sd[rows]
+            return special.ndtr(z) @ weights, special.ndtr(-z) @ weights
+
+        found = root(tails, level, np.zeros(len(mean)), sd @ weights)
+        return np.asarray(mean[:, 0] + found)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw responses (...) given latent values (..., 2)."""
         with np.errstate(over="ignore"):
             sd = np.exp(0.5 * latent[..., 1])
         return np.asarray(latent[..., 0] + sd * rng.standard_normal(sd.shape))
-
-    def describe(self) -> dict[str, Any]:
-        return {}

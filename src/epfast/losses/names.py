@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from scipy import LowLevelCallable
 
 from epfast import _checks
-from epfast._core.loss import LOSS_PARAMETERS
 from epfast._core.scalar_schemes import SITE_SIGNATURE
 from epfast.losses.base import Loss
 from epfast.losses.classification import (
@@ -57,12 +57,8 @@ WITH_LATENTS: dict[str, Callable[..., Loss]] = {
     "heteroscedastic": Heteroscedastic,
 }
 
-#: classes that files know, with their names. A Loss itself is known by the row of its table
-SAVED: dict[type, str] = {kind: name for name, kind in NAMED.items() if isinstance(kind, type)}
-SAVED |= {PiecewiseLinear: "piecewise_linear", Loss: ""}
-SAVED |= {Multiclass: "multiclass", Heteroscedastic: "heteroscedastic"}
-#: what a class says of its losses beside methods
-CONSTANTS = ("latents", "by_margin", "by_residual", "response_width", "is_likelihood")
+#: classes that files know
+SAVED: dict[str, Any] = NAMED | WITH_LATENTS | {"piecewise_linear": PiecewiseLinear, "": Loss}
 
 _BY_NAME = {name: kind() for name, kind in NAMED.items()}
 
@@ -79,13 +75,8 @@ def resolve(loss: Any, y: Any = None) -> Loss:
             return Ordinal.of(y)
         if loss in _BY_NAME:
             return _BY_NAME[loss]
-        if loss in WITH_LATENTS:
-            return WITH_LATENTS[loss]()
-        # a row of the core's table without parameters
-        known = [name for name, count in LOSS_PARAMETERS.items() if count == 0]
-        return Loss(
-            _checks.choice("loss", loss, tuple(dict.fromkeys([*NAMED, *WITH_LATENTS, *known])))
-        )
+        _checks.choice("loss", loss, (*NAMED, *WITH_LATENTS))
+        return WITH_LATENTS[loss]()
     if isinstance(loss, LowLevelCallable) and signature(loss) == SITE_SIGNATURE:
         return CustomSite(loss)
     if isinstance(loss, LowLevelCallable) or (callable(loss) and not isinstance(loss, type)):
@@ -124,57 +115,17 @@ def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
 
 
 def describe(loss: Loss | None) -> dict[str, Any] | None:
-    """A loss as JSON, without beta. None if it cannot be saved.
-
-    A user's subclass is saved as the class of ours that it comes from, if it adds data alone.
-    """
-    if loss is None:
+    """A loss as JSON, without beta. None if it cannot be saved, as one of a user's class."""
+    names = [name for name, kind in SAVED.items() if kind is type(loss)]
+    if loss is None or not names:
         return None
-    for kind in type(loss).__mro__:
-        if kind in SAVED:
-            described = _numbers_of(loss, kind)
-            if described is None:
-                return None
-            return described if kind is type(loss) or _is_that(loss, kind, described) else None
-    return None
-
-
-def _numbers_of(loss: Loss, kind: Any) -> dict[str, Any] | None:
-    """Name and arguments. None if one of them cannot be written."""
-    if kind is PiecewiseLinear:
-        # a subclass need not describe these
-        given = {name: getattr(loss, name) for name in ("knots", "slopes", "value", "jumps")}
-    elif kind is Loss:
-        given = {"parameters": loss.parameters}
-    else:
-        given = kind.describe(loss)
+    given = {f.name: getattr(loss, f.name) for f in fields(loss) if f.init and f.name != "beta"}
     for name, value in given.items():
         if isinstance(value, Loss):
             given[name] = describe(value)
         if callable(value) or (isinstance(value, Loss) and given[name] is None):
             return None
-    return {"name": SAVED[kind] or loss.name, **given}
-
-
-def _is_that(loss: Loss, kind: Any, described: dict[str, Any]) -> bool:
-    """Whether a loss of a user's class is one of ours with these numbers, and nothing else."""
-    classes = type(loss).__mro__
-    for own in classes[: classes.index(kind)]:
-        for name, value in vars(own).items():
-            # what a constructor made is compared below; new names are not called by the library
-            overrides = not name.startswith("__") and hasattr(kind, name)
-            if overrides and (callable(value) or hasattr(value, "__get__")):
-                return False
-    if any(getattr(loss, name) != getattr(kind, name) for name in CONSTANTS):
-        return False
-    try:
-        plain = restore(described, loss.beta)
-    except (TypeError, ValueError):
-        return False
-    return all(
-        getattr(plain, name) == getattr(loss, name)
-        for name in ("name", "parameters", "kinks", "gives")
-    )
+    return {**given, "name": loss.name if names == [""] else names[0]}
 
 
 def restore(described: dict[str, Any], beta: float) -> Loss:
@@ -184,13 +135,6 @@ def restore(described: dict[str, Any], beta: float) -> Loss:
         for k, v in described.items()
     }
     name = arguments.pop("name")
-    if name in WITH_LATENTS:
-        return WITH_LATENTS[name](**arguments).tempered(beta)
-    if name in NAMED:
-        kind = NAMED[name]
-        # 0.1.0 saved rows of the table, some of which are classes now
-        arguments.pop("parameters", None)
-        return kind(**arguments, beta=beta)
-    if name == "piecewise_linear" and "knots" in arguments:
-        return PiecewiseLinear(**arguments, beta=beta)
-    return Loss(name, **arguments, beta=beta)
+    plain = "parameters" in arguments
+    loss: Loss = Loss(name, **arguments) if plain else SAVED[name](**arguments)
+    return loss.tempered(beta)

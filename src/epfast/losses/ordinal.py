@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,17 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.losses import prediction, quantiles
-from epfast.losses.base import Loss
+from epfast.losses.base import Likelihood
+from epfast.losses.classification import Logistic
 
 LINKS = ("probit", "logit")
 #: most levels that are taken from y: more are counts, or a mistake
 MOST_LEVELS = 1000
-_LOGISTIC = Loss("logistic")
+_LOGISTIC = Logistic()
 
 
 @dataclass(frozen=True)
-class Ordinal(Loss):
+class Ordinal(Likelihood):
     """Ordered classes 0 to K - 1: class k if h plus noise is between cuts k - 1 and k.
 
     P(y <= k) = F(cut_k - h), F the normal or the logistic distribution function. A model with an
@@ -35,15 +36,11 @@ class Ordinal(Loss):
         The distribution of the noise: standard normal, or logistic.
     """
 
-    name: str = field(default="", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     cuts: tuple[float, ...] = (-1.0, 1.0)
     link: str = "probit"
 
-    by_margin = False
     discrete = True
-    is_likelihood = True
-    log_concave = True
+    bounded = True
     response_width = 1
     learnable = ("cuts",)
 
@@ -52,7 +49,7 @@ class Ordinal(Loss):
         if cuts.size == 0 or not (cuts[1:] > cuts[:-1]).all():
             raise ValueError(f"cuts is {self.cuts}; allowed: at least one, increasing")
         link = _checks.choice("link", self.link, LINKS)
-        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        super().__post_init__()
         own = tuple(map(float, cuts))
         parameters = (float(len(own) + 1), -np.inf, *own, np.inf)
         self._set(cuts=own, link=link, name=f"ordinal_{link}", parameters=parameters)
@@ -140,6 +137,3 @@ class Ordinal(Loss):
             else rng.logistic(size=latent.shape)
         )
         return np.searchsorted(self.cuts, latent + noise).astype(np.float64)
-
-    def describe(self) -> dict[str, Any]:
-        return {"cuts": self.cuts, "link": self.link}

@@ -1,4 +1,4 @@
-"""Predictive probabilities of labels, by closed panels of Gauss-Legendre quadrature."""
+"""Predictions by panels of Gauss-Legendre quadrature over h, and those of labels."""
 
 from __future__ import annotations
 
@@ -8,15 +8,31 @@ import numpy as np
 
 from epfast._arrays import Array, row_chunks
 
-#: nodes per panel, and reach of the panels in standard deviations
-NODES, REACH = 12, 9.0
+#: nodes per panel, reach of the panels in standard deviations, and how many there are at least
+NODES, REACH, PANELS = 12, 11.0, 16
+
+
+def panels(mean: Array, sd: Array, breaks: Array) -> tuple[Array, Array]:
+    """Nodes h and logs of their weights, (n, panels, NODES), of E[f(h)], h ~ N(mean, sd^2).
+
+    breaks: where f changes, (n, b) or (b,), at which panels end.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    with np.errstate(all="ignore"):
+        near = np.nan_to_num((breaks - mean[:, None]) / sd[:, None])
+        regular = np.broadcast_to(np.linspace(-REACH, REACH, PANELS + 1), (len(mean), PANELS + 1))
+        edges = np.sort(np.concatenate([regular, np.clip(near, -REACH, REACH)], axis=1), axis=1)
+        half = 0.5 * np.diff(edges, axis=1)[:, :, None]
+        z = 0.5 * (edges[:, 1:] + edges[:, :-1])[:, :, None] + half * nodes
+        log_weight = np.log(half * weights) - 0.5 * z * z - 0.5 * np.log(2.0 * np.pi)
+        return mean[:, None, None] + sd[:, None, None] * z, log_weight
 
 
 def label_probability(loss: Any, mean: Array, variance: Array) -> Array:
     """Probability of the label +1 for h ~ N(mean, variance), (n,), some rows at a time."""
     result = np.empty(len(mean))
     points = loss.break_points()
-    numbers_per_row = NODES * (NODES + 2 * len(points))
+    numbers_per_row = NODES * (PANELS + 2 * len(points))
     for part in row_chunks(mean[:, None], max(1, (1 << 21) // numbers_per_row)):
         result[part] = _by_panels(loss, points, mean[part], np.sqrt(variance[part]))
     return finite_probability(result)
@@ -24,7 +40,7 @@ def label_probability(loss: Any, mean: Array, variance: Array) -> Array:
 
 def log_label_probability(loss: Any, mean: Array, variance: Array) -> Array:
     """log of the probability of the label +1, (n,), where it may be below the least double."""
-    up, down = _panels(loss, loss.break_points(), mean, np.sqrt(variance))
+    up, down = _terms(loss, loss.break_points(), mean, np.sqrt(variance))
     with np.errstate(all="ignore"):
         tops = up.max(axis=(1, 2)), down.max(axis=(1, 2))
         masses = [
@@ -36,7 +52,7 @@ def log_label_probability(loss: Any, mean: Array, variance: Array) -> Array:
 
 def _by_panels(loss: Any, points: Array, mean: Array, sd: Array) -> Array:
     """E[t(h)] / (E[t(h)] + E[t(-h)]), h ~ N(mean, sd^2)."""
-    up, down = _panels(loss, points, mean, sd)
+    up, down = _terms(loss, points, mean, sd)
     with np.errstate(all="ignore"):
         top = np.maximum(up.max(axis=(1, 2)), down.max(axis=(1, 2)))[:, None, None]
         mass_up = np.exp(up - top).sum(axis=(1, 2))
@@ -44,20 +60,13 @@ def _by_panels(loss: Any, points: Array, mean: Array, sd: Array) -> Array:
         return np.asarray(mass_up / (mass_up + mass_down))
 
 
-def _panels(loss: Any, points: Array, mean: Array, sd: Array) -> tuple[Array, Array]:
+def _terms(loss: Any, points: Array, mean: Array, sd: Array) -> tuple[Array, Array]:
     """Terms of log t(h) and of log t(-h) for h ~ N(mean, sd^2). Panels end where the loss bends."""
-    nodes, node_weights = np.polynomial.legendre.leggauss(NODES)
-    inner = np.concatenate([-points, [0.0], points])
+    h, log_weight = panels(mean, sd, np.concatenate([-points, [0.0], points]))
     with np.errstate(all="ignore"):
-        breaks = np.nan_to_num((inner[None, :] - mean[:, None]) / sd[:, None])
-        regular = np.broadcast_to(np.linspace(-REACH, REACH, 13), (len(mean), 13))
-        edges = np.sort(np.concatenate([regular, np.clip(breaks, -REACH, REACH)], 1), 1)
-        half = 0.5 * np.diff(edges, axis=1)
-        z = (0.5 * (edges[:, 1:] + edges[:, :-1]))[:, :, None] + half[:, :, None] * nodes
-        h = mean[:, None, None] + sd[:, None, None] * z
-        log_weight = np.log(half[:, :, None] * node_weights) - 0.5 * z * z
-        up = log_weight - loss.beta * loss.evaluate(h, derivatives=False)[0]
-        down = log_weight - loss.beta * loss.evaluate(-h, derivatives=False)[0]
+        up, down = (
+            log_weight - loss.beta * loss.evaluate(x, derivatives=False)[0] for x in (h, -h)
+        )
         return up, down
 
 

@@ -30,9 +30,8 @@ LOWEST, HIGHEST = -100.0, 77.0
 DIFFERENCE = 1e-3
 
 
-def _row() -> CoreLoss:
-    """What stands for the loss where a mixture gives the moments. Its values are not looked at."""
-    return CoreLoss.table("logistic", (), 1.0)
+#: least and most of a parameter: of all, and of some by their names
+RANGE, RANGES = (1e-100, 1e100), {"share": (1e-100, 1.0), "df": (0.1, 1e3)}
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,12 @@ class Prior:
     learnable: ClassVar[tuple[str, ...]] = ()
     #: True if log t is concave: its sites are never negative then
     log_concave: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            least, most = RANGES.get(f.name, RANGE)
+            value = _checks.number(f.name, getattr(self, f.name), least=least, most=most)
+            object.__setattr__(self, f.name, float(value))
 
     @property
     def spread(self) -> float:
@@ -55,7 +60,8 @@ class Prior:
 
     def tilted(self) -> TiltedMoments:
         """Tilted moments for the core. Its responses are ones, (n, 1)."""
-        row = _row()
+        # it stands for the loss where a mixture gives the moments: its values are not looked at
+        row = CoreLoss.table("logistic", (), 1.0)
         return TiltedMoments(row, scheme=ScaleMixture(row, *self.mixture()))
 
     def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[Array, Array, Array]:
@@ -118,10 +124,6 @@ class Prior:
         return {"name": type(self).__name__} | dataclasses.asdict(self)
 
 
-def _positive(name: str, value: Any) -> float:
-    return float(_checks.number(name, value, least=1e-100, most=1e100))
-
-
 @dataclass(frozen=True)
 class SpikeAndSlab(Prior):
     """A weight is 0, or with probability ``share`` normal: (1 - share) δ(w) + share N(w; 0, v).
@@ -143,11 +145,6 @@ class SpikeAndSlab(Prior):
     variance: float = 1.0
 
     learnable: ClassVar[tuple[str, ...]] = ("share", "variance")
-
-    def __post_init__(self) -> None:
-        share = _checks.number("share", self.share, least=1e-100, most=1.0)
-        object.__setattr__(self, "share", float(share))
-        object.__setattr__(self, "variance", _positive("variance", self.variance))
 
     @property
     def spread(self) -> float:
@@ -192,9 +189,6 @@ class LaplacePrior(Prior):
     learnable: ClassVar[tuple[str, ...]] = ("scale",)
     log_concave: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", _positive("scale", self.scale))
-
     @property
     def spread(self) -> float:
         return 2.0 * self.scale**2
@@ -228,10 +222,6 @@ class StudentTPrior(Prior):
     scale: float = 1.0
 
     learnable: ClassVar[tuple[str, ...]] = ("scale",)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "df", float(_checks.number("df", self.df, least=0.1, most=1e3)))
-        object.__setattr__(self, "scale", _positive("scale", self.scale))
 
     @property
     def spread(self) -> float:
@@ -268,9 +258,6 @@ class Horseshoe(Prior):
     scale: float = 0.1
 
     learnable: ClassVar[tuple[str, ...]] = ("scale",)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", _positive("scale", self.scale))
 
     @property
     def spread(self) -> float:

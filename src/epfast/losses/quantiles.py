@@ -11,6 +11,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast.losses.prediction import panels
 
 #: P(y <= x) and P(y > x) at numbers x (n,), of these rows
 Tails = Callable[[Array, slice], tuple[Array, Array]]
@@ -26,8 +27,6 @@ CLOSE = 1e-13
 #: the largest count
 LOG_MOST = 700.0
 MOST = np.exp(LOG_MOST)
-#: nodes per panel, and reach of the panels in standard deviations
-NODES, REACH = 12, 11.0
 #: ends of panels about where P(y <= x | h) turns, in its widths
 NEAR = np.array([-30.0, -9.0, -4.0, -1.5, 0.0, 1.5, 4.0, 9.0, 30.0])
 #: nats that the weights of a mixture reach down
@@ -132,19 +131,10 @@ def of_mixture(level: float, losses: Any, weights: Array, latents: Any) -> Array
 
 def expected(given: TailsGiven, x: Array, center: Array, width: Any, m: Array, sd: Array) -> Any:
     """E of both tails over h ~ N(m, sd^2). They turn at h near center, over some widths."""
-    nodes, weights = np.polynomial.legendre.leggauss(NODES)
-    with np.errstate(all="ignore"):
-        near = (center[:, None] + np.multiply.outer(np.broadcast_to(width, x.shape), NEAR)) - m[
-            :, None
-        ]
-        near = np.clip(np.nan_to_num(near / sd[:, None]), -REACH, REACH)
-    regular = np.broadcast_to(np.linspace(-REACH, REACH, 17), (len(x), 17))
-    edges = np.sort(np.concatenate([regular, near], axis=1), axis=1)
-    half = 0.5 * np.diff(edges, axis=1)[:, :, None]
-    z = (0.5 * (edges[:, 1:] + edges[:, :-1]))[:, :, None] + half * nodes
-    weight = half * weights * np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)
-    both = given(x[:, None, None], m[:, None, None] + sd[:, None, None] * z)
-    return [np.einsum("ijk,ijk->i", weight, part) for part in both]
+    near = center[:, None] + np.multiply.outer(np.broadcast_to(width, x.shape), NEAR)
+    h, log_weight = panels(m, sd, near)
+    weight = np.exp(log_weight)
+    return [np.einsum("ijk,ijk->i", weight, part) for part in given(x[:, None, None], h)]
 
 
 def of_location(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy import special
@@ -11,7 +11,7 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.losses import quantiles, units
-from epfast.losses.base import Loss, closing_in
+from epfast.losses.base import Likelihood, closing_in
 
 #: a search of a variance, and of a scale by the root, over that of y
 LEAST_SHARE, MOST_SHARE = 1e-6, 1e2
@@ -23,68 +23,28 @@ def positive(name: str, value: Any) -> float:
     return _checks.number(name, value, above=0.0, least=1e-150, most=1e150)
 
 
-def of_residual(y: Array) -> Array:
-    """Responses of a loss of y - h: the margin -h + y."""
-    return np.stack([np.full(len(y), -1.0), y], axis=1)
-
-
 @dataclass(frozen=True)
-class Gaussian(Loss):
-    """Real y with mean h and a variance.
+class NormalNoise(Likelihood):
+    """Base of those whose y, or what is known of it, has mean h and Gaussian noise."""
 
-    l(h; y) = (y - h)^2 / (2 variance) + log(2 pi variance) / 2. y is (n,), or (n, 2) with a
-    variance for each row in the second column, which is multiplied by ``variance``.
-
-    Parameters
-    ----------
-    variance : float, default=1.0
-        Of the noise, > 0.
-    """
-
-    name: str = field(default="gaussian", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     variance: float = 1.0
 
-    by_margin = False
-    is_likelihood = True
-    log_concave = True
-    response_width = 2
     learnable = ("variance",)
     in_units_of_y = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         variance = positive("variance", self.variance)
-        self._set(beta=_checks.number("beta", self.beta, above=0.0))
         self._set(variance=variance, parameters=(variance,))
-
-    def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check y (n,), or y and variances (n, 2). The core reads both, (n, 2)."""
-        result = _checks.responses(name, y, n, 1, 2)
-        if result.ndim == 1:
-            return np.stack([result, np.ones(n)], axis=1)
-        if not (result[:, 1] > 0.0).all():
-            raise ValueError(
-                f"{name} has a variance of {result[:, 1].min():g}; allowed: (value, variance), "
-                "variance > 0"
-            )
-        return result.copy()
 
     def as_given(self, responses: Array) -> Array:
         return responses
 
-    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
-        shift = responses[:, 2] if self.has_offset else 0.0
-        return units.moments(responses[:, 0] - shift, weights)
-
-    def started(self, responses: Array, weights: Array | None = None) -> Gaussian:
+    def started(self, responses: Array, weights: Array | None = None) -> Self:
         return self.with_parameters(variance=self.typical(responses, weights)[1] ** 2)
 
     def limits(self, name: str) -> tuple[float, float]:
         return LEAST_SHARE * self.variance, MOST_SHARE * self.variance
-
-    def exact_sites(self, responses: Array) -> tuple[Array, Array]:
-        shift = responses[:, 2] if self.has_offset else 0.0
-        return responses[:, 0] - shift, self.variance * responses[:, 1]
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, which is that of h."""
@@ -106,18 +66,84 @@ class Gaussian(Loss):
         """Draw y for each latent value."""
         return np.asarray(latent + np.sqrt(self.variance) * rng.standard_normal(latent.shape))
 
+
+class OfResidual(Likelihood):
+    """Base of those whose loss is a function of y - h, with a scale."""
+
+    by_residual = True
+    in_units_of_y = True
+    scale: float
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check y (n,). The core reads the margin -h + y."""
+        return np.stack([np.full(n, -1.0), _checks.responses(name, y, n, 1)], axis=1)
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        # an offset is taken from y
+        return units.medians(responses[:, 1], weights)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Self:
+        return self.with_parameters(scale=self.typical(responses, weights)[1])
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        def tails(residual: Array, rows: Any) -> tuple[Array, Array]:
+            return self.predict_tails(residual, np.zeros(len(residual)), variance[rows])
+
+        scale = np.sqrt(variance) + self.spread
+        return np.asarray(mean + quantiles.root(tails, level, np.zeros(len(mean)), scale))
+
+    @property
+    def spread(self) -> float:
+        """A length over which the density of the noise changes."""
+        return self.scale
+
+
+@dataclass(frozen=True)
+class Gaussian(NormalNoise):
+    """Real y with mean h and a variance.
+
+    l(h; y) = (y - h)^2 / (2 variance) + log(2 pi variance) / 2. y is (n,), or (n, 2) with a
+    variance for each row in the second column, which is multiplied by ``variance``.
+
+    Parameters
+    ----------
+    variance : float, default=1.0
+        Of the noise, > 0.
+    """
+
+    row = "gaussian"
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check y (n,), or y and variances (n, 2). The core reads both, (n, 2)."""
+        result = _checks.responses(name, y, n, 1, 2)
+        if result.ndim == 1:
+            return np.stack([result, np.ones(n)], axis=1)
+        if not (result[:, 1] > 0.0).all():
+            raise ValueError(
+                f"{name} has a variance of {result[:, 1].min():g}; allowed: (value, variance), "
+                "variance > 0"
+            )
+        return result.copy()
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        return units.moments(responses[:, 0] - self.offset_of(responses), weights)
+
+    def exact_sites(self, responses: Array) -> tuple[Array, Array]:
+        values = responses[:, 0] - self.offset_of(responses)
+        return values, self.variance * responses[:, 1]
+
     def replicate(self, latent: Array, responses: Array, rng: np.random.Generator) -> Array:
         """Draw y of observed rows, each with the noise of its row."""
         sd = np.sqrt(self.variance * responses[:, 1])
         noise = sd * rng.standard_normal(latent.shape)
         return np.asarray(latent + self.offset_of(responses) + noise)
 
-    def describe(self) -> dict[str, Any]:
-        return {"variance": self.variance}
-
 
 @dataclass(frozen=True)
-class Quantile(Loss):
+class Quantile(OfResidual):
     """Real y whose quantile of level q is h: asymmetric Laplace noise (Yu & Moyeed 2001).
 
     l(h; y) = (y - h) (q - [y < h]) / scale - log(q (1 - q) / scale): its first term is the loss of
@@ -132,18 +158,11 @@ class Quantile(Loss):
         Of the noise, > 0.
     """
 
-    name: str = field(default="piecewise_linear", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     q: float = 0.5
     scale: float = 1.0
 
-    by_margin = False
-    by_residual = True
-    is_likelihood = True
-    log_concave = True
-    response_width = 2
+    row = "piecewise_linear"
     learnable = ("scale",)
-    in_units_of_y = True
 
     def __post_init__(self) -> None:
         q = _checks.number("q", self.q, above=0.0, least=1e-100)
@@ -154,7 +173,7 @@ class Quantile(Loss):
 
     def _of_rates(self, left: float, right: float) -> None:
         """Slopes below and above the residual 0."""
-        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        super().__post_init__()
         value = float(np.log(left + right) - np.log(left) - np.log(right))
         parameters = (1.0, -left, 0.0, value, value, right)
         self._set(parameters=parameters, kinks=(0.0,))
@@ -164,19 +183,10 @@ class Quantile(Loss):
         """Rates at which the density of the noise falls below and above 0."""
         return -self.parameters[1], self.parameters[5]
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check y (n,)."""
-        return of_residual(_checks.responses(name, y, n, 1))
-
-    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
-        # an offset is taken from y
-        return units.medians(responses[:, 1], weights)
-
-    def started(self, responses: Array, weights: Array | None = None) -> Quantile:
-        return self.with_parameters(scale=self.typical(responses, weights)[1])
-
-    def limits(self, name: str) -> tuple[float, float]:
-        return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
+    @property
+    def spread(self) -> float:
+        left, right = self.rates
+        return 1.0 / left + 1.0 / right
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, which is not the quantile h unless q is 0.5."""
@@ -191,23 +201,12 @@ class Quantile(Loss):
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         return quantiles.laplace_tails(y - mean, np.sqrt(variance), *self.rates)
 
-    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        def tails(residual: Array, rows: Any) -> tuple[Array, Array]:
-            return self.predict_tails(residual, np.zeros(len(residual)), variance[rows])
-
-        left, right = self.rates
-        scale = np.sqrt(variance) + 1.0 / left + 1.0 / right
-        return np.asarray(mean + quantiles.root(tails, level, np.zeros(len(mean)), scale))
-
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw y for each latent value."""
         left, right = self.rates
         size, above = rng.standard_exponential(latent.shape), rng.random(latent.shape)
         share = left / (left + right)
         return np.asarray(latent + np.where(above < share, size / right, -size / left))
-
-    def describe(self) -> dict[str, Any]:
-        return {"q": self.q, "scale": self.scale}
 
 
 @dataclass(frozen=True)
@@ -228,12 +227,9 @@ class LaplaceNoise(Quantile):
         self._set(scale=positive("scale", self.scale))
         self._of_rates(1.0 / self.scale, 1.0 / self.scale)
 
-    def describe(self) -> dict[str, Any]:
-        return {"scale": self.scale}
-
 
 @dataclass(frozen=True)
-class StudentT(Loss):
+class StudentT(OfResidual):
     """Real y with Student's t noise about h, of df degrees of freedom and a scale.
 
     l(h; y) = (df + 1) / 2 log(1 + (y - h)^2 / (df scale^2)) + a constant. It is not log-concave:
@@ -248,23 +244,17 @@ class StudentT(Loss):
         As SciPy's, > 0. The variance of the noise is scale^2 df / (df - 2) for df > 2.
     """
 
-    name: str = field(default="student_t", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     df: float = 4.0
     scale: float = 1.0
 
-    by_margin = False
-    by_residual = True
-    is_likelihood = True
+    row = "student_t"
     log_concave = False
-    response_width = 2
     learnable = ("scale", "df")
-    in_units_of_y = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         df = _checks.number("df", self.df, above=0.0, least=0.1, most=1e12)
         scale = positive("scale", self.scale)
-        self._set(beta=_checks.number("beta", self.beta, above=0.0))
         constant = 0.5 * LOG_2PI + np.log(scale) + _half_step(0.5 * df)
         mixture = -0.5 * LOG_2PI + _log_gamma_top(0.5 * df)
         self._set(df=df, scale=scale, parameters=(df, scale, float(constant), float(mixture)))
@@ -272,21 +262,8 @@ class StudentT(Loss):
     def panel_ends(self) -> Array:
         return closing_in(0.0, min(1.0, self.scale))
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
-        """Check y (n,)."""
-        return of_residual(_checks.responses(name, y, n, 1))
-
-    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
-        # an offset is taken from y
-        return units.medians(responses[:, 1], weights)
-
-    def started(self, responses: Array, weights: Array | None = None) -> StudentT:
-        return self.with_parameters(scale=self.typical(responses, weights)[1])
-
     def limits(self, name: str) -> tuple[float, float]:
-        if name == "df":
-            return 1.01, 1e4  # y has a mean
-        return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
+        return (1.01, 1e4) if name == "df" else super().limits(name)  # y has a mean
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, that of h. NaN for df <= 1, where there is none."""
@@ -301,19 +278,9 @@ class StudentT(Loss):
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         return quantiles.student_tails(y - mean, variance, self.df, self.scale)
 
-    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        def tails(residual: Array, rows: Any) -> tuple[Array, Array]:
-            return self.predict_tails(residual, np.zeros(len(residual)), variance[rows])
-
-        scale = np.sqrt(variance) + self.scale
-        return np.asarray(mean + quantiles.root(tails, level, np.zeros(len(mean)), scale))
-
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw y for each latent value."""
         return np.asarray(latent + self.scale * rng.standard_t(self.df, latent.shape))
-
-    def describe(self) -> dict[str, Any]:
-        return {"df": self.df, "scale": self.scale}
 
 
 def _half_step(x: float) -> float:
@@ -334,7 +301,7 @@ def _log_gamma_top(x: float) -> float:
 
 
 @dataclass(frozen=True)
-class Interval(Loss):
+class Interval(NormalNoise):
     """Real values with mean h and Gaussian noise, known to lie between two ends.
 
     t(h) is the probability of (lower, upper], or the density where both are equal: an exact
@@ -347,21 +314,7 @@ class Interval(Loss):
         Of the noise, > 0.
     """
 
-    name: str = field(default="interval", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
-    variance: float = 1.0
-
-    by_margin = False
-    is_likelihood = True
-    log_concave = True
-    response_width = 2
-    learnable = ("variance",)
-    in_units_of_y = True
-
-    def __post_init__(self) -> None:
-        variance = positive("variance", self.variance)
-        self._set(beta=_checks.number("beta", self.beta, above=0.0))
-        self._set(variance=variance, parameters=(variance,))
+    row = "interval"
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check lower and upper ends, (n, 2)."""
@@ -374,9 +327,6 @@ class Interval(Loss):
         if ((lower == upper) & np.isinf(lower)).any():
             raise ValueError(f"{name} has two equal ends at infinity; allowed: finite ones")
         return ends.copy()
-
-    def as_given(self, responses: Array) -> Array:
-        return responses
 
     def drawable(self, responses: Array) -> Array:
         """The middle of each interval, or its finite end."""
@@ -391,38 +341,8 @@ class Interval(Loss):
         known = np.isfinite(middle)
         if not known.any():
             return 0.0, 1.0
-        shift = responses[known, 2] if self.has_offset else 0.0
         some = None if weights is None or not weights[known].any() else weights[known]
-        return units.moments(middle[known] - shift, some)
-
-    def started(self, responses: Array, weights: Array | None = None) -> Interval:
-        return self.with_parameters(variance=self.typical(responses, weights)[1] ** 2)
-
-    def limits(self, name: str) -> tuple[float, float]:
-        return LEAST_SHARE * self.variance, MOST_SHARE * self.variance
-
-    def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of the value, that of h."""
-        return np.array(mean)
-
-    def predict_variance(self, mean: Array, variance: Array) -> Array:
-        """Variance of the value."""
-        return np.asarray(variance + self.variance)
-
-    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
-        z = (y - mean) / np.sqrt(variance + self.variance)
-        return special.ndtr(z), special.ndtr(-z)
-
-    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        level = quantiles.level_of(level)
-        return np.asarray(mean + np.sqrt(variance + self.variance) * special.ndtri(level))
-
-    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
-        """Draw values, not ends."""
-        return np.asarray(latent + np.sqrt(self.variance) * rng.standard_normal(latent.shape))
-
-    def describe(self) -> dict[str, Any]:
-        return {"variance": self.variance}
+        return units.moments((middle - self.offset_of(responses))[known], some)
 
 
 @dataclass(frozen=True)
@@ -466,6 +386,3 @@ class Censored(Interval):
     def as_given(self, responses: Array) -> Array:
         lower, upper = responses.T
         return np.asarray(np.where(np.isinf(lower), upper, lower))
-
-    def describe(self) -> dict[str, Any]:
-        return {"variance": self.variance, "lower": self.lower, "upper": self.upper}

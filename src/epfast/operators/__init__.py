@@ -2,8 +2,8 @@
 
 ``oracles`` give true messages: ``density``, ``tilted``, ``quadrature``, ``laplace`` and
 ``importance`` of log densities, ``sampled`` of draws. ``just_in_time`` is the operator that learns
-them, ``learners`` what it learns with: ``dictionary``, or ``fourier`` features of ``kernels``.
-``patches`` interpolates cheap exact ones. ``scheme`` is an operator as a scheme of sites.
+them, ``learners`` what it learns with: a ``dictionary``, or the paper's random features. ``scheme``
+is an operator as a scheme of sites.
 """
 
 from epfast.operators.just_in_time import Operator
@@ -15,7 +15,6 @@ from epfast.operators.oracles import (
     SampledFactor,
     SiteOracle,
 )
-from epfast.operators.patches import Patches
 from epfast.operators.scheme import Learned
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "Learned",
     "Operator",
     "Oracle",
-    "Patches",
     "SampledFactor",
     "SiteOracle",
 ]

@@ -20,7 +20,7 @@ SECOND = np.array([3.0 / 2.0, -3.0 / 20.0, 1.0 / 90.0])
 MOST_NUMBERS = 1 << 18
 
 
-class Rows(NamedTuple):
+class FactorRows(NamedTuple):
     """Factors of a batch that are fitted at once."""
 
     #: data keywords, with their rows first
@@ -32,8 +32,10 @@ class Rows(NamedTuple):
     def n(self) -> int:
         return len(self.rows)
 
-    def taken(self, which: Any) -> Rows:
-        return Rows({name: value[which] for name, value in self.data.items()}, self.rows[which])
+    def taken(self, which: Any) -> FactorRows:
+        return FactorRows(
+            {name: value[which] for name, value in self.data.items()}, self.rows[which]
+        )
 
 
 class Density:

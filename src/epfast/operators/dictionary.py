@@ -13,9 +13,8 @@ from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.operators.regression import (
-    Batch,
     PivotedCholesky,
-    Standard,
+    Ridge,
     evidence_grid,
     pivoted_cholesky,
 )
@@ -45,9 +44,9 @@ class Store(NamedTuple):
     x: Array
     #: (n, T)
     targets: Array
-    #: (n,), squared standard errors in relation to each other. None: the oracle is exact
-    relative: Array | None
-    #: what relative ones are relative to: mean squared standard error
+    #: (n,), squared standard errors over their mean, 1 where the oracle is exact
+    relative: Array
+    #: that mean. 0: the oracle is exact
     errors: float
 
 
@@ -63,30 +62,15 @@ class Widths(NamedTuple):
     log_evidence: float
 
 
-class Fitted(NamedTuple):
-    """A dictionary, and the regression on it."""
-
-    chosen: Widths
-    units: Standard
-    #: (r, k), coordinates over the widths
-    rows: Array
-    #: (r, r), lower Cholesky factor of their kernel matrix
-    triangle: Array
-    #: (T, r)
-    mean: Array
-    #: (r, r)
-    covariance: Array
-    #: (T,), by which predicted variances are too small, at least 1
-    inflation: Array
-
-
 def choose(
-    store: Store, units: Standard, kinds: Array, base: Array, last: Widths | None, seed: int
+    store: Store, z: Array, kinds: Array, base: Array, last: Widths | None, seed: int
 ) -> Widths:
     """Widths and noise by the evidence of at most MOST_SEEN tuples.
 
     Parameters
     ----------
+    z : ndarray of shape (n, T)
+        The targets in their units.
     kinds : ndarray of shape (k,)
         Which coordinates share a width, in units of their base.
     base : ndarray of shape (k,)
@@ -98,16 +82,14 @@ def choose(
     if n > MOST_SEEN:
         which = np.sort(np.random.default_rng(seed).permutation(n)[:MOST_SEEN])
     x = store.x[which] / base
-    relative = None if store.relative is None else store.relative[which]
-    targets = store.targets[which]
-    varies = (targets != targets[0]).any(axis=0)
-    z = units.apply(targets)[:, varies]
+    varies = (z[which] != z[which[0]]).any(axis=0)
+    z = z[which][:, varies]
     groups = [kinds == kind for kind in np.unique(kinds)]
     squares = np.zeros((len(groups), len(x), len(x)))
     for square, group in zip(squares, groups, strict=True):
         for column in x[:, group].T:
             square += np.subtract.outer(column, column) ** 2
-    noises = ROUNDING if relative is None else ERRORS
+    noises = ERRORS if store.errors else ROUNDING
     amplitude = np.ones(store.targets.shape[1])
     if not z.shape[1]:
         return Widths(base, noises[0], amplitude, 0.0)
@@ -118,11 +100,10 @@ def choose(
 
     def look(widths: Array) -> None:
         nonlocal best
-        found = evidence_grid(squares, z, widths, noises, relative)
-        i, j = found.best
-        if found.log_evidence[i, j] > best[0]:
-            evidence, noise = float(found.log_evidence[i, j]), float(noises[j])
-            best = evidence, widths[i], noise, found.amplitude[i, j]
+        evidence, amplitudes = evidence_grid(squares, z, widths, noises, store.relative[which])
+        i, j = np.unravel_index(int(evidence.argmax()), evidence.shape)
+        if evidence[i, j] > best[0]:
+            best = float(evidence[i, j]), widths[i], float(noises[j]), amplitudes[i, j]
 
     at = np.ones(len(groups))
     if last is not None:
@@ -153,47 +134,46 @@ def dictionary_of(x: Array, cap: int, near: float) -> PivotedCholesky:
     return pivoted_cholesky(column, np.ones(len(x)), cap, near)
 
 
-def foreseen(store: Store, units: Standard, chosen: Widths, cap: int, near: float) -> Array:
+def foreseen(x: Array, z: Array, noise: Array, amplitude: Array, cap: int, near: float) -> Array:
     """By how much the first half of the tuples was too sure of the second, (T,)."""
-    x, half = store.x / chosen.widths, len(store.x) // 2
+    half = len(x) // 2
     first = x[:half]
     cholesky = dictionary_of(first, cap, near)
-    relative = np.ones(len(x)) if store.relative is None else store.relative
-    noise = chosen.noise * relative
-    z = units.apply(store.targets)
-    regression = Batch(cholesky.factor, z[:half], noise[:half] + cholesky.residual).regression()
+    batch = Ridge(cholesky.factor, z[:half], noise[:half] + cholesky.residual)
     cross = x[half:, None] - first[cholesky.pivots]
     kernel = np.exp(-0.5 * np.einsum("nrk,nrk->nr", cross, cross))
     phi = linalg.solve_triangular(cholesky.triangle, kernel.T, lower=True).T
-    mean, spread = regression.predict(phi)
+    mean, spread = batch.predict(phi)
     variance = spread + np.maximum(1.0 - (phi**2).sum(axis=1), 0.0) + noise[half:]
-    squares = (z[half:] - mean) ** 2 / (chosen.amplitude * variance[:, None])
+    squares = (z[half:] - mean) ** 2 / (amplitude * variance[:, None])
     return np.asarray(np.quantile(squares, QUANTILE, axis=0) / TAIL)
 
 
-def fitted(store: Store, units: Standard, chosen: Widths, cap: int, near: float) -> Fitted:
+def fitted(
+    store: Store, z: Array, chosen: Widths, cap: int, near: float
+) -> tuple[tuple[Array, ...], Array]:
     """The regression on a dictionary of the tuples, at most cap of them. O(n cap^2).
 
     near: share of a row of the kernel that the dictionary may leave out.
+
+    Returns
+    -------
+    model : tuple of ndarray
+        Rows over the widths (r, k), the lower Cholesky factor of their kernel matrix, mean (T, r)
+        and covariance (r, r) of the weights.
+    inflation : ndarray of shape (T,)
+        By which predicted variances are too small, at least 1.
     """
     x = store.x / chosen.widths
     cholesky = dictionary_of(x, cap, near)
-    relative = np.ones(len(x)) if store.relative is None else store.relative
+    noise = chosen.noise * store.relative
     # what the dictionary leaves out of a row is noise to it
-    noise = chosen.noise * relative + cholesky.residual
-    batch = Batch(cholesky.factor, units.apply(store.targets), noise)
-    regression = batch.regression()
-    out = batch.left_out()
-    squares = out.residual**2 / (chosen.amplitude * out.variance[:, None])
+    batch = Ridge(cholesky.factor, z, noise + cholesky.residual)
+    residual, variance = batch.left_out()
+    squares = residual**2 / (chosen.amplitude * variance[:, None])
     inflation = np.maximum(
-        np.median(squares, axis=0) / MEDIAN, foreseen(store, units, chosen, cap, near)
+        np.median(squares, axis=0) / MEDIAN, foreseen(x, z, noise, chosen.amplitude, cap, near)
     )
-    return Fitted(
-        chosen,
-        units,
-        x[cholesky.pivots],
-        cholesky.triangle,
-        regression.mean,
-        regression.covariance,
-        (SAFETY if store.relative is None else 1.0) * np.where(inflation > 1.0, inflation, 1.0),
-    )
+    inflation = np.where(inflation > 1.0, inflation, 1.0)
+    model = x[cholesky.pivots], cholesky.triangle, batch.mean, batch.covariance()
+    return model, inflation if store.errors else SAFETY * inflation

@@ -11,7 +11,6 @@ from scipy import special
 from epfast._arrays import Array
 from epfast.operators.importance import ENOUGH, TEMPERATURES
 from epfast.operators.messages import KINDS
-from epfast.operators.tilted import COORDINATES
 
 #: a message of one input, (1, 2)
 Message = Array
@@ -19,7 +18,7 @@ Message = Array
 SPARE = 0.1
 
 
-class Draws(NamedTuple):
+class WeightedDraws(NamedTuple):
     """Weighted draws for one message."""
 
     #: (M,) for each input, as :meth:`MessageKind.statistics` takes them
@@ -49,13 +48,13 @@ class Draws(NamedTuple):
         top = self.log_w.max()
         return float(top + np.log(np.exp(self.log_w - top).mean()))
 
-    def joined(self, more: Draws) -> Draws:
+    def joined(self, more: WeightedDraws) -> WeightedDraws:
         """With more of them."""
         u = [np.concatenate(pair) for pair in zip(self.u, more.u, strict=True)]
-        return Draws(u, np.concatenate([self.log_w, more.log_w]))
+        return WeightedDraws(u, np.concatenate([self.log_w, more.log_w]))
 
 
-class Proposal(NamedTuple):
+class MessageProposal(NamedTuple):
     """A product of messages, one for each drawn input. Or a mixture of several such products."""
 
     products: tuple[tuple[Message, ...], ...]
@@ -85,7 +84,7 @@ class Proposal(NamedTuple):
 
 def log_message(kind: str, p: Message, u: Array) -> Array:
     """Log density of u under a message."""
-    return np.asarray(COORDINATES[kind].log_density(KINDS[kind].natural(p), u[None])[0])
+    return np.asarray(KINDS[kind].log_density(KINDS[kind].natural(p), u[None])[0])
 
 
 def projected(kind: str, u: Array, w: Array) -> tuple[Message, float]:
@@ -95,8 +94,8 @@ def projected(kind: str, u: Array, w: Array) -> tuple[Message, float]:
     centre = np.sum(w * u)
     if kind == "gamma":  # the log of the mean, which no exp(u) is far above
         centre = special.logsumexp(u, b=w)
-    first, second = COORDINATES[kind].integrands(u[None], np.array([[centre]]))
-    eta = COORDINATES[kind].target(first @ w, second @ w, np.array([centre]))
+    first, second = KINDS[kind].integrands(u[None], np.array([[centre]]))
+    eta = KINDS[kind].target(first @ w, second @ w, np.array([centre]))
     return KINDS[kind].usual(eta), float(np.sum(w * (u - np.sum(w * u)) ** 2))
 
 
@@ -119,7 +118,9 @@ def log_match(x: Array, y: float, width: float) -> Array:
     return np.asarray(-0.5 * z * z - np.log(width * np.sqrt(2.0 * np.pi)))
 
 
-def refitted(kinds: list[str], draws: Draws, cavities: tuple[Message, ...]) -> Proposal | None:
+def refitted(
+    kinds: list[str], draws: WeightedDraws, cavities: tuple[Message, ...]
+) -> MessageProposal | None:
     """The next proposal: projections of the draws, widened, with 10 % cavity. None: no weight is.
 
     Where too few draws are effective to fit anything, weights are taken to a power below 1.
@@ -139,4 +140,4 @@ def refitted(kinds: list[str], draws: Draws, cavities: tuple[Message, ...]) -> P
         if not (variance > 0.0 and KINDS[kind].is_proper(p)[0]):
             return None
         product.append(KINDS[kind].widened(p))
-    return Proposal((tuple(product), cavities), (1.0 - SPARE, SPARE))
+    return MessageProposal((tuple(product), cavities), (1.0 - SPARE, SPARE))

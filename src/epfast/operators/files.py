@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ from scipy import linalg
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.inference.files import agree
-from epfast.operators.learners import Calibration, Learner
+from epfast.operators.learners import Calibration, Learner, learner_of
 from epfast.operators.messages import check_messages
 from epfast.operators.oracles import SiteOracle, as_oracle
-from epfast.operators.records import Known, Refit, described
-from epfast.operators.settings import Settings, checked
+from epfast.operators.records import Refit, StoredTuple, described
+from epfast.operators.settings import Settings
 from epfast.schemes import Scheme
 
 #: by how much the largest eigenvalue of the weights' covariance may be above that of their prior
@@ -32,7 +33,7 @@ class MisfitError(ValueError):
 def contents(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays and the header of the state of an operator."""
     settings: Settings = state["settings"]
-    store: list[Known] = state["store"]
+    store: list[StoredTuple] = state["store"]
     known: Calibration | None = state["calibration"]
     arrays: dict[str, Any] = {f"learner_{name}": part for name, part in state["arrays"].items()}
     if known is not None:
@@ -43,14 +44,14 @@ def contents(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     for at, row in zip(data, store, strict=True):
         at[: len(row.data)] = row.data
     n = len(store)
-    for name in Known._fields:
+    for name in StoredTuple._fields:
         parts = [getattr(row, name) for row in store]
         arrays[f"store_{name}"] = data if name == "data" else np.reshape(parts, (n, -1 if n else 0))
     arrays["audited_worst"] = np.array([worst for worst, _ in state["audited"]], dtype=np.float64)
     arrays["audited_wrong"] = np.array([wrong for _, wrong in state["audited"]], dtype=bool)
     return arrays, {
         "posterior": "operator",
-        "settings": settings.given(),
+        "settings": asdict(settings),
         "oracle": described(state["oracle"]),
         "counts": list(state["counts"]),
         "refusals": dict(state["refusals"]),
@@ -63,8 +64,8 @@ def contents(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def state(arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> dict[str, Any]:
     """The state of an operator, checked; oracle: None where the file describes it."""
-    settings = checked(**header["settings"])
-    learner = settings.learner()
+    settings = Settings(**header["settings"])
+    learner = learner_of(settings)
     store = _store(arrays, settings, learner)
     calibration = _calibration(arrays, settings.n_targets)
     prefix = "learner_"
@@ -72,8 +73,7 @@ def state(arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> dict
         name.removeprefix(prefix): part for name, part in arrays.items() if name.startswith(prefix)
     }
     learner.restore(parts)
-    if learner.keeps:
-        _check_model(parts, calibration is not None)
+    _check_model(parts, calibration is not None)
     if (calibration is None) != (learner.model is None or learner.model.used == 0):
         raise ValueError("calibration without features, or features without it")
     counts = [_checks.integer("counts", count, least=0) for count in header["counts"]]
@@ -101,11 +101,11 @@ def state(arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> dict
     }
 
 
-def _store(arrays: dict[str, Array], settings: Settings, learner: Learner) -> list[Known]:
+def _store(arrays: dict[str, Array], settings: Settings, learner: Learner) -> list[StoredTuple]:
     n, T = len(arrays["store_x"]), settings.n_targets
     if n == 0:
         return []
-    given = {name: arrays[f"store_{name}"] for name in Known._fields}
+    given = {name: arrays[f"store_{name}"] for name in StoredTuple._fields}
     messages = check_messages("store_messages", given["messages"], settings.inputs)
     data = _checks.array("store_data", given["data"], shape=(n, None), finite=False)
     if np.isinf(data).any():
@@ -117,7 +117,7 @@ def _store(arrays: dict[str, Array], settings: Settings, learner: Learner) -> li
     if not (errors >= 0.0).all():
         raise ValueError("store_errors holds negative numbers")
     rows = (given["x"], np.concatenate(messages, axis=1), data, targets, errors)
-    known = [Known(*(np.array(part[i]) for part in rows)) for i in range(n)]
+    known = [StoredTuple(*(np.array(part[i]) for part in rows)) for i in range(n)]
     return [row._replace(data=row.data[~np.isnan(row.data)]) for row in known]
 
 
@@ -165,7 +165,7 @@ def _oracle(saved: dict[str, Any], given: Any, settings: Settings) -> Any:
     if given is not None:
         found = given
         if not isinstance(given, str | Scheme):
-            found = as_oracle(given, settings.inputs, settings.outputs)
+            found = as_oracle(given, settings.inputs, settings.output)
         mine = described(found)
         if mine != saved:
             raise MisfitError(

@@ -12,7 +12,7 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.operators.density import Density, parts
-from epfast.operators.tilted import LESS, Answer, Asked, Tilted, maximum
+from epfast.operators.tilted import LESS, FactorCavities, Projections, Tilted, maximum
 
 #: degrees of freedom of proposals: their tails are above those of Gaussians
 FREEDOM = 4
@@ -98,23 +98,24 @@ class ImportanceMessages:
         """Why factors of such neighbours are refused. None: they are not."""
         return None
 
-    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections:
         """Fit the factors of a run."""
         tilted = Tilted(density, families)
         size = self.draws * (2 + 4 * len(families))
         answers = [self._fit(tilted, asked.taken(part)) for part in parts(asked.n, size)]
         columns = zip(*(answer.targets for answer in answers), strict=True)
-        return Answer(
+        return Projections(
             np.concatenate([answer.log_z for answer in answers]),
             tuple(np.concatenate(column) for column in columns),
             np.concatenate([answer.reason for answer in answers]),
-            np.concatenate([answer.ess for answer in answers if answer.ess is not None]),
         )
 
-    def _fit(self, tilted: Tilted, asked: Asked) -> Answer:
+    def _fit(self, tilted: Tilted, asked: FactorCavities) -> Projections:
         k = asked.start.shape[1]
         moments = [
-            kind.moments(eta) for kind, eta in zip(tilted.coordinates, asked.messages, strict=True)
+            kind.location(eta) for kind, eta in zip(tilted.kinds, asked.messages, strict=True)
         ]
         mean, width = (np.stack(part, axis=1) for part in zip(*moments, strict=True))
         root = np.eye(k) * width[:, :, None]
@@ -132,15 +133,15 @@ class ImportanceMessages:
             reason = np.where(np.isfinite(top), np.where(ess >= self.min_ess, 0, 2), 1)
             log_z = np.where(reason == 0, top + np.log(total / self.draws), np.nan)
             targets = []
-            for j, kind in enumerate(tilted.coordinates):
+            for j, kind in enumerate(tilted.kinds):
                 pair = kind.integrands(u[..., j], mean[:, j][:, None])
                 means = [(w * np.where(w > 0.0, f, 0.0)).sum(axis=1) / total for f in pair]
                 found = kind.target(means[0], means[1], mean[:, j])
                 targets.append(np.where((reason == 0)[:, None], found, np.nan))
-        return Answer(log_z, tuple(targets), reason, ess)
+        return Projections(log_z, tuple(targets), reason)
 
     def _drawn(
-        self, tilted: Tilted, asked: Asked, about: list[tuple[Array, Array]], step: int
+        self, tilted: Tilted, asked: FactorCavities, about: list[tuple[Array, Array]], step: int
     ) -> tuple[Array, Array]:
         """Draws (m, draws, k) and logs of their weights. As many about each centre and root."""
         k = asked.start.shape[1]
@@ -175,7 +176,7 @@ class ImportanceMessages:
 
 
 def at_mode(
-    tilted: Tilted, asked: Asked, mean: Array, root: Array, width: Array
+    tilted: Tilted, asked: FactorCavities, mean: Array, root: Array, width: Array
 ) -> tuple[Array, Array]:
     """Modes of the tilted densities and roots of their covariances there. As given without one."""
     mode = maximum(tilted, asked, mean, width, LESS)

@@ -71,7 +71,7 @@ MOST_ROUNDS = 40
 DOUBTFUL = 1e-6
 
 
-class Interval(NamedTuple):
+class Range(NamedTuple):
     """Where densities are integrated: centre + width w, w within low and high. (m,) each."""
 
     centre: Array
@@ -83,8 +83,8 @@ class Interval(NamedTuple):
     #: log density that counts as 1. NaN where none is seen
     top: Array
 
-    def taken(self, which: Any) -> Interval:
-        return Interval(*(value[which] for value in self))
+    def taken(self, which: Any) -> Range:
+        return Range(*(value[which] for value in self))
 
 
 class Sums(NamedTuple):
@@ -112,7 +112,7 @@ def seen(value: Array) -> tuple[Array, NDArray[np.intp], Array]:
 
 def around(
     points: Array, value: Array, spread: Array, middle: Array, width: Array, top: Array, step: float
-) -> Interval:
+) -> Range:
     """An interval about what a scan sees. Without a width at the mode, that of what it sees."""
     nothing = np.isnan(top)
     weights = np.exp(value - np.where(nothing, 0.0, top)[:, None])
@@ -126,10 +126,10 @@ def around(
     beyond = np.where(counts.any(axis=1), step * spread / width, 0.0)
     low = np.minimum(np.where(counts, places, 0.0).min(axis=1) - beyond, -REACH)
     high = np.maximum(np.where(counts, places, 0.0).max(axis=1) + beyond, REACH)
-    return Interval(middle, width, low, high, np.maximum(spread / width, REACH), top)
+    return Range(middle, width, low, high, np.maximum(spread / width, REACH), top)
 
 
-def enclosed(columns: Columns, where: Interval) -> tuple[Interval, NDArray[np.bool_]]:
+def enclosed(columns: Columns, where: Range) -> tuple[Range, NDArray[np.bool_]]:
     """Intervals grown until the density is nothing at both ends. Where that came to an end."""
     ends = np.stack([where.low, where.high], axis=1)
     growing = np.ones(ends.shape, dtype=bool)
@@ -145,9 +145,7 @@ def enclosed(columns: Columns, where: Interval) -> tuple[Interval, NDArray[np.bo
     return where._replace(low=ends[:, 0], high=ends[:, 1]), np.asarray(~growing.any(axis=1))
 
 
-def integrals(
-    columns: Columns, where: Interval, functions: int, tol: float, evaluations: int
-) -> Sums:
+def integrals(columns: Columns, where: Range, functions: int, tol: float, evaluations: int) -> Sums:
     """Integrals over intervals, and means of so many functions."""
     m = len(where.centre)
     reason = np.where(np.isnan(where.top), 1, 0)
@@ -173,7 +171,7 @@ def integrals(
 
 
 def adaptive(
-    columns: Columns, where: Interval, functions: int, tol: float, evaluations: int
+    columns: Columns, where: Range, functions: int, tol: float, evaluations: int
 ) -> tuple[Array, Array, Array]:
     """Integrals over w of the density over exp(top) and of its products. Top. What is in doubt."""
     m = len(where.centre)
@@ -218,7 +216,7 @@ def adaptive(
     return done, top, np.where(np.bincount(rows, minlength=m) > 0, np.inf, doubt)
 
 
-def cells(where: Interval) -> tuple[NDArray[np.intp], Array, Array]:
+def cells(where: Range) -> tuple[NDArray[np.intp], Array, Array]:
     """First cells: rows (c,), middles and half lengths (c,). Short ones about the mode."""
     m = len(where.centre)
     found = []

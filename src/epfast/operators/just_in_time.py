@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,15 @@ from scipy import special
 
 from epfast import _checks, schemes
 from epfast._arrays import Array
+from epfast._core.just_in_time import JustInTime
 from epfast.inference.files import write
 from epfast.operators import files
 from epfast.operators.answers import Answer, Oracle
-from epfast.operators.learners import PATCHED, Calibration, PatchLearner, finite
+from epfast.operators.learners import PAPER_NOISE, Calibration, finite, learner_of
 from epfast.operators.messages import KINDS
 from epfast.operators.oracles import as_oracle
-from epfast.operators.records import Known, Refit, check_alike, stacked
-from epfast.operators.settings import ORACLE_ALONE, checked
+from epfast.operators.records import Refit, StoredTuple, stacked
+from epfast.operators.settings import Settings
 from epfast.schemes import Scheme
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,8 @@ GROWTH, WITH_NOISE = 1.22, 1.5
 #: standard deviation of log Z that is as good as one of the other targets
 LOG_Z = 3.0
 
+#: what decides: the tolerance. Nothing, the oracle is always asked
+JUST_IN_TIME, ORACLE_ALONE = 0, 1
 #: how a visit ends: by the model. By the oracle, where the model is unsure, or to audit it
 SURE, UNSURE, AUDIT = -1, 0, 1
 
@@ -60,14 +65,12 @@ class Operator:
         > 0. Largest standard deviation of a prediction that is not checked: of the shift of the
         belief's centre, in standard deviations of the cavity, and of the log ratio of its variance
         (of shapes, for others) to that of the cavity.
-    features : "dictionary", "patches" or ("fourier", d_in, d_out), default="dictionary"
+    features : "dictionary" or ("fourier", d_in, d_out), default="dictionary"
         A dictionary of asked tuples in (mean, log variance), refitted when their number has grown
-        by a fifth. Or patches, of exact oracles of one Gaussian message without data: interpolation
-        on boxes of (mean, log variance), each from 81 answers, cut until its error is below the
-        tolerance. A prediction takes 0.1 microseconds. Or the two-stage random features of the
-        paper, of fixed width.
+        by a fifth. Or the two-stage random features of the paper, of fixed widths, which ask by its
+        threshold.
     batch : int, default=32
-        >= 4. So many first messages are the oracle's. Patches have none.
+        >= 4. So many first messages are the oracle's.
     cap : int, default=256
         Most tuples in the dictionary, >= batch. Other features have none.
     audit : float
@@ -77,12 +80,13 @@ class Operator:
         variance of the belief, as in the authors' program. Or E x and E x^2, as in the paper
         (section 3.3).
     seed : int, default=0
-    coordinates : sequence of str or (int, str), optional
-        How data enter: "value", "log1p", "arcsinh", "is_zero", of column 0 or of another. None:
-        factors without data, and losses of the margin, whose label is folded into h.
+    data_width : int, default=0
+        How many columns of the data tell factors apart. They enter as arcsinh. 0: factors without
+        data, and losses of the margin, whose label is folded into h. The oracle sees further
+        columns, too.
     threshold : float, optional
         In place of the tolerance the paper's rule: the oracle is asked where the log of the
-        predicted variance is above it, in the targets' own units.
+        predicted variance is above it, in the targets' own units. -8.5 for two-stage features.
     power : float, default=1.0
         Of the factor whose messages these are.
     width : float, optional
@@ -133,54 +137,41 @@ class Operator:
         targets: str = "site",
         seed: int = 0,
         *,
-        coordinates: Any = None,
+        data_width: int = 0,
         threshold: float | None = None,
         power: float = 1.0,
         width: float | None = None,
     ) -> None:
-        self.settings = checked(
-            inputs=inputs,
-            output=output,
-            tolerance=tolerance,
-            features=features,
-            batch=batch,
-            cap=cap,
-            audit=audit,
-            targets=targets,
-            seed=seed,
-            coordinates=coordinates,
-            threshold=threshold,
-            power=power,
-            width=width,
-        )
+        messages = inputs, output, tolerance, features, batch, cap, audit, targets, seed
+        self.settings = Settings(*messages, data_width, threshold, power, width)
         #: what gives true messages. A scheme until the loss is known
         self.oracle: Any = oracle
         if isinstance(oracle, str):
             _checks.choice("oracle", oracle, tuple(schemes.NAMED))
         if not isinstance(oracle, str | Scheme):
-            self.oracle = as_oracle(oracle, self.settings.inputs, self.settings.outputs)
-        self.learner = self.settings.learner()
+            self.oracle = as_oracle(oracle, self.settings.inputs, self.settings.output)
+        self.learner = learner_of(self.settings)
         self.calibration: Calibration | None = None
         #: tuples that the oracle has answered
-        self.store: list[Known] = []
+        self.store: list[StoredTuple] = []
         self.history: list[Refit] = []
         #: of each audit the largest error of the targets that decide, over its predicted sd, and
         #: whether it is above the tolerance
         self.audited: list[tuple[float, bool]] = []
         #: how often the oracle refused, by the reason
         self.refusals: Counter[str] = Counter()
-        self.core = self.settings.core()
-        self._begin()
+        self.core = self._empty_core()
 
-    def _begin(self) -> None:
-        """Let patches ask, and the core know the model, if there is one."""
-        if isinstance(self.learner, PatchLearner):
-            if isinstance(self.oracle, Oracle) and not self.oracle.exact:
-                told = f"features is 'patches' with {self.oracle!r}, whose answers have noise"
-                raise ValueError(f"{told}; allowed with it: 'dictionary'")
-            self.learner.ask, self.calibration = self._targets_at, PATCHED
-        if self.calibration is not None:
-            self._install()
+    def _empty_core(self) -> JustInTime:
+        """Its decisions, before the first visit."""
+        mine = self.settings
+        tolerance = mine.tolerance
+        if mine.threshold is not None:
+            # that of the paper is on the variance with its noise, the core's without
+            tolerance = math.sqrt(max(math.exp(mine.threshold) - PAPER_NOISE, 1e-300))
+        return JustInTime(
+            mine.n_targets, tolerance=tolerance, audit=mine.audit, seed=mine.seed, mode=JUST_IN_TIME
+        )
 
     def __repr__(self) -> str:
         return (
@@ -197,8 +188,8 @@ class Operator:
 
     @property
     def calls(self) -> int:
-        """Questions to the oracle, audits included. 81 for each box of patches that is fitted."""
-        return int(self.core.calls) + self.learner.asked
+        """Questions to the oracle, audits included."""
+        return int(self.core.calls)
 
     @property
     def audits(self) -> int:
@@ -249,7 +240,6 @@ class Operator:
         """Targets and their standard deviations, (n, T) each, without the oracle. Nothing changes.
 
         Parameters are those of :meth:`project`. Of each output the two targets, then log Z.
-        Patches ask the oracle for boxes that are new.
         """
         parts, given = self.settings.messages(messages, data)
         x = finite(self.learner.coordinates(parts, given))
@@ -277,8 +267,6 @@ class Operator:
         sd : array_like of shape (n, T), default=0
             Their standard errors.
         """
-        if not self.learner.keeps:
-            raise ValueError("features is 'patches', which keep no tuples; allowed: others")
         parts, given = self.settings.messages(messages, data)
         n, T = len(parts[0]), self.settings.n_targets
         known = _checks.array("targets", targets, shape=(n, T))
@@ -312,7 +300,7 @@ class Operator:
     def targets_of(self, messages: tuple[Array, ...], answer: Answer) -> Array:
         """The targets of an oracle's answer, (n, T)."""
         parts = []
-        for j, place in enumerate(self.settings.outputs):
+        for j, place in enumerate(self.settings.output):
             belief = answer.belief[:, 2 * j : 2 * j + 2]
             mean, variance = belief.T
             if self.settings.targets == "belief":
@@ -352,7 +340,7 @@ class Operator:
         targets = self.targets_of(messages, answer)[0]
         errors = np.where(np.isnan(answer.sd[0]), 0.0, answer.sd[0])  # of log Z, if there is none
         if self.settings.targets != "site":  # from units of the cavity
-            for j, place in enumerate(self.settings.outputs):
+            for j, place in enumerate(self.settings.output):
                 errors[2 * j] *= np.sqrt(messages[place][0, 1])
                 if self.settings.targets == "moments":
                     mean, variance = answer.belief[0, 2 * j : 2 * j + 2]
@@ -361,11 +349,10 @@ class Operator:
                     )
         if self.core.mode == ORACLE_ALONE:
             return answer
-        # patches learn from none: those that are beyond the tolerance are as small as may be
         if kind == AUDIT and predicted is not None and self._agrees(x, targets, errors, predicted):
             # nothing to learn, and sweeps settle: the answer is what it would have been
             return self.answer_of(messages, predicted)
-        if self.learner.keeps and np.isfinite(x).all():
+        if np.isfinite(x).all():
             self._take(x, tuple(p[0] for p in messages), _row(data, 0), targets, errors)
         return answer
 
@@ -376,16 +363,6 @@ class Operator:
                 f"epfast.operators.SiteOracle(loss, {self.oracle!r}), or another Oracle"
             )
         return self.oracle
-
-    def _targets_at(self, m: Array, v: Array) -> Array:
-        """Targets (3, n) of the oracle at cavities N(m, v). NaN where it refuses."""
-        found = np.full((3, len(m)), np.nan)
-        fine = np.isfinite(m) & np.isfinite(v) & (v > 0.0)  # outer boxes may reach too far
-        cavities = np.stack([m[fine], v[fine]], axis=1)
-        answer = self._known_oracle().answer(cavities, None, self.settings.power)
-        with np.errstate(invalid="ignore"):
-            found[:, fine] = self.targets_of((cavities,), answer).T
-        return found
 
     def answer_of(self, messages: tuple[Array, ...], targets: Array) -> Answer:
         """An answer with these targets (T,), of one tuple."""
@@ -411,7 +388,7 @@ class Operator:
     ) -> None:
         """Learn one tuple. Refit where the store has grown enough since the last time."""
         # one step, so that an interrupt leaves a whole tuple or none
-        self.store.append(Known(x.copy(), np.concatenate(messages), data, targets, errors))
+        self.store.append(StoredTuple(x.copy(), np.concatenate(messages), data, targets, errors))
         n, known = len(self.store), self.calibration
         if known is not None:
             raw = (targets - known.offset) / known.scale
@@ -456,27 +433,7 @@ class Operator:
 
     def asking(self, oracle: Oracle, **changes: Any) -> Operator:
         """An empty operator with these settings, but for changes, and another oracle."""
-        return Operator(oracle, **{**self.settings.given(), **changes})
-
-    def __add__(self, other: Any) -> Operator:
-        """An operator of the tuples of both, fitted anew. Counts add up.
-
-        Of tuples that both have one is kept. The seed is that of the first.
-        """
-        if not isinstance(other, Operator):
-            return NotImplemented
-        check_alike((self.settings, self.oracle), (other.settings, other.oracle))
-        result = self.copy()
-        had = {known.key for known in self.store}
-        result.store += [known for known in other.store if known.key not in had]
-        result.history += other.history
-        result.audited += other.audited
-        result.refusals += other.refusals
-        for name in ("visits", "calls", "audits"):
-            setattr(result.core, name, getattr(self.core, name) + getattr(other.core, name))
-        if len(result.store) >= self.settings.batch:
-            result.refit()
-        return result
+        return Operator(oracle, **{**asdict(self.settings), **changes})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file for :func:`epfast.load`: all of the state but the oracle's functions.
@@ -507,8 +464,9 @@ class Operator:
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays, counts = state["arrays"], state["counts"]
         vars(self).update({k: v for k, v in state.items() if k not in ("arrays", "counts")})
-        self.learner = self.settings.learner()
+        self.learner = learner_of(self.settings)
         self.learner.restore(arrays)
-        self.core = self.settings.core()
+        self.core = self._empty_core()
         self.core.visits, self.core.calls, self.core.audits = counts
-        self._begin()
+        if self.calibration is not None:
+            self._install()

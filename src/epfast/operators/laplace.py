@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast.operators.density import Density
-from epfast.operators.tilted import Answer, Asked, Mode, Smooth, Tilted, maximum
+from epfast.operators.tilted import FactorCavities, Mode, Projections, Smooth, Tilted, maximum
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 READINGS = ("marginal", "joint", "diagonal")
@@ -68,7 +68,9 @@ class LaplaceMessages:
         """Why factors of such neighbours are refused. None: they are not."""
         return None
 
-    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections:
         """Fit the factors of a run."""
         tilted = Tilted(density, families)
         k = asked.start.shape[1]
@@ -103,10 +105,12 @@ class LaplaceMessages:
             np.where(good[:, None], np.stack([p, p * x], axis=1), np.nan)
             for p, x in zip(precision.T, mode.u.T, strict=True)
         ]
-        return Answer(np.where(good, log_z, np.nan), tuple(targets), reason)
+        return Projections(np.where(good, log_z, np.nan), tuple(targets), reason)
 
 
-def kinks(tilted: Smooth, asked: Asked, mode: Mode, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def kinks(
+    tilted: Smooth, asked: FactorCavities, mode: Mode, rows: NDArray[np.intp]
+) -> NDArray[np.intp]:
     """Rows whose Hessian at the mode depends on the steps that it is taken with."""
     part, width = asked.taken(rows), mode.width[rows]
     again = tilted.derivatives(mode.u[rows], part, 0.5 * width)[2]

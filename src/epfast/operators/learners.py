@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,14 +12,13 @@ from epfast._arrays import Array
 from epfast._core.operator import DictionaryModel, FourierModel
 from epfast.operators import dictionary
 from epfast.operators.dictionary import Store, Widths
-from epfast.operators.fourier import ProductFeatures, TwoStage
-from epfast.operators.kernels import median_heuristic
 from epfast.operators.messages import KINDS
-from epfast.operators.patches import Patches
-from epfast.operators.regression import Batch, Regression, Standard
+from epfast.operators.settings import Settings
 
-#: functions of a datum that tell sites apart, by the numbers that the core knows
-TRANSFORMS = ("value", "log1p", "arcsinh", "is_zero")
+#: noise variance of the paper's program
+PAPER_NOISE = 1e-4
+#: squared width of point masses over the variance of their places
+POINTS = 10.0
 
 
 class Calibration(NamedTuple):
@@ -32,7 +32,6 @@ class Calibration(NamedTuple):
     inflation: Array
     #: variance of the noise of a tuple over the amplitude
     noise: float
-
     #: mean square of the standard errors that the noise is the variance of. 0: exact answers
     errors: float
 
@@ -54,87 +53,55 @@ class Calibration(NamedTuple):
             return np.asarray(self.scale * np.sqrt(np.maximum(variance, 0.0)))
 
 
-class Transform(NamedTuple):
-    """A coordinate of the data."""
-
-    column: int
-    name: str
-
-    def of(self, data: Array) -> Array:
-        """The coordinate of rows, (n,)."""
-        y = data[:, self.column]
-        if self.name == "log1p":
-            return np.asarray(np.log1p(y))
-        if self.name == "arcsinh":
-            return np.asarray(np.arcsinh(y))
-        return np.asarray((y == 0.0).astype(np.float64)) if self.name == "is_zero" else y
-
-
-def finite(x: Array) -> Array:
-    """Coordinates, checked: those of extreme messages overflow."""
-    return _checks.array("the coordinates of messages", x, shape=x.shape)
-
-
-class Learner(Protocol):
+class Learner:
     """Features of messages, and a regression on them."""
 
-    #: the core's. None before the first fit
-    model: Any
-    #: whether it learns from tuples, which the operator keeps
-    keeps: ClassVar[bool]
-
-    @property
-    def asked(self) -> int:
-        """Questions to the oracle by itself, apart from those of the operator."""
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        #: the core's. None before the first fit
+        self.model: Any = None
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
         """What the model takes, (n, k)."""
+        raise NotImplementedError
 
     def refit(self, store: Store) -> Calibration | None:
         """Fit widths, noise and weights anew. None where all tuples are alike, or too far apart.
 
         store: the coordinates, targets and errors of all tuples.
         """
+        raise NotImplementedError
 
     def arrays(self) -> dict[str, Any]:
         """All of the state."""
+        raise NotImplementedError
 
     def restore(self, arrays: dict[str, Any]) -> None:
-        """Take the state of :meth:`arrays`, of a learner made with the same numbers."""
+        """Take the state of :meth:`arrays`, of a learner with the same settings."""
+        raise NotImplementedError
+
+    def data(self, data: Array | None) -> list[Array]:
+        """The coordinates of the data, (n,) each: arcsinh of a column."""
+        return [] if data is None else list(np.arcsinh(data[:, : self.settings.data_width]).T)
 
 
-class DictionaryLearner:
+class DictionaryLearner(Learner):
     """A dictionary of tuples in coordinates without limits."""
 
-    keeps: ClassVar[bool] = True
-    asked = 0
-
-    def __init__(
-        self,
-        inputs: tuple[str, ...],
-        transforms: tuple[Transform, ...],
-        T: int,
-        cap: int,
-        near: float,
-        seed: int,
-    ) -> None:
-        self.inputs, self.transforms, self.T = inputs, transforms, T
-        self.cap, self.near, self.seed = cap, near, seed
-        k = 2 * len(inputs) + len(transforms)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         #: coordinates that share a width, in units of their base: centres, logs, each datum
-        centres = [family != "gamma" for family in inputs]
-        kinds = [kind for centre in centres for kind in ((0, 1) if centre else (1, 1))]
-        self.kinds = np.array(kinds + list(range(2, 2 + len(transforms))))
-        self.model = DictionaryModel(k, T, cap, near)
+        pairs = [(1, 1) if family == "gamma" else (0, 1) for family in settings.inputs]
+        self.kinds = np.array([*np.ravel(pairs), *range(2, 2 + settings.data_width)])
+        k = len(self.kinds)
+        self.model = DictionaryModel(k, settings.n_targets, settings.cap, settings.near)
         self.chosen: Widths | None = None
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
+        families = self.settings.inputs
         with np.errstate(all="ignore"):  # what is not finite is never sure
-            parts = [KINDS[f].coordinates(p) for f, p in zip(self.inputs, messages, strict=True)]
-        if self.transforms:
-            assert data is not None
-            parts.append(np.stack([t.of(data) for t in self.transforms], axis=1))
-        return np.ascontiguousarray(np.concatenate(parts, axis=1))
+            parts = [KINDS[f].coordinates(p) for f, p in zip(families, messages, strict=True)]
+        return np.ascontiguousarray(np.column_stack([*parts, *self.data(data)]))
 
     def base(self, x: Array) -> Array:
         """Units of the widths: how far coordinates of a kind are spread, of logs 1."""
@@ -150,150 +117,147 @@ class DictionaryLearner:
     def refit(self, store: Store) -> Calibration | None:
         if not (store.x != store.x[0]).any():
             return None
-        units = Standard.of(store.targets)
         with np.errstate(over="ignore"):
             base = self.base(store.x)
         if not np.isfinite(base).all():
             return None
-        chosen = dictionary.choose(store, units, self.kinds, base, self.chosen, self.seed)
-        found = dictionary.fitted(store, units, chosen, self.cap, self.near)
-        self.model.set(chosen.widths, found.rows, found.triangle, found.mean, found.covariance)
+        mean, sd = store.targets.mean(axis=0), store.targets.std(axis=0)
+        # a target that does not vary but by rounding has no unit
+        sd = np.where(sd <= 1e-14 * np.abs(store.targets).max(axis=0), 1.0, sd)
+        z, mine = (store.targets - mean) / sd, self.settings
+        chosen = dictionary.choose(store, z, self.kinds, base, self.chosen, mine.seed)
+        model, inflation = dictionary.fitted(store, z, chosen, mine.cap, mine.near)
+        self.model.set(chosen.widths, *model)
         self.chosen = chosen
-        return Calibration(
-            units.mean, units.sd, chosen.amplitude, found.inflation, chosen.noise, store.errors
-        )
+        return Calibration(mean, sd, chosen.amplitude, inflation, chosen.noise, store.errors)
 
     def arrays(self) -> dict[str, Any]:
-        chosen = self.chosen
-        kept = {} if chosen is None else chosen._asdict()
+        kept = {} if self.chosen is None else self.chosen._asdict()
         return {**self.model.arrays(), **{f"chosen_{name}": v for name, v in kept.items()}}
 
     def restore(self, arrays: dict[str, Any]) -> None:
-        if "chosen_widths" not in arrays:
-            return
-        self.model.set(*(arrays[name] for name in ("widths", "Z", "L", "mean", "S")))
-        self.chosen = Widths(
-            arrays["chosen_widths"],
-            float(arrays["chosen_noise"]),
-            arrays["chosen_amplitude"],
-            float(arrays["chosen_log_evidence"]),
-        )
+        if "chosen_widths" in arrays:
+            self.model.set(*(arrays[name] for name in ("widths", "Z", "L", "mean", "S")))
+            widths, noise, amplitude, evidence = (arrays[f"chosen_{n}"] for n in Widths._fields)
+            self.chosen = Widths(widths, float(noise), amplitude, float(evidence))
 
 
-class FourierLearner:
+class FourierLearner(Learner):
     """The paper's two-stage random features of the kernel on joint embeddings (algorithm 1)."""
 
-    keeps: ClassVar[bool] = True
-    asked = 0
-
-    def __init__(
-        self,
-        inputs: tuple[str, ...],
-        transforms: tuple[Transform, ...],
-        T: int,
-        sizes: tuple[int, int],
-        width: float,
-        noise: float,
-        standardise: bool,
-        seed: int,
-    ) -> None:
-        self.inputs, self.transforms, self.T, self.sizes = inputs, transforms, T, sizes
-        self.width, self.noise, self.standardise, self.seed = width, noise, standardise, seed
-        self.model: Any = None
-        self.drawn: TwoStage | None = None
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        #: omega, b, nu, c of the model
+        self.drawn: dict[str, Array] = {}
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
         """Means, then variances. A datum is a point mass."""
-        pairs = [KINDS[f].moments(p) for f, p in zip(self.inputs, messages, strict=True)]
-        means, variances = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        if self.transforms:
-            assert data is not None
-            means += [t.of(data) for t in self.transforms]
-            variances += [np.zeros(len(data))] * len(self.transforms)
+        pairs = [KINDS[f].moments(p) for f, p in zip(self.settings.inputs, messages, strict=True)]
+        points = self.data(data)
+        means, variances = zip(*pairs, *((y, np.zeros(len(y))) for y in points), strict=True)
         return np.stack(means + variances, axis=1)
 
     def refit(self, store: Store) -> Calibration | None:
-        half = store.x.shape[1] // 2
-        tuples = store.x[:, :half], store.x[:, half:]
+        half, T = store.x.shape[1] // 2, self.settings.n_targets
         try:
-            kernel = median_heuristic(tuples, self.width)
+            widths, outer = median_widths(
+                store.x[:, :half], store.x[:, half:], self.settings.width or 1.0
+            )
         except ValueError:  # of tuples that are alike
             return None
-        features = TwoStage.draw(kernel, *self.sizes, np.random.default_rng(self.seed))
-        self._install(features)
-        T = self.T
-        units = Standard(np.zeros(T), np.ones(T))
-        if self.standardise:
-            units = Standard.of(store.targets)
-        psi, inflation = features(tuples), np.ones(T)
-        found = Regression.fit(psi, units.apply(store.targets), self.noise)
-        self.model.set(found.mean, found.covariance)
-        if self.standardise:  # the paper has no calibration
-            out = Batch(psi, units.apply(store.targets), self.noise).left_out()
-            squares = out.residual**2 / out.variance[:, None]
-            inflation = np.maximum(1.0, np.median(squares, axis=0) / dictionary.MEDIAN)
-        return Calibration(units.mean, units.sd, np.ones(T), inflation, self.noise, 0.0)
+        rng, (_, d_in, d_out) = np.random.default_rng(self.settings.seed), self.settings.features
+        self._install(
+            {
+                "omega": rng.standard_normal((d_in, half)) / widths,
+                "b": rng.uniform(0.0, 2.0 * math.pi, d_in),
+                "nu": rng.standard_normal((d_out, d_in)) / outer,
+                "c": rng.uniform(0.0, 2.0 * math.pi, d_out),
+            }
+        )
+        for x, targets in zip(store.x, store.targets, strict=True):
+            self.model.update(x, targets, PAPER_NOISE)
+        return Calibration(np.zeros(T), np.ones(T), np.ones(T), np.ones(T), PAPER_NOISE, 0.0)
 
-    def _install(self, features: TwoStage) -> None:
-        inner, self.drawn = features.inner, features
-        self.model = FourierModel(self.T, inner.omega, inner.phase, features.nu, features.phase)
+    def _install(self, drawn: dict[str, Array]) -> None:
+        self.drawn, self.model = drawn, FourierModel(self.settings.n_targets, **drawn)
 
     def arrays(self) -> dict[str, Any]:
-        if self.drawn is None:
-            return {}
-        inner = self.drawn.inner
-        drawn = {"omega": inner.omega, "inner_phase": inner.phase}
-        drawn |= {"nu": self.drawn.nu, "phase": self.drawn.phase}
-        return {**drawn, **self.model.arrays()}
+        return {**self.drawn, **self.model.arrays()} if self.drawn else {}
 
     def restore(self, arrays: dict[str, Any]) -> None:
         if arrays:
-            inner = ProductFeatures(arrays["omega"], arrays["inner_phase"])
-            self._install(TwoStage(inner, arrays["nu"], arrays["phase"]))
+            self._install({name: arrays[name] for name in ("omega", "b", "nu", "c")})
             self.model.set(arrays["mean"], arrays["S"])
 
 
-#: of patches: errors are as they say, and log Z is as right as what decides
-PATCHED = Calibration(np.zeros(3), np.ones(3), np.array([1.0, 1.0, 0.0]), np.ones(3), 0.0, 0.0)
+def learner_of(settings: Settings) -> Learner:
+    """An empty learner."""
+    kind = DictionaryLearner if settings.features == "dictionary" else FourierLearner
+    return kind(settings)
 
 
-class PatchLearner:
-    """Patches of (mean, log variance): a box of them asks an exact oracle when it is needed."""
+def embedding_squares(widths: tuple[float, ...], a: Any, b: Any) -> Array:
+    """Squared distances of the mean embeddings (5) of joint messages, (n, n').
 
-    keeps: ClassVar[bool] = False
+    Parameters
+    ----------
+    widths : tuple of float
+        Width of the Gaussian kernel on the variable of each neighbour.
+    a, b : tuple of ndarray
+        Means (n, c) and variances (n, c).
+    """
+    squares = np.square(widths)
+    exponent, scale = np.zeros((2, len(a[0]), len(b[0])))
+    scale += 1.0
+    for j, square in enumerate(squares):
+        total = square + a[1][:, j, None] + b[1][:, j]
+        exponent -= 0.5 * (a[0][:, j, None] - b[0][:, j]) ** 2 / total
+        scale *= square / total
+    norms = [np.sqrt((squares / (2.0 * t[1] + squares)).prod(axis=1)) for t in (a, b)]
+    product = np.sqrt(scale) * np.exp(exponent)
+    # of equal tuples, what rounding leaves
+    return np.asarray(np.maximum(norms[0][:, None] - 2.0 * product + norms[1], 0.0))
 
-    def __init__(self, tolerance: float) -> None:
-        #: m (n,), v (n,) -> targets (3, n), NaN where the oracle refuses
-        self.ask: Any = None
-        self.patches = Patches(self._targets, tolerance)
-        self.model = self.patches.core
-        self._before = 0
 
-    def _targets(self, m: Array, v: Array) -> Any:
-        return self.ask(m, v)
+def median_widths(
+    mean: Array, variance: Array, factor: float = 1.0
+) -> tuple[tuple[float, ...], float]:
+    """Widths (c,) of the kernel that embeds, and gamma of that on embeddings: appendix A.
 
-    @property
-    def asked(self) -> int:
-        return self._before + self.patches.calls
+    Parameters
+    ----------
+    mean, variance : ndarray of shape (n, c)
+        Of a first batch of tuples, variance 0 for a point mass.
+    factor : float, default=1.0
+        What the squares of all widths are multiplied by. 1 in the paper.
 
-    def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
-        return KINDS["gaussian"].coordinates(messages[0])
+    Raises
+    ------
+    ValueError
+        Widths would be 0: all messages of a neighbour are the same point mass, or half of the pairs
+        of tuples are equal.
 
-    def refit(self, store: Store) -> Calibration | None:
-        """Patches are fitted where they are asked."""
-        return PATCHED
-
-    def arrays(self) -> dict[str, Any]:
-        return {**self.model.arrays(), "asked": np.array(self.asked)}
-
-    def restore(self, arrays: dict[str, Any]) -> None:
-        if not arrays:
-            return
-        boxes, links, coefficients = (arrays[n] for n in ("boxes", "links", "coefficients"))
-        self.model.set(
-            np.ascontiguousarray(boxes, dtype=np.float64),
-            np.ascontiguousarray(links, dtype=np.int64),
-            int(arrays["root"]),
-            np.ascontiguousarray(coefficients, dtype=np.float64),
+    Notes
+    -----
+    sigma_l^2 is the mean variance of message l. Appendix A leaves out point masses: of these it is
+    ten times the variance of their places, so that at the factor 0.5 the inner kernel of labels -1
+    and 1 falls as that of the paper's messages Beta(1 + y, 2 - y). gamma^2 is the median of the
+    squared distances of all pairs of embeddings, of a tuple with itself included. O(n^2).
+    """
+    squares = variance.mean(axis=0)
+    squares = np.where(squares > 0.0, squares, POINTS * mean.var(axis=0))
+    if not (squares > 0.0).all():
+        raise ValueError(
+            f"variance is 0 in column {int(squares.argmin())}, where all means are equal; allowed: "
+            "messages with a variance, or means that differ"
         )
-        self._before = _checks.integer("asked", int(arrays["asked"]), least=0)
+    tuples = mean, variance
+    gamma = float(np.median(embedding_squares(tuple(np.sqrt(squares)), tuples, tuples)))
+    if gamma <= 0.0:
+        raise ValueError("half of the pairs of tuples are equal; allowed: tuples that differ")
+    return tuple(np.sqrt(factor * squares).tolist()), math.sqrt(factor * gamma)
+
+
+def finite(x: Array) -> Array:
+    """Coordinates, checked: those of extreme messages overflow."""
+    return _checks.array("the coordinates of messages", x, shape=x.shape)

@@ -8,7 +8,7 @@ messages.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,21 +16,14 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.families import Beta, Family, Gamma, Gaussian
-from epfast.operators.beta import beta_of_log_odds, jacobi_rule, trigamma
+from epfast.families import Beta, Gamma, Gaussian
+from epfast.operators.beta import beta_of_log_odds, trigamma
 
-#: largest frequencies of the characteristic function of a beta message, and how many nodes of
-#: Gauss and Jacobi's rule are right to 1e-13 there
-NODES = ((30.0, 20), (80.0, 40), (200.0, 80), (450.0, 160))
-#: numbers of an array that is built at once
-MOST_NUMBERS = 1 << 22
 #: shape from where on a series replaces a difference of trigammas
 LARGE = 1e4
 
-Complex = NDArray[np.complex128]
 
-
-class MessageKind:
+class MessageKind(Protocol):
     """Messages of one family. All methods take and give rows (n, 2) of usual parameters.
 
     Cavity and belief are proper members. :meth:`check` checks them.
@@ -40,8 +33,6 @@ class MessageKind:
     name: ClassVar[str]
     #: names of the two usual parameters
     parameters: ClassVar[tuple[str, str]]
-    #: the family, by its natural parameters
-    family: ClassVar[type[Family]]
 
     @classmethod
     def check(cls, name: str, p: ArrayLike) -> Array:
@@ -62,87 +53,68 @@ class MessageKind:
                 )
         return found
 
+    #: rows as natural parameters of the family, and rows of these
     @staticmethod
-    def is_proper(p: Array) -> NDArray[np.bool_]:
-        """Whether each is finite and can be normalised, (n,)."""
-        raise NotImplementedError
-
+    def natural(p: Array) -> Array: ...
     @staticmethod
-    def natural(p: Array) -> Array:
-        """Natural parameters of the family."""
-        raise NotImplementedError
-
+    def usual(eta: Array) -> Array: ...
+    #: mean and variance, (n,) each
     @staticmethod
-    def usual(eta: Array) -> Array:
-        """The inverse of :meth:`natural`."""
-        raise NotImplementedError
-
+    def moments(p: Array) -> tuple[Array, Array]: ...
+    #: coordinates without limits on which sites vary smoothly
     @staticmethod
-    def moments(p: Array) -> tuple[Array, Array]:
-        """Mean and variance, (n,) each."""
-        raise NotImplementedError
-
+    def coordinates(p: Array) -> Array: ...
+    #: site targets of cavity and belief, what the factor adds to the cavity, in its units: a shift
+    #: of the centre in cavity standard deviations, and the log of a ratio of widths. 0 for nothing
     @staticmethod
-    def coordinates(p: Array) -> Array:
-        """Coordinates without limits on which sites vary smoothly."""
-        raise NotImplementedError
-
+    def targets(cavity: Array, belief: Array) -> Array: ...
+    #: projected beliefs (1) of cavity and targets
     @staticmethod
-    def targets(cavity: Array, belief: Array) -> Array:
-        """Site targets: what the factor adds to the cavity, in its units. 0 where it adds nothing.
-
-        The first is a shift of the centre in cavity standard deviations, the second the log of a
-        ratio of widths.
-        """
-        raise NotImplementedError
-
+    def belief(cavity: Array, targets: Array) -> Array: ...
+    #: members of about the same mean and twice the variance, with heavier tails
     @staticmethod
-    def belief(cavity: Array, targets: Array) -> Array:
-        """The inverse of :meth:`targets`: projected beliefs (1)."""
-        raise NotImplementedError
-
+    def widened(p: Array) -> Array: ...
+    #: draws u (size,) from one message (2,)
     @staticmethod
-    def widened(p: Array) -> Array:
-        """Members of about the same mean and twice the variance, with heavier tails."""
-        raise NotImplementedError
-
+    def draw(p: Array, rng: np.random.Generator, size: int) -> Array: ...
+    #: sufficient statistics less their means under beliefs, (n, M, 2), at draws u (n, M)
     @staticmethod
-    def draw(p: Array, rng: np.random.Generator, size: int) -> Array:
-        """Draws (size,) from one message (2,), as :meth:`statistics` takes them."""
-        raise NotImplementedError
-
+    def statistics(belief: Array, u: Array) -> Array: ...
+    #: derivatives of the targets by the means of the statistics, (n, 2, 2), at cavity and belief
     @staticmethod
-    def characteristic(p: Array, omega: Array) -> Complex:
-        """E exp(i omega x) of each message at frequencies (D,): (n, D)."""
-        raise NotImplementedError
+    def slopes(cavity: Array, belief: Array) -> Array: ...
 
+    # what a variable is integrated over and drawn by is u, from -inf to inf. eta are natural
+    # parameters (m, 2), u (m,) or (m, p)
+
+    #: the variable at u
     @staticmethod
-    def statistics(belief: Array, u: Array) -> Array:
-        """Sufficient statistics less their means under beliefs, (n, M, 2), at draws u (n, M).
-
-        A draw of a gamma variable is its logarithm, of a beta variable its log odds.
-        """
-        raise NotImplementedError
-
+    def x(u: Array) -> Array: ...
+    #: log density of u at eta and u, normalised, and its first two derivatives
     @staticmethod
-    def covariance(belief: Array) -> Array:
-        """Covariance of the statistics under each belief, (n, 2, 2)."""
-        raise NotImplementedError
-
+    def log_density(eta: Array, u: Array) -> Array: ...
     @staticmethod
-    def slopes(cavity: Array, belief: Array) -> Array:
-        """Derivatives of the targets by the means of the statistics, (n, 2, 2)."""
-        raise NotImplementedError
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]: ...
+    #: centre and width of u
+    @staticmethod
+    def location(eta: Array) -> tuple[Array, Array]: ...
+    #: two functions of u, about a centre, whose means give the projection
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]: ...
+    #: the projection by these means and the centre, natural parameters (m, 2)
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array: ...
 
     @classmethod
-    def errors(cls, cavity: Array, belief: Array, ess: Array) -> Array:
-        """Standard errors of the targets if means are those of ess (n,) independent draws.
+    def is_proper(cls, p: Array) -> NDArray[np.bool_]:
+        """Whether each is finite and can be normalised, (n,)."""
+        positive = p[:, [name != "mean" for name in cls.parameters]]
+        return np.asarray((positive > 0.0).all(axis=1) & np.isfinite(p).all(axis=1))
 
-        A Gaussian's are sqrt(v_belief / v_cavity) / sqrt(ess) and sqrt(2 / ess).
-        """
-        slopes = cls.slopes(cavity, belief)
-        variance = np.einsum("nti,nij,ntj->nt", slopes, cls.covariance(belief), slopes)
-        return np.asarray(np.sqrt(variance / ess[:, None]))
+    @staticmethod
+    def units(width: Array) -> tuple[Array, Array]:
+        """How large the integrands are where u varies on this width."""
+        return width, width * width
 
 
 def _matrices(a: Array | float, b: Array | float, c: Array | float, d: Array | float) -> Array:
@@ -161,11 +133,6 @@ class GaussianMessages(MessageKind):
 
     name = "gaussian"
     parameters = ("mean", "variance")
-    family = Gaussian
-
-    @staticmethod
-    def is_proper(p: Array) -> NDArray[np.bool_]:
-        return np.asarray((p[:, 1] > 0.0) & np.isfinite(p).all(axis=1))
 
     @staticmethod
     def natural(p: Array) -> Array:
@@ -202,22 +169,41 @@ class GaussianMessages(MessageKind):
         return np.asarray(p[0] + np.sqrt(p[1]) * rng.standard_normal(size))
 
     @staticmethod
-    def characteristic(p: Array, omega: Array) -> Complex:
-        return np.asarray(np.exp(1j * p[:, :1] * omega - 0.5 * p[:, 1:] * omega**2))
-
-    @staticmethod
     def statistics(belief: Array, u: Array) -> Array:
         d = u - belief[:, :1]
         return np.stack([d, d * d - belief[:, 1:]], axis=-1)
 
     @staticmethod
-    def covariance(belief: Array) -> Array:
-        v = belief[:, 1]
-        return _matrices(v, 0.0, 0.0, 2.0 * v * v)
-
-    @staticmethod
     def slopes(cavity: Array, belief: Array) -> Array:
         return _matrices(1.0 / np.sqrt(cavity[:, 1]), 0.0, 0.0, 1.0 / belief[:, 1])
+
+    @staticmethod
+    def x(u: Array) -> Array:
+        return u
+
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        tau, nu = eta.T if u.ndim == 1 else eta.T[:, :, None]
+        d = u - nu / tau
+        return np.asarray(-0.5 * tau * d * d + 0.5 * np.log(tau / (2.0 * np.pi)))
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        return eta[:, 1] - eta[:, 0] * u, -eta[:, 0]
+
+    @staticmethod
+    def location(eta: Array) -> tuple[Array, Array]:
+        return eta[:, 1] / eta[:, 0], 1.0 / np.sqrt(eta[:, 0])
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        d = u - centre
+        return d, d * d
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        variance = second - first * first
+        return Gaussian.matching(np.stack([centre + first, variance], axis=1))
 
 
 class GammaMessages(MessageKind):
@@ -225,11 +211,6 @@ class GammaMessages(MessageKind):
 
     name = "gamma"
     parameters = ("shape", "rate")
-    family = Gamma
-
-    @staticmethod
-    def is_proper(p: Array) -> NDArray[np.bool_]:
-        return np.asarray((p > 0.0).all(axis=1) & np.isfinite(p).all(axis=1))
 
     @staticmethod
     def natural(p: Array) -> Array:
@@ -269,25 +250,11 @@ class GammaMessages(MessageKind):
         return np.asarray(_log_gamma_draws(p[0], rng, size) - np.log(p[1]))
 
     @staticmethod
-    def characteristic(p: Array, omega: Array) -> Complex:
-        ratio = omega / p[:, 1:]
-        with np.errstate(over="ignore"):
-            log_size = np.where(
-                np.abs(ratio) < 1.0, 0.5 * np.log1p(ratio * ratio), np.log(np.hypot(1.0, ratio))
-            )
-        return np.asarray(np.exp(p[:, :1] * (1j * np.arctan(ratio) - log_size)))
-
-    @staticmethod
     def statistics(belief: Array, u: Array) -> Array:
         """x over its mean, and log x."""
         a, b = belief[:, :1], belief[:, 1:]
         d = u - np.log(a / b)
         return np.stack([np.expm1(d), d + np.log(a) - special.psi(a)], axis=-1)
-
-    @staticmethod
-    def covariance(belief: Array) -> Array:
-        a = belief[:, 0]
-        return _matrices(1.0 / a, 1.0 / a, 1.0 / a, trigamma(a))
 
     @staticmethod
     def slopes(cavity: Array, belief: Array) -> Array:
@@ -296,17 +263,46 @@ class GammaMessages(MessageKind):
         drop = np.where(a < LARGE, a * trigamma(a) - 1.0, (0.5 + 1.0 / (6.0 * a)) / a)
         return _matrices(np.sqrt(cavity[:, 0]), 0.0, -1.0 / drop, 1.0 / drop)
 
+    @staticmethod
+    def x(u: Array) -> Array:
+        return np.asarray(np.exp(np.clip(u, -700.0, 700.0)))
+
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        shape, rate = eta.T if u.ndim == 1 else eta.T[:, :, None]
+        shape = shape + 1.0
+        d = u - np.log(shape / rate)
+        constant = shape * np.log(shape) - shape - special.gammaln(shape)
+        return np.asarray(constant - shape * (np.expm1(d) - d))
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        x = eta[:, 1] * np.exp(u)
+        return eta[:, 0] + 1.0 - x, -x
+
+    @staticmethod
+    def location(eta: Array) -> tuple[Array, Array]:
+        shape, rate = eta[:, 0] + 1.0, eta[:, 1]
+        return special.digamma(shape) - np.log(rate), np.sqrt(special.polygamma(1, shape))
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        d = u - centre
+        return d, np.expm1(d) - d
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        with np.errstate(all="ignore"):
+            rise = np.log1p(second + first)
+            # the gap log E x - E log x without the centre, which would cancel
+            return Gamma.by_gap(np.exp(centre + rise), rise - first)
+
 
 class BetaMessages(MessageKind):
     """Beta messages: alpha and beta."""
 
     name = "beta"
     parameters = ("alpha", "beta")
-    family = Beta
-
-    @staticmethod
-    def is_proper(p: Array) -> NDArray[np.bool_]:
-        return np.asarray((p > 0.0).all(axis=1) & np.isfinite(p).all(axis=1))
 
     @staticmethod
     def natural(p: Array) -> Array:
@@ -351,34 +347,6 @@ class BetaMessages(MessageKind):
         return _log_gamma_draws(p[0], rng, size) - _log_gamma_draws(p[1], rng, size)
 
     @staticmethod
-    def characteristic(p: Array, omega: Array) -> Complex:
-        """1F1(alpha, alpha + beta, i omega), by Gauss and Jacobi's rule.
-
-        Right to 1e-12 for frequencies up to 450, with 20 nodes up to 30 and at most 160. O(160^3)
-        per row there.
-
-        Raises
-        ------
-        ValueError
-            Beyond 450.
-        """
-        largest = np.abs(omega).max(initial=0.0)
-        if not largest <= NODES[-1][0]:
-            raise ValueError(
-                f"omega has a frequency of {largest:g}; allowed for beta messages: up to "
-                f"{NODES[-1][0]:g}"
-            )
-        count = next(nodes for most, nodes in NODES if largest <= most)
-        result = np.empty((len(p), len(omega)), dtype=np.complex128)
-        step = max(1, MOST_NUMBERS // (count * max(count, len(omega))))
-        for first in range(0, len(p), step):
-            part = slice(first, first + step)
-            nodes, weights = jacobi_rule(p[part], count)
-            waves = np.exp(1j * nodes[:, :, None] * omega)
-            result[part] = np.einsum("nk,nkd->nd", weights, waves)
-        return result
-
-    @staticmethod
     def statistics(belief: Array, u: Array) -> Array:
         """log x and log (1 - x)."""
         means = special.psi(belief) - special.psi(belief.sum(axis=1, keepdims=True))
@@ -386,19 +354,55 @@ class BetaMessages(MessageKind):
         return np.asarray(logs - means[:, None, :])
 
     @staticmethod
-    def covariance(belief: Array) -> Array:
-        both = trigamma(belief.sum(axis=1))
-        first, second = trigamma(belief).T
-        return _matrices(first - both, -both, -both, second - both)
-
-    @staticmethod
     def slopes(cavity: Array, belief: Array) -> Array:
         first, second = trigamma(belief).T
         sd = np.exp(0.5 * BetaMessages.coordinates(cavity)[:, 1])
         total = belief.sum(axis=1)
+        both = trigamma(total)
+        covariance = _matrices(first - both, -both, -both, second - both)
         # alpha and beta move by the inverse of the covariance, targets by these
         by_both = _matrices(first / sd, -second / sd, 1.0 / total, 1.0 / total)
-        return np.asarray(by_both @ np.linalg.inv(BetaMessages.covariance(belief)))
+        return np.asarray(by_both @ np.linalg.inv(covariance))
+
+    @staticmethod
+    def x(u: Array) -> Array:
+        # never 0 or 1, whose logs times 0 are NaN
+        return np.asarray(np.clip(special.expit(u), 1e-300, 1.0 - 2.0**-53))
+
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        alpha, beta = (eta + 1.0).T if u.ndim == 1 else (eta + 1.0).T[:, :, None]
+        inner = alpha * special.log_expit(u) + beta * special.log_expit(-u)
+        return np.asarray(inner - special.betaln(alpha, beta))
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        alpha, beta = (eta + 1.0).T
+        p, q = special.expit(u), special.expit(-u)
+        return alpha * q - beta * p, -(alpha + beta) * p * q
+
+    @staticmethod
+    def location(eta: Array) -> tuple[Array, Array]:
+        alpha, beta = (eta + 1.0).T
+        spread = special.polygamma(1, alpha) + special.polygamma(1, beta)
+        return special.digamma(alpha) - special.digamma(beta), np.sqrt(spread)
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        # less what they are at the centre: their means have no more digits than that leaves
+        return (
+            special.log_expit(u) - special.log_expit(centre),
+            special.log_expit(-u) - special.log_expit(-centre),
+        )
+
+    @staticmethod
+    def units(width: Array) -> tuple[Array, Array]:
+        return width, width
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        logs = [first + special.log_expit(centre), second + special.log_expit(-centre)]
+        return Beta.matching(np.stack(logs, axis=1))
 
 
 #: by the names of families

@@ -19,14 +19,12 @@ from epfast.operators.answers import (
     Answer,
     Oracle,
     check_places,
-    fingerprints,
 )
-from epfast.operators.density import Density, Rows
-from epfast.operators.importance import ImportanceMessages
+from epfast.operators.density import Density, FactorRows
 from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.sampled import SampledFactor, with_data
-from epfast.operators.tilted import COORDINATES, Asked
+from epfast.operators.tilted import FactorCavities
 from epfast.schemes import ImportanceSampling, Scheme
 from epfast.schemes.names import describe as describe_scheme
 
@@ -40,11 +38,6 @@ __all__ = [
     "as_oracle",
 ]
 
-#: schemes of densities, by their names
-NAMED: dict[str, Callable[[], Any]] = {
-    "quadrature": QuadratureMessages,
-    "importance": ImportanceMessages,
-}
 #: by how much two answers to one message may differ: rounding in blocks of other lengths
 SAME = 1e-8
 
@@ -154,7 +147,7 @@ class LossDensity:
 
 @dataclass(frozen=True)
 class DensityOracle(Oracle):
-    """Messages of a factor that is given by its log density, by quadrature or sampling.
+    """Messages of a factor that is given by its log density, by quadrature.
 
     Parameters
     ----------
@@ -162,8 +155,9 @@ class DensityOracle(Oracle):
         ``f(x_1, ..., x_c[, data])``: log of the factor at points (N,) of each variable, (N,)
         float64. data (N, q) where there are data.
     inputs : tuple of str, default=("gaussian",)
-        Families of the variables. Quadrature takes one or two.
-    scheme : {"quadrature", "importance"}, QuadratureMessages or ImportanceMessages
+        Families of the variables, one or two. A :class:`epfast.SampledFactor` takes more.
+    scheme : QuadratureMessages, optional
+        The numbers of the quadrature.
     outputs : tuple of int, default=(0,)
         Places in inputs of the variables whose beliefs are given.
 
@@ -171,12 +165,12 @@ class DensityOracle(Oracle):
     -----
     Projections are the true ones (1): E log x and E x of a gamma, E log x and E log (1 - x) of a
     beta variable. By quadrature of one variable a message takes some 30 to 80 us in a batch and is
-    right to 1e-12. Draws depend on the message, the datum and the seed of the scheme alone.
+    right to 1e-12.
     """
 
     log_density: Callable[..., ArrayLike]
     inputs: tuple[str, ...] = ("gaussian",)
-    scheme: Any = "quadrature"
+    scheme: QuadratureMessages = field(default_factory=QuadratureMessages)
     outputs: tuple[int, ...] = (0,)
     exact: bool = field(default=True, init=False, repr=False)
     reasons: tuple[str, ...] = field(default=("",), init=False, repr=False)
@@ -186,52 +180,32 @@ class DensityOracle(Oracle):
             raise TypeError(
                 f"log_density is {_checks.describe(self.log_density)}; allowed: a callable"
             )
-        scheme, families = self.scheme, check_places(self.inputs, self.outputs)[0]
-        if not isinstance(scheme, QuadratureMessages | ImportanceMessages):
-            scheme = NAMED[_checks.choice("scheme", scheme, tuple(NAMED))]()
-        reason = scheme.refuses(families)
-        if reason is not None:
-            raise ValueError(reason.replace(" or 'laplace'", ""))
-        reasons = (reason.replace("log_t", "log_density") for reason in scheme.reasons)
-        _checks.freeze(
-            self,
-            scheme=scheme,
-            inputs=families,
-            outputs=check_places(self.inputs, self.outputs)[1],
-            exact=isinstance(scheme, QuadratureMessages),
-            reasons=(*reasons, NOT_REPRESENTABLE),
-        )
+        families, places = check_places(self.inputs, self.outputs)
+        if not isinstance(self.scheme, QuadratureMessages):
+            raise TypeError(
+                f"scheme is {_checks.describe(self.scheme)}; allowed: a graph.QuadratureMessages"
+            )
+        if len(families) > 2:
+            raise ValueError(f"inputs is {families}; allowed: one or two, or a SampledFactor")
+        reasons = (reason.replace("log_t", "log_density") for reason in self.scheme.reasons)
+        _checks.freeze(self, inputs=families, outputs=places, reasons=(*reasons, NOT_REPRESENTABLE))
 
     def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
-        n, scheme = len(messages[0]), self.scheme
+        n = len(messages[0])
         kinds = [KINDS[family] for family in self.inputs]
         etas = tuple(kind.natural(p) for kind, p in zip(kinds, messages, strict=True))
-        centres = [
-            COORDINATES[family].moments(eta)[0]
-            for family, eta in zip(self.inputs, etas, strict=True)
-        ]
-        # what numbers of rows seed is the same wherever a message stands
-        keys = [int.from_bytes(key[:7], "little") for key in fingerprints(messages, data, power)]
-        asked = Asked(
+        centres = [kind.location(eta)[0] for kind, eta in zip(kinds, etas, strict=True)]
+        asked = FactorCavities(
             etas,
             np.zeros((n, len(etas)), dtype=np.bool_),
             np.stack(centres, axis=1),
-            Rows({} if data is None else {"data": data}, np.array(keys, dtype=np.intp)),
+            FactorRows({} if data is None else {"data": data}, np.arange(n)),
             power,
         )
         density = Density(with_data(self.log_density), name="log_density")
-        found = scheme.fit(density, self.inputs, asked)
+        found = self.scheme.fit(density, self.inputs, asked)
         beliefs = [kinds[j].usual(found.targets[j]) for j in self.outputs]
-        if found.ess is None:
-            return self.finished(messages, beliefs, found.log_z, reason=found.reason)
-        errors = [
-            kinds[j].errors(messages[j], belief, found.ess)
-            for j, belief in zip(self.outputs, beliefs, strict=True)
-        ]
-        # the mean of the weights has this relative error
-        of_log_z = np.sqrt(np.maximum(1.0 / found.ess - 1.0 / scheme.draws, 0.0))
-        sd = np.concatenate([*errors, of_log_z[:, None]], axis=1)
-        return self.finished(messages, beliefs, found.log_z, sd, found.reason)
+        return self.finished(messages, beliefs, found.log_z, reason=found.reason)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ from epfast.operators.density import Density, differences, parts
 from epfast.operators.intervals import (
     NOTHING,
     Columns,
-    Interval,
+    Range,
+    Sums,
     around,
     integrals,
     seen,
 )
-from epfast.operators.tilted import HASTY, LESS, Answer, Asked, Coordinate, Tilted, maximum
+from epfast.operators.messages import MessageKind
+from epfast.operators.tilted import HASTY, LESS, FactorCavities, Projections, Tilted, maximum
 
 #: points along an axis of the scan for the mode, and the widths of the cavity that it spans
 SCAN, SCAN_2D, SPAN = 65, 21, 8.0
@@ -28,70 +30,43 @@ SCAN, SCAN_2D, SPAN = 65, 21, 8.0
 INNER = 0.1
 
 
-class Line:
-    """The density of a factor with one neighbour."""
-
-    def __init__(self, tilted: Tilted) -> None:
-        self.tilted = tilted
-        self.coordinate: type[Coordinate] = tilted.coordinates[0]
-
-    def moments(self, asked: Asked) -> tuple[Array, Array]:
-        """Centre and width of the cavity."""
-        return self.coordinate.moments(asked.messages[0])
-
-    def start(self, asked: Asked) -> Array:
-        """A point that the scan must not miss."""
-        return asked.start[:, 0]
-
-    def at_points(self, u: Array, asked: Asked) -> Array:
-        """Log density at points (m, p)."""
-        return self.tilted.at_points(u[:, :, None], asked)
-
-    def value(self, u: Array, asked: Asked) -> Array:
-        """Log density at u (m, 1)."""
-        return self.tilted.value(u, asked)
-
-    def derivatives(self, u: Array, asked: Asked, width: Array) -> tuple[Array, Array, Array]:
-        """Value, gradient, minus the Hessian."""
-        return self.tilted.derivatives(u, asked, width)
-
-
 class Cut(NamedTuple):
-    """Factors with two neighbours, at a value of the first."""
+    """Factors over their last neighbour, at a value of the first where there are two."""
 
-    asked: Asked
-    #: (m,)
-    first: Array
+    asked: FactorCavities
+    #: (m,). None: of one neighbour
+    first: Array | None
 
     @property
     def n(self) -> int:
         return self.asked.n
 
     def taken(self, which: Any) -> Cut:
-        return Cut(self.asked.taken(which), self.first[which])
+        first = None if self.first is None else self.first[which]
+        return Cut(self.asked.taken(which), first)
 
 
-class Section:
-    """The density of a factor with two neighbours over the second, given the first."""
+class Line:
+    """The density of factors over their last neighbour."""
 
     def __init__(self, tilted: Tilted) -> None:
         self.tilted = tilted
-        self.coordinate: type[Coordinate] = tilted.coordinates[1]
-
-    def moments(self, cut: Cut) -> tuple[Array, Array]:
-        return self.coordinate.moments(cut.asked.messages[1])
-
-    def start(self, cut: Cut) -> Array:
-        return cut.asked.start[:, 1]
+        self.kind: type[MessageKind] = tilted.kinds[-1]
 
     def at_points(self, u: Array, cut: Cut) -> Array:
-        pairs = np.stack([np.broadcast_to(cut.first[:, None], u.shape), u], axis=-1)
-        return self.tilted.at_points(pairs, cut.asked)
+        """Log density at points (m, p)."""
+        point = u[:, :, None]
+        if cut.first is not None:
+            first = np.broadcast_to(cut.first[:, None, None], point.shape)
+            point = np.concatenate([first, point], axis=2)
+        return self.tilted.at_points(point, cut.asked)
 
     def value(self, u: Array, cut: Cut) -> Array:
+        """Log density at u (m, 1)."""
         return self.at_points(u, cut)[:, 0]
 
     def derivatives(self, u: Array, cut: Cut, width: Array) -> tuple[Array, Array, Array]:
+        """Value, gradient, minus the Hessian."""
         value, slope, curvature = differences(self.value, u, cut, width)
         return value, slope, -curvature
 
@@ -145,32 +120,27 @@ class QuadratureMessages:
             )
         return None
 
-    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections:
         """Fit the factors of a run."""
         tilted = Tilted(density, families)
         numbers = 400 if len(families) == 1 else 4_000
         with np.errstate(all="ignore"):  # what overflows is a fit that failed
             found = [self._fit(tilted, asked.taken(part)) for part in parts(asked.n, numbers)]
         columns = zip(*(answer.targets for answer in found), strict=True)
-        return Answer(
+        return Projections(
             np.concatenate([answer.log_z for answer in found]),
             tuple(np.concatenate(column) for column in columns),
             np.concatenate([answer.reason for answer in found]),
         )
 
-    def _fit(self, tilted: Tilted, asked: Asked) -> Answer:
-        if len(tilted.coordinates) == 1:
-            line = Line(tilted)
-            where = located(line, asked)
-            centres = where.centre[:, None]
-
-            def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
-                value = line.at_points(u, asked.taken(rows))
-                return value, integrands(
-                    tilted.coordinates[0], u, centres[rows, 0], widths[rows, 0]
-                )
-
-            widths = where.width[:, None]
+    def _fit(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+        if len(tilted.kinds) == 1:
+            cut = Cut(asked, None)
+            where = located(Line(tilted), cut)
+            centres, widths = where.centre[:, None], where.width[:, None]
+            sums = self._over_last(tilted, cut, where, centres, widths, self.tol, self.evaluations)
         else:
             where, centres, widths, sure = located_2d(tilted, asked)
             nothing = np.where(sure, where.top - 2.0 * NOTHING, -np.inf)
@@ -180,29 +150,42 @@ class QuadratureMessages:
 
             poor = np.flatnonzero(~sure & np.isfinite(where.top))
             if len(poor):
-                where = scanned(
-                    columns, where, poor, *tilted.coordinates[0].moments(asked.messages[0])
-                )
+                where = scanned(columns, where, poor, *tilted.kinds[0].location(asked.messages[0]))
                 nothing[poor] = where.top[poor] - 2.0 * NOTHING
-
-        d = len(tilted.coordinates)
-        sums = integrals(columns, where, 2 * d, self.tol, self._most(d))
+            sums = integrals(columns, where, 4, self.tol, math.isqrt(self.evaluations))
         targets = []
         with np.errstate(all="ignore"):
-            for j, kind in enumerate(tilted.coordinates):
+            for j, kind in enumerate(tilted.kinds):
                 first, second = sums.means[j].T
                 units = kind.units(widths[:, j])
                 targets.append(kind.target(first * units[0], second * units[1], centres[:, j]))
-        return Answer(np.where(sums.reason == 0, sums.log_z, np.nan), tuple(targets), sums.reason)
+        return Projections(
+            np.where(sums.reason == 0, sums.log_z, np.nan), tuple(targets), sums.reason
+        )
 
-    def _most(self, d: int) -> int:
-        """Evaluations of an integral over one of d variables."""
-        return self.evaluations if d == 1 else math.isqrt(self.evaluations)
+    def _over_last(
+        self,
+        tilted: Tilted,
+        cut: Cut,
+        where: Range,
+        centres: Array,
+        widths: Array,
+        tol: float,
+        most: int,
+    ) -> Sums:
+        """Integrals over the last neighbour, and means of its integrands in units of the widths."""
+        line = Line(tilted)
+
+        def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
+            value = line.at_points(u, cut.taken(rows))
+            return value, integrands(line.kind, u, centres[rows, -1], widths[rows, -1])
+
+        return integrals(columns, where, 2, tol, most)
 
     def _over_second(
         self,
         tilted: Tilted,
-        asked: Asked,
+        asked: FactorCavities,
         centres: Array,
         widths: Array,
         nothing: Array,
@@ -212,50 +195,41 @@ class QuadratureMessages:
         """Logs of the integrals over the second variable at points u (c, p) of the first."""
         c, p = u.shape
         at = np.repeat(rows, p)
-        section, found = Section(tilted), []
-        first = u.ravel()
+        found, first, most = [], u.ravel(), math.isqrt(self.evaluations)
         for part in parts(len(at), 500):
-            cut = Cut(asked.taken(at[part]), first[part])
-            among = at[part]
-
-            def columns(
-                inner: Array, which: Any, cut: Cut = cut, among: Any = among
-            ) -> tuple[Array, list[Array]]:
-                chosen = among[which]
-                value = section.at_points(inner, cut.taken(which))
-                return value, integrands(
-                    section.coordinate, inner, centres[chosen, 1], widths[chosen, 1]
-                )
-
-            where = located(section, cut)
-            found.append(integrals(columns, where, 2, INNER * self.tol, self._most(2)))
+            cut, about = (
+                Cut(asked.taken(at[part]), first[part]),
+                (centres[at[part]], widths[at[part]]),
+            )
+            where = located(Line(tilted), cut)
+            found.append(self._over_last(tilted, cut, where, *about, INNER * self.tol, most))
         reason = np.concatenate([sums.reason for sums in found])
         log_z = np.concatenate([sums.log_z for sums in found])
         # an integral that is not found is NaN, but where it does not count
         gone = (reason == 1) | ((reason == 3) & (log_z < nothing[at]))
         log_z = np.where(gone, -np.inf, np.where(reason == 0, log_z, np.nan)).reshape(c, p)
         means = np.concatenate([sums.means[0] for sums in found]).reshape(c, p, 2)
-        own = integrands(tilted.coordinates[0], u, centres[rows, 0], widths[rows, 0])
+        own = integrands(tilted.kinds[0], u, centres[rows, 0], widths[rows, 0])
         return log_z, [*own, means[..., 0], means[..., 1]]
 
 
-def integrands(kind: type[Coordinate], u: Array, centre: Array, width: Array) -> list[Array]:
+def integrands(kind: type[MessageKind], u: Array, centre: Array, width: Array) -> list[Array]:
     """The two functions whose means give the projection, in units, at points (c, p)."""
     with np.errstate(all="ignore"):
         pair = kind.integrands(u, centre[:, None])
         return [f / unit for f, unit in zip(pair, kind.units(width[:, None]), strict=True)]
 
 
-def located(line: Line | Section, asked: Any) -> Interval:
-    """The mode of each, what the density varies on there, and an interval about what is seen."""
-    centre, spread = line.moments(asked)
+def located(line: Line, cut: Cut) -> Range:
+    """Mode, width at the mode and interval of integration, per factor."""
+    centre, spread = line.kind.location(cut.asked.messages[-1])
     axis = np.linspace(-SPAN, SPAN, SCAN)
     points = np.concatenate(
-        [centre[:, None] + spread[:, None] * axis, line.start(asked)[:, None]], axis=1
+        [centre[:, None] + spread[:, None] * axis, cut.asked.start[:, -1:]], axis=1
     )
-    value, best, top = seen(line.at_points(points, asked))
+    value, best, top = seen(line.at_points(points, cut))
     begin = points[np.arange(len(best)), best]
-    mode = maximum(line, asked, begin[:, None], spread[:, None], HASTY)
+    mode = maximum(line, cut, begin[:, None], spread[:, None], HASTY)
     ok = mode.found & (mode.value >= top - 1e-6)
     width = np.where(ok, 1.0 / np.sqrt(np.where(ok, mode.curvature[:, 0, 0], 1.0)), np.nan)
     middle, top = np.where(ok, mode.u[:, 0], begin), np.where(ok, mode.value, top)
@@ -263,8 +237,8 @@ def located(line: Line | Section, asked: Any) -> Interval:
 
 
 def scanned(
-    columns: Columns, where: Interval, poor: NDArray[np.intp], centre: Array, spread: Array
-) -> Interval:
+    columns: Columns, where: Range, poor: NDArray[np.intp], centre: Array, spread: Array
+) -> Range:
     """Intervals of the first variable by a scan of its own density, where no mode is found."""
     axis = np.linspace(-SPAN, SPAN, SCAN)
     points = centre[poor][:, None] + spread[poor][:, None] * axis
@@ -272,18 +246,18 @@ def scanned(
     middle = points[np.arange(len(poor)), best]
     unknown = np.full(len(poor), np.nan)
     found = around(points, value, spread[poor], middle, unknown, top, axis[1] - axis[0])
-    result = Interval(*(column.copy() for column in where))
+    result = Range(*(column.copy() for column in where))
     for column, new in zip(result, found, strict=True):
         column[poor] = new
     return result
 
 
-def located_2d(tilted: Tilted, asked: Asked) -> tuple[Interval, Array, Array, NDArray[np.bool_]]:
+def located_2d(
+    tilted: Tilted, asked: FactorCavities
+) -> tuple[Range, Array, Array, NDArray[np.bool_]]:
     """An interval of the first variable, centres and widths of both (m, 2). If by the mode."""
     m = asked.n
-    moments = [
-        kind.moments(eta) for kind, eta in zip(tilted.coordinates, asked.messages, strict=True)
-    ]
+    moments = [kind.location(eta) for kind, eta in zip(tilted.kinds, asked.messages, strict=True)]
     centre = np.stack([pair[0] for pair in moments], axis=1)
     spread = np.stack([pair[1] for pair in moments], axis=1)
     axis = np.linspace(-SPAN, SPAN, SCAN_2D)

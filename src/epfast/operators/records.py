@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,6 @@ from epfast._arrays import Array
 from epfast.inference.files import plain
 from epfast.operators.answers import Oracle
 from epfast.operators.dictionary import Store
-from epfast.operators.settings import PATCHES
 from epfast.schemes import Scheme
 from epfast.schemes.names import describe as describe_scheme
 
@@ -30,7 +29,7 @@ class Refit(NamedTuple):
     inflation: float
 
 
-class Known(NamedTuple):
+class StoredTuple(NamedTuple):
     """A tuple that the oracle has answered."""
 
     #: coordinates, (k,)
@@ -44,20 +43,16 @@ class Known(NamedTuple):
     #: their standard errors, (T,)
     errors: Array
 
-    @property
-    def key(self) -> bytes:
-        """The same for the same answer to the same message."""
-        return b"|".join(part.tobytes() for part in self)
 
-
-def stacked(store: Sequence[Known]) -> Store:
+def stacked(store: Sequence[StoredTuple]) -> Store:
     """As arrays. The oracle is exact where no answer has an error."""
-    errors = np.stack([known.errors for known in store])
+    x, targets, errors = (
+        np.stack([getattr(known, name) for known in store]) for name in ("x", "targets", "errors")
+    )
     squares = (errors[:, :-1] ** 2).mean(axis=1)
     mean = float(squares.mean())
-    relative = np.maximum(squares / mean, 1e-6) if mean > 0.0 else None
-    x = np.stack([known.x for known in store])
-    return Store(x, np.stack([known.targets for known in store]), relative, mean)
+    relative = np.maximum(squares / mean, 1e-6) if mean > 0.0 else np.ones(len(x))
+    return Store(x, targets, relative, mean)
 
 
 def described(oracle: Any) -> dict[str, Any]:
@@ -88,30 +83,3 @@ def options_of(value: Any) -> Any:
         return plain("option", value)
     except TypeError:
         return None
-
-
-def _is_same(first: Any, second: Any) -> bool:
-    """Whether two oracles answer alike. Of those that hold functions, which are the same."""
-    if first is second or (type(first) is type(second) and bool(first == second)):
-        return True
-    one, other = described(first), described(second)
-    return one["described"] is not None and one == other
-
-
-def check_alike(first: tuple[Any, Any], second: tuple[Any, Any]) -> None:
-    """Whether operators of such (settings, oracle) can be pooled: equal, but for the seed."""
-    (settings, oracle), (others, its) = first, second
-    if replace(others, seed=settings.seed) != settings:
-        raise ValueError(
-            f"the operators have the settings {settings} and {others}; allowed to be pooled: the "
-            "same, but for the seed"
-        )
-    if settings.features == PATCHES:
-        raise ValueError(
-            "the operators have features='patches', which keep no tuples; allowed to be pooled: "
-            "'dictionary' or ('fourier', d_in, d_out)"
-        )
-    if not _is_same(oracle, its):
-        raise ValueError(
-            f"the operators ask {oracle!r} and {its!r}; allowed to be pooled: the same oracle"
-        )

@@ -8,198 +8,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
-from scipy.linalg import blas
 
-from epfast import _checks
-from epfast._arrays import Array, symmetric_from_upper
+from epfast._arrays import Array
 
 #: largest value of an output, over that of all, below which it does not vary but by rounding
 FIXED = 1e-12
 
 
-class Standard(NamedTuple):
-    """Units of outputs: mean and standard deviation of a first batch."""
+class Ridge:
+    """Weights w_o ~ N(0, I) of T outputs y_o = x^T w_o + noise, by a batch of rows: (12), (13).
 
-    #: (T,)
-    mean: Array
-    #: (T,), 1 where an output does not vary
-    sd: Array
+    The triangle of a QR decomposition is the Cholesky factor of the precision in (12), with twice
+    the digits that its Gram matrix would leave. A fit costs (n + D) D^2.
 
-    @classmethod
-    def of(cls, targets: Array) -> Standard:
-        """Units of a batch (n, T)."""
-        given = _checks.array("targets", targets, shape=(None, None))
-        if len(given) == 0:
-            raise ValueError("targets has shape (0, T); allowed: at least one row")
-        mean, sd = given.mean(axis=0), given.std(axis=0)
-        # an output that does not vary but by rounding has no unit
-        fixed = sd <= 1e-14 * np.abs(given).max(axis=0)
-        return cls(mean, np.where(fixed, 1.0, sd))
-
-    def apply(self, targets: Array) -> Array:
-        """Outputs (n, T) in these units."""
-        return (targets - self.mean) / self.sd
-
-    def undo(self, standardised: Array) -> Array:
-        """Outputs (n, T) from these units."""
-        return self.mean + self.sd * standardised
-
-
-class Prediction(NamedTuple):
-    """Outputs of new tuples, without the noise."""
-
-    #: (n, T)
-    mean: Array
-    #: variance x^T Sigma x (n,), which (15) has in common for all outputs
-    spread: Array
-
-
-class LeftOut(NamedTuple):
-    """Each row of a batch, predicted from the others."""
-
-    #: outputs less predictions (n, T)
-    residual: Array
-    #: variance of the residuals, noise included (n,)
-    variance: Array
-
-
-class Regression:
-    """Weights w_o ~ N(0, prior I) of T outputs y_o = x^T w_o + noise, whose covariance they share.
-
-    Attributes
+    Parameters
     ----------
-    mean : ndarray of shape (T, D)
-    upper : ndarray of shape (D, D)
-        Upper triangle of the covariance. What stands below it is not read.
-
-    Notes
-    -----
-    A prediction costs D (D + T), an update 2 D^2 + T D, a fit of n rows (n + D) D^2.
+    features : ndarray of shape (n, D)
+    targets : ndarray of shape (n, T)
+    noise : ndarray of shape (n,)
+        Variances of the noise of the rows.
     """
 
-    def __init__(self, mean: Array, upper: Array) -> None:
-        self.mean = _checks.array("mean", mean, shape=(None, None)).copy()
-        d = self.mean.shape[1]
-        self.upper = _checks.array("upper", upper, shape=(d, d)).copy()
-
-    @classmethod
-    def fit(cls, features: Array, targets: Array, noise: Any, prior: float = 1.0) -> Regression:
-        """The posterior of a batch, (12) and (13).
-
-        Parameters
-        ----------
-        features : array_like of shape (n, D)
-        targets : array_like of shape (n, T)
-        noise : float or array_like of shape (n,)
-            Variance of the noise, of all rows or of each.
-        prior : float, default=1.0
-            Variance of each weight.
-        """
-        return Batch(features, targets, noise, prior).regression()
-
-    @property
-    def covariance(self) -> Array:
-        """Covariance of the weights of each output, (D, D)."""
-        return symmetric_from_upper(self.upper)
-
-    def predict(self, features: Array) -> Prediction:
-        """Outputs of rows of features (n, D), (15) without the noise."""
-        x = _checks.array("features", features, shape=(None, len(self.upper)))
-        # dsymm reads one triangle; its order is Fortran's, so the upper one is the lower there
-        product = blas.dsymm(1.0, self.upper.T, x.T, lower=1)
-        return Prediction(x @ self.mean.T, np.einsum("ni,in->n", x, product))
-
-    def update(self, features: Array, targets: Array, noise: float) -> float:
-        """Take in one row, (16) as a gain, and return x^T Sigma x before it.
-
-        Parameters
-        ----------
-        features : array_like of shape (D,)
-        targets : array_like of shape (T,)
-        noise : float
-            Variance of the noise.
-        """
-        t, d = self.mean.shape
-        x = _checks.array("features", features, shape=(d,))
-        y = _checks.array("targets", targets, shape=(t,))
-        noise = _checks.number("noise", noise, above=0.0)
-        column = blas.dsymv(1.0, self.upper.T, x, lower=1)
-        spread = float(x @ column)
-        scale = 1.0 / (noise + spread)
-        self.mean += np.outer(y - self.mean @ x, scale * column)
-        # one triangle: the covariance stays symmetric whatever is rounded
-        blas.dsyr(-scale, column, lower=1, a=self.upper.T, overwrite_a=1)
-        return spread
-
-    def copy(self) -> Regression:
-        """The same, apart from this one."""
-        return Regression(self.mean, self.upper)
-
-
-class Batch:
-    """A batch of rows by QR: posterior, log evidence, and each row from the others.
-
-    The parameters are those of :meth:`Regression.fit`. The triangle of QR is the Cholesky factor of
-    the precision in (12), with twice the digits that its Gram matrix would leave.
-    """
-
-    def __init__(self, features: Array, targets: Array, noise: Any, prior: float = 1.0) -> None:
-        x = _checks.array("features", features, shape=(None, None))
-        if 0 in x.shape:
-            raise ValueError(f"features has shape {x.shape}; allowed: at least one row and column")
-        self.targets = _checks.array("targets", targets, shape=(len(x), None))
-        self.noise = row_noise(noise, len(x))
-        self.prior = _checks.number("prior", prior, above=0.0)
-        self.features = x
-        n, d = x.shape
-        root = np.sqrt(self.noise)[:, None]
-        rows = np.concatenate([x / root, np.eye(d) / math.sqrt(self.prior)])
-        scaled = np.concatenate([self.targets / root, np.zeros((d, self.targets.shape[1]))])
+    def __init__(self, features: Array, targets: Array, noise: Array) -> None:
+        n, d = features.shape
+        self.features, self.targets, self.noise = features, targets, noise
+        root = np.sqrt(noise)[:, None]
         #: x_i / sigma_i = leverage_i R, R^T R the precision of the weights
         orthogonal, self.triangle = linalg.qr(
-            rows, mode="economic", overwrite_a=True, check_finite=False
+            np.concatenate([features / root, np.eye(d)]),
+            mode="economic",
+            overwrite_a=True,
+            check_finite=False,
         )
         self._leverages = orthogonal[:n]
-        self.mean = linalg.solve_triangular(
-            self.triangle, orthogonal.T @ scaled, check_finite=False
+        #: (T, D)
+        self.mean: Array = linalg.solve_triangular(
+            self.triangle, self._leverages.T @ (targets / root), check_finite=False
         ).T
-        self._residual = self.targets - x @ self.mean.T
 
-    def regression(self) -> Regression:
-        """The posterior, to be updated row by row."""
-        inverse = linalg.solve_triangular(
-            self.triangle, np.eye(len(self.triangle)), check_finite=False
-        )
-        return Regression(self.mean, inverse @ inverse.T)
+    def covariance(self) -> Array:
+        """Covariance of the weights of each output, (D, D)."""
+        inverse = self._inverse()
+        return np.asarray(inverse @ inverse.T)
 
-    def log_evidence(self) -> Array:
-        """Log density of the outputs (T,) under N(0, prior X X^T + noise)."""
-        n, d = self.features.shape
-        squares = (self._residual**2 / self.noise[:, None]).sum(axis=0)
-        squares += (self.mean**2).sum(axis=1) / self.prior
-        log_det = 2.0 * np.log(np.abs(np.diagonal(self.triangle))).sum()
-        log_det += d * math.log(self.prior) + np.log(self.noise).sum()
-        found: Array = -0.5 * (squares + log_det + n * math.log(2.0 * math.pi))
-        return found
+    def predict(self, features: Array) -> tuple[Array, Array]:
+        """Outputs of rows (m, T), and x^T Sigma x (m,), which (15) has in common for all."""
+        spread = ((features @ self._inverse()) ** 2).sum(axis=1)
+        return features @ self.mean.T, np.asarray(spread)
 
-    def left_out(self) -> LeftOut:
-        """Each row from the others, in closed form."""
+    def left_out(self) -> tuple[Array, Array]:
+        """Each row from the others: what is left of the outputs, (n, T), and its variance (n,)."""
         # share of a row's own output in its prediction: x^T Sigma x / noise
         own = np.minimum((self._leverages**2).sum(axis=1), 1.0 - 1e-15)
-        return LeftOut(self._residual / (1.0 - own)[:, None], self.noise / (1.0 - own))
+        residual = self.targets - self.features @ self.mean.T
+        return residual / (1.0 - own)[:, None], self.noise / (1.0 - own)
 
-
-def row_noise(noise: Any, n: int) -> Array:
-    """Variances of the noise of n rows, from one for all or one each."""
-    given = _checks.real_array("noise", noise)
-    if given.ndim == 0:
-        return np.full(n, _checks.number("noise", noise, above=0.0))
-    return _checks.array("noise", given, shape=(n,), positive=True)
+    def _inverse(self) -> Array:
+        identity = np.eye(len(self.triangle))
+        return np.asarray(linalg.solve_triangular(self.triangle, identity, check_finite=False))
 
 
 class PivotedCholesky(NamedTuple):
@@ -227,7 +98,7 @@ def pivoted_cholesky(
     ----------
     kernel_column : callable
         Column i of the matrix, (n,).
-    diagonal : array_like of shape (n,)
+    diagonal : ndarray of shape (n,)
     rank : int
         Most rows taken.
     tol : float, default=1e-06
@@ -237,22 +108,17 @@ def pivoted_cholesky(
     -----
     O(n r^2), and r columns of the kernel.
     """
-    left = _checks.array("diagonal", diagonal, shape=(None,)).copy()
-    n = len(left)
-    rank = min(_checks.integer("rank", rank, least=1), n)
-    tol = _checks.number("tol", tol, least=0.0)
-    if n == 0 or not (left >= 0.0).all():
-        raise ValueError("diagonal is empty or has negative entries; allowed: (n,), numbers >= 0")
+    left = diagonal.copy()
+    rank = min(rank, len(left))
     enough = max(tol, 4.0 * np.finfo(np.float64).eps) * left.max()
-    factor = np.zeros((rank, n))  # transposed: rows are appended
+    factor = np.zeros((rank, len(left)))  # transposed: rows are appended
     pivots = np.zeros(rank, dtype=np.intp)
     for k in range(rank):
         i = int(left.argmax())
         if left[i] <= enough:
             return PivotedCholesky(pivots[:k], factor[:k].T, left)
-        column = _checks.array("kernel_column(i)", kernel_column(i), shape=(n,))
         root = math.sqrt(left[i])
-        row = (column - factor[:k, i] @ factor[:k]) / root
+        row = (kernel_column(i) - factor[:k, i] @ factor[:k]) / root
         row[pivots[:k]] = 0.0
         row[i] = root
         pivots[k], factor[k] = i, row
@@ -261,76 +127,54 @@ def pivoted_cholesky(
     return PivotedCholesky(pivots, factor.T, left)
 
 
-class EvidenceGrid(NamedTuple):
-    """Log evidence over widths and noises, the amplitude of each output at its best."""
-
-    #: (widths, noises), summed over outputs
-    log_evidence: Array
-    #: (widths, noises, T)
-    amplitude: Array
-
-    @property
-    def best(self) -> tuple[int, int]:
-        """Where the evidence is largest: indices of width and noise."""
-        i, j = np.unravel_index(int(self.log_evidence.argmax()), self.log_evidence.shape)
-        return int(i), int(j)
-
-
 def evidence_grid(
-    squares: Array, targets: Array, widths: Array, noises: Array, relative: Array | None = None
-) -> EvidenceGrid:
+    squares: Array, targets: Array, widths: Array, noises: Array, relative: Array
+) -> tuple[Array, Array]:
     """Log evidence of Gaussian processes with the kernels exp(-1/2 sum_k squares_k / w_k^2).
 
     Parameters
     ----------
-    squares : array_like of shape (k, n, n)
+    squares : ndarray of shape (k, n, n)
         Squared distances in each of k kinds of coordinates.
-    targets : array_like of shape (n, T)
+    targets : ndarray of shape (n, T)
         Outputs. Each has an amplitude a of its own: its covariance is a (K + noise diag(relative)).
         One that is 0 throughout says nothing.
-    widths : array_like of shape (g, k)
-    noises : array_like of shape (h,)
+    widths : ndarray of shape (g, k)
+    noises : ndarray of shape (h,)
         Variances of the noise over the amplitude.
-    relative : array_like of shape (n,), optional
-        Noise of the rows in relation to each other, 1 by default.
+    relative : ndarray of shape (n,)
+        Noise of the rows in relation to each other.
+
+    Returns
+    -------
+    log_evidence : ndarray of shape (g, h)
+        Summed over outputs.
+    amplitude : ndarray of shape (g, h, T)
+        Of each output at its best.
 
     Notes
     -----
     One eigendecomposition per width, g n^3, serves all noises and outputs. The amplitude that is
     best is the mean of (U^T z)^2 / (lambda + noise).
     """
-    distances = _checks.array("squares", squares, shape=(None, None, None))
-    k, n = distances.shape[:2]
-    if distances.shape[2] != n or 0 in distances.shape:
-        raise ValueError(f"squares has shape {distances.shape}; allowed: (k, n, n), k, n >= 1")
-    z = _checks.array("targets", targets, shape=(n, None))
-    grid = _checks.array("widths", widths, shape=(None, k), positive=True)
-    levels = _checks.array("noises", noises, shape=(None,), positive=True)
-    if len(grid) == 0 or len(levels) == 0:
-        raise ValueError("widths or noises is empty; allowed: at least one of each")
-    weight = (
-        np.ones(n)
-        if relative is None
-        else _checks.array("relative", relative, shape=(n,), positive=True)
-    )
-    root = np.sqrt(weight)
-    size = np.abs(z).max(axis=0)
+    n = len(targets)
+    root = np.sqrt(relative)
+    size = np.abs(targets).max(axis=0)
     varies = size > FIXED * size.max()
-    t = int(varies.sum())
-    z = z / root[:, None]
-    log_evidence = np.empty((len(grid), len(levels)))
-    amplitude = np.empty((len(grid), len(levels), z.shape[1]))
-    for g, width in enumerate(grid):
-        exponent = np.tensordot(-0.5 / width**2, distances, axes=1)
+    z = targets / root[:, None]
+    log_evidence = np.empty((len(widths), len(noises)))
+    amplitude = np.empty((*log_evidence.shape, z.shape[1]))
+    for g, width in enumerate(widths):
+        exponent = np.tensordot(-0.5 / width**2, squares, axes=1)
         kernel = np.exp(exponent, out=exponent)
         # K + noise diag(r) = r^1/2 (r^-1/2 K r^-1/2 + noise) r^1/2
         kernel /= root[:, None] * root
         eigenvalues, vectors = linalg.eigh(kernel, overwrite_a=True, check_finite=False)
-        spectrum = np.maximum(eigenvalues, 0.0)[:, None] + levels  # (n, h)
+        spectrum = np.maximum(eigenvalues, 0.0)[:, None] + noises  # (n, h)
         rotated = (vectors.T @ z) ** 2  # (n, T)
         amplitude[g] = (1.0 / spectrum).T @ rotated / n
         log_evidence[g] = -0.5 * (
             n * (np.log(2.0 * math.pi * amplitude[g][:, varies]) + 1.0).sum(axis=1)
-            + t * (np.log(spectrum).sum(axis=0) + np.log(weight).sum())
+            + varies.sum() * (np.log(spectrum).sum(axis=0) + np.log(relative).sum())
         )
-    return EvidenceGrid(log_evidence, amplitude)
+    return log_evidence, amplitude

@@ -20,9 +20,9 @@ from epfast.operators.answers import (
 )
 from epfast.operators.density import Density, row_values
 from epfast.operators.draws import (
-    Draws,
     Message,
-    Proposal,
+    MessageProposal,
+    WeightedDraws,
     coordinate,
     log_match,
     log_message,
@@ -30,7 +30,6 @@ from epfast.operators.draws import (
     refitted,
 )
 from epfast.operators.messages import KINDS
-from epfast.operators.tilted import COORDINATES
 
 #: share of effective draws below which the default proposal is fitted again
 POOR = 0.05
@@ -232,7 +231,7 @@ class SampledFactor(Oracle):
         belief, log_z, sd, reason = map(np.array, zip(*rows, strict=True))
         return self.finished(messages, [belief], log_z, sd, reason)
 
-    def _row(self, cavities: tuple[Message, ...], found: Draws) -> Row:
+    def _row(self, cavities: tuple[Message, ...], found: WeightedDraws) -> Row:
         """The answer to one message."""
         if found.broken:
             return refused(2)
@@ -261,17 +260,19 @@ class SampledFactor(Oracle):
         datum: Array | None,
         power: float,
         rng: np.random.Generator,
-    ) -> Draws:
+    ) -> WeightedDraws:
         """Draws for one message: as many as are needed, or max_draws."""
         kinds = self._drawn
         mine = cavities[: len(kinds)]
         if self.proposal is None:
             widened = (KINDS[kind].widened(p) for kind, p in zip(kinds, mine, strict=True))
-            proposal = Proposal((tuple(widened),), (1.0,))
+            proposal = MessageProposal((tuple(widened),), (1.0,))
         elif self.proposal == "cavity":
-            proposal = Proposal((mine,), (1.0,))
+            proposal = MessageProposal((mine,), (1.0,))
         else:
-            proposal = Proposal((tuple(np.array([one[1:]]) for one in self.proposal),), (1.0,))
+            proposal = MessageProposal(
+                (tuple(np.array([one[1:]]) for one in self.proposal),), (1.0,)
+            )
         found = self._some(proposal, cavities, datum, power, rng, self.draws)
         poor = self.proposal is None and found.ess() < POOR * self.draws
         if poor and not found.broken:
@@ -289,34 +290,34 @@ class SampledFactor(Oracle):
 
     def _some(
         self,
-        proposal: Proposal,
+        proposal: MessageProposal,
         cavities: tuple[Message, ...],
         datum: Array | None,
         power: float,
         rng: np.random.Generator,
         size: int,
-    ) -> Draws:
+    ) -> WeightedDraws:
         """So many draws from the proposal, and logs of their weights (2)."""
         kinds = self._drawn
         u = proposal.draw(kinds, rng, size)
         log_w = -proposal.log_density(kinds, u)
         for each in zip(kinds, cavities[: len(kinds)], u, strict=True):
             log_w += log_message(*each)
-        x = [COORDINATES[kind].x(one) for kind, one in zip(kinds, u, strict=True)]
+        x = [KINDS[kind].x(one) for kind, one in zip(kinds, u, strict=True)]
         if self.sample is None:
             log_w += power * self._log_densities(x, datum)
-            return Draws(u, log_w)
+            return WeightedDraws(u, log_w)
         drawn = self._sampled(x, datum, rng)
         if self.observe is not None and datum is not None:
             log_w += log_match(drawn, datum[-1], self.observe)
-            return Draws(u, log_w)
+            return WeightedDraws(u, log_w)
         last, log_slope = coordinate(self.inputs[-1], drawn)
         inside = np.isfinite(last) & np.isfinite(log_slope)
         # outside of its support a message is 0; NaN is no weight
         log_w[~inside] = np.where(np.isnan(drawn[~inside]), np.nan, -np.inf)
         log_m = log_message(self.inputs[-1], cavities[-1], last[inside])
         log_w[inside] += log_m - log_slope[inside]
-        return Draws([*u, last], log_w)
+        return WeightedDraws([*u, last], log_w)
 
     def _log_densities(self, x: list[Array], datum: Array | None) -> Array:
         """Logs of the factor at draws."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, Self
 
 import numpy as np
@@ -17,10 +18,9 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.losses import CustomLoss, CustomSite, Loss
-from epfast.operators.just_in_time import AUDIT, Operator
-from epfast.operators.learners import TRANSFORMS
+from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, Operator
 from epfast.operators.oracles import Answer, Oracle, SiteOracle, as_oracle
-from epfast.operators.settings import ORACLE_ALONE, PAPER, PATCHES
+from epfast.operators.settings import PAPER, Settings
 from epfast.schemes import Exact, RowScheme
 
 Triple = tuple[float, float, float]
@@ -28,8 +28,6 @@ Triple = tuple[float, float, float]
 TOO_MANY = 0.05
 #: default tolerances: n sites share TOGETHER, between LEAST and SAFE. A fit warns above ADDED_UP
 TOGETHER, LEAST, SAFE, ADDED_UP = 10.0, 1e-3, 0.03, 60.0
-#: of patches, whose errors fall exponentially with the answers they take
-FINE = 1e-6
 
 
 class Learned(RowScheme):
@@ -53,15 +51,15 @@ class Learned(RowScheme):
     **settings
         Of the operator that is made: ``tolerance`` (10 / n for n sites, between 0.001 and 0.03,
         which keeps means within some 0.03 of their standard deviations), ``features``, ``batch``,
-        ``cap``, ``audit``, ``targets``, ``seed``, ``coordinates``, ``threshold``, ``width``, see
+        ``cap``, ``audit``, ``targets``, ``seed``, ``data_width``, ``threshold``, ``width``, see
         :class:`Operator`.
 
     Notes
     -----
     For ``fit_linear`` with a full covariance and for ``fit_gp``, any schedule, one thread.
-    Responses enter by ``coordinates``: "arcsinh" of each unless others are given. The label of a
-    loss of the margin is folded into h. ``weights`` other than whole numbers, ``beta`` and powers
-    are those of another factor, and refused.
+    Responses enter as arcsinh. The label of a loss of the margin is folded into h unless
+    ``data_width`` is 1. ``weights`` other than whole numbers, ``beta`` and powers are those of
+    another factor, and refused.
 
     Where moments have a closed form or compiled quadrature this is 10 to 20 times slower, and
     warns. It pays for losses in Python, draws and simulators.
@@ -103,9 +101,9 @@ class Learned(RowScheme):
             raise TypeError(f"{names} beside an operator, which has its own; allowed: none")
         if _checks.flag("paper", paper):
             settings = {**PAPER, **settings}
-        allowed = ("tolerance", "features", "batch", "cap", "audit", "targets", "seed")
+        allowed = {field.name for field in fields(Settings)} - {"inputs", "output", "power"}
         for name in settings:
-            _checks.choice("a setting", name, (*allowed, "coordinates", "threshold", "width"))
+            _checks.choice("a setting", name, tuple(sorted(allowed)))
         self.polish = _checks.integer("polish", polish, least=0, most=10_000)
         #: of the operator that each fit makes. None: the operator is given
         self.settings = settings if operator is None else None
@@ -135,9 +133,9 @@ class Learned(RowScheme):
                 "scheme is Learned with a factorised posterior; allowed: posterior='full'"
             )
         mine = self.operator.settings
-        if mine.inputs != ("gaussian",) or mine.outputs != (0,):
+        if mine.inputs != ("gaussian",) or mine.output != (0,):
             raise ValueError(
-                f"the operator has inputs {mine.inputs} and outputs {mine.outputs}; allowed for "
+                f"the operator has inputs {mine.inputs} and output {mine.output}; allowed for "
                 "sites: one Gaussian input, output 0"
             )
         operator, oracle = self.operator, self.operator.oracle
@@ -145,13 +143,11 @@ class Learned(RowScheme):
             # a scheme, for this loss; sites shift their cavities by offsets: the oracle sees none
             oracle = as_oracle(oracle, ("gaussian",), (0,), loss=loss.with_offset(False))
         if self.settings is not None:
-            settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
-            smooth = settings.get("features") == PATCHES
-            usual = FINE if smooth else tolerance_for(n) if oracle.exact else SAFE
-            settings.setdefault("tolerance", usual)
-            operator = operator.asking(oracle, **settings)
+            usual = tolerance_for(n) if oracle.exact else SAFE
+            usual_settings = {"data_width": data_width_of(loss), "tolerance": usual}
+            operator = operator.asking(oracle, **usual_settings | self.settings, power=power)
         elif oracle is not operator.oracle:
-            operator = operator.asking(oracle, coordinates=mine.transforms or coordinates_of(loss))
+            operator = operator.asking(oracle, data_width=mine.data_width or data_width_of(loss))
         else:
             operator = operator.copy()
         _check_loss(operator, loss, power)
@@ -190,16 +186,14 @@ class Learned(RowScheme):
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
         core = loss.shifted_core() if core is None else core
         operator = self.operator
-        codes = [(t.column, TRANSFORMS.index(t.name)) for t in operator.settings.transforms]
         site = LearnedSite(
             core,
             operator.core,
-            Asking(operator),
+            AskOracle(operator),
             power=operator.settings.power,
-            transforms=codes,
-            folds=not codes,
+            data=operator.settings.data_width,
             targets=operator.settings.targets,
-            by_moments=isinstance(operator.settings.features, tuple),
+            by_moments=operator.settings.features != "dictionary",
         )
         return loss.tilted(core, site)
 
@@ -208,11 +202,11 @@ class Learned(RowScheme):
 
     def warning(self) -> str:
         """What a fit warns of: audits that were wrong. Empty if nothing."""
-        told = told_of(self.operator)
+        told = audit_warning(self.operator)
         return f"{told}, or polish" if told else ""
 
 
-def told_of(operator: Operator) -> str:
+def audit_warning(operator: Operator) -> str:
     """What a fit warns of: audits that were wrong. Empty if nothing."""
     n, wrong = len(operator.audited), sum(beyond for _, beyond in operator.audited)
     # Clopper and Pearson's lower limit, at 95 %
@@ -224,7 +218,7 @@ def told_of(operator: Operator) -> str:
     return ""
 
 
-class Asking:
+class AskOracle:
     """What a site calls where the operator is unsure: the triple by the oracle."""
 
     def __init__(self, operator: Operator) -> None:
@@ -257,11 +251,9 @@ def tolerance_for(n: int | None) -> float:
     return SAFE if n is None else float(np.clip(TOGETHER / n, LEAST, SAFE))
 
 
-def coordinates_of(loss: Loss) -> tuple[tuple[int, str], ...]:
-    """How responses of a loss tell sites apart, unless the user says it."""
-    if loss.by_margin or loss.by_residual:
-        return ()
-    return tuple((column, "arcsinh") for column in range(loss.response_width))
+def data_width_of(loss: Loss) -> int:
+    """How many columns of responses tell sites of a loss apart, unless the user says it."""
+    return 0 if loss.by_margin or loss.by_residual else loss.response_width
 
 
 def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
@@ -286,8 +278,8 @@ def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
             f"the oracle {oracle!r} gives no log Z, of which the evidence is made; allowed: "
             "one that does (has_log_z=True)"
         )
-    if coordinates_of(loss) and not mine.transforms:
+    if data_width_of(loss) and not mine.data_width:
         raise ValueError(
-            f"the operator has no coordinates of data, and sites of {loss!r} differ by y; allowed: "
-            f"coordinates={coordinates_of(loss)!r}, or others"
+            f"the operator takes no data, and sites of {loss!r} differ by y; allowed: "
+            f"data_width={data_width_of(loss)}"
         )

@@ -2,188 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from epfast._arrays import Array
-from epfast.families import FAMILIES, Gamma
-from epfast.operators.density import Density, Rows, differences, repeated, slope_differences
+from epfast.operators.density import Density, FactorRows, differences, repeated, slope_differences
+from epfast.operators.messages import KINDS
 
 
-class Coordinate:
-    """What a variable of a family is integrated over: u, from -inf to inf. x is a function of u.
-
-    eta are natural parameters (m, 2), u (m,) or (m, p).
-    """
-
-    family: ClassVar[str]
-
-    @staticmethod
-    def x(u: Array) -> Array:
-        """The variable."""
-        raise NotImplementedError
-
-    @staticmethod
-    def log_density(eta: Array, u: Array) -> Array:
-        """Log density of u, normalised."""
-        raise NotImplementedError
-
-    @staticmethod
-    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
-        """First and second derivative of the log density, (m,) each."""
-        raise NotImplementedError
-
-    @staticmethod
-    def moments(eta: Array) -> tuple[Array, Array]:
-        """Centre and width of u."""
-        raise NotImplementedError
-
-    @staticmethod
-    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
-        """Two functions of u whose means give the projection."""
-        raise NotImplementedError
-
-    @staticmethod
-    def units(width: Array) -> tuple[Array, Array]:
-        """How large the integrands are where u varies on this width."""
-        return width, width * width
-
-    @staticmethod
-    def target(first: Array, second: Array, centre: Array) -> Array:
-        """The projection by the means of the two, natural parameters (m, 2)."""
-        raise NotImplementedError
-
-
-class Straight(Coordinate):
-    """A Gaussian variable itself."""
-
-    family = "gaussian"
-
-    @staticmethod
-    def x(u: Array) -> Array:
-        return u
-
-    @staticmethod
-    def log_density(eta: Array, u: Array) -> Array:
-        tau, nu = eta.T if u.ndim == 1 else eta.T[:, :, None]
-        d = u - nu / tau
-        return np.asarray(-0.5 * tau * d * d + 0.5 * np.log(tau / (2.0 * np.pi)))
-
-    @staticmethod
-    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
-        return eta[:, 1] - eta[:, 0] * u, -eta[:, 0]
-
-    @staticmethod
-    def moments(eta: Array) -> tuple[Array, Array]:
-        return eta[:, 1] / eta[:, 0], 1.0 / np.sqrt(eta[:, 0])
-
-    @staticmethod
-    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
-        d = u - centre
-        return d, d * d
-
-    @staticmethod
-    def target(first: Array, second: Array, centre: Array) -> Array:
-        variance = second - first * first
-        return FAMILIES["gaussian"].matching(np.stack([centre + first, variance], axis=1))
-
-
-class Logarithm(Coordinate):
-    """The logarithm of a gamma variable."""
-
-    family = "gamma"
-
-    @staticmethod
-    def x(u: Array) -> Array:
-        return np.asarray(np.exp(np.clip(u, -700.0, 700.0)))
-
-    @staticmethod
-    def log_density(eta: Array, u: Array) -> Array:
-        shape, rate = eta.T if u.ndim == 1 else eta.T[:, :, None]
-        shape = shape + 1.0
-        d = u - np.log(shape / rate)
-        constant = shape * np.log(shape) - shape - special.gammaln(shape)
-        return np.asarray(constant - shape * (np.expm1(d) - d))
-
-    @staticmethod
-    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
-        x = eta[:, 1] * np.exp(u)
-        return eta[:, 0] + 1.0 - x, -x
-
-    @staticmethod
-    def moments(eta: Array) -> tuple[Array, Array]:
-        shape, rate = eta[:, 0] + 1.0, eta[:, 1]
-        return special.digamma(shape) - np.log(rate), np.sqrt(special.polygamma(1, shape))
-
-    @staticmethod
-    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
-        d = u - centre
-        return d, np.expm1(d) - d
-
-    @staticmethod
-    def target(first: Array, second: Array, centre: Array) -> Array:
-        with np.errstate(all="ignore"):
-            rise = np.log1p(second + first)
-            # the gap log E x - E log x without the centre, which would cancel
-            return Gamma.by_gap(np.exp(centre + rise), rise - first)
-
-
-class Logit(Coordinate):
-    """The log odds of a beta variable."""
-
-    family = "beta"
-
-    @staticmethod
-    def x(u: Array) -> Array:
-        # never 0 or 1, whose logs times 0 are NaN
-        return np.asarray(np.clip(special.expit(u), 1e-300, 1.0 - 2.0**-53))
-
-    @staticmethod
-    def log_density(eta: Array, u: Array) -> Array:
-        alpha, beta = (eta + 1.0).T if u.ndim == 1 else (eta + 1.0).T[:, :, None]
-        inner = alpha * special.log_expit(u) + beta * special.log_expit(-u)
-        return np.asarray(inner - special.betaln(alpha, beta))
-
-    @staticmethod
-    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
-        alpha, beta = (eta + 1.0).T
-        p, q = special.expit(u), special.expit(-u)
-        return alpha * q - beta * p, -(alpha + beta) * p * q
-
-    @staticmethod
-    def moments(eta: Array) -> tuple[Array, Array]:
-        alpha, beta = (eta + 1.0).T
-        spread = special.polygamma(1, alpha) + special.polygamma(1, beta)
-        return special.digamma(alpha) - special.digamma(beta), np.sqrt(spread)
-
-    @staticmethod
-    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
-        # less what they are at the centre: their means have no more digits than that leaves
-        return (
-            special.log_expit(u) - special.log_expit(centre),
-            special.log_expit(-u) - special.log_expit(-centre),
-        )
-
-    @staticmethod
-    def units(width: Array) -> tuple[Array, Array]:
-        return width, width
-
-    @staticmethod
-    def target(first: Array, second: Array, centre: Array) -> Array:
-        logs = [first + special.log_expit(centre), second + special.log_expit(-centre)]
-        return FAMILIES["beta"].matching(np.stack(logs, axis=1))
-
-
-#: by the names of families
-COORDINATES: dict[str, type[Coordinate]] = {
-    kind.family: kind for kind in (Straight, Logarithm, Logit)
-}
-
-
-class Asked(NamedTuple):
+class FactorCavities(NamedTuple):
     """Factors to fit: what comes in from their neighbours."""
 
     #: natural parameters of the cavities, (m, 2) for each neighbour
@@ -192,15 +21,15 @@ class Asked(NamedTuple):
     flat: NDArray[np.bool_]
     #: (m, k), where to begin: means of the beliefs, or of the cavities
     start: Array
-    rows: Rows
+    rows: FactorRows
     power: float
 
     @property
     def n(self) -> int:
         return self.rows.n
 
-    def taken(self, which: Any) -> Asked:
-        return Asked(
+    def taken(self, which: Any) -> FactorCavities:
+        return FactorCavities(
             tuple(eta[which] for eta in self.messages),
             self.flat[which],
             self.start[which],
@@ -209,7 +38,7 @@ class Asked(NamedTuple):
         )
 
 
-class Answer(NamedTuple):
+class Projections(NamedTuple):
     """Fits of factors. Rows that failed have NaN."""
 
     #: (m,), log of the integral of t^a times the normalised cavities
@@ -218,8 +47,6 @@ class Answer(NamedTuple):
     targets: tuple[Array, ...]
     #: (m,), 0: fine. Else the number of a reason of the scheme
     reason: NDArray[np.intp]
-    #: (m,), effective draws behind each. None: no draws
-    ess: Array | None = None
 
 
 class Tilted:
@@ -227,38 +54,38 @@ class Tilted:
 
     def __init__(self, density: Density, families: tuple[str, ...]) -> None:
         self.density = density
-        self.coordinates = tuple(COORDINATES[name] for name in families)
+        self.kinds = tuple(KINDS[name] for name in families)
         #: whether derivatives of the user's serve as they are
-        self.straight = all(kind is Straight for kind in self.coordinates)
+        self.straight = all(name == "gaussian" for name in families)
 
     def x(self, u: Array) -> Array:
-        return np.stack([kind.x(u[:, j]) for j, kind in enumerate(self.coordinates)], axis=1)
+        return np.stack([kind.x(u[:, j]) for j, kind in enumerate(self.kinds)], axis=1)
 
-    def log_t(self, u: Array, rows: Rows) -> Array:
+    def log_t(self, u: Array, rows: FactorRows) -> Array:
         return self.density.values(self.x(u), rows.data)
 
-    def cavities(self, u: Array, asked: Asked) -> Array:
+    def cavities(self, u: Array, asked: FactorCavities) -> Array:
         """Sum of the log densities of the cavities at u (m, k), or (m, p, k)."""
         total = np.zeros(u.shape[:-1])
         with np.errstate(all="ignore"):
-            for j, (kind, eta) in enumerate(zip(self.coordinates, asked.messages, strict=True)):
+            for j, (kind, eta) in enumerate(zip(self.kinds, asked.messages, strict=True)):
                 value = kind.log_density(eta, u[..., j])
                 flat = asked.flat[:, j]
                 value[flat] = 0.0
                 total += value
         return total
 
-    def value(self, u: Array, asked: Asked) -> Array:
+    def value(self, u: Array, asked: FactorCavities) -> Array:
         """At u (m, k)."""
         return asked.power * self.log_t(u, asked.rows) + self.cavities(u, asked)
 
-    def at_points(self, u: Array, asked: Asked) -> Array:
+    def at_points(self, u: Array, asked: FactorCavities) -> Array:
         """At points u (m, p, k) of each factor, (m, p). NaN of t is density 0 nowhere."""
         m, p, k = u.shape
         log_t = self.log_t(u.reshape(m * p, k), repeated(asked.rows, p))
         return asked.power * log_t.reshape(m, p) + self.cavities(u, asked)
 
-    def factor(self, u: Array, rows: Rows, width: Array) -> tuple[Array, Array, Array]:
+    def factor(self, u: Array, rows: FactorRows, width: Array) -> tuple[Array, Array, Array]:
         """log t, its gradient (m, k) and Hessian (m, k, k), by the user's functions or steps."""
         mine = self.density
         if self.straight and mine.gradient is not None:
@@ -266,7 +93,7 @@ class Tilted:
             if mine.hessian is not None:
                 return value, slope, mine.curvatures(u, rows.data)
 
-            def slopes(x: Array, of: Rows) -> Array:
+            def slopes(x: Array, of: FactorRows) -> Array:
                 return mine.slopes(x, of.data)
 
             return value, slope, slope_differences(slopes, u, rows, width)
@@ -275,12 +102,14 @@ class Tilted:
             curvature = mine.curvatures(u, rows.data)
         return value, slope, curvature
 
-    def derivatives(self, u: Array, asked: Asked, width: Array) -> tuple[Array, Array, Array]:
+    def derivatives(
+        self, u: Array, asked: FactorCavities, width: Array
+    ) -> tuple[Array, Array, Array]:
         """Value (m,), gradient (m, k) and minus the Hessian (m, k, k)."""
         a = asked.power
         value, slope, curvature = self.factor(u, asked.rows, width)
         value, slope, curvature = a * value + self.cavities(u, asked), a * slope, -a * curvature
-        for j, (kind, eta) in enumerate(zip(self.coordinates, asked.messages, strict=True)):
+        for j, (kind, eta) in enumerate(zip(self.kinds, asked.messages, strict=True)):
             first, second = kind.derivatives(eta, u[:, j])
             slope[:, j] += first
             curvature[:, j, j] -= second

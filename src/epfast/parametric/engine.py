@@ -28,6 +28,8 @@ from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
 #: what a schedule may ask for and no sweep here has
 UNUSED = ("site_rule", "block", "settle")
+#: arrays of the size of a belief that a fit without sites takes
+ARRAYS = 20
 #: relative difference up to which sites are those of a belief
 SAME = 1e-4
 
@@ -140,12 +142,19 @@ def checked_schedule(schedule: Any, model: str, seed: int) -> Any:
     return result.filled(seed=seed) if order == "shuffled" else result
 
 
-def check_memory(needed: float, given: str, what: str, cheaper: str) -> None:
-    """Refuse what this machine cannot hold.
+def check_memory(
+    schedule: Any, n: int, size: int, P: int, given: str, what: str, cheaper: str, each: int = 8
+) -> None:
+    """Refuse what this machine cannot hold: beliefs of so many numbers, or the sites of n rows.
 
-    needed: bytes. For the message given: the argument and its value, what: what takes them,
-    cheaper: what is allowed.
+    P: numbers of a site, of so many bytes each. For the message given: the argument and its value,
+    what: the beliefs, cheaper: what is allowed.
     """
+    needed = 8.0 * ARRAYS * size
+    if schedule.stores == "factor":
+        needed += each * n * P
+        what = f"EP's sites of ({n}, {P}) numbers"
+        cheaper = f"schedule=epfast.SEP(), which stores one site, or {cheaper}"
     memory = physical_memory()
     if 0 < memory < needed:
         raise ValueError(

@@ -10,14 +10,13 @@ from numpy.typing import ArrayLike
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference import Fit, Interrupted, interrupted, run, warn_of
-from epfast.parametric.engine import ParametricEngine, checked_schedule
+from epfast.parametric.engine import ParametricEngine, check_memory, checked_schedule
 from epfast.parametric.mixture_posterior import MixturePosterior
 from epfast.parametric.mixture_problem import (
     MixtureModel,
     MixtureProblem,
     centers,
     check_different,
-    check_size,
     covariance_at_door,
     noise_at_door,
     rows_at_door,
@@ -205,7 +204,9 @@ def fitted(
     draws = given["prior_mean"] is None and start is None
     count = _count(n_init, draws, schedule)
     rows = rows_at_door(X)
-    check_size(J, rows, known)
+    size = J * rows.shape[1] * (rows.shape[1] + 1)
+    given_as, cheaper = f"n_components is {J}", "fewer components"
+    check_memory(known, len(rows), size, size, given_as, "the beliefs", cheaper)
     if start is None:
         problem, rows = _problem(rows, J, given, learn_weights, known, seed)
     else:
@@ -295,7 +296,7 @@ class _Runs:
         engine = ParametricEngine(model, problem.schedule, problem.first(), remedy=REMEDY)
 
         def result(fit: Fit) -> MixturePosterior:
-            return MixturePosterior(fit.state, problem, fit.converged, fit.history)
+            return MixturePosterior(problem, fit.state, fit.converged, fit.history)
 
         fit = None
         try:

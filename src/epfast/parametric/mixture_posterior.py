@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,14 +12,10 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.files import contents
-from epfast.inference import SweepInfo
-from epfast.inference.files import write
-from epfast.inference.records import Recorded
 from epfast.inference.report import Drawn, interval, level_at_door, table, to_arviz
 from epfast.inference.runtime import cached_property
-from epfast.parametric.engine import ParametricState
 from epfast.parametric.mixture_problem import MixtureProblem, rows_at_door
+from epfast.parametric.posterior import ParametricPosterior
 
 #: step of the trapezoidal rule over the log of the noise, in standard deviations and at most
 STEP_IN_SD, STEP = 0.5, 0.2
@@ -71,7 +66,7 @@ def _rows_by(draws: Draws, n: int, rng: np.random.Generator) -> tuple[Array, NDA
 
 
 @dataclass(eq=False, repr=False)
-class MixturePosterior(Recorded):
+class MixturePosterior(ParametricPosterior):
     """The approximate posterior of a mixture of Gaussians.
 
     Attributes
@@ -84,10 +79,7 @@ class MixturePosterior(Recorded):
         Why the log evidence means nothing, from where it was fitted. Else empty.
     """
 
-    state: ParametricState
     problem: MixtureProblem
-    converged: bool
-    history: list[SweepInfo]
     reason: str = ""
 
     kind: ClassVar[str] = "mixture"
@@ -357,12 +349,3 @@ class MixturePosterior(Recorded):
             "notes": [ONE_ORDER.format(f"{J}!" if J > 2 else 2)] if J > 1 else [],
         }
         return table([f"mean[{j}, {k}]" for j in range(J) for k in range(d)], columns, attrs)
-
-    # ---- files ----
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, which :func:`epfast.load` reads. Nothing is pickled.
-
-        ``fit_mixture(X, J, start=load(path))`` goes on to the bit as if it had not stopped.
-        """
-        write(path, *contents(self))

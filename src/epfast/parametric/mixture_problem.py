@@ -15,10 +15,8 @@ from epfast._arrays import Array, to_float64
 from epfast._core.mixture import MixtureRows
 from epfast._core.special import digammas, log_gammas
 from epfast.families import Gamma
-from epfast.parametric.engine import ParametricState, check_memory, check_sites
+from epfast.parametric.engine import ParametricState, check_sites
 
-#: arrays of the size of a belief that a fit without sites takes
-ARRAYS = 20
 #: shape of the prior of an unknown precision of the noise: as two rows would leave it
 NOISE_SHAPE = 2.0
 
@@ -133,22 +131,13 @@ class MixtureProblem(NamedTuple):
         return ParametricState(base.copy(), base, None, None, 0)
 
 
-class MixtureModel:
+class MixtureModel(MixtureRows):
     """The rows and their fits: a model of :class:`epfast.parametric.engine.ParametricEngine`."""
 
     def __init__(self, problem: MixtureProblem, rows: Array) -> None:
         self.problem = problem
         logs = None if problem.weights is None else np.log(problem.weights)
-        self.core = MixtureRows(rows, problem.shape[0], logs, problem.noise_variance or 0.0)
-        self.begin, self.visit, self.end = self.core.begin, self.core.visit, self.core.end
-
-    @property
-    def n_rows(self) -> int:
-        return self.core.n_rows
-
-    @property
-    def n_naturals(self) -> int:
-        return self.core.n_naturals
+        super().__init__(rows, problem.shape[0], logs, problem.noise_variance or 0.0)
 
     def refine(self, belief: Array, base: Array, left: float) -> None:
         """Leave the prior, which is exact."""
@@ -175,18 +164,6 @@ class MixtureModel:
 
 
 # ---- checks of arguments ----
-
-
-def check_size(J: int, rows: Array, schedule: Any) -> None:
-    """Refuse what does not fit into memory: the sites of EP, or the beliefs themselves."""
-    n, d = rows.shape
-    size = J * d * (d + 1)
-    needed, what, cheaper = 8.0 * ARRAYS * size, "the beliefs", "fewer components"
-    if schedule.stores == "factor":
-        needed += 8.0 * n * size
-        what = f"EP's sites of ({n}, {size}) numbers"
-        cheaper = "schedule=epfast.SEP(damping=0.1), which stores one site, or fewer components"
-    check_memory(needed, f"n_components is {J}", what, cheaper)
 
 
 def rows_at_door(X: Any, d: int | None = None) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,14 +10,11 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.files import contents
-from epfast.inference import SweepInfo, run
-from epfast.inference.files import write
-from epfast.inference.records import Recorded
+from epfast.inference import run
 from epfast.inference.report import Drawn, table, to_arviz
 from epfast.losses import Gaussian, Loss, Probit
-from epfast.parametric.engine import ParametricState
 from epfast.parametric.network_problem import NetworkProblem, log_density
+from epfast.parametric.posterior import ParametricPosterior
 from epfast.schedules import ADF
 
 
@@ -31,7 +27,7 @@ class Weights(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class NetworkPosterior(Recorded):
+class NetworkPosterior(ParametricPosterior):
     """Independent Gaussians over the weights of a network, gammas over two precisions.
 
     The network is z_l = max(0, W_l [z_(l-1); 1] / sqrt(inputs + 1)) with a linear last layer, on
@@ -52,9 +48,6 @@ class NetworkPosterior(Recorded):
     """
 
     problem: NetworkProblem
-    state: ParametricState
-    converged: bool
-    history: list[SweepInfo]
     n_dead_units: int = 0
 
     kind: ClassVar[str] = "network"
@@ -344,13 +337,6 @@ class NetworkPosterior(Recorded):
         if self.n_dead_units:
             notes.append(f"{self.n_dead_units} hidden units are dead")
         return table(index, columns, {"converged": self.converged, "notes": notes})
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, which :func:`epfast.load` reads. Nothing is pickled.
-
-        A fit that goes on from it (``start``) goes on to the bit as if it had not stopped.
-        """
-        write(path, *contents(self))
 
 
 def scaled_rows(problem: NetworkProblem, X: Any, y: Any, least: int) -> tuple[Array, Array]:

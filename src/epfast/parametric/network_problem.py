@@ -17,8 +17,6 @@ from epfast.parametric.engine import ParametricEngine, ParametricState, check_me
 CONSTANT = 1e-12
 #: of responses
 LARGEST = 1e152
-#: arrays of the size of the weights that a fit without sites takes
-ARRAYS = 20
 REMEDY = (
     "standardise (standardize=True), take out rows with values far off, use fewer units, or "
     "another schedule, as epfast.SEP(sweeps=40, tol=0)"
@@ -164,17 +162,11 @@ class NetworkProblem(NamedTuple):
 
     def check_memory(self) -> None:
         """Refuse what cannot fit: the sites of EP, or the weights themselves."""
-        W = self.n_weights
-        needed, what, cheaper = 8 * ARRAYS * W, f"{W} weights", "fewer units"
+        W, each = self.n_weights, np.dtype(self.site_dtype).itemsize
+        given, what, cheaper = f"hidden is {self.hidden}", f"{W} weights", "fewer units"
         if self.schedule.stores == "factor":
-            each = np.dtype(self.site_dtype).itemsize
-            needed += each * self.n * (2 * W + 4)
-            what = f"EP's sites of ({self.n}, {2 * W + 4}) numbers"
-            cheaper = (
-                "schedule=epfast.SEP(sweeps=40, tol=0), which stores one site, or "
-                "site_dtype='float32'"
-            )
-        check_memory(needed, f"hidden is {self.hidden}", what, cheaper)
+            cheaper += ", or site_dtype='float32'"
+        check_memory(self.schedule, self.n, W, 2 * W + 4, given, what, cheaper, each)
 
     def check_state(self, state: ParametricState) -> None:
         """Refuse a state that is not of this network, or improper."""

@@ -1,4 +1,4 @@
-/* Features of learned operators: rows of a Gaussian kernel, packed triangles, patches. Part of vector.c.
+/* Features of learned operators: rows of a Gaussian kernel, packed triangles. Part of vector.c.
  *
  * A lower triangle stands in panels of EPF_PANEL rows, column by column, with zeros above the diagonal
  * and in rows beyond the last: panel p begins at EPF_PANEL_AT(p) and has EPF_PANEL (p + 1) columns.
@@ -143,34 +143,6 @@ static void triangle_update(ptrdiff_t n, double *a, double scale, const double *
                 v_store(column + h * VW, v_load(column + h * VW) - mine[h] * (share * entry));
             }
         }
-    }
-}
-
-/* Three polynomials at (x, y) in [-1, 1]^2, sums of c_ij T_i(x) T_j(y), i, j <= 8. Coefficients: for each i
- * those of j <= 7, target by target, then c_i8 of each and five zeros. */
-static void patch(const double *c, double x, double y, double *out)
-{
-    double along[9], across[9], rest[8];
-    vd sum[4][8 / VW];
-    along[0] = across[0] = 1.0;
-    along[1] = x;
-    across[1] = y;
-    for (int i = 2; i < 9; i++) {
-        along[i] = 2.0 * x * along[i - 1] - along[i - 2];
-        across[i] = 2.0 * y * across[i - 1] - across[i - 2];
-    }
-    for (int t = 0; t < 4; t++)
-        for (int h = 0; h < 8 / VW; h++) sum[t][h] = v_set(0.0);
-    for (int i = 0; i < 9; i++) {
-        vd at = v_set(along[i]);
-        for (int t = 0; t < 4; t++)
-            for (int h = 0; h < 8 / VW; h++) sum[t][h] += at * v_load(c + 32 * i + 8 * t + h * VW);
-    }
-    for (int h = 0; h < 8 / VW; h++) v_store(rest + h * VW, sum[3][h]);
-    for (int t = 0; t < 3; t++) {
-        vd total = v_set(0.0);
-        for (int h = 0; h < 8 / VW; h++) total += sum[t][h] * v_load(across + h * VW);
-        out[t] = v_sum(total) + rest[t] * across[8];
     }
 }
 

@@ -1950,7 +1950,7 @@ const epf_kernels NAMED(epf_kernels) = {
     ROW_NAMED(sparse_row_moments), ROW_NAMED(sparse_row_cavity), ROW_NAMED(sparse_row_tilted), ROW_NAMED(sparse_row_site),
     graph_transitions, graph_cavities, graph_sites, between_moments, graph_compare, density_look,
     density_sums, couple, stationary, contract, mixture_row, gaussian_row, triangle_solve, triangle_form,
-    triangle_times, triangle_update, patch, network_rows, network_predict, network_refine, relu_moments};
+    triangle_times, triangle_update, network_rows, network_predict, network_refine, relu_moments};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

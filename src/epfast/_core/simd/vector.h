@@ -60,7 +60,6 @@ enum { EPF_NOISE, EPF_PRODUCT, EPF_LOGISTIC, EPF_COMPOUND };
 /* Packed triangles, by panels of so many rows, and where a panel begins: see operator.h. */
 #define EPF_PANEL 16
 #define EPF_PANEL_AT(p) (EPF_PANEL * EPF_PANEL / 2 * (p) * ((p) + 1))
-#define EPF_PATCH 288            /* numbers of the coefficients of a patch */
 
 typedef struct {
     int kind, by_moments;
@@ -334,7 +333,6 @@ typedef struct {
     double (*triangle_form)(ptrdiff_t n, const double *a, const double *x);
     double (*triangle_times)(ptrdiff_t n, const double *a, const double *x, double *y);
     void (*triangle_update)(ptrdiff_t n, double *a, double scale, const double *x);
-    void (*patch)(const double *c, double x, double y, double *out);
 
     /* Networks, see network.h. rows: fits rows in their order; group and last where sites are shared by
      * batches. predict: mean and variance of the output for m rows. refine: the factors of the prior. relu:

@@ -1,35 +1,37 @@
 """Kernels on tuples of messages against brute quadrature, and what makes them kernels."""
 
+import math
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from epfast.operators.kernels import (
+from bench.jitkrittum2015.kernels import (
+    Combined,
     ExpectedProduct,
     JointEmbedding,
     MeanVariance,
-    Product,
-    Sum,
     Tuples,
-    embedding_squares,
+    diagonal,
     median_heuristic,
 )
+from epfast.operators.learners import embedding_squares
 
 WIDTHS = (1.3, 0.4)
 KERNELS = [
     ExpectedProduct(WIDTHS),
     JointEmbedding(WIDTHS, 0.7),
     MeanVariance(WIDTHS, (2.0, 0.5)),
-    Product((ExpectedProduct((1.3,)), ExpectedProduct((0.4,)))),
-    Sum((JointEmbedding((1.3,), 0.6), MeanVariance((0.4,), (1.0,)))),
+    Combined(math.prod, (ExpectedProduct((1.3,)), ExpectedProduct((0.4,)))),
+    Combined(sum, (JointEmbedding((1.3,), 0.6), MeanVariance((0.4,), (1.0,)))),
 ]
-NAMES = [type(kernel).__name__ for kernel in KERNELS]
+NAMES = ["expected product", "joint embedding", "mean and variance", "product", "sum"]
 
 
 def tuples(n, c=2, seed=0):
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(n, c)), rng.gamma(2.0, 0.5, size=(n, c))
+    return Tuples(rng.normal(size=(n, c)), rng.gamma(2.0, 0.5, size=(n, c)))
 
 
 def embedded(width, mean, variance, points):
@@ -96,13 +98,14 @@ def test_product_and_sum_of_expected_products():
     a, b = tuples(3), tuples(4, seed=1)
     parts = tuple(ExpectedProduct((width,)) for width in WIDTHS)
     matrices = [
-        part((a[0][:, [j]], a[1][:, [j]]), (b[0][:, [j]], b[1][:, [j]]))
+        part(Tuples(a[0][:, [j]], a[1][:, [j]]), Tuples(b[0][:, [j]], b[1][:, [j]]))
         for j, part in enumerate(parts)
     ]
-    assert_allclose(Product(parts)(a, b), matrices[0] * matrices[1], rtol=1e-15)
-    assert_allclose(Sum(parts)(a, b), matrices[0] + matrices[1], rtol=1e-15)
+    product = Combined(math.prod, parts)(a, b)
+    assert_allclose(product, matrices[0] * matrices[1], rtol=1e-15)
+    assert_allclose(Combined(sum, parts)(a, b), matrices[0] + matrices[1], rtol=1e-15)
     # with a diagonal Sigma and independent messages, B.4 is the joint expected product
-    assert_allclose(Product(parts)(a, b), ExpectedProduct(WIDTHS)(a, b), rtol=1e-14)
+    assert_allclose(product, ExpectedProduct(WIDTHS)(a, b), rtol=1e-14)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
@@ -111,21 +114,21 @@ def test_is_a_kernel(kernel):
     matrix = kernel(a, a)
     assert_allclose(matrix, matrix.T, rtol=1e-13)
     assert np.linalg.eigvalsh(matrix).min() > -1e-12
-    assert_allclose(kernel.diagonal(a), np.diagonal(matrix), rtol=1e-13)
+    assert_allclose(diagonal(kernel, a), np.diagonal(matrix), rtol=1e-13)
     assert_allclose(kernel(a, b), kernel(b, a).T, rtol=1e-13)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
 def test_point_masses(kernel):
     mean = np.array([[0.0, 1.0], [0.5, 1.0]])
-    a = (mean, np.zeros((2, 2)))
-    assert_allclose(kernel.diagonal(a), np.diagonal(kernel(a, a)), rtol=1e-14)
+    a = Tuples(mean, np.zeros((2, 2)))
+    assert np.isfinite(kernel(a, a)).all()
     if isinstance(kernel, ExpectedProduct):
         assert_allclose(kernel(a, a)[0, 1], np.exp(-0.5 * (0.5 / 1.3) ** 2), rtol=1e-14)
 
 
 def test_far_and_narrow():
-    a = (np.array([[0.0, 0.0], [1e6, 0.0]]), np.array([[1e-12, 1.0], [1e-12, 1e12]]))
+    a = Tuples(np.array([[0.0, 0.0], [1e6, 0.0]]), np.array([[1e-12, 1.0], [1e-12, 1e12]]))
     for kernel in KERNELS:
         assert np.isfinite(kernel(a, a)).all()
 
@@ -147,7 +150,7 @@ def test_median_heuristic():
 
 def test_width_of_point_masses():
     mean, variance = tuples(31)
-    found = median_heuristic((mean, variance * [1.0, 0.0]), 0.5)
+    found = median_heuristic(Tuples(mean, variance * [1.0, 0.0]), 0.5)
     assert_allclose(found.widths[1] ** 2, 5.0 * mean[:, 1].var(), rtol=1e-14)
     # with labels -1 and 1 the inner kernel falls as with the messages Beta(1 + y, 2 - y)
     moments = np.array([2.0 / 3.0, 1.0 / 3.0]), 1.0 / 18.0
@@ -157,45 +160,10 @@ def test_width_of_point_masses():
 
 def test_median_heuristic_without_widths():
     mean, variance = tuples(5)
-    with pytest.raises(ValueError, match=r"a\[1\] is 0 in column 1, where all means are equal"):
-        median_heuristic((mean * [1.0, 0.0], variance * [1.0, 0.0]))
-    with pytest.raises(ValueError, match="a holds equal tuples in half of its pairs"):
-        median_heuristic((np.ones((5, 2)), np.ones((5, 2))))
-    with pytest.raises(ValueError, match="at least one tuple"):
-        median_heuristic((np.ones((0, 2)), np.ones((0, 2))))
-    with pytest.raises(ValueError, match="factor is 0"):
-        median_heuristic((mean, variance), 0.0)
-
-
-@pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        (np.ones((2, 2)), r"a is an array.*; allowed: \(mean, variance\)"),
-        ((np.ones((2, 3)), np.ones((2, 3))), r"a\[0\] has shape \(2, 3\); allowed: \(any, 2\)"),
-        ((np.ones((2, 2)), np.ones((3, 2))), r"a\[1\] has shape \(3, 2\); allowed: \(2, 2\)"),
-        ((np.ones((2, 2)), -np.ones((2, 2))), r"a\[1\] has a minimum of -1; allowed: numbers >= 0"),
-        ((np.full((2, 2), np.nan), np.ones((2, 2))), r"a\[0\] holds NaN"),
-    ],
-)
-def test_door(kernel, given, match):
-    with pytest.raises((ValueError, TypeError), match=match):
-        kernel(given, tuples(3))
-    with pytest.raises((ValueError, TypeError), match=match):
-        kernel.diagonal(given)
-
-
-def test_door_of_widths():
-    with pytest.raises(ValueError, match=r"widths\[1\] is 0"):
-        ExpectedProduct((1.0, 0.0))
-    with pytest.raises(TypeError, match=r"widths is 1\.0; allowed: a tuple"):
-        ExpectedProduct(1.0)
-    with pytest.raises(ValueError, match="outer is nan"):
-        JointEmbedding((1.0,), np.nan)
-    with pytest.raises(ValueError, match="variance_widths has 1 numbers; allowed: 2"):
-        MeanVariance(WIDTHS, (1.0,))
-    with pytest.raises(TypeError, match="parts is"):
-        Sum(())
+    with pytest.raises(ValueError, match="variance is 0 in column 1, where all means are equal"):
+        median_heuristic(Tuples(mean * [1.0, 0.0], variance * [1.0, 0.0]))
+    with pytest.raises(ValueError, match="half of the pairs of tuples are equal"):
+        median_heuristic(Tuples(np.ones((5, 2)), np.ones((5, 2))))
 
 
 def test_inputs_are_left_alone():
@@ -203,6 +171,4 @@ def test_inputs_are_left_alone():
     given = [part.copy() for part in a]
     for kernel in KERNELS:
         kernel(a, a)
-        kernel.diagonal(a)
     assert all((x == y).all() for x, y in zip(a, given, strict=True))
-    assert Tuples.checked("a", a).mean is a[0]
