@@ -13,7 +13,7 @@ from epfast._arrays import Array
 from epfast.estimators.evidence import LATENT_VARIANCES, Averaged, Fits
 from epfast.estimators.joint import Joint, Learnt
 from epfast.estimators.parameters import weak_prior
-from epfast.estimators.search import tell_lost
+from epfast.estimators.search import warn_lost
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.held import newton, with_noise
 from epfast.gaussian.hyper import DRAWS, MOST
@@ -191,7 +191,7 @@ class Target:
         u, fits = np.array([one.u for one in points]), [self.fit_of(p.u, p.fit) for p in points]
         if self.alone:
             by_size = np.argsort(u[:, 0])
-            tell_unbounded(values[kept][by_size], u[by_size, 0], [fits[k] for k in by_size])
+            warn_unbounded(values[kept][by_size], u[by_size, 0], [fits[k] for k in by_size])
         of = partial(
             IntegratedPosterior.of,
             values=values[kept],
@@ -243,7 +243,7 @@ def averaged(
     if design is None or len(design.points) == 1:
         return fits, found
     if joint.search.n_lost > n_lost:
-        tell_lost(joint.search, "averaged over the others")
+        warn_lost(joint.search, "averaged over the others")
     return target.mixture(design, surface.mode)
 
 
@@ -261,7 +261,7 @@ def gap_of_rows(fits: Fits, others: Fits, rows: Any) -> float:
     return most
 
 
-def tell_unbounded(values: Array, u: Array, fits: list[Fits]) -> None:
+def warn_unbounded(values: Array, u: Array, fits: list[Fits]) -> None:
     """Warn of a coefficient that grows with the prior variance, from the most probable one on.
 
     values: of the log density at logs u of prior variances, in their order.

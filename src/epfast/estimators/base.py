@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar, cast, dataclass_transform
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,8 +44,10 @@ __all__ = [
     "ConvergenceWarning",
     "EvidenceWarning",
     "LatentClassifier",
+    "all_or_nothing",
     "check_is_fitted",
     "check_labels",
+    "estimator",
     "fit_seed",
     "loss_of_labels",
     "mixed_odds",
@@ -51,10 +55,57 @@ __all__ = [
     "row_weights",
     "sample_weights",
     "seed_of_draws",
-    "tell",
     "validate_data",
     "validate_fit",
+    "warn_of_fits",
 ]
+
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: attribute of an estimator during its fit, once its arguments are checked: a function that gives a
+#: posterior before there is another
+LEFT = "_left"
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+def estimator(cls: type[T]) -> type[T]:
+    """Make the annotated names of an estimator, and of its bases, its keyword parameters."""
+    made: Any = dataclass(kw_only=True, eq=False, repr=False, match_args=False)(cls)
+    made.__init__ = _checks.named(made.__init__)
+    return cls
+
+
+def all_or_nothing(fit: F) -> F:
+    """Let Ctrl-C leave the estimator as it was before ``fit``, fitted or not.
+
+    It comes out as :class:`epfast.Interrupted`, whose ``posterior`` is that of the binary problem
+    last at hand: at the hyper-parameters where the search was. Before the arguments are checked a
+    plain KeyboardInterrupt comes out.
+    """
+
+    @wraps(fit)
+    def fit_or_leave(self: Any, *arguments: Any, **named: Any) -> Any:
+        before = self.__dict__.copy()
+        try:
+            return fit(self, *arguments, **named)
+        except KeyboardInterrupt as pressed:
+            now = self.__dict__.copy()
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            if isinstance(pressed, inference.Interrupted):
+                raise
+            posteriors = now.get("posteriors_")
+            if posteriors and posteriors is not before.get("posteriors_"):
+                raise inference.Interrupted(posteriors[-1]) from None
+            if LEFT not in now:
+                raise
+            raise inference.Interrupted(now[LEFT]()) from None
+        finally:
+            self.__dict__.pop(LEFT, None)
+
+    return fit_or_leave  # type: ignore[return-value]
 
 
 def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:
@@ -95,7 +146,7 @@ def fit_seed(random_state: Any) -> int:
     return seed_of_draws(random_state)
 
 
-def tell(reports: Iterable[tuple[Any, ...]]) -> None:
+def warn_of_fits(reports: Iterable[tuple[Any, ...]]) -> None:
     """Warn of fits, as :func:`epfast.inference.warn_of` does.
 
     reports: the arguments of ``warn_of`` of each fit.
@@ -119,6 +170,15 @@ class Posteriors:
                     f"parameters are: {sorted(known)}{_checks.meant(name, known)}"
                 )
         return cast(Any, super()).set_params(**given)
+
+    def _input(self) -> dict[str, Any]:
+        """What scikit-learn shall check of X."""
+        return {"dtype": np.float64}
+
+    def _rows(self, X: Any) -> Any:
+        """Rows to predict, checked."""
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False, **self._input())
 
     @property
     def posterior_(self) -> Any:
@@ -159,24 +219,18 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
             One column per class with rows of positive weight, where there are more than two. In a
             linear model the intercept is included: the mean is ``X @ coef_.T + intercept_``.
         """
-        return self._stacked(self._rows(X))
+        return self._answers(X, self._stacked)
 
-    def _input(self) -> dict[str, Any]:
-        """What scikit-learn shall check of X."""
-        return {"dtype": np.float64}
-
-    def _rows(self, X: Any) -> Any:
-        """Rows to predict, checked."""
-        check_is_fitted(self)
-        return validate_data(self, X, reset=False, **self._input())
+    def _answers(self, X: Any, of_rows: Callable[[Any], T]) -> T:
+        """What a function says of rows to predict, once they are checked."""
+        return of_rows(self._rows(X))
 
     @property
     def _several(self) -> bool:
         """Whether one posterior has a latent value for each class."""
-        check_is_fitted(self)
         return isinstance(self.posteriors_[0].loss, Multiclass)
 
-    def _log_probabilities(self, X: ArrayLike) -> Array:
+    def _log_probabilities(self, rows: Any) -> Array:
         """(n, n_classes), by that one posterior."""
         raise NotImplementedError
 
@@ -227,19 +281,22 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
             Of ``classes_[1]``. Or of each class against the rest, where there are more than two,
             -inf for a class whose rows all had weight 0.
         """
-        scores = self._scores(X)
+        return self._answers(X, self._decisions)
+
+    def _decisions(self, rows: Any) -> Array:
+        scores = self._scores(rows)
         if self._all_seen:
             return scores
         return self._spread(np.stack([-scores, scores], axis=1) if scores.ndim == 1 else scores)
 
-    def _scores(self, X: ArrayLike) -> Array:
+    def _scores(self, rows: Any) -> Array:
         """As :meth:`decision_function`, of the classes that were seen."""
         if self._several:
-            logs = self._log_probabilities(X)
+            logs = self._log_probabilities(rows)
             if logs.shape[1] == 2:
                 return np.asarray(logs[:, 1] - logs[:, 0])
             return np.asarray(logs - _log_of_rest(logs))
-        return self._odds(self._rows(X))
+        return self._odds(rows)
 
     @property
     def _all_seen(self) -> bool:
@@ -266,7 +323,10 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         ndarray of shape (n,)
             Labels out of ``classes_``.
         """
-        scores = self.decision_function(X)
+        return self._answers(X, self._labels)
+
+    def _labels(self, rows: Any) -> NDArray[Any]:
+        scores = self._decisions(rows)
         index = (scores > 0.0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[index])
 
@@ -303,9 +363,12 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         ndarray of shape (n, n_classes)
             Columns in the order of ``classes_``.
         """
+        return self._answers(X, self._log_proba)
+
+    def _log_proba(self, rows: Any) -> Array:
         if self._several:
-            return self._spread(self._log_probabilities(X))
-        return self._spread(log_probabilities(self._scores(X), self.coupling_))
+            return self._spread(self._log_probabilities(rows))
+        return self._spread(log_probabilities(self._scores(rows), self.coupling_))
 
     def _encode(
         self, labels: NDArray[Any], weights: Array | None = None

@@ -56,7 +56,7 @@ LEAST = 1e-6
 #: passes at most, and the factor by which they contract before it is known: 0.03 to 0.1
 PASSES, RATE = 20, 0.1
 #: a move of a row, in its sd, that may be rounding. And one that changes slopes by no more
-ROUNDING, TOLD = 2e-5, 1e-4
+ROUNDING, CORRECTED_FROM = 2e-5, 1e-4
 #: share of the moves of the sites that slopes leave out: half of the rows
 LEFT_OUT = 0.01
 #: variance of a row's cavity where nothing is known of it
@@ -164,7 +164,7 @@ class Leading:
                 rate = rate if last == math.inf else moved / last
                 if rate * moved <= schedule.tol or moved <= ROUNDING:
                     moves = sites.precision - before.precision
-                    spread = self._spread(roots, s, moves if moved > TOLD else None)
+                    spread = self._spread(roots, s, moves if moved > CORRECTED_FROM else None)
                     found = Passed(1.0 / variance, sites, mean, roots, spread)
                     return found if start is None else found.after(start)
                 if not rate < 1.0:

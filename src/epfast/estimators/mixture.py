@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epfast import _checks
 from epfast._arrays import Array
-from epfast.estimators.base import check_is_fitted, fit_seed, seed_of_draws, tell, validate_data
-from epfast.estimators.interrupts import all_or_nothing
+from epfast.estimators.base import (
+    all_or_nothing,
+    check_is_fitted,
+    estimator,
+    fit_seed,
+    seed_of_draws,
+    validate_data,
+    warn_of_fits,
+)
 from epfast.parametric.mixture import MODEL, fitted
 from epfast.parametric.mixture_posterior import MixturePosterior
 from epfast.schedules import Schedule
@@ -21,6 +28,7 @@ from sklearn.base import BaseEstimator, DensityMixin  # isort: skip
 __all__ = ["GaussianMixtureEP"]
 
 
+@estimator
 class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
     """Mixture of Gaussians of one isotropic noise, for scikit-learn: see :func:`fit_mixture`.
 
@@ -64,33 +72,17 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
     True
     """
 
-    @_checks.named
-    def __init__(
-        self,
-        n_components: int = 1,
-        *,
-        noise_variance: float | None = None,
-        prior_mean: ArrayLike | None = None,
-        prior_variance: ArrayLike | None = None,
-        weights: ArrayLike | None = None,
-        learn_weights: bool | None = None,
-        concentration: ArrayLike | None = None,
-        noise_prior: tuple[float, float] | None = None,
-        schedule: Schedule | None = None,
-        n_init: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.noise_variance = noise_variance
-        self.prior_mean = prior_mean
-        self.prior_variance = prior_variance
-        self.weights = weights
-        self.learn_weights = learn_weights
-        self.concentration = concentration
-        self.noise_prior = noise_prior
-        self.schedule = schedule
-        self.n_init = n_init
-        self.random_state = random_state
+    n_components: int = field(default=1, kw_only=False)
+    noise_variance: float | None = None
+    prior_mean: ArrayLike | None = None
+    prior_variance: ArrayLike | None = None
+    weights: ArrayLike | None = None
+    learn_weights: bool | None = None
+    concentration: ArrayLike | None = None
+    noise_prior: tuple[float, float] | None = None
+    schedule: Schedule | None = None
+    n_init: int | None = None
+    random_state: Any = None
 
     @all_or_nothing
     def fit(self, X: ArrayLike, y: Any = None) -> GaussianMixtureEP:
@@ -130,7 +122,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
             fit_seed(self.random_state),
             n_init=self.n_init,
         )
-        tell([(post, engine, post.schedule)])
+        warn_of_fits([(post, engine, post.schedule)])
         self.posterior_ = post
         self.means_, self.weights_ = post.mean, post.weights
         self.noise_variance_ = post.noise_variance

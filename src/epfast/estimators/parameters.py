@@ -166,11 +166,11 @@ class Parameters(NamedTuple):
             below, above = free[part] <= low + NEAR, free[part] >= high - NEAR
             if np.ndim(value) == 0:
                 if below[0] or above[0]:
-                    found.append(f"{_told(name, value)} ({_why(name, bool(above[0]))})")
+                    found.append(f"{_written(name, value)} ({_why(name, bool(above[0]))})")
             elif self.unseen or ((below | above) & (low < high)).any():
                 none = f": no row has class {', '.join(map(str, self.unseen[:9]))}"
                 none = none if self.unseen else ""
-                found.append(f"{_told(name, value)} ({_why(name, False)}{none})")
+                found.append(f"{_written(name, value)} ({_why(name, False)}{none})")
             first += np.size(value)
         return found
 
@@ -180,10 +180,10 @@ class Parameters(NamedTuple):
         for name in self.names:
             value = getattr(post.loss, name)
             sides: list[tuple[int, float, float]] = []
-            told = np.ndim(value) > 0 and self.unseen  # by at_ends
-            for k in () if told else range(first, first + np.size(value)):
+            unseen = np.ndim(value) > 0 and self.unseen  # by at_ends
+            for k in () if unseen else range(first, first + np.size(value)):
                 low, high = self.bounds[k]
-                if min(free[k] - low, high - free[k]) > NEAR:  # else it is told already
+                if min(free[k] - low, high - free[k]) > NEAR:  # else at_ends names it
                     sides += [(k, low, -AWAY), (k, high, AWAY)]
             first += np.size(value)
             moved = [free + step * (np.arange(len(free)) == k) for k, _, step in sides]
@@ -197,7 +197,7 @@ class Parameters(NamedTuple):
             if rise and max(rise) > -FLAT:
                 above = sides[int(np.argmax(rise))][2] > 0.0
                 found.append(
-                    f"{_told(name, value)} from {'larger' if above else 'smaller'} ones "
+                    f"{_written(name, value)} from {'larger' if above else 'smaller'} ones "
                     f"({_why(name, above)})"
                 )
         return found
@@ -266,7 +266,7 @@ def weak_prior(name: str, scale: float) -> OfPower | None:
     return OfPower(*known[name]) if name in known else None
 
 
-def _told(name: str, value: Any) -> str:
+def _written(name: str, value: Any) -> str:
     if np.ndim(value) == 0:
         return f"{name}={value:.3g}"
     return f"{name}=({', '.join(f'{part:.3g}' for part in value)})"
@@ -298,7 +298,7 @@ def _unseen(loss: Loss, responses: Array, weights: Array | None) -> tuple[int, .
     return tuple(np.flatnonzero(mass == 0.0).tolist())
 
 
-def tell_ends(parameters: Parameters, loss: Loss, post: Any) -> None:
+def warn_ends(parameters: Parameters, loss: Loss, post: Any) -> None:
     """Warn of parameters at an end of their range, or that y does not tell from one.
 
     post: the posterior with these parameters. None: there is none.

@@ -273,37 +273,38 @@ class Descent:
             descend(self._with_wall, theta, self.problem.bounds, self.options)
 
 
-def descents(
-    problems: list[Problem],
-    starts: list[Start],
-    optimizer: Any,
-    n_jobs: int | None,
-    *,
-    pilot: bool = False,
-) -> list[Maximum]:
-    """Of each problem a descent from its start, in threads.
+def descended(
+    optimizer: Any, problem: Any, start: Start, runs: list[Descent], *, pilot: bool = False
+) -> Maximum:
+    """The end of a descent, which is appended to the runs first."""
+    theta, guess = start
+    runs.append(Descent(problem, guess, pilot=pilot))
+    return runs[-1].run(optimizer, theta)
 
-    The results do not depend on ``n_jobs``: each descent has its own warm starts.
+
+def maxima(
+    problems: list[Problem],
+    starts: list[list[Start]],
+    climb: Callable[[Any, Start, list[Descent]], Maximum],
+    n_jobs: int | None,
+) -> list[Maximum]:
+    """The best theta of each problem over searches from each of its starts, in threads.
+
+    The results do not depend on ``n_jobs``: each search has its own warm starts.
 
     Raises
     ------
     Interrupted
         On Ctrl-C, with the posterior of a fit that it broke off, or of one before.
     """
-    over, inside = shares(n_jobs, len(problems))
-    # descents one after the other have the same threads
-    runs = [
-        Descent(problem.with_threads(inside), guess, pilot=pilot)
-        for problem, (_, guess) in zip(problems, starts, strict=True)
+    jobs = [(k, start) for k, mine in enumerate(starts) for start in mine]
+    over, inside = shares(n_jobs, len(jobs))
+    runs: list[Descent] = []
+    calls: list[Callable[[], Maximum]] = [
+        partial(climb, problems[k].with_threads(inside), start, runs) for k, start in jobs
     ]
     try:
-        return in_threads(
-            [
-                partial(run.run, optimizer, theta)
-                for run, (theta, _) in zip(runs, starts, strict=True)
-            ],
-            over,
-        )
+        ends = in_threads(calls, over)
     except Interrupted:
         raise
     except KeyboardInterrupt:
@@ -311,19 +312,9 @@ def descents(
             if run.last is not None:
                 raise Interrupted(run.last) from None
         raise
-
-
-def maxima(
-    problems: list[Problem],
-    starts: list[list[Start]],
-    find: Callable[[list[Problem], list[Start]], list[Maximum]],
-) -> list[Maximum]:
-    """The best theta of each problem over searches from each of its starts."""
-    jobs = [(k, start) for k, mine in enumerate(starts) for start in mine]
-    found = find([problems[k] for k, _ in jobs], [start for _, start in jobs])
     best = []
     for k in range(len(problems)):
-        mine = [one for (which, _), one in zip(jobs, found, strict=True) if which == k]
+        mine = [one for (which, _), one in zip(jobs, ends, strict=True) if which == k]
         top = max(mine, key=lambda one: one.value)
         tried, lost = (sum(getattr(one, name) for one in mine) for name in ("tried", "lost"))
         best.append(top._replace(tried=tried, lost=lost))
@@ -358,57 +349,43 @@ def search(
     with warnings.catch_warnings():
         # the last fit, at the maximum, gives its own warnings
         warnings.simplefilter("ignore", ConvergenceWarning)
-        settings = {"optimizer": optimizer, "n_jobs": n_jobs}
         given: list[list[Start]] = [[(theta, None) for theta in mine] for mine in starts]
         begin = given
         if pilots is not None:
-            first = maxima(pilots, given, partial(descents, pilot=True, **settings))
+            first = maxima(pilots, given, partial(descended, optimizer, pilot=True), n_jobs)
             # sites of the same rows, from which alone fits may hold there
             all_rows = len(pilots[0].X) == len(problems[0].X)
             begin = [
                 [(one.theta, one.start if all_rows else None)] if np.isfinite(one.value) else mine
                 for one, mine in zip(first, given, strict=True)
             ]
-        in_stages = partial(stages, **settings)
-        found = maxima(problems, begin, in_stages)
-        for k, one in enumerate(found):
+        climb = partial(staged, optimizer)
+        ends = maxima(problems, begin, climb, n_jobs)
+        for k, one in enumerate(ends):
             if not np.isfinite(one.value) and begin[k] is not given[k]:
                 # what holds for some rows may not hold for all of them
-                (found[k],) = maxima([problems[k]], [given[k]], in_stages)
-    if not all(np.isfinite(one.value) for one in found):
+                (ends[k],) = maxima([problems[k]], [given[k]], climb, n_jobs)
+    if not all(np.isfinite(one.value) for one in ends):
         raise FloatingPointError("EP failed at all hyper-parameters that were tried")
-    return found
+    return ends
 
 
-def stages(
-    problems: list[Problem], starts: list[Start], optimizer: Any, n_jobs: int | None
-) -> list[Maximum]:
-    """Of each problem the best of searches one after the other, each from where the last one ended.
+def staged(optimizer: Any, problem: Any, start: Start, runs: list[Descent]) -> Maximum:
+    """The best of descents one after the other, each from where the last one ended.
 
-    In each of them a problem has one form, exact or of the low rank that it has at its start, with
-    the pivots held fixed: so the evidence is smooth. Exact searches have one stage, those for
-    nearest rows one on some of the rows.
+    In each of them the problem has one form, exact or of the low rank that it has at its start,
+    with the pivots held fixed: so the evidence is smooth. An exact search has one stage, one for
+    nearest rows a first one on some of the rows, which starts without sites.
     """
-    best: list[Any] = [None] * len(problems)
-    forms: dict[int, Any] = {k: _first(problem, starts[k][0]) for k, problem in enumerate(problems)}
-    at: dict[int, Maximum] = {}
-    rounds = 0
-    while forms:
+    best: Maximum | None = None
+    form, rounds = _first(problem, start[0]), 0
+    while form is not None:
         rounds += 1
-        found = descents(
-            [form.searched() for form in forms.values()],
-            [
-                _of_its_rows(form, (at[k].theta, best[k].start) if k in at else starts[k])
-                for k, form in forms.items()
-            ],
-            optimizer,
-            n_jobs,
-        )
-        at = dict(zip(forms, found, strict=True))
-        following = {}
-        for k, one in at.items():
-            best[k], following[k] = _next(problems[k], forms[k], one, best[k], rounds)
-        forms = {k: form for k, form in following.items() if form is not None}
+        begin = (start[0], None) if isinstance(form, NearestProcess) else start
+        end = descended(optimizer, form.searched(), begin, runs)
+        best, form = _next(problem, form, end, best, rounds)
+        start = end.theta, best.start
+    assert best is not None
     return best
 
 
@@ -422,11 +399,6 @@ def _first(problem: Any, theta: Array) -> Any:
     some = problem.unfactored() if isinstance(problem, BinaryProcess) else form
     many = isinstance(form, LowRankProcess) and form.pivots is not None and len(form.pivots) > PILOT
     return some if many and isinstance(some, NearestProcess) else form
-
-
-def _of_its_rows(form: Any, start: Start) -> Start:
-    """A start of a search, without sites where it has some of the rows."""
-    return (start[0], None) if isinstance(form, NearestProcess) else start
 
 
 def _next(
@@ -455,7 +427,7 @@ def _next(
     low = isinstance(there, LowRankProcess)
     if not low and form.renews and one.error > STALE:
         # on the way to a maximum, which may have one
-        there, low = form._replace(renews=False), True
+        there, low = replace(form, renews=False), True
     return best, None if low and one.error <= OPEN else there
 
 

@@ -89,15 +89,6 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
     #: the loss, with the parameters that the evidence has set
     loss_: Loss
 
-    def _input(self) -> dict[str, Any]:
-        """What scikit-learn shall check of X."""
-        return {"dtype": np.float64}
-
-    def _rows(self, X: Any) -> Any:
-        """Rows to predict, checked."""
-        check_is_fitted(self)
-        return validate_data(self, X, reset=False, **self._input())
-
     def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and y of a fit. y (n,), or (n, 2) whose columns the loss knows."""
         given = self._input()

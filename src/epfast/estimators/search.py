@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from scipy import optimize
@@ -54,7 +54,7 @@ CRAWLS, FAR = 0.5, 1.0
 #: a share of the accuracy that is no step: a smaller one costs a sweep more
 STILL = 0.3
 #: a change of the inverse prior sd by which slopes tell how they rise
-TOLD = 5e-3
+SECANT_FROM = 5e-3
 #: SHARE of passes in leading directions, whose slopes are right to second order in what is left
 OF_PASSES = 0.05
 #: step back from a lost fit at which a search by slopes is given up, and steps from the first point
@@ -68,16 +68,6 @@ REPAIRS = ((0.5, 2), (0.2, 5))
 SLOW = 0.7
 #: several variances: most steps, and the slope in nats at which a variance has settled
 STEPS, SLOPE = 200, 1e-4
-
-
-class Found(NamedTuple):
-    """What a search found."""
-
-    variance: float | Array
-    #: fits to start from
-    starts: list[Posterior] | None
-    #: whether the evidence rises to priors that call all labels certain
-    rises: bool = False
 
 
 class Search:
@@ -99,8 +89,6 @@ class Search:
         self.rise = math.nan
         #: points without a valid fit, and all points
         self.n_lost = self.n_tried = 0
-        #: whether the last lost fit only lacked sweeps
-        self.slow = False
         #: minus the second derivative of the log density by u, where the search by slopes ended
         self.curvature = math.nan
         self.fine, self.quick = schedules_of(problem.schedule)
@@ -119,8 +107,7 @@ class Search:
                     self.last, self.latest = attempt.posteriors, (variance, attempt)
                 return attempt
         self.n_lost += 1
-        told = f"{variance:g}" if np.ndim(variance) == 0 else np.array2string(np.asarray(variance))
-        logger.info("prior variance %s: no fit was valid", told)
+        logger.info("prior variance %s: no fit was valid", variance)
         return None
 
     def _attempts(self, variance: float | Array, schedule: Any) -> Iterator[Fits | None]:
@@ -152,8 +139,7 @@ class Search:
         """Twice the sweeps if the first fit settles slowly, else damping."""
         if schedule.stores == "none":
             return
-        self.slow = first is not None and all(map(settles_slowly, first.posteriors))
-        if first is not None and self.slow:
+        if first is not None and all(map(settles_slowly, first.posteriors)):
             if schedule is not self.quick:
                 yield self._attempt(variance, schedule, first.posteriors)
             return
@@ -182,9 +168,8 @@ class Search:
         """The slope of :meth:`value`."""
         return found.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
 
-    def maximum(self, least: float, most: float) -> Found | None:
-        """The best prior variance in [least, most]. None if no fit was valid."""
-        low, high = math.log(least), math.log(most)
+    def maximum(self, low: float, high: float) -> float | None:
+        """The best log of a prior variance in a range. None if no fit was valid."""
         u = None
         if self.problem.flat:
             begin, rise = self._pilot(low, high)
@@ -192,11 +177,7 @@ class Search:
             if math.isnan(rise):
                 (begin, settled), schedule = self._with_sites(low, high, begin), self.quick
             u = begin if settled else self._root(low, high, begin, rise, schedule)
-        if u is None:
-            u = self._best(low, high)
-        if u is None:
-            return None
-        return Found(math.exp(u), self.last, u > high - EDGE)
+        return self._best(low, high) if u is None else u
 
     def _pilot(self, low: float, high: float) -> tuple[float, float]:
         """Where the search begins, and how the excess rises there. NaN: not known.
@@ -228,7 +209,7 @@ class Search:
             u = float(at[0])
             slope, x = self.slope(u, found), math.exp(-0.5 * u)
             excess = found.excess(slope, d)
-            if abs(before[0] / x - 1.0) > TOLD:
+            if abs(before[0] / x - 1.0) > SECANT_FROM:
                 self.rise = (excess - before[1]) / (x - before[0])
             before = x, excess
             step = _secant(excess, found.rise(x * x, slope, d), x)
@@ -419,27 +400,27 @@ def settles_slowly(post: Posterior) -> bool:
     return history[-1].n_refused == 0 and (post.converged or history[-1].change < SLOW * half)
 
 
-def find(search: Search, least: float, most: float) -> Found:
+def common_variance(search: Search, least: float, most: float) -> float:
     """The prior variance in a range that the evidence favours. It warns of what went wrong.
 
     It is 1 if all points of the search are lost.
     """
-    found = search.maximum(least, most)
-    tell_lost(search, "1" if found is None else "the best of the others")
-    if found is None:
-        return Found(1.0, None)
-    if found.rises:
+    u = search.maximum(math.log(least), math.log(most))
+    warn_lost(search, "1" if u is None else "the best of the others")
+    if u is None:
+        return 1.0
+    if u > math.log(most) - EDGE:
         warn_user(
-            f"the log evidence rises up to prior_variance={found.variance:.3g}, and hardly falls "
+            f"the log evidence rises up to prior_variance={math.exp(u):.3g}, and hardly falls "
             "beyond: a plane separates the classes, or nearly, and does not bound the "
             "coefficients, or the columns of X differ in scale; standardise them, or give a "
             "number, such as prior_variance=1.0 for columns of unit variance",
             EvidenceWarning,
         )
-    return found
+    return math.exp(u)
 
 
-def tell_lost(search: Search, kept: str) -> None:
+def warn_lost(search: Search, kept: str) -> None:
     """Warn of points that were lost; kept: what prior_variance_ is then."""
     if search.n_lost:
         warn_user(
