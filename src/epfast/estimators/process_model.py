@@ -425,11 +425,11 @@ class ProcessModel(Posteriors):
         if self.kernel is None or self.rank is not None:
             pilots = [problem.pilot(pilot_rows(n)) for problem in problems]
         with self._explained(problems, thetas):
-            found = search(problems, pilots, starts, self.optimizer, self.n_jobs)
-        self.n_failed_points_ = sum(one.lost for one in found)
+            found, runs = search(problems, pilots, starts, self.optimizer, self.n_jobs)
+        self.n_failed_points_ = sum(run.lost for run in runs)
         if self.n_failed_points_:
             warn_user(
-                f"EP failed at {self.n_failed_points_} of {sum(one.tried for one in found)} "
+                f"EP failed at {self.n_failed_points_} of {sum(run.tried for run in runs)} "
                 "hyper-parameters that were tried; they were not scored (n_failed_points_), and "
                 "the maximum may be among them; try schedule=epfast.DoubleLoop(), narrower bounds "
                 "of the kernel, or another loss",

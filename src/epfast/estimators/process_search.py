@@ -64,9 +64,6 @@ class Maximum(NamedTuple):
 
     theta: Array
     value: float
-    #: hyper-parameters that were tried, and those at which no fit held
-    tried: int
-    lost: int
     #: sites to start from there, where each row has one
     start: Guess | None = None
     #: truncation error there, in nats, of a process of low rank
@@ -140,6 +137,7 @@ class Descent:
         self.error, self.stale = 0.0, np.inf
         #: what L-BFGS sees as 0: with densities, the first value, which has the unit of y in it
         self.level: float | None = None if problem.parameters.names else 0.0
+        #: hyper-parameters that were tried, those at which no fit held, and repaired ones
         self.tried = self.lost = self.repaired = 0
         #: points that may yet be lost in this run of the optimizer
         self.left = MOST_LOST
@@ -226,9 +224,7 @@ class Descent:
         bounds = self.problem.bounds
         if callable(optimizer):
             best, value = optimizer(self.objective, theta, bounds=bounds)
-            return Maximum(
-                np.asarray(best), -float(value), self.tried, self.lost, self.start, self.error
-            )
+            return Maximum(np.asarray(best), -float(value), self.start, self.error)
         self.stale = STALE if getattr(self.problem, "renews", False) else np.inf
         self._descend(theta)
         value, found = self.best
@@ -240,7 +236,7 @@ class Descent:
             and self.plain.tol > 0.0
         ):
             best = self._refined(best)
-        return Maximum(best, -value, self.tried, self.lost, self.start, self.error)
+        return Maximum(best, -value, self.start, self.error)
 
     def _refined(self, theta: Array) -> Array:
         """On from the best of what was tried: up what rises little, and to the root of the slopes.
@@ -278,8 +274,9 @@ def descended(
 ) -> Maximum:
     """The end of a descent, which is appended to the runs first."""
     theta, guess = start
-    runs.append(Descent(problem, guess, pilot=pilot))
-    return runs[-1].run(optimizer, theta)
+    run = Descent(problem, guess, pilot=pilot)
+    runs.append(run)
+    return run.run(optimizer, theta)
 
 
 def maxima(
@@ -287,10 +284,12 @@ def maxima(
     starts: list[list[Start]],
     climb: Callable[[Any, Start, list[Descent]], Maximum],
     n_jobs: int | None,
+    runs: list[Descent],
 ) -> list[Maximum]:
     """The best theta of each problem over searches from each of its starts, in threads.
 
-    The results do not depend on ``n_jobs``: each search has its own warm starts.
+    The results do not depend on ``n_jobs``: each search has its own warm starts. Its descents are
+    appended to the runs.
 
     Raises
     ------
@@ -299,7 +298,6 @@ def maxima(
     """
     jobs = [(k, start) for k, mine in enumerate(starts) for start in mine]
     over, inside = shares(n_jobs, len(jobs))
-    runs: list[Descent] = []
     calls: list[Callable[[], Maximum]] = [
         partial(climb, problems[k].with_threads(inside), start, runs) for k, start in jobs
     ]
@@ -315,9 +313,7 @@ def maxima(
     best = []
     for k in range(len(problems)):
         mine = [one for (which, _), one in zip(jobs, ends, strict=True) if which == k]
-        top = max(mine, key=lambda one: one.value)
-        tried, lost = (sum(getattr(one, name) for one in mine) for name in ("tried", "lost"))
-        best.append(top._replace(tried=tried, lost=lost))
+        best.append(max(mine, key=lambda one: one.value))
     return best
 
 
@@ -327,8 +323,8 @@ def search(
     starts: list[list[Array]],
     optimizer: Any,
     n_jobs: int | None,
-) -> list[Maximum]:
-    """The hyper-parameters of all problems.
+) -> tuple[list[Maximum], list[Descent]]:
+    """The hyper-parameters of all problems, and the descents over all rows that led there.
 
     Parameters
     ----------
@@ -352,22 +348,22 @@ def search(
         given: list[list[Start]] = [[(theta, None) for theta in mine] for mine in starts]
         begin = given
         if pilots is not None:
-            first = maxima(pilots, given, partial(descended, optimizer, pilot=True), n_jobs)
+            first = maxima(pilots, given, partial(descended, optimizer, pilot=True), n_jobs, [])
             # sites of the same rows, from which alone fits may hold there
             all_rows = len(pilots[0].X) == len(problems[0].X)
             begin = [
                 [(one.theta, one.start if all_rows else None)] if np.isfinite(one.value) else mine
                 for one, mine in zip(first, given, strict=True)
             ]
-        climb = partial(staged, optimizer)
-        ends = maxima(problems, begin, climb, n_jobs)
+        climb, runs = partial(staged, optimizer), list[Descent]()
+        ends = maxima(problems, begin, climb, n_jobs, runs)
         for k, one in enumerate(ends):
             if not np.isfinite(one.value) and begin[k] is not given[k]:
                 # what holds for some rows may not hold for all of them
-                (ends[k],) = maxima([problems[k]], [given[k]], climb, n_jobs)
+                (ends[k],) = maxima([problems[k]], [given[k]], climb, n_jobs, runs)
     if not all(np.isfinite(one.value) for one in ends):
         raise FloatingPointError("EP failed at all hyper-parameters that were tried")
-    return ends
+    return ends, runs
 
 
 def staged(optimizer: Any, problem: Any, start: Start, runs: list[Descent]) -> Maximum:
@@ -383,6 +379,10 @@ def staged(optimizer: Any, problem: Any, start: Start, runs: list[Descent]) -> M
         rounds += 1
         begin = (start[0], None) if isinstance(form, NearestProcess) else start
         end = descended(optimizer, form.searched(), begin, runs)
+        if isinstance(problem, LowRankProcess):
+            # the value with pivots of its own decides
+            runs.append(Descent(problem))
+            end = end._replace(value=-runs[-1].objective(end.theta, False))
         best, form = _next(problem, form, end, best, rounds)
         start = end.theta, best.start
     assert best is not None
@@ -402,37 +402,24 @@ def _first(problem: Any, theta: Array) -> Any:
 
 
 def _next(
-    problem: Any, form: Any, one: Maximum, before: Maximum | None, rounds: int
+    problem: Any, form: Any, end: Maximum, before: Maximum | None, rounds: int
 ) -> tuple[Maximum, Any]:
     """The best so far, and the form of a further search. None: there is none."""
     if isinstance(form, NearestProcess):
-        best = _counted(one._replace(start=None), before)
-        there = problem.stage(one.theta) if rounds == 1 else form
-        return best, there if isinstance(there, LowRankProcess) else None
+        there = problem.stage(end.theta) if rounds == 1 else form
+        return end._replace(start=None), there if isinstance(there, LowRankProcess) else None
     if not isinstance(form, LowRankProcess):
-        return _counted(one, before), None
+        return end, None
     if isinstance(problem, LowRankProcess):
-        # the value with pivots of its own decides
-        value = -Descent(problem).objective(one.theta, False)
-        one = one._replace(value=value, tried=one.tried + 1, lost=one.lost + bool(np.isinf(value)))
-        if before is not None and not value > before.value:
-            return _counted(before, one), None
-        gain = np.inf if before is None else value - before.value
-        more = rounds < ROUNDS and gain > GAIN
-        return _counted(one, before), problem.stage(one.theta) if more else None
-    best = _counted(one, before)
-    if one.start is None or rounds == FREE_ROUNDS:
-        return best, problem.unfactored()
-    there = problem.stage(one.theta, one.start.sites.precision)
+        if before is not None and not end.value > before.value:
+            return before, None
+        gain = np.inf if before is None else end.value - before.value
+        return end, problem.stage(end.theta) if rounds < ROUNDS and gain > GAIN else None
+    if end.start is None or rounds == FREE_ROUNDS:
+        return end, problem.unfactored()
+    there = problem.stage(end.theta, end.start.sites.precision)
     low = isinstance(there, LowRankProcess)
-    if not low and form.renews and one.error > STALE:
+    if not low and form.renews and end.error > STALE:
         # on the way to a maximum, which may have one
         there, low = replace(form, renews=False), True
-    return best, None if low and one.error <= OPEN else there
-
-
-def _counted(one: Maximum, other: Maximum | None) -> Maximum:
-    """The first, with the numbers of points of both."""
-    if other is None:
-        return one
-    return one._replace(tried=one.tried + other.tried, lost=one.lost + other.lost)
+    return end, None if low and end.error <= OPEN else there

@@ -408,6 +408,7 @@ def common_variance(search: Search, least: float, most: float) -> float:
     u = search.maximum(math.log(least), math.log(most))
     warn_lost(search, "1" if u is None else "the best of the others")
     if u is None:
+        search.last = None
         return 1.0
     if u > math.log(most) - EDGE:
         warn_user(
