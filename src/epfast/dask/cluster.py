@@ -53,7 +53,6 @@ class Cluster(Workers):
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name, self.count = client, name, 0
         self.token = uuid.uuid4().hex
-        self.homes: dict[int, list[str]] = {}
         #: whether shards stay in memory
         self.are_kept = False
         self._check_versions()
@@ -93,30 +92,19 @@ class Cluster(Workers):
                 f"workers have epfast {', '.join(others)} and the client {ours}; allowed: the same"
             )
 
-    def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
+    def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
         self.are_kept = persist
         if not persist:
-            found = self.client.compute([delayed(facts_of)(load) for load in loads])
+            facts = self.client.compute([delayed(facts_of)(load) for load in loads])
             addresses = sorted(self.client.nthreads())
             homes = [[addresses[k % len(addresses)]] for k in range(len(loads))]
-            return self._numbered(loads, self.client.gather(found), homes)
+            return loads, self.client.gather(facts), homes
         futures = self.client.compute(loads)
         facts = self.client.gather([self.client.submit(facts_of, future) for future in futures])
         where = self.client.who_has(futures)
-        return self._numbered(futures, facts, [list(where.get(f.key, ())) for f in futures])
+        return futures, facts, [list(where.get(future.key, ())) for future in futures]
 
-    def _numbered(self, rows: list[Any], facts: list[Facts], homes: list[Any]) -> list[Shard]:
-        """Those that have rows."""
-        found = [(r, f, h) for r, f, h in zip(rows, facts, homes, strict=True) if f.rows]
-        self.homes = {k: home for k, (_, _, home) in enumerate(found)}
-        return [Shard(k, r, f) for k, (r, f, _) in enumerate(found)]
-
-    def unread(self, loads: list[Any]) -> list[Shard]:
-        # whoever has the rows, or nothing to do
-        self.homes = {k: [] for k in range(len(loads))}
-        return super().unread(loads)
-
-    def parcels(self, shards: Sequence[int]) -> list[list[int]]:
+    def parcels(self, shards: Sequence[Shard]) -> list[list[int]]:
         """One for each thread of the workers that have the shards: a task takes milliseconds.
 
         Rows that are read for a visit are read one shard at a time.
@@ -125,29 +113,24 @@ class Cluster(Workers):
             return super().parcels(shards)
         where: dict[Any, list[int]] = {}
         for i, shard in enumerate(shards):
-            where.setdefault(self._home(shard), []).append(i)
+            where.setdefault(shard.home, []).append(i)
         found: list[list[int]] = []
         for home, some in where.items():
             count = min(len(some), self.threads_of.get(home, 1))
             found += [some[first::count] for first in range(count)]
         return found
 
-    def idles(self, shard: int, flying: Sequence[int]) -> bool:
-        home = self._home(shard)
-        busy = sum(self._home(other) == home for other in flying)
-        return bool(busy < self.threads_of.get(home, 1))
-
-    def _home(self, shard: int) -> Any:
-        """The worker that has a shard, or is to read it. None: any one."""
-        return next(iter(self.homes[shard]), None)
+    def idles(self, shard: Shard, flying: Sequence[Shard]) -> bool:
+        busy = sum(other.home == shard.home for other in flying)
+        return busy < self.threads_of.get(shard.home, 1)
 
     def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
         tasks, places = [], []
         for parcel in parcels:
             first: Shard = parcel[0][1]
-            home = self.homes[first.number]
             # where its cache is, or another one where that worker is gone
-            places.append({"workers": home, "allow_other_workers": True} if home else {})
+            asked = {"workers": first.homes, "allow_other_workers": True}
+            places.append(asked if first.homes else {})
             with annotate(**places[-1]):
                 task = delayed(attempted, pure=False)
                 tasks.append(task(answers, *_apart(parcel), dask_key_name=self._key(first)))
@@ -183,11 +166,10 @@ class LocalThreads(Workers):
         super().__init__(cores())
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="epfast-dask")
 
-    def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
+    def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
         rows = list(self.pool.map(_computed, loads)) if persist else loads
         facts = [facts_of(row) for row in rows] if persist else list(self.pool.map(_facts, loads))
-        seen = [(r, f) for r, f in zip(rows, facts, strict=True) if f.rows]
-        return [Shard(k, *both) for k, both in enumerate(seen)]
+        return rows, facts, [()] * len(rows)
 
     def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
         return [self.pool.submit(attempted, _here, *_apart(parcel)) for parcel in parcels]

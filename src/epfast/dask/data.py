@@ -45,14 +45,6 @@ def rows_at_door(X: Any, y: Any, weights: Any) -> Rows:
     """Check the collections as far as that reads nothing."""
     names = column_names(X) if hasattr(X, "to_dask_array") else None
     X = matrix_of(X)
-    if X.ndim != 2:
-        raise ValueError(f"X has shape {X.shape}; allowed: (n, d)")
-    if X.dtype.kind not in "fiub":
-        raise TypeError(f"X has dtype {X.dtype}; allowed: real numbers")
-    if len(X.chunks[1]) != 1:
-        raise ValueError(
-            f"X has {len(X.chunks[1])} chunks of columns; allowed: one, as X.rechunk({{1: -1}}) has"
-        )
     parts = {"y": array_of("y", y)}
     if weights is not None:
         parts["weights"] = array_of("weights", weights)
@@ -84,16 +76,24 @@ def array_of(name: str, given: Any) -> Any:
 
 
 def matrix_of(X: Any) -> Any:
-    """X as a dask array. Of a frame, whose columns are numbers all."""
+    """X as a dask array of numbers (n, d) whose blocks are whole rows, of one or of a frame."""
     for name, kind in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
         # types of pandas itself, as Int64, have a letter too
         if getattr(kind, "kind", "O") not in "fiub":
             raise TypeError(
                 f"X has the column {name!r} of dtype {kind}; allowed: columns of real numbers"
             )
-    if not hasattr(X, "columns") or X.dtypes.map(_is_plain).all():
-        return array_of("X", X)
-    return X.astype(np.float64).to_dask_array()
+    if hasattr(X, "columns") and not X.dtypes.map(_is_plain).all():
+        X = X.astype(np.float64)
+    found = array_of("X", X)
+    if found.ndim != 2 or len(found.chunks[1]) != 1:
+        raise ValueError(
+            f"X has shape {found.shape} in {found.numblocks} chunks; allowed: (n, d), one chunk of "
+            "columns, as X.rechunk({1: -1}) has"
+        )
+    if found.dtype.kind not in "fiub":
+        raise TypeError(f"X has dtype {found.dtype}; allowed: real numbers")
+    return found
 
 
 def _is_plain(kind: Any) -> bool:
@@ -102,7 +102,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether row chunks may be the same: lengths that are not known are found on the workers."""
+    """Whether the lengths of row chunks agree, or are unknown."""
     return len(ours) == len(theirs) and all(
         a == b or math.isnan(a) or math.isnan(b) for a, b in zip(ours, theirs, strict=True)
     )

@@ -52,6 +52,12 @@ class Shard(NamedTuple):
     rows: Any
     #: NOTHING before it was read
     facts: Facts
+    #: workers that have it, or are to read it. None: whoever has nothing to do
+    homes: Sequence[str] = ()
+
+    @property
+    def home(self) -> str | None:
+        return next(iter(self.homes), None)
 
 
 class Workers(Tasks):
@@ -69,7 +75,12 @@ class Workers(Tasks):
         return None
 
     def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
-        """Load them once. Who persists keeps them, else they are loaded for each visit."""
+        """Those that have rows, loaded once. Who persists keeps them, else each visit loads."""
+        parts = zip(*self.loaded(loads, persist), strict=True)
+        return [Shard(k, *part) for k, part in enumerate(part for part in parts if part[1].rows)]
+
+    def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
+        """See :meth:`shards`: rows, facts and homes."""
         raise NotImplementedError
 
     def unread(self, loads: list[Any]) -> list[Shard]:
@@ -91,12 +102,12 @@ class Workers(Tasks):
         opened = [value.opened() for value in values]
         return key, opened if len(opened) > 1 else opened[0]
 
-    def idles(self, shard: int, flying: Sequence[int]) -> bool:
+    def idles(self, shard: Shard, flying: Sequence[Shard]) -> bool:
         """Whether a worker that has a shard does nothing while others are visited."""
         return True
 
-    def parcels(self, shards: Sequence[int]) -> list[list[int]]:
-        """Positions of the shards, by their numbers, that are best visited by one task."""
+    def parcels(self, shards: Sequence[Shard]) -> list[list[int]]:
+        """Positions of the shards that are best visited by one task."""
         return [[i] for i in range(len(shards))]
 
     def close(self, token: str) -> None:
@@ -106,7 +117,7 @@ class Workers(Tasks):
     def together(
         self, calls: Sequence[tuple[Any, ...]], counts: Sequence[int], tick: Tick = no_tick
     ) -> list[Any]:
-        parcels = self.parcels([call[1].number for call in calls])
+        parcels = self.parcels([call[1] for call in calls])
         several = [(answers, *(calls[k] for k in parcel)) for parcel in parcels]
         of_each = [sum(counts[k] for k in parcel) for parcel in parcels]
         values: dict[int, Any] = {}
@@ -191,8 +202,8 @@ class RemoteShards(_CountsBytes, ShardEngine):
         return self.function, self.remote[k], self.template, asked
 
     def idles(self, k: int, flying: set[int]) -> bool:
-        others = [self.remote[other].number for other in flying]
-        return bool(self.tasks.idles(self.remote[k].number, others))
+        others = [self.remote[other] for other in flying]
+        return bool(self.tasks.idles(self.remote[k], others))
 
 
 class RemoteGroups(_CountsBytes, SharedEngine):
@@ -258,7 +269,7 @@ class Passes(EPEngine):
         template = self.template._replace(base=begun)
         reached: list[Any] = [None] * len(self.streams)
         done = [0] * len(self.streams)
-        found = Counts()
+        totals = np.zeros(3, dtype=np.intp)
 
         def send(c: int) -> None:
             shard = self.streams[c][done[c]]
@@ -271,13 +282,9 @@ class Passes(EPEngine):
             while len(self.tasks):
                 c, passed = self.tasks.take()
                 if passed is not LOST:
-                    reached[c], counts = passed.state, passed.counts
+                    reached[c] = passed.state
                     self.facts.append(passed.facts)
-                    found = found._replace(
-                        refused=found.refused + counts.refused,
-                        failed=found.failed + counts.failed,
-                        clipped=found.clipped + counts.clipped,
-                    )
+                    totals += passed.counts[:3]
                     tick(passed.facts.rows)
                     done[c] += 1
                 if done[c] < len(self.streams[c]):
@@ -291,12 +298,14 @@ class Passes(EPEngine):
         size = sum(facts.size for facts in self.facts)
         self.evidence_bound = evidence_bound(self.problem.loss, size)
         self.n_sites = -(-sum(f.rows for f in self.facts) // (self.problem.batch_size or 1))
-        found = found._replace(
+        refused, failures, clipped = totals.tolist()
+        counts = Counts(
+            *(refused, failures, clipped),
             lost=self.tasks.n_lost,
             in_flight=len(self.streams),
             bytes_sent=self.tasks.n_bytes - before,
         )
-        return new._replace(sweeps=new.sweeps + 1), found
+        return new._replace(sweeps=new.sweeps + 1), counts
 
     def _combined(self, begun: State, reached: Sequence[Any]) -> Swept:
         """The product of the passes, over all but one of where they began."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -57,20 +56,16 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
                 "compare posterior_.log_evidence of some"
             )
         _checks.flag("fit_intercept", self.fit_intercept)
-        return fit_linear(
-            X,
-            y,
-            loss=loss,
-            scheme=self.scheme,
-            posterior=self.posterior,
-            batch_size=self.batch_size,
-            prior_variance=self.prior_variance,
-            intercept=self.intercept_variance if self.fit_intercept else False,
-            weights=weights,
-            schedule=self.schedule,
-            client=self.client,
-            persist=self.persist,
-        )
+        names = "scheme", "posterior", "batch_size", "prior_variance", "schedule", "client"
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given["intercept"] = self.intercept_variance if self.fit_intercept else False
+        return fit_linear(X, y, loss=loss, weights=weights, persist=self.persist, **given)
+
+    def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> Array:
+        """What a function says of each chunk of rows, y and weights."""
+        check_is_fitted(self)
+        rows_of(X, self.posteriors_[0])
+        return np.array(by_chunk(function, X, labels_at_door(y), weights, self.client))
 
     def _publish(self, posteriors: list[Any]) -> None:
         """Set the attributes of a fit, at its end: who is interrupted stays as it was."""
@@ -198,7 +193,7 @@ class LinearClassifier(_Linear, LatentClassifier):
         self._publish(posteriors)
         if len(posteriors) > 1:
             sums = self._by_chunk(self._tally_of, X, labels, sample_weight)
-            self.coupling_ = best(np.sum(sums, axis=0))
+            self.coupling_ = best(sums.sum(axis=0))
         return self
 
     def _answers(self, X: Any, of_rows: Callable[[Any], Any]) -> Any:
@@ -239,17 +234,12 @@ class LinearClassifier(_Linear, LatentClassifier):
         -------
         float
         """
-        check_is_fitted(self)
-        rows_of(X, self.posteriors_[0])
-        right, every = np.sum(self._by_chunk(self._hits, X, y, sample_weight), axis=0)
+        right, every = self._by_chunk(self._hits, X, y, sample_weight).sum(axis=0)
         if not every > 0.0:
             raise ValueError(
                 "sample_weight adds up to 0, or X has no rows; allowed: some that count"
             )
         return float(right / every)
-
-    def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> list[Any]:
-        return by_chunk(function, X, labels_at_door(y), weights, self.client)
 
     def _hits(self, block: Any, labels: Any, weights: Any) -> Array:
         """Of a chunk: sum of the weights of the rows whose label is predicted, and of all."""
@@ -375,11 +365,7 @@ class LinearRegressor(VectorCoefficients, RegressorMixin, _Linear):  # type: ign
         -------
         float
         """
-        check_is_fitted(self, "posterior_")
-        rows_of(X, self.posterior_)
-        function = partial(_residuals, self.posterior_)
-        found = np.array(by_chunk(function, X, labels_at_door(y), sample_weight, self.client))
-        size, mean, spread, rest = found.T
+        size, mean, spread, rest = self._by_chunk(self._residuals, X, y, sample_weight).T
         if not size.sum() > 0.0:
             raise ValueError(
                 "sample_weight adds up to 0, or X has no rows; allowed: some that count"
@@ -390,14 +376,13 @@ class LinearRegressor(VectorCoefficients, RegressorMixin, _Linear):  # type: ign
             return float(rest.sum() == 0.0)
         return 1.0 - float(rest.sum()) / whole
 
-
-def _residuals(post: Any, block: Any, y: Any, weights: Any) -> Array:
-    """Of a chunk: weight, mean of y, and sums of squares about it and about the prediction."""
-    values = np.asarray(y, dtype=np.float64).ravel()
-    counted = np.ones(len(values)) if weights is None else np.asarray(weights).ravel()
-    size = counted.sum()
-    if not size:
-        return np.zeros(4)
-    mean = counted @ values / size
-    about, rest = values - mean, values - post.predict(block)
-    return np.array([size, mean, counted @ about**2, counted @ rest**2])
+    def _residuals(self, block: Any, y: Any, weights: Any) -> Array:
+        """Of a chunk: weight, mean of y, and sums of squares about it and about the prediction."""
+        values = np.asarray(y, dtype=np.float64).ravel()
+        counted = np.ones(len(values)) if weights is None else np.asarray(weights).ravel()
+        size = counted.sum()
+        if not size:
+            return np.zeros(4)
+        mean = counted @ values / size
+        about, rest = values - mean, values - self.posterior_.predict(block)
+        return np.array([size, mean, counted @ about**2, counted @ rest**2])

@@ -48,13 +48,6 @@ def rows_of(X: Any, post: Any) -> Any:
     problem = post.problem
     check_columns(problem.names, X)
     rows = matrix_of(X)
-    if rows.ndim != 2 or len(rows.chunks[1]) != 1:
-        raise ValueError(
-            f"X has shape {rows.shape} in {rows.numblocks} chunks; allowed: (n, d), one chunk of "
-            "columns, as X.rechunk({1: -1}) has"
-        )
-    if rows.dtype.kind not in "fiub":
-        raise TypeError(f"X has dtype {rows.dtype}; allowed: real numbers")
     if rows.shape[1] != problem.n_columns:
         raise ValueError(f"X has {rows.shape[1]} columns; allowed: {problem.n_columns}")
     return rows

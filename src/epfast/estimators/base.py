@@ -66,7 +66,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: attribute of an estimator during its fit, once its arguments are checked: a function that gives a
 #: posterior before there is another
-LEFT = "_left"
+AFTER_INTERRUPT = "_after_interrupt"
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
@@ -99,11 +99,11 @@ def all_or_nothing(fit: F) -> F:
             posteriors = now.get("posteriors_")
             if posteriors and posteriors is not before.get("posteriors_"):
                 raise inference.Interrupted(posteriors[-1]) from None
-            if LEFT not in now:
+            if AFTER_INTERRUPT not in now:
                 raise
-            raise inference.Interrupted(now[LEFT]()) from None
+            raise inference.Interrupted(now[AFTER_INTERRUPT]()) from None
         finally:
-            self.__dict__.pop(LEFT, None)
+            self.__dict__.pop(AFTER_INTERRUPT, None)
 
     return fit_or_leave  # type: ignore[return-value]
 

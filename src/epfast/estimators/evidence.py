@@ -273,8 +273,8 @@ class BinaryProblems(NamedTuple):
 
         return Fits(*gathered(one, len(self.problems), self.n_jobs, self.d))
 
-    def certified(self, found: Fits) -> bool:
-        return all(certified(post) for post in found.posteriors)
+    def certified(self, fits: Fits) -> bool:
+        return all(certified(post) for post in fits.posteriors)
 
 
 def gathered(
@@ -305,10 +305,10 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
             return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), reports
         assert not isinstance(post, LatentPosterior)  # refused by the checks
         schedule = None if post.sites is None else post.schedule
-        found = post.with_checked_rows(new.data, schedule, warn)
+        longer = post.with_checked_rows(new.data, schedule, warn)
         if post.sites is None:
-            found = replace(found, problem=found.problem._replace(data=Data(None, None)))
-        return found, reports
+            longer = replace(longer, problem=longer.problem._replace(data=Data(None, None)))
+        return longer, reports
 
     return Fits(*gathered(one, len(posteriors), n_jobs, problem.d))
 
@@ -322,14 +322,14 @@ def averages_with_chunk(
     gains = [b.log_evidence - a.log_evidence for a, b in zip(before, now, strict=True)]
     columns = zip(*(fits.posteriors for fits in now), strict=True)
     pairs = zip(posteriors, columns, strict=True)
-    found = [post.with_posteriors(column, gains) for post, column in pairs]
-    return Averaged(found, [one for fits in now for one in fits.reports])
+    longer = [post.with_posteriors(column, gains) for post, column in pairs]
+    return Averaged(longer, [one for fits in now for one in fits.reports])
 
 
 def at_mode(post: Any) -> Posterior:
     """A posterior, or of an average that of its most probable point."""
-    found: Posterior = post.best if isinstance(post, IntegratedPosterior) else post
-    return found
+    at_best: Posterior = post.best if isinstance(post, IntegratedPosterior) else post
+    return at_best
 
 
 def onward(before: Posterior, last: Posterior, share: float) -> Posterior:
@@ -427,9 +427,9 @@ class Columns(NamedTuple):
         About 0 if it is not to be centred, or is 0 or overflows. 1 where that does, too.
         """
         groups = np.zeros(len(self.mean), dtype=np.intp) if groups is None else groups
-        of_squares, found = np.zeros((2, groups.max() + 1))
+        of_squares, total = np.zeros((2, groups.max() + 1))
         np.add.at(of_squares, groups, self.square)
-        np.add.at(found, groups, self.variance if centred else self.square)
-        for other in (of_squares, np.ones(len(found))):
-            found = np.where((found > 1e-200) & (found < 1e200), found, other)
-        return np.asarray(found)
+        np.add.at(total, groups, self.variance if centred else self.square)
+        for other in (of_squares, np.ones(len(total))):
+            total = np.where((total > 1e-200) & (total < 1e200), total, other)
+        return np.asarray(total)

@@ -342,7 +342,7 @@ class LinearModel(Coefficients):
         """
         binary = self._problems(rows, targets, weights, self._schedule(rows), offset=offset)
         columns = self._columns(rows, weights, binary)
-        self._left = binary.unfitted
+        self._after_interrupt = binary.unfitted
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
             starts = [at_mode(post) for post in getattr(self, "posteriors_", ())]

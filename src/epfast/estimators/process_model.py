@@ -171,7 +171,7 @@ class ProcessModel(Posteriors):
         self.X_train_ = rows.copy()
         problems = self._processes(kernel, targets, weights, offset, parameters)
         if isinstance(problems[0], BinaryProcess):
-            self._left = problems[0].unfitted
+            self._after_interrupt = problems[0].unfitted
         size, count = kernel.n_dims, len(targets)
         before = self.__dict__.get("_thetas") if self.warm_start else None
         if before is not None and [len(one) for one in before] != [len(problems[0].bounds)] * count:

@@ -215,10 +215,10 @@ class Descent:
     def run(self, optimizer: Any, theta: Array) -> Maximum:
         """Descend from theta."""
         with self.problem.at_work():
-            found = self._run(optimizer, theta)
+            end = self._run(optimizer, theta)
         # n^2 numbers, which only a run that is broken off needs
         self.last = None
-        return found
+        return end
 
     def _run(self, optimizer: Any, theta: Array) -> Maximum:
         bounds = self.problem.bounds
@@ -227,10 +227,10 @@ class Descent:
             return Maximum(np.asarray(best), -float(value), self.start, self.error)
         self.stale = STALE if getattr(self.problem, "renews", False) else np.inf
         self._descend(theta)
-        value, found = self.best
-        best = theta if found is None else found
+        value, place = self.best
+        best = theta if place is None else place
         if (
-            found is not None
+            place is not None
             and self.refine
             and isinstance(self.plain, EP)
             and self.plain.tol > 0.0
@@ -254,14 +254,14 @@ class Descent:
         lost, self.best = self.lost, (np.inf, None)
         self._descend(theta)
         theta = theta if self.best[1] is None else self.best[1]
-        found, _ = root_of_slopes(evaluate, theta, self.problem.bounds)
-        value, _ = self.objective(found)  # the last fit is where its sites are
+        root, _ = root_of_slopes(evaluate, theta, self.problem.bounds)
+        value, _ = self.objective(root)  # the last fit is where its sites are
         self.lost = lost
         if not np.isfinite(value):
             return theta
         if isinstance(self.last, GPPosterior):
             self.start = Guess(self.last.state.sites)
-        return found
+        return root
 
     def _descend(self, theta: Array) -> None:
         self.left = MOST_LOST

@@ -176,8 +176,8 @@ class BinaryProcess(Process):
 
         precision: of the sites. By default that of fits of some rows.
         """
-        found = None if self.low_rank is None else self.low_rank.certified(theta, precision)
-        return self.unfactored() if found is None else found
+        form = None if self.low_rank is None else self.low_rank.certified(theta, precision)
+        return self.unfactored() if form is None else form
 
     def unfactored(self) -> BinaryProcess | NearestProcess:
         """The process where no low rank is found: that of nearest rows, or this one."""
@@ -477,9 +477,9 @@ class LatentProcess(Process):
         def fit(schedule: Any, start: Any, callback: Callback | None = None) -> LatentGPPosterior:
             given = {"scheme": self.scheme, "jitter": self.jitter, "start": start}
             given |= {"callback": callback}
-            found = fit_gp(K, self.y, loss=self.loss, schedule=schedule, **given)
-            assert isinstance(found, LatentGPPosterior)
-            return found
+            post = fit_gp(K, self.y, loss=self.loss, schedule=schedule, **given)
+            assert isinstance(post, LatentGPPosterior)
+            return post
 
         def slope(post: LatentGPPosterior) -> Array:
             return post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
@@ -521,10 +521,10 @@ def settled(
         form = problem.stage(theta, None if sites is None else sites.precision)
         if not isinstance(form, LowRankProcess):
             break
-        found = fit(form, start)
-        post = found[0]
+        both = fit(form, start)
+        post = both[0]
         if post.truncation_error <= NATS:
-            return found
+            return both
         sites, start = post.sites, Guess(post.sites)
     last = problem.unfactored()
     return fit(last.searched() if last is problem else last, start)

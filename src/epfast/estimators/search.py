@@ -123,10 +123,10 @@ class Search:
         """
         schedule, loss = self.problem.schedule, self.problem.problems[0].loss
         if self.latest is not None and np.array_equal(self.latest[0], variance):
-            found = self.latest[1]
-            known = (post.problem for post in found.posteriors)
+            fits = self.latest[1]
+            known = (post.problem for post in fits.posteriors)
             if all(one.schedule == schedule and one.loss == loss for one in known):
-                return found
+                return fits
         first = fit_from(partial(self.problem.fit, variance, schedule), starts)
         if not repairs or self.problem.certified(first):
             return first
@@ -160,13 +160,13 @@ class Search:
         """Log density of the prior of a common variance, and its slope."""
         return (0.0, 0.0) if self.prior is None else (self.prior.value(u), self.prior.slope(u))
 
-    def value(self, u: float, found: Fits) -> float:
+    def value(self, u: float, fits: Fits) -> float:
         """Log density of u, of prior times evidence."""
-        return found.log_evidence + self.of_prior(u)[0]
+        return fits.log_evidence + self.of_prior(u)[0]
 
-    def slope(self, u: float, found: Fits) -> float:
+    def slope(self, u: float, fits: Fits) -> float:
         """The slope of :meth:`value`."""
-        return found.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
+        return fits.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
 
     def maximum(self, low: float, high: float) -> float | None:
         """The best log of a prior variance in a range. None if no fit was valid."""
@@ -190,10 +190,10 @@ class Search:
         for small in leading(self.problem):
             pilot = Pilot(cast(Any, small), starts, self.prior)
             begin = pilot.quick if math.isnan(rise) else pilot.to(small.stage.first)
-            found = pilot._root(low, high, u, rise * d / small.d, begin)
-            if found is None:
+            root = pilot._root(low, high, u, rise * d / small.d, begin)
+            if root is None:
                 break
-            u, rise, starts = found, pilot.rise * small.d / d, pilot.last
+            u, rise, starts = root, pilot.rise * small.d / d, pilot.last
         if starts is not None:
             self.last = cast(Any, starts[0]).by_problem(
                 math.exp(-u), self.problem.problems[0].shape[1]
@@ -204,15 +204,15 @@ class Search:
         """Where u ends that follows the sites within a fit, and whether that is the root."""
         d, before = self.problem.d, (math.nan, math.nan)
 
-        def newton(at: Array, found: Fits) -> Array:
+        def newton(at: Array, fits: Fits) -> Array:
             nonlocal before
             u = float(at[0])
-            slope, x = self.slope(u, found), math.exp(-0.5 * u)
-            excess = found.excess(slope, d)
+            slope, x = self.slope(u, fits), math.exp(-0.5 * u)
+            excess = fits.excess(slope, d)
             if abs(before[0] / x - 1.0) > SECANT_FROM:
                 self.rise = (excess - before[1]) / (x - before[0])
             before = x, excess
-            step = _secant(excess, found.rise(x * x, slope, d), x)
+            step = _secant(excess, fits.rise(x * x, slope, d), x)
             return np.array([min(max(u + step, low), high)])
 
         (u,), settled = self.follow(
@@ -254,16 +254,16 @@ class Search:
         problem, variance = at(u)
         given = {"learn": learn, "callback": lambda *_: crawls}
         try:
-            found = problem.fit(variance, self.fine, self.last, **given)
+            fits = problem.fit(variance, self.fine, self.last, **given)
         except FAILURES:
             return begun, False
         if crawls:
-            self.last = found.posteriors
+            self.last = fits.posteriors
             return u, False
-        if not problem.certified(found):
+        if not problem.certified(fits):
             return begun, False
         self.n_tried += 1
-        self.last, self.latest = found.posteriors, (at(u)[1], found)
+        self.last, self.latest = fits.posteriors, (at(u)[1], fits)
         return u, True
 
     def _root(self, low: float, high: float, u: float, rise: float, schedule: Any) -> float | None:
@@ -281,17 +281,17 @@ class Search:
         tol, accuracy = self.fine.tol, self.accuracy
         loose, last = 0.0, math.inf if math.isnan(rise) else 1.0
         for _ in range(STEPS):
-            found = self.fits(math.exp(u), schedule)
-            if found is None:
+            fits = self.fits(math.exp(u), schedule)
+            if fits is None:
                 if before is None or abs(u - before[0]) < LEAST_STEP:
                     return None
                 u = 0.5 * (u + before[0])
                 continue
-            ends = [*ends, (u, found)][-2:]
-            slope = self.slope(u, found)
-            x, excess = math.exp(-0.5 * u), found.excess(slope, d)
+            ends = [*ends, (u, fits)][-2:]
+            slope = self.slope(u, fits)
+            x, excess = math.exp(-0.5 * u), fits.excess(slope, d)
             if before is None and math.isnan(rise):
-                rise = found.rise(math.exp(-u), slope, d)
+                rise = fits.rise(math.exp(-u), slope, d)
             elif before is not None and last > loose:
                 # nearer, the fits before were not precise enough
                 rise = (excess - before[2]) / (x - before[1])
@@ -306,13 +306,13 @@ class Search:
                 there = 0.5 * (max(below, low) + min(above, high))
             step = abs(there - u)
             if schedule == self.fine and step <= accuracy:  # these fits are the last
-                self.rise, self.curvature = rise, found.bend(x, rise, d)
+                self.rise, self.curvature = rise, fits.bend(x, rise, d)
                 return u
             self.rise, self.last = rise, self._onward(ends, there)
             left = step**2 / max(last, accuracy)
             left = left if before is None else min(RISES * step, left)
             if left <= accuracy and schedule.tol <= max(2.0 * accuracy, tol):
-                self.curvature = found.bend(x, rise, d)
+                self.curvature = fits.bend(x, rise, d)
                 return there
             loose, last = schedule.tol, step
             schedule = self.to(max(self.share * step * min(step, 1.0), accuracy))
@@ -335,8 +335,8 @@ class Search:
         tried: dict[float, float] = {}
 
         def loss(u: float) -> float:
-            found = self.fits(math.exp(u), self.fine)
-            tried[u] = -math.inf if found is None else self.value(u, found)
+            fits = self.fits(math.exp(u), self.fine)
+            tried[u] = -math.inf if fits is None else self.value(u, fits)
             return -max(tried[u], -1e50)  # a finite number for a lost fit
 
         begin = _begin(low, high)
