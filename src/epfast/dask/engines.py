@@ -300,7 +300,9 @@ class Passes(EPEngine):
         self.n_sites = -(-sum(f.rows for f in self.facts) // (self.problem.batch_size or 1))
         refused, failures, clipped = totals.tolist()
         counts = Counts(
-            *(refused, failures, clipped),
+            refused,
+            failures,
+            clipped,
             lost=self.tasks.n_lost,
             in_flight=len(self.streams),
             bytes_sent=self.tasks.n_bytes - before,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,13 +44,13 @@ __all__ = [
     "ConvergenceWarning",
     "EvidenceWarning",
     "LatentClassifier",
+    "Points",
     "all_or_nothing",
     "check_is_fitted",
     "check_labels",
     "estimator",
     "fit_seed",
     "loss_of_labels",
-    "mixed_odds",
     "odds",
     "row_weights",
     "sample_weights",
@@ -155,6 +155,16 @@ def warn_of_fits(reports: Iterable[tuple[Any, ...]]) -> None:
         inference.warn_of(fit, sites, schedule, ConvergenceWarning)
 
 
+class Points(NamedTuple):
+    """Points of an average over hyper-parameters, at rows."""
+
+    weights: Array
+    #: of each point, a posterior for each class
+    posteriors: list[list[Any]]
+    #: and what they say: mean and variance, (n,) each
+    latents: list[list[tuple[Array, Array]]]
+
+
 class Posteriors:
     """What an estimator has fitted: one posterior, or one for each class against the rest."""
 
@@ -179,6 +189,18 @@ class Posteriors:
         """Rows to predict, checked."""
         check_is_fitted(self)
         return validate_data(self, X, reset=False, **self._input())
+
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        """Mean and variance, (n,) each, for every posterior."""
+        raise NotImplementedError
+
+    def _points(self, rows: Any, variances: bool = True) -> Points:
+        """The posteriors of each point of an average, or of the one there is, at these rows.
+
+        variances: whether they are needed. Else they may be NaN.
+        """
+        del variances
+        return Points(np.ones(1), [self.posteriors_], [self._latents(rows)])
 
     @property
     def posterior_(self) -> Any:
@@ -234,17 +256,18 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         """(n, n_classes), by that one posterior."""
         raise NotImplementedError
 
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
-        """Mean and variance, (n,) each, for every posterior."""
-        raise NotImplementedError
-
     def _stacked(self, rows: Any) -> tuple[Array, Array]:
         """See :meth:`predict_latent`, of rows that were checked."""
         return stacked(self._latents(rows))
 
     def _odds(self, rows: Any) -> Array:
         """Predictive log odds of rows that were checked. See :func:`odds`."""
-        return odds(self.posteriors_, *self._stacked(rows))
+        points = self._points(rows)
+        pairs = zip(points.posteriors, points.latents, strict=True)
+        scores = [odds(posts, *stacked(latents)) for posts, latents in pairs]
+        if len(scores) == 1:
+            return scores[0]
+        return mixed_odds(np.stack(scores, axis=-1), points.weights)
 
     def _couple(
         self,

@@ -16,7 +16,6 @@ from epfast.estimators.base import (
     check_labels,
     estimator,
     loss_of_labels,
-    mixed_odds,
     odds,
     row_weights,
     seed_of_draws,
@@ -279,15 +278,6 @@ class GPClassifier(ProcessModel, LatentClassifier):
             ((post, given),) = self._cross(some)
             found.append(post.predict_log_proba(*given))
         return np.concatenate(found)
-
-    def _odds(self, rows: Any) -> Array:
-        post = self.posteriors_[0]
-        if not isinstance(post, IntegratedProcess):
-            return super()._odds(rows)
-        latents = (post.latents_at(some) for some in self._blocks(rows))
-        pairs = zip(post.posteriors, zip(*latents, strict=True), strict=True)
-        each = [odds([one], *map(np.concatenate, zip(*parts, strict=True))) for one, parts in pairs]
-        return mixed_odds(np.stack(each, axis=-1), post.weights)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable class.

@@ -12,7 +12,7 @@ from epfast._arrays import Array
 from epfast.estimators.base import all_or_nothing, estimator, sample_weights
 from epfast.estimators.kernels import kernel_of
 from epfast.estimators.process_model import ProcessModel
-from epfast.estimators.regression import LatentRegressor, Parts, loss_of_numbers
+from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.gaussian.hyper_gp import IntegratedProcess
 from epfast.gaussian.posterior import shifted
 
@@ -211,24 +211,9 @@ class GPRegressor(ProcessModel, LatentRegressor):
         _, covariance = post.predict_latent(*given, True)
         return super().predict(X, False, offset), covariance
 
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        mean, variance = self._latents(rows)[0]
-        return mean + self.mean_, variance
-
-    def _latent_mean(self, rows: Any) -> Array:
-        return self._means(rows)[0] + self.mean_
-
-    def _parts(self, rows: Any, offset: ArrayLike | None, variances: bool = True) -> Parts:
-        post = self.posterior_
-        if not isinstance(post, IntegratedProcess):
-            return super()._parts(rows, offset, variances)
-        blocks = [post.latents_at(some) for some in self._blocks(rows)]
-        latents = [
-            tuple(np.concatenate(part) for part in zip(*mine, strict=True))
-            for mine in zip(*blocks, strict=True)
-        ]
-        given = [(shifted(m + self.mean_, offset), np.maximum(v, 0.0)) for m, v in latents]
-        return Parts(post.weights, [one.known_loss() for one in post.posteriors], given)
+    @property
+    def _level(self) -> float:
+        return self.mean_
 
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         if isinstance(self.posterior_, IntegratedProcess):

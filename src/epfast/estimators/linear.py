@@ -15,10 +15,7 @@ from epfast.estimators.base import (
     check_labels,
     estimator,
     loss_of_labels,
-    mixed_odds,
-    odds,
     row_weights,
-    stacked,
     validate_data,
     validate_fit,
     warn_of_fits,
@@ -368,15 +365,6 @@ class LinearClassifier(LinearModel, LatentClassifier):
         return self
 
     # ---- parts of a fit ----
-
-    def _odds(self, rows: Any) -> Array:
-        first = self.posteriors_[0]
-        if not isinstance(first, IntegratedPosterior):
-            return super()._odds(rows)
-        by_point = (fits.posteriors for fits in Averaged(self.posteriors_, []).by_point)
-        latents = ((some, [post.predict_latent(rows) for post in some]) for some in by_point)
-        scores = np.stack([odds(some, *stacked(parts)) for some, parts in latents], axis=-1)
-        return mixed_odds(scores, first.weights)
 
     def _notes(self) -> list[list[str]]:
         names = [repr(label) for label in self.classes_.tolist()]

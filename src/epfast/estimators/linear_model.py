@@ -16,6 +16,7 @@ from epfast._arrays import Array
 from epfast.estimators.averages import averaged
 from epfast.estimators.base import (
     EvidenceWarning,
+    Points,
     Posteriors,
     check_is_fitted,
     estimator,
@@ -39,7 +40,7 @@ from epfast.estimators.joint import Joint, Learnt
 from epfast.estimators.parameters import Parameters, warn_ends
 from epfast.estimators.search import Search, common_variance, warn_lost
 from epfast.estimators.spectrum import Spectrum, log_spread_of_residuals, without_offset
-from epfast.gaussian import FullPosterior, Problem, notes
+from epfast.gaussian import FullPosterior, IntegratedPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import variances_at_door
@@ -469,6 +470,19 @@ class LinearModel(Coefficients):
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         return [post.predict_latent(rows) for post in self.posteriors_]
+
+    def _points(self, rows: Any, variances: bool = True) -> Points:
+        first = self.posteriors_[0]
+        if not isinstance(first, IntegratedPosterior):
+            return super()._points(rows)
+        posteriors = [fits.posteriors for fits in Averaged(self.posteriors_, []).by_point]
+        if variances:
+            latents = [[post.predict_latent(rows) for post in some] for some in posteriors]
+        else:  # of one response
+            weights, d = np.stack([some[0].mean for some in posteriors]), rows.shape[1]
+            means = np.asarray(rows @ weights[:, :d].T).T + weights[:, d:].sum(axis=1)[:, None]
+            latents = [[(mean, np.full(len(mean), np.nan))] for mean in means]
+        return Points(first.weights, cast(list[list[Any]], posteriors), latents)
 
     def __sklearn_tags__(self) -> Any:
         """Tags of scikit-learn."""

@@ -13,10 +13,9 @@ from epfast._arrays import Array
 from epfast.estimators.base import all_or_nothing, estimator, sample_weights
 from epfast.estimators.joint import Learnt
 from epfast.estimators.linear_model import LinearModel, VectorCoefficients
-from epfast.estimators.regression import LatentRegressor, Parts, loss_of_numbers
+from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.estimators.search import Search
-from epfast.gaussian import IntegratedPosterior, Problem
-from epfast.gaussian.posterior import shifted
+from epfast.gaussian import Problem
 from epfast.losses import Loss
 
 __all__ = ["LinearRegressor"]
@@ -246,24 +245,6 @@ class LinearRegressor(VectorCoefficients, LinearModel, LatentRegressor):
         location, unit = problem.loss.typical(problem.data.y, problem.data.weights)
         wide = INTERCEPT if problem.loss.in_units_of_y else OF_LINK
         return float(np.clip(location**2 + wide * unit**2, 1e-300, 1e300))
-
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        mean, variance = self._latents(rows)[0]
-        return mean, variance
-
-    def _parts(self, rows: Any, offset: ArrayLike | None, variances: bool = True) -> Parts:
-        post = self.posterior_
-        if not isinstance(post, IntegratedPosterior):
-            return super()._parts(rows, offset, variances)
-        losses = [one.known_loss() for one in post.posteriors]
-        if variances:
-            latents = [one.predict_latent(rows) for one in post.posteriors]
-        else:
-            weights = np.stack([one.mean for one in post.posteriors])
-            d = rows.shape[1]
-            means = np.asarray(rows @ weights[:, :d].T).T + weights[:, d:].sum(axis=1)[:, None]
-            latents = [(mean, np.full(len(mean), np.nan)) for mean in means]
-        return Parts(post.weights, losses, [(shifted(mean, offset), v) for mean, v in latents])
 
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         drawn: Array = self.posterior_.sample_y(rows, size, rng, offset)

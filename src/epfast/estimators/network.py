@@ -69,6 +69,9 @@ class _Network:
         some = list(calls)
         return in_threads(some, min(jobs_of(self.n_jobs), len(some)))
 
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        return [post.predict(rows) for post in self.posteriors_]
+
     def _publish(self, posts: list[NetworkPosterior]) -> Self:
         self.posteriors_, self.loss_ = posts, posts[0].loss
         self.n_iter_ = max(post.n_sweeps for post in posts)
@@ -228,10 +231,6 @@ class NetworkRegressor(_Network, LatentRegressor):
             rows, given = self._rows_and_responses(X, y)
         return self._publish(self._continued(rows, [given]))
 
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        latent: tuple[Array, Array] = self.posterior_.predict(rows)
-        return latent
-
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         drawn: Array = self.posterior_.sample_y(rows, size, rng)
         return drawn if offset is None else drawn + _checks.array("offset", offset, shape=(None,))
@@ -326,6 +325,3 @@ class NetworkClassifier(_Network, LatentClassifier):
         rows, labels = validate_data(self, X, y, dtype=np.float64, reset=first)
         targets = self._targets(self._class_numbers(labels, classes, first))
         return self._publish(self._continued(rows, targets))
-
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
-        return [post.predict(rows) for post in self.posteriors_]

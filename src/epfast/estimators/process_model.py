@@ -15,7 +15,13 @@ from numpy.typing import ArrayLike
 from epfast import _checks, inference, losses, schemes
 from epfast._arrays import Array
 from epfast.estimators.averages import AT_END, CHANGE
-from epfast.estimators.base import ConvergenceWarning, Posteriors, check_is_fitted, estimator
+from epfast.estimators.base import (
+    ConvergenceWarning,
+    Points,
+    Posteriors,
+    check_is_fitted,
+    estimator,
+)
 from epfast.estimators.evidence import normalised
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.estimators.kernels import ROWS, Distances, Stationary, at_bounds, ladder
@@ -580,10 +586,17 @@ class ProcessModel(Posteriors):
             [post.predict_latent(*given) for post, given in self._cross(some)]
             for some in self._blocks(rows)
         ]
-        return [
-            (np.concatenate([m for m, _ in mine]), np.concatenate([v for _, v in mine]))
-            for mine in zip(*pieces, strict=True)
-        ]
+        return _joined(pieces)
+
+    def _points(self, rows: Any, variances: bool = True) -> Points:
+        post = self.posteriors_[0]
+        if isinstance(post, IntegratedProcess):
+            latents = _joined([post.latents_at(some) for some in self._blocks(rows)])
+            return Points(post.weights, [[one] for one in post.posteriors], [[m] for m in latents])
+        if variances:
+            return super()._points(rows)
+        means = [(mean, np.full(len(mean), np.nan)) for mean in self._means(rows)]
+        return Points(np.ones(1), [self.posteriors_], [means])
 
     def _means(self, rows: Any) -> list[Array]:
         """Of every posterior, the first of what :meth:`_latents` gives, O(n) a row."""
@@ -622,3 +635,11 @@ class ProcessModel(Posteriors):
         if isinstance(post, NearestGPPosterior):
             return inputs[: AT_NEW * post.n_neighbors]
         return inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs
+
+
+def _joined(pieces: list[list[tuple[Array, Array]]]) -> list[tuple[Array, Array]]:
+    """Means and variances of blocks of rows, one after the other, for each posterior."""
+    return [
+        (np.concatenate([m for m, _ in some]), np.concatenate([v for _, v in some]))
+        for some in zip(*pieces, strict=True)
+    ]
