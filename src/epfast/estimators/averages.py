@@ -207,7 +207,7 @@ class Target:
         middle = mode.u.copy()
         if joint.k:
             middle[0] = posteriors[0].weights @ u[:, 0]
-        return Averaged(posteriors, []), Learnt(joint.variance(middle), joint.loss(mode.u), None)
+        return Averaged(posteriors, []), Learnt(joint.variance(middle), joint.loss(mode.u))
 
 
 def averaged(

@@ -14,6 +14,7 @@ from scipy import special
 from epfast import _checks, backend, inference
 from epfast._arrays import Array
 from epfast.estimators.coupling import best, left_out, log_probabilities, tally
+from epfast.gaussian.choices import copies
 from epfast.inference.records import warn_user
 from epfast.inference.report import WEIGHTS, not_counts
 from epfast.losses import Loss, Multiclass
@@ -219,6 +220,9 @@ class Posteriors:
 class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the classifiers: predictions from latent values, one per row (and class)."""
 
+    #: parameters of those that fit by :meth:`_training`
+    loss: Any
+    class_weight: dict[Any, float] | str | None
     #: the labels, sorted
     classes_: NDArray[Any]
     #: how the classes deny each other. Networks, and one posterior, have 0
@@ -420,15 +424,34 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
                 index = np.minimum(np.searchsorted(self._seen, index), len(self._seen) - 1)
         return index, self._targets(index)
 
-    def _joint_target(self, index: NDArray[np.intp], loss: Multiclass) -> list[Array]:
-        """Class numbers of all rows, for the one problem of a loss of several classes."""
-        count = len(self._seen)
-        if loss.n_classes not in (None, count):
-            raise ValueError(
-                f"loss is {loss!r} and y has {count} labels; allowed: losses.Multiclass(), or "
-                f"n_classes={count}"
-            )
-        return [index.astype(np.float64)]
+    def _training(
+        self, X: Any, y: Any, sample_weight: Any, *, counted: bool = False
+    ) -> tuple[Any, NDArray[np.intp], list[Array], Array | None, Loss]:
+        """Rows, class numbers, targets of the problems, weights and the loss of a fit, checked.
+
+        counted: whether rows of weight 0 are left out.
+        """
+        rows, labels = validate_fit(self, X, y, **self._input())
+        check_labels(labels)
+        weights = row_weights(rows, labels, sample_weight, self.class_weight)
+        index, targets = self._encode(labels, weights)
+        if counted and weights is not None:
+            some = weights > 0.0
+            rows, index, weights = rows[some], index[some], weights[some]
+            targets = self._targets(index)
+        loss = loss_of_labels(self.loss)
+        if isinstance(loss, Multiclass):
+            if weights is not None:
+                places = copies(loss, weights, "sample_weight or class_weight")
+                rows, index, weights = rows[places], index[places], None
+            count = len(self._seen)
+            if loss.n_classes not in (None, count):
+                raise ValueError(
+                    f"loss is {loss!r} and y has {count} labels; allowed: losses.Multiclass(), or "
+                    f"n_classes={count}"
+                )
+            targets = [index.astype(np.float64)]
+        return rows, index, targets, weights, loss
 
     def _class_numbers(
         self, labels: NDArray[Any], classes: ArrayLike | None, first: bool

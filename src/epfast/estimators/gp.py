@@ -7,23 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epfast import _checks, losses
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
     all_or_nothing,
     check_is_fitted,
-    check_labels,
     estimator,
-    loss_of_labels,
     odds,
-    row_weights,
     seed_of_draws,
-    validate_fit,
 )
 from epfast.estimators.kernels import kernel_of
 from epfast.estimators.process_model import ProcessModel
-from epfast.gaussian.choices import copies
 from epfast.gaussian.hyper_gp import IntegratedProcess
 
 __all__ = ["GPClassifier"]
@@ -200,20 +195,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
             If a ``rank`` that is given leaves more than 1 nat of the log evidence open. If
             ``method="auto"`` comes to nearest rows, with what the exact process would cost.
         """
-        rows, labels = validate_fit(self, X, y, **self._input())
-        check_labels(labels)
-        weights = row_weights(rows, labels, sample_weight, self.class_weight)
-        index, targets = self._encode(labels, weights)
-        if weights is not None:
-            counts = weights > 0.0
-            rows, index, weights = rows[counts], index[counts], weights[counts]
-            targets = self._targets(index)
-        loss = loss_of_labels(self.loss)
-        if isinstance(loss, losses.Multiclass):
-            if weights is not None:
-                places = copies(loss, weights, "sample_weight or class_weight")
-                rows, index, weights = rows[places], index[places], None
-            targets = self._joint_target(index, loss)
+        rows, index, targets, weights, loss = self._training(X, y, sample_weight, counted=True)
         self._check()
         self.n_classes_ = len(self.classes_)
         self._fit(

@@ -40,7 +40,6 @@ class Learnt(NamedTuple):
 
     variance: float | Array
     loss: Loss
-    starts: list[Posterior] | None
     #: whether the slopes there are those of a maximum
     settled: bool = True
     #: the log evidence. None: nothing was sought
@@ -203,7 +202,7 @@ class Joint:
             nearly = partial(self._held, last=NEARLY)
             start, settled = search.follow(start, self._at, nearly)
             if settled:
-                return Learnt(self.variance(start), self.loss(start), search.last)
+                return Learnt(self.variance(start), self.loss(start))
         if self.spectrum is None:
             there = fixed_point(
                 lambda u, tol: self.fits(u, search.to(tol)),
@@ -217,7 +216,7 @@ class Joint:
             there = newton(self.exact, start, self.bounds, SHORT)
             self.fits(there, self.search.fine)
         if there is not None:
-            return Learnt(self.variance(there), self.loss(there), self.search.last)
+            return Learnt(self.variance(there), self.loss(there))
         highest, last = 0.0, start + 1.0
 
         def descent(u: Array) -> tuple[float, Array]:
@@ -242,4 +241,5 @@ class Joint:
             low, np.maximum(slopes, 0.0), np.where(high, np.minimum(slopes, 0.0), slopes)
         )
         settled = bool(np.abs(inward).max(initial=0.0) <= LEVEL)
-        return Learnt(self.variance(u), self.loss(u), self.starts, settled)
+        search.last = self.starts
+        return Learnt(self.variance(u), self.loss(u), settled)

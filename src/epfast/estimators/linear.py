@@ -12,12 +12,10 @@ from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
     all_or_nothing,
-    check_labels,
     estimator,
     loss_of_labels,
     row_weights,
     validate_data,
-    validate_fit,
     warn_of_fits,
 )
 from epfast.estimators.evidence import (
@@ -29,7 +27,6 @@ from epfast.estimators.evidence import (
 )
 from epfast.estimators.linear_model import LinearModel
 from epfast.gaussian import IntegratedPosterior
-from epfast.gaussian.choices import copies
 from epfast.inference.report import WEIGHTS
 from epfast.losses import Loss
 from epfast.schedules import ADF
@@ -273,18 +270,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
         LinearClassifier
             Itself.
         """
-        rows, labels = validate_fit(self, X, y, **self._input())
-        rows = _checks.rows("X", rows)
-        check_labels(labels)
-        weights = row_weights(rows, labels, sample_weight, self.class_weight)
-        index, targets = self._encode(labels, weights)
-        loss = loss_of_labels(self.loss)
-        if isinstance(loss, losses.Multiclass):
-            if weights is not None:
-                places = copies(loss, weights, "sample_weight or class_weight")
-                rows, index, weights = rows[places], index[places], None
-            targets = self._joint_target(index, loss)
-        self._fit(rows, targets, weights)
+        rows, index, targets, weights, _ = self._training(X, y, sample_weight)
+        self._fit(_checks.rows("X", rows), targets, weights)
         self._couple(index, weights)
         return self
 

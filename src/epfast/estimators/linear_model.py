@@ -351,8 +351,7 @@ class LinearModel(Coefficients):
         search = Search(binary, starts, self._scale_prior(binary, columns, weights))
         learnt = few(search) if few else self._learnt(search, rows, columns, weights)
         search.problem = binary.with_loss(learnt.loss)
-        starts = starts if learnt.starts is None else learnt.starts
-        fits = search.final(learnt.variance, starts, self.schedule is None)
+        fits = search.final(learnt.variance, self.schedule is None)
         warn_of_fits(fits.reports)
         posteriors, learnt = self._integrated(search, learnt, fits, rows, weights)
         self.loss_, self.n_lost_ = learnt.loss.with_offset(False), search.n_lost
@@ -367,7 +366,7 @@ class LinearModel(Coefficients):
         unit = problem.loss.typical(problem.data.y, weights)[1] ** 2
         fixed = None if isinstance(prior, str) else prior
         if fixed is not None and not parameters.names:
-            return Learnt(fixed, parameters.loss, None)
+            return Learnt(fixed, parameters.loss)
         groups = self._groups(prior, rows.shape[1]) if isinstance(prior, str) else None
         if groups is not None and not binary.flat:
             raise ValueError(
@@ -386,7 +385,7 @@ class LinearModel(Coefficients):
             joint = None
             if search.prior is not None:
                 joint = Joint(search, parameters, None, None, common)
-            return Learnt(variance, parameters.loss, search.last, joint=joint)
+            return Learnt(variance, parameters.loss, joint=joint)
         ranges = common = ends(columns.total(centred))
         if groups is not None:
             ranges = ends(columns.total(centred, groups))
@@ -403,9 +402,8 @@ class LinearModel(Coefficients):
         if found is None or not found.settled:
             warn_lost(search, "a middle one" if found is None else "the best of the others")
         if found is None:
-            return Learnt(np.exp(middle) if fixed is None else fixed, parameters.loss, None)
-        post = found.starts[0] if found.starts else None
-        warn_ends(parameters, found.loss, post)
+            return Learnt(np.exp(middle) if fixed is None else fixed, parameters.loss)
+        warn_ends(parameters, found.loss, search.last[0] if search.last else None)
         return found._replace(joint=joint)
 
     def _integrated(
@@ -431,7 +429,7 @@ class LinearModel(Coefficients):
         labels = problem.loss.by_margin or problem.loss.latents != 1
         small = labels or (n < FEWER_ROWS and min(n, d) <= MOST_SIZE)
         possible = possible and given is not False and (given is True or small)
-        if not possible or learnt.starts is None or not binary.certified(fits):
+        if not possible or search.last is None or not binary.certified(fits):
             return fits, learnt
         assert problem.data.y is not None
         unit = 1.0 if labels else problem.loss.typical(problem.data.y, weights)[1]

@@ -233,7 +233,7 @@ class LinearRegressor(VectorCoefficients, LinearModel, LatentRegressor):
             share = None
         few.fit(rows[some], given[some], share, shift)
         search.n_lost += few.n_lost_
-        return Learnt(few.prior_variance_, few.loss_.with_offset(offset is not None), None)
+        return Learnt(few.prior_variance_, few.loss_.with_offset(offset is not None))
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
         return loss_of_numbers(self.loss, y).with_offset(offset is not None)

@@ -116,8 +116,8 @@ class Search:
         yield first
         yield from self._repairs(variance, schedule, first)
 
-    def final(self, variance: float | Array, starts: list[Posterior] | None, repairs: bool) -> Fits:
-        """The fits at the variance that was found, by the schedule of the problem.
+    def final(self, variance: float | Array, repairs: bool) -> Fits:
+        """The fits at the variance of the maximum, by the schedule of the problem.
 
         repairs: whether an invalid fit is repaired, if it can be.
         """
@@ -127,7 +127,7 @@ class Search:
             known = (post.problem for post in fits.posteriors)
             if all(one.schedule == schedule and one.loss == loss for one in known):
                 return fits
-        first = fit_from(partial(self.problem.fit, variance, schedule), starts)
+        first = fit_from(partial(self.problem.fit, variance, schedule), self.last)
         if not repairs or self.problem.certified(first):
             return first
         tried = self._repairs(variance, schedule, first)
