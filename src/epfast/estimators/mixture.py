@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from epfast._arrays import Array
 from epfast.estimators.base import (
+    Posteriors,
     all_or_nothing,
     check_is_fitted,
     estimator,
@@ -19,7 +20,6 @@ from epfast.estimators.base import (
     warn_of_fits,
 )
 from epfast.parametric.mixture import MODEL, fitted
-from epfast.parametric.mixture_posterior import MixturePosterior
 from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -29,7 +29,7 @@ __all__ = ["GaussianMixtureEP"]
 
 
 @estimator
-class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
+class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignore[misc]
     """Mixture of Gaussians of one isotropic noise, for scikit-learn: see :func:`fit_mixture`.
 
     Where scikit-learn's ``GaussianMixture(covariance_type="spherical")`` gives points, here are
@@ -111,7 +111,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
             If the passes did not settle.
         """
         del y
-        rows = validate_data(self, X, dtype=np.float64)
+        rows = validate_data(self, X, **self._input())
         given = {name: getattr(self, name) for name in MODEL}
         post, engine = fitted(
             rows,
@@ -123,7 +123,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
             n_init=self.n_init,
         )
         warn_of_fits([(post, engine, post.schedule)])
-        self.posterior_ = post
+        self.posteriors_ = [post]
         self.means_, self.weights_ = post.mean, post.weights
         self.noise_variance_ = post.noise_variance
         J, d = self.means_.shape
@@ -132,10 +132,6 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.converged_ = post.converged
         self.n_iter_ = len(post.history)
         return self
-
-    def _fitted(self, X: ArrayLike) -> tuple[MixturePosterior, Array]:
-        check_is_fitted(self)
-        return self.posterior_, validate_data(self, X, dtype=np.float64, reset=False)
 
     def fit_predict(self, X: ArrayLike, y: Any = None) -> NDArray[np.intp]:
         """Fit, and the most probable component of each row, (n,)."""
@@ -152,8 +148,8 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of shape (n,)
         """
-        post, rows = self._fitted(X)
-        return post.predict(rows)
+        rows = self._rows(X)
+        return np.asarray(self.posterior_.predict(rows))
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Probability of each component, integrated over the posterior.
@@ -166,8 +162,8 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of shape (n, n_components)
         """
-        post, rows = self._fitted(X)
-        return post.predict_proba(rows)
+        rows = self._rows(X)
+        return np.asarray(self.posterior_.predict_proba(rows))
 
     def score_samples(self, X: ArrayLike) -> Array:
         """Log density of each row, integrated over the posterior.
@@ -180,8 +176,8 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of shape (n,)
         """
-        post, rows = self._fitted(X)
-        return post.log_predictive(rows)
+        rows = self._rows(X)
+        return np.asarray(self.posterior_.log_predictive(rows))
 
     def score(self, X: ArrayLike, y: Any = None) -> float:
         """The mean of :meth:`score_samples`.
@@ -213,4 +209,5 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
             Their components.
         """
         check_is_fitted(self)
-        return self.posterior_.sample_x(n_samples, seed_of_draws(self.random_state))
+        rows, components = self.posterior_.sample_x(n_samples, seed_of_draws(self.random_state))
+        return rows, components
