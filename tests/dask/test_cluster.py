@@ -262,14 +262,14 @@ def test_a_visit_that_is_made_twice_gives_the_same():
     flat = worker.Packed.of(np.zeros((D, D)), np.zeros(D))
     q = worker.Packed.of(np.eye(D), np.zeros(D))
     try:
-        first = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 0.0, 1.0))
-        again = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 0.0, 1.0))
+        first = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 1.0))
+        again = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 1.0))
         np.testing.assert_array_equal(first.site.numbers, again.site.numbers)
         site, q = (
             first.opened().site,
             worker.Packed.of(np.eye(D) + first.opened().site.precision, first.opened().site.shift),
         )
-        asked = worker.Visit("t", 0, 1, q, first.site, first.log_scale, 0.5)
+        asked = worker.Visit("t", 0, 1, q, first.site, 0.5)
         second, twice = (worker.visit_rows(loaded, template, asked) for _ in range(2))
         np.testing.assert_array_equal(second.site.numbers, twice.site.numbers)
         worker.forget("t")  # the worker has died: the cavity is right all the same

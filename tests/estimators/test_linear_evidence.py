@@ -200,8 +200,8 @@ def test_repairs():
         schedule=dataclasses.replace(post.schedule, sweeps=post.n_sweeps // 2 + 1)
     )
     search = Search(BinaryProblems([half], 4, None))
-    assert not search.final(1.0, None, repairs=False).posteriors[0].converged
-    found = search.final(1.0, None, repairs=True)
+    assert not search.final(1.0, repairs=False).posteriors[0].converged
+    found = search.final(1.0, repairs=True)
     assert found.posteriors[0].converged
     assert found.log_evidence == pytest.approx(post.log_evidence, abs=1e-6)
 
@@ -210,8 +210,8 @@ def test_the_last_fits_of_a_search_are_not_done_again():
     post = epfast.fit_linear(X, Y, schedule=EP(tol=1e-8))
     search = Search(BinaryProblems([post.problem], 4, None))
     found = search.fits(2.0, search.fine)
-    assert search.final(2.0, None, repairs=True) is found
-    assert search.final(2.1, None, repairs=True) is not found
+    assert search.final(2.0, repairs=True) is found
+    assert search.final(2.1, repairs=True) is not found
 
 
 # ---- hyper-parameters that follow the sites ----

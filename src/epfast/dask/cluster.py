@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from epfast import _checks
-from epfast.dask.engines import Place, Shard
+from epfast.dask.engines import Shard, Workers
 from epfast.dask.needs import annotate, delayed, distributed
-from epfast.dask.worker import Facts, each_of, facts_of, forget, good, version
+from epfast.dask.worker import Facts, Opaque, answers, facts_of, forget, version
 from epfast.inference.executors import attempted
 from epfast.inference.runtime import cores
 
@@ -23,10 +23,10 @@ KEPT_SHARE, READ_SHARE = 0.25, 0.125
 ROW_BYTES = 48
 
 
-def place_of(client: Any, name: str) -> Place:
+def workers_of(client: Any, name: str) -> Workers:
     """The cluster of a client, of the default client, or threads where there is none."""
     client = client_at_door(client)
-    return Here(name) if client is None else Cluster(client, name)
+    return LocalThreads() if client is None else Cluster(client, name)
 
 
 def client_at_door(client: Any) -> Any:
@@ -47,19 +47,18 @@ def client_at_door(client: Any) -> Any:
     return client
 
 
-class Cluster(Place):
+class Cluster(Workers):
     """Workers of a client: each shard goes where its rows are, or to any other one."""
 
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name, self.count = client, name, 0
         self.token = uuid.uuid4().hex
-        self.homes: dict[int, list[str]] = {}
         #: whether shards stay in memory
         self.are_kept = False
         self._check_versions()
         info = client.scheduler_info(n_workers=-1)["workers"]
         self.threads_of: dict[Any, int] = {name: w["nthreads"] for name, w in info.items()}
-        self.threads = max(1, sum(self.threads_of.values()))
+        super().__init__(max(1, sum(self.threads_of.values())))
         #: free memory of workers that have a limit, and their threads
         self.free = [
             (max(0, w["memory_limit"] - w["metrics"].get("memory", 0)), w["nthreads"])
@@ -86,37 +85,26 @@ class Cluster(Place):
                     f"workers cannot import epfast ({error}); allowed: workers with epfast {ours}"
                 ) from error
         # one that has just died says nothing
-        told = {found for found in theirs.values() if isinstance(found, str)}
-        others = sorted(told - {ours})
+        versions = {one for one in theirs.values() if isinstance(one, str)}
+        others = sorted(versions - {ours})
         if others:
             raise ValueError(
                 f"workers have epfast {', '.join(others)} and the client {ours}; allowed: the same"
             )
 
-    def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
+    def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
         self.are_kept = persist
         if not persist:
-            found = self.client.compute([delayed(facts_of)(load) for load in loads])
+            facts = self.client.compute([delayed(facts_of)(load) for load in loads])
             addresses = sorted(self.client.nthreads())
             homes = [[addresses[k % len(addresses)]] for k in range(len(loads))]
-            return self._numbered(loads, self.client.gather(found), homes)
+            return loads, self.client.gather(facts), homes
         futures = self.client.compute(loads)
         facts = self.client.gather([self.client.submit(facts_of, future) for future in futures])
         where = self.client.who_has(futures)
-        return self._numbered(futures, facts, [list(where.get(f.key, ())) for f in futures])
+        return futures, facts, [list(where.get(future.key, ())) for future in futures]
 
-    def _numbered(self, rows: list[Any], facts: list[Facts], homes: list[Any]) -> list[Shard]:
-        """Those that have rows."""
-        found = [(r, f, h) for r, f, h in zip(rows, facts, homes, strict=True) if f.rows]
-        self.homes = {k: home for k, (_, _, home) in enumerate(found)}
-        return [Shard(k, r, f) for k, (r, f, _) in enumerate(found)]
-
-    def unread(self, loads: list[Any]) -> list[Shard]:
-        # whoever has the rows, or nothing to do
-        self.homes = {k: [] for k in range(len(loads))}
-        return super().unread(loads)
-
-    def parcels(self, shards: Sequence[int]) -> list[list[int]]:
+    def parcels(self, shards: Sequence[Shard]) -> list[list[int]]:
         """One for each thread of the workers that have the shards: a task takes milliseconds.
 
         Rows that are read for a visit are read one shard at a time.
@@ -125,51 +113,32 @@ class Cluster(Place):
             return super().parcels(shards)
         where: dict[Any, list[int]] = {}
         for i, shard in enumerate(shards):
-            where.setdefault(self._home(shard), []).append(i)
+            where.setdefault(shard.home, []).append(i)
         found: list[list[int]] = []
         for home, some in where.items():
             count = min(len(some), self.threads_of.get(home, 1))
             found += [some[first::count] for first in range(count)]
         return found
 
-    def idles(self, shard: int, flying: Sequence[int]) -> bool:
-        home = self._home(shard)
-        busy = sum(self._home(other) == home for other in flying)
-        return bool(busy < self.threads_of.get(home, 1))
+    def idles(self, shard: Shard, flying: Sequence[Shard]) -> bool:
+        busy = sum(other.home == shard.home for other in flying)
+        return busy < self.threads_of.get(shard.home, 1)
 
-    def _home(self, shard: int) -> Any:
-        """The worker that has a shard, or is to read it. None: any one."""
-        return next(iter(self.homes[shard]), None)
-
-    def submit(self, function: Any, /, *args: Any, **more: Any) -> Any:
-        """Send what :class:`Counted` asks, under the name of the shard."""
-        calls = args[1] if args[0] is each_of else [args]
-        first: Shard = calls[0][1]
-        where, key, given = self._where(first), self._key(first), _taken_apart(function, *args)
-        if self.are_kept:
-            return self.client.submit(asked_of, *given, key=key, pure=False, **where)
-        task = delayed(asked_of, pure=False)(*given, dask_key_name=key)
-        return self.client.compute(task, **where)
-
-    def submit_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send tasks, all in one message: the next one waits for 10 ms."""
-        if not self.are_kept or len(calls) == 1:
-            return super().submit_all(calls)
-        tasks = []
-        for what, parcel in calls:
+    def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
+        tasks, places = [], []
+        for parcel in parcels:
             first: Shard = parcel[0][1]
-            given = _taken_apart(attempted, what, parcel)
-            # where its cache is: without it a round is another one
-            with annotate(**self._where(first)):
-                task = delayed(asked_of, pure=False)
-                tasks.append(task(*given, dask_key_name=self._key(first)))
-        found: list[Any] = self.client.compute(tasks, optimize_graph=False)
-        return found
-
-    def _where(self, shard: Shard) -> dict[str, Any]:
-        """The worker that a task is for, if Dask may not choose. Another one where that is gone."""
-        home = self.homes[shard.number]
-        return {"workers": home, "allow_other_workers": True} if home else {}
+            # where its cache is, or another one where that worker is gone
+            asked = {"workers": first.homes, "allow_other_workers": True}
+            places.append(asked if first.homes else {})
+            with annotate(**places[-1]):
+                task = delayed(attempted, pure=False)
+                tasks.append(task(answers, *_apart(parcel), dask_key_name=self._key(first)))
+        if self.are_kept:
+            # all in one message: the next one waits for 10 ms
+            return list(self.client.compute(tasks, optimize_graph=False))
+        pairs = zip(tasks, places, strict=True)
+        return [self.client.compute(task, **place) for task, place in pairs]
 
     def _key(self, shard: Shard) -> tuple[str, str, int]:
         """The name of a task, by its first shard, and its number.
@@ -185,50 +154,25 @@ class Cluster(Place):
             self.client.run(forget, token, on_error="ignore")
 
 
-class Sealed:
-    """Arguments that Dask does not look into."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+def _apart(parcel: Sequence[tuple[Any, ...]]) -> tuple[list[Any], Opaque]:
+    """The rows of calls, which Dask is to find, and the rest of each."""
+    return [call[1].rows for call in parcel], Opaque([(call[0], *call[2:]) for call in parcel])
 
 
-def _taken_apart(function: Any, what: Any, *args: Any) -> tuple[list[Any], Sealed]:
-    """Rows that Dask is to find, and the rest of ``function(what, ...)``. See :func:`asked_of`."""
-    calls = args[0] if what is each_of else [(what, *args)]
-    rest = [(call[0], *call[2:]) for call in calls]
-    return [call[1].rows for call in calls], Sealed((function, what, rest))
-
-
-def asked_of(rows: Sequence[Any], asked: Sealed) -> Any:
-    """On a worker: one call, or each of several, with the shards that are loaded now."""
-    function, what, rest = asked.value
-    calls = [
-        (_visited, call, shard, *more) for shard, (call, *more) in zip(rows, rest, strict=True)
-    ]
-    return function(each_of, calls) if what is each_of else function(*calls[0])
-
-
-class Here(Place):
+class LocalThreads(Workers):
     """Threads of this process."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.threads = name, cores()
+    def __init__(self) -> None:
+        super().__init__(cores())
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="epfast-dask")
 
-    def shard_bytes(self, persist: bool, rows: float) -> int | None:
-        return None
-
-    def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
+    def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
         rows = list(self.pool.map(_computed, loads)) if persist else loads
         facts = [facts_of(row) for row in rows] if persist else list(self.pool.map(_facts, loads))
-        found = [(r, f) for r, f in zip(rows, facts, strict=True) if f.rows]
-        return [Shard(k, *both) for k, both in enumerate(found)]
+        return rows, facts, [()] * len(rows)
 
-    def submit(self, function: Any, /, *args: Any, **more: Any) -> Any:
-        """Do in a thread what :class:`Counted` asks."""
-        if args[0] is each_of:
-            return self.pool.submit(function, each_of, [(_here, *call) for call in args[1]])
-        return self.pool.submit(function, _here, *args)
+    def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
+        return [self.pool.submit(attempted, _here, *_apart(parcel)) for parcel in parcels]
 
     def close(self, token: str) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
@@ -244,9 +188,5 @@ def _facts(load: Any) -> Facts:
     return facts_of(_computed(load))
 
 
-def _here(call: Callable[..., Any], shard: Shard, *rest: Any) -> Any:
-    return _visited(call, _computed(shard.rows), *rest)
-
-
-def _visited(call: Callable[..., Any], shard: Any, *rest: Any) -> Any:
-    return call(good(shard), *rest)
+def _here(loads: Sequence[Any], calls: Opaque) -> list[Any]:
+    return answers(map(_computed, loads), calls)

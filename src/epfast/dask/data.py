@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast.dask.needs import da, delayed
@@ -44,14 +45,6 @@ def rows_at_door(X: Any, y: Any, weights: Any) -> Rows:
     """Check the collections as far as that reads nothing."""
     names = column_names(X) if hasattr(X, "to_dask_array") else None
     X = matrix_of(X)
-    if X.ndim != 2:
-        raise ValueError(f"X has shape {X.shape}; allowed: (n, d)")
-    if X.dtype.kind not in "fiub":
-        raise TypeError(f"X has dtype {X.dtype}; allowed: real numbers")
-    if len(X.chunks[1]) != 1:
-        raise ValueError(
-            f"X has {len(X.chunks[1])} chunks of columns; allowed: one, as X.rechunk({{1: -1}}) has"
-        )
     parts = {"y": array_of("y", y)}
     if weights is not None:
         parts["weights"] = array_of("weights", weights)
@@ -83,16 +76,24 @@ def array_of(name: str, given: Any) -> Any:
 
 
 def matrix_of(X: Any) -> Any:
-    """X as a dask array. Of a frame, whose columns are numbers all."""
+    """X as a dask array of numbers (n, d) whose blocks are whole rows, of one or of a frame."""
     for name, kind in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
         # types of pandas itself, as Int64, have a letter too
         if getattr(kind, "kind", "O") not in "fiub":
             raise TypeError(
                 f"X has the column {name!r} of dtype {kind}; allowed: columns of real numbers"
             )
-    if not hasattr(X, "columns") or X.dtypes.map(_is_plain).all():
-        return array_of("X", X)
-    return X.astype(np.float64).to_dask_array()
+    if hasattr(X, "columns") and not X.dtypes.map(_is_plain).all():
+        X = X.astype(np.float64)
+    found = array_of("X", X)
+    if found.ndim != 2 or len(found.chunks[1]) != 1:
+        raise ValueError(
+            f"X has shape {found.shape} in {found.numblocks} chunks; allowed: (n, d), one chunk of "
+            "columns, as X.rechunk({1: -1}) has"
+        )
+    if found.dtype.kind not in "fiub":
+        raise TypeError(f"X has dtype {found.dtype}; allowed: real numbers")
+    return found
 
 
 def _is_plain(kind: Any) -> bool:
@@ -101,7 +102,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether row chunks may be the same: lengths that are not known are found on the workers."""
+    """Whether the lengths of row chunks agree, or are unknown."""
     return len(ours) == len(theirs) and all(
         a == b or math.isnan(a) or math.isnan(b) for a, b in zip(ours, theirs, strict=True)
     )
@@ -139,8 +140,7 @@ def shards_of(
     """
     size = batch_size or 1
     if shards is not None:
-        rows = _cut(rows, shards, size)
-        return rows, _groups(rows, shards, size)
+        return _exactly(rows, shards, size)
     count = len(rows.sizes)
     shards = min(count, PER_THREAD * threads)
     if shard_bytes is not None and rows.is_known:
@@ -163,9 +163,7 @@ def of_whole_minibatches(
     if not (ends[:-1] % size).any():
         return rows, groups
     whole = np.unique(np.minimum(np.round(ends / size).astype(int) * size, n))
-    whole = np.append(whole[(whole > 0) & (whole < n)], n)
-    cut = {0: tuple(int(count) for count in np.diff([0, *whole]))}
-    return _recut(rows, cut), [(k, k + 1) for k in range(len(whole))]
+    return _cut(rows, np.append(whole[(whole > 0) & (whole < n)], n))
 
 
 def shards_of_passes(
@@ -201,51 +199,39 @@ def _evenly(count: int, parts: int) -> list[tuple[int, int]]:
     return list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
 
 
-def _ends(n: int, shards: int, size: int) -> np.ndarray[Any, Any]:
-    """Where so many shards of n rows end, at ends of minibatches."""
-    factors = -(-n // size)
-    return np.minimum(np.arange(shards + 1) * factors // shards * size, n)
-
-
-def _cut(rows: Rows, shards: int, size: int) -> Rows:
-    """Rows in chunks of which so many shards are whole ones."""
+def _exactly(rows: Rows, shards: int, size: int) -> tuple[Rows, list[tuple[int, int]]]:
+    """The rows and the chunks of so many shards, which end where minibatches do."""
     if not rows.is_known:
         if shards > len(rows.sizes):
             raise ValueError(
                 f"the schedule has {shards} shards and X {len(rows.sizes)} chunks of lengths that "
                 "are not known; allowed: as many shards at most, or X.compute_chunk_sizes() before"
             )
-        return rows
+        return rows, _evenly(len(rows.sizes), shards)
     n = int(sum(rows.sizes))
-    if shards > -(-n // size):
+    factors = -(-n // size)
+    if shards > factors:
         raise ValueError(
             f"the schedule has {shards} shards and X {n} rows"
             + (f" in minibatches of {size}" if size > 1 else "")
             + "; allowed: as many"
         )
-    ends = _ends(n, shards, size)
-    if np.isin(ends, np.cumsum([0, *rows.sizes])).all():
-        return rows
-    return _recut(rows, {0: tuple(int(size) for size in np.diff(ends))})
+    return _cut(rows, np.minimum(np.arange(1, shards + 1) * factors // shards * size, n))
 
 
-def _recut(rows: Rows, cut: dict[int, tuple[int, ...]]) -> Rows:
-    for name, part in (("y", rows.y), ("weights", rows.weights)):
-        if part is not None and any(math.isnan(size) for size in part.chunks[0]):
-            raise ValueError(
-                f"{name} has chunks of lengths that are not known, which have to be cut for the "
-                f"shards and minibatches; allowed: {name}.compute_chunk_sizes() before, or whole "
-                "chunks as shards"
-            )
-    weights = None if rows.weights is None else rows.weights.rechunk(cut)
-    return rows._replace(X=rows.X.rechunk(cut), y=rows.y.rechunk(cut), weights=weights)
-
-
-def _groups(rows: Rows, shards: int, size: int) -> list[tuple[int, int]]:
-    """Neighbouring chunks of each of so many shards."""
-    if not rows.is_known:
-        return _evenly(len(rows.sizes), shards)
-    edges = np.cumsum([0, *rows.sizes])
+def _cut(rows: Rows, ends: NDArray[np.intp]) -> tuple[Rows, list[tuple[int, int]]]:
+    """The rows, in chunks that end at these rows too, and the neighbouring chunks between them."""
+    if not np.isin(ends, np.cumsum(rows.sizes)).all():
+        for name, part in (("y", rows.y), ("weights", rows.weights)):
+            if part is not None and any(math.isnan(size) for size in part.chunks[0]):
+                raise ValueError(
+                    f"{name} has chunks of lengths that are not known, which have to be cut for "
+                    f"the shards and minibatches; allowed: {name}.compute_chunk_sizes() before, or "
+                    "whole chunks as shards"
+                )
+        cut = {0: tuple(np.diff([0, *ends]).tolist())}
+        X, y, weights = (None if part is None else part.rechunk(cut) for part in rows[:3])
+        rows = Rows(X, y, weights, rows.names)
     # chunks without rows go with those before
-    ends = np.searchsorted(edges, _ends(int(edges[-1]), shards, size)[1:], "right") - 1
-    return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+    stops = np.searchsorted(np.cumsum([0, *rows.sizes]), ends, "right") - 1
+    return rows, list(zip([0, *stops[:-1].tolist()], stops.tolist(), strict=True))

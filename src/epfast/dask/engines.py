@@ -7,8 +7,8 @@ time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
-from typing import Any, NamedTuple
+from concurrent.futures import Future
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from epfast.dask.worker import (
     Facts,
     Packed,
     Visit,
+    answers,
     bytes_of,
-    each_of,
     visit_factors,
     visit_pass,
     visit_rows,
@@ -34,12 +34,12 @@ from epfast.gaussian.engines.shards import ShardEngine, Shards, ShardSite
 from epfast.gaussian.engines.shared import SharedEngine
 from epfast.gaussian.problem import Data, Problem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
-from epfast.inference.executors import LOST, Tasks, attempted
+from epfast.inference.executors import LOST, Tasks
 from epfast.inference.runtime import Tick, no_tick
 
 
-class Elsewhere(NamedTuple):
-    """Rows that are not here."""
+class RemoteRows(NamedTuple):
+    """In place of rows that the workers have."""
 
     shape: tuple[int, int]
 
@@ -52,84 +52,87 @@ class Shard(NamedTuple):
     rows: Any
     #: NOTHING before it was read
     facts: Facts
+    #: workers that have it, or are to read it. None: whoever has nothing to do
+    homes: Sequence[str] = ()
+
+    @property
+    def home(self) -> str | None:
+        return next(iter(self.homes), None)
 
 
-class Place(Executor):
-    """Where the work is done."""
+class Workers(Tasks):
+    """Tasks on the workers that have the shards, with the bytes that they took.
 
-    #: tasks at a time
-    threads: int
+    A call is a function, a shard, and other arguments. A task makes one call, or several.
+    """
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(cast(Any, self), threads)
+        self.threads, self.n_bytes = threads, 0
 
     def shard_bytes(self, persist: bool, rows: float) -> int | None:
         """Most bytes of a shard of so many rows, or NaN, in all. None: not known."""
-        raise NotImplementedError
+        return None
 
     def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
-        """Load them once. Who persists keeps them, else they are loaded for each visit."""
+        """Those that have rows, loaded once. Who persists keeps them, else each visit loads."""
+        parts = zip(*self.loaded(loads, persist), strict=True)
+        return [Shard(k, *part) for k, part in enumerate(part for part in parts if part[1].rows)]
+
+    def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
+        """See :meth:`shards`: rows, facts and homes."""
         raise NotImplementedError
 
     def unread(self, loads: list[Any]) -> list[Shard]:
         """Shards that are loaded when they are visited."""
         return [Shard(k, load, NOTHING) for k, load in enumerate(loads)]
 
-    def submit_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
-        """Submit calls, each a function and its arguments."""
-        return [self.submit(attempted, *call) for call in calls]
+    def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
+        """Start a task for each list of calls: :func:`attempted` :func:`answers`."""
+        raise NotImplementedError
 
-    def idles(self, shard: int, flying: Sequence[int]) -> bool:
+    def submitted(self, calls: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
+        return self.start([call[1:] if call[0] is answers else [call] for call in calls])
+
+    def take(self) -> tuple[Any, Any]:
+        key, values = super().take()
+        if values is LOST:
+            return key, LOST
+        self.n_bytes += sum(value.n_bytes for value in values)
+        opened = [value.opened() for value in values]
+        return key, opened if len(opened) > 1 else opened[0]
+
+    def idles(self, shard: Shard, flying: Sequence[Shard]) -> bool:
         """Whether a worker that has a shard does nothing while others are visited."""
         return True
 
-    def parcels(self, shards: Sequence[int]) -> list[list[int]]:
-        """Positions of the shards, by their numbers, that are best visited by one task."""
+    def parcels(self, shards: Sequence[Shard]) -> list[list[int]]:
+        """Positions of the shards that are best visited by one task."""
         return [[i] for i in range(len(shards))]
 
     def close(self, token: str) -> None:
         """Forget a fit."""
         raise NotImplementedError
 
-
-class Counted(Tasks):
-    """Tasks at a place, with the bytes that they took."""
-
-    def __init__(self, place: Place) -> None:
-        super().__init__(place, place.threads)
-        self.place = place
-        self.n_bytes = 0
-
-    def submitted(self, calls: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
-        return self.place.submit_all(calls)
-
-    def take(self) -> tuple[Any, Any]:
-        key, value = super().take()
-        return key, value if value is LOST else self._opened(value)
-
-    def _opened(self, value: Any) -> Any:
-        """What came from a task, or from each of several calls."""
-        if isinstance(value, list):
-            return [self._opened(part) for part in value]
-        self.n_bytes += value.n_bytes
-        return value.opened()
-
     def together(
         self, calls: Sequence[tuple[Any, ...]], counts: Sequence[int], tick: Tick = no_tick
     ) -> list[Any]:
-        parcels = self.place.parcels([call[1].number for call in calls])
-        several = [(each_of, [calls[k] for k in parcel]) for parcel in parcels]
+        parcels = self.parcels([call[1] for call in calls])
+        several = [(answers, *(calls[k] for k in parcel)) for parcel in parcels]
         of_each = [sum(counts[k] for k in parcel) for parcel in parcels]
-        found: dict[int, Any] = {}
-        for parcel, values in zip(parcels, super().together(several, of_each, tick), strict=True):
-            found |= zip(parcel, values, strict=True)
-        return [found[k] for k in range(len(calls))]
+        values: dict[int, Any] = {}
+        for parcel, some in zip(parcels, super().together(several, of_each, tick), strict=True):
+            values |= zip(parcel, some if len(parcel) > 1 else [some], strict=True)
+        return [values[k] for k in range(len(calls))]
 
 
 def _asked(
     tasks: Any, token: str, k: int, number: int, q: tuple[Array, Array], site: Sites, share: float
 ) -> Visit:
     """What is sent to a shard."""
-    posterior, own = Packed.of(*q), Packed.of(site.precision, site.shift)
+    posterior, own = Packed.of(*q), Packed.of(*site)
     tasks.n_bytes += posterior.numbers.nbytes + own.numbers.nbytes
-    return Visit(token, k, number, posterior, own, float(site.log_scale), share)
+    return Visit(token, k, number, posterior, own, share)
 
 
 class _CountsBytes:
@@ -178,7 +181,7 @@ class RemoteShards(_CountsBytes, ShardEngine):
     """
 
     def __init__(
-        self, problem: Problem, shards: Sequence[Shard], tasks: Counted, token: str
+        self, problem: Problem, shards: Sequence[Shard], tasks: Workers, token: str
     ) -> None:
         super().__init__(problem, Remote(problem, shards))
         self.remote, self.token, self.tasks = shards, token, tasks
@@ -199,19 +202,19 @@ class RemoteShards(_CountsBytes, ShardEngine):
         return self.function, self.remote[k], self.template, asked
 
     def idles(self, k: int, flying: set[int]) -> bool:
-        others = [self.remote[other].number for other in flying]
-        return bool(self.tasks.place.idles(self.remote[k].number, others))
+        others = [self.remote[other] for other in flying]
+        return bool(self.tasks.idles(self.remote[k], others))
 
 
 class RemoteGroups(_CountsBytes, SharedEngine):
     """DSEP and DAEP in rounds: nothing stays on a worker but rows."""
 
     def __init__(
-        self, problem: Problem, shards: Sequence[Shard], tasks: Counted, token: str
+        self, problem: Problem, shards: Sequence[Shard], tasks: Workers, token: str
     ) -> None:
         self.remote, self.token = shards, token
         super().__init__(problem)
-        self.tasks: Counted = tasks
+        self.tasks: Workers = tasks
         self.evidence_bound = evidence_bound(problem.loss, float(self.sizes.sum()))
         nothing: Any = None
         #: of a schedule the power counts, which has no arrays
@@ -239,7 +242,7 @@ class RemoteGroups(_CountsBytes, SharedEngine):
         return calls, [shard.facts.rows for shard in self.remote]
 
 
-class Passes(_CountsBytes, EPEngine):
+class Passes(EPEngine):
     """ADF: each thread of the cluster passes over shards of its own, one after the other.
 
     Passes are combined as shards are (:func:`epfast.combine`): the product of what they end with,
@@ -247,7 +250,7 @@ class Passes(_CountsBytes, EPEngine):
     """
 
     def __init__(
-        self, problem: Problem, streams: Sequence[Sequence[Shard]], tasks: Counted
+        self, problem: Problem, streams: Sequence[Sequence[Shard]], tasks: Workers
     ) -> None:
         super().__init__(problem, Full(problem))
         self.streams, self.tasks = streams, tasks
@@ -266,7 +269,7 @@ class Passes(_CountsBytes, EPEngine):
         template = self.template._replace(base=begun)
         reached: list[Any] = [None] * len(self.streams)
         done = [0] * len(self.streams)
-        found = Counts()
+        totals = np.zeros(3, dtype=np.intp)
 
         def send(c: int) -> None:
             shard = self.streams[c][done[c]]
@@ -279,13 +282,9 @@ class Passes(_CountsBytes, EPEngine):
             while len(self.tasks):
                 c, passed = self.tasks.take()
                 if passed is not LOST:
-                    reached[c], counts = passed.state, passed.counts
+                    reached[c] = passed.state
                     self.facts.append(passed.facts)
-                    found = found._replace(
-                        refused=found.refused + counts.refused,
-                        failed=found.failed + counts.failed,
-                        clipped=found.clipped + counts.clipped,
-                    )
+                    totals += passed.counts[:3]
                     tick(passed.facts.rows)
                     done[c] += 1
                 if done[c] < len(self.streams[c]):
@@ -299,12 +298,16 @@ class Passes(_CountsBytes, EPEngine):
         size = sum(facts.size for facts in self.facts)
         self.evidence_bound = evidence_bound(self.problem.loss, size)
         self.n_sites = -(-sum(f.rows for f in self.facts) // (self.problem.batch_size or 1))
-        found = found._replace(
+        refused, failures, clipped = totals.tolist()
+        counts = Counts(
+            refused,
+            failures,
+            clipped,
             lost=self.tasks.n_lost,
             in_flight=len(self.streams),
             bytes_sent=self.tasks.n_bytes - before,
         )
-        return new._replace(sweeps=new.sweeps + 1), found
+        return new._replace(sweeps=new.sweeps + 1), counts
 
     def _combined(self, begun: State, reached: Sequence[Any]) -> Swept:
         """The product of the passes, over all but one of where they began."""

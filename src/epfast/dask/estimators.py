@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
 from epfast import _checks, losses
@@ -14,43 +14,29 @@ from epfast._arrays import Array
 from epfast.dask.cluster import client_at_door
 from epfast.dask.data import rows_at_door
 from epfast.dask.fit import fit_linear
-from epfast.dask.labels import Answers, by_chunk, classes_of, labels_at_door, signs_of
+from epfast.dask.labels import by_chunk, classes_of, labels_at_door, signs_of
 from epfast.dask.prediction import lazily, predict_latent, rows_of
-from epfast.estimators.coefficients import Coefficients
-from epfast.estimators.coupling import best
-from epfast.inference import Interrupted
+from epfast.estimators.base import LatentClassifier, all_or_nothing, estimator
+from epfast.estimators.coupling import best, tally
+from epfast.estimators.linear_model import Coefficients, VectorCoefficients
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
 
+@estimator
 class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
-    """What both share: settings, and fits."""
+    """What both share: parameters, and fits."""
 
-    @_checks.named
-    def __init__(
-        self,
-        *,
-        loss: Any,
-        scheme: Any,
-        posterior: str | None,
-        batch_size: int | None,
-        prior_variance: Any,
-        fit_intercept: bool,
-        intercept_variance: float,
-        schedule: Schedule | None,
-        client: Any,
-        persist: bool,
-    ) -> None:
-        self.loss = loss
-        self.scheme = scheme
-        self.posterior = posterior
-        self.batch_size = batch_size
-        self.prior_variance = prior_variance
-        self.fit_intercept = fit_intercept
-        self.intercept_variance = intercept_variance
-        self.schedule = schedule
-        self.client = client
-        self.persist = persist
+    loss: Any
+    scheme: Any = None
+    posterior: str | None = None
+    batch_size: int | None = None
+    prior_variance: Any = 1.0
+    fit_intercept: bool = True
+    intercept_variance: float = 100.0
+    schedule: Schedule | None = None
+    client: Any = None
+    persist: bool = True
 
     def __sklearn_clone__(self) -> Self:
         """A copy without what was fitted. A client is a connection, which copies share."""
@@ -70,20 +56,16 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
                 "compare posterior_.log_evidence of some"
             )
         _checks.flag("fit_intercept", self.fit_intercept)
-        return fit_linear(
-            X,
-            y,
-            loss=loss,
-            scheme=self.scheme,
-            posterior=self.posterior,
-            batch_size=self.batch_size,
-            prior_variance=self.prior_variance,
-            intercept=self.intercept_variance if self.fit_intercept else False,
-            weights=weights,
-            schedule=self.schedule,
-            client=self.client,
-            persist=self.persist,
-        )
+        names = "scheme", "posterior", "batch_size", "prior_variance", "schedule", "client"
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given["intercept"] = self.intercept_variance if self.fit_intercept else False
+        return fit_linear(X, y, loss=loss, weights=weights, persist=self.persist, **given)
+
+    def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> Array:
+        """What a function says of each chunk of rows, y and weights."""
+        check_is_fitted(self)
+        rows_of(X, self.posteriors_[0])
+        return np.array(by_chunk(function, X, labels_at_door(y), weights, self.client))
 
     def _publish(self, posteriors: list[Any]) -> None:
         """Set the attributes of a fit, at its end: who is interrupted stays as it was."""
@@ -97,7 +79,8 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         self.converged_ = all(post.converged for post in posteriors)
 
 
-class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
+@estimator
+class LinearClassifier(_Linear, LatentClassifier):
     """A linear model of two classes or more, whose rows are on a cluster.
 
     With more than two classes one posterior per class, that class against the rest, combined as in
@@ -160,38 +143,13 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     >>> order = rng.permutation(600)
     >>> rows, labels = da.from_array(X[order], (200, 2)), da.from_array(y[order], 200)
     >>> model = epfast.dask.LinearClassifier().fit(rows, labels)
-    >>> model.coef_.shape, model.predict(rows)
-    ((3, 2), dask.array<labels, shape=(600,), dtype=<U5, chunksize=(200,), chunktype=numpy.ndarray>)
+    >>> model.coef_.shape, model.predict(rows[:2]).compute().tolist() == y[order[:2]].tolist()
+    ((3, 2), True)
     """
 
-    @_checks.named
-    def __init__(
-        self,
-        *,
-        loss: Any = "logistic",
-        scheme: Any = None,
-        posterior: str | None = None,
-        batch_size: int | None = None,
-        prior_variance: Any = 1.0,
-        fit_intercept: bool = True,
-        intercept_variance: float = 100.0,
-        schedule: Schedule | None = None,
-        client: Any = None,
-        persist: bool = True,
-    ) -> None:
-        super().__init__(
-            loss=loss,
-            scheme=scheme,
-            posterior=posterior,
-            batch_size=batch_size,
-            prior_variance=prior_variance,
-            fit_intercept=fit_intercept,
-            intercept_variance=intercept_variance,
-            schedule=schedule,
-            client=client,
-            persist=persist,
-        )
+    loss: Any = "logistic"
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearClassifier:
         """Fit the posterior, or one for each class.
 
@@ -231,22 +189,16 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         for positive in classes[1:] if len(classes) == 2 else classes:
             signs = labels.map_blocks(signs_of, positive, dtype=np.float64, meta=np.empty(0))
             posteriors.append(self._fitted(X, signs, loss, sample_weight))
-        coupling = 0.0
-        if len(posteriors) > 1:
-            function = Answers(posteriors, classes).tally
-            try:
-                sums = self._by_chunk(function, X, labels, sample_weight)
-            except KeyboardInterrupt:
-                raise Interrupted(posteriors[-1]) from None
-            coupling = best(np.sum(sums, axis=0))
-        self.classes_, self.coupling_ = classes, coupling
+        self.classes_, self._seen, self.coupling_ = classes, np.arange(len(classes)), 0.0
         self._publish(posteriors)
+        if len(posteriors) > 1:
+            sums = self._by_chunk(self._tally_of, X, labels, sample_weight)
+            self.coupling_ = best(sums.sum(axis=0))
         return self
 
-    @property
-    def _answers(self) -> Answers:
-        check_is_fitted(self, "posteriors_")
-        return Answers(self.posteriors_, self.classes_, self.coupling_)
+    def _answers(self, X: Any, of_rows: Callable[[Any], Any]) -> Any:
+        check_is_fitted(self)
+        return lazily(of_rows, rows_of(X, self.posteriors_[0]))
 
     def predict_latent(self, X: Any) -> tuple[Any, Any]:
         """Mean and variance of x.theta, lazily.
@@ -260,46 +212,14 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         mean, variance : dask array, (n,) or (n, n_classes)
             One column per class where there are more than two.
         """
-        answers = self._answers
-        rows, k = rows_of(X, self.posteriors_[0]), len(self.posteriors_)
-        shape: dict[str, Any] = {"new_axis": 2, "chunks": (rows.chunks[0], (k,), (2,))}
-        both = rows.map_blocks(answers.latent, dtype=float, meta=np.empty((0, k, 2)), **shape)
-        if k == 1:
-            return both[:, 0, 0], both[:, 0, 1]
+        both = self._answers(X, self._moments)
         return both[..., 0], both[..., 1]
 
-    def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes, lazily.
+    def _moments(self, rows: Any) -> Array:
+        return np.stack(self._stacked(rows), axis=-1)
 
-        Parameters
-        ----------
-        X : dask array, (n, d), or dask dataframe
-
-        Returns
-        -------
-        dask array, (n, n_classes)
-            Columns in the order of ``classes_``.
-        """
-        answers, k = self._answers, len(self.classes_)
-        rows = rows_of(X, self.posteriors_[0])
-        chunks = rows.chunks[0], (k,)
-        meta = np.empty((0, k))
-        return rows.map_blocks(answers.probabilities, chunks=chunks, dtype=float, meta=meta)
-
-    def predict(self, X: Any) -> Any:
-        """The most probable class, lazily.
-
-        Parameters
-        ----------
-        X : dask array, (n, d), or dask dataframe
-
-        Returns
-        -------
-        dask array, (n,)
-        """
-        answers, meta = self._answers, self.classes_[:0]
-        rows = rows_of(X, self.posteriors_[0])
-        return rows.map_blocks(answers.labels, drop_axis=1, dtype=meta.dtype, meta=meta)
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        return [post.predict_latent(rows) for post in self.posteriors_]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Share of rows whose class is predicted.
@@ -314,20 +234,30 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         -------
         float
         """
-        answers = self._answers
-        rows_of(X, self.posteriors_[0])
-        right, every = np.sum(self._by_chunk(answers.hits, X, y, sample_weight), axis=0)
+        right, every = self._by_chunk(self._hits, X, y, sample_weight).sum(axis=0)
         if not every > 0.0:
             raise ValueError(
                 "sample_weight adds up to 0, or X has no rows; allowed: some that count"
             )
         return float(right / every)
 
-    def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> list[Any]:
-        return by_chunk(function, X, labels_at_door(y), weights, self.client)
+    def _hits(self, block: Any, labels: Any, weights: Any) -> Array:
+        """Of a chunk: sum of the weights of the rows whose label is predicted, and of all."""
+        if not block.shape[0]:
+            return np.zeros(2)
+        right = self._labels(block) == np.asarray(labels).ravel()
+        counted = np.ones(len(right)) if weights is None else np.asarray(weights).ravel()
+        return np.array([counted[right].sum(), counted.sum()])
+
+    def _tally_of(self, block: Any, labels: Any, weights: Any) -> Array:
+        """Of a chunk: see :func:`epfast.estimators.coupling.tally`."""
+        index = np.searchsorted(self.classes_, np.asarray(labels).ravel())
+        scores = self._odds(block) if len(index) else None
+        return tally(scores, index, None if weights is None else np.asarray(weights).ravel())
 
 
-class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
+@estimator
+class LinearRegressor(VectorCoefficients, RegressorMixin, _Linear):  # type: ignore[misc]
     """A linear model of numbers, whose rows are on a cluster.
 
     Parameters
@@ -357,44 +287,7 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
     converged_ : bool
     """
 
-    @_checks.named
-    def __init__(
-        self,
-        *,
-        loss: Any = "gaussian",
-        scheme: Any = None,
-        posterior: str | None = None,
-        batch_size: int | None = None,
-        prior_variance: Any = 1.0,
-        fit_intercept: bool = True,
-        intercept_variance: float = 100.0,
-        schedule: Schedule | None = None,
-        client: Any = None,
-        persist: bool = True,
-    ) -> None:
-        super().__init__(
-            loss=loss,
-            scheme=scheme,
-            posterior=posterior,
-            batch_size=batch_size,
-            prior_variance=prior_variance,
-            fit_intercept=fit_intercept,
-            intercept_variance=intercept_variance,
-            schedule=schedule,
-            client=client,
-            persist=persist,
-        )
-
-    @property
-    def coef_(self) -> Array:
-        """Posterior mean of the coefficients, (d,)."""
-        found: Array = self._weights()[0][0]
-        return found
-
-    @property
-    def intercept_(self) -> Any:
-        """Posterior mean of the intercept, a number."""
-        return float(self._weights()[1][0])
+    loss: Any = "gaussian"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearRegressor:
         """Fit the posterior.
@@ -443,7 +336,7 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         dask array, (n,)
         """
         check_is_fitted(self, "posterior_")
-        return lazily(self.posterior_, X, "predict")
+        return lazily(self.posterior_.predict, rows_of(X, self.posterior_))
 
     def predict_variance(self, X: Any) -> Any:
         """Predictive variance of y, lazily.
@@ -457,7 +350,7 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         dask array, (n,)
         """
         check_is_fitted(self, "posterior_")
-        return lazily(self.posterior_, X, "predict_variance")
+        return lazily(self.posterior_.predict_variance, rows_of(X, self.posterior_))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Share of the variance of y that the predictive mean explains, R^2.
@@ -472,11 +365,7 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         -------
         float
         """
-        check_is_fitted(self, "posterior_")
-        rows_of(X, self.posterior_)
-        function = partial(_residuals, self.posterior_)
-        found = np.array(by_chunk(function, X, labels_at_door(y), sample_weight, self.client))
-        size, mean, spread, rest = found.T
+        size, mean, spread, rest = self._by_chunk(self._residuals, X, y, sample_weight).T
         if not size.sum() > 0.0:
             raise ValueError(
                 "sample_weight adds up to 0, or X has no rows; allowed: some that count"
@@ -487,14 +376,13 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
             return float(rest.sum() == 0.0)
         return 1.0 - float(rest.sum()) / whole
 
-
-def _residuals(post: Any, block: Any, y: Any, weights: Any) -> Array:
-    """Of a chunk: weight, mean of y, and sums of squares about it and about the prediction."""
-    values = np.asarray(y, dtype=np.float64).ravel()
-    counted = np.ones(len(values)) if weights is None else np.asarray(weights).ravel()
-    size = counted.sum()
-    if not size:
-        return np.zeros(4)
-    mean = counted @ values / size
-    about, rest = values - mean, values - post.predict(block)
-    return np.array([size, mean, counted @ about**2, counted @ rest**2])
+    def _residuals(self, block: Any, y: Any, weights: Any) -> Array:
+        """Of a chunk: weight, mean of y, and sums of squares about it and about the prediction."""
+        values = np.asarray(y, dtype=np.float64).ravel()
+        counted = np.ones(len(values)) if weights is None else np.asarray(weights).ravel()
+        size = counted.sum()
+        if not size:
+            return np.zeros(4)
+        mean = counted @ values / size
+        about, rest = values - mean, values - self.posterior_.predict(block)
+        return np.array([size, mean, counted @ about**2, counted @ rest**2])

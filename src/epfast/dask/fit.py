@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,16 +10,15 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.dask.cluster import place_of
+from epfast.dask.cluster import workers_of
 from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_passes
 from epfast.dask.engines import (
-    Counted,
-    Elsewhere,
     Passes,
-    Place,
     RemoteGroups,
+    RemoteRows,
     RemoteShards,
     Shard,
+    Workers,
 )
 from epfast.dask.worker import Facts
 from epfast.gaussian import notes
@@ -115,7 +112,7 @@ def fit_linear(
         order, which are read once and not kept. They are combined as by :func:`epfast.combine`.
         One stream gives what :func:`epfast.fit_linear` gives. By default one for each thread.
     callback, progress
-        As in :func:`epfast.fit_linear`. The bar is one of each sweep.
+        As in :func:`epfast.fit_linear`.
 
     Returns
     -------
@@ -176,14 +173,14 @@ def fit_linear(
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
     prior = prior_of_fit(normal, start, chosen.schedule, width, wide, posterior == "full")
     name, token = type(schedule).__name__, uuid.uuid4().hex
-    place = place_of(client, name)
+    workers = workers_of(client, name)
     try:
-        shards = _Shards(place, rows, chosen, wide is not None, token, shard_bytes)
+        shards = _Shards(workers, rows, chosen, wide is not None, token, shard_bytes)
         found: Any
         center: Any = None
         at_means = wide is not None and posterior == "full"
         if isinstance(schedule, ADF):
-            found = shards.of_passes(place.threads if streams is None else streams)
+            found = shards.of_passes(workers.threads if streams is None else streams)
             n = 1  # found on the way
             if at_means:
                 center = shards.first_mean() if start is None else start.problem.center
@@ -197,7 +194,7 @@ def fit_linear(
         if center is not None:
             prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
         problem = Problem(
-            Data(Elsewhere((n, width)), None),
+            Data(RemoteRows((n, width)), None),
             chosen.loss,
             chosen.scheme.bound(chosen.loss, posterior, chosen.schedule, n),
             chosen.schedule,
@@ -209,17 +206,17 @@ def fit_linear(
             center=center,
             names=rows.names,
         )
-        run_on = problem, found, place, token, start, callback, progress
+        run_on = problem, found, workers, token, start, callback, progress
         fitted: FullPosterior | FactorizedPosterior = _run(*run_on)
         return fitted
     finally:
-        place.close(token)
+        workers.close(token)
 
 
 class _Shards(NamedTuple):
     """How rows become shards."""
 
-    place: Place
+    workers: Workers
     rows: Rows
     chosen: Choices
     intercept: bool
@@ -231,11 +228,11 @@ class _Shards(NamedTuple):
 
     def of_schedule(self, persist: bool) -> list[Shard]:
         """Those that are visited again and again."""
-        place, chosen = self.place, self.chosen
-        most = self.most or place.shard_bytes(persist, sum(self.rows.sizes))
+        workers, chosen = self.workers, self.chosen
+        most = self.most or workers.shard_bytes(persist, sum(self.rows.sizes))
         count = _count(chosen.schedule)
-        cut = shards_of(self.rows, count, place.threads, most, chosen.batch_size)
-        return place.shards(self._loads(*cut), persist)
+        cut = shards_of(self.rows, count, workers.threads, most, chosen.batch_size)
+        return workers.shards(self._loads(*cut), persist)
 
     def of_passes(self, streams: int) -> list[list[Shard]]:
         """Those of each pass of ADF."""
@@ -243,16 +240,16 @@ class _Shards(NamedTuple):
         width = int(self.rows.X.shape[1]) + self.intercept
         if chosen.covariance != "full":
             least = max(1, rows_to_settle(chosen.schedule, chosen.batch_size or 1, width))
-        most = self.most or self.place.shard_bytes(False, 0.0)
+        most = self.most or self.workers.shard_bytes(False, 0.0)
         given = self.rows, streams, most, least
         rows, groups, takes = shards_of_passes(*given, chosen.batch_size)
-        shards = self.place.unread(self._loads(rows, groups))
+        shards = self.workers.unread(self._loads(rows, groups))
         return [shards[take] for take in takes]
 
     def first_mean(self) -> Array | None:
         """Mean of the rows of the first chunk that has some, which is read once more."""
         for k in range(len(self.rows.sizes)):
-            found = self.place.shards(self._loads(self.rows, [(k, k + 1)]), False)
+            found = self.workers.shards(self._loads(self.rows, [(k, k + 1)]), False)
             if found and found[0].facts.mean is not None:
                 return found[0].facts.mean[:-1]
         return None
@@ -315,7 +312,7 @@ def _check_rows(facts: list[Facts], loss: Loss) -> None:
 def _run(
     problem: Problem,
     shards: Any,
-    place: Place,
+    workers: Workers,
     token: str,
     start: Any,
     callback: Callback | None,
@@ -327,19 +324,16 @@ def _run(
     def result(fit: Fit) -> Any:
         return KINDS[problem.covariance](fit.state, kept, fit.converged, fit.history)
 
-    tasks = Counted(place)
     fit = None
     try:
         engine: Any
         if problem.schedule.stores == "none":
-            engine = Passes(problem, shards, tasks)
+            engine = Passes(problem, shards, workers)
         elif problem.schedule.stores == "shared":
-            engine = RemoteGroups(problem, shards, tasks, token)
+            engine = RemoteGroups(problem, shards, workers, token)
         else:
-            engine = RemoteShards(problem, shards, tasks, token)
-        n = problem.shape[0]
-        with _bars(progress, callback, n) as (tick, after):
-            fit = run(engine, problem.schedule, start, callback=after, progress=tick)
+            engine = RemoteShards(problem, shards, workers, token)
+        fit = run(engine, problem.schedule, start, callback=callback, progress=progress)
         if isinstance(engine, Passes):
             _check_rows(engine.facts, problem.loss)
         warn_of(fit, engine, problem.schedule)
@@ -347,26 +341,4 @@ def _run(
     except (KeyboardInterrupt, ExecutorFailed) as stopped:
         raise interrupted(stopped, fit, result, start, lambda: None) from stopped.__cause__
     finally:
-        tasks.cancel()
-
-
-@contextmanager
-def _bars(
-    progress: bool | Tick, callback: Callback | None, n: int
-) -> Iterator[tuple[bool | Tick, Callback | None]]:
-    """A bar of each sweep over n rows. What counts rows, and what to call after a sweep."""
-    if progress is not True:
-        yield progress, callback
-        return
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        raise ImportError("progress=True needs tqdm: pip install 'epfast[plot]' or tqdm") from None
-    with tqdm(total=n, unit="row", desc="sweep 1") as bar:
-
-        def after(info: Any, state: Any) -> Any:
-            bar.set_description(f"sweep {info.sweep + 1}, change {info.change:.1e}")
-            bar.reset()
-            return callback is not None and callback(info, state)
-
-        yield bar.update, after
+        workers.cancel()

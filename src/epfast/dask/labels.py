@@ -13,8 +13,6 @@ from epfast._arrays import Array
 from epfast.dask.cluster import client_at_door
 from epfast.dask.data import array_of, rows_at_door
 from epfast.dask.needs import dask, delayed
-from epfast.estimators.base import odds
-from epfast.estimators.coupling import log_probabilities, tally
 
 
 def computed(parts: Sequence[Any], client: Any) -> list[Any]:
@@ -122,50 +120,3 @@ def _is_not_itself(part: Any) -> bool:
 def signs_of(chunk: Any, positive: Any) -> Array:
     """+1 for one class, and -1 for the rest."""
     return np.where(np.asarray(chunk) == positive, 1.0, -1.0)
-
-
-class Answers:
-    """What the posteriors of the classes say of a block of rows. It travels to the blocks."""
-
-    def __init__(self, posteriors: list[Any], classes: NDArray[Any], coupling: float = 0.0) -> None:
-        self.posteriors, self.classes, self.coupling = posteriors, classes, coupling
-
-    def latent(self, block: Any) -> Array:
-        """Means and variances, (n, k, 2)."""
-        if not block.shape[0]:
-            return np.empty((0, len(self.posteriors), 2))
-        parts = [post.predict_latent(block) for post in self.posteriors]
-        return np.stack([np.stack(part, axis=1) for part in parts], axis=1)
-
-    def probabilities(self, block: Any) -> Array:
-        """Those of :meth:`epfast.LinearClassifier.predict_proba`, (n, n_classes)."""
-        if not block.shape[0]:
-            return np.empty((0, len(self.classes)))
-        return np.asarray(np.exp(log_probabilities(self._odds(block), self.coupling)))
-
-    def labels(self, block: Any) -> NDArray[Any]:
-        """The most probable ones, (n,)."""
-        if not block.shape[0]:
-            return self.classes[:0]
-        scores = self._odds(block)
-        index = (scores > 0.0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes[index])
-
-    def hits(self, block: Any, labels: Any, weights: Any) -> Array:
-        """Sum of the weights of the rows whose label is predicted, and of all."""
-        right = self.labels(block) == np.asarray(labels).ravel()
-        counted = np.ones(len(right)) if weights is None else np.asarray(weights).ravel()
-        return np.array([counted[right].sum(), counted.sum()])
-
-    def tally(self, block: Any, labels: Any, weights: Any) -> Array:
-        """See :func:`epfast.estimators.coupling.tally`."""
-        index = np.searchsorted(self.classes, np.asarray(labels).ravel())
-        scores = self._odds(block) if len(index) else np.empty((0, len(self.classes)))
-        return tally(scores, index, None if weights is None else np.asarray(weights).ravel())
-
-    def _odds(self, block: Any) -> Array:
-        latent = self.latent(block)
-        mean, variance = latent[..., 0], latent[..., 1]
-        if len(self.posteriors) == 1:
-            mean, variance = mean[:, 0], variance[:, 0]
-        return odds(self.posteriors, mean, variance)

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from epfast import _checks
+from epfast._arrays import Array
 from epfast.dask.data import matrix_of
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.sources import check_columns
 
 
-def _answer(block: Any, post: Any, method: str, meta: Any) -> Any:
+def _answer(block: Any, of_rows: Callable[[Any], Array], meta: Array) -> Array:
     """Of one block. Of none of its rows, none."""
-    return getattr(post, method)(block) if block.shape[0] else meta
+    return of_rows(block) if block.shape[0] else meta
 
 
-def lazily(post: Any, X: Any, method: str) -> Any:
-    """``getattr(post, method)(block)`` for each block of rows, (n,), as a dask array.
+def lazily(of_rows: Callable[[Any], Array], rows: Any) -> Any:
+    """``of_rows(block)`` for each block of rows, as a dask array (n, ...).
 
-    post: it travels without the rows that it was fitted to.
+    of_rows: a method of a posterior, say, which travels without the rows that it was fitted to.
     """
-    rows = rows_of(X, post)
-    # one row tells what comes out, or why nothing can: now, not from a worker
-    meta = getattr(post, method)(np.zeros((1, rows.shape[1])))[:0]
-    if meta.ndim != 1:
-        raise TypeError(f"post is {_checks.describe(post)}; allowed: one of a latent value per row")
-    return rows.map_blocks(_answer, post, method, meta, drop_axis=1, dtype=meta.dtype, meta=meta)
+    # one row says what comes out, or why nothing can: now, not from a worker
+    meta = of_rows(np.zeros((1, rows.shape[1])))[:0]
+    return rows.map_blocks(
+        _answer,
+        of_rows,
+        meta,
+        drop_axis=1,
+        new_axis=list(range(1, meta.ndim)),
+        chunks=(rows.chunks[0], *((size,) for size in meta.shape[1:])),
+        dtype=meta.dtype,
+        meta=meta,
+    )
 
 
 def rows_of(X: Any, post: Any) -> Any:
@@ -39,13 +48,6 @@ def rows_of(X: Any, post: Any) -> Any:
     problem = post.problem
     check_columns(problem.names, X)
     rows = matrix_of(X)
-    if rows.ndim != 2 or len(rows.chunks[1]) != 1:
-        raise ValueError(
-            f"X has shape {rows.shape} in {rows.numblocks} chunks; allowed: (n, d), one chunk of "
-            "columns, as X.rechunk({1: -1}) has"
-        )
-    if rows.dtype.kind not in "fiub":
-        raise TypeError(f"X has dtype {rows.dtype}; allowed: real numbers")
     if rows.shape[1] != problem.n_columns:
         raise ValueError(f"X has {rows.shape[1]} columns; allowed: {problem.n_columns}")
     return rows
@@ -64,7 +66,8 @@ def predict_proba(post: Any, X: Any) -> Any:
     dask array, (n,)
         In the row chunks of X. See :meth:`epfast.FullPosterior.predict_proba`.
     """
-    return lazily(post, X, "predict_proba")
+    rows = rows_of(X, post)
+    return lazily(post.predict_proba, rows)
 
 
 def predict(post: Any, X: Any) -> Any:
@@ -79,13 +82,12 @@ def predict(post: Any, X: Any) -> Any:
     -------
     dask array, (n,)
     """
-    return lazily(post, X, "predict")
+    rows = rows_of(X, post)
+    return lazily(post.predict, rows)
 
 
-def _latent(block: Any, post: Any) -> Any:
-    if block.shape[0] == 0:
-        return np.empty((0, 2))
-    return np.stack(post.predict_latent(block), axis=1)
+def _latent(post: Any, rows: Any) -> Array:
+    return np.stack(post.predict_latent(rows), axis=-1)
 
 
 def predict_latent(post: Any, X: Any) -> tuple[Any, Any]:
@@ -100,7 +102,5 @@ def predict_latent(post: Any, X: Any) -> tuple[Any, Any]:
     -------
     mean, variance : dask array, (n,)
     """
-    rows = rows_of(X, post)
-    meta = np.empty((0, 2))
-    both = rows.map_blocks(_latent, post, chunks=(rows.chunks[0], (2,)), dtype=float, meta=meta)
-    return both[:, 0], both[:, 1]
+    both = lazily(partial(_latent, post), rows_of(X, post))
+    return both[..., 0], both[..., 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,9 +39,17 @@ ROWS: dict[str, dict[int, dict[int, Kept | None]]] = {}
 OVER: deque[str] = deque(maxlen=100)
 
 
-def each_of(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """The values of calls, each a function and its arguments."""
-    return [function(*args) for function, *args in calls]
+class Opaque:
+    """Arguments that Dask does not look into."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def answers(shards: Iterable[Any], calls: Opaque) -> list[Any]:
+    """The values of calls of these shards, each a function and its other arguments."""
+    pairs = zip(shards, calls.value, strict=True)
+    return [function(good(shard), *rest) for shard, (function, *rest) in pairs]
 
 
 class Facts(NamedTuple):
@@ -161,44 +169,41 @@ def facts_of(shard: Loaded | Exception) -> Facts:
 
 
 class Packed(NamedTuple):
-    """A Gaussian in natural parameters: an upper triangle, d (d + 3) / 2 numbers, or a diagonal."""
+    """A site, or a posterior: an upper triangle, d (d + 3) / 2 numbers, or a diagonal, 2 d."""
 
     numbers: Array
     d: int
     diagonal: bool
+    log_scale: float
 
     @classmethod
-    def of(cls, precision: Array, shift: Array) -> Packed:
+    def of(cls, precision: Array, shift: Array, log_scale: Any = 0.0) -> Packed:
         """Pack a matrix or a diagonal, and a vector."""
         d, diagonal = len(shift), precision.ndim == 1
         given = precision if diagonal else precision[np.triu_indices(d)]
-        return cls(np.concatenate([given, shift]), d, diagonal)
+        return cls(np.concatenate([given, shift]), d, diagonal, float(log_scale))
 
-    def unpacked(self) -> tuple[Array, Array]:
+    def unpacked(self) -> Sites:
         """The matrix, or the diagonal, and the vector."""
-        d = self.d
+        d, log_scale = self.d, np.asarray(self.log_scale)
         if self.diagonal:
-            return self.numbers[:d].copy(), self.numbers[d:].copy()
+            return Sites(self.numbers[:d].copy(), self.numbers[d:].copy(), log_scale)
         upper = np.zeros((d, d))
         count = d * (d + 1) // 2
         upper[np.triu_indices(d)] = self.numbers[:count]
-        return symmetric_from_upper(upper), self.numbers[count:].copy()
-
-
-def site_from(packed: Packed, log_scale: float) -> Sites:
-    """The site of a shard."""
-    return Sites(*packed.unpacked(), np.asarray(log_scale))
+        return Sites(symmetric_from_upper(upper), self.numbers[count:].copy(), log_scale)
 
 
 class Answered(NamedTuple):
-    """What a worker sends back: an :class:`Update` by its numbers."""
+    """What a worker sends back: an update, its site apart."""
 
     site: Packed
-    log_scale: float
-    refused: int
-    moved: float
-    failed: int
-    checked: bool
+    update: Update
+
+    @classmethod
+    def of(cls, update: Update) -> Answered:
+        nothing: Any = None
+        return cls(Packed.of(*update.site), update._replace(site=nothing, rows=None))
 
     @property
     def n_bytes(self) -> int:
@@ -206,13 +211,7 @@ class Answered(NamedTuple):
 
     def opened(self) -> Update:
         """Unpack it."""
-        site, counts = site_from(self.site, self.log_scale), (self.refused, self.moved)
-        return Update(site, None, *counts, self.failed, self.checked)
-
-
-def _answered(update: Update) -> Answered:
-    site, rest = Packed.of(update.site.precision, update.site.shift), update[2:]
-    return Answered(site, float(update.site.log_scale), *rest)
+        return self.update._replace(site=self.site.unpacked())
 
 
 class Visit(NamedTuple):
@@ -225,12 +224,12 @@ class Visit(NamedTuple):
     number: int
     posterior: Packed
     site: Packed
-    log_scale: float
     damping: float
 
     def numbers(self) -> tuple[Array, Array, Sites]:
         """Precision and shift of the posterior, and the site."""
-        return *self.posterior.unpacked(), site_from(self.site, self.log_scale)
+        precision, shift, _ = self.posterior.unpacked()
+        return precision, shift, self.site.unpacked()
 
 
 def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
@@ -242,7 +241,7 @@ def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
         return local_update(mine, *asked.numbers(), rows, damping, made)
 
     if problem.schedule.stores == "none":
-        return _answered(update(None, asked.damping))
+        return Answered.of(update(None, asked.damping))
     return _with_kept(asked, update)
 
 
@@ -277,7 +276,7 @@ def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> 
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None
     kept = own.get(asked.number, latest)
-    site = site_from(asked.site, asked.log_scale)
+    site = asked.site.unpacked()
     # of a site whose rows are flat again nothing can be damped row by row
     cold = kept is None and bool(site.precision.any() or site.shift.any())
     found = update(kept, 1.0 if cold else asked.damping)
@@ -290,7 +289,7 @@ def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> 
         ROWS.pop(asked.token, None)
     if cold:
         found = found._replace(site=families.damped(site, found.site, asked.damping))
-    return _answered(found)
+    return Answered.of(found)
 
 
 def visit_shared(
@@ -310,7 +309,9 @@ def visit_shared(
     numbers = EP(power=problem.schedule.power, damping=asked.damping)
     mine = problem._replace(data=shard.data, schedule=numbers)
     size = shard.facts.size
-    return _answered(local_shared(mine, precision, shift, site, size, last, checked, asked.number))
+    return Answered.of(
+        local_shared(mine, precision, shift, site, size, last, checked, asked.number)
+    )
 
 
 class Passed(NamedTuple):

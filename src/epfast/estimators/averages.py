@@ -13,7 +13,7 @@ from epfast._arrays import Array
 from epfast.estimators.evidence import LATENT_VARIANCES, Averaged, Fits
 from epfast.estimators.joint import Joint, Learnt
 from epfast.estimators.parameters import weak_prior
-from epfast.estimators.search import tell_lost
+from epfast.estimators.search import warn_lost
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.held import newton, with_noise
 from epfast.gaussian.hyper import DRAWS, MOST
@@ -57,8 +57,8 @@ SCALES = ("sd", "scale")
 class Target:
     """A joint log density of hyper-parameters under proper priors, whose points have fits."""
 
-    def __init__(self, joint: Joint, found: Learnt, fits: Fits, scale: float) -> None:
-        """Numbers of the likelihood have weak priors. Those that have none are as found.
+    def __init__(self, joint: Joint, learnt: Learnt, fits: Fits, scale: float) -> None:
+        """Numbers of the likelihood have weak priors. Those that have none stay as they are.
 
         scale: median of the half-Cauchy prior of the noise.
         """
@@ -66,7 +66,7 @@ class Target:
         own, given = self.joint, joint.parameters
         weak = {name: weak_prior(name, scale) for name in given.names}
         names = tuple(name for name in given.names if weak[name] is not None)
-        own.parameters = given.only(names, found.loss)
+        own.parameters = given.only(names, learnt.loss)
         own.bounds = np.concatenate([own.bounds[: own.k], own.parameters.bounds])
         densities = [one.over_log for one in weak.values() if one is not None]
         own.priors = [*own.priors[: own.k], *densities]
@@ -74,7 +74,7 @@ class Target:
         self.names = (*common, *("sd" if name == "variance" else name for name in names))
         self.powers = np.array([0.5 if name == "sd" else 1.0 for name in self.names])
         self.is_scale = np.array([name in SCALES for name in self.names])
-        self.start = self._u_of(found)
+        self.start = self._u_of(learnt)
         if self.alone:
             own.bounds[0, 0] += math.log(LEAST / LATENT_VARIANCES[0])
 
@@ -83,13 +83,13 @@ class Target:
         """Whether a prior variance is all there is."""
         return len(self.names) == self.joint.k == 1
 
-    def _u_of(self, found: Learnt) -> Array:
-        variances = np.full(self.joint.k, found.variance)
-        numbers = self.joint.parameters._replace(loss=found.loss).start
+    def _u_of(self, learnt: Learnt) -> Array:
+        variances = np.full(self.joint.k, learnt.variance)
+        numbers = self.joint.parameters._replace(loss=learnt.loss).start
         return np.append(np.log(variances), numbers)
 
     def mode(self) -> HyperPoint | None:
-        """The most probable point under the priors. None: it is not found."""
+        """The most probable point under the priors. None: there is none."""
         joint, u = self.joint, self.start
         if joint.spectrum is not None:
             u = newton(joint.exact, u, joint.bounds, LAST)
@@ -117,13 +117,13 @@ class Target:
         if joint.spectrum is not None:  # the fits are those of few points
             return HyperPoint(u, joint.exact(u)[0], None)
         search.last = search.last if near is None else near.posteriors
-        found = joint.fits(u, search.to(tol))
-        return None if found is None else HyperPoint(u, joint.value(u, found), found)
+        fits = joint.fits(u, search.to(tol))
+        return None if fits is None else HyperPoint(u, joint.value(u, fits), fits)
 
-    def fit_of(self, u: Array, found: Fits | None) -> Fits:
+    def fit_of(self, u: Array, fits: Fits | None) -> Fits:
         """The fits of a point."""
-        if found is not None:
-            return found
+        if fits is not None:
+            return fits
         problem = self.search.problem.with_loss(self.joint.loss(u))
         at = problem.at(0, self.joint.variance(u))
         return Fits([with_noise(post, at) for post in self.fits.posteriors], [])
@@ -191,7 +191,7 @@ class Target:
         u, fits = np.array([one.u for one in points]), [self.fit_of(p.u, p.fit) for p in points]
         if self.alone:
             by_size = np.argsort(u[:, 0])
-            tell_unbounded(values[kept][by_size], u[by_size, 0], [fits[k] for k in by_size])
+            warn_unbounded(values[kept][by_size], u[by_size, 0], [fits[k] for k in by_size])
         of = partial(
             IntegratedPosterior.of,
             values=values[kept],
@@ -203,15 +203,15 @@ class Target:
             probabilities=design.probabilities,
             mode=np.exp(mode.u * self.powers),
         )
-        found = [of(column) for column in zip(*(one.posteriors for one in fits), strict=True)]
+        posteriors = [of(column) for column in zip(*(one.posteriors for one in fits), strict=True)]
         middle = mode.u.copy()
         if joint.k:
-            middle[0] = found[0].weights @ u[:, 0]
-        return Averaged(found, []), Learnt(joint.variance(middle), joint.loss(mode.u), None)
+            middle[0] = posteriors[0].weights @ u[:, 0]
+        return Averaged(posteriors, []), Learnt(joint.variance(middle), joint.loss(mode.u))
 
 
 def averaged(
-    joint: Joint, found: Learnt, fits: Fits, rows: Any, scale: float, always: bool
+    joint: Joint, learnt: Learnt, fits: Fits, rows: Any, scale: float, always: bool
 ) -> tuple[Fits | Averaged, Learnt]:
     """Fits that are averaged over hyper-parameters, and these: means of v. Or those given.
 
@@ -219,7 +219,7 @@ def averaged(
     ----------
     joint : Joint
         The log evidence.
-    found, fits
+    learnt, fits
         The most probable hyper-parameters, and the fits there.
     rows : array_like of shape (n, d)
     scale : float
@@ -227,23 +227,23 @@ def averaged(
     always : bool
         Also where the average changes little.
     """
-    target, n_lost = Target(joint, found, fits, scale), joint.search.n_lost
+    target, n_lost = Target(joint, learnt, fits, scale), joint.search.n_lost
     if not 0 < len(target.names) <= MOST:
-        return fits, found
+        return fits, learnt
     surface = target.surface(target.begin, ROUGH)
     inside = target.room(target.start) >= AT_END
     if not always and inside and not target.matters(target.begin, surface, rows):
-        return fits, found
+        return fits, learnt
     if not target.alone:
         mode = target.mode()
         if mode is None or target.room(mode.u) < AT_END:
-            return fits, found
+            return fits, learnt
         surface = target.surface(mode)
     design = target.design(surface)
     if design is None or len(design.points) == 1:
-        return fits, found
+        return fits, learnt
     if joint.search.n_lost > n_lost:
-        tell_lost(joint.search, "averaged over the others")
+        warn_lost(joint.search, "averaged over the others")
     return target.mixture(design, surface.mode)
 
 
@@ -261,7 +261,7 @@ def gap_of_rows(fits: Fits, others: Fits, rows: Any) -> float:
     return most
 
 
-def tell_unbounded(values: Array, u: Array, fits: list[Fits]) -> None:
+def warn_unbounded(values: Array, u: Array, fits: list[Fits]) -> None:
     """Warn of a coefficient that grows with the prior variance, from the most probable one on.
 
     values: of the log density at logs u of prior variances, in their order.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +14,7 @@ from scipy import special
 from epfast import _checks, backend, inference
 from epfast._arrays import Array
 from epfast.estimators.coupling import best, left_out, log_probabilities, tally
+from epfast.gaussian.choices import copies
 from epfast.inference.records import warn_user
 from epfast.inference.report import WEIGHTS, not_counts
 from epfast.losses import Loss, Multiclass
@@ -42,19 +45,68 @@ __all__ = [
     "ConvergenceWarning",
     "EvidenceWarning",
     "LatentClassifier",
+    "Points",
+    "all_or_nothing",
     "check_is_fitted",
     "check_labels",
+    "estimator",
     "fit_seed",
     "loss_of_labels",
-    "mixed_odds",
     "odds",
     "row_weights",
     "sample_weights",
     "seed_of_draws",
-    "tell",
     "validate_data",
     "validate_fit",
+    "warn_of_fits",
 ]
+
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: attribute of an estimator during its fit, once its arguments are checked: a function that gives a
+#: posterior before there is another
+AFTER_INTERRUPT = "_after_interrupt"
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+def estimator(cls: type[T]) -> type[T]:
+    """Make the annotated names of an estimator, and of its bases, its keyword parameters."""
+    made: Any = dataclass(kw_only=True, eq=False, repr=False, match_args=False)(cls)
+    made.__init__ = _checks.named(made.__init__)
+    return cls
+
+
+def all_or_nothing(fit: F) -> F:
+    """Let Ctrl-C leave the estimator as it was before ``fit``, fitted or not.
+
+    It comes out as :class:`epfast.Interrupted`, whose ``posterior`` is that of the binary problem
+    last at hand: at the hyper-parameters where the search was. Before the arguments are checked a
+    plain KeyboardInterrupt comes out.
+    """
+
+    @wraps(fit)
+    def fit_or_leave(self: Any, *arguments: Any, **named: Any) -> Any:
+        before = self.__dict__.copy()
+        try:
+            return fit(self, *arguments, **named)
+        except KeyboardInterrupt as pressed:
+            now = self.__dict__.copy()
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            if isinstance(pressed, inference.Interrupted):
+                raise
+            posteriors = now.get("posteriors_")
+            if posteriors and posteriors is not before.get("posteriors_"):
+                raise inference.Interrupted(posteriors[-1]) from None
+            if AFTER_INTERRUPT not in now:
+                raise
+            raise inference.Interrupted(now[AFTER_INTERRUPT]()) from None
+        finally:
+            self.__dict__.pop(AFTER_INTERRUPT, None)
+
+    return fit_or_leave  # type: ignore[return-value]
 
 
 def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:
@@ -95,13 +147,23 @@ def fit_seed(random_state: Any) -> int:
     return seed_of_draws(random_state)
 
 
-def tell(reports: Iterable[tuple[Any, ...]]) -> None:
+def warn_of_fits(reports: Iterable[tuple[Any, ...]]) -> None:
     """Warn of fits, as :func:`epfast.inference.warn_of` does.
 
     reports: the arguments of ``warn_of`` of each fit.
     """
     for fit, sites, schedule in reports:
         inference.warn_of(fit, sites, schedule, ConvergenceWarning)
+
+
+class Points(NamedTuple):
+    """Points of an average over hyper-parameters, at rows."""
+
+    weights: Array
+    #: of each point, a posterior for each class
+    posteriors: list[list[Any]]
+    #: and what they say: mean and variance, (n,) each
+    latents: list[list[tuple[Array, Array]]]
 
 
 class Posteriors:
@@ -120,6 +182,27 @@ class Posteriors:
                 )
         return cast(Any, super()).set_params(**given)
 
+    def _input(self) -> dict[str, Any]:
+        """What scikit-learn shall check of X."""
+        return {"dtype": np.float64}
+
+    def _rows(self, X: Any) -> Any:
+        """Rows to predict, checked."""
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False, **self._input())
+
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        """Mean and variance, (n,) each, for every posterior."""
+        raise NotImplementedError
+
+    def _points(self, rows: Any, variances: bool = True) -> Points:
+        """The posteriors of each point of an average, or of the one there is, at these rows.
+
+        variances: whether they are needed. Else they may be NaN.
+        """
+        del variances
+        return Points(np.ones(1), [self.posteriors_], [self._latents(rows)])
+
     @property
     def posterior_(self) -> Any:
         """The posterior, where there is one. Else there is ``posteriors_``."""
@@ -137,6 +220,9 @@ class Posteriors:
 class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the classifiers: predictions from latent values, one per row (and class)."""
 
+    #: parameters of those that fit by :meth:`_training`
+    loss: Any
+    class_weight: dict[Any, float] | str | None
     #: the labels, sorted
     classes_: NDArray[Any]
     #: how the classes deny each other. Networks, and one posterior, have 0
@@ -159,29 +245,19 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
             One column per class with rows of positive weight, where there are more than two. In a
             linear model the intercept is included: the mean is ``X @ coef_.T + intercept_``.
         """
-        return self._stacked(self._rows(X))
+        return self._answers(X, self._stacked)
 
-    def _input(self) -> dict[str, Any]:
-        """What scikit-learn shall check of X."""
-        return {"dtype": np.float64}
-
-    def _rows(self, X: Any) -> Any:
-        """Rows to predict, checked."""
-        check_is_fitted(self)
-        return validate_data(self, X, reset=False, **self._input())
+    def _answers(self, X: Any, of_rows: Callable[[Any], T]) -> T:
+        """What a function says of rows to predict, once they are checked."""
+        return of_rows(self._rows(X))
 
     @property
     def _several(self) -> bool:
         """Whether one posterior has a latent value for each class."""
-        check_is_fitted(self)
         return isinstance(self.posteriors_[0].loss, Multiclass)
 
-    def _log_probabilities(self, X: ArrayLike) -> Array:
+    def _log_probabilities(self, rows: Any) -> Array:
         """(n, n_classes), by that one posterior."""
-        raise NotImplementedError
-
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
-        """Mean and variance, (n,) each, for every posterior."""
         raise NotImplementedError
 
     def _stacked(self, rows: Any) -> tuple[Array, Array]:
@@ -190,7 +266,12 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
 
     def _odds(self, rows: Any) -> Array:
         """Predictive log odds of rows that were checked. See :func:`odds`."""
-        return odds(self.posteriors_, *self._stacked(rows))
+        points = self._points(rows)
+        pairs = zip(points.posteriors, points.latents, strict=True)
+        scores = [odds(posts, *stacked(latents)) for posts, latents in pairs]
+        if len(scores) == 1:
+            return scores[0]
+        return mixed_odds(np.stack(scores, axis=-1), points.weights)
 
     def _couple(
         self,
@@ -227,19 +308,22 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
             Of ``classes_[1]``. Or of each class against the rest, where there are more than two,
             -inf for a class whose rows all had weight 0.
         """
-        scores = self._scores(X)
+        return self._answers(X, self._decisions)
+
+    def _decisions(self, rows: Any) -> Array:
+        scores = self._scores(rows)
         if self._all_seen:
             return scores
         return self._spread(np.stack([-scores, scores], axis=1) if scores.ndim == 1 else scores)
 
-    def _scores(self, X: ArrayLike) -> Array:
+    def _scores(self, rows: Any) -> Array:
         """As :meth:`decision_function`, of the classes that were seen."""
         if self._several:
-            logs = self._log_probabilities(X)
+            logs = self._log_probabilities(rows)
             if logs.shape[1] == 2:
                 return np.asarray(logs[:, 1] - logs[:, 0])
             return np.asarray(logs - _log_of_rest(logs))
-        return self._odds(self._rows(X))
+        return self._odds(rows)
 
     @property
     def _all_seen(self) -> bool:
@@ -266,7 +350,10 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         ndarray of shape (n,)
             Labels out of ``classes_``.
         """
-        scores = self.decision_function(X)
+        return self._answers(X, self._labels)
+
+    def _labels(self, rows: Any) -> NDArray[Any]:
+        scores = self._decisions(rows)
         index = (scores > 0.0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[index])
 
@@ -303,9 +390,12 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         ndarray of shape (n, n_classes)
             Columns in the order of ``classes_``.
         """
+        return self._answers(X, self._log_proba)
+
+    def _log_proba(self, rows: Any) -> Array:
         if self._several:
-            return self._spread(self._log_probabilities(X))
-        return self._spread(log_probabilities(self._scores(X), self.coupling_))
+            return self._spread(self._log_probabilities(rows))
+        return self._spread(log_probabilities(self._scores(rows), self.coupling_))
 
     def _encode(
         self, labels: NDArray[Any], weights: Array | None = None
@@ -334,15 +424,34 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
                 index = np.minimum(np.searchsorted(self._seen, index), len(self._seen) - 1)
         return index, self._targets(index)
 
-    def _joint_target(self, index: NDArray[np.intp], loss: Multiclass) -> list[Array]:
-        """Class numbers of all rows, for the one problem of a loss of several classes."""
-        count = len(self._seen)
-        if loss.n_classes not in (None, count):
-            raise ValueError(
-                f"loss is {loss!r} and y has {count} labels; allowed: losses.Multiclass(), or "
-                f"n_classes={count}"
-            )
-        return [index.astype(np.float64)]
+    def _training(
+        self, X: Any, y: Any, sample_weight: Any, *, counted: bool = False
+    ) -> tuple[Any, NDArray[np.intp], list[Array], Array | None, Loss]:
+        """Rows, class numbers, targets of the problems, weights and the loss of a fit, checked.
+
+        counted: whether rows of weight 0 are left out.
+        """
+        rows, labels = validate_fit(self, X, y, **self._input())
+        check_labels(labels)
+        weights = row_weights(rows, labels, sample_weight, self.class_weight)
+        index, targets = self._encode(labels, weights)
+        if counted and weights is not None:
+            some = weights > 0.0
+            rows, index, weights = rows[some], index[some], weights[some]
+            targets = self._targets(index)
+        loss = loss_of_labels(self.loss)
+        if isinstance(loss, Multiclass):
+            if weights is not None:
+                places = copies(loss, weights, "sample_weight or class_weight")
+                rows, index, weights = rows[places], index[places], None
+            count = len(self._seen)
+            if loss.n_classes not in (None, count):
+                raise ValueError(
+                    f"loss is {loss!r} and y has {count} labels; allowed: losses.Multiclass(), or "
+                    f"n_classes={count}"
+                )
+            targets = [index.astype(np.float64)]
+        return rows, index, targets, weights, loss
 
     def _class_numbers(
         self, labels: NDArray[Any], classes: ArrayLike | None, first: bool

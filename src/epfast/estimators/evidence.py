@@ -131,8 +131,8 @@ class Fits(Slopes):
     """The fits of all binary problems with one prior."""
 
     posteriors: list[Posterior]
-    #: what there is to warn of: arguments of :func:`epfast.estimators.base.tell`
-    told: list[tuple[Any, ...]]
+    #: what there is to warn of: arguments of :func:`epfast.estimators.base.warn_of_fits`
+    reports: list[tuple[Any, ...]]
 
     def slopes(self, precision: Any, d: int) -> Array:
         """d log Z / d log v_j = (E w_j^2 / v_j - 1) / 2, (d,), summed over the problems.
@@ -186,7 +186,7 @@ class Averaged(NamedTuple):
     """Fits of all binary problems, averaged over the same prior variances."""
 
     posteriors: list[IntegratedPosterior]
-    told: list[tuple[Any, ...]]
+    reports: list[tuple[Any, ...]]
 
     @property
     def by_point(self) -> list[Fits]:
@@ -264,17 +264,17 @@ class BinaryProblems(NamedTuple):
 
         def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
             problem = self.problems[k]._replace(prior=prior, base=prior, schedule=schedule)
-            told: list[tuple[Any, ...]] = []
+            reports: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
             guess = problem.loss.latents != 1 and start_may_be_dropped(start, problem)
             given: dict[str, Any] = {"threads": threads, "guess": guess, **more}
-            given["warn"] = lambda *what: told.append(what[:3])
-            return fit_problem(problem, start, **given), told
+            given["warn"] = lambda *what: reports.append(what[:3])
+            return fit_problem(problem, start, **given), reports
 
         return Fits(*gathered(one, len(self.problems), self.n_jobs, self.d))
 
-    def certified(self, found: Fits) -> bool:
-        return all(certified(post) for post in found.posteriors)
+    def certified(self, fits: Fits) -> bool:
+        return all(certified(post) for post in fits.posteriors)
 
 
 def gathered(
@@ -283,7 +283,7 @@ def gathered(
     """Results of ``one(k)`` in the order of k, whatever the number of threads, and its lists."""
     with one_blas_thread(d if count > 1 else 0):
         results = in_threads([partial(one, k) for k in range(count)], shares(n_jobs, count)[0])
-    return [post for post, _ in results], [what for _, told in results for what in told]
+    return [post for post, _ in results], [what for _, reports in results for what in reports]
 
 
 def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int | None) -> Fits:
@@ -295,20 +295,20 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
 
     def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
         post, new = posteriors[k], problem.problems[k]
-        told: list[tuple[Any, ...]] = []
+        reports: list[tuple[Any, ...]] = []
 
         def warn(*what: Any) -> None:
-            told.append(what[:3])
+            reports.append(what[:3])
 
         if isinstance(post, FactorizedPosterior):
             prior = post.problem.prior
-            return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), told
+            return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), reports
         assert not isinstance(post, LatentPosterior)  # refused by the checks
         schedule = None if post.sites is None else post.schedule
-        found = post.with_checked_rows(new.data, schedule, warn)
+        longer = post.with_checked_rows(new.data, schedule, warn)
         if post.sites is None:
-            found = replace(found, problem=found.problem._replace(data=Data(None, None)))
-        return found, told
+            longer = replace(longer, problem=longer.problem._replace(data=Data(None, None)))
+        return longer, reports
 
     return Fits(*gathered(one, len(posteriors), n_jobs, problem.d))
 
@@ -322,14 +322,14 @@ def averages_with_chunk(
     gains = [b.log_evidence - a.log_evidence for a, b in zip(before, now, strict=True)]
     columns = zip(*(fits.posteriors for fits in now), strict=True)
     pairs = zip(posteriors, columns, strict=True)
-    found = [post.with_posteriors(column, gains) for post, column in pairs]
-    return Averaged(found, [one for fits in now for one in fits.told])
+    longer = [post.with_posteriors(column, gains) for post, column in pairs]
+    return Averaged(longer, [one for fits in now for one in fits.reports])
 
 
 def at_mode(post: Any) -> Posterior:
     """A posterior, or of an average that of its most probable point."""
-    found: Posterior = post.best if isinstance(post, IntegratedPosterior) else post
-    return found
+    at_best: Posterior = post.best if isinstance(post, IntegratedPosterior) else post
+    return at_best
 
 
 def onward(before: Posterior, last: Posterior, share: float) -> Posterior:
@@ -427,9 +427,9 @@ class Columns(NamedTuple):
         About 0 if it is not to be centred, or is 0 or overflows. 1 where that does, too.
         """
         groups = np.zeros(len(self.mean), dtype=np.intp) if groups is None else groups
-        of_squares, found = np.zeros((2, groups.max() + 1))
+        of_squares, total = np.zeros((2, groups.max() + 1))
         np.add.at(of_squares, groups, self.square)
-        np.add.at(found, groups, self.variance if centred else self.square)
-        for other in (of_squares, np.ones(len(found))):
-            found = np.where((found > 1e-200) & (found < 1e200), found, other)
-        return np.asarray(found)
+        np.add.at(total, groups, self.variance if centred else self.square)
+        for other in (of_squares, np.ones(len(total))):
+            total = np.where((total > 1e-200) & (total < 1e200), total, other)
+        return np.asarray(total)

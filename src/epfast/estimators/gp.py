@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epfast import _checks, losses
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
+    all_or_nothing,
     check_is_fitted,
-    check_labels,
-    loss_of_labels,
-    mixed_odds,
+    estimator,
     odds,
-    row_weights,
     seed_of_draws,
-    validate_fit,
 )
-from epfast.estimators.interrupts import all_or_nothing
-from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.kernels import kernel_of
-from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
-from epfast.estimators.processes import NO_PARAMETERS, BinaryProcess, evidence_at
-from epfast.gaussian import LatentGPPosterior
-from epfast.gaussian.choices import copies
 from epfast.gaussian.hyper_gp import IntegratedProcess
-from epfast.schedules import Schedule
-
-# scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
 
 __all__ = ["GPClassifier"]
 
@@ -42,6 +28,7 @@ __all__ = ["GPClassifier"]
 NEAR = 1e-6
 
 
+@estimator
 class GPClassifier(ProcessModel, LatentClassifier):
     """Gaussian process classifier by expectation propagation, for scikit-learn.
 
@@ -166,43 +153,9 @@ class GPClassifier(ProcessModel, LatentClassifier):
     array(['in', 'out'], dtype='<U3')
     """
 
-    @_checks.named
-    def __init__(
-        self,
-        kernel: Any = None,
-        *,
-        optimizer: Any = "fmin_l_bfgs_b",
-        n_restarts_optimizer: int = 0,
-        loss: Any = "probit",
-        scheme: Any = "exact",
-        learn: tuple[str, ...] = (),
-        integrate: bool | str = "auto",
-        schedule: Schedule | None = None,
-        jitter: float = 0.0,
-        rank: int | None = None,
-        method: str = "auto",
-        n_neighbors: int | None = None,
-        class_weight: dict[Any, float] | str | None = None,
-        random_state: Any = None,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.optimizer = optimizer
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.loss = loss
-        self.scheme = scheme
-        self.learn = learn
-        self.integrate = integrate
-        self.schedule = schedule
-        self.jitter = jitter
-        self.rank = rank
-        self.method = method
-        self.n_neighbors = n_neighbors
-        self.class_weight = class_weight
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.n_jobs = n_jobs
+    loss: Any = "probit"
+    learn: tuple[str, ...] = ()
+    class_weight: dict[Any, float] | str | None = None
 
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> GPClassifier:
@@ -242,141 +195,19 @@ class GPClassifier(ProcessModel, LatentClassifier):
             If a ``rank`` that is given leaves more than 1 nat of the log evidence open. If
             ``method="auto"`` comes to nearest rows, with what the exact process would cost.
         """
-        rows, labels = validate_fit(self, X, y, **self._input())
-        check_labels(labels)
-        before = getattr(self, "_thetas", None) if self.warm_start else None
-        weights = row_weights(rows, labels, sample_weight, self.class_weight)
-        index, targets = self._encode(labels, weights)
-        if weights is not None:
-            counts = weights > 0.0
-            rows, index, weights = rows[counts], index[counts], weights[counts]
-            targets = self._targets(index)
-        loss = loss_of_labels(self.loss)
-        if isinstance(loss, losses.Multiclass):
-            if weights is not None:
-                places = copies(loss, weights, "sample_weight or class_weight")
-                rows, index, weights = rows[places], index[places], None
-            targets = self._joint_target(index, loss)
+        rows, index, targets, weights, loss = self._training(X, y, sample_weight, counted=True)
         self._check()
-        self.X_train_ = rows.copy()
         self.n_classes_ = len(self.classes_)
-        kernel = kernel_of(self.kernel, rows)
-        parameters = self._parameters(loss, targets[0], weights)
-        problems = self._processes(kernel, targets, weights, parameters=parameters)
-        if isinstance(problems[0], BinaryProcess):
-            self._left = problems[0].unfitted
-        sizes = [len(problems[0].bounds)] * len(targets)
-        if before is not None and [len(theta) for theta in before] != sizes:
-            before = None
-        begin = [kernel.theta] * len(targets) if before is None else before
-        thetas = begin if before is not None else [np.append(kernel.theta, parameters.start)]
-        thetas = thetas * (len(targets) // len(thetas))
-        self.n_failed_points_ = 0
-        starts: list[Any] = [None] * len(problems)
-        if self.optimizer is not None and len(problems[0].bounds) > 0:
-            found = self._search(problems, begin, before is not None)
-            thetas, starts = [one.theta for one in found], [one.start for one in found]
-        elif before is not None:
-            last = [getattr(post, "best", post) for post in self.posteriors_]
-            starts = last if all(len(post.y) == len(rows) for post in last) else starts
-        self._thetas, self._problems = thetas, problems
-        self._kernels = [kernel.clone_with_theta(theta[: kernel.n_dims]) for theta in thetas]
-        learnt = [parameters.at(theta[kernel.n_dims :]) for theta in thetas]
-        self.loss_ = learnt[0] if len(learnt) == 1 or not parameters.names else learnt
-        self.posteriors_ = self._posteriors(problems, thetas, starts)
-        for one, post in zip(learnt, self.posteriors_, strict=True):
-            tell_ends(parameters, one, post)
-        if len(targets) == 1:
-            self.kernel_ = self._kernels[0]
-        else:
-            self.kernel_ = CompoundKernel(self._kernels)
-        self.log_marginal_likelihood_value_ = float(
-            np.mean([post.log_evidence for post in self.posteriors_])
+        self._fit(
+            rows,
+            kernel_of(self.kernel, rows),
+            self._learnable(loss, targets[0][:, None], weights),
+            targets,
+            weights,
+            noise=1.0,
         )
-        self.log_evidence_ = self.log_marginal_likelihood_value_
-        if len(targets) == 1:
-            average = self._average(problems[0], thetas[0], self.posterior_, 1.0)
-            if average is not None:
-                self.posteriors_, self.log_evidence_ = [average], float(average.log_evidence)
-        self.converged_ = all(post.converged for post in self.posteriors_)
-        self.n_iter_ = max(len(post.history) for post in self.posteriors_)
         self._couple(index, weights)
         return self
-
-    def log_marginal_likelihood(
-        self,
-        theta: ArrayLike | None = None,
-        eval_gradient: bool = False,
-        clone_kernel: bool = True,
-    ) -> Any:
-        """EP's log evidence of the training data at given hyper-parameters.
-
-        Parameters
-        ----------
-        theta : array_like of shape (p,), optional
-            Logarithms of the kernel's hyper-parameters. With more than two classes those of one
-            kernel for all classes, or of all kernels in turn. By default those that were found.
-        eval_gradient : bool, default=False
-            Whether to return the gradient with respect to theta too.
-        clone_kernel : bool, default=True
-            Of scikit-learn's signature. The kernel is never changed.
-
-        Returns
-        -------
-        value : float
-            The mean over the classes, where there are more than two.
-        gradient : ndarray of shape (p,), only if ``eval_gradient``
-            Of low rank: with the pivots held fixed.
-
-        Raises
-        ------
-        ValueError
-            By nearest rows, which give none.
-        """
-        del clone_kernel
-        check_is_fitted(self)
-        size, count = self._kernels[0].n_dims, len(self._kernels)
-        shared = False
-        if theta is None:
-            if not eval_gradient:
-                return self.log_marginal_likelihood_value_
-            parts = [theta[:size] for theta in self._thetas]
-        else:
-            given = _checks.array("theta", theta, shape=(None,))
-            if given.size not in (size, size * count):
-                raise ValueError(
-                    f"theta has {given.size} numbers; allowed: {size}"
-                    + (f" or {size * count}" if count > 1 else "")
-                )
-            shared = given.size == size
-            parts = [given] * count if shared else np.split(given, count)
-        jobs, inside = shares(self.n_jobs, count)
-
-        found = in_threads(
-            [
-                partial(
-                    evidence_at,
-                    problem.with_threads(inside),
-                    np.append(part, whole[size:]),
-                    eval_gradient,
-                )
-                for problem, part, whole in zip(self._problems, parts, self._thetas, strict=True)
-            ],
-            jobs,
-        )
-        value = float(np.mean([one for one, _ in found]))
-        if not eval_gradient:
-            return value
-        gradients = [slope[:size] for _, slope in found]
-        return value, np.mean(gradients, axis=0) if shared else np.concatenate(gradients) / count
-
-    def _parameters(self, loss: losses.Loss, target: Array, weights: Array | None) -> Parameters:
-        """What the evidence sets of the loss."""
-        if self.optimizer is None and self.learn:
-            raise ValueError(f"learn is {self.learn!r}; allowed with optimizer=None: ()")
-        if not self.learn:
-            return NO_PARAMETERS._replace(loss=loss)
-        return Parameters.of(loss, self.learn, target[:, None], weights, False)
 
     # -- prediction --
 
@@ -400,12 +231,13 @@ class GPClassifier(ProcessModel, LatentClassifier):
         if not _checks.flag("joint", joint):
             return super().predict_latent(X)
         rows = self._rows(X)
-        parts = [
-            post.predict_latent(K_star, own, True) for post, K_star, own in self._cross(rows, True)
+        parts: list[Any] = [
+            post.predict_latent(*given, True) for post, given in self._cross(rows, True)
         ]
+        means, covariances = zip(*parts, strict=True)
         if len(parts) == 1:
-            return parts[0]
-        return np.stack([m for m, _ in parts], axis=1), np.stack([c for _, c in parts])
+            return means[0], covariances[0]
+        return np.stack(means, axis=1), np.stack(covariances)
 
     def latent_mean_and_variance(self, X: ArrayLike) -> tuple[Array, Array]:
         """Posterior mean and variance of the process, under scikit-learn's name.
@@ -422,23 +254,12 @@ class GPClassifier(ProcessModel, LatentClassifier):
         """
         return self.predict_latent(X)
 
-    def _log_probabilities(self, X: ArrayLike) -> Array:
-        rows = self._rows(X)
+    def _log_probabilities(self, rows: Any) -> Array:
         found = []
         for some in self._blocks(rows):
-            ((post, K_star, own),) = self._cross(some)
-            assert isinstance(post, LatentGPPosterior)
-            found.append(post.predict_log_proba(K_star, own))
+            ((post, given),) = self._cross(some)
+            found.append(post.predict_log_proba(*given))
         return np.concatenate(found)
-
-    def _odds(self, rows: Any) -> Array:
-        post = self.posteriors_[0]
-        if not isinstance(post, IntegratedProcess):
-            return super()._odds(rows)
-        latents = (post.latents_at(some) for some in self._blocks(rows))
-        pairs = zip(post.posteriors, zip(*latents, strict=True), strict=True)
-        each = [odds([one], *map(np.concatenate, zip(*parts, strict=True))) for one, parts in pairs]
-        return mixed_odds(np.stack(each, axis=-1), post.weights)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable class.
@@ -496,17 +317,15 @@ class GPClassifier(ProcessModel, LatentClassifier):
             Labels out of ``classes_``.
         """
         size = _checks.integer("n_samples", n_samples, least=0)
-        several = self._several
         rng = np.random.default_rng(seed_of_draws(random_state))
-        check_is_fitted(self)
         rows, classes = self._rows(X), self.classes_[self._seen]
-        if several:
-            ((post, K_star, own),) = self._cross(rows, True)
-            values = post.sample_latent(K_star, own, size, rng)
+        if self._several:
+            ((post, given),) = self._cross(rows, True)
+            values = post.sample_latent(*given, size, rng)
             return np.asarray(classes[post.known_loss().sample(values, rng).T.astype(int)])
         scores = []
-        for post, K_star, own in self._cross(rows, True):
-            latent = post.sample_latent(K_star, own, size, rng).T
+        for post, given in self._cross(rows, True):
+            latent = post.sample_latent(*given, size, rng).T
             p = post.known_loss().predict_proba(latent.ravel(), np.zeros(latent.size))
             scores.append(p.reshape(latent.shape))
         if len(scores) == 1:

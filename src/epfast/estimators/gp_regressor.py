@@ -9,18 +9,12 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.estimators.base import check_is_fitted, sample_weights
-from epfast.estimators.interrupts import all_or_nothing
-from epfast.estimators.jobs import shares
+from epfast.estimators.base import all_or_nothing, estimator, sample_weights
 from epfast.estimators.kernels import kernel_of
-from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
-from epfast.estimators.processes import BinaryProcess, evidence_at
-from epfast.estimators.regression import LatentRegressor, Parts, loss_of_numbers
-from epfast.gaussian import GPPosterior, LowRankGPPosterior
+from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.gaussian.hyper_gp import IntegratedProcess
 from epfast.gaussian.posterior import shifted
-from epfast.schedules import Schedule
 
 __all__ = ["GPRegressor"]
 
@@ -31,6 +25,7 @@ LESS_NOISE = 1e-3
 NOISE = 2.5
 
 
+@estimator
 class GPRegressor(ProcessModel, LatentRegressor):
     """Gaussian process for y of any kind by expectation propagation, for scikit-learn.
 
@@ -97,43 +92,9 @@ class GPRegressor(ProcessModel, LatentRegressor):
     True
     """
 
-    @_checks.named
-    def __init__(
-        self,
-        kernel: Any = None,
-        *,
-        loss: Any = "gaussian",
-        learn: tuple[str, ...] | None = None,
-        center: bool = True,
-        integrate: bool | str = "auto",
-        optimizer: Any = "fmin_l_bfgs_b",
-        n_restarts_optimizer: int = 0,
-        scheme: Any = "exact",
-        schedule: Schedule | None = None,
-        jitter: float = 0.0,
-        rank: int | None = None,
-        method: str = "auto",
-        n_neighbors: int | None = None,
-        random_state: Any = None,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.loss = loss
-        self.learn = learn
-        self.center = center
-        self.integrate = integrate
-        self.optimizer = optimizer
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.scheme = scheme
-        self.schedule = schedule
-        self.jitter = jitter
-        self.rank = rank
-        self.method = method
-        self.n_neighbors = n_neighbors
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.n_jobs = n_jobs
+    loss: Any = "gaussian"
+    learn: tuple[str, ...] | None = None
+    center: bool = True
 
     @all_or_nothing
     def fit(
@@ -191,26 +152,16 @@ class GPRegressor(ProcessModel, LatentRegressor):
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None:
             counts = weights > 0.0
-            rows, given, shift, weights = (
-                rows[counts],
-                given[counts],
-                shift[counts],
-                weights[counts],
-            )
+            rows, given, shift, weights = (p[counts] for p in (rows, given, shift, weights))
             n = len(rows)
         self._check()
-        before = self.__dict__.get("_theta") if self.warm_start else None
-        self.X_train_ = rows.copy()
         whole = loss.with_offset(offset is not None)
         responses = whole.observed(given, n, None if offset is None else shift)
         location, unit = whole.typical(responses, weights)
         self.mean_ = location if _checks.flag("center", self.center) else 0.0
         shift = shift + self.mean_
         shifts = shift if shift.any() else None
-        learn = () if self.optimizer is None and self.learn is None else self.learn
-        if self.optimizer is None and learn:
-            raise ValueError(f"learn is {learn!r}; allowed with optimizer=None: None or ()")
-        parameters = Parameters.of(whole, learn, responses, weights, False)
+        parameters = self._learnable(whole, responses, weights)
         kept = parameters.loss.with_offset(shifts is not None)
         parameters = parameters._replace(loss=kept)
         far = whole.exact_sites(responses) is not None
@@ -218,67 +169,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
             least = parameters.bounds + np.log([LESS_NOISE, 1.0])
             parameters = parameters._replace(bounds=least)
         kernel = kernel_of(self.kernel, rows, unit, far)
-        problems = self._processes(kernel, [given], weights, shifts, parameters)
-        problem = problems[0]
-        if isinstance(problem, BinaryProcess):
-            self._left = problem.unfitted
-        theta, start = np.append(kernel.theta, parameters.start), None
-        if before is not None and len(before) != len(problem.bounds):
-            before = None
-        self.n_failed_points_ = 0
-        if self.optimizer is not None and len(problem.bounds) > 0:
-            begin = kernel.theta if before is None else before
-            (found,) = self._search(problems, [begin], before is not None)
-            theta, start = found.theta, found.start
-        self._theta, self._problems = theta, problems
-        where, free = np.split(theta, [kernel.n_dims])
-        self.loss_ = parameters.at(free).with_offset(False)
-        self.kernel_ = kernel.clone_with_theta(where)
-        self._kernels = [self.kernel_]
-        self.posteriors_ = self._posteriors(problems, [theta], [start])
-        self.log_marginal_likelihood_value_ = float(self.posterior_.log_evidence)
-        average = self._average(problem, theta, self.posterior_, NOISE * unit)
-        tell_ends(parameters, self.loss_, self.posterior_)
-        self.posteriors_ = self.posteriors_ if average is None else [average]
-        self.log_evidence_ = float(self.posterior_.log_evidence)
-        self.converged_ = self.posterior_.converged
-        self.n_iter_ = len(self.posterior_.history)
+        self._fit(rows, kernel, parameters, [given], weights, NOISE * unit, shifts)
         return self
-
-    def log_marginal_likelihood(
-        self,
-        theta: ArrayLike | None = None,
-        eval_gradient: bool = False,
-        clone_kernel: bool = True,
-    ) -> Any:
-        """EP's log evidence of the training data at given hyper-parameters.
-
-        Parameters
-        ----------
-        theta : array_like of shape (p,), optional
-            Logarithms of the kernel's hyper-parameters. The likelihood is ``loss_``. By default
-            those that were found.
-        eval_gradient : bool, default=False
-            Whether to return the gradient with respect to theta too.
-        clone_kernel : bool, default=True
-            Of scikit-learn's signature. The kernel is never changed.
-
-        Returns
-        -------
-        value : float
-        gradient : ndarray of shape (p,), only if ``eval_gradient``
-            Of low rank: with the pivots held fixed.
-        """
-        del clone_kernel
-        check_is_fitted(self)
-        size = self.kernel_.n_dims
-        if theta is None and not eval_gradient:
-            return self.log_marginal_likelihood_value_
-        given = self._theta[:size] if theta is None else theta
-        where = _checks.array("theta", given, shape=(size,))
-        problem = self._problems[0].with_threads(shares(self.n_jobs, 1)[1])
-        value, slope = evidence_at(problem, np.append(where, self._theta[size:]), eval_gradient)
-        return (value, slope[:size]) if eval_gradient else value
 
     # -- prediction --
 
@@ -315,34 +207,18 @@ class GPRegressor(ProcessModel, LatentRegressor):
         if _checks.flag("return_std", return_std):
             raise ValueError("return_std and return_cov are both True; allowed: one of them")
         rows = self._rows(X)
-        ((post, K_star, own),) = self._cross(rows, True)
-        _, covariance = post.predict_latent(K_star, own, True)
+        ((post, given),) = self._cross(rows, True)
+        _, covariance = post.predict_latent(*given, True)
         return super().predict(X, False, offset), covariance
 
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        mean, variance = self._latents(rows)[0]
-        return mean + self.mean_, variance
-
-    def _latent_mean(self, rows: Any) -> Array:
-        return self._means(rows)[0] + self.mean_
-
-    def _parts(self, rows: Any, offset: ArrayLike | None, variances: bool = True) -> Parts:
-        post = self.posterior_
-        if not isinstance(post, IntegratedProcess):
-            return super()._parts(rows, offset, variances)
-        blocks = [post.latents_at(some) for some in self._blocks(rows)]
-        latents = [
-            tuple(np.concatenate(part) for part in zip(*mine, strict=True))
-            for mine in zip(*blocks, strict=True)
-        ]
-        given = [(shifted(m + self.mean_, offset), np.maximum(v, 0.0)) for m, v in latents]
-        return Parts(post.weights, [one.known_loss() for one in post.posteriors], given)
+    @property
+    def _level(self) -> float:
+        return self.mean_
 
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         if isinstance(self.posterior_, IntegratedProcess):
             whole = shifted(np.full(len(rows), self.mean_), offset)
-            return self.posterior_.sample_y(rows, size, rng, whole)
-        ((post, K_star, own),) = self._cross(rows, True)
-        assert isinstance(post, GPPosterior | LowRankGPPosterior)
-        latent = post.sample_latent(K_star, own, size, rng) + self.mean_
-        return self.loss_.sample(shifted(latent, offset), rng)
+            return np.asarray(self.posterior_.sample_y(rows, size, rng, whole))
+        ((post, given),) = self._cross(rows, True)
+        latent: Array = post.sample_latent(*given, size, rng) + self.mean_
+        return np.asarray(self.loss_.sample(shifted(latent, offset), rng))

@@ -40,7 +40,6 @@ class Learnt(NamedTuple):
 
     variance: float | Array
     loss: Loss
-    starts: list[Posterior] | None
     #: whether the slopes there are those of a maximum
     settled: bool = True
     #: the log evidence. None: nothing was sought
@@ -96,27 +95,27 @@ class Joint:
     def _at(self, u: Array) -> tuple[BinaryProblems, float | Array]:
         return self.search.problem.with_loss(self.loss(u)), self.variance(u)
 
-    def value(self, u: Array, found: Fits) -> float:
+    def value(self, u: Array, fits: Fits) -> float:
         """Log of prior and evidence."""
-        return found.log_evidence + self.log_prior(u)[0]
+        return fits.log_evidence + self.log_prior(u)[0]
 
     def fits(self, u: Array, schedule: Schedule) -> Fits | None:
         """Valid fits, or None."""
         self.search.problem, variance = self._at(u)
-        found = self.search.fits(variance, schedule)
-        if found is not None and self.value(u, found) > self.best[0]:
-            self.best, self.starts = (self.value(u, found), u.copy()), found.posteriors
-        return found
+        fits = self.search.fits(variance, schedule)
+        if fits is not None and self.value(u, fits) > self.best[0]:
+            self.best, self.starts = (self.value(u, fits), u.copy()), fits.posteriors
+        return fits
 
-    def slopes(self, u: Array, found: Fits) -> Array:
+    def slopes(self, u: Array, fits: Fits) -> Array:
         """The gradient at a fixed point."""
         by_variance: Any = []
         if self.groups is not None:
-            by_column = found.slopes(np.exp(-u[: self.k])[self.groups], self.search.problem.d)
+            by_column = fits.slopes(np.exp(-u[: self.k])[self.groups], self.search.problem.d)
             by_variance = np.bincount(self.groups, by_column, self.k)
         elif self.k:
-            by_variance = [found.slope(float(np.exp(-u[0])), self.search.problem.d)]
-        by_number = self._gains(u[self.k :], found.posteriors)[1]
+            by_variance = [fits.slope(float(np.exp(-u[0])), self.search.problem.d)]
+        by_number = self._gains(u[self.k :], fits.posteriors)[1]
         return np.append(by_variance, by_number) + self.log_prior(u)[1]
 
     def _gains(self, numbers: Array, posteriors: list[Any]) -> tuple[float, Array, Array]:
@@ -151,11 +150,11 @@ class Joint:
 
     def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
         """Log evidence and its gradient. None without a valid fit."""
-        found = self.fits(u, self.search.to(tol))
-        if found is None:
+        fits = self.fits(u, self.search.to(tol))
+        if fits is None:
             return None
-        slopes = self.slopes(u, found)
-        return (self.value(u, found), slopes) if np.isfinite(slopes).all() else None
+        slopes = self.slopes(u, fits)
+        return (self.value(u, fits), slopes) if np.isfinite(slopes).all() else None
 
     def exact(self, u: Array) -> tuple[float, Array, Array]:
         """Log of prior and evidence without a fit, its gradient and its second derivatives."""
@@ -167,15 +166,15 @@ class Joint:
         sought = slice(1 - self.k, None)
         return value, slopes[sought], bent[sought, sought]
 
-    def bent(self, u: Array, found: Fits) -> Array:
+    def bent(self, u: Array, fits: Fits) -> Array:
         """Minus second derivatives of the log density, about: with sites, or cavities, held."""
         if self.spectrum is not None:
             return -self.exact(u)[2]
         bent = -self.log_prior(u)[2]
         numbers = slice(self.k, None)
-        bent[numbers, numbers] -= self._gains(u[self.k :], found.posteriors)[2]
+        bent[numbers, numbers] -= self._gains(u[self.k :], fits.posteriors)[2]
         if self.k:
-            held = self._sites(u, found)
+            held = self._sites(u, fits)
             if held is None:
                 return np.full(bent.shape, np.nan)
             bent[: self.k, : self.k] -= held.evidence(u[: self.k])[2]
@@ -188,8 +187,8 @@ class Joint:
             if self.spectrum is not None:
                 value = self.exact(u)[0]
             else:
-                found = self.fits(u, self.search.quick)
-                value = -np.inf if found is None else self.value(u, found)
+                fits = self.fits(u, self.search.quick)
+                value = -np.inf if fits is None else self.value(u, fits)
             if value > best:
                 best, where = value, u
         return where
@@ -203,7 +202,7 @@ class Joint:
             nearly = partial(self._held, last=NEARLY)
             start, settled = search.follow(start, self._at, nearly)
             if settled:
-                return Learnt(self.variance(start), self.loss(start), search.last)
+                return Learnt(self.variance(start), self.loss(start))
         if self.spectrum is None:
             there = fixed_point(
                 lambda u, tol: self.fits(u, search.to(tol)),
@@ -217,17 +216,17 @@ class Joint:
             there = newton(self.exact, start, self.bounds, SHORT)
             self.fits(there, self.search.fine)
         if there is not None:
-            return Learnt(self.variance(there), self.loss(there), self.search.last)
+            return Learnt(self.variance(there), self.loss(there))
         highest, last = 0.0, start + 1.0
 
         def descent(u: Array) -> tuple[float, Array]:
             nonlocal highest, last
             step, last = float(np.abs(u - last).max(initial=0.0)), u.copy()
-            found = self.evaluate(u, max(CLIMB_TOL, SHARE * step))
-            if found is None:  # worse than all others: the line search comes back
+            point = self.evaluate(u, max(CLIMB_TOL, SHARE * step))
+            if point is None:  # worse than all others: the line search comes back
                 return highest + 1e3, np.zeros(len(u))
-            highest = max(highest, -found[0])
-            return -found[0], -found[1]
+            highest = max(highest, -point[0])
+            return -point[0], -point[1]
 
         options = {"maxiter": STEPS, "gtol": SLOPE, "ftol": 1e-13}
         start = start if self.best[1] is None else self.best[1]
@@ -242,4 +241,5 @@ class Joint:
             low, np.maximum(slopes, 0.0), np.where(high, np.minimum(slopes, 0.0), slopes)
         )
         settled = bool(np.abs(inward).max(initial=0.0) <= LEVEL)
-        return Learnt(self.variance(u), self.loss(u), self.starts, settled)
+        search.last = self.starts
+        return Learnt(self.variance(u), self.loss(u), settled)

@@ -83,17 +83,17 @@ def at_bounds(kernel: Any) -> list[str]:
         if not one.fixed
         for dimension in range(one.n_elements)
     ]
-    told = []
+    texts = []
     for (one, dimension), value, ends in zip(free, kernel.theta, kernel.bounds, strict=True):
         low, high = np.isclose(value, ends, atol=CLOSE)
         if ends[0] < ends[1] and (low or high):
             side, change = ("lower", "Decreasing") if low else ("upper", "Increasing")
-            told.append(
+            texts.append(
                 f"The optimal value found for dimension {dimension} of parameter {one.name} is "
                 f"close to the specified {side} bound {one.bounds[dimension, 0 if low else 1]}. "
                 f"{change} the bound and calling fit again may find a better value."
             )
-    return told
+    return texts
 
 
 # ---- stationary kernels of one length scale, from distances that are computed once ----

@@ -56,7 +56,7 @@ LEAST = 1e-6
 #: passes at most, and the factor by which they contract before it is known: 0.03 to 0.1
 PASSES, RATE = 20, 0.1
 #: a move of a row, in its sd, that may be rounding. And one that changes slopes by no more
-ROUNDING, TOLD = 2e-5, 1e-4
+ROUNDING, CORRECTED_FROM = 2e-5, 1e-4
 #: share of the moves of the sites that slopes leave out: half of the rows
 LEFT_OUT = 0.01
 #: variance of a row's cavity where nothing is known of it
@@ -149,7 +149,7 @@ class Leading:
         y = [one.data.y for one in problem.problems if one.data.y is not None]
         self.y, self.wide = np.concatenate(y), problem.intercept_variance
 
-    def certified(self, found: Passed) -> bool:
+    def certified(self, passed: Passed) -> bool:
         """Whether a fit may be believed: it has settled, or there is none."""
         return True
 
@@ -164,9 +164,9 @@ class Leading:
                 rate = rate if last == math.inf else moved / last
                 if rate * moved <= schedule.tol or moved <= ROUNDING:
                     moves = sites.precision - before.precision
-                    spread = self._spread(roots, s, moves if moved > TOLD else None)
-                    found = Passed(1.0 / variance, sites, mean, roots, spread)
-                    return found if start is None else found.after(start)
+                    spread = self._spread(roots, s, moves if moved > CORRECTED_FROM else None)
+                    passed = Passed(1.0 / variance, sites, mean, roots, spread)
+                    return passed if start is None else passed.after(start)
                 if not rate < 1.0:
                     break
                 last = moved
@@ -177,8 +177,8 @@ class Leading:
         if start is not None:
             return start.at(1.0 / variance)
         m, v = np.zeros(len(self.y)), np.full(len(self.y), BEGIN)
-        found: Sites = _proper(fitted_at(self.tilted, self.y, m, v)).sites
-        return found
+        sites: Sites = _proper(fitted_at(self.tilted, self.y, m, v)).sites
+        return sites
 
     def _built(self, variance: float, sites: Sites) -> tuple[list[Array], Array]:
         """Inverse Cholesky factors of the posteriors, and the variances of the rows. O(k n r^2)."""
@@ -277,11 +277,11 @@ def _inverse(L: Array) -> Array:
     return result
 
 
-def _proper(found: Any) -> Any:
-    """What was found."""
-    if found is None:
+def _proper(value: Any) -> Any:
+    """A value that is there."""
+    if value is None:
         raise FloatingPointError("a cavity or a site is improper")
-    return found
+    return value
 
 
 def leading(problem: BinaryProblems) -> Iterator[Leading]:

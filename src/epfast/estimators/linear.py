@@ -11,32 +11,25 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
-    check_labels,
+    all_or_nothing,
+    estimator,
     loss_of_labels,
-    mixed_odds,
-    odds,
     row_weights,
-    stacked,
-    tell,
     validate_data,
-    validate_fit,
+    warn_of_fits,
 )
 from epfast.estimators.evidence import (
     Averaged,
     Fits,
-    alike,
     at_mode,
     averages_with_chunk,
     with_chunk,
 )
-from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.linear_model import LinearModel
-from epfast.estimators.search import Search
 from epfast.gaussian import IntegratedPosterior
-from epfast.gaussian.choices import copies
 from epfast.inference.report import WEIGHTS
 from epfast.losses import Loss
-from epfast.schedules import ADF, Schedule
+from epfast.schedules import ADF
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.utils.metaestimators import available_if  # isort: skip
@@ -54,6 +47,7 @@ def _takes_chunks(self: Any) -> bool:
     return True
 
 
+@estimator
 class LinearClassifier(LinearModel, LatentClassifier):
     """Bayesian linear classifier by expectation propagation, for scikit-learn.
 
@@ -244,45 +238,11 @@ class LinearClassifier(LinearModel, LatentClassifier):
     array(['yes', 'yes', 'no'], dtype='<U3')
     """
 
-    @_checks.named
-    def __init__(
-        self,
-        *,
-        loss: Any = "logistic",
-        scheme: Any = None,
-        posterior: str | None = None,
-        batch_size: int | None = None,
-        prior_variance: float | str | ArrayLike | None = None,
-        prior_groups: ArrayLike | None = None,
-        prior_scale: float | None = 2.5,
-        integrate: bool | str = "auto",
-        fit_intercept: bool = True,
-        intercept_variance: float = 100.0,
-        schedule: Schedule | None = None,
-        beta: float = 1.0,
-        learn: tuple[str, ...] = (),
-        class_weight: dict[Any, float] | str | None = None,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.loss = loss
-        self.scheme = scheme
-        self.posterior = posterior
-        self.batch_size = batch_size
-        self.prior_variance = prior_variance
-        self.prior_groups = prior_groups
-        self.prior_scale = prior_scale
-        self.integrate = integrate
-        self.fit_intercept = fit_intercept
-        self.intercept_variance = intercept_variance
-        self.schedule = schedule
-        self.beta = beta
-        self.learn = learn
-        self.class_weight = class_weight
-        self.warm_start = warm_start
-        self.n_jobs = n_jobs
-        self.random_state = random_state
+    loss: Any = "logistic"
+    intercept_variance: float = 100.0
+    beta: float = 1.0
+    learn: tuple[str, ...] = ()
+    class_weight: dict[Any, float] | str | None = None
 
     # ---- fit ----
 
@@ -310,35 +270,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
         LinearClassifier
             Itself.
         """
-        rows, labels = validate_fit(self, X, y, **self._input())
-        rows = _checks.rows("X", rows)
-        check_labels(labels)
-        weights = row_weights(rows, labels, sample_weight, self.class_weight)
-        index, targets = self._encode(labels, weights)
-        loss = loss_of_labels(self.loss)
-        if isinstance(loss, losses.Multiclass):
-            if weights is not None:
-                places = copies(loss, weights, "sample_weight or class_weight")
-                rows, index, weights = rows[places], index[places], None
-            targets = self._joint_target(index, loss)
-        binary = self._problems(rows, targets, weights, self._schedule(rows))
-        columns = self._columns(rows, weights, binary)
-        self._left = binary.unfitted
-        starts = None
-        if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
-            starts = getattr(self, "posteriors_", None)
-            starts = None if starts is None else [at_mode(post) for post in starts]
-        if starts is not None and not alike(starts, binary):
-            starts = None
-        search = Search(binary, starts, self._scale_prior(binary, columns, weights))
-        learnt = self._learnt(search, rows, columns, weights)
-        starts = starts if learnt.starts is None else learnt.starts
-        search.problem = binary = binary.with_loss(learnt.loss)
-        fits = search.final(learnt.variance, starts, self.schedule is None)
-        tell(fits.told)
-        found, learnt = self._integrated(search, learnt, fits, rows, weights)
-        self.loss_, self.n_lost_ = learnt.loss, search.n_lost
-        self._publish(found, learnt.variance)
+        rows, index, targets, weights, _ = self._training(X, y, sample_weight)
+        self._fit(_checks.rows("X", rows), targets, weights)
         self._couple(index, weights)
         return self
 
@@ -413,21 +346,12 @@ class LinearClassifier(LinearModel, LatentClassifier):
             integrated = isinstance(self.posteriors_[0], IntegratedPosterior)
             go_on: Any = averages_with_chunk if integrated else with_chunk
             fits = go_on(self.posteriors_, binary, self.n_jobs)
-        tell(fits.told)
+        warn_of_fits(fits.reports)
         self._publish(fits, variance)
         self._couple(index, weights, scores, before)
         return self
 
     # ---- parts of a fit ----
-
-    def _odds(self, rows: Any) -> Array:
-        first = self.posteriors_[0]
-        if not isinstance(first, IntegratedPosterior):
-            return super()._odds(rows)
-        by_point = (fits.posteriors for fits in Averaged(self.posteriors_, []).by_point)
-        latents = ((some, [post.predict_latent(rows) for post in some]) for some in by_point)
-        scores = np.stack([odds(some, *stacked(parts)) for some, parts in latents], axis=-1)
-        return mixed_odds(scores, first.weights)
 
     def _notes(self) -> list[list[str]]:
         names = [repr(label) for label in self.classes_.tolist()]
@@ -442,9 +366,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
         said = f"class_weight is {_checks.describe(self.class_weight)}: {WEIGHTS}"
         return [[line, said] for line in lines]
 
-    def _log_probabilities(self, X: ArrayLike) -> Array:
-        found: Array = self.posteriors_[0].predict_log_proba(self._rows(X))
-        return found
+    def _log_probabilities(self, rows: Any) -> Array:
+        return np.asarray(self.posteriors_[0].predict_log_proba(rows))
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
         return loss_of_labels(self.loss).with_offset(offset is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -14,8 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.estimators.averages import averaged
-from epfast.estimators.base import EvidenceWarning, check_is_fitted, seed_of_draws
-from epfast.estimators.coefficients import Coefficients
+from epfast.estimators.base import (
+    EvidenceWarning,
+    Points,
+    Posteriors,
+    check_is_fitted,
+    estimator,
+    seed_of_draws,
+    warn_of_fits,
+)
 from epfast.estimators.evidence import (
     LATENT_VARIANCES,
     Averaged,
@@ -23,22 +30,24 @@ from epfast.estimators.evidence import (
     Columns,
     Fits,
     ScalePrior,
+    alike,
+    at_mode,
     normalised,
     problems_of,
 )
 from epfast.estimators.jobs import jobs_of
 from epfast.estimators.joint import Joint, Learnt
-from epfast.estimators.parameters import Parameters, tell_ends
-from epfast.estimators.search import Search, find, tell_lost
+from epfast.estimators.parameters import Parameters, warn_ends
+from epfast.estimators.search import Search, common_variance, warn_lost
 from epfast.estimators.spectrum import Spectrum, log_spread_of_residuals, without_offset
-from epfast.gaussian import FullPosterior, Problem, notes
+from epfast.gaussian import FullPosterior, IntegratedPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import variances_at_door
 from epfast.inference.records import warn_user
 from epfast.losses import Loss
 from epfast.priors import HalfCauchy
-from epfast.schedules import EP
+from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.utils.metaestimators import available_if  # isort: skip
@@ -57,27 +66,94 @@ SEARCHES = ("evidence", "ard")
 FEWER_ROWS, MOST_SIZE = 2000, 500
 
 
-class LinearModel(Coefficients):
-    """Base of the linear estimators, which have the parameters that are read here."""
+class Coefficients(Posteriors):
+    """Moments of the weights, from ``posteriors_``. The last weight may be the intercept.
 
-    loss: Any
-    scheme: Any
-    posterior: str | None
-    batch_size: int | None
-    prior_variance: Any
-    prior_groups: Any
-    prior_scale: Any
-    integrate: Any
-    fit_intercept: bool
-    intercept_variance: Any
-    schedule: Any
-    beta: float
-    learn: Any
-    n_jobs: int | None
-    random_state: Any
+    They are made when they are read: with many columns a chunk of rows costs less than an array of
+    all coefficients.
+    """
+
+    n_features_in_: int
     #: of classifiers
     classes_: NDArray[Any]
     _seen: NDArray[np.intp]
+
+    def _weights(self) -> tuple[Array, Array]:
+        """Coefficients and intercepts. Made once for the posteriors that there are."""
+        posteriors = getattr(self, "posteriors_", None)
+        if posteriors is None:
+            raise AttributeError("the estimator is not fitted, so it has no coef_ or intercept_")
+        known = self.__dict__.get("_made")
+        if known is None or known[0] is not posteriors:
+            d = self.n_features_in_
+            means = np.concatenate([np.atleast_2d(post.mean) for post in posteriors])
+            offset = means[:, d].copy() if means.shape[1] > d else np.zeros(len(means))
+            known = self.__dict__["_made"] = posteriors, means[:, :d].copy(), offset
+        return known[1], known[2]
+
+    @property
+    def coef_(self) -> Array:
+        """Posterior mean of the coefficients, (1, d) or (n_classes, d). Made when it is read."""
+        return self._weights()[0]
+
+    @property
+    def intercept_(self) -> Array:
+        """Posterior mean of the intercepts, (1,) or (n_classes,)."""
+        return self._weights()[1]
+
+    @property
+    def coef_covariance_(self) -> Array:
+        """Posterior covariance of the coefficients, (d, d) or (n_classes, d, d). O(d^3)."""
+        d = self.n_features_in_
+        parts = [block[:d, :d] for post in self.posteriors_ for block in _blocks(post)]
+        return parts[0].copy() if len(parts) == 1 else np.array(parts)
+
+
+def _blocks(post: Any) -> Any:
+    """The covariance of the weights of each latent."""
+    whole, shape = post.covariance, post.mean.shape
+    if len(shape) == 1:
+        return [whole]
+    if whole.ndim == 3:
+        return whole
+    return np.einsum("kikj->kij", whole.reshape(shape + shape))
+
+
+class VectorCoefficients(Coefficients):
+    """Those of a regressor, without an axis of classes."""
+
+    @property
+    def coef_(self) -> Array:
+        """Posterior mean of the coefficients, (d,)."""
+        return np.asarray(self._weights()[0][0])
+
+    @property
+    def intercept_(self) -> Any:
+        """Posterior mean of the intercept, a number."""
+        return float(self._weights()[1][0])
+
+
+@estimator
+class LinearModel(Coefficients):
+    """Base of the linear estimators, with the parameters that both have."""
+
+    loss: Any
+    scheme: Any = None
+    posterior: str | None = None
+    batch_size: int | None = None
+    prior_variance: float | str | ArrayLike | None = None
+    prior_groups: ArrayLike | None = None
+    prior_scale: float | None = 2.5
+    integrate: bool | str = "auto"
+    fit_intercept: bool = True
+    intercept_variance: float | None = None
+    schedule: Schedule | None = None
+    learn: tuple[str, ...] | None = None
+    warm_start: bool = False
+    n_jobs: int | None = None
+    random_state: Any = None
+    #: inverse temperature of the factors, which classifiers have as a parameter
+    beta = 1.0
 
     # ---- parts of a fit ----
 
@@ -253,6 +329,34 @@ class LinearModel(Coefficients):
             )
         return found
 
+    def _fit(
+        self,
+        rows: Any,
+        targets: list[Any],
+        weights: Array | None,
+        offset: ArrayLike | None = None,
+        few: Callable[[Search], Learnt] | None = None,
+    ) -> None:
+        """Fit, and set the attributes. Arguments were checked.
+
+        few: finds the prior variance and the loss in place of :meth:`_learnt`.
+        """
+        binary = self._problems(rows, targets, weights, self._schedule(rows), offset=offset)
+        columns = self._columns(rows, weights, binary)
+        self._after_interrupt = binary.unfitted
+        starts = None
+        if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
+            starts = [at_mode(post) for post in getattr(self, "posteriors_", ())]
+            starts = starts if starts and alike(starts, binary) else None
+        search = Search(binary, starts, self._scale_prior(binary, columns, weights))
+        learnt = few(search) if few else self._learnt(search, rows, columns, weights)
+        search.problem = binary.with_loss(learnt.loss)
+        fits = search.final(learnt.variance, self.schedule is None)
+        warn_of_fits(fits.reports)
+        posteriors, learnt = self._integrated(search, learnt, fits, rows, weights)
+        self.loss_, self.n_lost_ = learnt.loss.with_offset(False), search.n_lost
+        self._publish(posteriors, learnt.variance)
+
     def _learnt(self, search: Search, rows: Any, columns: Columns, weights: Array | None) -> Learnt:
         """Prior variance and loss, given or found."""
         binary = search.problem
@@ -262,7 +366,7 @@ class LinearModel(Coefficients):
         unit = problem.loss.typical(problem.data.y, weights)[1] ** 2
         fixed = None if isinstance(prior, str) else prior
         if fixed is not None and not parameters.names:
-            return Learnt(fixed, parameters.loss, None)
+            return Learnt(fixed, parameters.loss)
         groups = self._groups(prior, rows.shape[1]) if isinstance(prior, str) else None
         if groups is not None and not binary.flat:
             raise ValueError(
@@ -277,11 +381,11 @@ class LinearModel(Coefficients):
         if groups is None and not (binary.flat and parameters.names):
             search.problem = binary.with_loss(parameters.loss)
             common = ends(columns.total(centred))
-            variance, starts, _ = find(search, *common[0])
+            variance = common_variance(search, *common[0])
             joint = None
             if search.prior is not None:
                 joint = Joint(search, parameters, None, None, common)
-            return Learnt(variance, parameters.loss, starts, joint=joint)
+            return Learnt(variance, parameters.loss, joint=joint)
         ranges = common = ends(columns.total(centred))
         if groups is not None:
             ranges = ends(columns.total(centred, groups))
@@ -296,11 +400,10 @@ class LinearModel(Coefficients):
         begins = [np.append(np.full(joint.k, middle), free) for free in frees]
         found = joint.climb(joint.first(begins))
         if found is None or not found.settled:
-            tell_lost(search, "a middle one" if found is None else "the best of the others")
+            warn_lost(search, "a middle one" if found is None else "the best of the others")
         if found is None:
-            return Learnt(np.exp(middle) if fixed is None else fixed, parameters.loss, None)
-        post = found.starts[0] if found.starts else None
-        tell_ends(parameters, found.loss, post)
+            return Learnt(np.exp(middle) if fixed is None else fixed, parameters.loss)
+        warn_ends(parameters, found.loss, search.last[0] if search.last else None)
         return found._replace(joint=joint)
 
     def _integrated(
@@ -326,11 +429,11 @@ class LinearModel(Coefficients):
         labels = problem.loss.by_margin or problem.loss.latents != 1
         small = labels or (n < FEWER_ROWS and min(n, d) <= MOST_SIZE)
         possible = possible and given is not False and (given is True or small)
-        if not possible or learnt.starts is None or not binary.certified(fits):
+        if not possible or search.last is None or not binary.certified(fits):
             return fits, learnt
         assert problem.data.y is not None
         unit = 1.0 if labels else problem.loss.typical(problem.data.y, weights)[1]
-        scale = float(np.clip(self.prior_scale * unit, 1e-300, 1e300))
+        scale = float(np.clip(cast(float, self.prior_scale) * unit, 1e-300, 1e300))
         return averaged(joint, learnt, fits, rows, scale, given is True)
 
     # ---- results ----
@@ -365,6 +468,19 @@ class LinearModel(Coefficients):
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         return [post.predict_latent(rows) for post in self.posteriors_]
+
+    def _points(self, rows: Any, variances: bool = True) -> Points:
+        first = self.posteriors_[0]
+        if not isinstance(first, IntegratedPosterior):
+            return super()._points(rows)
+        posteriors = [fits.posteriors for fits in Averaged(self.posteriors_, []).by_point]
+        if variances:
+            latents = [[post.predict_latent(rows) for post in some] for some in posteriors]
+        else:  # of one response
+            weights, d = np.stack([some[0].mean for some in posteriors]), rows.shape[1]
+            means = np.asarray(rows @ weights[:, :d].T).T + weights[:, d:].sum(axis=1)[:, None]
+            latents = [[(mean, np.full(len(mean), np.nan))] for mean in means]
+        return Points(first.weights, cast(list[list[Any]], posteriors), latents)
 
     def __sklearn_tags__(self) -> Any:
         """Tags of scikit-learn."""

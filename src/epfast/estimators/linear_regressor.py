@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,20 +10,13 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
 from epfast._arrays import Array
-from epfast.estimators.base import (
-    sample_weights,
-    tell,
-)
-from epfast.estimators.evidence import at_mode
-from epfast.estimators.interrupts import all_or_nothing
+from epfast.estimators.base import all_or_nothing, estimator, sample_weights
 from epfast.estimators.joint import Learnt
-from epfast.estimators.linear_model import LinearModel
-from epfast.estimators.regression import LatentRegressor, Parts, loss_of_numbers
+from epfast.estimators.linear_model import LinearModel, VectorCoefficients
+from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.estimators.search import Search
-from epfast.gaussian import IntegratedPosterior, Problem
-from epfast.gaussian.posterior import shifted
+from epfast.gaussian import Problem
 from epfast.losses import Loss
-from epfast.schedules import Schedule
 
 __all__ = ["LinearRegressor"]
 
@@ -33,7 +27,8 @@ FEW = 1000
 INTERCEPT, OF_LINK = 100.0, 10.0
 
 
-class LinearRegressor(LinearModel, LatentRegressor):
+@estimator
+class LinearRegressor(VectorCoefficients, LinearModel, LatentRegressor):
     """Bayesian linear regression by expectation propagation, for scikit-learn.
 
     y may be real numbers, counts, times, or ordered classes. The posterior of the weights is that
@@ -158,44 +153,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
     >>> mean, std = model.predict(X[:5], return_std=True)
     """
 
-    #: factors are those of the likelihood
-    beta = 1.0
-
-    @_checks.named
-    def __init__(
-        self,
-        *,
-        loss: Any = "gaussian",
-        scheme: Any = None,
-        posterior: str | None = None,
-        batch_size: int | None = None,
-        prior_variance: float | str | ArrayLike | None = None,
-        prior_groups: ArrayLike | None = None,
-        prior_scale: float | None = 2.5,
-        integrate: bool | str = "auto",
-        learn: tuple[str, ...] | None = None,
-        fit_intercept: bool = True,
-        intercept_variance: float | None = None,
-        schedule: Schedule | None = None,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.loss = loss
-        self.scheme = scheme
-        self.posterior = posterior
-        self.batch_size = batch_size
-        self.prior_variance = prior_variance
-        self.prior_groups = prior_groups
-        self.prior_scale = prior_scale
-        self.integrate = integrate
-        self.learn = learn
-        self.fit_intercept = fit_intercept
-        self.intercept_variance = intercept_variance
-        self.schedule = schedule
-        self.warm_start = warm_start
-        self.n_jobs = n_jobs
-        self.random_state = random_state
+    loss: Any = "gaussian"
+    learn: tuple[str, ...] | None = None
 
     # ---- fit ----
 
@@ -242,29 +201,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None and (weights == 1.0).all():
             weights = None
-        binary = self._problems(rows, [given], weights, self._schedule(rows), offset=offset)
-        columns = self._columns(rows, weights, binary)
-        self._left = binary.unfitted
-        starts = None
-        if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
-            starts = getattr(self, "posteriors_", None)
-            starts = None if starts is None else [at_mode(post) for post in starts]
-        search, self.n_lost_ = (
-            Search(binary, starts, self._scale_prior(binary, columns, weights)),
-            0,
-        )
-        if self._learns_from_few(rows):
-            learnt = self._learnt_from_few(rows, np.asarray(given), weights, offset)
-        else:
-            learnt = self._learnt(search, rows, columns, weights)
-        search.problem = binary = binary.with_loss(learnt.loss)
-        starts = starts if learnt.starts is None else learnt.starts
-        fits = search.final(learnt.variance, starts, self.schedule is None)
-        tell(fits.told)
-        found, learnt = self._integrated(search, learnt, fits, rows, weights)
-        self.n_lost_ += search.n_lost
-        self._publish(found, learnt.variance)
-        self.loss_ = learnt.loss.with_offset(False)
+        few = partial(self._learnt_from_few, rows, np.asarray(given), weights, offset)
+        self._fit(rows, [given], weights, offset, few if self._learns_from_few(rows) else None)
         return self
 
     # ---- parts of a fit ----
@@ -275,7 +213,12 @@ class LinearRegressor(LinearModel, LatentRegressor):
         return self.learn is None and not slopes and bool(losses.resolve(self.loss).learnable)
 
     def _learnt_from_few(
-        self, rows: Any, given: Array, weights: Array | None, offset: ArrayLike | None
+        self,
+        rows: Any,
+        given: Array,
+        weights: Array | None,
+        offset: ArrayLike | None,
+        search: Search,
     ) -> Learnt:
         """Prior variance and loss of some of the rows, by a fit with a full covariance."""
         n = rows.shape[0]
@@ -289,8 +232,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
         if share is not None and not share.any():
             share = None
         few.fit(rows[some], given[some], share, shift)
-        self.n_lost_ = few.n_lost_
-        return Learnt(few.prior_variance_, few.loss_.with_offset(offset is not None), None)
+        search.n_lost += few.n_lost_
+        return Learnt(few.prior_variance_, few.loss_.with_offset(offset is not None))
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
         return loss_of_numbers(self.loss, y).with_offset(offset is not None)
@@ -303,37 +246,6 @@ class LinearRegressor(LinearModel, LatentRegressor):
         wide = INTERCEPT if problem.loss.in_units_of_y else OF_LINK
         return float(np.clip(location**2 + wide * unit**2, 1e-300, 1e300))
 
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        mean, variance = self._latents(rows)[0]
-        return mean, variance
-
-    def _parts(self, rows: Any, offset: ArrayLike | None, variances: bool = True) -> Parts:
-        post = self.posterior_
-        if not isinstance(post, IntegratedPosterior):
-            return super()._parts(rows, offset, variances)
-        losses = [one.known_loss() for one in post.posteriors]
-        if variances:
-            latents = [one.predict_latent(rows) for one in post.posteriors]
-        else:
-            weights = np.stack([one.mean for one in post.posteriors])
-            d = rows.shape[1]
-            means = np.asarray(rows @ weights[:, :d].T).T + weights[:, d:].sum(axis=1)[:, None]
-            latents = [(mean, np.full(len(mean), np.nan)) for mean in means]
-        return Parts(post.weights, losses, [(shifted(mean, offset), v) for mean, v in latents])
-
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         drawn: Array = self.posterior_.sample_y(rows, size, rng, offset)
         return drawn
-
-    # ---- results ----
-
-    @property
-    def coef_(self) -> Array:
-        """Posterior mean of the coefficients, (d,)."""
-        found: Array = self._weights()[0][0]
-        return found
-
-    @property
-    def intercept_(self) -> Any:
-        """Posterior mean of the intercept, a number."""
-        return float(self._weights()[1][0])

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epfast import _checks
 from epfast._arrays import Array
-from epfast.estimators.base import check_is_fitted, fit_seed, seed_of_draws, tell, validate_data
-from epfast.estimators.interrupts import all_or_nothing
+from epfast.estimators.base import (
+    Posteriors,
+    all_or_nothing,
+    check_is_fitted,
+    estimator,
+    fit_seed,
+    seed_of_draws,
+    validate_data,
+    warn_of_fits,
+)
 from epfast.parametric.mixture import MODEL, fitted
-from epfast.parametric.mixture_posterior import MixturePosterior
 from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -21,7 +28,8 @@ from sklearn.base import BaseEstimator, DensityMixin  # isort: skip
 __all__ = ["GaussianMixtureEP"]
 
 
-class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
+@estimator
+class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignore[misc]
     """Mixture of Gaussians of one isotropic noise, for scikit-learn: see :func:`fit_mixture`.
 
     Where scikit-learn's ``GaussianMixture(covariance_type="spherical")`` gives points, here are
@@ -64,33 +72,17 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
     True
     """
 
-    @_checks.named
-    def __init__(
-        self,
-        n_components: int = 1,
-        *,
-        noise_variance: float | None = None,
-        prior_mean: ArrayLike | None = None,
-        prior_variance: ArrayLike | None = None,
-        weights: ArrayLike | None = None,
-        learn_weights: bool | None = None,
-        concentration: ArrayLike | None = None,
-        noise_prior: tuple[float, float] | None = None,
-        schedule: Schedule | None = None,
-        n_init: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.noise_variance = noise_variance
-        self.prior_mean = prior_mean
-        self.prior_variance = prior_variance
-        self.weights = weights
-        self.learn_weights = learn_weights
-        self.concentration = concentration
-        self.noise_prior = noise_prior
-        self.schedule = schedule
-        self.n_init = n_init
-        self.random_state = random_state
+    n_components: int = field(default=1, kw_only=False)
+    noise_variance: float | None = None
+    prior_mean: ArrayLike | None = None
+    prior_variance: ArrayLike | None = None
+    weights: ArrayLike | None = None
+    learn_weights: bool | None = None
+    concentration: ArrayLike | None = None
+    noise_prior: tuple[float, float] | None = None
+    schedule: Schedule | None = None
+    n_init: int | None = None
+    random_state: Any = None
 
     @all_or_nothing
     def fit(self, X: ArrayLike, y: Any = None) -> GaussianMixtureEP:
@@ -119,7 +111,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
             If the passes did not settle.
         """
         del y
-        rows = validate_data(self, X, dtype=np.float64)
+        rows = validate_data(self, X, **self._input())
         given = {name: getattr(self, name) for name in MODEL}
         post, engine = fitted(
             rows,
@@ -130,8 +122,8 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
             fit_seed(self.random_state),
             n_init=self.n_init,
         )
-        tell([(post, engine, post.schedule)])
-        self.posterior_ = post
+        warn_of_fits([(post, engine, post.schedule)])
+        self.posteriors_ = [post]
         self.means_, self.weights_ = post.mean, post.weights
         self.noise_variance_ = post.noise_variance
         J, d = self.means_.shape
@@ -140,10 +132,6 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.converged_ = post.converged
         self.n_iter_ = len(post.history)
         return self
-
-    def _fitted(self, X: ArrayLike) -> tuple[MixturePosterior, Array]:
-        check_is_fitted(self)
-        return self.posterior_, validate_data(self, X, dtype=np.float64, reset=False)
 
     def fit_predict(self, X: ArrayLike, y: Any = None) -> NDArray[np.intp]:
         """Fit, and the most probable component of each row, (n,)."""
@@ -160,8 +148,8 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of shape (n,)
         """
-        post, rows = self._fitted(X)
-        return post.predict(rows)
+        rows = self._rows(X)
+        return np.asarray(self.posterior_.predict(rows))
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Probability of each component, integrated over the posterior.
@@ -174,8 +162,8 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of shape (n, n_components)
         """
-        post, rows = self._fitted(X)
-        return post.predict_proba(rows)
+        rows = self._rows(X)
+        return np.asarray(self.posterior_.predict_proba(rows))
 
     def score_samples(self, X: ArrayLike) -> Array:
         """Log density of each row, integrated over the posterior.
@@ -188,8 +176,8 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of shape (n,)
         """
-        post, rows = self._fitted(X)
-        return post.log_predictive(rows)
+        rows = self._rows(X)
+        return np.asarray(self.posterior_.log_predictive(rows))
 
     def score(self, X: ArrayLike, y: Any = None) -> float:
         """The mean of :meth:`score_samples`.
@@ -221,4 +209,5 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
             Their components.
         """
         check_is_fitted(self)
-        return self.posterior_.sample_x(n_samples, seed_of_draws(self.random_state))
+        rows, components = self.posterior_.sample_x(n_samples, seed_of_draws(self.random_state))
+        return rows, components

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.estimators.base import LatentClassifier, check_labels, fit_seed, validate_data
-from epfast.estimators.interrupts import all_or_nothing
+from epfast.estimators.base import (
+    LatentClassifier,
+    all_or_nothing,
+    check_labels,
+    estimator,
+    fit_seed,
+    validate_data,
+)
 from epfast.estimators.jobs import in_threads, jobs_of
 from epfast.estimators.regression import LatentRegressor
 from epfast.parametric import NetworkPosterior, fit_network
@@ -24,18 +30,21 @@ from epfast.schedules import ADF, Schedule
 __all__ = ["NetworkClassifier", "NetworkRegressor"]
 
 
+@estimator
 class _Network:
-    """What both estimators share: settings, passes, and when these end."""
+    """What both estimators share: parameters, passes, and when these end."""
 
-    hidden: Any
-    schedule: Schedule | None
-    prior: tuple[float, float] | float | None
-    standardize: bool
-    early_stopping: bool
-    validation_fraction: float
-    n_iter_no_change: int
-    random_state: Any
-    progress: Any
+    hidden: Any = field(default=(50,), kw_only=False)
+    schedule: Schedule | None = None
+    prior: tuple[float, float] | float | None = None
+    standardize: bool = True
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 5
+    random_state: Any = None
+    progress: Any = False
+    #: of classifiers, which have a network for each class
+    n_jobs: int | None = field(default=None, init=False)
 
     def _given(self) -> dict[str, Any]:
         """What fit_network takes besides rows and schedule."""
@@ -45,9 +54,28 @@ class _Network:
             "rng": fit_seed(self.random_state),
         }
 
-    def _first(self) -> Any:
-        """The schedule of the first rows of a stream, which count as often as later ones."""
-        return ADF() if self.schedule is None else self.schedule
+    def _continued(self, rows: Array, targets: Sequence[Array]) -> list[NetworkPosterior]:
+        """Networks of new rows, one for each target: from those that there are, or the first ones.
+
+        The first rows of a stream count as often as later ones: by default one pass of ADF.
+        """
+        if hasattr(self, "posteriors_"):
+            pairs = zip(self.posteriors_, targets, strict=True)
+            return self._each(partial(post.partial_fit, rows, y) for post, y in pairs)
+        given = self._given() | {"schedule": self.schedule or ADF()}
+        return self._each(partial(fit_network, rows, y, **given) for y in targets)
+
+    def _each(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
+        some = list(calls)
+        return in_threads(some, min(jobs_of(self.n_jobs), len(some)))
+
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        return [post.predict(rows) for post in self.posteriors_]
+
+    def _publish(self, posts: list[NetworkPosterior]) -> Self:
+        self.posteriors_, self.loss_ = posts, posts[0].loss
+        self.n_iter_ = max(post.n_sweeps for post in posts)
+        return self
 
     def _fitted(self, X: Array, y: Array, given: dict[str, Any]) -> tuple[NetworkPosterior, Array]:
         """A network, and the mean log density of held-out rows after each pass. Empty without."""
@@ -95,6 +123,7 @@ def _score(post: NetworkPosterior, X: Array, y: Array) -> float:
     return float(post.log_predictive(X, y).mean())
 
 
+@estimator
 class NetworkRegressor(_Network, LatentRegressor):
     """Bayesian neural network by probabilistic backpropagation, for scikit-learn.
 
@@ -154,31 +183,7 @@ class NetworkRegressor(_Network, LatentRegressor):
     True
     """
 
-    @_checks.named
-    def __init__(
-        self,
-        hidden: Any = (50,),
-        *,
-        schedule: Schedule | None = None,
-        prior: tuple[float, float] | float | None = None,
-        noise: tuple[float, float] = (6.0, 6.0),
-        standardize: bool = True,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 5,
-        random_state: Any = None,
-        progress: Any = False,
-    ) -> None:
-        self.hidden = hidden
-        self.schedule = schedule
-        self.prior = prior
-        self.standardize = standardize
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.random_state = random_state
-        self.progress = progress
-        self.noise = noise
+    noise: tuple[float, float] = (6.0, 6.0)
 
     def _given(self) -> dict[str, Any]:
         return {**super()._given(), "noise": self.noise}
@@ -202,7 +207,7 @@ class NetworkRegressor(_Network, LatentRegressor):
         """
         rows, given = self._rows_and_responses(X, y)
         post, self.validation_scores_ = self._fitted(rows, given, self._given())
-        return self._publish(post)
+        return self._publish([post])
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> NetworkRegressor:
         """Take new rows in, by one pass of ADF. Or begin with them.
@@ -220,25 +225,18 @@ class NetworkRegressor(_Network, LatentRegressor):
         NetworkRegressor
             Itself.
         """
-        if not hasattr(self, "posterior_"):
+        if hasattr(self, "posterior_"):
+            rows, given = validate_data(self, X, y, y_numeric=True, dtype=np.float64, reset=False)
+        else:
             rows, given = self._rows_and_responses(X, y)
-            return self._publish(fit_network(rows, given, schedule=self._first(), **self._given()))
-        rows, found = validate_data(self, X, y, y_numeric=True, dtype=np.float64, reset=False)
-        return self._publish(self.posterior_.partial_fit(rows, found))
-
-    def _publish(self, post: NetworkPosterior) -> NetworkRegressor:
-        self.posteriors_, self.loss_, self.n_iter_ = [post], post.loss, post.n_sweeps
-        return self
-
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        latent: tuple[Array, Array] = self.posterior_.predict(rows)
-        return latent
+        return self._publish(self._continued(rows, [given]))
 
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         drawn: Array = self.posterior_.sample_y(rows, size, rng)
         return drawn if offset is None else drawn + _checks.array("offset", offset, shape=(None,))
 
 
+@estimator
 class NetworkClassifier(_Network, LatentClassifier):
     """Bayesian neural network classifier by probabilistic backpropagation, for scikit-learn.
 
@@ -276,31 +274,10 @@ class NetworkClassifier(_Network, LatentClassifier):
     True
     """
 
-    @_checks.named
-    def __init__(
-        self,
-        hidden: Any = (50,),
-        *,
-        schedule: Schedule | None = None,
-        prior: tuple[float, float] | float | None = None,
-        standardize: bool = True,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 5,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        progress: Any = False,
-    ) -> None:
-        self.hidden = hidden
-        self.schedule = schedule
-        self.prior = prior
-        self.standardize = standardize
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.random_state = random_state
-        self.progress = progress
-        self.n_jobs = n_jobs
+    n_jobs: int | None = None
+
+    def _given(self) -> dict[str, Any]:
+        return {**super()._given(), "loss": "probit"}
 
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike) -> NetworkClassifier:
@@ -322,10 +299,9 @@ class NetworkClassifier(_Network, LatentClassifier):
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_labels(labels)
         _, targets = self._encode(labels)
-        given = {**self._given(), "loss": "probit"}
-        calls = [partial(self._fitted, rows, target, given) for target in targets]
-        self._publish([post for post, _ in self._each(calls)])
-        return self
+        given = self._given()
+        fits = self._each(partial(self._fitted, rows, target, given) for target in targets)
+        return self._publish([post for post, _ in fits])
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None
@@ -348,21 +324,4 @@ class NetworkClassifier(_Network, LatentClassifier):
         first = not hasattr(self, "posteriors_")
         rows, labels = validate_data(self, X, y, dtype=np.float64, reset=first)
         targets = self._targets(self._class_numbers(labels, classes, first))
-        calls: list[Callable[[], NetworkPosterior]]
-        if first:
-            given = {**self._given(), "loss": "probit", "schedule": self._first()}
-            calls = [partial(fit_network, rows, target, **given) for target in targets]
-        else:
-            pairs = zip(self.posteriors_, targets, strict=True)
-            calls = [partial(post.partial_fit, rows, target) for post, target in pairs]
-        self._publish(self._each(calls))
-        return self
-
-    def _each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        return in_threads(list(calls), min(jobs_of(self.n_jobs), len(calls)))
-
-    def _publish(self, posts: list[NetworkPosterior]) -> None:
-        self.posteriors_, self.n_iter_ = posts, max(post.n_sweeps for post in posts)
-
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
-        return [post.predict(rows) for post in self.posteriors_]
+        return self._publish(self._continued(rows, targets))

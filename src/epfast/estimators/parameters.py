@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,6 +98,15 @@ class Parameters(NamedTuple):
         return len(self.bounds)
 
     @property
+    def places(self) -> Iterator[tuple[str, slice]]:
+        """The names, and where the free numbers of each are."""
+        first = 0
+        for name in self.names:
+            last = first + np.size(getattr(self.loss, name))
+            yield name, slice(first, last)
+            first = last
+
+    @property
     def start(self) -> Array:
         """(k,), the free numbers of the loss that a search begins with."""
         parts = [self._free(getattr(self.loss, name)) for name in self.names]
@@ -119,25 +128,24 @@ class Parameters(NamedTuple):
 
     def only(self, names: tuple[str, ...], loss: Loss) -> Parameters:
         """Some of them, all of which are numbers. The others are as the loss has them."""
-        sizes = [np.size(getattr(self.loss, name)) for name in self.names]
-        first = dict(zip(self.names, np.cumsum([0, *sizes]), strict=False))
-        bounds = self.bounds[[first[name] for name in names]].reshape(-1, 2)
-        return self._replace(loss=loss, names=names, bounds=bounds)
+        bounds = [self.bounds[part] for name, part in self.places if name in names]
+        none = np.empty((0, 2))
+        return self._replace(loss=loss, names=names, bounds=np.concatenate([none, *bounds]))
 
     def powers(self) -> Array:
         """(k,), of the scale of the noise that free numbers are the logs of. 0 of the others."""
         known = {"scale": 1.0, "variance": 2.0}
-        sizes = [np.size(getattr(self.loss, name)) for name in self.names]
-        return np.repeat([known.get(name, 0.0) for name in self.names], sizes)
+        powers = np.zeros(self.size)
+        for name, part in self.places:
+            powers[part] = known.get(name, 0.0)
+        return powers
 
     def at(self, free: Array) -> Loss:
         """The loss with these free numbers."""
-        values, first = {}, 0
-        for name in self.names:
-            before = getattr(self.loss, name)
-            part = free[first : first + np.size(before)]
-            first += len(part)
-            values[name] = float(np.exp(part[0])) if np.ndim(before) == 0 else self._cuts(part)
+        values: dict[str, Any] = {}
+        for name, part in self.places:
+            single = np.ndim(getattr(self.loss, name)) == 0
+            values[name] = float(np.exp(free[part][0])) if single else self._cuts(free[part])
         return self.loss.with_parameters(**values) if values else self.loss
 
     def slopes(self, loss: Loss, gradient: dict[str, Any]) -> Array:
@@ -158,34 +166,31 @@ class Parameters(NamedTuple):
 
     def at_ends(self, loss: Loss) -> list[str]:
         """What is at an end of its range, in words."""
-        free, first, found = self._replace(loss=loss).start, 0, []
-        for name in self.names:
+        free, found = self._replace(loss=loss).start, []
+        for name, part in self.places:
             value = getattr(loss, name)
-            part = slice(first, first + np.size(value))
             low, high = self.bounds[part].T
             below, above = free[part] <= low + NEAR, free[part] >= high - NEAR
             if np.ndim(value) == 0:
                 if below[0] or above[0]:
-                    found.append(f"{_told(name, value)} ({_why(name, bool(above[0]))})")
+                    found.append(f"{_written(name, value)} ({_why(name, bool(above[0]))})")
             elif self.unseen or ((below | above) & (low < high)).any():
                 none = f": no row has class {', '.join(map(str, self.unseen[:9]))}"
                 none = none if self.unseen else ""
-                found.append(f"{_told(name, value)} ({_why(name, False)}{none})")
-            first += np.size(value)
+                found.append(f"{_written(name, value)} ({_why(name, False)}{none})")
         return found
 
     def flat(self, post: Any) -> list[str]:
         """What the evidence hardly tells from numbers nearer to an end of the range, in words."""
-        free, first, found = self._replace(loss=post.loss).start, 0, []
-        for name in self.names:
+        free, found = self._replace(loss=post.loss).start, []
+        for name, part in self.places:
             value = getattr(post.loss, name)
             sides: list[tuple[int, float, float]] = []
-            told = np.ndim(value) > 0 and self.unseen  # by at_ends
-            for k in () if told else range(first, first + np.size(value)):
+            unseen = np.ndim(value) > 0 and self.unseen  # by at_ends
+            for k in () if unseen else range(part.start, part.stop):
                 low, high = self.bounds[k]
-                if min(free[k] - low, high - free[k]) > NEAR:  # else it is told already
+                if min(free[k] - low, high - free[k]) > NEAR:  # else at_ends names it
                     sides += [(k, low, -AWAY), (k, high, AWAY)]
-            first += np.size(value)
             moved = [free + step * (np.arange(len(free)) == k) for k, _, step in sides]
             try:
                 gains = post.loss_gain(*(self.at(np.clip(u, *self.bounds.T)) for u in moved))
@@ -197,7 +202,7 @@ class Parameters(NamedTuple):
             if rise and max(rise) > -FLAT:
                 above = sides[int(np.argmax(rise))][2] > 0.0
                 found.append(
-                    f"{_told(name, value)} from {'larger' if above else 'smaller'} ones "
+                    f"{_written(name, value)} from {'larger' if above else 'smaller'} ones "
                     f"({_why(name, above)})"
                 )
         return found
@@ -266,7 +271,7 @@ def weak_prior(name: str, scale: float) -> OfPower | None:
     return OfPower(*known[name]) if name in known else None
 
 
-def _told(name: str, value: Any) -> str:
+def _written(name: str, value: Any) -> str:
     if np.ndim(value) == 0:
         return f"{name}={value:.3g}"
     return f"{name}=({', '.join(f'{part:.3g}' for part in value)})"
@@ -298,7 +303,7 @@ def _unseen(loss: Loss, responses: Array, weights: Array | None) -> tuple[int, .
     return tuple(np.flatnonzero(mass == 0.0).tolist())
 
 
-def tell_ends(parameters: Parameters, loss: Loss, post: Any) -> None:
+def warn_ends(parameters: Parameters, loss: Loss, post: Any) -> None:
     """Warn of parameters at an end of their range, or that y does not tell from one.
 
     post: the posterior with these parameters. None: there is none.

@@ -5,20 +5,28 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from epfast import _checks, inference, losses, schemes
 from epfast._arrays import Array
 from epfast.estimators.averages import AT_END, CHANGE
-from epfast.estimators.base import ConvergenceWarning
+from epfast.estimators.base import (
+    ConvergenceWarning,
+    Points,
+    Posteriors,
+    check_is_fitted,
+    estimator,
+)
 from epfast.estimators.evidence import normalised
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.estimators.kernels import ROWS, Distances, Stationary, at_bounds, ladder
 from epfast.estimators.neighbors import AT_NEW, COUNT, Neighbors
-from epfast.estimators.parameters import Parameters, weak_prior
+from epfast.estimators.parameters import Parameters, warn_ends, weak_prior
 from epfast.estimators.process_search import Maximum, search
 from epfast.estimators.processes import (
     LEAST,
@@ -27,6 +35,7 @@ from epfast.estimators.processes import (
     LatentProcess,
     LowRankProcess,
     Problem,
+    evidence_at,
     fit_at,
     least_bytes,
     pilot_rows,
@@ -48,6 +57,7 @@ from epfast.priors import HalfCauchy
 from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
+from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
 from sklearn.utils import check_random_state  # isort: skip
 
 #: an error of the sites changes the evidence to second order only
@@ -67,43 +77,25 @@ METHODS = "auto", "exact", "nearest"
 Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior | NearestGPPosterior
 
 
-class OfRows(NamedTuple):
-    """An average over kernels as a posterior of one kernel: in its place it takes rows."""
+@estimator
+class ProcessModel(Posteriors):
+    """Base of the estimators of processes, with the parameters that both have."""
 
-    post: IntegratedProcess
-
-    def predict_latent(self, rows: Any, own: None, joint: bool = False) -> tuple[Array, Array]:
-        return self.post.predict_latent(rows, joint)
-
-    def known_loss(self) -> losses.Loss:
-        return self.post.known_loss()
-
-    def predict_mean(self, rows: Any) -> Array:
-        return self.post.predict_latent(rows)[0]
-
-    def sample_latent(self, rows: Any, own: None, size: int, rng: np.random.Generator) -> Array:
-        return self.post.sample_latent(rows, size, rng)
-
-
-class ProcessModel:
-    """Base of the estimators of processes, which have the parameters that are read here."""
-
-    kernel: Any
-    optimizer: Any
-    n_restarts_optimizer: int
+    kernel: Any = field(default=None, kw_only=False)
+    optimizer: Any = "fmin_l_bfgs_b"
+    n_restarts_optimizer: int = 0
     loss: Any
-    integrate: Any
-    scheme: Any
-    schedule: Schedule | None
-    jitter: float
-    rank: int | None
-    method: str
-    n_neighbors: int | None
-    random_state: Any
-    n_jobs: int | None
-    X_train_: Array
-    posteriors_: list[Any]
-    _kernels: list[Any]
+    scheme: Any = "exact"
+    learn: tuple[str, ...] | None
+    integrate: bool | str = "auto"
+    schedule: Schedule | None = None
+    jitter: float = 0.0
+    rank: int | None = None
+    method: str = "auto"
+    n_neighbors: int | None = None
+    random_state: Any = None
+    warm_start: bool = False
+    n_jobs: int | None = None
 
     def _input(self) -> dict[str, Any]:
         """What scikit-learn shall check of X: of texts, graphs and the like no more than a length.
@@ -158,6 +150,130 @@ class ProcessModel:
     @property
     def _schedule(self) -> Schedule:
         return SCHEDULE if self.schedule is None else self.schedule
+
+    def _learnable(self, loss: losses.Loss, responses: Array, weights: Array | None) -> Parameters:
+        """What the evidence sets of the loss."""
+        learn = () if self.learn is None and self.optimizer is None else self.learn
+        if self.optimizer is None and learn:
+            raise ValueError(f"learn is {learn!r}; allowed with optimizer=None: ()")
+        if learn == ():
+            return NO_PARAMETERS._replace(loss=loss)
+        return Parameters.of(loss, learn, responses, weights, False)
+
+    def _fit(
+        self,
+        rows: Any,
+        kernel: Any,
+        parameters: Parameters,
+        targets: list[Any],
+        weights: Array | None,
+        noise: float,
+        offset: Array | None = None,
+    ) -> None:
+        """Find the hyper-parameters, and set the attributes of a fit. Arguments were checked.
+
+        noise: median of the half-Cauchy prior of its scale, for an average.
+        """
+        self.X_train_ = rows.copy()
+        problems = self._processes(kernel, targets, weights, offset, parameters)
+        if isinstance(problems[0], BinaryProcess):
+            self._after_interrupt = problems[0].unfitted
+        size, count = kernel.n_dims, len(targets)
+        before = self.__dict__.get("_thetas") if self.warm_start else None
+        if before is not None and [len(one) for one in before] != [len(problems[0].bounds)] * count:
+            before = None
+        thetas = before or [np.append(kernel.theta, parameters.start)] * count
+        starts: list[Any] = [None] * count
+        self.n_failed_points_ = 0
+        if self.optimizer is not None and len(problems[0].bounds) > 0:
+            begin = before or [kernel.theta] * count
+            maxima = self._search(problems, begin, before is not None)
+            thetas, starts = [one.theta for one in maxima], [one.start for one in maxima]
+        elif before is not None:
+            last = [getattr(post, "best", post) for post in self.posteriors_]
+            starts = last if all(len(post.y) == len(self.X_train_) for post in last) else starts
+        self._thetas, self._problems = thetas, problems
+        self._kernels = [kernel.clone_with_theta(theta[:size]) for theta in thetas]
+        self.kernel_ = self._kernels[0] if count == 1 else CompoundKernel(self._kernels)
+        learnt = [parameters.at(theta[size:]).with_offset(False) for theta in thetas]
+        self.loss_: Any = learnt[0] if count == 1 or not parameters.names else learnt
+        self.posteriors_ = posts = self._posteriors(problems, thetas, starts)
+        self.log_marginal_likelihood_value_ = self._mean_evidence()
+        if count == 1:
+            average = self._average(problems[0], thetas[0], posts[0], noise)
+            self.posteriors_ = posts if average is None else [average]
+        for loss, post in zip(learnt, posts, strict=True):
+            warn_ends(parameters, loss, post)
+        self.log_evidence_ = self._mean_evidence()
+        self.converged_ = all(post.converged for post in self.posteriors_)
+        self.n_iter_ = max(len(post.history) for post in self.posteriors_)
+
+    def _mean_evidence(self) -> float:
+        return float(np.mean([post.log_evidence for post in self.posteriors_]))
+
+    def log_marginal_likelihood(
+        self,
+        theta: ArrayLike | None = None,
+        eval_gradient: bool = False,
+        clone_kernel: bool = True,
+    ) -> Any:
+        """EP's log evidence of the training data at given hyper-parameters.
+
+        Parameters
+        ----------
+        theta : array_like of shape (p,), optional
+            Logarithms of the kernel's hyper-parameters; the likelihood is ``loss_``. With more than
+            two classes those of one kernel for all classes, or of all kernels in turn. By default
+            those that were found.
+        eval_gradient : bool, default=False
+            Whether to return the gradient with respect to theta too.
+        clone_kernel : bool, default=True
+            Of scikit-learn's signature. The kernel is never changed.
+
+        Returns
+        -------
+        value : float
+            The mean over the classes, where there are more than two.
+        gradient : ndarray of shape (p,), only if ``eval_gradient``
+            Of low rank: with the pivots held fixed.
+
+        Raises
+        ------
+        ValueError
+            By nearest rows, which give none.
+        """
+        del clone_kernel
+        check_is_fitted(self)
+        size, count = self._kernels[0].n_dims, len(self._kernels)
+        shared = False
+        if theta is None:
+            if not eval_gradient:
+                return self.log_marginal_likelihood_value_
+            parts = [theta[:size] for theta in self._thetas]
+        else:
+            given = _checks.array("theta", theta, shape=(None,))
+            if given.size not in (size, size * count):
+                raise ValueError(
+                    f"theta has {given.size} numbers; allowed: {size}"
+                    + (f" or {size * count}" if count > 1 else "")
+                )
+            shared = given.size == size
+            parts = [given] * count if shared else np.split(given, count)
+        known = [theta[size:] for theta in self._thetas]
+        whole = [np.append(*pair) for pair in zip(parts, known, strict=True)]
+        jobs, inside = shares(self.n_jobs, count)
+        found = in_threads(
+            [
+                partial(evidence_at, problem.with_threads(inside), theta, eval_gradient)
+                for problem, theta in zip(self._problems, whole, strict=True)
+            ],
+            jobs,
+        )
+        value = float(np.mean([one for one, _ in found]))
+        if not eval_gradient:
+            return value
+        gradients = [slope[:size] for _, slope in found]
+        return value, np.mean(gradients, axis=0) if shared else np.concatenate(gradients) / count
 
     def _processes(
         self,
@@ -261,7 +377,7 @@ class ProcessModel:
         rows = self.X_train_[:ROWS] if few else self.X_train_
         try:
             matrix = kernel_in_memory(np.array(kernel(rows)), False, self._jitter)
-        except FAILURES:  # of another kind, and told as such
+        except FAILURES:  # of another kind, which the fit raises
             return
         try:
             check_positive(matrix)
@@ -315,11 +431,11 @@ class ProcessModel:
         if self.kernel is None or self.rank is not None:
             pilots = [problem.pilot(pilot_rows(n)) for problem in problems]
         with self._explained(problems, thetas):
-            found = search(problems, pilots, starts, self.optimizer, self.n_jobs)
-        self.n_failed_points_ = sum(one.lost for one in found)
+            found, runs = search(problems, pilots, starts, self.optimizer, self.n_jobs)
+        self.n_failed_points_ = sum(run.lost for run in runs)
         if self.n_failed_points_:
             warn_user(
-                f"EP failed at {self.n_failed_points_} of {sum(one.tried for one in found)} "
+                f"EP failed at {self.n_failed_points_} of {sum(run.tried for run in runs)} "
                 "hyper-parameters that were tried; they were not scored (n_failed_points_), and "
                 "the maximum may be among them; try schedule=epfast.DoubleLoop(), narrower bounds "
                 "of the kernel, or another loss",
@@ -467,18 +583,25 @@ class ProcessModel:
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         pieces = [
-            [post.predict_latent(K_star, own) for post, K_star, own in self._cross(some)]
+            [post.predict_latent(*given) for post, given in self._cross(some)]
             for some in self._blocks(rows)
         ]
-        return [
-            (np.concatenate([m for m, _ in mine]), np.concatenate([v for _, v in mine]))
-            for mine in zip(*pieces, strict=True)
-        ]
+        return _joined(pieces)
+
+    def _points(self, rows: Any, variances: bool = True) -> Points:
+        post = self.posteriors_[0]
+        if isinstance(post, IntegratedProcess):
+            latents = _joined([post.latents_at(some) for some in self._blocks(rows)])
+            return Points(post.weights, [[one] for one in post.posteriors], [[m] for m in latents])
+        if variances:
+            return super()._points(rows)
+        means = [(mean, np.full(len(mean), np.nan)) for mean in self._means(rows)]
+        return Points(np.ones(1), [self.posteriors_], [means])
 
     def _means(self, rows: Any) -> list[Array]:
         """Of every posterior, the first of what :meth:`_latents` gives, O(n) a row."""
         pieces = [
-            [post.predict_mean(K_star) for post, K_star, _ in self._cross(some)]
+            [post.predict_mean(K_star) for post, (K_star, _) in self._cross(some)]
             for some in self._blocks(rows)
         ]
         return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
@@ -488,19 +611,23 @@ class ProcessModel:
         step = max(1, NUMBERS // max(len(self._basis(post)) for post in self.posteriors_))
         return (rows[first : first + step] for first in range(0, len(rows), step))
 
-    def _cross(self, rows: Array, joint: bool = False) -> Iterator[tuple[Posterior, Any, Any]]:
-        """Each posterior, the kernel of new inputs with those it needs, and with themselves."""
+    def _cross(self, rows: Array, joint: bool = False) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+        """Each posterior, and what it predicts at new inputs from.
+
+        That is their kernel with the inputs that it needs, and with themselves. Of an average the
+        new inputs.
+        """
         for post, kernel in zip(self.posteriors_, self._kernels, strict=True):
             if isinstance(post, IntegratedProcess):
-                yield cast(Any, OfRows(post)), rows, None
+                yield post, (rows,)
             elif isinstance(post, NearestGPPosterior):
                 if joint:
                     post.predict_latent(None, joint=True)
                 count = AT_NEW * post.n_neighbors
-                yield post, Neighbors(kernel, self.X_train_, rows, count), None
+                yield post, (Neighbors(kernel, self.X_train_, rows, count), None)
             else:
                 own = kernel(rows) if joint else kernel.diag(rows)
-                yield post, kernel(rows, self._basis(post)), own
+                yield post, (kernel(rows, self._basis(post)), own)
 
     def _basis(self, post: Posterior) -> Array:
         """The inputs whose kernel with new ones a posterior asks for."""
@@ -508,3 +635,11 @@ class ProcessModel:
         if isinstance(post, NearestGPPosterior):
             return inputs[: AT_NEW * post.n_neighbors]
         return inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs
+
+
+def _joined(pieces: list[list[tuple[Array, Array]]]) -> list[tuple[Array, Array]]:
+    """Means and variances of blocks of rows, one after the other, for each posterior."""
+    return [
+        (np.concatenate([m for m, _ in some]), np.concatenate([v for _, v in some]))
+        for some in zip(*pieces, strict=True)
+    ]

@@ -64,9 +64,6 @@ class Maximum(NamedTuple):
 
     theta: Array
     value: float
-    #: hyper-parameters that were tried, and those at which no fit held
-    tried: int
-    lost: int
     #: sites to start from there, where each row has one
     start: Guess | None = None
     #: truncation error there, in nats, of a process of low rank
@@ -140,6 +137,7 @@ class Descent:
         self.error, self.stale = 0.0, np.inf
         #: what L-BFGS sees as 0: with densities, the first value, which has the unit of y in it
         self.level: float | None = None if problem.parameters.names else 0.0
+        #: hyper-parameters that were tried, those at which no fit held, and repaired ones
         self.tried = self.lost = self.repaired = 0
         #: points that may yet be lost in this run of the optimizer
         self.left = MOST_LOST
@@ -217,30 +215,28 @@ class Descent:
     def run(self, optimizer: Any, theta: Array) -> Maximum:
         """Descend from theta."""
         with self.problem.at_work():
-            found = self._run(optimizer, theta)
+            end = self._run(optimizer, theta)
         # n^2 numbers, which only a run that is broken off needs
         self.last = None
-        return found
+        return end
 
     def _run(self, optimizer: Any, theta: Array) -> Maximum:
         bounds = self.problem.bounds
         if callable(optimizer):
             best, value = optimizer(self.objective, theta, bounds=bounds)
-            return Maximum(
-                np.asarray(best), -float(value), self.tried, self.lost, self.start, self.error
-            )
+            return Maximum(np.asarray(best), -float(value), self.start, self.error)
         self.stale = STALE if getattr(self.problem, "renews", False) else np.inf
         self._descend(theta)
-        value, found = self.best
-        best = theta if found is None else found
+        value, place = self.best
+        best = theta if place is None else place
         if (
-            found is not None
+            place is not None
             and self.refine
             and isinstance(self.plain, EP)
             and self.plain.tol > 0.0
         ):
             best = self._refined(best)
-        return Maximum(best, -value, self.tried, self.lost, self.start, self.error)
+        return Maximum(best, -value, self.start, self.error)
 
     def _refined(self, theta: Array) -> Array:
         """On from the best of what was tried: up what rises little, and to the root of the slopes.
@@ -258,14 +254,14 @@ class Descent:
         lost, self.best = self.lost, (np.inf, None)
         self._descend(theta)
         theta = theta if self.best[1] is None else self.best[1]
-        found, _ = root_of_slopes(evaluate, theta, self.problem.bounds)
-        value, _ = self.objective(found)  # the last fit is where its sites are
+        root, _ = root_of_slopes(evaluate, theta, self.problem.bounds)
+        value, _ = self.objective(root)  # the last fit is where its sites are
         self.lost = lost
         if not np.isfinite(value):
             return theta
         if isinstance(self.last, GPPosterior):
             self.start = Guess(self.last.state.sites)
-        return found
+        return root
 
     def _descend(self, theta: Array) -> None:
         self.left = MOST_LOST
@@ -273,37 +269,40 @@ class Descent:
             descend(self._with_wall, theta, self.problem.bounds, self.options)
 
 
-def descents(
-    problems: list[Problem],
-    starts: list[Start],
-    optimizer: Any,
-    n_jobs: int | None,
-    *,
-    pilot: bool = False,
-) -> list[Maximum]:
-    """Of each problem a descent from its start, in threads.
+def descended(
+    optimizer: Any, problem: Any, start: Start, runs: list[Descent], *, pilot: bool = False
+) -> Maximum:
+    """The end of a descent, which is appended to the runs first."""
+    theta, guess = start
+    run = Descent(problem, guess, pilot=pilot)
+    runs.append(run)
+    return run.run(optimizer, theta)
 
-    The results do not depend on ``n_jobs``: each descent has its own warm starts.
+
+def maxima(
+    problems: list[Problem],
+    starts: list[list[Start]],
+    climb: Callable[[Any, Start, list[Descent]], Maximum],
+    n_jobs: int | None,
+    runs: list[Descent],
+) -> list[Maximum]:
+    """The best theta of each problem over searches from each of its starts, in threads.
+
+    The results do not depend on ``n_jobs``: each search has its own warm starts. Its descents are
+    appended to the runs.
 
     Raises
     ------
     Interrupted
         On Ctrl-C, with the posterior of a fit that it broke off, or of one before.
     """
-    over, inside = shares(n_jobs, len(problems))
-    # descents one after the other have the same threads
-    runs = [
-        Descent(problem.with_threads(inside), guess, pilot=pilot)
-        for problem, (_, guess) in zip(problems, starts, strict=True)
+    jobs = [(k, start) for k, mine in enumerate(starts) for start in mine]
+    over, inside = shares(n_jobs, len(jobs))
+    calls: list[Callable[[], Maximum]] = [
+        partial(climb, problems[k].with_threads(inside), start, runs) for k, start in jobs
     ]
     try:
-        return in_threads(
-            [
-                partial(run.run, optimizer, theta)
-                for run, (theta, _) in zip(runs, starts, strict=True)
-            ],
-            over,
-        )
+        ends = in_threads(calls, over)
     except Interrupted:
         raise
     except KeyboardInterrupt:
@@ -311,22 +310,10 @@ def descents(
             if run.last is not None:
                 raise Interrupted(run.last) from None
         raise
-
-
-def maxima(
-    problems: list[Problem],
-    starts: list[list[Start]],
-    find: Callable[[list[Problem], list[Start]], list[Maximum]],
-) -> list[Maximum]:
-    """The best theta of each problem over searches from each of its starts."""
-    jobs = [(k, start) for k, mine in enumerate(starts) for start in mine]
-    found = find([problems[k] for k, _ in jobs], [start for _, start in jobs])
     best = []
     for k in range(len(problems)):
-        mine = [one for (which, _), one in zip(jobs, found, strict=True) if which == k]
-        top = max(mine, key=lambda one: one.value)
-        tried, lost = (sum(getattr(one, name) for one in mine) for name in ("tried", "lost"))
-        best.append(top._replace(tried=tried, lost=lost))
+        mine = [one for (which, _), one in zip(jobs, ends, strict=True) if which == k]
+        best.append(max(mine, key=lambda one: one.value))
     return best
 
 
@@ -336,8 +323,8 @@ def search(
     starts: list[list[Array]],
     optimizer: Any,
     n_jobs: int | None,
-) -> list[Maximum]:
-    """The hyper-parameters of all problems.
+) -> tuple[list[Maximum], list[Descent]]:
+    """The hyper-parameters of all problems, and the descents over all rows that led there.
 
     Parameters
     ----------
@@ -358,57 +345,47 @@ def search(
     with warnings.catch_warnings():
         # the last fit, at the maximum, gives its own warnings
         warnings.simplefilter("ignore", ConvergenceWarning)
-        settings = {"optimizer": optimizer, "n_jobs": n_jobs}
         given: list[list[Start]] = [[(theta, None) for theta in mine] for mine in starts]
         begin = given
         if pilots is not None:
-            first = maxima(pilots, given, partial(descents, pilot=True, **settings))
+            first = maxima(pilots, given, partial(descended, optimizer, pilot=True), n_jobs, [])
             # sites of the same rows, from which alone fits may hold there
             all_rows = len(pilots[0].X) == len(problems[0].X)
             begin = [
                 [(one.theta, one.start if all_rows else None)] if np.isfinite(one.value) else mine
                 for one, mine in zip(first, given, strict=True)
             ]
-        in_stages = partial(stages, **settings)
-        found = maxima(problems, begin, in_stages)
-        for k, one in enumerate(found):
+        climb, runs = partial(staged, optimizer), list[Descent]()
+        ends = maxima(problems, begin, climb, n_jobs, runs)
+        for k, one in enumerate(ends):
             if not np.isfinite(one.value) and begin[k] is not given[k]:
                 # what holds for some rows may not hold for all of them
-                (found[k],) = maxima([problems[k]], [given[k]], in_stages)
-    if not all(np.isfinite(one.value) for one in found):
+                (ends[k],) = maxima([problems[k]], [given[k]], climb, n_jobs, runs)
+    if not all(np.isfinite(one.value) for one in ends):
         raise FloatingPointError("EP failed at all hyper-parameters that were tried")
-    return found
+    return ends, runs
 
 
-def stages(
-    problems: list[Problem], starts: list[Start], optimizer: Any, n_jobs: int | None
-) -> list[Maximum]:
-    """Of each problem the best of searches one after the other, each from where the last one ended.
+def staged(optimizer: Any, problem: Any, start: Start, runs: list[Descent]) -> Maximum:
+    """The best of descents one after the other, each from where the last one ended.
 
-    In each of them a problem has one form, exact or of the low rank that it has at its start, with
-    the pivots held fixed: so the evidence is smooth. Exact searches have one stage, those for
-    nearest rows one on some of the rows.
+    In each of them the problem has one form, exact or of the low rank that it has at its start,
+    with the pivots held fixed: so the evidence is smooth. An exact search has one stage, one for
+    nearest rows a first one on some of the rows, which starts without sites.
     """
-    best: list[Any] = [None] * len(problems)
-    forms: dict[int, Any] = {k: _first(problem, starts[k][0]) for k, problem in enumerate(problems)}
-    at: dict[int, Maximum] = {}
-    rounds = 0
-    while forms:
+    best: Maximum | None = None
+    form, rounds = _first(problem, start[0]), 0
+    while form is not None:
         rounds += 1
-        found = descents(
-            [form.searched() for form in forms.values()],
-            [
-                _of_its_rows(form, (at[k].theta, best[k].start) if k in at else starts[k])
-                for k, form in forms.items()
-            ],
-            optimizer,
-            n_jobs,
-        )
-        at = dict(zip(forms, found, strict=True))
-        following = {}
-        for k, one in at.items():
-            best[k], following[k] = _next(problems[k], forms[k], one, best[k], rounds)
-        forms = {k: form for k, form in following.items() if form is not None}
+        begin = (start[0], None) if isinstance(form, NearestProcess) else start
+        end = descended(optimizer, form.searched(), begin, runs)
+        if isinstance(problem, LowRankProcess):
+            # the value with pivots of its own decides
+            runs.append(Descent(problem))
+            end = end._replace(value=-runs[-1].objective(end.theta, False))
+        best, form = _next(problem, form, end, best, rounds)
+        start = end.theta, best.start
+    assert best is not None
     return best
 
 
@@ -424,43 +401,25 @@ def _first(problem: Any, theta: Array) -> Any:
     return some if many and isinstance(some, NearestProcess) else form
 
 
-def _of_its_rows(form: Any, start: Start) -> Start:
-    """A start of a search, without sites where it has some of the rows."""
-    return (start[0], None) if isinstance(form, NearestProcess) else start
-
-
 def _next(
-    problem: Any, form: Any, one: Maximum, before: Maximum | None, rounds: int
+    problem: Any, form: Any, end: Maximum, before: Maximum | None, rounds: int
 ) -> tuple[Maximum, Any]:
     """The best so far, and the form of a further search. None: there is none."""
     if isinstance(form, NearestProcess):
-        best = _counted(one._replace(start=None), before)
-        there = problem.stage(one.theta) if rounds == 1 else form
-        return best, there if isinstance(there, LowRankProcess) else None
+        there = problem.stage(end.theta) if rounds == 1 else form
+        return end._replace(start=None), there if isinstance(there, LowRankProcess) else None
     if not isinstance(form, LowRankProcess):
-        return _counted(one, before), None
+        return end, None
     if isinstance(problem, LowRankProcess):
-        # the value with pivots of its own decides
-        value = -Descent(problem).objective(one.theta, False)
-        one = one._replace(value=value, tried=one.tried + 1, lost=one.lost + bool(np.isinf(value)))
-        if before is not None and not value > before.value:
-            return _counted(before, one), None
-        gain = np.inf if before is None else value - before.value
-        more = rounds < ROUNDS and gain > GAIN
-        return _counted(one, before), problem.stage(one.theta) if more else None
-    best = _counted(one, before)
-    if one.start is None or rounds == FREE_ROUNDS:
-        return best, problem.unfactored()
-    there = problem.stage(one.theta, one.start.sites.precision)
+        if before is not None and not end.value > before.value:
+            return before, None
+        gain = np.inf if before is None else end.value - before.value
+        return end, problem.stage(end.theta) if rounds < ROUNDS and gain > GAIN else None
+    if end.start is None or rounds == FREE_ROUNDS:
+        return end, problem.unfactored()
+    there = problem.stage(end.theta, end.start.sites.precision)
     low = isinstance(there, LowRankProcess)
-    if not low and form.renews and one.error > STALE:
+    if not low and form.renews and end.error > STALE:
         # on the way to a maximum, which may have one
-        there, low = form._replace(renews=False), True
-    return best, None if low and one.error <= OPEN else there
-
-
-def _counted(one: Maximum, other: Maximum | None) -> Maximum:
-    """The first, with the numbers of points of both."""
-    if other is None:
-        return one
-    return one._replace(tried=one.tried + other.tried, lost=one.lost + other.lost)
+        there, low = replace(form, renews=False), True
+    return end, None if low and end.error <= OPEN else there

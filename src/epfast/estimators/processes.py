@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Never
 
 import numpy as np
@@ -73,24 +73,46 @@ TRIES = 3
 NO_PARAMETERS = Parameters(losses.Gaussian(), (), np.empty((0, 2)))
 
 
-def bounds_of(problem: Problem) -> Array:
-    """Of the hyper-parameters of the kernel, then of the free numbers of the loss."""
-    return np.concatenate([problem.kernel.bounds.reshape(-1, 2), problem.parameters.bounds])
+@dataclass(frozen=True, eq=False)
+class Process:
+    """A process at inputs, without its hyper-parameters."""
 
+    X: Array
+    kernel: Any
+    #: of the loss, which follow those of the kernel in theta
+    parameters: Parameters = field(default=NO_PARAMETERS, kw_only=True)
+    #: of BLAS
+    threads: int | None = field(default=None, kw_only=True)
 
-def parted(problem: Problem, theta: Any, loss: Any) -> tuple[Array, Any]:
-    """Hyper-parameters of the kernel, and the loss: the one that is given if it learns nothing."""
-    theta, parameters = np.asarray(theta), problem.parameters
-    where, free = np.split(theta, [problem.kernel.n_dims])
-    return where, parameters.at(free) if parameters.names else loss
+    @property
+    def bounds(self) -> Array:
+        """(p, 2), of theta."""
+        return np.concatenate([self.kernel.bounds.reshape(-1, 2), self.parameters.bounds])
 
+    @property
+    def can_descend(self) -> bool:
+        """Whether a double loop may repair a failed fit."""
+        return False
 
-def with_slopes(problem: Problem, by_kernel: Array, post: Any) -> Array:
-    """The gradient by theta, from that by the kernel's part of it."""
-    parameters = problem.parameters
-    if not parameters.names:
-        return by_kernel
-    return np.append(by_kernel, parameters.slopes(post.loss, post.loss_gradient()))
+    def with_threads(self, threads: int | None) -> Any:
+        """The same, its matrices shared among so many threads. None: as BLAS has them."""
+        return replace(self, threads=threads)
+
+    def searched(self) -> Any:
+        """The process whose evidence a search maximises."""
+        return self
+
+    def parted(self, theta: Any, loss: Any) -> tuple[Any, Any]:
+        """The kernel, and the loss: the one that is given if the process learns nothing of it."""
+        where, free = np.split(np.asarray(theta), [self.kernel.n_dims])
+        known = self.parameters
+        return self.kernel.clone_with_theta(where), known.at(free) if known.names else loss
+
+    def with_slopes(self, by_kernel: Array, post: Any) -> Array:
+        """The gradient by theta, from that by the kernel's part of it."""
+        if not self.parameters.names:
+            return by_kernel
+        return np.append(by_kernel, self.parameters.slopes(post.loss, post.loss_gradient()))
 
 
 class Guess(NamedTuple):
@@ -101,11 +123,10 @@ class Guess(NamedTuple):
     relaxed: None = None
 
 
-class BinaryProcess(NamedTuple):
-    """One binary problem, without its hyper-parameters."""
+@dataclass(frozen=True, eq=False)
+class BinaryProcess(Process):
+    """One binary problem, exact."""
 
-    X: Array
-    kernel: Any
     #: the fit of a process, without its kernel
     process: Fitted
     jitter: float
@@ -113,8 +134,6 @@ class BinaryProcess(NamedTuple):
     distances: Distances
     #: threads that share the matrices of this problem alone. None: BLAS has its own
     pool: ThreadPool | None = None
-    #: of the loss, which follow those of the kernel in theta
-    parameters: Parameters = NO_PARAMETERS
     #: the same by a factor of its kernel, where one may be as good. None: it is not tried
     low_rank: LowRankProcess | None = None
     #: rows that a value is given, where the process of nearest rows stands for this. None: nowhere
@@ -129,21 +148,14 @@ class BinaryProcess(NamedTuple):
         return self.process.loss
 
     @property
-    def bounds(self) -> Array:
-        """(p, 2), of theta."""
-        return bounds_of(self)
-
-    @property
     def can_descend(self) -> bool:
-        """Whether a double loop may repair a failed fit."""
         scheme = self.process.scheme
         plain = scheme.integrates and not scheme.relaxes and self.process.data.weights is None
         return len(self.X) <= DESCENT_SIZE and plain
 
     def with_threads(self, threads: int | None) -> BinaryProcess:
-        """The same, its matrices shared among so many threads. None: as BLAS has them."""
         few = None if self.low_rank is None else self.low_rank.with_threads(threads)
-        return self._replace(pool=pool_of(threads, len(self.X)), low_rank=few)
+        return replace(self, pool=pool_of(threads, len(self.X)), low_rank=few)
 
     def at_work(self) -> AbstractContextManager[None]:
         """Where these threads live."""
@@ -152,8 +164,8 @@ class BinaryProcess(NamedTuple):
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The exact problem of some of the rows."""
         some, X = self.process._replace(data=self.process.data.taken(rows)), self.X[rows]
-        exact = self._replace(low_rank=None, neighbors=None)
-        return exact._replace(X=X, process=some, distances=Distances(X))
+        exact = replace(self, low_rank=None, neighbors=None)
+        return replace(exact, X=X, process=some, distances=Distances(X))
 
     def stage(self, theta: Array, precision: Array | None = None) -> Form:
         """The process as fits near these hyper-parameters have it.
@@ -163,15 +175,15 @@ class BinaryProcess(NamedTuple):
 
         precision: of the sites. By default that of fits of some rows.
         """
-        found = None if self.low_rank is None else self.low_rank.certified(theta, precision)
-        return self.unfactored() if found is None else found
+        form = None if self.low_rank is None else self.low_rank.certified(theta, precision)
+        return self.unfactored() if form is None else form
 
     def unfactored(self) -> BinaryProcess | NearestProcess:
         """The process where no low rank is found: that of nearest rows, or this one."""
         return self if self.neighbors is None else NearestProcess(self, self.neighbors)
 
     def searched(self) -> BinaryProcess:
-        """The process whose evidence a search maximises where no low rank is found.
+        """The process itself, where no low rank is found.
 
         Raises
         ------
@@ -195,9 +207,8 @@ class BinaryProcess(NamedTuple):
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters. A check of the kernel matrix is O(n^3 / 3)."""
-        where, loss = parted(self, theta, self.process.loss)
-        kernel, dK = self.kernel.clone_with_theta(where), np.empty((0, 0, 0))
-        ours = self.process._replace(loss=loss)
+        kernel, loss = self.parted(theta, self.process.loss)
+        ours, dK = self.process._replace(loss=loss), np.empty((0, 0, 0))
         shape = None if checked else Stationary.of(kernel)
         if shape is not None:
             return self._shaped(shape, ours, gradient)
@@ -218,7 +229,7 @@ class BinaryProcess(NamedTuple):
 
         def slope(post: GPPosterior) -> Array:
             by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
-            return with_slopes(self, np.array(by_kernel), post)
+            return self.with_slopes(np.array(by_kernel), post)
 
         return Point(fits_of(process, gradient), slope)
 
@@ -231,7 +242,7 @@ class BinaryProcess(NamedTuple):
         def slope(post: GPPosterior) -> Array:
             with self.at_work():
                 by_kernel = shape.gradient(matrix, post.alpha, self.distances)
-            return with_slopes(self, by_kernel, post)
+            return self.with_slopes(by_kernel, post)
 
         return Point(fits_of(process, gradient), slope)
 
@@ -252,11 +263,10 @@ def fits_of(process: Fitted, gradient: bool) -> Callable[..., GPPosterior]:
     return fit
 
 
-class LowRankProcess(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class LowRankProcess(Process):
     """One binary problem of low rank."""
 
-    X: Array
-    kernel: Any
     #: y, weights, offset, loss, scheme, as of fit_gp
     choices: dict[str, Any]
     schedule: Any
@@ -266,36 +276,19 @@ class LowRankProcess(NamedTuple):
     pivots: NDArray[np.intp] | None = None
     #: whether a search ends where these leave too much, to go on with others
     renews: bool = False
-    #: of BLAS
-    threads: int | None = None
-    #: of the loss, which follow those of the kernel in theta
-    parameters: Parameters = NO_PARAMETERS
 
     @property
     def loss(self) -> Any:
         return losses.resolve(self.choices["loss"])
 
-    @property
-    def can_descend(self) -> bool:
-        return False
-
-    @property
-    def bounds(self) -> Array:
-        """(p, 2), of theta."""
-        return bounds_of(self)
-
-    def searched(self) -> LowRankProcess:
-        """See :meth:`BinaryProcess.searched`."""
-        return self
-
     def stage(self, theta: Array, precision: Array | None = None) -> LowRankProcess:
         """The same with the pivots of these hyper-parameters held fixed."""
         del precision
-        return self._replace(pivots=self.factor_by(theta).pivots)
+        return replace(self, pivots=self.factor_by(theta).pivots)
 
     def certified(self, theta: Array, precision: Array | None = None) -> LowRankProcess | None:
         """The same with as few pivots as :meth:`BinaryProcess.stage` says. None: of no low rank."""
-        kernel, _ = self._at(theta)
+        kernel, _ = self.parted(theta, self.choices["loss"])
         most = max(1, min(len(self.X) // RANK_SHARE, MOST_RANK))
         try:
             known = self._typical_precision(theta) if precision is None else precision
@@ -303,7 +296,7 @@ class LowRankProcess(NamedTuple):
                 factor = certified_factor(by_columns(kernel, self.X), known, most, 0.5 * NATS)
         except FAILURES:  # no covariance, or no fit: the exact process says so
             return None
-        return None if factor is None else self._replace(pivots=factor.pivots, renews=True)
+        return None if factor is None else replace(self, pivots=factor.pivots, renews=True)
 
     def _typical_precision(self, theta: Array) -> float:
         """Of the sites, by a fit of some rows."""
@@ -314,11 +307,8 @@ class LowRankProcess(NamedTuple):
     def factor_by(self, theta: Array) -> LowRankFactor:
         """The factor of that rank, with the pivots of these hyper-parameters."""
         assert self.rank is not None
-        return incomplete_cholesky(by_columns(self._at(theta)[0], self.X), self.rank)
-
-    def with_threads(self, threads: int | None) -> LowRankProcess:
-        """The same, its matrices shared among so many threads. None: as BLAS has them."""
-        return self._replace(threads=threads)
+        kernel, _ = self.parted(theta, self.choices["loss"])
+        return incomplete_cholesky(by_columns(kernel, self.X), self.rank)
 
     def at_work(self) -> AbstractContextManager[None]:
         """Where BLAS has these threads."""
@@ -333,7 +323,7 @@ class LowRankProcess(NamedTuple):
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters."""
         del gradient, checked
-        kernel, loss = self._at(theta)
+        kernel, loss = self.parted(theta, self.choices["loss"])
         with self.at_work():
             if self.pivots is None:
                 factor = self.factor_by(theta)
@@ -349,7 +339,7 @@ class LowRankProcess(NamedTuple):
         def slope(post: LowRankGPPosterior) -> Array:
             with self.at_work():
                 by_kernel = post.log_evidence_gradient(slopes_of(kernel, self.X, post.pivots))
-            return with_slopes(self, by_kernel, post)
+            return self.with_slopes(by_kernel, post)
 
         return Point(fit, slope)
 
@@ -364,11 +354,6 @@ class LowRankProcess(NamedTuple):
         parameters = parameters._replace(loss=parameters.loss.with_offset(loss.has_offset))
         return BinaryProcess(X, self.kernel, process, 0.0, Distances(X), parameters=parameters)
 
-    def _at(self, theta: Any) -> tuple[Any, Any]:
-        """The kernel, and the loss."""
-        where, loss = parted(self, theta, self.choices["loss"])
-        return self.kernel.clone_with_theta(where), loss
-
     def _chosen(self, loss: Any, schedule: Any) -> tuple[Choices, Data]:
         """The choices of a fit, and its responses and weights."""
         y, weights, offset = (self.choices[name] for name in ("y", "weights", "offset"))
@@ -378,20 +363,18 @@ class LowRankProcess(NamedTuple):
         return chosen, responses_of(loss, y, len(self.X), weights, offset)
 
 
-class NearestProcess(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class NearestProcess:
     """One binary problem, in which each value is given the sites of its nearest rows."""
 
     #: the exact one, whose matrix is not formed
     whole: BinaryProcess
     neighbors: int
+    can_descend = False
 
     @property
     def schedule(self) -> Any:
         return self.whole.schedule
-
-    @property
-    def can_descend(self) -> bool:
-        return False
 
     def at_work(self) -> AbstractContextManager[None]:
         """Where the threads of the exact problem live."""
@@ -405,8 +388,7 @@ class NearestProcess(NamedTuple):
         """The problem at some hyper-parameters."""
         del gradient, checked
         whole, n = self.whole, len(self.whole.X)
-        where, loss = parted(whole, theta, whole.loss)
-        kernel = whole.kernel.clone_with_theta(where)
+        kernel, loss = whole.parted(theta, whole.loss)
         rows = Neighbors(kernel, whole.X, whole.X, self.neighbors, np.arange(n), whole.pool)
         process, some = whole.process._replace(loss=loss, kernel=rows), pilot_rows(n, ASKED)
         wider = Neighbors(kernel, whole.X, whole.X[some], AT_NEW * rows.count, some, whole.pool)
@@ -457,11 +439,10 @@ def slopes_of(kernel: Any, X: Array, pivots: NDArray[np.intp]) -> Iterable[Array
     return ((at(theta + h) - at(theta - h)) / (2.0 * STEP) for h in STEP * np.eye(len(theta)))
 
 
-class LatentProcess(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class LatentProcess(Process):
     """Processes of all classes together, of one kernel: one problem."""
 
-    X: Array
-    kernel: Any
     #: class numbers
     y: Array
     #: with its number of classes
@@ -469,31 +450,10 @@ class LatentProcess(NamedTuple):
     scheme: Any
     schedule: Any
     jitter: float
-    #: of BLAS
-    threads: int | None = None
-    #: none are learnt
-    parameters: Parameters = NO_PARAMETERS
-
-    @property
-    def can_descend(self) -> bool:
-        return False
-
-    @property
-    def bounds(self) -> Array:
-        """(p, 2), of theta."""
-        return bounds_of(self)
-
-    def with_threads(self, threads: int | None) -> LatentProcess:
-        """The same, its matrices shared among so many threads. None: as BLAS has them."""
-        return self._replace(threads=threads)
 
     def at_work(self) -> AbstractContextManager[None]:
         """Where BLAS has these threads."""
         return one_blas_thread(len(self.X), self.threads)
-
-    def searched(self) -> LatentProcess:
-        """See :meth:`BinaryProcess.searched`."""
-        return self
 
     def stage(self, theta: Array, precision: Array | None = None) -> LatentProcess:
         """The problem itself."""
@@ -502,7 +462,7 @@ class LatentProcess(NamedTuple):
 
     def pilot(self, rows: NDArray[np.intp]) -> LatentProcess:
         """The problem of some of the rows."""
-        return self._replace(X=self.X[rows], y=self.y[rows])
+        return replace(self, X=self.X[rows], y=self.y[rows])
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters."""
@@ -516,9 +476,9 @@ class LatentProcess(NamedTuple):
         def fit(schedule: Any, start: Any, callback: Callback | None = None) -> LatentGPPosterior:
             given = {"scheme": self.scheme, "jitter": self.jitter, "start": start}
             given |= {"callback": callback}
-            found = fit_gp(K, self.y, loss=self.loss, schedule=schedule, **given)
-            assert isinstance(found, LatentGPPosterior)
-            return found
+            post = fit_gp(K, self.y, loss=self.loss, schedule=schedule, **given)
+            assert isinstance(post, LatentGPPosterior)
+            return post
 
         def slope(post: LatentGPPosterior) -> Array:
             return post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
@@ -560,10 +520,10 @@ def settled(
         form = problem.stage(theta, None if sites is None else sites.precision)
         if not isinstance(form, LowRankProcess):
             break
-        found = fit(form, start)
-        post = found[0]
+        both = fit(form, start)
+        post = both[0]
         if post.truncation_error <= NATS:
-            return found
+            return both
         sites, start = post.sites, Guess(post.sites)
     last = problem.unfactored()
     return fit(last.searched() if last is problem else last, start)

@@ -89,15 +89,6 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
     #: the loss, with the parameters that the evidence has set
     loss_: Loss
 
-    def _input(self) -> dict[str, Any]:
-        """What scikit-learn shall check of X."""
-        return {"dtype": np.float64}
-
-    def _rows(self, X: Any) -> Any:
-        """Rows to predict, checked."""
-        check_is_fitted(self)
-        return validate_data(self, X, reset=False, **self._input())
-
     def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and y of a fit. y (n,), or (n, 2) whose columns the loss knows."""
         given = self._input()
@@ -119,26 +110,17 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         rows, found = validate_fit(self, X, y, y_numeric=True, **given)
         return rows, to_float64(found)
 
-    def _latent(self, rows: Any) -> tuple[Array, Array]:
-        """Mean and variance of the latent values, (n,) each, without the user's offset."""
-        raise NotImplementedError
-
-    def _latent_mean(self, rows: Any) -> Array:
-        """The first of what :meth:`_latent` gives."""
-        return self._latent(rows)[0]
+    @property
+    def _level(self) -> float:
+        """What is added to the latent values of posteriors."""
+        return 0.0
 
     def _parts(self, rows: Any, offset: ArrayLike | None, variances: bool = True) -> Parts:
-        """The likelihoods and latent values whose mixture predicts y: one, or one for each point.
-
-        variances: whether they are needed. Else they are NaN.
-        """
-        if variances:
-            mean, variance = self._latent(rows)
-            variance = np.maximum(variance, 0.0)
-        else:
-            mean = self._latent_mean(rows)
-            variance = np.full(len(mean), np.nan)
-        return Parts(np.ones(1), [self.loss_], [(shifted(mean, offset), variance)])
+        """The likelihoods and latent values whose mixture predicts y; variances: see _points."""
+        weights, posteriors, latents = self._points(rows, variances)
+        losses = [post.known_loss() for (post,) in posteriors]
+        given = [(shifted(m + self._level, offset), np.maximum(v, 0.0)) for ((m, v),) in latents]
+        return Parts(weights, losses, given)
 
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         """Draws of y, (size, n)."""
@@ -158,8 +140,8 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         -------
         mean, variance : ndarray of shape (n,)
         """
-        mean, variance = self._latent(self._rows(X))
-        return shifted(mean, offset), np.maximum(variance, 0.0)
+        ((mean, variance),) = self._latents(self._rows(X))
+        return shifted(mean + self._level, offset), np.maximum(variance, 0.0)
 
     def predict(
         self, X: ArrayLike, return_std: bool = False, offset: ArrayLike | None = None

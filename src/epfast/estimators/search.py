@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from scipy import optimize
@@ -54,7 +54,7 @@ CRAWLS, FAR = 0.5, 1.0
 #: a share of the accuracy that is no step: a smaller one costs a sweep more
 STILL = 0.3
 #: a change of the inverse prior sd by which slopes tell how they rise
-TOLD = 5e-3
+SECANT_FROM = 5e-3
 #: SHARE of passes in leading directions, whose slopes are right to second order in what is left
 OF_PASSES = 0.05
 #: step back from a lost fit at which a search by slopes is given up, and steps from the first point
@@ -68,16 +68,6 @@ REPAIRS = ((0.5, 2), (0.2, 5))
 SLOW = 0.7
 #: several variances: most steps, and the slope in nats at which a variance has settled
 STEPS, SLOPE = 200, 1e-4
-
-
-class Found(NamedTuple):
-    """What a search found."""
-
-    variance: float | Array
-    #: fits to start from
-    starts: list[Posterior] | None
-    #: whether the evidence rises to priors that call all labels certain
-    rises: bool = False
 
 
 class Search:
@@ -99,8 +89,6 @@ class Search:
         self.rise = math.nan
         #: points without a valid fit, and all points
         self.n_lost = self.n_tried = 0
-        #: whether the last lost fit only lacked sweeps
-        self.slow = False
         #: minus the second derivative of the log density by u, where the search by slopes ended
         self.curvature = math.nan
         self.fine, self.quick = schedules_of(problem.schedule)
@@ -119,8 +107,7 @@ class Search:
                     self.last, self.latest = attempt.posteriors, (variance, attempt)
                 return attempt
         self.n_lost += 1
-        told = f"{variance:g}" if np.ndim(variance) == 0 else np.array2string(np.asarray(variance))
-        logger.info("prior variance %s: no fit was valid", told)
+        logger.info("prior variance %s: no fit was valid", variance)
         return None
 
     def _attempts(self, variance: float | Array, schedule: Any) -> Iterator[Fits | None]:
@@ -129,18 +116,18 @@ class Search:
         yield first
         yield from self._repairs(variance, schedule, first)
 
-    def final(self, variance: float | Array, starts: list[Posterior] | None, repairs: bool) -> Fits:
-        """The fits at the variance that was found, by the schedule of the problem.
+    def final(self, variance: float | Array, repairs: bool) -> Fits:
+        """The fits at the variance of the maximum, by the schedule of the problem.
 
         repairs: whether an invalid fit is repaired, if it can be.
         """
         schedule, loss = self.problem.schedule, self.problem.problems[0].loss
         if self.latest is not None and np.array_equal(self.latest[0], variance):
-            found = self.latest[1]
-            known = (post.problem for post in found.posteriors)
+            fits = self.latest[1]
+            known = (post.problem for post in fits.posteriors)
             if all(one.schedule == schedule and one.loss == loss for one in known):
-                return found
-        first = fit_from(partial(self.problem.fit, variance, schedule), starts)
+                return fits
+        first = fit_from(partial(self.problem.fit, variance, schedule), self.last)
         if not repairs or self.problem.certified(first):
             return first
         tried = self._repairs(variance, schedule, first)
@@ -152,8 +139,7 @@ class Search:
         """Twice the sweeps if the first fit settles slowly, else damping."""
         if schedule.stores == "none":
             return
-        self.slow = first is not None and all(map(settles_slowly, first.posteriors))
-        if first is not None and self.slow:
+        if first is not None and all(map(settles_slowly, first.posteriors)):
             if schedule is not self.quick:
                 yield self._attempt(variance, schedule, first.posteriors)
             return
@@ -174,17 +160,16 @@ class Search:
         """Log density of the prior of a common variance, and its slope."""
         return (0.0, 0.0) if self.prior is None else (self.prior.value(u), self.prior.slope(u))
 
-    def value(self, u: float, found: Fits) -> float:
+    def value(self, u: float, fits: Fits) -> float:
         """Log density of u, of prior times evidence."""
-        return found.log_evidence + self.of_prior(u)[0]
+        return fits.log_evidence + self.of_prior(u)[0]
 
-    def slope(self, u: float, found: Fits) -> float:
+    def slope(self, u: float, fits: Fits) -> float:
         """The slope of :meth:`value`."""
-        return found.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
+        return fits.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
 
-    def maximum(self, least: float, most: float) -> Found | None:
-        """The best prior variance in [least, most]. None if no fit was valid."""
-        low, high = math.log(least), math.log(most)
+    def maximum(self, low: float, high: float) -> float | None:
+        """The best log of a prior variance in a range. None if no fit was valid."""
         u = None
         if self.problem.flat:
             begin, rise = self._pilot(low, high)
@@ -192,11 +177,7 @@ class Search:
             if math.isnan(rise):
                 (begin, settled), schedule = self._with_sites(low, high, begin), self.quick
             u = begin if settled else self._root(low, high, begin, rise, schedule)
-        if u is None:
-            u = self._best(low, high)
-        if u is None:
-            return None
-        return Found(math.exp(u), self.last, u > high - EDGE)
+        return self._best(low, high) if u is None else u
 
     def _pilot(self, low: float, high: float) -> tuple[float, float]:
         """Where the search begins, and how the excess rises there. NaN: not known.
@@ -209,10 +190,10 @@ class Search:
         for small in leading(self.problem):
             pilot = Pilot(cast(Any, small), starts, self.prior)
             begin = pilot.quick if math.isnan(rise) else pilot.to(small.stage.first)
-            found = pilot._root(low, high, u, rise * d / small.d, begin)
-            if found is None:
+            root = pilot._root(low, high, u, rise * d / small.d, begin)
+            if root is None:
                 break
-            u, rise, starts = found, pilot.rise * small.d / d, pilot.last
+            u, rise, starts = root, pilot.rise * small.d / d, pilot.last
         if starts is not None:
             self.last = cast(Any, starts[0]).by_problem(
                 math.exp(-u), self.problem.problems[0].shape[1]
@@ -223,15 +204,15 @@ class Search:
         """Where u ends that follows the sites within a fit, and whether that is the root."""
         d, before = self.problem.d, (math.nan, math.nan)
 
-        def newton(at: Array, found: Fits) -> Array:
+        def newton(at: Array, fits: Fits) -> Array:
             nonlocal before
             u = float(at[0])
-            slope, x = self.slope(u, found), math.exp(-0.5 * u)
-            excess = found.excess(slope, d)
-            if abs(before[0] / x - 1.0) > TOLD:
+            slope, x = self.slope(u, fits), math.exp(-0.5 * u)
+            excess = fits.excess(slope, d)
+            if abs(before[0] / x - 1.0) > SECANT_FROM:
                 self.rise = (excess - before[1]) / (x - before[0])
             before = x, excess
-            step = _secant(excess, found.rise(x * x, slope, d), x)
+            step = _secant(excess, fits.rise(x * x, slope, d), x)
             return np.array([min(max(u + step, low), high)])
 
         (u,), settled = self.follow(
@@ -273,16 +254,16 @@ class Search:
         problem, variance = at(u)
         given = {"learn": learn, "callback": lambda *_: crawls}
         try:
-            found = problem.fit(variance, self.fine, self.last, **given)
+            fits = problem.fit(variance, self.fine, self.last, **given)
         except FAILURES:
             return begun, False
         if crawls:
-            self.last = found.posteriors
+            self.last = fits.posteriors
             return u, False
-        if not problem.certified(found):
+        if not problem.certified(fits):
             return begun, False
         self.n_tried += 1
-        self.last, self.latest = found.posteriors, (at(u)[1], found)
+        self.last, self.latest = fits.posteriors, (at(u)[1], fits)
         return u, True
 
     def _root(self, low: float, high: float, u: float, rise: float, schedule: Any) -> float | None:
@@ -300,17 +281,17 @@ class Search:
         tol, accuracy = self.fine.tol, self.accuracy
         loose, last = 0.0, math.inf if math.isnan(rise) else 1.0
         for _ in range(STEPS):
-            found = self.fits(math.exp(u), schedule)
-            if found is None:
+            fits = self.fits(math.exp(u), schedule)
+            if fits is None:
                 if before is None or abs(u - before[0]) < LEAST_STEP:
                     return None
                 u = 0.5 * (u + before[0])
                 continue
-            ends = [*ends, (u, found)][-2:]
-            slope = self.slope(u, found)
-            x, excess = math.exp(-0.5 * u), found.excess(slope, d)
+            ends = [*ends, (u, fits)][-2:]
+            slope = self.slope(u, fits)
+            x, excess = math.exp(-0.5 * u), fits.excess(slope, d)
             if before is None and math.isnan(rise):
-                rise = found.rise(math.exp(-u), slope, d)
+                rise = fits.rise(math.exp(-u), slope, d)
             elif before is not None and last > loose:
                 # nearer, the fits before were not precise enough
                 rise = (excess - before[2]) / (x - before[1])
@@ -325,13 +306,13 @@ class Search:
                 there = 0.5 * (max(below, low) + min(above, high))
             step = abs(there - u)
             if schedule == self.fine and step <= accuracy:  # these fits are the last
-                self.rise, self.curvature = rise, found.bend(x, rise, d)
+                self.rise, self.curvature = rise, fits.bend(x, rise, d)
                 return u
             self.rise, self.last = rise, self._onward(ends, there)
             left = step**2 / max(last, accuracy)
             left = left if before is None else min(RISES * step, left)
             if left <= accuracy and schedule.tol <= max(2.0 * accuracy, tol):
-                self.curvature = found.bend(x, rise, d)
+                self.curvature = fits.bend(x, rise, d)
                 return there
             loose, last = schedule.tol, step
             schedule = self.to(max(self.share * step * min(step, 1.0), accuracy))
@@ -354,8 +335,8 @@ class Search:
         tried: dict[float, float] = {}
 
         def loss(u: float) -> float:
-            found = self.fits(math.exp(u), self.fine)
-            tried[u] = -math.inf if found is None else self.value(u, found)
+            fits = self.fits(math.exp(u), self.fine)
+            tried[u] = -math.inf if fits is None else self.value(u, fits)
             return -max(tried[u], -1e50)  # a finite number for a lost fit
 
         begin = _begin(low, high)
@@ -419,27 +400,28 @@ def settles_slowly(post: Posterior) -> bool:
     return history[-1].n_refused == 0 and (post.converged or history[-1].change < SLOW * half)
 
 
-def find(search: Search, least: float, most: float) -> Found:
+def common_variance(search: Search, least: float, most: float) -> float:
     """The prior variance in a range that the evidence favours. It warns of what went wrong.
 
     It is 1 if all points of the search are lost.
     """
-    found = search.maximum(least, most)
-    tell_lost(search, "1" if found is None else "the best of the others")
-    if found is None:
-        return Found(1.0, None)
-    if found.rises:
+    u = search.maximum(math.log(least), math.log(most))
+    warn_lost(search, "1" if u is None else "the best of the others")
+    if u is None:
+        search.last = None
+        return 1.0
+    if u > math.log(most) - EDGE:
         warn_user(
-            f"the log evidence rises up to prior_variance={found.variance:.3g}, and hardly falls "
+            f"the log evidence rises up to prior_variance={math.exp(u):.3g}, and hardly falls "
             "beyond: a plane separates the classes, or nearly, and does not bound the "
             "coefficients, or the columns of X differ in scale; standardise them, or give a "
             "number, such as prior_variance=1.0 for columns of unit variance",
             EvidenceWarning,
         )
-    return found
+    return math.exp(u)
 
 
-def tell_lost(search: Search, kept: str) -> None:
+def warn_lost(search: Search, kept: str) -> None:
     """Warn of points that were lost; kept: what prior_variance_ is then."""
     if search.n_lost:
         warn_user(

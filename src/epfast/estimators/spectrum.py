@@ -30,8 +30,8 @@ def log_spread_of_residuals(problem: Problem) -> float | None:
     Losses of residuals y - h alone have some. O(n d^2)
     """
     loss, (X, y, weights), (n, d) = problem.loss, problem.data, problem.shape
-    told = loss.by_residual and loss.in_units_of_y and n >= ROWS_PER_COLUMN * d
-    if not told or problem.sparse or weights is not None or y is None:
+    known = loss.by_residual and loss.in_units_of_y and n >= ROWS_PER_COLUMN * d
+    if not known or problem.sparse or weights is not None or y is None:
         return None
     # columns may lie anywhere beside an intercept, and so may y
     columns = X[:, :-1] if problem.intercept else X
@@ -123,8 +123,8 @@ class Spectrum(NamedTuple):
 
     def log_spread(self) -> float | None:
         """See :func:`log_spread_of_residuals`."""
-        told = self.values > RIDGE * self.values.max(initial=0.0)
-        left = self.rest - float((self.squares[told] / self.values[told]).sum())
+        seen = self.values > RIDGE * self.values.max(initial=0.0)
+        left = self.rest - float((self.squares[seen] / self.values[seen]).sum())
         few = self.mass < ROWS_PER_COLUMN * len(self.values)
         return None if few or not left > 1e-24 * self.rest else 0.5 * math.log(left / self.rest)
 
@@ -135,17 +135,20 @@ class Spectrum(NamedTuple):
         """
         ratio = variance / noise * self.values
         shrunk = 1.0 / (1.0 + ratio)
-        told = variance / noise**2 * self.squares * shrunk
+        explained = variance / noise**2 * self.squares * shrunk
         rest, both = self.rest / noise, ratio * shrunk
         value = -0.5 * (
-            self.mass * math.log(2.0 * math.pi * noise) + rest + np.log1p(ratio).sum() - told.sum()
+            self.mass * math.log(2.0 * math.pi * noise)
+            + rest
+            + np.log1p(ratio).sum()
+            - explained.sum()
         )
-        slope = 0.5 * ((told - ratio) @ shrunk)
-        by_noise = 0.5 * (rest - self.mass - told.sum()) - slope
-        # shrunk' = -ratio shrunk^2, told' = told shrunk by the prior variance
-        second = 0.5 * ((told * (1.0 - ratio) - ratio) @ shrunk**2)
-        mixed = 0.5 * ((ratio - 2.0 * told) @ shrunk**2)
-        of_noise = 0.5 * (told @ (2.0 - both) - rest) - mixed
+        slope = 0.5 * ((explained - ratio) @ shrunk)
+        by_noise = 0.5 * (rest - self.mass - explained.sum()) - slope
+        # shrunk' = -ratio shrunk^2, explained' = explained shrunk by the prior variance
+        second = 0.5 * ((explained * (1.0 - ratio) - ratio) @ shrunk**2)
+        mixed = 0.5 * ((ratio - 2.0 * explained) @ shrunk**2)
+        of_noise = 0.5 * (explained @ (2.0 - both) - rest) - mixed
         if self.intercept is not None:
             mean, prior = self.intercept
             ratio_0, part = prior * self.mass / noise, noise / self.mass
