@@ -13,8 +13,7 @@ import pytest
 from epfast import fit_gp, fit_linear, losses, schedules, schemes
 from epfast.gaussian import choices
 from epfast.gaussian.priors import prior_at_door
-from epfast.gaussian.problem import Data, data_of
-from epfast.gaussian.process_problem import kernel_at_door
+from epfast.gaussian.problem import Data, data_of, kernel_at_door
 from epfast.gaussian.table import ENGINES, engine_of, legal
 from tests.oracles.data import rbf
 

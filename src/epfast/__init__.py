@@ -71,7 +71,7 @@ from epfast.inference import (
     SweepInfo,
 )
 from epfast.inference.certificates import Check
-from epfast.inference.comparison import compare
+from epfast.inference.report import compare
 from epfast.losses import (
     CustomLoss,
     CustomSite,

@@ -316,7 +316,6 @@ def test_a_label_of_the_wrong_shape():
         lambda y: BlockedSweep(tilted, 2, 2, 1.0, 1.0, True).sweep(
             Rows(X), y, None, visits, Sigma, mu
         ),
-        lambda y: parallel.sweep(Rows(X), y, None, Sigma, Sigma, mu, *sites),
         lambda y: parallel.fit(out, flat, y, *sites),
         lambda y: laplace.sweep(Rows(X), y, None, visits[1:] + 1, Sigma, mu, *sites, Sigma, mu),
     ):

@@ -197,11 +197,11 @@ def test_the_kernels_of_parallel_sweeps_run_on_two_threads_at_once(monkeypatch):
     meet, met, names = threading.Barrier(2), threading.local(), set()
 
     class Watched(rows.ParallelSweep):
-        def sweep(self, *args):
+        def fit(self, *args):
             if not hasattr(met, "once"):
                 met.once = names.add(threading.current_thread().name)
                 meet.wait(30)
-            return super().sweep(*args)
+            return super().fit(*args)
 
     monkeypatch.setattr(rows, "ParallelSweep", Watched)
     X, y = data("dense", "probit")
@@ -256,7 +256,7 @@ def test_no_thread_is_left_after_an_error(order, what, monkeypatch):
 
     if what == "core":
         kind = chunks.ChunkedSweep if order == "chunked" else rows.ParallelSweep
-        name = "advance" if order == "chunked" else "sweep"
+        name = "advance" if order == "chunked" else "fit"
         module, failing = (chunks if order == "chunked" else rows), type("F", (kind,), {name: fail})
         monkeypatch.setattr(module, kind.__name__, failing)
     else:

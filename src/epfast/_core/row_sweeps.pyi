@@ -44,20 +44,6 @@ class ParallelSweep:
     def __init__(
         self, moments: TiltedMoments, d: int, q: int, power: float, damping: float
     ) -> None: ...
-    def sweep(
-        self,
-        A: Rows,
-        y: Array,
-        weight: Array | None,
-        Sigma: Array,
-        root: Array,
-        mu: Array,
-        tau: Array,
-        nu: Array,
-        scale: Array,
-        P: Array | None = ...,
-        p: Array | None = ...,
-    ) -> None: ...
     def fit(
         self,
         h: Array,

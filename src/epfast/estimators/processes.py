@@ -25,17 +25,16 @@ from epfast.gaussian import (
     fit_process,
     incomplete_cholesky,
 )
-from epfast.gaussian.certificate import trusted
 from epfast.gaussian.choices import Choices, choose, choose_process
+from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
 from epfast.gaussian.hyper_gp import Fitted as Point
 from epfast.gaussian.low_rank import fit_factor, without_columns
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
-from epfast.gaussian.problem import Data, responses_of
+from epfast.gaussian.problem import Data, kernel_at_door, responses_of
 from epfast.gaussian.problem import Problem as Fitted
-from epfast.gaussian.process_prediction import contracted
-from epfast.gaussian.process_problem import kernel_at_door
+from epfast.gaussian.process_posterior import contracted
 from epfast.inference import FAILURES, Callback, Sites, SweepInfo
 from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
 from epfast.schedules import EP, DoubleLoop

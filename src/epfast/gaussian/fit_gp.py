@@ -9,18 +9,16 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gaussian.certificate import broken
 from epfast.gaussian.choices import choose_process
+from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.engines.kernel import GPState, Kernel, ProcessEngine
-from epfast.gaussian.engines.latent_processes import LatentProcessEngine
+from epfast.gaussian.engines.latents import LatentProcessEngine
 from epfast.gaussian.factor import KernelColumns, LowRankFactor
-from epfast.gaussian.latent_processes import LatentGPPosterior, kernels_at_door
 from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
-from epfast.gaussian.problem import Problem, responses_of
-from epfast.gaussian.process_posterior import GPPosterior
-from epfast.gaussian.process_problem import check_positive, kernel_in_memory
+from epfast.gaussian.problem import Problem, check_positive, kernel_in_memory, responses_of
+from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior, kernels_at_door
 from epfast.inference import (
     Callback,
     ConvergenceWarning,

@@ -18,7 +18,7 @@ from epfast.gaussian.arrow_posterior import ArrowPosterior
 from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.base import Swept
 from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.local import WarmStart
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_at_door, prior_of_fit, refuse_normal
@@ -32,8 +32,7 @@ from epfast.gaussian.problem import (
     weights_of,
     with_ones,
 )
-from epfast.gaussian.shrinkage import with_prior_sites
-from epfast.gaussian.shrunk_posterior import ShrunkPosterior
+from epfast.gaussian.shrunk_posterior import ShrunkPosterior, with_prior_sites
 from epfast.gaussian.sources import Stream, check_names, column_names, is_stream, stream_at_door
 from epfast.gaussian.table import at_start, engine_of
 from epfast.gaussian.wide import in_best_form, wide_rows
@@ -405,7 +404,7 @@ def fit_problem(
     start: Any = None,
     *,
     record: str | None = None,
-    callback: Callback | None = None,
+    callback: Any = None,
     progress: bool | Tick = False,
     threads: int = 1,
     guess: bool = False,
@@ -416,7 +415,7 @@ def fit_problem(
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
     threads: how many share the work. guess: whether ``start`` may be dropped.
-    warn: told of the result, in place of :func:`epfast.inference.warn_of`.
+    warn: called with the result, in place of :func:`epfast.inference.warn_of`.
     tasks: where they are done, if not here.
     learn: from the posterior before a sweep, the problem with the prior and the loss of that sweep
     (None: the same) and whether it is far. For a site per row and matrices of order d.
@@ -441,7 +440,6 @@ def fit_problem(
         return float(problem.cost(mean[None])[0]), traced
 
     def look(info: SweepInfo, state: State) -> Any:
-        assert callback is not None
         return callback(info, seen_by_users(state))
 
     def seen_by_users(state: Any) -> Any:

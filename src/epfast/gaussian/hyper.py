@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ FEW, LEAST = 0.2, 1e-7
 APART, LESS = 2.0, 7.0
 #: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode
 FALLS, NEAR_ZERO = 2.0, 4.0
-#: distance of the log of a mode from the end of its prior below which that is told
+#: distance of the log of a mode from the end of its prior below which a warning says so
 AT_END = 0.7
 #: priors that fall by less, in nats a unit of the log, leave a tail to the likelihood, which is
 #: looked at so far from the mode; where the density falls by less there is no sd, or no end. With a
@@ -142,11 +143,61 @@ def correlation(z: Array) -> Array:
     return np.asarray(root @ np.swapaxes(root, -1, -2))
 
 
-class Rows:
-    """Log density of hyper-parameters of a linear model, of which each value has a fit."""
+class Target:
+    """Log density of hyper-parameters, of which each value has a fit."""
 
+    #: groups of columns, whose sds come first
+    k = 0
+    #: whether a group has so many levels that its sds are nearly normal in their logs
+    of_many = False
     #: points that are drawn where few of the first ones count
     most_draws = DRAWS
+    n_fits = 0
+    unknowns: list[Unknown]
+    bounds: Array
+
+    def fit_at(self, u: Array, tol: float, start: Any) -> Any:
+        """The posterior at u, from a start; None: it does not settle, or one of FAILURES."""
+        raise NotImplementedError
+
+    def fitted(self, u: Array, tol: float, near: Any) -> Any:
+        """The posterior there; None if none settles, from a start or without."""
+        for start in (near, None) if near is not None else (None,):
+            self.n_fits += 1
+            with suppress(*FAILURES):
+                found = self.fit_at(u, tol, start)
+                if found is not None and math.isfinite(found.log_evidence):
+                    return found
+        return None
+
+    def one_by_one(self) -> Callable[[Array, float], Any]:
+        """Posteriors by u and a tolerance, each from the last one that has settled."""
+        last: Any = None
+
+        def fitted(u: Array, tol: float) -> Any:
+            nonlocal last
+            found = self.fitted(u, tol, last)
+            last = found if found is not None else last
+            return found
+
+        return fitted
+
+    def ended(self, u: Array) -> bool:
+        """Whether the range of a hyper-parameter ends before u."""
+        return False
+
+    def log_prior(self, u: Array) -> tuple[float, Array, Array]:
+        """Log density over u, its slopes and second derivatives."""
+        pairs = zip(self.unknowns, u.tolist(), strict=True)
+        values, slopes, bent = np.array([one.log_density(at) for one, at in pairs]).T
+        return -math.inf if self.ended(u) else float(values.sum()), slopes, np.diag(bent)
+
+    def point(self, u: Array, post: Any) -> HyperPoint:
+        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
+
+
+class Rows(Target):
+    """The target of a linear model."""
 
     def __init__(
         self,
@@ -160,7 +211,7 @@ class Rows:
         self.problem, self.unknowns = problem, unknowns
         self.mean, self.variance, self.blocks = mean, variance, blocks
         groups = [one.columns for one in unknowns if one.columns is not None]
-        self.k, self.n_fits = len(groups), 0
+        self.k = len(groups)
         #: numbers of unknowns that are sds or correlations; those of the loss follow
         self.n_prior = self.k + sum(len(one.correlations) for one in blocks)
         none = np.empty(0, dtype=np.intp)
@@ -178,15 +229,12 @@ class Rows:
         most = [math.log(one.most) for one in unknowns]
         self.bounds[:, 1] = np.minimum(self.bounds[:, 1], most)
         self.start = np.clip(self.start, *self.bounds.T)
+        levels = problem.levels
+        self.of_many = levels is not None and len(levels.columns) >= MANY
 
     @property
     def _numbers(self) -> list[Unknown]:
         return self.unknowns[self.n_prior :]
-
-    @property
-    def of_many(self) -> bool:
-        """Whether a group has so many levels that its sds are nearly normal in their logs."""
-        return self.problem.levels is not None and len(self.problem.levels.columns) >= MANY
 
     def values(self, u: Array) -> Array:
         """The hyper-parameters (..., m) of unknowns (..., m): correlations of partial ones."""
@@ -200,7 +248,6 @@ class Rows:
     def _sds(self) -> Array:
         """Logs of sds of groups at which x.theta varies as the latent values may, (k,)."""
         data = self.problem.data
-        assert data.y is not None
         unit = self.problem.loss.typical(data.y, data.weights)[1]
         X, n = data.X, data.X.shape[0]
         if hasattr(X, "indptr"):
@@ -267,31 +314,9 @@ class Rows:
         prior = State(precision, shift, None, -0.5 * float(shift @ self.mean), 0)
         return prior, levels._replace(precision=of_level, common_precision=of_common)
 
-    def fitted(self, u: Array, tol: float, near: Any) -> Any:
-        """The posterior there; None if none settles, from a start or without."""
-        for start in (near, None) if near is not None else (None,):
-            self.n_fits += 1
-            try:
-                found = fit_problem(self.at(u, tol), start, guess=False, warn=_silent)
-            except FAILURES:
-                continue
-            if found.converged and math.isfinite(found.log_evidence):
-                return found
-        return None
-
-    def ended(self, u: Array) -> bool:
-        """Whether the range of a hyper-parameter ends before u: sds and numbers have none."""
-        del u
-        return False
-
-    def log_prior(self, u: Array) -> tuple[float, Array, Array]:
-        """Log density over u, its slopes and second derivatives."""
-        pairs = zip(self.unknowns, u.tolist(), strict=True)
-        values, slopes, bent = np.array([one.log_density(at) for one, at in pairs]).T
-        return float(values.sum()), slopes, np.diag(bent)
-
-    def point(self, u: Array, post: Any) -> HyperPoint:
-        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
+    def fit_at(self, u: Array, tol: float, start: Any) -> Any:
+        found = fit_problem(self.at(u, tol), start, warn=_silent)
+        return found if found.converged else None
 
     def slopes(self, point: HyperPoint) -> Array:
         """Of the log density at a fixed point, (m,)."""
@@ -337,14 +362,7 @@ class Rows:
 
     def modes(self) -> list[HyperPoint]:
         """The most probable hyper-parameters: one local maximum."""
-        last: Any = None
-
-        def fitted(u: Array, tol: float) -> Any:
-            nonlocal last
-            found = self.fitted(u, tol, last)
-            last = found if found is not None else last
-            return found
-
+        fitted = self.one_by_one()
         u = fixed_point(fitted, self.held, self.start, self.bounds, TOLERANCES, ACCURACY)
         if u is None:
             u = climbed(self, fitted, self.start)

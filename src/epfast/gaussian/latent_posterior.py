@@ -12,6 +12,7 @@ from epfast import families
 from epfast._arrays import Array
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.base import plain
+from epfast.gaussian.engines.latents import Stack
 from epfast.gaussian.engines.nested import (
     MOST_ROUNDS,
     Joint,
@@ -21,7 +22,6 @@ from epfast.gaussian.engines.nested import (
     sum_of_classes,
     within,
 )
-from epfast.gaussian.engines.stack import Stack
 from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
 from epfast.gaussian.problem import (

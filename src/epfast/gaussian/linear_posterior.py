@@ -170,7 +170,6 @@ class LinearPosterior(GaussianPosterior):
             if len(self.sites.precision) > 1:  # of shards: fitted on a cluster
                 return replace(self, problem=problem, state=self.state._replace(sites=None))
             problem = problem._replace(groups=np.zeros(problem.shape[0], dtype=np.intp))
-        assert problem.data.y is not None
         n, size, stored = len(problem.data.y), 1, problem.groups
         if stored is None and self.sites is not None and self.sites.precision.ndim < 3:
             stored = self.sites.log_scale

@@ -16,7 +16,7 @@ from epfast._arrays import Array
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.base import relaxed_of
-from epfast.gaussian.engines.local import WarmStart
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.factor import (
     LowRankFactor,
     incomplete_cholesky,
@@ -26,7 +26,7 @@ from epfast.gaussian.factor import (
 from epfast.gaussian.fit_linear import fit_problem as fit_linear_problem
 from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.problem import Data, Problem, prior_of, responses_of
-from epfast.gaussian.process_prediction import ProcessPosterior, matrices_of, prior_at
+from epfast.gaussian.process_posterior import ProcessPosterior, matrices_of, prior_at
 from epfast.gaussian.table import at_start
 from epfast.inference import DataWarning, Interrupted
 from epfast.inference.records import warn_user

@@ -254,7 +254,7 @@ def mean_of(problem: Problem, alpha: Array) -> Array:
     return np.asarray(problem.prior_mean + problem.wide.prior(problem.prior).of_rows(back))
 
 
-# ---- the door ----
+# ---- which problems are wide ----
 
 
 def wide_rows(
@@ -292,8 +292,7 @@ def in_best_form(problem: Problem) -> Problem:
     if problem.wide is None or not problem.prior.shift.any():
         return problem
     d, X = len(problem.prior.shift), problem.data.X
-    offset = offset_of(problem)
-    assert offset is not None
+    offset: Any = offset_of(problem)
     with np.errstate(over="ignore", invalid="ignore"):
         spread = diagonal_products(problem.wide.prior(problem.prior).of_rows(X), X)
         far = not (np.abs(offset) * spread <= FAR).all()

@@ -16,9 +16,9 @@ from epfast.gaussian import online
 from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.engines.base import gaussian, plain
 from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, log_evidence
-from epfast.gaussian.kernel_posterior import KernelPosterior
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.problem import Data, Problem, from_sites, not_proper, sum_of_sites
+from epfast.gaussian.process_posterior import KernelPosterior
 from epfast.gaussian.wide import (
     WeightPrior,
     diagonal_products,

@@ -16,11 +16,10 @@ from epfast import _checks, schedules
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import GPPosterior, fit_process
-from epfast.gaussian.certificate import broken
 from epfast.gaussian.choices import choose_process
+from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
-from epfast.gaussian.problem import Data
-from epfast.gaussian.process_problem import kernel_at_door
+from epfast.gaussian.problem import Data, kernel_at_door
 from epfast.inference import Sites, fit_from
 
 try:

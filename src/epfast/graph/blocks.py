@@ -15,7 +15,7 @@ from epfast._core.cholesky import cholesky, inverse_from_factor
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast.gaussian.choices import choose
-from epfast.gaussian.engines.local import WarmStart
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.problem import Data, moments_of, prior_of
 from epfast.gaussian.table import engine_of
 from epfast.graph.factors import Batch, LinearFactor

@@ -4,11 +4,21 @@ Arguments that only some combinations use default to None, and None means what s
 combination. A number that is given and not used is refused, but for ``damping=1`` and ``power=1``.
 """
 
-from epfast.schedules.base import ADF, EP, DoubleLoop, Schedule
+from epfast.schedules.base import (
+    ADF,
+    AEP,
+    DAEP,
+    DEP,
+    DSEP,
+    EP,
+    SEP,
+    DoubleLoop,
+    Schedule,
+    SharedSites,
+)
 from epfast.schedules.base import ORDERS as ORDERS
 from epfast.schedules.base import SITE_RULES as SITE_RULES
-from epfast.schedules.shared import AEP, DAEP, DEP, DSEP, SEP, SharedSites
-from epfast.schedules.shared import Batches as Batches
+from epfast.schedules.base import Batches as Batches
 
 __all__ = [
     "ADF",

@@ -202,9 +202,9 @@ class Layout(NamedTuple):
 
     visits: Indices
     #: all rows; None: they are gathered piece by piece
-    rows: Rows | None
+    rows: Any
     #: the rows of X in ``rows``, in the order of the visits
-    at: Indices | None
+    at: Any
     is_sparse: bool
 
 
@@ -333,8 +333,6 @@ class InChunks(Visits):
         if self.refreshed:
             memory = memory._replace(since=0)
         if self.spread is not None:
-            assert old.sites is not None
-            assert new.sites is not None
             moves = moves_of(old.sites, new.sites, self.spread)
             steps, better = taken_in(memory.steps, new, moves)
             memory, new = memory._replace(steps=steps), new if better is None else better
@@ -390,10 +388,8 @@ class InChunks(Visits):
             )
             at = np.arange(len(visits))
         else:
-            assert layout.at is not None
             rows, at = layout.rows, layout.at[part]
         y, weights = problem.data.y, problem.data.weights
-        assert y is not None
         todo = [(0, len(visits), size)]
         while todo:
             first, stop, size = todo.pop()

@@ -8,13 +8,14 @@ not contract.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from epfast._arrays import Array, as_array
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
+from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Units
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
@@ -25,7 +26,7 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.chunks import block_size
 from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_mass
-from epfast.gaussian.engines.rows import PARALLEL_ROWS
+from epfast.gaussian.engines.rows import AtOnce
 from epfast.gaussian.problem import Problem, RelaxationFactors
 from epfast.gaussian.wide import offset_of
 from epfast.inference import Counts, Sites, Summary
@@ -163,6 +164,10 @@ class Kernel(Form):
         now = state.moments
         total = self.known + log_evidence(state.sites, now, self.offset)
         return Summary(now.mean, now.variance, total)
+
+    def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
+        now = state.moments
+        return lambda part: (now.mean[part], now.variance[part])
 
     def moments(self, sites: Sites, marginals: bool = False) -> ValueMoments | None:
         """The moments of these sites; None if the posterior is improper. O(n^3).
@@ -303,21 +308,6 @@ class ValuesInTurn(Visits):
         return new._replace(order=self.then, memory=since), counts
 
 
-class ValuesAtOnce(Visits):
-    """All values from the posterior before the sweep."""
-
-    def __init__(self, engine: ProcessEngine) -> None:
-        schedule, rows = engine.schedule, min(engine.n_sites, PARALLEL_ROWS)
-        self.y = engine.problem.data.y
-        self.core = ParallelSweep(engine.tilted, 1, rows, schedule.power, schedule.damping)
-
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
-        before, now = self.core.n_refused, state.moments
-        self.core.fit(now.mean, now.variance, self.y, *sites)
-        tick(len(sites.shift))
-        return Counts(self.core.n_refused - before)
-
-
 class Jointly(Visits):
     """All values at once, by the joint step; one after the other where that is too far."""
 
@@ -385,7 +375,11 @@ class ProcessEngine(EPEngine):
         self.order = "joint" if joins else schedule.order
         self.form.small = ROUGH if joins else SMALL
         self.form.cheap = parallel = schedule.order == "parallel"
-        self._visits: Visits = ValuesAtOnce(self) if parallel else ValuesInTurn(self, chunk)
+        self._visits: Visits = (
+            AtOnce(problem, self.tilted, self.form, schedule.damping)
+            if parallel
+            else ValuesInTurn(self, chunk)
+        )
         self.use_threads(self.form.matrix.pool)
 
     def use_threads(self, pool: ThreadPool | None) -> None:
