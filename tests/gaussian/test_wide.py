@@ -10,7 +10,7 @@ import epfast
 from epfast import EP, FullPosterior, WidePosterior, fit_linear
 from epfast.gaussian.choices import choose
 from epfast.gaussian.fit_linear import fit_problem
-from epfast.gaussian.priors import prior_at_door
+from epfast.gaussian.priors import normal_prior
 from epfast.gaussian.problem import data_of, mean_of_rows, with_ones
 from epfast.gaussian.wide import gram, products
 from tests.batteries import LOSSES, rows
@@ -41,7 +41,7 @@ def d_by_d(X, y, loss="logistic", schedule=TIGHT, intercept=False, weights=None,
     data = data_of(with_ones(X) if intercept else X, y, weights, chosen.loss)
     center = mean_of_rows(data.X, data.weights)[:-1] if intercept else None
     wide = 100.0 if intercept else None
-    start = prior_at_door(*given, X.shape[1], True, wide, center=center)
+    start = normal_prior(*given, X.shape[1], True, wide, center=center)
     problem = chosen.problem(data, start)._replace(intercept=intercept, center=center)
     post = fit_problem(problem)
     assert type(post) is FullPosterior

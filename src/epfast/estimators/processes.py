@@ -32,7 +32,7 @@ from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
 from epfast.gaussian.hyper_gp import Fitted as Point
 from epfast.gaussian.low_rank import fit_factor, without_columns
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
-from epfast.gaussian.problem import Data, kernel_at_door, responses_of
+from epfast.gaussian.problem import Data, checked_kernel, responses_of
 from epfast.gaussian.problem import Problem as Fitted
 from epfast.gaussian.process_posterior import contracted
 from epfast.inference import FAILURES, Callback, Sites, SweepInfo
@@ -208,7 +208,7 @@ class BinaryProcess(NamedTuple):
         K = _owned(K, self.X, dK)
         if checked:
             with self.at_work():
-                matrix = kernel_at_door(K, True, self.jitter, self.pool)
+                matrix = checked_kernel(K, True, self.jitter, self.pool)
             process = ours._replace(kernel=matrix)
         else:
             K[np.diag_indices(len(K))] += self.jitter

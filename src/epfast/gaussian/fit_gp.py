@@ -18,7 +18,7 @@ from epfast.gaussian.engines.latents import LatentProcessEngine
 from epfast.gaussian.factor import KernelColumns, LowRankFactor
 from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
 from epfast.gaussian.problem import Problem, check_positive, kernel_in_memory, responses_of
-from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior, kernels_at_door
+from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior, checked_kernels
 from epfast.inference import (
     Callback,
     ConvergenceWarning,
@@ -199,7 +199,7 @@ def fit_gp(
         if found_loss.correlated:
             raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
         chosen = choose_process(found_loss, scheme, schedule)
-        kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)
+        kernels, common = checked_kernels(K, overwrite_K, shift, found_loss.latents)
         data = responses_of(found_loss, y, kernels[0].n, offset=offset)
         of_latents = chosen.problem(data, kernel=kernels, common=common)
         several: LatentGPPosterior = fit_process(of_latents, start, check=True, **given)

@@ -20,7 +20,7 @@ from epfast.gaussian.engines.arrow import Levels, arranged, level_of_rows
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
 from epfast.gaussian.held import Held, gains, most_probable
 from epfast.gaussian.integrated import IntegratedPosterior
-from epfast.gaussian.priors import intercept_at_door
+from epfast.gaussian.priors import intercept_variance
 from epfast.gaussian.problem import (
     Problem,
     State,
@@ -518,14 +518,14 @@ def fit_hyper(
     >>> post.mean[8].round(1), post.sd[8].round(1)
     (np.float64(4.4), np.float64(3.3))
     """
-    seed = seed_at_door(strategy, rng, schedule)
+    seed = checked_seed(strategy, rng, schedule)
     rows, names = _checks.rows("X", X), column_names(X)
     d = rows.shape[1]
-    unknowns = _groups_at_door(sds, d, names)
-    blocks, of_blocks = _blocks_at_door(correlations, unknowns)
+    unknowns = _checked_groups(sds, d, names)
+    blocks, of_blocks = _checked_blocks(correlations, unknowns)
     unknowns += of_blocks
-    chosen = likelihood_at_door(loss, y)
-    numbers = numbers_at_door(learn, chosen)
+    chosen = checked_likelihood(loss, y)
+    numbers = checked_numbers(learn, chosen)
     if not unknowns and not numbers:
         raise ValueError(
             "sds and learn are empty; allowed: a group of columns or a number of the loss at "
@@ -567,13 +567,13 @@ def fit_hyper(
         inside = [one.name for one in groups if mean[one.columns].any()]
         if inside:
             raise ValueError(f"prior_mean is not 0 in the group {inside[0]!r}; allowed: 0 there")
-    ones = intercept_at_door(intercept)
+    ones = intercept_variance(intercept)
     if ones is not None:
         variance = np.append(variance, ones)
     return averaged(Rows(problem, [*unknowns, *numbers], mean, variance, blocks), strategy, seed)
 
 
-def seed_at_door(strategy: Any, rng: Any, schedule: Any) -> int:
+def checked_seed(strategy: Any, rng: Any, schedule: Any) -> int:
     """The seed of an average, after a check of what it is made by."""
     _checks.choice("strategy", strategy, STRATEGIES)
     seed = _checks.seed("rng", rng)
@@ -582,7 +582,7 @@ def seed_at_door(strategy: Any, rng: Any, schedule: Any) -> int:
     return seed
 
 
-def likelihood_at_door(loss: Any, y: ArrayLike) -> Loss:
+def checked_likelihood(loss: Any, y: ArrayLike) -> Loss:
     """The loss, a likelihood with one latent value per row."""
     chosen = losses.resolve(loss, y)
     if not chosen.is_likelihood or chosen.latents != 1:
@@ -651,7 +651,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
     modes = rows.modes()
     mode = modes[0]
     if strategy == "eb":
-        _tell_tails(rows, mode)
+        _warn_of_tails(rows, mode)
         at = mode.u[None]
         only = Design([mode], np.zeros(1), at, np.ones(1))
         return _mixture(rows, only, mode, names)
@@ -676,8 +676,8 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
             f"the posterior of {', '.join(names)} has no end, as far as fits settle: it is not "
             "proper; allowed: priors that make it so, such as HalfNormal or Exponential"
         )
-    _tell_tails(rows, mode)
-    _tell_ends(rows, mode)
+    _warn_of_tails(rows, mode)
+    _warn_of_ends(rows, mode)
     if design.n_lost:
         warn_user(
             f"{design.n_lost} of {design.n_lost + len(design.points)} points of the average gave "
@@ -714,7 +714,7 @@ def _mixture(
     )
 
 
-def _tell_tails(rows: Any, mode: HyperPoint) -> None:
+def _warn_of_tails(rows: Any, mode: HyperPoint) -> None:
     """Warn of hyper-parameters whose density hardly falls above the mode: it may have no end.
 
     The others are held at their mode, and a prior that falls by itself is an end.
@@ -741,7 +741,7 @@ def _tell_tails(rows: Any, mode: HyperPoint) -> None:
             )
 
 
-def _tell_ends(rows: Any, mode: HyperPoint) -> None:
+def _warn_of_ends(rows: Any, mode: HyperPoint) -> None:
     """Warn of groups whose sd may be 0: at a small one its density is as large as at the mode.
 
     And of priors that end where the density is large: points lie on one side of the end alone.
@@ -764,7 +764,7 @@ def _tell_ends(rows: Any, mode: HyperPoint) -> None:
             )
 
 
-def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unknown]:
+def _checked_groups(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unknown]:
     """Groups of columns, checked."""
     if sds is not None and not isinstance(sds, Mapping):
         raise TypeError(
@@ -779,8 +779,8 @@ def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
             raise TypeError(
                 f"sds[{name!r}] is {_checks.describe(given)}; allowed: a pair (columns, prior)"
             )
-        prior = prior_at_door(f"sds[{name!r}][1]", given[1])
-        columns = _columns_at_door(f"sds[{name!r}][0]", given[0], d, names)
+        prior = checked_scale(f"sds[{name!r}][1]", given[1])
+        columns = _checked_columns(f"sds[{name!r}][0]", given[0], d, names)
         shared = columns[owner[columns] >= 0]
         if len(shared):
             raise ValueError(
@@ -792,7 +792,7 @@ def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
     return found
 
 
-def _blocks_at_door(given: Any, groups: list[Unknown]) -> tuple[list[Block], list[Unknown]]:
+def _checked_blocks(given: Any, groups: list[Unknown]) -> tuple[list[Block], list[Unknown]]:
     """Groups that are correlated, and their correlations, checked."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(
@@ -831,7 +831,7 @@ def _blocks_at_door(given: Any, groups: list[Unknown]) -> tuple[list[Block], lis
     return blocks, found
 
 
-def _columns_at_door(
+def _checked_columns(
     name: str, given: Any, d: int, names: tuple[str, ...] | None
 ) -> NDArray[np.intp]:
     """Indices of columns, from a slice, indices, a mask or names."""
@@ -858,7 +858,7 @@ def _columns_at_door(
     return np.asarray(found, dtype=np.intp)
 
 
-def prior_at_door(name: str, given: Any) -> priors.Scale:
+def checked_scale(name: str, given: Any) -> priors.Scale:
     """A prior of a scale, checked."""
     if isinstance(given, priors.Scale):
         return given
@@ -866,7 +866,7 @@ def prior_at_door(name: str, given: Any) -> priors.Scale:
     raise TypeError(f"{name} is {_checks.describe(given)}; allowed: of epfast.priors, {known}")
 
 
-def numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
+def checked_numbers(learn: Any, loss: Loss) -> list[Unknown]:
     """Numbers of the loss, checked."""
     if learn is not None and not isinstance(learn, Mapping):
         raise TypeError(
@@ -879,7 +879,7 @@ def numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
         if name not in allowed:
             said = ", ".join(map(repr, allowed)) or "none, it has no numbers"
             raise ValueError(f"learn has {name!r}; allowed with {loss!r}: {said}")
-        found.append(Unknown(name, prior_at_door(f"learn[{name!r}]", given)))
+        found.append(Unknown(name, checked_scale(f"learn[{name!r}]", given)))
     if learn is not None and "sd" in learn and "variance" in learn:
         raise ValueError(
             "learn has 'sd' and 'variance', which are one number; allowed: one of them"

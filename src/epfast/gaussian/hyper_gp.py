@@ -22,12 +22,12 @@ from epfast.gaussian.hyper import (
     Unknown,
     averaged,
     begun,
+    checked_likelihood,
+    checked_numbers,
+    checked_scale,
+    checked_seed,
     climbed,
-    likelihood_at_door,
     no_fit,
-    numbers_at_door,
-    prior_at_door,
-    seed_at_door,
 )
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.posterior import shifted
@@ -342,7 +342,7 @@ def fit_hyper_gp(
     >>> post.hyper_names
     ('length_scale', 'sd')
     """
-    seed = seed_at_door(strategy, rng, schedule)
+    seed = checked_seed(strategy, rng, schedule)
     if not hasattr(kernel, "clone_with_theta"):
         raise TypeError(
             f"kernel is {_checks.describe(kernel)}; allowed: a kernel of "
@@ -350,9 +350,9 @@ def fit_hyper_gp(
         )
     rows = _checks.array("X", X, shape=(None, None))
     added = _checks.number("jitter", jitter, least=0.0)
-    chosen = likelihood_at_door(loss, y)
+    chosen = checked_likelihood(loss, y)
     unknowns, places, powers = _of_kernel(kernel, priors)
-    numbers = numbers_at_door(learn, chosen)
+    numbers = checked_numbers(learn, chosen)
     if not unknowns and not numbers:
         raise ValueError(
             "priors and learn are empty; allowed: a hyper-parameter of the kernel or a number of "
@@ -441,7 +441,7 @@ def _of_kernel(kernel: Any, given: Any) -> tuple[list[Unknown], Array, Array]:
             said += "".join(f", {one!r}" for one in dict.fromkeys(roots) if roots.count(one) == 1)
             what = "which several of the kernel have" if owners else "which the kernel has not"
             raise ValueError(f"priors has {name!r}, {what}; allowed: {said}")
-        checked = prior_at_door(f"priors[{name!r}]", prior)
+        checked = checked_scale(f"priors[{name!r}]", prior)
         for k in found:
             if k in places:
                 raise ValueError(f"priors has {known[k][0]!r} twice; allowed: once")

@@ -154,7 +154,7 @@ class IntegratedPosterior(Posterior):
         p : float
             In (0, 1).
         """
-        p, found = report.level_at_door(p, "p"), np.empty(len(self.hyper_names))
+        p, found = report.checked_level(p, "p"), np.empty(len(self.hyper_names))
         for k, values in enumerate(self.nodes.T):
             order = np.argsort(values, kind="stable")
             share = self.probabilities[order]
@@ -203,7 +203,7 @@ class IntegratedPosterior(Posterior):
         p : float
             In (0, 1).
         """
-        p = report.level_at_door(p, "p")
+        p = report.checked_level(p, "p")
         means = np.stack([post.mean for post in self.posteriors])
         sds = np.sqrt(np.stack([post.variance for post in self.posteriors]))
         single = means + special.ndtri(p) * sds
@@ -228,7 +228,7 @@ class IntegratedPosterior(Posterior):
         ndarray of shape (d, 2), or (C, d, 2) with C latents
             Lower and upper ends.
         """
-        level = report.level_at_door(level)
+        level = report.checked_level(level)
         return np.stack([self.quantile(p) for p in report.ends_of(level)], axis=-1)
 
     def summary(self, level: float = 0.95) -> Any:
@@ -242,7 +242,7 @@ class IntegratedPosterior(Posterior):
         level : float
             Posterior probability of the intervals, between 0 and 1.
         """
-        level = report.level_at_door(level)
+        level = report.checked_level(level)
         shares, mean = self.probabilities, self.probabilities @ self.nodes
         of_hyper = [mean, np.sqrt(shares @ (self.nodes - mean) ** 2)]
         of_hyper += [self.hyper_quantile(p) for p in report.ends_of(level)]

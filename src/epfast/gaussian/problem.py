@@ -640,7 +640,7 @@ def square(name: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def kernel_at_door(
+def checked_kernel(
     K: Any, overwrite: bool, jitter: float, pool: ThreadPool | None = None
 ) -> KernelMatrix:
     """Check K, and hold it in a copy or in its own memory. O(n^3 / 3), by the pool."""
@@ -651,7 +651,7 @@ def kernel_at_door(
 
 
 def kernel_in_memory(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
-    """As :func:`kernel_at_door`, but for :func:`check_positive`. O(n^2)."""
+    """As :func:`checked_kernel`, but for :func:`check_positive`. O(n^2)."""
     if overwrite:
         if not (
             isinstance(K, np.ndarray)

@@ -781,7 +781,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         return found
 
 
-def kernels_at_door(
+def checked_kernels(
     K: Any, overwrite: bool, jitter: float, latents: int
 ) -> tuple[tuple[KernelMatrix, ...], Array | None]:
     """Check K, one matrix or one for each latent; a kernel for each, and K if it is one."""

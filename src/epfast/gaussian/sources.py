@@ -129,7 +129,7 @@ def _pair(chunk: Any) -> tuple[Any, Any]:
     return chunk[0], chunk[1]
 
 
-def stream_at_door(X: Any, ones: bool, schedule: Any, **given: Any) -> Stream:
+def checked_stream(X: Any, ones: bool, schedule: Any, **given: Any) -> Stream:
     """Chunks of rows, of which the first is read; given: arguments that need all rows."""
     for name, value in given.items():
         if value is not None:

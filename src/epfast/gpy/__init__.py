@@ -19,7 +19,7 @@ from epfast.gaussian import GPPosterior, fit_process
 from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
-from epfast.gaussian.problem import Data, kernel_at_door
+from epfast.gaussian.problem import Data, checked_kernel
 from epfast.inference import Sites, fit_from
 
 try:
@@ -301,7 +301,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             # GPy's kernel with other parameters is a kernel as well; GPy may keep its matrix
             kernel = KernelMatrix(np.array(K, dtype=np.float64, order="C"))
         else:
-            kernel = kernel_at_door(K, False, 0.0)
+            kernel = checked_kernel(K, False, 0.0)
         chosen = choose_process(loss, None, schedule)
         problem = chosen.problem(Data(None, rows), kernel=kernel)
         before, start = self.last or self._loaded, None  # type: Any, Any

@@ -69,7 +69,7 @@ def table(index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any
     return frame
 
 
-def level_at_door(level: Any, name: str = "level") -> float:
+def checked_level(level: Any, name: str = "level") -> float:
     """A probability strictly between 0 and 1."""
     level = _checks.number(name, level, above=0.0)
     if level >= 1.0:

@@ -17,7 +17,7 @@ from epfast.gaussian.files import contents
 from epfast.inference import SweepInfo
 from epfast.inference.files import write
 from epfast.inference.records import Recorded
-from epfast.inference.report import Drawn, interval, level_at_door, table, to_arviz
+from epfast.inference.report import Drawn, checked_level, interval, table, to_arviz
 from epfast.inference.runtime import cached_property
 from epfast.parametric.engine import ParametricState
 from epfast.parametric.mixture_problem import MixtureProblem, rows_at_door
@@ -323,7 +323,7 @@ class MixturePosterior(Recorded):
 
     def credible_interval(self, level: float = 0.95) -> Array:
         """Central credible intervals of the means of the components, (J, d, 2)."""
-        ends = interval(self.mean.ravel(), self.variance.ravel(), level_at_door(level))
+        ends = interval(self.mean.ravel(), self.variance.ravel(), checked_level(level))
         return np.asarray(ends.reshape(*self.mean.shape, 2))
 
     def summary(self, level: float = 0.95) -> Any:

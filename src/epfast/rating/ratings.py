@@ -268,7 +268,7 @@ class Ratings:
             A frame of pandas where pandas is there. Columns: player, rating, sd, the ends of the
             interval, games, last (the time of the last game, where times were given).
         """
-        level = report.level_at_door(level)
+        level = report.checked_level(level)
         mean, variance = self._belief.mean[self._last], self._belief.variance[self._last]
         low, high = report.interval(mean, variance, level).T
         percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]
