@@ -6,7 +6,7 @@ import pytest
 from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.loss import CoreLoss
 from epfast._core.minibatch import MinibatchSweep
-from epfast._core.row_sweeps import BlockedSweep, ParallelSweep, marginals
+from epfast._core.row_sweeps import BlockedSweep, SiteFits, marginals
 from epfast._core.rows import Rows
 from epfast._core.scalar_schemes import FactorScheme, Sampling
 from epfast._core.shared_sites import SharedSweep
@@ -184,7 +184,7 @@ def test_row_sweeps(kind, made):
     np.testing.assert_allclose(h, X @ (S @ p), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(s, np.einsum("ij,jk,ik->i", X, S, X), rtol=1e-9)
     new = np.array([site_of(tilted, y[i], h[i], s[i], *want[:, i]) for i in range(n)]).T
-    parallel = ParallelSweep(tilted, d, 7, 1.0, 1.0)
+    parallel = SiteFits(tilted, 1.0, 1.0, 7)
     got = [part.copy() for part in sites]
     parallel.fit(h, s, y, *got)
     np.testing.assert_allclose(got[:2], new, rtol=1e-7, atol=1e-9)

@@ -38,11 +38,11 @@ class BlockedSweep:
         scale: Array | None = ...,
     ) -> None: ...
 
-class ParallelSweep:
+class SiteFits:
     n_refused: int
     residual: float
     def __init__(
-        self, moments: TiltedMoments, d: int, q: int, power: float, damping: float
+        self, moments: TiltedMoments, power: float, damping: float, q: int = ...
     ) -> None: ...
     def fit(
         self,

@@ -274,8 +274,8 @@ cdef class BlockedSweep:
 
 # ---- all from one posterior ----
 
-cdef class ParallelSweep:
-    """Scratch for fits of rows from their marginals, q at a time; relatives have d dimensions.
+cdef class SiteFits:
+    """Scratch for fits of rows from their marginals, q at a time.
 
     residual: the largest distance of a site from its fixed point met so far, as the mismatch of the
     tilted mean with that of the posterior, in its standard deviations, or of the variances,
@@ -283,12 +283,10 @@ cdef class ParallelSweep:
     """
 
     def __init__(
-        self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping
+        self, TiltedMoments moments not None, double power, double damping, ptrdiff_t q=128
     ):
-        self.moments = moments
-        self.d, self.q = d, q
-        self.power, self.damping = power, damping
-        self.V, self.work, self.failed = np.empty((q, d)), np.empty((9, q)), np.empty(q, np.uint8)
+        self.moments, self.power, self.damping, self.q = moments, power, damping, q
+        self.work, self.failed = np.empty((9, q)), np.empty(q, np.uint8)
 
     cdef Status batch(
         self, blas_int q, const double *y, const double *weight, double *tau, double *nu,

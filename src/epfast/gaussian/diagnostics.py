@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from epfast import families
 from epfast._arrays import Array
 from epfast._core.latents import LatentSites
-from epfast._core.row_sweeps import ParallelSweep
-from epfast.gaussian.engines.rows import PARALLEL_ROWS
+from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.problem import Problem, State
 from epfast.gaussian.table import engine_of
@@ -91,35 +90,15 @@ def trusted(post: Any) -> bool:
 def residual_of_rows(problem: Any, sweep: int, sites: Sites, mean: Array, variance: Array) -> float:
     """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n).
 
-    problem: a Problem; mean, variance: of the latent values, (n,) or (n, C).
+    inf: the cavity of a row is improper, or its fit. Rows of weight 0 do not count.
     """
     if problem.loss.latents > 1:
         return _residual_of_latents(problem, sites, mean, variance)
-    tilted, power, y = problem.tilted(), problem.schedule.power, problem.data.y
+    tilted, (_, y, weights) = problem.tilted(), problem.data
     tilted.begin_sweep(sweep)
-    weights = problem.data.weights
-    if weights is None:
-        core = ParallelSweep(tilted, 1, min(len(mean), PARALLEL_ROWS), power, 0.0)
-        core.fit(mean, variance, y, *families.copied(sites))
-        return float("inf") if core.n_refused else core.residual
-    # of one copy of each factor, to what is left of its weight; what is certain is as it should be
-    counts, copies = (weights > 0.0) & (variance > 0.0), np.maximum(weights, 1.0)
-    if not counts.any():
-        return 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        try:
-            m, v = learning.cavities(sites, mean, variance, power / copies)
-        except FloatingPointError:
-            return float("inf")
-        exponent = power * weights / copies
-        given = [np.ascontiguousarray(part[counts]) for part in (y, m, v, exponent)]
-        triple = np.empty((3, int(counts.sum())))
-        if tilted.many(*given, *triple):
-            return float("inf")
-        (_, m, v, _), mean, variance = given, mean[counts], variance[counts]
-        gap = np.abs(m + v * triple[1] - mean) / np.sqrt(variance)
-        spread = np.abs(v / variance * (1.0 + v * triple[2]) - 1.0)
-        return float(max(gap.max(), spread.max()))
+    core = SiteFits(tilted, problem.schedule.power, 0.0)
+    core.fit(mean, variance, y, *families.copied(sites), weights)
+    return float("inf") if core.n_refused else core.residual
 
 
 def _residual_of_latents(problem: Any, sites: Sites, mean: Array, variance: Array) -> float:

@@ -11,7 +11,7 @@ from scipy import special
 from epfast import families
 from epfast._arrays import Array
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engines.base import plain
+from epfast.gaussian.engines.base import log_evidence, plain
 from epfast.gaussian.engines.latents import Stack
 from epfast.gaussian.engines.nested import (
     MOST_ROUNDS,
@@ -28,7 +28,6 @@ from epfast.gaussian.problem import (
     Problem,
     State,
     log_determinant,
-    log_evidence,
 )
 from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
@@ -186,7 +185,7 @@ class JointPosterior(LatentPosterior):
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of prior times sites, with all constants."""
         prior = self.n_latents * log_determinant(self.prior_precision)
-        return log_evidence(self.state, prior)
+        return log_evidence(self._moments, prior)
 
     def _proposal(self) -> Any:
         return LinearProposal(self)

@@ -88,7 +88,6 @@ class LowRankGPPosterior(ProcessPosterior):
         return FullPosterior(self.state, self.problem, self.converged, self.history)
 
     batch_size = property(attrgetter("problem.batch_size"))
-    relaxed = property(attrgetter("weights.relaxed"))
     has_site_per_row = property(attrgetter("weights.has_site_per_row"))
     #: EP's log p(y) under the prior N(0, G G'), with all constants
     log_evidence = property(attrgetter("weights.log_evidence"))

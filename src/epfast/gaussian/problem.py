@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
-from scipy.linalg import lapack
 
 from epfast import _checks
-from epfast._arrays import Array, as_array, row_chunks, symmetric_from_upper
+from epfast._arrays import Array, as_array, pieces, row_chunks, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import add_sites
@@ -347,8 +345,7 @@ class Problem(NamedTuple):
 
     def _some_rows(self, theta: Array) -> list[slice]:
         """Slices of rows of so many latent values, whatever nonzeros they have."""
-        latents = max(1, len(theta)) * self.loss.latents
-        return row_chunks(np.empty((self.shape[0], 0)), max(1, (1 << 20) // latents))
+        return pieces(self.shape[0], len(theta) * self.loss.latents)
 
     def _values(self, theta: Array, part: slice) -> Array:
         """Beta times the loss of some rows, (m, k)."""
@@ -374,9 +371,7 @@ class Problem(NamedTuple):
         if precision.ndim == 1:
             mean = shift / precision
         else:
-            with factorising():
-                factor = linalg.cholesky(precision, lower=True), True
-                mean = np.asarray(linalg.cho_solve(factor, shift))
+            mean = np.asarray(linalg.cho_solve((factor_of(precision), True), shift))
         if self.center is not None and self.wide is not None:
             mean[-1] -= self.center @ mean[:-1]
         return mean
@@ -453,22 +448,6 @@ def log_determinant(precision: Array) -> float:
     return 2.0 * float(np.log(np.diag(factor_of(precision))).sum())
 
 
-def log_evidence(state: State, prior_log_determinant: float) -> float:
-    """log of the integral of the prior times the product of the sites. O(d^3)."""
-    if state.precision.ndim == 1:
-        log_det = log_determinant(state.precision)
-        quadratic = (state.shift * (state.shift / state.precision)).sum()
-    else:
-        factor = factor_of(state.precision)
-        with np.errstate(over="ignore", invalid="ignore"):
-            half = lapack.dtrtrs(factor, state.shift, lower=1)[0]
-            log_det = 2.0 * np.log(factor.diagonal()).sum()
-            quadratic = half @ half
-        if not math.isfinite(quadratic):
-            raise not_proper()
-    return float(state.log_scale + 0.5 * (prior_log_determinant - log_det) + 0.5 * quadratic)
-
-
 def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     """Precision and shift of the product of all scalar sites. O(n d^2)."""
     d = problem.shape[1]
@@ -478,28 +457,12 @@ def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     return symmetric_from_upper(precision), shift
 
 
-def from_sites(problem: Problem, sites: Sites, sweeps: int) -> State:
-    """Base times scalar sites, maybe improper. O(n d^2)."""
-    base, (precision, shift) = problem.base, sum_of_sites(problem, sites)
-    total = base.log_scale + float(sites.log_scale.sum())
-    return State(base.precision + precision, base.shift + shift, sites, total, sweeps)
-
-
 def not_proper() -> FloatingPointError:
     """The error where the matrix of a posterior has no Cholesky factor."""
     return FloatingPointError(
         "the posterior overflowed, or is not positive definite to rounding; scale the columns of "
         "X, or try damping or a power below 1"
     )
-
-
-@contextmanager
-def factorising() -> Iterator[None]:
-    """Say what it means where the matrix of a posterior has no Cholesky factor."""
-    try:
-        yield
-    except (linalg.LinAlgError, ValueError):
-        raise not_proper() from None
 
 
 def _factor(matrix: Array) -> Array | None:
@@ -538,17 +501,6 @@ def inverse_root(precision: Array) -> Array:
     factor = factor_of(precision)
     inverse_triangle(factor)
     return np.triu(factor.T)
-
-
-def moments_of(state: State) -> tuple[Array, Array]:
-    """Covariance, or variances of a diagonal, and mean. O(d^3), or O(d)."""
-    if state.precision.ndim == 1:
-        return 1.0 / state.precision, state.shift / state.precision
-    factor = factor_of(state.precision)
-    with factorising():
-        mean = linalg.cho_solve((factor, True), state.shift)
-    inverse_from_factor(factor)
-    return symmetric_from_upper(factor.T), mean
 
 
 # ---- from the arguments of the user ----

@@ -15,10 +15,9 @@ from scipy import linalg, special
 
 from epfast import _checks, families
 from epfast._arrays import Array
-from epfast._core.row_sweeps import ParallelSweep
+from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.prior_sites import ByRows, DualState, ShrunkState, WeightEngine
-from epfast.gaussian.engines.rows import PARALLEL_ROWS
 from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.problem import PriorSites, Problem, prior_of, sum_of_sites
 from epfast.gaussian.wide import MOST_BYTES, in_memory
@@ -477,7 +476,7 @@ class ShrunkPosterior(FullPosterior):
             found = super().residual
         if not len(visits):
             return found
-        core = ParallelSweep(self.prior.tilted(), 1, PARALLEL_ROWS, 1.0, 0.0)
+        core = SiteFits(self.prior.tilted(), 1.0, 0.0)
         sites = families.taken(self.prior_sites, visits)
         mean, variance = (np.ascontiguousarray(x[visits]) for x in (self.mean, self.variance))
         core.fit(mean, variance, np.ones((len(visits), 1)), *families.copied(sites))

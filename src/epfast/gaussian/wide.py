@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from epfast._arrays import Array
+from epfast._arrays import Array, pieces
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.notes import is_mapped
 from epfast.gaussian.problem import (
@@ -35,12 +35,6 @@ MOST_BYTES = 2 << 30
 
 
 # ---- products of rows ----
-
-
-def pieces(n: int, numbers: int) -> list[slice]:
-    """Slices of n things of so many numbers each, of NUMBERS in all."""
-    step = max(1, NUMBERS // max(1, numbers))
-    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 
 def products(rows: Any, X: Any) -> Array:

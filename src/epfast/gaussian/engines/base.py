@@ -25,8 +25,6 @@ from epfast.gaussian.problem import (
     inverse_of,
     inverse_root,
     log_determinant,
-    log_evidence,
-    moments_of,
     not_proper,
 )
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary
@@ -136,6 +134,12 @@ def with_moments(state: State) -> Swept:
     return proper(gaussian(state._replace(precision=state.precision.copy())))
 
 
+def log_evidence(state: Swept, prior_log_determinant: float) -> float:
+    """log of the integral of the prior times the product of the sites."""
+    away = prior_log_determinant - state.log_determinant + state.square
+    return float(state.log_scale + 0.5 * away)
+
+
 def proper(state: S | None) -> S:
     """The state, which is to be one."""
     if state is None:
@@ -189,8 +193,9 @@ class Form:
         raise NotImplementedError
 
     def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
-        """Gives mean and variance of the latent values of some rows."""
-        raise NotImplementedError
+        """Gives mean and variance of the latent values of some rows, by ``state.moments``."""
+        now = state.moments
+        return lambda part: (now.mean[part], now.variance[part])
 
     def improper(self, sites: Any) -> Exception:
         """The error where sites make no proper posterior."""
@@ -430,18 +435,16 @@ class Full(Form):
         return state._replace(square=float(shift @ mean), sweeps=state.sweeps + 1)
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
-        if state.precision.ndim == 1:
-            variance, mean = moments_of(state)
+        state = state if isinstance(state, Swept) else with_moments(state)
+        if state.covariance is None:
+            mean, variance = state.shift / state.precision, 1.0 / state.precision
         else:
             # of several latents, one after the other
             variance = state.covariance.diagonal(0, -2, -1).ravel()
             mean = state.mean.ravel()
         if not evidence:
             return Summary(mean, variance)
-        if not isinstance(state, Swept):
-            return Summary(mean, variance, log_evidence(state, self.prior_log_determinant))
-        away = self.prior_log_determinant - state.log_determinant + state.square
-        return Summary(mean, variance, float(state.log_scale + 0.5 * away))
+        return Summary(mean, variance, log_evidence(state, self.prior_log_determinant))
 
     def result(self, state: Any) -> State:
         return plain(state)

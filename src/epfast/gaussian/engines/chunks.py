@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array, as_array, symmetric_from_upper
+from epfast._arrays import Array, as_array
 from epfast._core.chunks import ChunkedSweep
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Rows
@@ -27,7 +27,7 @@ from epfast.gaussian.engines.base import (
     plain,
     with_moments,
 )
-from epfast.gaussian.problem import Problem, State, moments_of, not_proper
+from epfast.gaussian.problem import Problem, State, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.mixing import shares_of
@@ -413,14 +413,14 @@ class InChunks(Visits):
     def _one_by_one(self, visits: Indices, P: Array, p: Array, sites: Sites) -> Array:
         """New sites of some rows, (3, count), in sequential order."""
         problem, new = self.problem, np.array(families.taken(sites, visits))
-        covariance, mean = moments_of(State(symmetric_from_upper(P), p, None, 0.0, 0))
+        now = with_moments(State(P, p, None, 0.0, 0))
         self.sequential.sweep(
             problem.rows(visits),
             problem.responses(visits),
             problem.weights(visits),
             np.arange(len(visits)),
-            covariance,
-            mean,
+            now.covariance,
+            now.mean,
             *new,
         )
         return new

@@ -8,7 +8,6 @@ not contract.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,10 +164,6 @@ class Kernel(Form):
         total = self.known + log_evidence(state.sites, now, self.offset)
         return Summary(now.mean, now.variance, total)
 
-    def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
-        now = state.moments
-        return lambda part: (now.mean[part], now.variance[part])
-
     def moments(self, sites: Sites, marginals: bool = False) -> ValueMoments | None:
         """The moments of these sites; None if the posterior is improper. O(n^3).
 
@@ -279,7 +274,7 @@ class ValuesInTurn(Visits):
     def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         form, core, data, n = self.form, self.core, self.problem.data, len(sites.shift)
         form.hold_covariance(state.sites, state.moments)
-        form.covariance_of = None
+        form.covariance_of, core.pool = None, form.matrix.pool
         before, core.log_determinant = core.n_refused, 0.0
         mean = state.moments.mean.copy()
         visits = self.schedule.checked_visits(n, state.sweeps)
@@ -380,17 +375,11 @@ class ProcessEngine(EPEngine):
             if parallel
             else ValuesInTurn(self, chunk)
         )
-        self.use_threads(self.form.matrix.pool)
+        self.pool = self.form.matrix.pool
 
-    def use_threads(self, pool: ThreadPool | None) -> None:
-        """Share the work on matrices among these threads; None: BLAS has its own."""
-        self.pool = self.form.matrix.pool = pool
-        if isinstance(self._visits, ValuesInTurn):
-            self._visits.core.pool = pool
-
-    def share(self, threads: Any) -> None:
-        """The same, given the threads of a fit of rows."""
-        self.use_threads(pool_of(threads.threads, self.n_sites))
+    def share(self, threads: ThreadPool) -> None:
+        """Share the work on matrices among threads of a fit of rows."""
+        self.pool = self.form.matrix.pool = pool_of(threads.threads, self.n_sites)
 
     def visits(self, state: GPState) -> Visits:
         # what refers to the engine is made anew: a loss of the user goes with its last fit

@@ -169,9 +169,7 @@ class Stack(Full):
         """The prior times the sites; None if that is no proper Gaussian. O(C n d^2)."""
         parts = []
         for k in range(sites.shift.shape[1]):
-            # the log scale of a row is in none of its latents
-            precision, shift = (np.ascontiguousarray(part[:, k]) for part in sites[:2])
-            part = super().built(Sites(precision, shift, np.zeros(len(shift))), sweeps)
+            part = super().built(one_of(sites, k), sweeps)
             if part is None:
                 return None
             parts.append(part)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import inverse_from_factor
-from epfast._core.row_sweeps import BlockedSweep, ParallelSweep, add_sites
+from epfast._core.row_sweeps import BlockedSweep, SiteFits, add_sites
 from epfast._core.rows import Duals, Units
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
@@ -43,7 +43,6 @@ from epfast.gaussian.engines.chunks import (
 )
 from epfast.gaussian.engines.joint import cavities, log_mass
 from epfast.gaussian.engines.rows import (
-    PARALLEL_ROWS,
     AtOnce,
     order_of_rows,
     visits_of,
@@ -369,7 +368,7 @@ class WeightEngine(EPEngine):
         """Sweeps over the weights with this damping."""
         if damping not in self._cores:
             if self.schedule.order == "parallel":
-                core: Any = ParallelSweep(self.of_prior, 1, PARALLEL_ROWS, 1.0, damping)
+                core: Any = SiteFits(self.of_prior, 1.0, damping)
             else:
                 order = self.form.order
                 core = BlockedSweep(self.of_prior, order, self.block, 1.0, damping, False)

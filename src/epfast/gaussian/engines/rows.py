@@ -14,7 +14,7 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array
-from epfast._core.row_sweeps import ParallelSweep
+from epfast._core.row_sweeps import SiteFits
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
@@ -45,8 +45,8 @@ from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, each
 
-#: rows per block of marginals in parallel order
-PARALLEL_ROWS = 128
+#: rows whose moments are found at a time, where all go at once
+AT_ONCE = 128
 #: of sweeps of all rows at once, where sequential ones are stuck
 RESTART_DAMPING = 0.5
 #: the order of passes, and columns from which they are taken: fits of 2,000 rows take 1.2 times as
@@ -111,19 +111,18 @@ class AtOnce(Visits):
         threads: ThreadPool | None = None,
     ) -> None:
         self.problem, self.form, self.threads = problem, form, threads or ThreadPool(1)
-        power = problem.schedule.power
-        self.numbers = 1, min(problem.n_rows, PARALLEL_ROWS), power, damping
+        self.numbers = problem.schedule.power, damping
         #: scratch of each thread
-        self.cores = [ParallelSweep(tilted, *self.numbers)]
+        self.cores = [SiteFits(tilted, *self.numbers)]
 
     def visit(self, state: Any, sites: Sites, tick: Tick) -> Counts:
         problem, n, at_rows = self.problem, self.problem.n_rows, self.form.at_rows(state)
         # whole blocks, so that the numbers do not depend on the parts
-        blocks = problem.chunk // (self.form.width * PARALLEL_ROWS * self.threads.threads)
-        step = PARALLEL_ROWS * max(1, blocks)
+        blocks = problem.chunk // (self.form.width * AT_ONCE * self.threads.threads)
+        step = AT_ONCE * max(1, blocks)
         parts = [slice(i, min(i + step, n)) for i in range(0, n, step)]
         while len(self.cores) < min(len(parts), self.threads.threads):
-            self.cores.append(ParallelSweep(problem.tilted(), *self.numbers))
+            self.cores.append(SiteFits(problem.tilted(), *self.numbers))
         for core in self.cores:
             core.residual = 0.0
         before = sum(core.n_refused for core in self.cores)
@@ -185,7 +184,7 @@ class MeansFirst(Visits):
 
     def __init__(self, engine: RowEngine, otherwise: Visits) -> None:
         self.engine, self.otherwise, self.in_turn = engine, otherwise, False
-        self.core = ParallelSweep(engine.tilted, 1, min(engine.n_sites, PARALLEL_ROWS), 1.0, 1.0)
+        self.core = SiteFits(engine.tilted, 1.0, 1.0)
         #: the last pass that was taken, or None: it was a sweep of the other kind
         self.taken: Ahead | None = None
         #: the passes so far without another sweep
