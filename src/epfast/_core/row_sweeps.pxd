@@ -8,7 +8,8 @@ from epfast._core.tilted cimport TiltedMoments
 cdef class SiteFits:
     cdef TiltedMoments moments
     cdef ptrdiff_t q
-    cdef double power, damping
+    cdef double power
+    cdef public double damping
     cdef double[:, ::1] work                # rows: see batch
     cdef unsigned char[::1] failed
     cdef readonly ptrdiff_t n_refused

@@ -9,6 +9,7 @@ from epfast._core.tilted import TiltedMoments
 
 class BlockedSweep:
     full: bool
+    damping: float
     n_refused: int
     log_scale_total: float
     log_determinant: float
@@ -40,6 +41,7 @@ class BlockedSweep:
 
 class SiteFits:
     n_refused: int
+    damping: float
     residual: float
     def __init__(
         self, moments: TiltedMoments, power: float, damping: float, q: int = ...

@@ -91,7 +91,8 @@ cdef class BlockedSweep:
     cdef TiltedMoments moments
     cdef readonly Relaxation relaxation
     cdef ptrdiff_t d, q
-    cdef double power, damping
+    cdef double power
+    cdef public double damping
     cdef double[:, ::1] V, W
     cdef double[:, ::1] S
     cdef double[::1] h, c, k

@@ -96,6 +96,8 @@ def gaussian(state: State, rooted: bool = False) -> Swept | None:
 
     The upper triangle of the precision is read; the other one is filled in.
     """
+    if state.precision.ndim == 1:
+        return with_moments(state) if (state.precision > 0.0).all() else None
     covariance, mean = np.empty_like(state.precision), np.empty_like(state.shift)
     root = np.empty_like(covariance) if rooted else None
     with np.errstate(all="ignore"):

@@ -183,9 +183,7 @@ def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Swept | None:
         sites=sites,
         log_scale=float(share @ [state.log_scale for state in states]),
     )
-    if found.precision.ndim == 2:
-        return gaussian(found)
-    return with_moments(found) if (found.precision > 0.0).all() else None
+    return gaussian(found)
 
 
 def _combined(share: Array, arrays: Any) -> Array:

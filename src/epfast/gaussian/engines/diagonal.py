@@ -25,6 +25,7 @@ from epfast.gaussian.engines.base import (
     Full,
     Swept,
     following,
+    gaussian,
     plain,
     with_moments,
 )
@@ -82,10 +83,8 @@ class Dense(Full):
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         precision, shift = self.total(sites)
-        if not precision.min() > 0.0:
-            return None
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
-        return with_moments(State(precision, shift, sites, total, sweeps))
+        return gaussian(State(precision, shift, sites, total, sweeps))
 
     def result(self, state: Swept) -> State:
         return plain(state)._replace(sites=None if state.sites is None else self.given(state.sites))

@@ -351,7 +351,10 @@ class WeightEngine(EPEngine):
         most = max(1, len(given.visits))
         self.block = min(block_size(schedule.block, self.form.order), most)
         self.ones = np.ones((most, 1))
-        self._cores: dict[float, Any] = {}
+        self.core_of_weights: Any = SiteFits(self.of_prior, 1.0, 1.0)
+        if schedule.order != "parallel":
+            numbers = self.form.order, self.block, 1.0, 1.0, False
+            self.core_of_weights = BlockedSweep(self.of_prior, *numbers)
         self.tilted = problem.tilted()
         self.order = schedule.order if problem.wide is not None else order_of_rows(problem)
         if n > 0 and problem.wide is not None:
@@ -363,17 +366,6 @@ class WeightEngine(EPEngine):
             )
         elif n > 0:
             self.rows = visits_of(self.order, problem, self.tilted, self.form, ThreadPool(1))
-
-    def core_of_weights(self, damping: float) -> Any:
-        """Sweeps over the weights with this damping."""
-        if damping not in self._cores:
-            if self.schedule.order == "parallel":
-                core: Any = SiteFits(self.of_prior, 1.0, damping)
-            else:
-                order = self.form.order
-                core = BlockedSweep(self.of_prior, order, self.block, 1.0, damping, False)
-            self._cores[damping] = core
-        return self._cores[damping]
 
     def begun(self, state: Any, is_flat: bool) -> Any:
         memory = Memory(self.schedule.damping)
@@ -417,8 +409,8 @@ class WeightEngine(EPEngine):
         visits = self.form.given.visits
         if not len(visits):
             return 0
-        core = self.core_of_weights(state.memory.damping)
-        before = core.n_refused
+        core, before = self.core_of_weights, self.core_of_weights.n_refused
+        core.damping = state.memory.damping
         if self.schedule.order == "parallel":
             some = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
             now = self.form.summary(state, False)

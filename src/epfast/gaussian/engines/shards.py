@@ -26,7 +26,6 @@ from epfast.gaussian.engines.base import (
     Visits,
     contraction,
     gaussian,
-    with_moments,
 )
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.engines.passes import PassEngine, laplace_core, pieces_of
@@ -657,11 +656,11 @@ class Shards(Full):
         base, found = self.problem.base, zip(*(part.site for part in sites), strict=True)
         precision, shift, scale = (np.sum(numbers, axis=0) for numbers in found)
         precision += base.precision
-        if not is_proper(precision):
-            return None
         total = base.log_scale + float(scale)
-        state = State(precision, base.shift + shift, self.sites_of(sites), total, sweeps)
-        return with_moments(state)._replace(memory=ShardMemory(tuple(sites)))
+        made = gaussian(State(precision, base.shift + shift, None, total, sweeps))
+        if made is None:
+            return None
+        return made._replace(sites=self.sites_of(sites), memory=ShardMemory(tuple(sites)))
 
 
 class ShardEngine(EPEngine):
