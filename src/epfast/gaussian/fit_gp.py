@@ -96,8 +96,7 @@ def fit_gp(
         Known parts of the latent values: the factors are t_i(f_i + offset_i). None: 0.
     weights : array_like of shape (n,), optional
         As in :func:`epfast.fit_linear`: an observation of weight w >= 1 counts as w copies, the
-        factor of one below 1 enters to the power w. Without ``rank`` for sequential and shuffled
-        sweeps of :class:`epfast.EP`.
+        factor of one below 1 enters to the power w. Without ``rank`` for :class:`epfast.EP` alone.
     jitter : float, optional
         Added to the diagonal of K; K is not changed otherwise. Not with ``rank``.
     rank : int, optional

@@ -208,11 +208,11 @@ def legal(
         value = getattr(schedule, name, None)
         if value is not None and not (name in ("damping", "power") and value == 1.0):
             asked[name] = value
-    if schedule.order in ("parallel", "shuffled", "chunked", "residual", "as_completed"):
+    if schedule.order in ("parallel", "shuffled", "chunked", "as_completed"):
         asked[f"order={schedule.order!r}"] = schedule.order
     pairs: dict[str, tuple[str, ...]] = {}
     if schedule.order == "parallel":
-        pairs["order='parallel'"] = ("block", "weights") if covariance == "process" else ("block",)
+        pairs["order='parallel'"] = ("block",)
     if scheme.relaxes:
         none = "power", "weights", "prior", "order='parallel'", "order='chunked'"
         pairs["scheme='relaxed'"] = none

@@ -256,8 +256,7 @@ def wide_rows(
 ) -> WideRows | None:
     """The rows, if a fit by these choices takes the n x n form.
 
-    Scalar sites of EP with a full covariance, fewer rows than columns; not in chunks, or where they
-    are weighted and fitted in parallel, or relaxed.
+    Scalar sites of EP with a full covariance, fewer rows than columns; not in chunks, nor relaxed.
     """
     schedule = choices.schedule
     if not (isinstance(schedule, EP) and choices.covariance == "full"):
@@ -265,9 +264,7 @@ def wide_rows(
     by_rows = choices.batch_size is None and choices.loss.latents == 1
     if not by_rows or choices.scheme.relaxes or not hasattr(data.X, "shape"):
         return None
-    if schedule.order == "chunked" or (data.weights is not None and schedule.order == "parallel"):
-        return None
-    if not is_wide(*data.X.shape):
+    if schedule.order == "chunked" or not is_wide(*data.X.shape):
         return None
     return WideRows(_own(data.X, intercept), intercept, center)
 

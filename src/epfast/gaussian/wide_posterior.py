@@ -229,8 +229,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
     ) -> FullPosterior:
         """As that of a :class:`~epfast.FullPosterior`; in the d x d form for many rows."""
-        weighted = data.weights is not None and getattr(schedule, "order", "") == "parallel"
-        if weighted or not is_wide(self.problem.shape[0] + data.X.shape[0], self.shift.size):
+        if not is_wide(self.problem.shape[0] + data.X.shape[0], self.shift.size):
             return self.in_d_by_d().with_checked_rows(data, schedule, warn)
 
         def engine(new: Problem) -> ProcessEngine:
