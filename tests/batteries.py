@@ -12,9 +12,8 @@ import pytest
 
 from epfast import fit_gp, fit_linear, losses, schedules, schemes
 from epfast.gaussian import choices
-from epfast.gaussian.priors import prior_at_door
-from epfast.gaussian.problem import Data, data_of
-from epfast.gaussian.process_problem import kernel_at_door
+from epfast.gaussian.priors import normal_prior
+from epfast.gaussian.problem import Data, checked_kernel, data_of
 from epfast.gaussian.table import ENGINES, engine_of, legal
 from tests.oracles.data import rbf
 
@@ -174,11 +173,11 @@ def engine(case):
     if case.wing == "linear":
         chosen = choices.choose(**arguments(case))
         full = case.covariance == "full"
-        prior = prior_at_door(None, None, None, None, X.shape[1], full)
+        prior = normal_prior(None, None, None, None, X.shape[1], full)
         return engine_of(chosen.problem(data_of(X, y, None, chosen.loss), prior))
     loss, scheme = LOSSES[case.loss], SCHEMES[case.scheme]
     schedule = case.schedule.filled(power=1.0, damping=1.0)
     chosen = choices.Choices(loss, scheme, schedule, "process", None)
-    data, kernel = Data(None, loss.responses("y", y, len(y))), kernel_at_door(rbf(X), False, 0.0)
+    data, kernel = Data(None, loss.responses("y", y, len(y))), checked_kernel(rbf(X), False, 0.0)
     problem = chosen.problem(data, kernel=kernel)
     return TABLES["gp"][case.covariance, case.factor, schedule.stores].engine(problem)

@@ -157,8 +157,8 @@ def test_it_starts_from_the_last_sites():
 
 
 def test_the_kernel_is_checked_once_for_the_same_data(monkeypatch):
-    checked, plain = [], face.kernel_at_door
-    monkeypatch.setattr(face, "kernel_at_door", lambda *given: checked.append(1) or plain(*given))
+    checked, plain = [], face.checked_kernel
+    monkeypatch.setattr(face, "checked_kernel", lambda *given: checked.append(1) or plain(*given))
     method = EP()
     found = model(method)
     for variance in (1.0, 2.0):

@@ -398,8 +398,8 @@ def test_predictions_of_gpy(kind):
 @pytest.mark.parametrize("kind", ["StudentT", "Weibull", "LogLogistic", "HeteroscedasticGaussian"])
 def test_the_kernel_is_checked_once_for_the_same_data(kind, monkeypatch):
     """Whatever the parameters of the likelihood; the sites of the one before are the start."""
-    checked, plain = [], face.kernel_at_door
-    monkeypatch.setattr(face, "kernel_at_door", lambda *given: checked.append(1) or plain(*given))
+    checked, plain = [], face.checked_kernel
+    monkeypatch.setattr(face, "checked_kernel", lambda *given: checked.append(1) or plain(*given))
     parts = case(kind)
     found = model(parts)
     cold = len(found.inference_method.last.history)

@@ -25,18 +25,19 @@ OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices", "files"}
 #: classes of graphs that users know by these names, which helpers in other rooms have too
 TWICE = {"Block", "Table"}
 #: the files of gaussian, from the ground up; engines by themselves, below
-RISE = """problem files certificate relaxed
-    / priors notes sources process_problem checking
-    / factor wide / engines / shrunk_checking / shrinkage / table
-    / choices diagnostics online / posterior / kernel_posterior process_prediction
-    / linear_posterior process_posterior
-    / arrow_posterior integrated latent_posterior latent_processes nearest shrunk_posterior
-    wide_posterior
+RISE = """problem files
+    / priors notes sources checking
+    / factor wide / engines / table
+    / choices diagnostics online / posterior
+    / linear_posterior
+    / process_posterior
+    / arrow_posterior integrated latent_posterior nearest shrunk_posterior wide_posterior
     / combining fit_linear held / hyper / low_rank / fit_gp / hyper_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
-ENGINES = """base joint latent_means / chunks full / means nested rows stack
-    / kernel passes prior_sites / arrow diagonal double_loop latent_processes nearest / local
-    / laplace shards shared / __init__"""
+ENGINES = """base joint / chunks
+    / nested rows / kernel passes prior_sites
+    / latents / means / arrow diagonal double_loop nearest
+    / shards / __init__"""
 ENGINES = {name: k for k, floor in enumerate(ENGINES.split("/")) for name in floor.split()}
 
 

@@ -13,7 +13,7 @@ from bench.lib.harness import Claim, Timing
 from bench.speed.linear_rivals import FUNCTIONS, SOURCE
 from bench.speed.linear_task import fastest, rounds, synthetic
 from epfast._core.chunks import ChunkedSweep
-from epfast._core.row_sweeps import ParallelSweep
+from epfast._core.row_sweeps import SiteFits
 from epfast._core.rows import Rows
 from epfast.gaussian.engines.chunks import block_of
 
@@ -48,7 +48,7 @@ def chunked_sweeps(options: argparse.Namespace, n: int) -> tuple[dict, list[Clai
         def gemm(repeats=repeats, d=d, pointers=pointers) -> None:
             library.gemm_rate(repeats, d, COLUMNS, *pointers, dgemm)
 
-        alone = ParallelSweep(tilted, 1, block_of(d), 1.0, 1.0)
+        alone = SiteFits(tilted, 1.0, 1.0, block_of(d))
         h, s = np.random.default_rng(0).standard_normal(count), np.full(count, 0.01)
         others = np.zeros((3, count))
 

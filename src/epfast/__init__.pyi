@@ -53,7 +53,7 @@ from epfast.inference import (
     SweepInfo as SweepInfo,
 )
 from epfast.inference.certificates import Check as Check
-from epfast.inference.comparison import compare as compare
+from epfast.inference.report import compare as compare
 from epfast.losses import (
     CustomLoss as CustomLoss,
     CustomSite as CustomSite,

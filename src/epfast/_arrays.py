@@ -18,6 +18,12 @@ def slices(n: int) -> list[slice]:
     return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
 
 
+def pieces(n: int, width: int, entries: int = 1 << 20) -> list[slice]:
+    """Slices of n things of ``width`` numbers each, with about ``entries`` numbers."""
+    step = max(1, entries // max(1, width))
+    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
+
+
 def row_chunks(rows: Any, entries: int = 1 << 20, unpacked: bool = False) -> list[slice]:
     """Slices of rows with about ``entries`` numbers each, so that temporary arrays stay small.
 
@@ -26,8 +32,7 @@ def row_chunks(rows: Any, entries: int = 1 << 20, unpacked: bool = False) -> lis
     n, width = rows.shape
     if hasattr(rows, "indptr") and not unpacked:
         width = rows.nnz // max(1, n)
-    step = max(1, entries // max(1, width))
-    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
+    return pieces(n, width, entries)
 
 
 def to_float64(given: NDArray[Any]) -> Array:

@@ -17,12 +17,11 @@ from epfast.gaussian.factor import LowRankFactor
 from epfast.gaussian.files import check_shapes, restored
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
-from epfast.gaussian.latent_processes import LatentGPPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import Data, PriorSites, Problem, RelaxationFactors, State
-from epfast.gaussian.process_posterior import GPPosterior
+from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide import WideRows
 from epfast.gaussian.wide_posterior import WidePosterior

@@ -6,7 +6,7 @@ import pytest
 from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.loss import CoreLoss
 from epfast._core.minibatch import MinibatchSweep
-from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
+from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Rows
 from epfast._core.scalar_schemes import PythonScheme
 from epfast._core.shared_sites import SharedSweep
@@ -309,14 +309,13 @@ def test_a_label_of_the_wrong_shape():
     tilted = moments("probit")
     Sigma, mu, visits = np.eye(2), np.zeros(2), np.arange(2)
     flat, wide = np.ones(2), np.ones((2, 2))
-    parallel = ParallelSweep(tilted, 2, 2, 1.0, 1.0)
+    parallel = SiteFits(tilted, 1.0, 1.0, 2)
     laplace = LaplaceSweep(CoreLoss.table("probit"), 2, 2, 1.0, 1.0, True, False, 1e-5, 9)
     sites = out, out, out
     for call in (
         lambda y: BlockedSweep(tilted, 2, 2, 1.0, 1.0, True).sweep(
             Rows(X), y, None, visits, Sigma, mu
         ),
-        lambda y: parallel.sweep(Rows(X), y, None, Sigma, Sigma, mu, *sites),
         lambda y: parallel.fit(out, flat, y, *sites),
         lambda y: laplace.sweep(Rows(X), y, None, visits[1:] + 1, Sigma, mu, *sites, Sigma, mu),
     ):

@@ -6,7 +6,7 @@ import pytest
 from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.loss import CoreLoss
 from epfast._core.minibatch import MinibatchSweep
-from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
+from epfast._core.row_sweeps import BlockedSweep, SiteFits, marginals
 from epfast._core.rows import Rows
 from epfast._core.scalar_schemes import FactorScheme, Sampling
 from epfast._core.shared_sites import SharedSweep
@@ -176,15 +176,15 @@ def test_row_sweeps(kind, made):
     np.testing.assert_allclose(sites[:2], want, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(Sigma, np.linalg.inv(P), rtol=1e-9, atol=1e-10)
 
-    # all at once, of rows and of the values of a process
+    # all at once, from the marginals of the rows
     S = np.linalg.inv(P)
-    root = np.linalg.cholesky(S).T
-    h, s = X @ (S @ p), np.einsum("ij,jk,ik->i", X, S, X)
+    root = np.ascontiguousarray(np.linalg.cholesky(S))
+    h, s = np.empty((2, n))
+    marginals(Rows(X), S, root, S @ p, h, s)
+    np.testing.assert_allclose(h, X @ (S @ p), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(s, np.einsum("ij,jk,ik->i", X, S, X), rtol=1e-9)
     new = np.array([site_of(tilted, y[i], h[i], s[i], *want[:, i]) for i in range(n)]).T
-    parallel = ParallelSweep(tilted, d, 7, 1.0, 1.0)
-    got = [part.copy() for part in sites]
-    parallel.sweep(Rows(X), y, None, S, np.ascontiguousarray(root.T), S @ p, *got)
-    np.testing.assert_allclose(got[:2], new, rtol=1e-7, atol=1e-9)
+    parallel = SiteFits(tilted, 1.0, 1.0, 7)
     got = [part.copy() for part in sites]
     parallel.fit(h, s, y, *got)
     np.testing.assert_allclose(got[:2], new, rtol=1e-7, atol=1e-9)

@@ -9,7 +9,7 @@ import epfast
 import epfast.dask as epd
 from epfast import ADF, DEP, EP, fit_linear
 from epfast.dask.data import rows_at_door, shards_of_passes
-from epfast.gaussian.priors import prior_at_door
+from epfast.gaussian.priors import normal_prior
 from epfast.gaussian.problem import mean_of_rows, with_ones
 from tests.oracles.data import classes
 
@@ -53,7 +53,7 @@ def test_one_stream_is_a_pass_and_several_are_combined(kind, weighted, posterior
     here = dict(given)
     if posterior == "full":  # the intercept has its prior at the mean of the first chunk
         first = with_ones(plain[:250]), WEIGHTS[:250] if weighted else None
-        prior = prior_at_door(
+        prior = normal_prior(
             None, None, None, None, D, True, 100.0, center=mean_of_rows(*first)[:-1]
         )
         plain = with_ones(plain)

@@ -284,9 +284,9 @@ class Variance(Kernel):
 def test_the_kernel_is_checked_once(monkeypatch):
     """At the hyper-parameters that are found; the search does not factorise K to check it."""
     checked = []
-    plain = processes.kernel_at_door
+    plain = processes.checked_kernel
     monkeypatch.setattr(
-        processes, "kernel_at_door", lambda *given: checked.append(1) or plain(*given)
+        processes, "checked_kernel", lambda *given: checked.append(1) or plain(*given)
     )
     GPClassifier(KERNEL).fit(X, Y)
     assert len(checked) == 1

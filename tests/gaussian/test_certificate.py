@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from epfast import EP, ConvergenceWarning, DoubleLoop, fit_gp
-from epfast.gaussian.certificate import broken, trusted
+from epfast.gaussian.diagnostics import broken, trusted
 from tests.oracles.data import classes, process, rbf
 
 X, K, Y = process(60)

@@ -13,7 +13,7 @@ import epfast
 from epfast import ADF, DEP, EP, DoubleLoop, fit_gp, fit_linear, losses
 from epfast.gaussian.choices import choose
 from epfast.gaussian.fit_linear import fit_problem
-from epfast.gaussian.priors import prior_at_door
+from epfast.gaussian.priors import normal_prior
 from epfast.gaussian.problem import data_of
 from epfast.gaussian.table import ENGINES, SCHEDULE_NUMBERS, legal
 from epfast.schemes import Relaxed
@@ -214,7 +214,7 @@ def test_a_number_is_used_or_refused(key, name):
         y = np.arange(len(y)) % 3
     full = key[0] == "full"
     data = data_of(rows, y, None, chosen.loss)
-    problem = chosen.problem(data, prior_at_door(None, None, None, None, rows.shape[1], full))
+    problem = chosen.problem(data, normal_prior(None, None, None, None, rows.shape[1], full))
     read.clear()
     fit_problem(problem)
     assert name in read

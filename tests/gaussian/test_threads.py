@@ -196,14 +196,14 @@ def test_the_kernels_of_parallel_sweeps_run_on_two_threads_at_once(monkeypatch):
     """Both are at the kernel before either may go on."""
     meet, met, names = threading.Barrier(2), threading.local(), set()
 
-    class Watched(rows.ParallelSweep):
-        def sweep(self, *args):
+    class Watched(rows.SiteFits):
+        def fit(self, *args):
             if not hasattr(met, "once"):
                 met.once = names.add(threading.current_thread().name)
                 meet.wait(30)
-            return super().sweep(*args)
+            return super().fit(*args)
 
-    monkeypatch.setattr(rows, "ParallelSweep", Watched)
+    monkeypatch.setattr(rows, "SiteFits", Watched)
     X, y = data("dense", "probit")
     fit_linear(X, y, schedule=schedule("parallel", 1), n_jobs=2)
     assert names == {threading.current_thread().name, "epfast-1"}
@@ -255,8 +255,8 @@ def test_no_thread_is_left_after_an_error(order, what, monkeypatch):
             raise ValueError("mine")
 
     if what == "core":
-        kind = chunks.ChunkedSweep if order == "chunked" else rows.ParallelSweep
-        name = "advance" if order == "chunked" else "sweep"
+        kind = chunks.ChunkedSweep if order == "chunked" else rows.SiteFits
+        name = "advance" if order == "chunked" else "fit"
         module, failing = (chunks if order == "chunked" else rows), type("F", (kind,), {name: fail})
         monkeypatch.setattr(module, kind.__name__, failing)
     else:

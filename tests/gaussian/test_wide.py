@@ -10,7 +10,7 @@ import epfast
 from epfast import EP, FullPosterior, WidePosterior, fit_linear
 from epfast.gaussian.choices import choose
 from epfast.gaussian.fit_linear import fit_problem
-from epfast.gaussian.priors import prior_at_door
+from epfast.gaussian.priors import normal_prior
 from epfast.gaussian.problem import data_of, mean_of_rows, with_ones
 from epfast.gaussian.wide import gram, products
 from tests.batteries import LOSSES, rows
@@ -41,7 +41,7 @@ def d_by_d(X, y, loss="logistic", schedule=TIGHT, intercept=False, weights=None,
     data = data_of(with_ones(X) if intercept else X, y, weights, chosen.loss)
     center = mean_of_rows(data.X, data.weights)[:-1] if intercept else None
     wide = 100.0 if intercept else None
-    start = prior_at_door(*given, X.shape[1], True, wide, center=center)
+    start = normal_prior(*given, X.shape[1], True, wide, center=center)
     problem = chosen.problem(data, start)._replace(intercept=intercept, center=center)
     post = fit_problem(problem)
     assert type(post) is FullPosterior
@@ -113,12 +113,13 @@ def test_fixed_points_are_those_of_the_d_by_d_form(loss, order):
         )
 
 
+@pytest.mark.parametrize("order", ["auto", "parallel"])
 @pytest.mark.parametrize("power", [0.5, 1.0])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
-def test_powers_and_weights(power, weights):
+def test_powers_and_weights(power, weights, order):
     X, y = classes(N, D)
     given = {"loss": "probit", "weights": weights, "intercept": True}
-    given["schedule"] = EP(sweeps=1000, tol=1e-11, power=power)
+    given["schedule"] = EP(sweeps=1000, tol=1e-11, power=power, order=order)
     ours, theirs = wide(X, y, **given), d_by_d(X, y, **given)
     same(ours, theirs, 1e-8)
     np.testing.assert_allclose(ours.loo_log_predictive(), theirs.loo_log_predictive(), rtol=1e-7)
@@ -127,9 +128,7 @@ def test_powers_and_weights(power, weights):
 
 def test_what_only_the_d_by_d_form_has_stays_there():
     X, y = classes(N, D)
-    few = {"weights": WEIGHTS, "schedule": EP(order="parallel")}
     for given in (
-        few,
         {"schedule": epfast.ADF()},
         {"schedule": epfast.SEP(5, tol=0.0)},
         {"batch_size": 3},

@@ -123,13 +123,12 @@ def test_new_rows(matrix):
     weighted = wide(X, Y, **given).partial_fit(*MORE, weights=[2.0] * 6, schedule=TIGHT)
     twice = d_by_d(X, Y, **given).partial_fit(*MORE, weights=[2.0] * 6, schedule=TIGHT)
     same(weighted, twice, 1e-7)
+    at_once = EP(1000, 1e-11, order="parallel")
+    same(wide(X, Y, **given).partial_fit(*MORE, weights=[2.0] * 6, schedule=at_once), twice, 1e-7)
     many = classes(D, D, seed=4)
     end = wide(X, Y, **given).partial_fit(*many)
     assert type(end) is FullPosterior
     assert len(end.sites.shift) == N + D
-    at_once = EP(order="parallel")
-    end = wide(X, Y).partial_fit(*MORE, weights=[2.0] * 6, schedule=at_once)
-    assert type(end) is FullPosterior
     with pytest.raises(ValueError, match=r"allowed for this posterior: epfast.EP"):
         wide(X, Y).partial_fit(*MORE, schedule=epfast.ADF())
 

@@ -47,6 +47,6 @@ def test_a_name_is_a_class_with_its_defaults(name):
     scheme = schemes.resolve(name)
     assert scheme == schemes.NAMED[name]()
     assert schemes.resolve(scheme) is scheme
-    described = schemes.names.describe(scheme)
+    described = schemes.describe(scheme)
     assert described["name"] == name
-    assert schemes.names.restore(described) == scheme
+    assert schemes.restore(described) == scheme

@@ -20,7 +20,7 @@ import numpy as np
 from libc.math cimport INFINITY, fmax, isfinite, log, sqrt
 
 from epfast._core.lapack cimport blas_int
-from epfast._core.row_sweeps cimport ParallelSweep
+from epfast._core.row_sweeps cimport SiteFits
 from epfast._core.rows cimport in_range, long_enough, square
 from epfast._core.site cimport SMALLEST
 from epfast._core.status cimport CALLBACK_FAILED, NOT_FINITE, OK, Status
@@ -57,7 +57,7 @@ cdef class ArrowSweep:
     moved: as in BlockedSweep.
     """
 
-    cdef ParallelSweep core
+    cdef SiteFits core
     cdef ptrdiff_t stride
     cdef const double[:, ::1] X, Z
     cdef const ptrdiff_t[::1] order, start
@@ -78,7 +78,7 @@ cdef class ArrowSweep:
         const ptrdiff_t[::1] order not None, const ptrdiff_t[::1] start not None,
     ):
         cdef ptrdiff_t j, m = X.shape[1] + Z.shape[1]
-        self.core = ParallelSweep(moments, 1, LANES, power, damping)
+        self.core = SiteFits(moments, power, damping, LANES)
         self.stride = moments.loss.stride
         self.X, self.Z, self.order, self.start = X, Z, order, start
         self.n, self.d, self.q, self.J = X.shape[0], X.shape[1], Z.shape[1], start.shape[0] - 1

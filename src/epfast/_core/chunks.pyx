@@ -15,7 +15,7 @@ from libc.string cimport memcpy, memset
 
 from epfast._core.cholesky cimport factorize, invert_factored, invert_triangle
 from epfast._core.lapack cimport blas_int, ddot, dgemv, dsyrk, dtrmm, dtrsv
-from epfast._core.row_sweeps cimport ParallelSweep
+from epfast._core.row_sweeps cimport SiteFits
 from epfast._core.rows cimport Rows, in_range, long_enough, square
 from epfast._core.status cimport OK, Status
 from epfast._core.part_queue cimport PartQueue
@@ -69,10 +69,12 @@ cdef void copy_lower(
 
 # ---- the rows of a chunk ----
 
-cdef class ChunkRows(ParallelSweep):
+cdef class ChunkRows(SiteFits):
     """Scratch of one thread for rows of a chunk, q at a time."""
 
     cdef bint sparse, own
+    cdef ptrdiff_t d
+    cdef double[:, ::1] V               # as A, to be multiplied
     cdef double[:, ::1] A               # q rows, gathered, and zeros behind and beside them
     cdef double[:, ::1] panel           # of kernels of ours
     cdef double[:, ::1] change          # precision and shift, of q sites
@@ -84,8 +86,8 @@ cdef class ChunkRows(ParallelSweep):
         self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power,
         double damping, bint sparse,
     ):
-        super().__init__(moments, d, q, power, damping)
-        self.sparse = sparse
+        super().__init__(moments, power, damping, q)
+        self.sparse, self.d = sparse, d
         self.own = d <= OWN_UP_TO and not sparse
         wide = (d + 7) // 8 * 8 if self.own else d
         self.A = np.zeros((q + EPF_ROW_PAD if self.own else 1 if sparse else q, wide))
@@ -318,7 +320,7 @@ cdef class ChunkedSweep:
     """Scratch for sweeps in chunks over d dimensions, q rows at a time.
 
     others: moments for threads that help, each of its own. residual, the caller's to set back: see
-    ParallelSweep.
+    SiteFits.
     """
 
     cdef readonly ptrdiff_t n_refused

@@ -5,12 +5,12 @@ from epfast._core.status cimport Status
 from epfast._core.tilted cimport TiltedMoments
 
 
-cdef class ParallelSweep:
+cdef class SiteFits:
     cdef TiltedMoments moments
-    cdef ptrdiff_t d, q
-    cdef double power, damping
-    cdef double[:, ::1] V
-    cdef double[:, ::1] work                # rows: see sweep
+    cdef ptrdiff_t q
+    cdef double power
+    cdef public double damping
+    cdef double[:, ::1] work                # rows: see batch
     cdef unsigned char[::1] failed
     cdef readonly ptrdiff_t n_refused
     cdef public double residual

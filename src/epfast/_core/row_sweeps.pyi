@@ -9,6 +9,7 @@ from epfast._core.tilted import TiltedMoments
 
 class BlockedSweep:
     full: bool
+    damping: float
     n_refused: int
     log_scale_total: float
     log_determinant: float
@@ -38,25 +39,12 @@ class BlockedSweep:
         scale: Array | None = ...,
     ) -> None: ...
 
-class ParallelSweep:
+class SiteFits:
     n_refused: int
+    damping: float
     residual: float
     def __init__(
-        self, moments: TiltedMoments, d: int, q: int, power: float, damping: float
-    ) -> None: ...
-    def sweep(
-        self,
-        A: Rows,
-        y: Array,
-        weight: Array | None,
-        Sigma: Array,
-        root: Array,
-        mu: Array,
-        tau: Array,
-        nu: Array,
-        scale: Array,
-        P: Array | None = ...,
-        p: Array | None = ...,
+        self, moments: TiltedMoments, power: float, damping: float, q: int = ...
     ) -> None: ...
     def fit(
         self,

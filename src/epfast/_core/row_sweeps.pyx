@@ -91,7 +91,8 @@ cdef class BlockedSweep:
     cdef TiltedMoments moments
     cdef readonly Relaxation relaxation
     cdef ptrdiff_t d, q
-    cdef double power, damping
+    cdef double power
+    cdef public double damping
     cdef double[:, ::1] V, W
     cdef double[:, ::1] S
     cdef double[::1] h, c, k
@@ -274,8 +275,8 @@ cdef class BlockedSweep:
 
 # ---- all from one posterior ----
 
-cdef class ParallelSweep:
-    """Scratch for parallel sweeps in d dimensions, q rows at a time.
+cdef class SiteFits:
+    """Scratch for fits of rows from their marginals, q at a time.
 
     residual: the largest distance of a site from its fixed point met so far, as the mismatch of the
     tilted mean with that of the posterior, in its standard deviations, or of the variances,
@@ -283,12 +284,10 @@ cdef class ParallelSweep:
     """
 
     def __init__(
-        self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping
+        self, TiltedMoments moments not None, double power, double damping, ptrdiff_t q=128
     ):
-        self.moments = moments
-        self.d, self.q = d, q
-        self.power, self.damping = power, damping
-        self.V, self.work, self.failed = np.empty((q, d)), np.empty((9, q)), np.empty(q, np.uint8)
+        self.moments, self.power, self.damping, self.q = moments, power, damping, q
+        self.work, self.failed = np.empty((9, q)), np.empty(q, np.uint8)
 
     cdef Status batch(
         self, blas_int q, const double *y, const double *weight, double *tau, double *nu,
@@ -374,51 +373,6 @@ cdef class ParallelSweep:
             scale[j] += self.damping * (g - scale[j])
         return OK
 
-    def sweep(
-        self, Rows A not None, const double[:, ::1] y not None, const double[::1] weight,
-        const double[:, ::1] Sigma, const double[:, ::1] root, const double[::1] mu,
-        double[::1] tau, double[::1] nu, double[::1] scale, double[:, ::1] P=None,
-        double[::1] p=None,
-    ):
-        """New sites of the rows of A, all for the posterior N(mu, Sigma).
-
-        root: Sigma = root' root, lower triangle by columns. Precision P (lower triangle by columns)
-        and shift p of the new sites are added up, where given.
-        """
-        cdef ptrdiff_t first = 0
-        cdef blas_int q
-        cdef bint weighted = weight is not None, summed = P is not None
-        cdef Status status = OK
-        self.moments.loss.check_responses(y, A.n)
-        square("Sigma", Sigma, self.d)
-        square("root", root, self.d)
-        long_enough("mu", min(self.d, mu.shape[0]), A.d)
-        long_enough("sites", min(tau.shape[0], nu.shape[0], scale.shape[0]), A.n)
-        if weighted:
-            long_enough("weight", weight.shape[0], A.n)
-        if summed:
-            square("P", P, self.d)
-            long_enough("p", p.shape[0], A.d)
-        with nogil:
-            while first < A.n:
-                q = <blas_int> min(self.q, A.n - first)
-                A.times_vector(first, q, &mu[0], &self.work[0, 0])
-                A.quadratic(
-                    first, q, &Sigma[0, 0], &root[0, 0], &self.V[0, 0], &self.work[1, 0]
-                )
-                status = self.batch(
-                    q, &y[first, 0], &weight[first] if weighted else NULL, &tau[first],
-                    &nu[first], &scale[first]
-                )
-                if status == CALLBACK_FAILED:
-                    break
-                if summed:
-                    A.add_gram(first, q, &tau[first], &self.V[0, 0], &P[0, 0])
-                    A.add_combination(first, q, &nu[first], &p[0])
-                first += q
-        if status == CALLBACK_FAILED:
-            self.moments.loss.reraise()
-
     def fit(
         self, const double[::1] h, const double[::1] s, const double[:, ::1] y not None,
         double[::1] tau, double[::1] nu, double[::1] scale, const double[::1] weight=None,
@@ -472,7 +426,10 @@ def marginals(
     Rows A not None, const double[:, ::1] Sigma, const double[:, ::1] root, const double[::1] mu,
     double[::1] h, double[::1] s
 ):
-    """h_i = a_i.mu and s_i = a_i' Sigma a_i, with root as in ParallelSweep.sweep."""
+    """h_i = a_i.mu and s_i = a_i' Sigma a_i.
+
+    root: Sigma = root' root, lower triangle by columns.
+    """
     cdef ptrdiff_t first = 0
     cdef blas_int q
     cdef double[:, ::1] V = np.empty((TOGETHER, A.d))

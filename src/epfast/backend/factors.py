@@ -12,7 +12,7 @@ from epfast._arrays import Array
 from epfast._core.rule_fit import fit_rule, monomials
 from epfast.backend.sites import FLOAT64, apart, in_place, scheme_of
 from epfast.schemes import Scheme
-from epfast.schemes.quadrature import check_gamma, distance, sigma_rule
+from epfast.schemes.kinds import check_gamma, distance, sigma_rule
 
 
 class Minibatch:

@@ -26,12 +26,9 @@ from epfast.dask.worker import (
     visit_rows,
     visit_shared,
 )
-from epfast.gaussian.engines.base import EPEngine, Swept, plain, with_moments
-from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.local import flat_site
+from epfast.gaussian.engines.base import EPEngine, Full, Swept, plain, with_moments
 from epfast.gaussian.engines.passes import adf_begun
-from epfast.gaussian.engines.shards import ShardEngine, Shards, ShardSite
-from epfast.gaussian.engines.shared import SharedEngine
+from epfast.gaussian.engines.shards import ShardEngine, Shards, ShardSite, SharedEngine, flat_site
 from epfast.gaussian.problem import Data, Problem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import LOST, Tasks

@@ -26,7 +26,7 @@ from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.diagonal import rows_to_settle
 from epfast.gaussian.fit_linear import FULL_UP_TO, KINDS, check_start
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
-from epfast.gaussian.priors import intercept_at_door, prior_of_fit
+from epfast.gaussian.priors import intercept_variance, prior_of_fit
 from epfast.gaussian.problem import Data, Problem
 from epfast.gaussian.sources import check_names
 from epfast.inference import Callback, ExecutorFailed, Fit, interrupted, run, warn_of
@@ -168,7 +168,7 @@ def fit_linear(
         check_names(start.problem.names, rows.names)
     if weights is not None and "powers" not in chosen.loss.gives:
         chosen.loss.check_power(0.5, "a weight")
-    wide = intercept_at_door(intercept)
+    wide = intercept_variance(intercept)
     width = d + (wide is not None)
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
     prior = prior_of_fit(normal, start, chosen.schedule, width, wide, posterior == "full")

@@ -12,9 +12,13 @@ from epfast import _checks, families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.vector import build_facts
 from epfast.gaussian.engines.base import flat
-from epfast.gaussian.engines.laplace import local_laplace
-from epfast.gaussian.engines.local import Update, local_update, site_of
-from epfast.gaussian.engines.shared import local_shared
+from epfast.gaussian.engines.shards import (
+    Update,
+    local_laplace,
+    local_shared,
+    local_update,
+    site_of,
+)
 from epfast.gaussian.online import joined_data
 from epfast.gaussian.problem import Data, Problem, data_of, is_proper, mean_of_rows, with_ones
 from epfast.gaussian.table import engine_of
@@ -123,7 +127,7 @@ def _loaded(
         data = data._replace(X=with_ones(data.X))
     (n, n_columns), counted = data.X.shape, data.weights
     size = float(n) if counted is None else float(_copies(counted).sum())
-    first = data.y[:, 0]  # type: ignore[index]
+    first = data.y[:, 0]
     labels = bool((first < 0.0).any()), bool((first > 0.0).any())
     total = float(n) if counted is None else float(counted.sum())
     mean = mean_of_rows(data.X, counted) if total > 0.0 else None

@@ -23,8 +23,8 @@ from scipy.linalg import blas, lapack
 from epfast._arrays import Array, row_chunks
 from epfast.estimators.evidence import BinaryProblems, Slopes
 from epfast.gaussian.engines.joint import cavities, fitted_at
-from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.engines.rows import ENOUGH, MEAN_STEPS, settles_means
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.problem import State
 from epfast.inference import Sites
 from epfast.inference.runtime import one_blas_thread

@@ -43,7 +43,7 @@ from epfast.estimators.spectrum import Spectrum, log_spread_of_residuals, withou
 from epfast.gaussian import FullPosterior, IntegratedPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
-from epfast.gaussian.priors import variances_at_door
+from epfast.gaussian.priors import checked_variances
 from epfast.inference.records import warn_user
 from epfast.losses import Loss
 from epfast.priors import HalfCauchy
@@ -271,7 +271,7 @@ class LinearModel(Coefficients):
             )
         if isinstance(given, str):
             return given
-        return variances_at_door(given, binary.d)
+        return checked_variances(given, binary.d)
 
     def _scale_prior(
         self, binary: BinaryProblems, columns: Columns, weights: Array | None

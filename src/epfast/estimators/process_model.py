@@ -41,15 +41,14 @@ from epfast.estimators.processes import (
     pilot_rows,
 )
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
-from epfast.gaussian.certificate import trusted
 from epfast.gaussian.choices import choose_process
+from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import warn_of_process
 from epfast.gaussian.hyper import MOST, Unknown, averaged
 from epfast.gaussian.hyper_gp import LONGER, IntegratedProcess, Processes, parameters_of
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
-from epfast.gaussian.problem import responses_of
-from epfast.gaussian.process_problem import check_positive, kernel_in_memory
+from epfast.gaussian.problem import check_positive, kernel_in_memory, responses_of
 from epfast.inference import FAILURES, DataWarning
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import memory_left

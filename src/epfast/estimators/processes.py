@@ -25,16 +25,15 @@ from epfast.gaussian import (
     fit_process,
     incomplete_cholesky,
 )
-from epfast.gaussian.certificate import trusted
 from epfast.gaussian.choices import Choices, choose, choose_process
+from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
 from epfast.gaussian.hyper_gp import Fitted as Point
 from epfast.gaussian.low_rank import fit_factor, without_columns
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
-from epfast.gaussian.problem import Data, Problem as Fitted, responses_of
-from epfast.gaussian.process_prediction import contracted
-from epfast.gaussian.process_problem import kernel_at_door
+from epfast.gaussian.problem import Data, Problem as Fitted, checked_kernel, responses_of
+from epfast.gaussian.process_posterior import contracted
 from epfast.inference import FAILURES, Callback, Sites, SweepInfo
 from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
 from epfast.schedules import EP, DoubleLoop
@@ -219,7 +218,7 @@ class BinaryProcess(Process):
         K = _owned(K, self.X, dK)
         if checked:
             with self.at_work():
-                matrix = kernel_at_door(K, True, self.jitter, self.pool)
+                matrix = checked_kernel(K, True, self.jitter, self.pool)
             process = ours._replace(kernel=matrix)
         else:
             K[np.diag_indices(len(K))] += self.jitter

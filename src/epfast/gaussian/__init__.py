@@ -1,4 +1,4 @@
-"""Rows and processes: Gaussians over weights or latent values, and the doors fit_linear, fit_gp."""
+"""Rows and processes: Gaussians over weights or latent values, and fit_linear, fit_gp."""
 
 from epfast.gaussian.arrow_posterior import ArrowPosterior
 from epfast.gaussian.combining import combine
@@ -8,14 +8,12 @@ from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.fit_linear import fit_problem
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
-from epfast.gaussian.latent_processes import LatentGPPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.posterior import GaussianPosterior
 from epfast.gaussian.problem import Problem, RelaxationFactors, State
-from epfast.gaussian.process_posterior import GPPosterior
-from epfast.gaussian.relaxed import RelaxedEnergies
+from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior, RelaxedEnergies
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide_posterior import WidePosterior
 

@@ -14,9 +14,10 @@ from scipy import sparse
 from epfast._arrays import Array
 from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.engines.arrow import Arrow, Levels, arranged, log_evidence
+from epfast.gaussian.engines.base import Full, plain, proper
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.linear_posterior import FullPosterior, finite
-from epfast.gaussian.problem import Data, from_sites
+from epfast.gaussian.problem import Data
 from epfast.gaussian.wide import in_memory
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property
@@ -186,8 +187,8 @@ class ArrowPosterior(FullPosterior):
         whole = self._with_rows().problem
         prior = whole.prior._replace(precision=self.prior_precision)
         problem = whole._replace(covariance="full", levels=None, prior=prior, base=prior)
-        state = from_sites(problem, self.state.sites, self.state.sweeps)
-        return FullPosterior(state, problem, self.converged, self.history)
+        state = proper(Full(problem).built(self.state.sites, self.state.sweeps))
+        return FullPosterior(plain(state), problem, self.converged, self.history)
 
     def with_checked_rows(
         self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of

@@ -185,7 +185,6 @@ class LinearProposal(SiteProposal):
     def _starts(self, prior: LinearProposal, rng: np.random.Generator) -> tuple[Array, Array]:
         """Points (k, d) from which to climb, and variances (n,) of the latent values there."""
         problem, (n, d) = self.problem, self.problem.shape
-        assert problem.data.y is not None
         least, own = (one.post.marginals_of_rows()[1] for one in (prior, self))
         variance = np.maximum(own, LEAST_SPREAD**2 * least)
         points = prior.draw(rng.standard_normal((STARTS, d)))

@@ -10,49 +10,95 @@ from numpy.typing import NDArray
 from epfast import families
 from epfast._arrays import Array
 from epfast._core.latents import LatentSites
-from epfast._core.row_sweeps import ParallelSweep
-from epfast.gaussian.engines.local import WarmStart
-from epfast.gaussian.engines.rows import PARALLEL_ROWS
+from epfast._core.row_sweeps import SiteFits
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.problem import Problem, State
 from epfast.gaussian.table import engine_of
-from epfast.inference import Sites, learning
-from epfast.inference.loop import change
+from epfast.inference import Sites, evidence_bound, learning
+from epfast.inference.loop import (
+    NO_FIXED_POINT,
+    RESIDUAL,
+    change,
+    is_sharp,
+    mean_beyond_precision,
+    not_a_fixed_point,
+)
 from epfast.inference.runtime import no_tick
 from epfast.schedules import DAEP, EP
+
+ROUGH = (
+    "the sweeps stand still at what is no fixed point of EP (residual {:.2g}), by rounding: K is "
+    "too large or too close to singular for this loss; scale it, add jitter, or use another loss"
+)
+
+STUCK = (
+    "the sweeps stand still where a cavity is improper, which is no fixed point of EP: damp them, "
+    "try schedule=epfast.DoubleLoop(), or use a loss with a larger scale"
+)
+
+
+def broken(post: Any) -> str | None:
+    """The certificate that a posterior breaks, in words; None if it breaks none.
+
+    post: a GPPosterior or LowRankGPPosterior.
+    """
+    evidence = post.log_evidence
+    if post.loss is not None and evidence > evidence_bound(post.loss, len(post.y)):
+        return (
+            f"the log evidence is {evidence:.4g}, above 0, where no factor is above 1: EP failed; "
+            "try damping, schedule=epfast.DoubleLoop() or another kernel, and do not use the result"
+        )
+    if not _stands(post):
+        return None
+    reason = mean_beyond_precision(post.mean, post.variance)
+    if reason:
+        return reason
+    asked = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
+    judged = post.scheme is not None and not (post.scheme.relaxes or post.scheme.learns)
+    if not judged or not not_a_fixed_point(post.residual, asked):
+        return None
+    if post.loss is not None and not post.loss.log_concave and np.isinf(post.residual):
+        return STUCK
+    return (NO_FIXED_POINT if is_sharp(post.scheme) else ROUGH).format(post.residual)
+
+
+def _stands(post: Any) -> bool:
+    """Whether the last sweep, or step of a double loop, met its tolerance."""
+    if not post.history:
+        return False
+    last, schedule = post.history[-1], post.schedule
+    if last.mismatch is not None:
+        return bool(last.mismatch <= schedule.match)
+    # a double loop may end with the sweeps before it
+    return bool(last.change <= getattr(getattr(schedule, "start", schedule), "tol", 0.0))
+
+
+def trusted(post: Any) -> bool:
+    """Whether a posterior is at a fixed point of EP and breaks no certificate."""
+    last = post.history[-1] if post.history else None
+    if last is not None and last.n_refused > 0:
+        return False
+    if broken(post) is not None:
+        return False
+    # a fixed number of sweeps has no tolerance to meet
+    return bool(post.converged or post.residual <= RESIDUAL)
+
+
+# ---- fixed points, and rows without their sites ----
 
 
 def residual_of_rows(problem: Any, sweep: int, sites: Sites, mean: Array, variance: Array) -> float:
     """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n).
 
-    problem: a Problem; mean, variance: of the latent values, (n,) or (n, C).
+    inf: the cavity of a row is improper, or its fit. Rows of weight 0 do not count.
     """
     if problem.loss.latents > 1:
         return _residual_of_latents(problem, sites, mean, variance)
-    tilted, power, y = problem.tilted(), problem.schedule.power, problem.data.y
+    tilted, (_, y, weights) = problem.tilted(), problem.data
     tilted.begin_sweep(sweep)
-    weights = problem.data.weights
-    if weights is None:
-        core = ParallelSweep(tilted, 1, min(len(mean), PARALLEL_ROWS), power, 0.0)
-        core.fit(mean, variance, y, *families.copied(sites))
-        return float("inf") if core.n_refused else core.residual
-    # of one copy of each factor, to what is left of its weight; what is certain is as it should be
-    counts, copies = (weights > 0.0) & (variance > 0.0), np.maximum(weights, 1.0)
-    if not counts.any():
-        return 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        try:
-            m, v = learning.cavities(sites, mean, variance, power / copies)
-        except FloatingPointError:
-            return float("inf")
-        exponent = power * weights / copies
-        given = [np.ascontiguousarray(part[counts]) for part in (y, m, v, exponent)]
-        triple = np.empty((3, int(counts.sum())))
-        if tilted.many(*given, *triple):
-            return float("inf")
-        (_, m, v, _), mean, variance = given, mean[counts], variance[counts]
-        gap = np.abs(m + v * triple[1] - mean) / np.sqrt(variance)
-        spread = np.abs(v / variance * (1.0 + v * triple[2]) - 1.0)
-        return float(max(gap.max(), spread.max()))
+    core = SiteFits(tilted, problem.schedule.power, 0.0)
+    core.fit(mean, variance, y, *families.copied(sites), weights)
+    return float("inf") if core.n_refused else core.residual
 
 
 def _residual_of_latents(problem: Any, sites: Sites, mean: Array, variance: Array) -> float:
@@ -72,7 +118,6 @@ def residual_of_sweep(problem: Problem, state: State) -> float:
     if problem.groups is not None:
         schedule = DAEP(problem.groups, power=power, damping=1.0)
     engine = engine_of(problem._replace(schedule=schedule, base=problem.prior))
-    assert state.sites is not None
     before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
     after, counts = engine.sweep(before, True, no_tick)
     if counts.refused:
@@ -94,7 +139,6 @@ def loo_of_rows(problem: Any, sites: Sites, mean: Array, variance: Array) -> Arr
 
 def loo_of_columns(problem: Problem, state: State) -> Array:
     """The same with diagonal sites, one per row or minibatch, which is taken out. O(nonzeros)."""
-    assert state.sites is not None
     return predicted(problem, *_without_columns(problem, state, state.sites))
 
 
@@ -138,5 +182,4 @@ def predicted(problem: Problem, proper: Any, mean: Array, variance: Array) -> Ar
     if not proper.all():
         count = len(proper)
         raise FloatingPointError(f"{count - int(proper.sum())} of {count} cavities are improper")
-    assert problem.data.y is not None
     return problem.loss.log_predictive(problem.data.y, mean, variance)

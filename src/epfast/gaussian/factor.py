@@ -12,7 +12,7 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.process_problem import square
+from epfast.gaussian.problem import square
 from epfast.inference.runtime import one_blas_thread
 
 __all__ = ["KernelColumns", "LowRankFactor", "incomplete_cholesky"]

@@ -9,18 +9,16 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gaussian.certificate import broken
 from epfast.gaussian.choices import choose_process
+from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.engines.kernel import GPState, Kernel, ProcessEngine
-from epfast.gaussian.engines.latent_processes import LatentProcessEngine
+from epfast.gaussian.engines.latents import LatentProcessEngine
 from epfast.gaussian.factor import KernelColumns, LowRankFactor
-from epfast.gaussian.latent_processes import LatentGPPosterior, kernels_at_door
 from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
-from epfast.gaussian.problem import Problem, responses_of
-from epfast.gaussian.process_posterior import GPPosterior
-from epfast.gaussian.process_problem import check_positive, kernel_in_memory
+from epfast.gaussian.problem import Problem, check_positive, kernel_in_memory, responses_of
+from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior, checked_kernels
 from epfast.inference import (
     Callback,
     ConvergenceWarning,
@@ -100,8 +98,8 @@ def fit_gp(
         Known parts of the latent values. The factors are t_i(f_i + offset_i).
     weights : array_like of shape (n,), optional
         As in :func:`epfast.fit_linear`: an observation of weight w >= 1 counts as w copies, and the
-        factor of one below 1 is raised to the power w. Without ``rank`` for sequential and shuffled
-        sweeps of :class:`epfast.EP`.
+        factor of one below 1 is raised to the power w. Without ``rank`` for :class:`epfast.EP`
+        alone.
     jitter : float, optional
         Added to the diagonal of K, which is not modified otherwise. Not with ``rank``.
     rank : int, optional
@@ -204,7 +202,7 @@ def fit_gp(
         if found_loss.correlated:
             raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
         chosen = choose_process(found_loss, scheme, schedule)
-        kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)
+        kernels, common = checked_kernels(K, overwrite_K, shift, found_loss.latents)
         data = responses_of(found_loss, y, kernels[0].n, offset=offset)
         of_latents = chosen.problem(data, kernel=kernels, common=common)
         several: LatentGPPosterior = fit_process(of_latents, start, check=True, **given)

@@ -18,10 +18,10 @@ from epfast.gaussian.arrow_posterior import ArrowPosterior
 from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.base import Swept
 from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.local import WarmStart
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
-from epfast.gaussian.priors import intercept_at_door, prior_of_fit, refuse_normal
+from epfast.gaussian.priors import intercept_variance, prior_of_fit, refuse_normal
 from epfast.gaussian.problem import (
     Data,
     Problem,
@@ -32,9 +32,8 @@ from epfast.gaussian.problem import (
     weights_of,
     with_ones,
 )
-from epfast.gaussian.shrinkage import with_prior_sites
-from epfast.gaussian.shrunk_posterior import ShrunkPosterior
-from epfast.gaussian.sources import Stream, check_names, column_names, is_stream, stream_at_door
+from epfast.gaussian.shrunk_posterior import ShrunkPosterior, with_prior_sites
+from epfast.gaussian.sources import Stream, check_names, checked_stream, column_names, is_stream
 from epfast.gaussian.table import at_start, engine_of
 from epfast.gaussian.wide import in_best_form, wide_rows
 from epfast.gaussian.wide_posterior import WidePosterior
@@ -52,7 +51,7 @@ from epfast.inference import (
     start_may_be_dropped,
     warn_of,
 )
-from epfast.inference.executors import Tasks, executor_at_door
+from epfast.inference.executors import Tasks, check_executor
 from epfast.inference.loop import (
     NO_FIXED_POINT,
     is_sharp,
@@ -250,9 +249,9 @@ def fit_linear(
     (array([ 1.3, -2.6, -0. ]), True)
     """
     if executor is not None:
-        executor_at_door(executor)
+        check_executor(executor)
     loss = losses.resolve(loss, y)
-    stream, names, ones = is_stream(X, y), column_names(X), intercept_at_door(intercept)
+    stream, names, ones = is_stream(X, y), column_names(X), intercept_variance(intercept)
     several = isinstance(loss, losses.LatentLoss)
     if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
         raise ValueError(
@@ -286,7 +285,7 @@ def fit_linear(
     check_start(start, chosen, prior)
     if stream:
         all_rows = {"y": y, "weights": weights, "record": record, "offset": offset}
-        rows: Any = stream_at_door(X, ones is not None, chosen.schedule, **all_rows)
+        rows: Any = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
         d, names = rows.d, rows.names
         if posterior is None and d > FULL_UP_TO:
             is_small, chosen = False, choose(loss, scheme, "factorized", *numbers)
@@ -418,7 +417,7 @@ def fit_problem(
     start: Any = None,
     *,
     record: str | None = None,
-    callback: Callback | None = None,
+    callback: Any = None,
     progress: bool | Tick = False,
     threads: int = 1,
     guess: bool = False,
@@ -429,7 +428,7 @@ def fit_problem(
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
     threads: how many share the work. guess: whether ``start`` may be dropped.
-    warn: told of the result, in place of :func:`epfast.inference.warn_of`.
+    warn: called with the result, in place of :func:`epfast.inference.warn_of`.
     tasks: where they are done, if not here.
     learn: from the posterior before a sweep, the problem with the prior and the loss of that sweep
     (None: the same) and whether it is far. For a site per row and matrices of order d.
@@ -454,7 +453,6 @@ def fit_problem(
         return float(problem.cost(mean[None])[0]), traced
 
     def look(info: SweepInfo, state: State) -> Any:
-        assert callback is not None
         return callback(info, seen_by_users(state))
 
     def seen_by_users(state: Any) -> Any:

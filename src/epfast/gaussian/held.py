@@ -45,8 +45,8 @@ def with_noise(post: Any, problem: Problem) -> Any:
     problem : Problem
         With another prior variance or variance of the noise.
     """
-    sites, before = problem.exact_sites(), post.problem
-    assert sites is not None
+    sites: Any = problem.exact_sites()
+    before = post.problem
     if isinstance(post, WidePosterior):
         return replace(post, state=GPState(sites, post.state.sweeps), problem=problem)
     noise: Any = problem.loss

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from epfast.gaussian.engines.arrow import Levels, arranged, level_of_rows
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
 from epfast.gaussian.held import Held, gains, most_probable
 from epfast.gaussian.integrated import IntegratedPosterior
-from epfast.gaussian.priors import intercept_at_door
+from epfast.gaussian.priors import intercept_variance
 from epfast.gaussian.problem import (
     Problem,
     State,
@@ -66,7 +67,7 @@ FEW, LEAST = 0.2, 1e-7
 APART, LESS = 2.0, 7.0
 #: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode
 FALLS, NEAR_ZERO = 2.0, 4.0
-#: distance of the log of a mode from the end of its prior below which that is told
+#: distance of the log of a mode from the end of its prior below which a warning says so
 AT_END = 0.7
 #: priors that fall by less, in nats a unit of the log, leave a tail to the likelihood, which is
 #: looked at so far from the mode; where the density falls by less there is no sd, or no end. With a
@@ -142,11 +143,61 @@ def correlation(z: Array) -> Array:
     return np.asarray(root @ np.swapaxes(root, -1, -2))
 
 
-class Rows:
-    """Log density of hyper-parameters of a linear model, of which each value has a fit."""
+class Target:
+    """Log density of hyper-parameters, of which each value has a fit."""
 
+    #: groups of columns, whose sds come first
+    k = 0
+    #: whether a group has so many levels that its sds are nearly normal in their logs
+    of_many = False
     #: points that are drawn where few of the first ones count
     most_draws = DRAWS
+    n_fits = 0
+    unknowns: list[Unknown]
+    bounds: Array
+
+    def fit_at(self, u: Array, tol: float, start: Any) -> Any:
+        """The posterior at u, from a start; None: it does not settle, or one of FAILURES."""
+        raise NotImplementedError
+
+    def fitted(self, u: Array, tol: float, near: Any) -> Any:
+        """The posterior there; None if none settles, from a start or without."""
+        for start in (near, None) if near is not None else (None,):
+            self.n_fits += 1
+            with suppress(*FAILURES):
+                found = self.fit_at(u, tol, start)
+                if found is not None and math.isfinite(found.log_evidence):
+                    return found
+        return None
+
+    def one_by_one(self) -> Callable[[Array, float], Any]:
+        """Posteriors by u and a tolerance, each from the last one that has settled."""
+        last: Any = None
+
+        def fitted(u: Array, tol: float) -> Any:
+            nonlocal last
+            found = self.fitted(u, tol, last)
+            last = found if found is not None else last
+            return found
+
+        return fitted
+
+    def ended(self, u: Array) -> bool:
+        """Whether the range of a hyper-parameter ends before u."""
+        return False
+
+    def log_prior(self, u: Array) -> tuple[float, Array, Array]:
+        """Log density over u, its slopes and second derivatives."""
+        pairs = zip(self.unknowns, u.tolist(), strict=True)
+        values, slopes, bent = np.array([one.log_density(at) for one, at in pairs]).T
+        return -math.inf if self.ended(u) else float(values.sum()), slopes, np.diag(bent)
+
+    def point(self, u: Array, post: Any) -> HyperPoint:
+        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
+
+
+class Rows(Target):
+    """The target of a linear model."""
 
     def __init__(
         self,
@@ -160,7 +211,7 @@ class Rows:
         self.problem, self.unknowns = problem, unknowns
         self.mean, self.variance, self.blocks = mean, variance, blocks
         groups = [one.columns for one in unknowns if one.columns is not None]
-        self.k, self.n_fits = len(groups), 0
+        self.k = len(groups)
         #: numbers of unknowns that are sds or correlations; those of the loss follow
         self.n_prior = self.k + sum(len(one.correlations) for one in blocks)
         none = np.empty(0, dtype=np.intp)
@@ -178,15 +229,12 @@ class Rows:
         most = [math.log(one.most) for one in unknowns]
         self.bounds[:, 1] = np.minimum(self.bounds[:, 1], most)
         self.start = np.clip(self.start, *self.bounds.T)
+        levels = problem.levels
+        self.of_many = levels is not None and len(levels.columns) >= MANY
 
     @property
     def _numbers(self) -> list[Unknown]:
         return self.unknowns[self.n_prior :]
-
-    @property
-    def of_many(self) -> bool:
-        """Whether a group has so many levels that its sds are nearly normal in their logs."""
-        return self.problem.levels is not None and len(self.problem.levels.columns) >= MANY
 
     def values(self, u: Array) -> Array:
         """The hyper-parameters (..., m) of unknowns (..., m): correlations of partial ones."""
@@ -200,7 +248,6 @@ class Rows:
     def _sds(self) -> Array:
         """Logs of sds of groups at which x.theta varies as the latent values may, (k,)."""
         data = self.problem.data
-        assert data.y is not None
         unit = self.problem.loss.typical(data.y, data.weights)[1]
         X, n = data.X, data.X.shape[0]
         if hasattr(X, "indptr"):
@@ -267,31 +314,9 @@ class Rows:
         prior = State(precision, shift, None, -0.5 * float(shift @ self.mean), 0)
         return prior, levels._replace(precision=of_level, common_precision=of_common)
 
-    def fitted(self, u: Array, tol: float, near: Any) -> Any:
-        """The posterior there; None if none settles, from a start or without."""
-        for start in (near, None) if near is not None else (None,):
-            self.n_fits += 1
-            try:
-                found = fit_problem(self.at(u, tol), start, guess=False, warn=_silent)
-            except FAILURES:
-                continue
-            if found.converged and math.isfinite(found.log_evidence):
-                return found
-        return None
-
-    def ended(self, u: Array) -> bool:
-        """Whether the range of a hyper-parameter ends before u: sds and numbers have none."""
-        del u
-        return False
-
-    def log_prior(self, u: Array) -> tuple[float, Array, Array]:
-        """Log density over u, its slopes and second derivatives."""
-        pairs = zip(self.unknowns, u.tolist(), strict=True)
-        values, slopes, bent = np.array([one.log_density(at) for one, at in pairs]).T
-        return float(values.sum()), slopes, np.diag(bent)
-
-    def point(self, u: Array, post: Any) -> HyperPoint:
-        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
+    def fit_at(self, u: Array, tol: float, start: Any) -> Any:
+        found = fit_problem(self.at(u, tol), start, warn=_silent)
+        return found if found.converged else None
 
     def slopes(self, point: HyperPoint) -> Array:
         """Of the log density at a fixed point, (m,)."""
@@ -337,14 +362,7 @@ class Rows:
 
     def modes(self) -> list[HyperPoint]:
         """The most probable hyper-parameters: one local maximum."""
-        last: Any = None
-
-        def fitted(u: Array, tol: float) -> Any:
-            nonlocal last
-            found = self.fitted(u, tol, last)
-            last = found if found is not None else last
-            return found
-
+        fitted = self.one_by_one()
         u = fixed_point(fitted, self.held, self.start, self.bounds, TOLERANCES, ACCURACY)
         if u is None:
             u = climbed(self, fitted, self.start)
@@ -506,14 +524,14 @@ def fit_hyper(
     >>> post.mean[8].round(1), post.sd[8].round(1)
     (np.float64(4.4), np.float64(3.3))
     """
-    seed = seed_at_door(strategy, rng, schedule)
+    seed = checked_seed(strategy, rng, schedule)
     rows, names = _checks.rows("X", X), column_names(X)
     d = rows.shape[1]
-    unknowns = _groups_at_door(sds, d, names)
-    blocks, of_blocks = _blocks_at_door(correlations, unknowns)
+    unknowns = _checked_groups(sds, d, names)
+    blocks, of_blocks = _checked_blocks(correlations, unknowns)
     unknowns += of_blocks
-    chosen = likelihood_at_door(loss, y)
-    numbers = numbers_at_door(learn, chosen)
+    chosen = checked_likelihood(loss, y)
+    numbers = checked_numbers(learn, chosen)
     if not unknowns and not numbers:
         raise ValueError(
             "sds and learn are empty; allowed: a group of columns or a number of the loss at "
@@ -555,13 +573,13 @@ def fit_hyper(
         inside = [one.name for one in groups if mean[one.columns].any()]
         if inside:
             raise ValueError(f"prior_mean is not 0 in the group {inside[0]!r}; allowed: 0 there")
-    ones = intercept_at_door(intercept)
+    ones = intercept_variance(intercept)
     if ones is not None:
         variance = np.append(variance, ones)
     return averaged(Rows(problem, [*unknowns, *numbers], mean, variance, blocks), strategy, seed)
 
 
-def seed_at_door(strategy: Any, rng: Any, schedule: Any) -> int:
+def checked_seed(strategy: Any, rng: Any, schedule: Any) -> int:
     """The seed of an average, after a check of what it is made by."""
     _checks.choice("strategy", strategy, STRATEGIES)
     seed = _checks.seed("rng", rng)
@@ -570,7 +588,7 @@ def seed_at_door(strategy: Any, rng: Any, schedule: Any) -> int:
     return seed
 
 
-def likelihood_at_door(loss: Any, y: ArrayLike) -> Loss:
+def checked_likelihood(loss: Any, y: ArrayLike) -> Loss:
     """The loss, a likelihood with one latent value per row."""
     chosen = losses.resolve(loss, y)
     if not chosen.is_likelihood or chosen.latents != 1:
@@ -639,7 +657,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
     modes = rows.modes()
     mode = modes[0]
     if strategy == "eb":
-        _tell_tails(rows, mode)
+        _warn_of_tails(rows, mode)
         at = mode.u[None]
         only = Design([mode], np.zeros(1), at, np.ones(1))
         return _mixture(rows, only, mode, names)
@@ -664,8 +682,8 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
             f"the posterior of {', '.join(names)} has no end, as far as fits settle: it is not "
             "proper; allowed: priors that make it so, such as HalfNormal or Exponential"
         )
-    _tell_tails(rows, mode)
-    _tell_ends(rows, mode)
+    _warn_of_tails(rows, mode)
+    _warn_of_ends(rows, mode)
     if design.n_lost:
         warn_user(
             f"{design.n_lost} of {design.n_lost + len(design.points)} points of the average gave "
@@ -702,7 +720,7 @@ def _mixture(
     )
 
 
-def _tell_tails(rows: Any, mode: HyperPoint) -> None:
+def _warn_of_tails(rows: Any, mode: HyperPoint) -> None:
     """Warn of hyper-parameters whose density hardly falls above the mode: it may have no end.
 
     The others are held at their mode, and a prior that falls by itself is an end.
@@ -729,7 +747,7 @@ def _tell_tails(rows: Any, mode: HyperPoint) -> None:
             )
 
 
-def _tell_ends(rows: Any, mode: HyperPoint) -> None:
+def _warn_of_ends(rows: Any, mode: HyperPoint) -> None:
     """Warn of groups whose sd may be 0: at a small one its density is as large as at the mode.
 
     And of priors that end where the density is large: points lie on one side of the end alone.
@@ -752,7 +770,7 @@ def _tell_ends(rows: Any, mode: HyperPoint) -> None:
             )
 
 
-def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unknown]:
+def _checked_groups(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unknown]:
     """Groups of columns, checked."""
     if sds is not None and not isinstance(sds, Mapping):
         raise TypeError(
@@ -767,8 +785,8 @@ def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
             raise TypeError(
                 f"sds[{name!r}] is {_checks.describe(given)}; allowed: a pair (columns, prior)"
             )
-        prior = prior_at_door(f"sds[{name!r}][1]", given[1])
-        columns = _columns_at_door(f"sds[{name!r}][0]", given[0], d, names)
+        prior = checked_scale(f"sds[{name!r}][1]", given[1])
+        columns = _checked_columns(f"sds[{name!r}][0]", given[0], d, names)
         shared = columns[owner[columns] >= 0]
         if len(shared):
             raise ValueError(
@@ -780,7 +798,7 @@ def _groups_at_door(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
     return found
 
 
-def _blocks_at_door(given: Any, groups: list[Unknown]) -> tuple[list[Block], list[Unknown]]:
+def _checked_blocks(given: Any, groups: list[Unknown]) -> tuple[list[Block], list[Unknown]]:
     """Groups that are correlated, and their correlations, checked."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(
@@ -819,7 +837,7 @@ def _blocks_at_door(given: Any, groups: list[Unknown]) -> tuple[list[Block], lis
     return blocks, found
 
 
-def _columns_at_door(
+def _checked_columns(
     name: str, given: Any, d: int, names: tuple[str, ...] | None
 ) -> NDArray[np.intp]:
     """Indices of columns, from a slice, indices, a mask or names."""
@@ -846,7 +864,7 @@ def _columns_at_door(
     return np.asarray(found, dtype=np.intp)
 
 
-def prior_at_door(name: str, given: Any) -> priors.Scale:
+def checked_scale(name: str, given: Any) -> priors.Scale:
     """A prior of a scale, checked."""
     if isinstance(given, priors.Scale):
         return given
@@ -854,7 +872,7 @@ def prior_at_door(name: str, given: Any) -> priors.Scale:
     raise TypeError(f"{name} is {_checks.describe(given)}; allowed: of epfast.priors, {known}")
 
 
-def numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
+def checked_numbers(learn: Any, loss: Loss) -> list[Unknown]:
     """Numbers of the loss, checked."""
     if learn is not None and not isinstance(learn, Mapping):
         raise TypeError(
@@ -867,7 +885,7 @@ def numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
         if name not in allowed:
             said = ", ".join(map(repr, allowed)) or "none, it has no numbers"
             raise ValueError(f"learn has {name!r}; allowed with {loss!r}: {said}")
-        found.append(Unknown(name, prior_at_door(f"learn[{name!r}]", given)))
+        found.append(Unknown(name, checked_scale(f"learn[{name!r}]", given)))
     if learn is not None and "sd" in learn and "variance" in learn:
         raise ValueError(
             "learn has 'sd' and 'variance', which are one number; allowed: one of them"

@@ -10,30 +10,29 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
 
 from epfast import _checks, losses, priors
 from epfast._arrays import Array
-from epfast.gaussian.certificate import trusted
 from epfast.gaussian.choices import choose_process
+from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.hyper import (
     TOLERANCES,
+    Target,
     Unknown,
     averaged,
     begun,
+    checked_likelihood,
+    checked_numbers,
+    checked_scale,
+    checked_seed,
     climbed,
-    likelihood_at_door,
     no_fit,
-    numbers_at_door,
-    prior_at_door,
-    seed_at_door,
 )
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.posterior import shifted
 from epfast.gaussian.problem import Problem, responses_of
-from epfast.gaussian.process_prediction import contracted, draws_of
-from epfast.inference import FAILURES
+from epfast.gaussian.process_posterior import contracted, draws_of
 from epfast.inference.hyper import HyperPoint, change, grown, principal_axes
 from epfast.schedules import EP
 
@@ -56,14 +55,12 @@ class Fitted(NamedTuple):
     gradient: Callable[[Any], Array]
 
 
-class Processes:
-    """Log density of hyper-parameters of a process, of which each value has a fit."""
+class Processes(Target):
+    """The target of a process."""
 
-    #: groups of columns: none
-    k, of_many = 0, False
     #: hyper-parameters from their logs
     values = staticmethod(np.exp)
-    #: points that are drawn where few of the first ones count: the densities have long ridges
+    #: the densities have long ridges
     most_draws = 512
 
     def __init__(
@@ -78,7 +75,7 @@ class Processes:
         longer: Array,
     ) -> None:
         """at: the process at theta (p,), logs; places, powers: of unknowns in it, (m,)."""
-        self.at, self.schedule, self.unknowns, self.n_fits = at, schedule, unknowns, 0
+        self.at, self.schedule, self.unknowns = at, schedule, unknowns
         self.theta, self.places, self.powers = theta, places, powers
         most = np.array([math.log(one.most) for one in unknowns])
         low, high = np.sort(bounds[places].T / powers, axis=0)
@@ -98,30 +95,13 @@ class Processes:
         low, high = self.bounds.T
         return bool((u < low).any() or (u > high).any())
 
-    def fitted(self, u: Array, tol: float, near: Any) -> Any:
-        """The posterior there; None if none settles, from a start or without."""
-        for start in (near, None) if near is not None else (None,):
-            self.n_fits += 1
-            try:
-                here = self.at(self.theta_of(u))
-                found = here.fit(replace(self.schedule, tol=tol), start)
-                if trusted(found) and math.isfinite(found.log_evidence):
-                    self._slopes[u.tobytes()] = here.gradient(found)
-                    return found
-            except FAILURES:
-                continue
-        return None
-
-    def log_prior(self, u: Array) -> tuple[float, Array]:
-        """Log density over u, and its slopes."""
-        if self.ended(u):
-            return -math.inf, np.zeros(len(u))
-        pairs = zip(self.unknowns, u.tolist(), strict=True)
-        values, slopes = np.array([one.log_density(at)[:2] for one, at in pairs]).T
-        return float(values.sum()), slopes
-
-    def point(self, u: Array, post: Any) -> HyperPoint:
-        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
+    def fit_at(self, u: Array, tol: float, start: Any) -> Any:
+        here = self.at(self.theta_of(u))
+        found = here.fit(replace(self.schedule, tol=tol), start)
+        if not trusted(found):
+            return None
+        self._slopes[u.tobytes()] = here.gradient(found)
+        return found
 
     def slopes(self, point: HyperPoint) -> Array:
         """Of the log density at a fixed point, (m,)."""
@@ -153,14 +133,7 @@ class Processes:
         """Local maxima, from each start; the most probable one first."""
         found = []
         for start in self.starts:
-            last: Any = None
-
-            def fitted(u: Array, tol: float) -> Any:
-                nonlocal last
-                here = self.fitted(u, tol, last)
-                last = here if here is not None else last
-                return here
-
+            fitted = self.one_by_one()
             u = climbed(self, fitted, start)
             post = fitted(u, TOLERANCES[0])
             if post is not None:
@@ -229,41 +202,13 @@ class IntegratedProcess(IntegratedPosterior):
             found.append(post.predict_latent(kernel(rows, self.X), own, joint))
         return found
 
-    def _each(self, name: str, X: Any, offset: Any, *given: Any) -> list[Any]:
-        """What a method of the likelihoods says of rows."""
+    def _each(self, name: str, X: Any, *given: Any) -> list[Any]:
+        *responses, offset = given
         pairs = zip(self.posteriors, self.latents_at(X), strict=True)
         return [
-            getattr(post.known_loss(), name)(*given, shifted(mean, offset), variance)
+            getattr(post.known_loss(), name)(*responses, shifted(mean, offset), variance)
             for post, (mean, variance) in pairs
         ]
-
-    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
-        """Mean and variance of the process at new rows, or their covariance if joint."""
-        parts = self.latents_at(X, joint)
-        mean = self._mixed([m for m, _ in parts])
-        gaps = [m - mean for m, _ in parts]
-        spread = [np.outer(gap, gap) if joint else gap**2 for gap in gaps]
-        return mean, self._mixed([v + more for (_, v), more in zip(parts, spread, strict=True)])
-
-    def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
-        """Probability of the label +1 at new rows, (m,)."""
-        return self._mixed(self._each("predict_proba", X, offset))
-
-    def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
-        """The most probable label, -1 or +1; else the predictive mean of y."""
-        if self.known_loss().by_margin:
-            return np.where(self.predict_proba(X, offset) >= 0.5, 1.0, -1.0)
-        return self._mixed(self._each("predict", X, offset))
-
-    def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
-        """Predictive variance of y."""
-        means = self._each("predict", X, offset)
-        if self.known_loss().by_margin:
-            p = self.predict_proba(X, offset)
-            return 4.0 * p * (1.0 - p)
-        middle = self._mixed(means)
-        within = self._mixed(self._each("predict_variance", X, offset))
-        return within + self._mixed([(mean - middle) ** 2 for mean in means])
 
     def predict_quantile(
         self, X: ArrayLike, q: float = 0.5, offset: ArrayLike | None = None
@@ -276,8 +221,7 @@ class IntegratedProcess(IntegratedPosterior):
     def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of responses at new rows, (m,)."""
         responses = self.known_loss().responses("y", y, len(np.asarray(X)))
-        each = self._each("log_predictive", X, offset, responses)
-        return np.asarray(special.logsumexp(np.stack(each).T, axis=1, b=self.weights))
+        return super().log_predictive(X, responses, offset)
 
     def sample_latent(
         self, X: ArrayLike, size: int, rng: np.random.Generator | int | None = None
@@ -289,7 +233,6 @@ class IntegratedProcess(IntegratedPosterior):
         self, X: Any, size: int, rng: Any, said: Callable[[Any, Array, Any], Array]
     ) -> Array:
         """What is said of draws of the process at new rows by the posteriors that they are of."""
-        size, rng = _checks.integer("size", size, least=0), _checks.generator("rng", rng)
         latents = iter(self.latents_at(X, True))
         return self._drawn(
             size,
@@ -400,7 +343,7 @@ def fit_hyper_gp(
     >>> post.hyper_names
     ('length_scale', 'sd')
     """
-    seed = seed_at_door(strategy, rng, schedule)
+    seed = checked_seed(strategy, rng, schedule)
     if not hasattr(kernel, "clone_with_theta"):
         raise TypeError(
             f"kernel is {_checks.describe(kernel)}; allowed: a kernel of "
@@ -408,9 +351,9 @@ def fit_hyper_gp(
         )
     rows = _checks.array("X", X, shape=(None, None))
     added = _checks.number("jitter", jitter, least=0.0)
-    chosen = likelihood_at_door(loss, y)
+    chosen = checked_likelihood(loss, y)
     unknowns, places, powers = _of_kernel(kernel, priors)
-    numbers = numbers_at_door(learn, chosen)
+    numbers = checked_numbers(learn, chosen)
     if not unknowns and not numbers:
         raise ValueError(
             "priors and learn are empty; allowed: a hyper-parameter of the kernel or a number of "
@@ -499,7 +442,7 @@ def _of_kernel(kernel: Any, given: Any) -> tuple[list[Unknown], Array, Array]:
             said += "".join(f", {one!r}" for one in dict.fromkeys(roots) if roots.count(one) == 1)
             what = "which several of the kernel have" if owners else "which the kernel has not"
             raise ValueError(f"priors has {name!r}, {what}; allowed: {said}")
-        checked = prior_at_door(f"priors[{name!r}]", prior)
+        checked = checked_scale(f"priors[{name!r}]", prior)
         for k in found:
             if k in places:
                 raise ValueError(f"priors has {known[k][0]!r} twice; allowed: once")

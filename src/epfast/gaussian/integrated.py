@@ -154,7 +154,7 @@ class IntegratedPosterior(Posterior):
         p : float
             In (0, 1).
         """
-        p, found = report.level_at_door(p, "p"), np.empty(len(self.hyper_names))
+        p, found = report.checked_level(p, "p"), np.empty(len(self.hyper_names))
         for k, values in enumerate(self.nodes.T):
             order = np.argsort(values, kind="stable")
             share = self.probabilities[order]
@@ -203,7 +203,7 @@ class IntegratedPosterior(Posterior):
         p : float
             In (0, 1).
         """
-        p = report.level_at_door(p, "p")
+        p = report.checked_level(p, "p")
         means = np.stack([post.mean for post in self.posteriors])
         sds = np.sqrt(np.stack([post.variance for post in self.posteriors]))
         single = means + special.ndtri(p) * sds
@@ -228,7 +228,7 @@ class IntegratedPosterior(Posterior):
         ndarray of shape (d, 2), or (C, d, 2) with C latents
             Lower and upper ends.
         """
-        level = report.level_at_door(level)
+        level = report.checked_level(level)
         return np.stack([self.quantile(p) for p in report.ends_of(level)], axis=-1)
 
     def summary(self, level: float = 0.95) -> Any:
@@ -242,7 +242,7 @@ class IntegratedPosterior(Posterior):
         level : float
             Posterior probability of the intervals, between 0 and 1.
         """
-        level = report.level_at_door(level)
+        level = report.checked_level(level)
         shares, mean = self.probabilities, self.probabilities @ self.nodes
         of_hyper = [mean, np.sqrt(shares @ (self.nodes - mean) ** 2)]
         of_hyper += [self.hyper_quantile(p) for p in report.ends_of(level)]
@@ -317,12 +317,20 @@ class IntegratedPosterior(Posterior):
 
     # -- prediction --
 
+    def latents_at(self, X: Any, joint: bool = False) -> list[tuple[Array, Array]]:
+        """Mean and variance of the latent values of rows, for each point."""
+        return [post.predict_latent(X, joint) for post in self.posteriors]
+
+    def _each(self, name: str, X: Any, *given: Any) -> list[Any]:
+        """What a method of the posteriors says of rows."""
+        return [getattr(post, name)(X, *given) for post in self.posteriors]
+
     def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of the latent values of rows, of the mixture.
 
         The arguments and shapes are those of :meth:`epfast.FullPosterior.predict_latent`.
         """
-        parts = [post.predict_latent(X, joint) for post in self.posteriors]
+        parts = self.latents_at(X, joint)
         mean = self._mixed([m for m, _ in parts])
         if not joint:
             return mean, self._mixed([v + (m - mean) ** 2 for m, v in parts])
@@ -335,11 +343,11 @@ class IntegratedPosterior(Posterior):
 
     def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Probability of the label +1, (n,), or of each class, (n, C)."""
-        return self._mixed([post.predict_proba(X, offset) for post in self.posteriors])
+        return self._mixed(self._each("predict_proba", X, offset))
 
     def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probabilities of several classes, (n, C)."""
-        return self._log_mixed([post.predict_log_proba(X, offset) for post in self.posteriors])
+        return self._log_mixed(self._each("predict_log_proba", X, offset))
 
     def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """The most probable label for classes, -1 or +1 of two; else the predictive mean of y."""
@@ -348,16 +356,16 @@ class IntegratedPosterior(Posterior):
             return np.where(self.predict_proba(X, offset) >= 0.5, 1.0, -1.0)
         if getattr(loss, "n_classes", None) is not None:
             return np.asarray(self.predict_proba(X, offset).argmax(axis=1), dtype=np.float64)
-        return self._mixed([post.predict(X, offset) for post in self.posteriors])
+        return self._mixed(self._each("predict", X, offset))
 
     def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Predictive variance of y."""
-        within = self._mixed([post.predict_variance(X, offset) for post in self.posteriors])
         if self.known_loss().by_margin:
             p = self.predict_proba(X, offset)
             return 4.0 * p * (1.0 - p)
-        means = [post.predict(X, offset) for post in self.posteriors]
+        means = self._each("predict", X, offset)
         middle = self._mixed(means)
+        within = self._mixed(self._each("predict_variance", X, offset))
         return within + self._mixed([(mean - middle) ** 2 for mean in means])
 
     def _log_mixed(self, logs: Sequence[Array]) -> Array:
@@ -366,7 +374,7 @@ class IntegratedPosterior(Posterior):
 
     def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of responses to new rows, (n,)."""
-        return self._log_mixed([post.log_predictive(X, y, offset) for post in self.posteriors])
+        return self._log_mixed(self._each("log_predictive", X, y, offset))
 
     score = LinearPosterior.score
 

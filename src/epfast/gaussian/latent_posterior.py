@@ -11,7 +11,8 @@ from scipy import special
 from epfast import families
 from epfast._arrays import Array
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engines.base import plain
+from epfast.gaussian.engines.base import log_evidence, plain
+from epfast.gaussian.engines.latents import Stack
 from epfast.gaussian.engines.nested import (
     MOST_ROUNDS,
     Joint,
@@ -21,14 +22,12 @@ from epfast.gaussian.engines.nested import (
     sum_of_classes,
     within,
 )
-from epfast.gaussian.engines.stack import Stack
 from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
 from epfast.gaussian.problem import (
     Problem,
     State,
     log_determinant,
-    log_evidence,
 )
 from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
@@ -186,7 +185,7 @@ class JointPosterior(LatentPosterior):
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of prior times sites, with all constants."""
         prior = self.n_latents * log_determinant(self.prior_precision)
-        return log_evidence(self.state, prior)
+        return log_evidence(self._moments, prior)
 
     def _proposal(self) -> Any:
         return LinearProposal(self)

@@ -16,7 +16,7 @@ from epfast._core.rows import Rows
 from epfast.gaussian import online
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import loo_of_columns, predicted
-from epfast.gaussian.engines.base import Swept, with_moments
+from epfast.gaussian.engines.base import Swept, log_evidence, with_moments
 from epfast.gaussian.posterior import GaussianPosterior, shifted
 from epfast.gaussian.problem import (
     Data,
@@ -26,7 +26,6 @@ from epfast.gaussian.problem import (
     inverse_root,
     is_proper,
     log_determinant,
-    log_evidence,
     sum_of_sites,
     with_ones,
 )
@@ -123,7 +122,12 @@ class LinearPosterior(GaussianPosterior):
         A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1; of
         hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
         """
-        return log_evidence(self.state, log_determinant(self.prior_precision))
+        return log_evidence(self._moments, log_determinant(self.prior_precision))
+
+    @cached_property
+    def _moments(self) -> Swept:
+        """As sweeps have them, and so the same to the last bit. O(d^3), once."""
+        return with_moments(State(self.precision, self.shift, None, self.state.log_scale, 0))
 
     # -- the rows of the fit --
 
@@ -170,7 +174,6 @@ class LinearPosterior(GaussianPosterior):
             if len(self.sites.precision) > 1:  # of shards: fitted on a cluster
                 return replace(self, problem=problem, state=self.state._replace(sites=None))
             problem = problem._replace(groups=np.zeros(problem.shape[0], dtype=np.intp))
-        assert problem.data.y is not None
         n, size, stored = len(problem.data.y), 1, problem.groups
         if stored is None and self.sites is not None and self.sites.precision.ndim < 3:
             stored = self.sites.log_scale
@@ -537,11 +540,6 @@ class FullPosterior(LinearPosterior):
         """(d, d), an upper triangle R with R R' the covariance. O(d^3), once."""
         return inverse_root(self.precision)
 
-    @cached_property
-    def _moments(self) -> Swept:
-        """As sweeps have them, and so the same to the last bit. O(d^3), once."""
-        return with_moments(State(self.precision, self.shift, None, self.state.log_scale, 0))
-
     @property
     def _has_root_alone(self) -> bool:
         return "_root" in vars(self) and "_moments" not in vars(self)
@@ -561,12 +559,6 @@ class FullPosterior(LinearPosterior):
         if self._has_root_alone:
             return np.asarray(self._root @ self._root.T)
         return np.asarray(self._moments.covariance)
-
-    @cached_property
-    def log_evidence(self) -> float:
-        found = self._moments
-        away = log_determinant(self.prior_precision) - found.log_determinant + found.square
-        return float(found.log_scale + 0.5 * away)
 
     def covariances_of(self, columns: NDArray[np.intp]) -> Array:
         """Of the weights in each row of columns (k, q), (k, q, q)."""

@@ -16,7 +16,7 @@ from epfast._arrays import Array
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.base import relaxed_of
-from epfast.gaussian.engines.local import WarmStart
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.factor import (
     LowRankFactor,
     incomplete_cholesky,
@@ -26,7 +26,7 @@ from epfast.gaussian.factor import (
 from epfast.gaussian.fit_linear import fit_problem as fit_linear_problem
 from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.problem import Data, Problem, prior_of, responses_of
-from epfast.gaussian.process_prediction import ProcessPosterior, matrices_of, prior_at
+from epfast.gaussian.process_posterior import ProcessPosterior, matrices_of, prior_at
 from epfast.gaussian.table import at_start
 from epfast.inference import DataWarning, Interrupted
 from epfast.inference.records import warn_user
@@ -88,7 +88,6 @@ class LowRankGPPosterior(ProcessPosterior):
         return FullPosterior(self.state, self.problem, self.converged, self.history)
 
     batch_size = property(attrgetter("problem.batch_size"))
-    relaxed = property(attrgetter("weights.relaxed"))
     has_site_per_row = property(attrgetter("weights.has_site_per_row"))
     #: EP's log p(y) under the prior N(0, G G'), with all constants
     log_evidence = property(attrgetter("weights.log_evidence"))

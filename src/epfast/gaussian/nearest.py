@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.certificate import broken
+from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.nearest import Nearest, NearestEngine
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.process_prediction import ProcessPosterior
+from epfast.gaussian.process_posterior import ProcessPosterior
 from epfast.inference import Callback, Fit, SweepInfo, interrupted, run_from
 from epfast.inference.runtime import one_blas_thread
 

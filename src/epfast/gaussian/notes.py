@@ -29,7 +29,7 @@ BALANCED, ENOUGH_ROWS = 0.4, 20
 #: rows and columns in which combinations of columns are sought that are constant
 SPAN_ROWS, SPAN_COLUMNS = 500, 200
 #: rows are sorted if responses change sides in this share of the times that a random order gives,
-#: and that is often enough to tell
+#: and that is often enough to be sure
 SELDOM, ENOUGH_CHANGES = 0.2, 8.0
 #: prior standard deviation of x.theta from which a prior is flat: it calls all labels certain
 FLAT = 100.0
@@ -219,7 +219,6 @@ def prior_scale(sizes: ColumnSizes, variance: Array) -> float:
 def note_separable(problem: Problem, mean: Array, scale: float) -> None:
     """Note that a plane separates the labels, where the prior is flat: of this scale."""
     data = problem.data
-    assert data.y is not None
     for part in problem.slices():
         rows = _checks.rows("X", data.X[part])  # a callback may have changed a CSR matrix
         if not (np.asarray(rows @ mean) * data.y[part, 0] > 0.0).all():

@@ -46,7 +46,6 @@ def extended(
         else:
             whole = fit.state._replace(sites=families.joined(stored, fit.state.sites))
             if fit.state.relaxed is not None:
-                assert state.relaxed is not None
                 whole = whole._replace(relaxed=families.joined(state.relaxed, fit.state.relaxed))
             rows = joined_data([problem.data, data], len(stored.shift))
         known = problem._replace(data=rows, schedule=schedule)
@@ -112,7 +111,6 @@ def without(problem: Problem, state: State, gone: NDArray[np.bool_], rest: Probl
     if problem.batch_size is not None:
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
     stored, out = state.sites, some_rows(problem, gone)
-    assert stored is not None
     if out.groups is None:
         left, removed = families.taken(stored, ~gone), families.taken(stored, gone)
         precision, shift = sum_of_sites(out, removed)

@@ -198,7 +198,7 @@ class Posterior(Recorded):
         ndarray of shape (d, 2), or (C, d, 2) with C latents
             Lower and upper ends.
         """
-        return report.interval(self.mean, self.variance, report.level_at_door(level))
+        return report.interval(self.mean, self.variance, report.checked_level(level))
 
     def summary(self, level: float = 0.95) -> Any:
         """A table of the posterior: mean, sd, credible interval and probability to be positive.

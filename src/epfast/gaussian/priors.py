@@ -18,7 +18,7 @@ INTERCEPT_VARIANCE = 100.0
 NORMAL = ("prior_variance", "prior_precision", "prior_covariance", "prior_mean")
 
 
-def prior_at_door(
+def normal_prior(
     variance: Any,
     precision: Any,
     covariance: Any,
@@ -70,7 +70,7 @@ def prior_of_fit(
     """
     if start is None or schedule.stores != "none":
         features = d if intercept is None else d - 1
-        return prior_at_door(*given, features, dense, intercept, center=center)
+        return normal_prior(*given, features, dense, intercept, center=center)
     refuse_normal(given, "a start", " with ADF: None, the prior is that of the start")
     prior: State = start.problem.prior
     if prior.shift.size != d:
@@ -107,11 +107,11 @@ def _precision(
             f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
             "LinearClassifier(prior_variance='evidence') finds one"
         )
-    found = variances_at_door(variance, d, f"{prefix}variance")
+    found = checked_variances(variance, d, f"{prefix}variance")
     return np.full(d, 1.0 / found) if np.ndim(found) == 0 else 1.0 / found
 
 
-def variances_at_door(variance: Any, d: int, name: str = "prior_variance") -> Any:
+def checked_variances(variance: Any, d: int, name: str = "prior_variance") -> Any:
     """Prior variances, checked: a number, or (d,). Their inverses are normal numbers."""
     if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
         return _checks.number(name, variance, least=1e-300, most=1e300)
@@ -130,7 +130,7 @@ def _moderate(name: str, value: Any, d: int) -> Array:
     return result
 
 
-def intercept_at_door(given: Any) -> float | None:
+def intercept_variance(given: Any) -> float | None:
     """Prior variance of the intercept; None: there is none."""
     if isinstance(given, bool | np.bool_):
         return INTERCEPT_VARIANCE if given else None

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
-from scipy.linalg import lapack
 
 from epfast import _checks
-from epfast._arrays import Array, as_array, row_chunks, symmetric_from_upper
+from epfast._arrays import Array, as_array, pieces, row_chunks, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast._core.sparse_factors import appended
+from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites, evidence_bound
 from epfast.losses import Loss, Prior
@@ -47,16 +46,16 @@ class State(NamedTuple):
     precision: Array
     #: posterior precision times mean, (d,)
     shift: Array
-    #: stored sites; None for ADF
-    sites: Sites | None
+    #: stored Sites; None for ADF
+    sites: Any
     #: sum of the log scales of all sites; one shared by N_k factors counts N_k times
     log_scale: float
     #: sweeps done so far
     sweeps: int
     #: rows taken in by ADF, of an unfinished pass too; None: EP
-    rows_seen: int | None = None
-    #: of relaxed EP, else None
-    relaxed: RelaxationFactors | None = None
+    rows_seen: Any = None
+    #: :class:`RelaxationFactors` of relaxed EP, else None
+    relaxed: Any = None
 
 
 class Data(NamedTuple):
@@ -65,7 +64,7 @@ class Data(NamedTuple):
     #: (n, d), an array or a CSR matrix; or a Stream; None after loading or unpickling
     X: Any
     #: (n, response_width); None with a stream, or if X is None
-    y: Array | None
+    y: Any
     #: (n,); None: all 1
     weights: Array | None = None
 
@@ -134,8 +133,9 @@ class Problem(NamedTuple):
     names: tuple[str, ...] | None = None
     #: the rows in the n x n form, whose diagonal prior stays (d,); None: the d x d form
     wide: Any = None
-    #: a prior that is a site per weight, beside the normal one that these begin with
-    prior_sites: PriorSites | None = None
+    #: :class:`PriorSites`: a prior that is a site per weight, beside the normal one that these
+    #: begin with
+    prior_sites: Any = None
     #: of a process: K in one triangle of an array, whose other triangle the sweeps use, or one for
     #: each of several latents, or nearest rows; None after loading
     kernel: Any = None
@@ -176,7 +176,6 @@ class Problem(NamedTuple):
 
     def responses(self, which: Any) -> Array:
         """Select responses, for the core."""
-        assert self.data.y is not None
         return np.ascontiguousarray(self.data.y[which])
 
     def weights(self, which: Any) -> Array | None:
@@ -346,12 +345,10 @@ class Problem(NamedTuple):
 
     def _some_rows(self, theta: Array) -> list[slice]:
         """Slices of rows of so many latent values, whatever nonzeros they have."""
-        latents = max(1, len(theta)) * self.loss.latents
-        return row_chunks(np.empty((self.shape[0], 0)), max(1, (1 << 20) // latents))
+        return pieces(self.shape[0], len(theta) * self.loss.latents)
 
     def _values(self, theta: Array, part: slice) -> Array:
         """Beta times the loss of some rows, (m, k)."""
-        assert self.data.y is not None
         latent, y = self.latent(theta, part), self.data.y[part]
         values = self.loss.values(latent, y)
         return values.T if self.loss.latents > 1 else values
@@ -374,9 +371,7 @@ class Problem(NamedTuple):
         if precision.ndim == 1:
             mean = shift / precision
         else:
-            with factorising():
-                factor = linalg.cholesky(precision, lower=True), True
-                mean = np.asarray(linalg.cho_solve(factor, shift))
+            mean = np.asarray(linalg.cho_solve((factor_of(precision), True), shift))
         if self.center is not None and self.wide is not None:
             mean[-1] -= self.center @ mean[:-1]
         return mean
@@ -453,22 +448,6 @@ def log_determinant(precision: Array) -> float:
     return 2.0 * float(np.log(np.diag(factor_of(precision))).sum())
 
 
-def log_evidence(state: State, prior_log_determinant: float) -> float:
-    """log of the integral of the prior times the product of the sites. O(d^3)."""
-    if state.precision.ndim == 1:
-        log_det = log_determinant(state.precision)
-        quadratic = (state.shift * (state.shift / state.precision)).sum()
-    else:
-        factor = factor_of(state.precision)
-        with np.errstate(over="ignore", invalid="ignore"):
-            half = lapack.dtrtrs(factor, state.shift, lower=1)[0]
-            log_det = 2.0 * np.log(factor.diagonal()).sum()
-            quadratic = half @ half
-        if not math.isfinite(quadratic):
-            raise not_proper()
-    return float(state.log_scale + 0.5 * (prior_log_determinant - log_det) + 0.5 * quadratic)
-
-
 def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     """Precision and shift of the product of all scalar sites. O(n d^2)."""
     d = problem.shape[1]
@@ -478,28 +457,12 @@ def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     return symmetric_from_upper(precision), shift
 
 
-def from_sites(problem: Problem, sites: Sites, sweeps: int) -> State:
-    """Base times scalar sites, maybe improper. O(n d^2)."""
-    base, (precision, shift) = problem.base, sum_of_sites(problem, sites)
-    total = base.log_scale + float(sites.log_scale.sum())
-    return State(base.precision + precision, base.shift + shift, sites, total, sweeps)
-
-
 def not_proper() -> FloatingPointError:
     """The error where the matrix of a posterior has no Cholesky factor."""
     return FloatingPointError(
         "the posterior overflowed, or is not positive definite to rounding; scale the columns of "
         "X, or try damping or a power below 1"
     )
-
-
-@contextmanager
-def factorising() -> Iterator[None]:
-    """Say what it means where the matrix of a posterior has no Cholesky factor."""
-    try:
-        yield
-    except (linalg.LinAlgError, ValueError):
-        raise not_proper() from None
 
 
 def _factor(matrix: Array) -> Array | None:
@@ -540,18 +503,7 @@ def inverse_root(precision: Array) -> Array:
     return np.triu(factor.T)
 
 
-def moments_of(state: State) -> tuple[Array, Array]:
-    """Covariance, or variances of a diagonal, and mean. O(d^3), or O(d)."""
-    if state.precision.ndim == 1:
-        return 1.0 / state.precision, state.shift / state.precision
-    factor = factor_of(state.precision)
-    with factorising():
-        mean = linalg.cho_solve((factor, True), state.shift)
-    inverse_from_factor(factor)
-    return symmetric_from_upper(factor.T), mean
-
-
-# ---- the door ----
+# ---- from the arguments of the user ----
 
 
 def with_ones(rows: Any) -> Any:
@@ -622,3 +574,62 @@ def weights_of(weights: Any, n: int) -> Array | None:
     if not result.any():
         raise ValueError("weights are all 0; allowed: one row at least that counts")
     return None if (result == 1.0).all() else result
+
+
+# ---- kernel matrices of the user ----
+
+
+#: an eigenvalue of K above minus this times the largest diagonal entry counts as rounding
+ROUNDING = 1e-10
+
+
+def square(name: str, shape: tuple[int, ...]) -> None:
+    """Refuse rows of features in the place of a kernel matrix."""
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(
+            f"{name} has shape {shape}; allowed: (n, n), a kernel matrix (for rows of features "
+            "use epfast.GPClassifier, or give the kernel between them)"
+        )
+
+
+def checked_kernel(
+    K: Any, overwrite: bool, jitter: float, pool: ThreadPool | None = None
+) -> KernelMatrix:
+    """Check K, and hold it in a copy or in its own memory. O(n^3 / 3), by the pool."""
+    kernel = kernel_in_memory(K, overwrite, jitter)
+    kernel.pool = pool
+    check_positive(kernel)
+    return kernel
+
+
+def kernel_in_memory(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
+    """As :func:`checked_kernel`, but for :func:`check_positive`. O(n^2)."""
+    if overwrite:
+        if not (
+            isinstance(K, np.ndarray)
+            and K.dtype == np.float64
+            and K.flags.c_contiguous
+            and K.flags.writeable
+        ):
+            raise ValueError(
+                f"K is {_checks.describe(K)}; allowed with overwrite_K: a writeable C-contiguous "
+                "float64 array"
+            )
+        array = K
+    else:
+        given = _checks.real_array("K", K)
+        with np.errstate(over="ignore"):  # beyond the range of a double: found below
+            array = np.array(given, dtype=np.float64, order="C")
+    square("K", array.shape)
+    _checks.covariance("K", array, _checks.half_digits(K))
+    array[np.diag_indices(len(array))] += jitter
+    return KernelMatrix(array)
+
+
+def check_positive(kernel: KernelMatrix) -> None:
+    """Refuse a matrix that is not positive semi-definite to rounding. O(n^3 / 3)."""
+    if not kernel.is_positive(ROUNDING * float(kernel.diagonal.max()) + 1e-300):
+        raise ValueError(
+            "K is not positive semi-definite; allowed: a covariance matrix (where rounding made it "
+            "so, give jitter)"
+        )

@@ -1,33 +1,450 @@
-"""What a fit of a process returns: latent moments, evidence and its gradients, prediction."""
+"""What fits of processes return: latent moments, evidence and its gradients, prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array, slices, symmetric_from_upper
+from epfast._core.cholesky import inverse_triangle
+from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engines.kernel import Kernel, log_evidence
-from epfast.gaussian.kernel_posterior import KernelPosterior, kernel_rows
+from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments, log_evidence
+from epfast.gaussian.engines.latents import evidence_of, one_of
 from epfast.gaussian.linear_posterior import FullPosterior
-from epfast.gaussian.problem import Problem, not_proper, prior_of
-from epfast.gaussian.process_prediction import (
-    ProcessPosterior,
-    contracted,
-    draws_of,
-    matrices_of,
-    missing,
-    pivoted_root,
-    prior_at,
-)
-from epfast.gaussian.relaxed import RelaxedEnergies, relaxed_energies
+from epfast.gaussian.posterior import GaussianPosterior, SeveralLatents, shifted
+from epfast.gaussian.problem import Problem, kernel_in_memory, not_proper, prior_of
 from epfast.inference import learning
 from epfast.inference.runtime import cached_property
+
+#: an array, or none
+Maybe = ArrayLike | None
+
+
+def prior_at(name: str, given: Any, m: int, joint: bool) -> Array:
+    """Prior variances (m,), or for a joint prediction the prior covariance (m, m)."""
+    if joint or _checks.real_array(name, given).ndim == 2:
+        matrix = _checks.array(name, given, shape=(m, m))
+        if m > 0:
+            _checks.covariance(name, matrix, _checks.half_digits(given))
+        return matrix if joint else np.diag(matrix)
+    return _checks.prior_variances(name, given, m)
+
+
+def matrices_of(dK: Any, shape: tuple[int, int]) -> Iterable[Any]:
+    """Derivatives of a kernel, one matrix of this shape per parameter; an iterable as it is."""
+    if not isinstance(dK, np.ndarray) and isinstance(dK, Iterable):
+        return dK
+    given = _checks.real_array("dK", dK)
+    if given.ndim not in (2, 3):
+        n, m = shape
+        raise ValueError(f"dK has shape {given.shape}; allowed: ({n}, {m}), or (p, {n}, {m})")
+    return given[None] if given.ndim == 2 else given
+
+
+def contracted(alpha: Array, R: Array, dK: Any) -> float:
+    """alpha' dK alpha / 2 - tr(R dK) / 2, of the upper triangle of R."""
+    n = len(alpha)
+    given = _checks.array("dK", dK, shape=(n, n))
+    total = 0.0
+    for part in slices(n):
+        weight = np.multiply.outer(alpha[part], alpha[part.start :])
+        weight -= R[part, part.start :]
+        size = len(weight)
+        # entries above the diagonal count twice
+        weight[:, size:] *= 2.0
+        weight[:, :size] = np.triu(2.0 * weight[:, :size], 1) + np.diag(np.diag(weight))
+        total += float(np.vdot(weight, given[part, part.start :]))
+    if not np.isfinite(total):
+        raise ValueError("dK overflows; allowed: moderate numbers")
+    return 0.5 * total
+
+
+def missing() -> TypeError:
+    """The error for rows of features in the place of kernels."""
+    return TypeError(
+        "k_star_diag (K_star_star) is missing; allowed: K_star, the kernel between new inputs and "
+        "those of the fit, and after it the kernel of each new input with itself (for rows of "
+        "features use epfast.GPClassifier)"
+    )
+
+
+def draws_of(mean: Array, covariance: Array, size: int, rng: np.random.Generator) -> Array:
+    """Draws (size, m) of N(mean, covariance), by eigenvalues: it may be singular. O(m^3)."""
+    values, vectors = linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(mean + rng.standard_normal((size, len(mean))) @ root.T)
+
+
+def pivoted_root(covariance: Array) -> Array:
+    """A root (n, r) of a covariance of rank r to rounding, by Cholesky with pivots. O(n^2 r)."""
+    factor, pivots, rank, _ = linalg.lapack.dpstrf(covariance, lower=1)
+    rank = max(1, rank)
+    root = np.empty((len(covariance), rank))
+    root[pivots - 1] = np.tril(factor)[:, :rank]
+    return root
+
+
+class ProcessPosterior(GaussianPosterior):
+    """Base of the posteriors of processes; a subclass has ``predict_latent``."""
+
+    def predict_latent(
+        self, K_star: ArrayLike, K_star_star: Any = None, joint: bool = False
+    ) -> tuple[Array, Array]:
+        """Mean and variance of the process at new inputs."""
+        raise NotImplementedError
+
+    def predict_mean(self, K_star: ArrayLike) -> Array:
+        """Mean of the process at new inputs, as of :meth:`predict_latent`, without its variance."""
+        raise NotImplementedError
+
+    def sample_latent(
+        self,
+        K_star: ArrayLike,
+        K_star_star: ArrayLike | None,
+        size: int,
+        rng: np.random.Generator | int | None = None,
+    ) -> Array:
+        """Draw the process at new inputs from the posterior, all inputs jointly. O(m^3).
+
+        Parameters
+        ----------
+        K_star, K_star_star
+            As in :meth:`predict_latent` with ``joint=True``.
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
+
+        Returns
+        -------
+        ndarray of shape (size, m), or (size, m, C) with C latents
+        """
+        size = _checks.integer("size", size, least=0)
+        draws = _checks.generator("rng", rng)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, covariance = self.predict_latent(K_star, K_star_star, joint=True)
+        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+            raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
+        if self.axes == 1:
+            return draws_of(mean, covariance, size, draws)
+        pairs = zip(mean.T, covariance, strict=True)
+        return np.stack([draws_of(*pair, size, draws) for pair in pairs], axis=2)
+
+    def _latent_of(self, theta: Array) -> Array:
+        return theta
+
+    def _losses_of(self, theta: Array) -> Array:
+        return self.loss_of_rows().values(theta.T, self.observed()).T
+
+    def marginals_of_rows(self) -> tuple[Array, Array]:
+        return self.mean, self.variance
+
+    def observed(self) -> Array:
+        y: Array = self.problem.data.y
+        return y
+
+    @property
+    def y(self) -> Array:
+        """(n,) or (n, width), the responses of the fit."""
+        y = self.observed()
+        return y[:, 0] if y.shape[1] == 1 else y
+
+    def _shifted_latent(
+        self, K_star: ArrayLike, k_star_diag: Maybe, offset: Maybe
+    ) -> tuple[Array, Array]:
+        """Mean and variance of the process at new inputs, offset included."""
+        mean, variance = self.predict_latent(K_star, k_star_diag)
+        return shifted(mean, offset, self.axes), variance
+
+    def predict_proba(
+        self, K_star: ArrayLike, k_star_diag: Maybe = None, offset: Maybe = None
+    ) -> Array:
+        """Probability of the label +1 at new inputs.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
+        offset : array_like of shape (m,), optional
+            As in :func:`epfast.fit_gp`. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+            Closed form for probit and noisy step with beta = 1, else quadrature to about 1e-8.
+        """
+        return self.known_loss().predict_proba(*self._shifted_latent(K_star, k_star_diag, offset))
+
+    def predict(self, K_star: ArrayLike, k_star_diag: Maybe = None, offset: Maybe = None) -> Array:
+        """Predict y at new inputs: the label for classes, else the mean of y.
+
+        From the mean of the process alone, O(n) each, where that decides: labels of a likelihood
+        that rises with the margin, and y in the unit of the process. Elsewhere, as for counts, the
+        mean of y depends on the variance too.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
+        offset : array_like of shape (m,), optional
+            As in :func:`epfast.fit_gp`. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        loss = self.known_loss()
+        if loss.needs_variance or k_star_diag is None:
+            return loss.predict(*self._shifted_latent(K_star, k_star_diag, offset))
+        mean = self.predict_mean(K_star)
+        prior_at("k_star_diag", k_star_diag, len(mean), False)
+        return loss.predict(shifted(mean, offset), np.full(len(mean), np.nan))
+
+    def predict_variance(
+        self, K_star: ArrayLike, k_star_diag: Maybe = None, offset: Maybe = None
+    ) -> Array:
+        """Predictive variance of y at new inputs.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
+        offset : array_like of shape (m,), optional
+            As in :func:`epfast.fit_gp`. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        latent = self._shifted_latent(K_star, k_star_diag, offset)
+        return self.known_loss().predict_variance(*latent)
+
+    def log_predictive(
+        self, K_star: ArrayLike, k_star_diag: Maybe, y: ArrayLike, offset: Maybe = None
+    ) -> Array:
+        """Log probability of responses at new inputs.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
+        y : array_like
+            As in :func:`epfast.fit_gp`.
+        offset : array_like of shape (m,), optional
+            As in :func:`epfast.fit_gp`. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        latent, loss = self._shifted_latent(K_star, k_star_diag, offset), self.known_loss()
+        return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)
+
+
+# ---- what posteriors of n values say that have a joint normal prior: processes, and wide rows ----
+
+
+def kernel_rows(factor: Array, diagonal: Array, which: Any) -> Array:
+    """Rows of K, (k, n), of which ``factor`` has what is below the diagonal."""
+    at = np.arange(len(diagonal))[which]
+    K = np.where(np.arange(len(diagonal)) < at[:, None], factor[at], factor[:, at].T)
+    K[np.arange(len(at)), at] = diagonal[at]
+    return K
+
+
+class KernelPosterior(GaussianPosterior):
+    """N(offset, K) times a site per value; a subclass has ``state``, ``problem`` and ``form``."""
+
+    def form(self) -> Kernel:
+        """The prior of the values, in an array of its own, or that of the fit."""
+        raise NotImplementedError
+
+    @cached_property
+    def _solved(self) -> GPState:
+        """The state with its moments and the factor of B. O(n^3) where there was no time, once."""
+        return self.state if self.state.factor is not None else self.form().solved(self.state)
+
+    @property
+    def moments(self) -> ValueMoments:
+        """Moments of the latent values of the fit."""
+        moments: ValueMoments = self.state.moments or self._solved.moments
+        return moments
+
+    #: (n, n) and (n,), see :class:`GPState`
+    factor = property(attrgetter("_solved.factor"))
+    diagonal = property(attrgetter("_solved.diagonal"))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the sites are those of a Gaussian likelihood, so that no sweep was made."""
+        return False
+
+    def other_matrix(self, covariance: bool = False) -> Array:
+        """(n, n), the upper triangle of R, or of the covariance of the latent values. O(n^3)."""
+        matrix, sites = KernelMatrix(self.factor.copy(), self.diagonal), self.state.sites
+        form = Kernel(matrix, proper=self.is_exact)
+        moments = form.moments(sites)
+        if moments is None:
+            raise form.improper(sites)
+        if covariance:
+            form.hold_covariance(sites, moments)
+        return form.matrix.array
+
+    @property
+    def marginal_precision(self) -> Array:
+        """(n, n), R = (K + 1 / precision)^-1, of the pseudo-observations shift / precision.
+
+        With it the covariance of the process between any inputs a and b is
+        K_ab - K_af R K_fb, and d log Z / dK = (alpha alpha' - R) / 2; that of the weights of wide
+        rows is S - S X' R X S, with S their prior covariance. O(n^3) each time.
+        """
+        return symmetric_from_upper(self.other_matrix())
+
+    def marginals_of_rows(self) -> tuple[Array, Array]:
+        return self.moments.mean, self.moments.variance
+
+    # -- other values: covariances C with those of the fit, (m, n), prior (m,) or (m, m) --
+
+    def _conditioned(self, cross: Any, prior: Array) -> Array:
+        """The posterior variances (m,), or covariance (m, m), from those of the prior."""
+        known, added = self._halves(cross)
+        if prior.ndim == 1:
+            taken = np.einsum("ij,ij->j", known, known) - np.einsum("ij,ij->j", added, added)
+            # clip rounding errors at 0
+            return np.asarray(np.maximum(prior - taken, 0.0))
+        covariance = prior - known.T @ known + added.T @ added
+        covariance = 0.5 * covariance + 0.5 * covariance.T
+        at = np.diag_indices(len(covariance))
+        covariance[at] = np.maximum(covariance[at], 0.0)
+        return np.asarray(covariance)
+
+    def _halves(self, cross: Any) -> tuple[Array, Array]:
+        """V (n, m) and U (k, m), with V' V less U' U = C R C'.
+
+        U is that of the k sites of negative precision.
+        """
+        known = self._forward(cross)
+        which, half, root = self._negative
+        if not len(which):
+            return known, np.empty((0, cross.shape[0]))
+        some = cross[:, which]
+        some = some.toarray() if hasattr(some, "indptr") else some
+        return known, root @ (some.T - half.T @ known)
+
+    @property
+    def _site_roots(self) -> Array:
+        """(n,), S, the root of the precisions, 0 where these are negative."""
+        return np.asarray(np.sqrt(np.maximum(self.state.sites.precision, 0.0)))
+
+    def _forward(self, cross: Any) -> Array:
+        """L^-1 S C', (n, m)."""
+        if hasattr(cross, "indptr"):
+            return np.asarray(cross @ self._inverse).T
+        right = (cross * self._site_roots).T
+        return np.asarray(linalg.blas.dtrsm(1.0, self.factor.T, right, lower=1, overwrite_b=1))
+
+    def _back(self, known: Array) -> Array:
+        """S L'^-1 times (n, m)."""
+        found = linalg.blas.dtrsm(1.0, self.factor.T, known, lower=1, trans_a=1)
+        return np.asarray(self._site_roots[:, None] * found)
+
+    @cached_property
+    def _inverse(self) -> Array:
+        """(n, n), S L'^-1, for sparse C. O(n^3), once."""
+        triangle = np.array(self.factor.T, order="F")
+        inverse_triangle(triangle)
+        return np.asarray(self._site_roots[:, None] * np.triu(triangle.T))
+
+    @cached_property
+    def _negative(self) -> tuple[NDArray[np.intp], Array, Array]:
+        """The k sites of negative precision, L^-1 S K of them (n, k), and the root (k, k) of C^-1.
+
+        C = 1 / |precision| - Sigma with Sigma their covariance under the other sites. O(k n^2).
+        """
+        sites = self.state.sites
+        which = np.flatnonzero(sites.precision < 0.0)
+        K = kernel_rows(self.factor, self.diagonal, which)
+        half = self._forward(K)
+        scale = np.sqrt(-sites.precision[which])
+        inner = np.eye(len(which)) - scale[:, None] * (K[:, which] - half.T @ half) * scale
+        try:
+            factor = linalg.cholesky(inner, lower=True)
+        except linalg.LinAlgError:
+            raise Kernel(KernelMatrix(self.factor, self.diagonal)).improper(sites) from None
+        return which, half, linalg.solve_triangular(factor, np.diag(scale), lower=True)
+
+
+# ---- the energies of relaxed EP (Qi & Guo 2012, section 4.2 and appendix A) ----
+
+
+class RelaxedEnergies(NamedTuple):
+    """Equations 25 and 32 of the paper."""
+
+    primal: float
+    dual: float
+
+
+def relaxed_energies(post: Any) -> RelaxedEnergies:
+    """See :meth:`epfast.GPPosterior.relaxed_energies`; post is a GPPosterior. O(n^2)."""
+    if post.relaxed is None or post.scheme is None:
+        raise ValueError(
+            "the posterior is not one of relaxed EP with a known scheme; allowed: a result of "
+            "fit_gp(scheme=schemes.Relaxed())"
+        )
+    n, (tau, nu) = len(post.y), post.sites[:2]
+    b, rho = post.relaxed
+    mean, variance = post.mean, post.variance
+    # of f_i, (n,) each: q r_i, and q r_i divided by site i with its normaliser
+    log_z, eased_mean, eased_variance = _times(mean, variance, b, rho)
+    log_c, m, v = _times(mean, variance, b - tau, rho - nu)
+    post.known_loss()
+    tilted_moments = post.problem.tilted()
+    lZ, slope, curvature = np.empty((3, n))
+    if tilted_moments.many(post.problem.data.y, m, v, np.ones(n), lZ, slope, curvature):
+        raise FloatingPointError("a tilted distribution cannot be integrated")
+    log_g = 0.5 * float(nu @ mean) - 0.5 * post.moments.log_determinant
+    share = (n - 1) / n
+    exponents = b if post.scheme.is_normal else b / np.where(b == 0.0, 1.0, tau)
+    penalty = post.scheme.weight * float(np.abs(exponents).sum())
+    dual = share * float((log_g + log_z).sum()) - float((log_g + log_c + lZ).sum()) + penalty
+    # means of the log sites, up to constants, under both
+    tilted = _mean_logs(post, m + v * slope, v + v * v * curvature)
+    eased = _mean_logs(post, eased_mean, eased_variance)
+    rest = float(tilted.sum() - np.trace(tilted)) - share * float(eased.sum())
+    return RelaxedEnergies(dual + rest, dual)
+
+
+def _times(
+    mean: Array, variance: Array, precision: Array, shift: Array
+) -> tuple[Array, Array, Array]:
+    """N(mean, variance) times exp(shift f - precision f^2 / 2): log integral, mean, variance."""
+    rest = 1.0 + precision * variance
+    if not (rest > 0.0).all():
+        raise FloatingPointError(f"{int((rest <= 0.0).sum())} of {len(rest)} cavities are improper")
+    new_variance = variance / rest
+    new_mean = (mean + variance * shift) / rest
+    log_integral = 0.5 * (new_mean**2 / new_variance - mean**2 / variance - np.log(rest))
+    return log_integral, new_mean, new_variance
+
+
+def _mean_logs(post: Any, mean: Array, variance: Array) -> Array:
+    """(n, n): row i, mean of log site k when f_i has this mean and variance, given f_i q."""
+    slope = post.covariance / post.variance[:, None]
+    means = post.mean + slope * (mean - post.mean)[:, None]
+    variances = post.variance + slope**2 * (variance - post.variance)[:, None]
+    return np.asarray(
+        post.sites.shift * means - 0.5 * post.sites.precision * (means**2 + variances)
+    )
+
+
+# ---- what a fit of a process returns: latent moments, evidence and its gradients, prediction ----
 
 
 class GPPosterior(KernelPosterior, ProcessPosterior):
@@ -59,7 +476,6 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         return super().__getstate__() | {"state": self._solved}
 
     def form(self) -> Kernel:
-        assert self.problem.kernel is not None
         return Kernel(self.problem.kernel, proper=self.is_exact)
 
     @property
@@ -228,3 +644,161 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
         return draws_of(self.mean, self.covariance, size, rng)
+
+
+# ---- processes with several latent values per observation: their posterior, and their kernels ----
+
+
+class LatentGPPosterior(SeveralLatents, ProcessPosterior):
+    """The posterior of C processes, a product over them; see :class:`epfast.GPPosterior`.
+
+    Attributes
+    ----------
+    mean, variance : ndarray of shape (C, n)
+        Of the latent values of the observations.
+    alpha : ndarray of shape (C, n)
+        K^-1 mean.
+    sites : Sites
+        ``precision`` and ``shift`` (n, C), ``log_scale`` (n,).
+    """
+
+    kind: ClassVar[str] = "latent_processes"
+    quantity: ClassVar[tuple[str, str]] = ("latent", "value")
+
+    @cached_property
+    def parts(self) -> tuple[GPPosterior, ...]:
+        """A posterior per latent, for what does not look at the likelihood."""
+        arrays = zip(self.state.moments, self.state.factor, self.state.diagonal, strict=True)
+        states = [
+            GPState(one_of(self.state.sites, k), self.n_sweeps, now, None, *pair)
+            for k, (now, *pair) in enumerate(arrays)
+        ]
+        return tuple(GPPosterior(state, self.problem, False, []) for state in states)
+
+    @property
+    def alpha(self) -> Array:
+        return np.stack([part.alpha for part in self.parts])
+
+    @property
+    def log_evidence(self) -> float:
+        """EP's log p(y), with all constants."""
+        return evidence_of(self.state.sites, self.state.moments)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each latent value, those of the first process first."""
+        return self._labelled(f"f{i}" for i in range(self.problem.n_rows))
+
+    def marginals_of_rows(self) -> tuple[Array, Array]:
+        return self.mean.T, self.variance.T
+
+    def _latent_of(self, theta: Array) -> Array:
+        return np.moveaxis(theta.reshape(-1, *self.mean.shape), 1, 2)
+
+    def _prior_of_rows(self, size: int, rng: np.random.Generator) -> Array:
+        return np.stack([part._prior_of_rows(size, rng) for part in self.parts], axis=2)
+
+    def _losses_of(self, theta: Array) -> Array:
+        return self.loss_of_rows().values(self._latent_of(theta), self.observed())
+
+    @cached_property
+    def _roots(self) -> tuple[Array, ...]:
+        """(n, r) of each latent, roots of the covariances."""
+        return tuple(pivoted_root(part) for part in self.covariance)
+
+    @property
+    def n_normals(self) -> int:
+        return sum(root.shape[1] for root in self._roots)
+
+    def colored(self, noise: Array) -> Array:
+        ends = np.cumsum([root.shape[1] for root in self._roots])[:-1]
+        pairs = zip(np.split(noise, ends, axis=1), self._roots, strict=True)
+        return np.concatenate([some @ root.T for some, root in pairs], axis=1)
+
+    def log_evidence_gradient(self, dK: Any) -> Array:
+        """Derivative of the log evidence by parameters of a kernel that all latents share.
+
+        As :meth:`epfast.GPPosterior.log_evidence_gradient`.
+        """
+        learning.note_residual(self.residual)
+        n = self.problem.n_rows
+        known = [(part.alpha, part.other_matrix()) for part in self.parts]
+        return np.array(
+            [sum(contracted(*one, matrix) for one in known) for matrix in matrices_of(dK, (n, n))]
+        )
+
+    # -- prediction --
+
+    def predict_latent(
+        self, K_star: Any, K_star_star: Any = None, joint: bool = False
+    ) -> tuple[Array, Array]:
+        """Mean and variance of the latents at new inputs.
+
+        Parameters
+        ----------
+        K_star : array_like of shape (m, n), or a list of C of them
+            Kernel between the new inputs and those of the fit; a list where latents differ.
+        K_star_star : array_like of shape (m,) or (m, m), float, or a list of C of them
+            Kernel of each new input with itself, or between all of them, which ``joint`` needs.
+        joint : bool
+            Whether to return covariances.
+
+        Returns
+        -------
+        mean : ndarray of shape (m, C)
+        variance : ndarray of shape (m, C), or (C, m, m) if joint
+        """
+        count = len(self.parts)
+        rows, own = ([given] * count for given in (K_star, K_star_star))
+        if isinstance(K_star, list) and len(K_star) == count and np.ndim(K_star[0]) == 2:
+            rows = K_star
+            if not isinstance(K_star_star, list | tuple) or len(K_star_star) != count:
+                raise ValueError(
+                    f"K_star is a list of {count} matrices; allowed for K_star_star: a list, too"
+                )
+            own = list(K_star_star)
+        found = [
+            part.predict_latent(a, b, joint)
+            for part, a, b in zip(self.parts, rows, own, strict=True)
+        ]
+        mean = np.stack([pair[0] for pair in found], axis=1)
+        return mean, np.stack([pair[1] for pair in found], axis=0 if joint else 1)
+
+    def predict_log_proba(
+        self, K_star: Any, k_star_diag: Any = None, offset: ArrayLike | None = None
+    ) -> Array:
+        """Log probability of each class at new inputs, (m, C), accurate where that underflows.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
+        offset : array_like of shape (m, C), optional
+            As in the fit. None: 0.
+        """
+        loss: Any = self.known_loss()
+        found: Array = loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
+        return found
+
+
+def checked_kernels(
+    K: Any, overwrite: bool, jitter: float, latents: int
+) -> tuple[tuple[KernelMatrix, ...], Array | None]:
+    """Check K, one matrix or one for each latent; a kernel for each, and K if it is one."""
+    if overwrite:
+        raise ValueError("overwrite_K is True; allowed with several latents: False")
+    given = K if isinstance(K, list | tuple) else None
+    if given is None and np.ndim(K) == 3:
+        given = list(K)
+    if given is not None and np.ndim(given[0]) == 2:
+        if len(given) != latents:
+            raise ValueError(f"K holds {len(given)} matrices; allowed: one, or {latents}")
+        found = tuple(kernel_in_memory(part, False, jitter) for part in given)
+        if len({kernel.n for kernel in found}) > 1:
+            raise ValueError("K holds matrices of different sizes; allowed: the same for all")
+        return found, None
+    first = kernel_in_memory(K, False, jitter)
+    common = np.tril(first.array, -1)
+    common += common.T
+    common[np.diag_indices(first.n)] = first.diagonal
+    return tuple(KernelMatrix(common.copy()) for _ in range(latents)), common

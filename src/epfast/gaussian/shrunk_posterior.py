@@ -1,37 +1,217 @@
-"""What a fit with a prior that is a site per weight returns."""
+"""Fits with a prior that is a site per weight: their problem, what they return, and its check."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import scipy
-from numpy.typing import ArrayLike
-from scipy import special
+from numpy.typing import ArrayLike, NDArray
+from scipy import linalg, special
 
 from epfast import _checks, families
 from epfast._arrays import Array
-from epfast._core.row_sweeps import ParallelSweep
+from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engines.prior_sites import (
-    ByRows,
-    DualState,
-    ShrunkState,
-    WeightEngine,
-)
-from epfast.gaussian.engines.rows import PARALLEL_ROWS
+from epfast.gaussian.engines.prior_sites import ByRows, DualState, ShrunkState, WeightEngine
 from epfast.gaussian.linear_posterior import FullPosterior
-from epfast.gaussian.problem import PriorSites, Problem, sum_of_sites
-from epfast.gaussian.shrinkage import with_prior
-from epfast.gaussian.shrunk_checking import Models, worst_inclusion
-from epfast.gaussian.wide import in_memory
+from epfast.gaussian.problem import PriorSites, Problem, prior_of, sum_of_sites
+from epfast.gaussian.wide import MOST_BYTES, in_memory
 from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
 from epfast.inference.certificates import Check
+from epfast.inference.importance import Proposal, smoothed
+from epfast.inference.loop import FAILURES
 from epfast.inference.runtime import cached_property
-from epfast.inference.starts import FAILURES
 from epfast.losses import Prior, SpikeAndSlab
+from epfast.schedules import EP
+
+#: damping of the sites of rows in automatic order, beside that of the weights
+TOGETHER = 0.5
+
+
+def with_prior_sites(problem: Problem, prior: Any, intercept: float | None) -> Problem:
+    """The problem with a prior per weight; raises where they do not go together.
+
+    intercept: prior variance of the last weight, which has no site.
+    """
+    if not isinstance(prior, Prior):
+        raise TypeError(
+            f"prior is {_checks.describe(prior)}; allowed: an object of epfast.losses, "
+            "SpikeAndSlab, LaplacePrior, StudentTPrior or Horseshoe"
+        )
+    schedule, X = problem.schedule, problem.data.X
+    if schedule.power != 1.0:
+        raise ValueError(
+            f"power is {schedule.power:g} beside prior={prior!r}; allowed: 1, since its moments "
+            "are those of t itself"
+        )
+    if problem.loss.latents != 1:
+        raise ValueError(f"loss is {problem.loss!r} beside a prior=; allowed: one latent per row")
+    if problem.wide is not None and 8 * X.shape[0] * X.shape[1] > MOST_BYTES:
+        raise MemoryError(
+            f"prior={prior!r} takes the rows as a dense matrix of {X.shape[0]} x {X.shape[1]} "
+            f"numbers; allowed: up to {MOST_BYTES >> 30} GB"
+        )
+    wide = problem.wide is not None and type(schedule) is EP and schedule.order == "auto"
+    if wide and _pull_at_each_other(problem, prior):
+        schedule = dataclasses.replace(schedule, damping=min(TOGETHER, schedule.damping))
+        problem = problem._replace(schedule=schedule)
+    visits = np.flatnonzero(_has_entries(X))
+    if intercept is not None:
+        visits = visits[visits < X.shape[1] - 1]
+    return with_prior(problem, prior, visits, intercept)
+
+
+def _pull_at_each_other(problem: Problem, prior: Prior) -> bool:
+    """Whether sites of rows and of weights, each fitted anew after the other, swing.
+
+    Labels by themselves do not say how large few weights are: that is for the prior, whose sites
+    follow those of the rows by orders of magnitude where it has heavy tails.
+    """
+    return problem.exact_sites() is None and not (
+        problem.loss.log_concave is False or prior.log_concave
+    )
+
+
+def with_prior(
+    problem: Problem, prior: Prior, visits: NDArray[np.intp], intercept: float | None
+) -> Problem:
+    """The same rows with a prior whose sites begin at a normal one; not checked."""
+    d = len(problem.prior.shift)
+    precision = np.full(d, 1.0 / prior.spread)
+    if intercept is not None:
+        precision[-1] = 1.0 / intercept
+    sites = Sites(precision, np.zeros(d), 0.5 * np.log(precision / (2.0 * math.pi)))
+    normal = prior_of(precision, np.zeros(d), problem.wide is None)
+    found = PriorSites(prior, sites, visits)
+    return problem._replace(prior=normal, base=normal, prior_sites=found)
+
+
+def _has_entries(X: Any) -> NDArray[np.bool_]:
+    """(d,), whether a column is more than zeros: else its weight keeps its prior, exactly."""
+    if hasattr(X, "indptr"):
+        return np.bincount(X.indices[X.data != 0.0], minlength=X.shape[1]) > 0
+    return np.asarray((X != 0).any(axis=0))
+
+
+# ---- the exact posterior under a spike and a slab beside its approximation, for certificates ----
+
+
+LOG_2PI = math.log(2.0 * math.pi)
+#: inclusion probabilities that are drawn with are no nearer to 0 or 1
+LEAST_INCLUSION = 1e-3
+#: inclusion probability from which a weight is in enough draws for its moments
+SELDOM = 0.05
+#: an inclusion probability is off by so much, and by so many standard errors; draws at a time
+OFF, ERRORS, BLOCK = 0.06, 2.0, 256
+
+
+class Models(Proposal):
+    """Models drawn by the inclusion probabilities, and their weights by the sites of the rows.
+
+    The weights of a model are normal given sites of the rows: so is the prior of those that are in.
+    Reported are the weights that are in often enough to be met.
+    """
+
+    known = False  # there are too many models to sum over
+
+    def __init__(self, post: Any) -> None:
+        """post: a ShrunkPosterior with this prior."""
+        share, problem, rows = post.inclusion_probability, post.problem, post.sites
+        self.judged = np.flatnonzero(share >= min(SELDOM, share.max()))
+        self.unit = post.mean[self.judged], np.sqrt(post.variance[self.judged])
+        self.problem, self.prior_sites, self.rows = problem, problem.prior_sites, rows
+        self.prior: SpikeAndSlab = self.prior_sites.prior
+        self.share = np.clip(share, LEAST_INCLUSION, 1.0 - LEAST_INCLUSION)
+        self.visited = np.zeros(len(share), dtype=bool)
+        self.visited[self.prior_sites.visits] = True
+        self.size = self.width = 2 * len(share)  # an indicator and a weight each
+        if problem.wide is None:
+            gram, self.shift = sum_of_sites(problem, rows)
+            self.gram: Array | None = np.asarray(gram)
+        else:
+            X = problem.data.X
+            X = X.toarray() if problem.sparse else np.asarray(X, dtype=np.float64)
+            self.gram, self.columns, self.shift = None, X, X.T @ rows.shift
+
+    def _of_model(self, one: Array) -> tuple[NDArray[np.intp], Array, Array]:
+        """Weights that are in, their mean, and the Cholesky factor of their precision."""
+        d = len(self.share)
+        which = np.flatnonzero(~self.visited | (special.ndtr(one[:d]) < self.share))
+        start = self.prior_sites.start.precision[which]
+        precision = np.where(self.visited[which], 1.0 / self.prior.variance, start)
+        if self.gram is not None:
+            matrix = self.gram[np.ix_(which, which)]
+        else:
+            some = self.columns[:, which]
+            matrix = some.T @ (self.rows.precision[:, None] * some)
+        matrix[np.diag_indices(len(which))] += precision
+        factor = np.asarray(linalg.cholesky(matrix, lower=True))
+        mean = np.asarray(linalg.cho_solve((factor, True), self.shift[which]))
+        return which, mean, factor
+
+    def draw(self, z: Array) -> Array:
+        d = len(self.share)
+        theta = np.zeros((len(z), d))
+        for row, one in zip(theta, z, strict=True):
+            which, mean, factor = self._of_model(one)
+            away = linalg.solve_triangular(factor, one[d + which], lower=True, trans="T")
+            row[which] = mean + away
+        return theta
+
+    def log_ratio(self, z: Array, theta: Array) -> Array:
+        d, prior, visited = len(self.share), self.prior, self.visited
+        within = special.ndtr(z[:, :d]) < self.share
+        with np.errstate(divide="ignore"):
+            odds = within * np.log(prior.share) + np.where(within, 0.0, np.log1p(-prior.share))
+        odds -= np.where(within, np.log(self.share), np.log1p(-self.share))
+        result = odds[:, visited].sum(axis=1) + self.prior_sites.of_normal(theta)
+        slab = -0.5 * (LOG_2PI + np.log(prior.variance) + theta**2 / prior.variance)
+        result += np.where(within & visited, slab, 0.0).sum(axis=1)
+        for k, one in enumerate(z):
+            which, _, factor = self._of_model(one)
+            square = one[d + which] @ one[d + which]
+            result[k] += 0.5 * (len(which) * LOG_2PI + square) - np.log(np.diag(factor)).sum()
+        return np.asarray(result - self.problem.losses(theta).sum(axis=0))
+
+    def reported(self, theta: Array) -> Array:
+        return theta[:, self.judged]
+
+    def moments(self) -> tuple[Array, Array]:
+        return self.unit
+
+
+def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:
+    """Which inclusion probability is off beyond doubt, by weighted draws, in words; or nothing.
+
+    given: those of the approximation, (d,).
+    """
+    rng = np.random.default_rng([seed, 1])
+    within, log_weight = np.empty((draws, len(given)), dtype=bool), np.empty(draws)
+    for first in range(0, draws, BLOCK):
+        part = slice(first, min(first + BLOCK, draws))
+        z = rng.standard_normal((part.stop - first, models.size))
+        theta = models.draw(z)
+        within[part], log_weight[part] = theta != 0.0, models.log_ratio(z, theta)
+    log_weight = smoothed(log_weight)[0]
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    exact = weight @ within
+    error = np.sqrt(weight**2 @ (within - exact) ** 2)
+    off = np.where(models.visited, np.abs(exact - given), 0.0)
+    j = int(np.argmax(np.where(off > ERRORS * error, off, 0.0)))
+    if not off[j] > max(OFF, ERRORS * error[j]):
+        return ""
+    exact_j, given_j = f"{exact[j]:.2g}", f"{given[j]:.2g}"
+    return f"the inclusion probability of weight {j} is {given_j}, and {exact_j} by the draws"
+
+
+# ---- what a fit with a prior that is a site per weight returns ----
+
 
 #: largest step of the log of a parameter, or of the log odds of a share, in learning
 BOUND = 12.0
@@ -59,8 +239,7 @@ class ShrunkPosterior(FullPosterior):
     @property
     def prior_per_weight(self) -> PriorSites:
         """The prior, the sites that it begins with, and which weights have some."""
-        found = self.problem.prior_sites
-        assert found is not None
+        found: PriorSites = self.problem.prior_sites
         return found
 
     @property
@@ -139,7 +318,7 @@ class ShrunkPosterior(FullPosterior):
 
         Each step is a fit that begins with the sites of the best one; fits that do not settle are
         left out. The log evidence of sparse priors has several maxima: this is the one uphill of
-        here. A share and the variance beside it are hardly told apart where few weights are in.
+        here. A share and the variance beside it hardly differ where few weights are in.
 
         Parameters
         ----------
@@ -208,7 +387,7 @@ class ShrunkPosterior(FullPosterior):
     ) -> ShrunkPosterior:
         """The fit of the same rows with other parameters, named as in :meth:`learned`.
 
-        start: whose sites the fit begins with; warn: told of the fit.
+        start: whose sites the fit begins with; warn: called with the fit.
         """
         whole = self._with_rows()
         loss = {name[5:]: x for name, x in values.items() if name.startswith("loss.")}
@@ -266,8 +445,7 @@ class ShrunkPosterior(FullPosterior):
     def _by_rows(self) -> DualState:
         """Matrices of the n x n form. O(n^2 d), once."""
         sites = families.joined(self.state.sites, self.prior_sites)
-        found: DualState | None = ByRows(self.problem).built(sites, 0)
-        assert found is not None
+        found: DualState = ByRows(self.problem).built(sites, 0)
         return found
 
     @property
@@ -298,7 +476,7 @@ class ShrunkPosterior(FullPosterior):
             found = super().residual
         if not len(visits):
             return found
-        core = ParallelSweep(self.prior.tilted(), 1, PARALLEL_ROWS, 1.0, 0.0)
+        core = SiteFits(self.prior.tilted(), 1.0, 0.0)
         sites = families.taken(self.prior_sites, visits)
         mean, variance = (np.ascontiguousarray(x[visits]) for x in (self.mean, self.variance))
         core.fit(mean, variance, np.ones((len(visits), 1)), *families.copied(sites))
@@ -365,7 +543,7 @@ def _settled(
     for start in (best, None):
         try:
             # what does not settle is left out, unsaid
-            found = post.with_numbers(values, start, warn=lambda *told: None)
+            found = post.with_numbers(values, start, warn=lambda *fit: None)
         except FAILURES:
             continue
         if found.converged:

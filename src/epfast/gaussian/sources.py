@@ -32,7 +32,7 @@ class Stream:
     def __init__(self, chunks: Iterable[Any], ones: bool = False) -> None:
         """ones: whether rows get a column of ones at the end."""
         self.chunks, self.ones = iter(chunks), ones
-        self.loss: Loss | None = None
+        self.loss: Any = None
         self.names: tuple[str, ...] | None = None
         first = next(self.chunks, _END)
         if first is _END:
@@ -58,7 +58,6 @@ class Stream:
 
     def _checked(self) -> Iterator[tuple[Any, Array]]:
         """The chunks, from the first."""
-        assert self.loss is not None
         yield self.first_X, self.first_y
         for chunk in self.chunks:
             X, y = _pair(chunk)
@@ -130,7 +129,7 @@ def _pair(chunk: Any) -> tuple[Any, Any]:
     return chunk[0], chunk[1]
 
 
-def stream_at_door(X: Any, ones: bool, schedule: Any, **given: Any) -> Stream:
+def checked_stream(X: Any, ones: bool, schedule: Any, **given: Any) -> Stream:
     """Chunks of rows, of which the first is read; given: arguments that need all rows."""
     for name, value in given.items():
         if value is not None:

@@ -16,16 +16,13 @@ from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine
-from epfast.gaussian.engines.laplace import LaplaceEngine
-from epfast.gaussian.engines.latent_processes import LatentProcessEngine
+from epfast.gaussian.engines.latents import LatentProcessEngine, StackEngine
 from epfast.gaussian.engines.nearest import NearestEngine
 from epfast.gaussian.engines.nested import NestedEngine
 from epfast.gaussian.engines.passes import PassEngine
 from epfast.gaussian.engines.prior_sites import WeightEngine
 from epfast.gaussian.engines.rows import RowEngine
-from epfast.gaussian.engines.shards import ShardEngine
-from epfast.gaussian.engines.shared import SharedEngine
-from epfast.gaussian.engines.stack import StackEngine
+from epfast.gaussian.engines.shards import LaplaceEngine, ShardEngine, SharedEngine
 from epfast.gaussian.problem import Problem
 from epfast.inference import Engine
 from epfast.losses import Loss
@@ -211,11 +208,11 @@ def legal(
         value = getattr(schedule, name, None)
         if value is not None and not (name in ("damping", "power") and value == 1.0):
             asked[name] = value
-    if schedule.order in ("parallel", "shuffled", "chunked", "residual", "as_completed"):
+    if schedule.order in ("parallel", "shuffled", "chunked", "as_completed"):
         asked[f"order={schedule.order!r}"] = schedule.order
     pairs: dict[str, tuple[str, ...]] = {}
     if schedule.order == "parallel":
-        pairs["order='parallel'"] = ("block", "weights") if covariance == "process" else ("block",)
+        pairs["order='parallel'"] = ("block",)
     if scheme.relaxes:
         none = "power", "weights", "prior", "order='parallel'", "order='chunked'"
         pairs["scheme='relaxed'"] = none

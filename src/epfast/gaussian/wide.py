@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from epfast._arrays import Array
+from epfast._arrays import Array, pieces
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.notes import is_mapped
 from epfast.gaussian.problem import (
@@ -35,12 +35,6 @@ MOST_BYTES = 2 << 30
 
 
 # ---- products of rows ----
-
-
-def pieces(n: int, numbers: int) -> list[slice]:
-    """Slices of n things of so many numbers each, of NUMBERS in all."""
-    step = max(1, NUMBERS // max(1, numbers))
-    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 
 def products(rows: Any, X: Any) -> Array:
@@ -254,7 +248,7 @@ def mean_of(problem: Problem, alpha: Array) -> Array:
     return np.asarray(problem.prior_mean + problem.wide.prior(problem.prior).of_rows(back))
 
 
-# ---- the door ----
+# ---- which problems are wide ----
 
 
 def wide_rows(
@@ -262,8 +256,7 @@ def wide_rows(
 ) -> WideRows | None:
     """The rows, if a fit by these choices takes the n x n form.
 
-    Scalar sites of EP with a full covariance, fewer rows than columns; not in chunks, or where they
-    are weighted and fitted in parallel, or relaxed.
+    Scalar sites of EP with a full covariance, fewer rows than columns; not in chunks, nor relaxed.
     """
     schedule = choices.schedule
     if not (isinstance(schedule, EP) and choices.covariance == "full"):
@@ -271,9 +264,7 @@ def wide_rows(
     by_rows = choices.batch_size is None and choices.loss.latents == 1
     if not by_rows or choices.scheme.relaxes or not hasattr(data.X, "shape"):
         return None
-    if schedule.order == "chunked" or (data.weights is not None and schedule.order == "parallel"):
-        return None
-    if not is_wide(*data.X.shape):
+    if schedule.order == "chunked" or not is_wide(*data.X.shape):
         return None
     return WideRows(_own(data.X, intercept), intercept, center)
 
@@ -292,8 +283,7 @@ def in_best_form(problem: Problem) -> Problem:
     if problem.wide is None or not problem.prior.shift.any():
         return problem
     d, X = len(problem.prior.shift), problem.data.X
-    offset = offset_of(problem)
-    assert offset is not None
+    offset: Any = offset_of(problem)
     with np.errstate(over="ignore", invalid="ignore"):
         spread = diagonal_products(problem.wide.prior(problem.prior).of_rows(X), X)
         far = not (np.abs(offset) * spread <= FAR).all()

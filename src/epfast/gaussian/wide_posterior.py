@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from epfast import families
-from epfast._arrays import Array
+from epfast._arrays import Array, pieces
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import online
 from epfast.gaussian.checking import SiteProposal
-from epfast.gaussian.engines.base import gaussian, plain
+from epfast.gaussian.engines.base import Full, plain, proper
 from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, log_evidence
-from epfast.gaussian.kernel_posterior import KernelPosterior
 from epfast.gaussian.linear_posterior import FullPosterior, finite
-from epfast.gaussian.problem import Data, Problem, from_sites, not_proper, sum_of_sites
+from epfast.gaussian.problem import Data, Problem, sum_of_sites
+from epfast.gaussian.process_posterior import KernelPosterior
 from epfast.gaussian.wide import (
     WeightPrior,
     diagonal_products,
@@ -27,7 +27,6 @@ from epfast.gaussian.wide import (
     is_wide,
     mean_of,
     offset_of,
-    pieces,
     products,
 )
 from epfast.inference import Sites, warn_of
@@ -210,9 +209,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
     def in_d_by_d(self) -> FullPosterior:
         """The same posterior in the d x d form. O(n d^2 + d^3)."""
         problem = in_d_by_d(self.problem)
-        state = gaussian(from_sites(problem, self.state.sites, self.state.sweeps))
-        if state is None:
-            raise not_proper()
+        state = proper(Full(problem).built(self.state.sites, self.state.sweeps))
         return FullPosterior(plain(state), problem, self.converged, self.history)
 
     def joined(self, sites: Sites, data: Data, **parts: Any) -> FullPosterior:
@@ -232,8 +229,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
     ) -> FullPosterior:
         """As that of a :class:`~epfast.FullPosterior`; in the d x d form for many rows."""
-        weighted = data.weights is not None and getattr(schedule, "order", "") == "parallel"
-        if weighted or not is_wide(self.problem.shape[0] + data.X.shape[0], self.shift.size):
+        if not is_wide(self.problem.shape[0] + data.X.shape[0], self.shift.size):
             return self.in_d_by_d().with_checked_rows(data, schedule, warn)
 
         def engine(new: Problem) -> ProcessEngine:

@@ -16,11 +16,10 @@ from epfast import _checks, schedules
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import GPPosterior, fit_process
-from epfast.gaussian.certificate import broken
 from epfast.gaussian.choices import choose_process
+from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
-from epfast.gaussian.problem import Data
-from epfast.gaussian.process_problem import kernel_at_door
+from epfast.gaussian.problem import Data, checked_kernel
 from epfast.inference import Sites, fit_from
 
 try:
@@ -304,7 +303,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             # known to be a kernel matrix, so not checked. A copy, since GPy may keep the array
             kernel = KernelMatrix(np.array(K, dtype=np.float64, order="C"))
         else:
-            kernel = kernel_at_door(K, False, 0.0)
+            kernel = checked_kernel(K, False, 0.0)
         chosen = choose_process(loss, None, schedule)
         problem = chosen.problem(Data(None, rows), kernel=kernel)
         before, start = self.last or self._loaded, None  # type: Any, Any

@@ -15,8 +15,9 @@ from epfast._core.cholesky import cholesky, inverse_from_factor
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast.gaussian.choices import choose
-from epfast.gaussian.engines.local import WarmStart
-from epfast.gaussian.problem import Data, moments_of, prior_of
+from epfast.gaussian.engines.base import with_moments
+from epfast.gaussian.engines.shards import WarmStart
+from epfast.gaussian.problem import Data, prior_of
 from epfast.gaussian.table import engine_of
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.variables import Index
@@ -246,8 +247,8 @@ class LinearPart:
 
     def belief(self, state: Any, hurry: bool = False) -> BlockBelief:
         """The belief about the block. O(d^3)."""
-        covariance, mean = moments_of(self.engine.finish(state, hurry))
-        return BlockBelief(covariance, mean, 0.0)
+        found = with_moments(self.engine.finish(state, hurry))
+        return BlockBelief(found.covariance, found.mean, 0.0)
 
 
 def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:

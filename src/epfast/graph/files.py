@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from epfast import _checks, priors, schemes
 from epfast.families import FAMILIES
-from epfast.gaussian.engines.local import WarmStart
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.files import check_shapes
 from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart
 from epfast.graph.engine import GraphEngine

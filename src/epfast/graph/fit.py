@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import FAMILIES
-from epfast.gaussian.priors import prior_at_door
+from epfast.gaussian.priors import normal_prior
 from epfast.graph import priors
 from epfast.graph.blocks import BlockPrior
 from epfast.graph.engine import GraphEngine
@@ -323,7 +323,7 @@ class Graph:
             if np.isposinf(spread).any() and spread.shape in ((), (size,)):
                 flat |= np.isposinf(spread)
                 variance = np.where(flat, 1.0, spread)
-        normal = prior_at_door(variance, precision, None, center, size, True, prefix="")
+        normal = normal_prior(variance, precision, None, center, size, True, prefix="")
         prior = normal.precision.copy()
         prior[flat] = 0.0
         number = len(self._model.families)

@@ -66,8 +66,8 @@ class LearnedMessages:
             needs = op.settings.data_width
             if width and not needs:
                 raise ValueError(
-                    f"data {', '.join(data)} are given to an operator with data_width=0; allowed: no "
-                    "data, or an operator with data_width, whose inputs have so many columns of data"
+                    f"data {', '.join(data)} are given to an operator with data_width=0; allowed: "
+                    "no data, or an operator whose data_width is their number of columns"
                 )
             if width < needs:
                 raise ValueError(

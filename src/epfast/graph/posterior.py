@@ -29,7 +29,7 @@ from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.records import Recorded
-from epfast.inference.report import Drawn, interval, level_at_door, to_arviz
+from epfast.inference.report import Drawn, checked_level, interval, to_arviz
 from epfast.inference.runtime import cached_property
 from epfast.operators.just_in_time import Operator
 
@@ -464,9 +464,9 @@ class GraphPosterior(Recorded):
         """Central credible intervals of Gaussian variables or scales, with their ends last."""
         belief = self[variables]
         if isinstance(belief, ScaleBelief):
-            half = 0.5 * level_at_door(level)
+            half = 0.5 * checked_level(level)
             return np.stack([belief.quantile(0.5 - half), belief.quantile(0.5 + half)], axis=-1)
-        ends = interval(belief.mean.ravel(), belief.variance.ravel(), level_at_door(level))
+        ends = interval(belief.mean.ravel(), belief.variance.ravel(), checked_level(level))
         return np.asarray(ends.reshape(*variables.shape, 2))
 
     @cached_property

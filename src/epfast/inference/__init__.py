@@ -6,14 +6,18 @@ results say of themselves. ``files.py`` how they are written and read.
 """
 
 from epfast.inference.loop import (
+    FAILURES,
     Callback,
     Counts,
     Engine,
     Fit,
     Summary,
     evidence_bound,
+    fit_from,
     interrupted,
     run,
+    run_from,
+    start_may_be_dropped,
     warn_of,
 )
 from epfast.inference.records import (
@@ -25,7 +29,6 @@ from epfast.inference.records import (
     Sites,
     SweepInfo,
 )
-from epfast.inference.starts import FAILURES, fit_from, run_from, start_may_be_dropped
 
 __all__ = [
     "FAILURES",

@@ -30,7 +30,7 @@ def attempted(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception 
         return None, error
 
 
-def executor_at_door(executor: Any) -> None:
+def check_executor(executor: Any) -> None:
     """Refuse what is no executor."""
     if not isinstance(executor, Executor):
         is_client = hasattr(executor, "get_executor")

@@ -76,7 +76,7 @@ def write(path: str | os.PathLike[str], arrays: dict[str, Any], header: dict[str
 
 
 def digest(arrays: dict[str, Array], header: dict[str, Any]) -> str:
-    """What tells whether a file holds what was written: of names, arrays and header."""
+    """A checksum of names, arrays and header, by which a damaged file is known."""
     found = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

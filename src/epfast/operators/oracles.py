@@ -26,7 +26,7 @@ from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.sampled import SampledFactor, with_data
 from epfast.operators.tilted import FactorCavities
 from epfast.schemes import ImportanceSampling, Scheme
-from epfast.schemes.names import describe as describe_scheme
+from epfast.schemes.kinds import describe as describe_scheme
 
 __all__ = [
     "Answer",

@@ -14,7 +14,7 @@ from epfast.inference.files import plain
 from epfast.operators.answers import Oracle
 from epfast.operators.dictionary import Store
 from epfast.schemes import Scheme
-from epfast.schemes.names import describe as describe_scheme
+from epfast.schemes.kinds import describe as describe_scheme
 
 
 class Refit(NamedTuple):

@@ -12,7 +12,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
-from epfast.inference.report import Drawn, interval, level_at_door, table, to_arviz
+from epfast.inference.report import Drawn, checked_level, interval, table, to_arviz
 from epfast.inference.runtime import cached_property
 from epfast.parametric.mixture_problem import MixtureProblem, rows_at_door
 from epfast.parametric.posterior import ParametricPosterior
@@ -315,7 +315,7 @@ class MixturePosterior(ParametricPosterior):
 
     def credible_interval(self, level: float = 0.95) -> Array:
         """Central credible intervals of the means of the components, (J, d, 2)."""
-        ends = interval(self.mean.ravel(), self.variance.ravel(), level_at_door(level))
+        ends = interval(self.mean.ravel(), self.variance.ravel(), checked_level(level))
         return np.asarray(ends.reshape(*self.mean.shape, 2))
 
     def summary(self, level: float = 0.95) -> Any:

@@ -279,7 +279,7 @@ class Ratings:
             A DataFrame if pandas is installed. Columns: player, rating, sd, both ends of the
             interval, games, and last (the time of the last game, if times were given).
         """
-        level = report.level_at_door(level)
+        level = report.checked_level(level)
         mean, variance = self._belief.mean[self._last], self._belief.variance[self._last]
         low, high = report.interval(mean, variance, level).T
         percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]

@@ -6,13 +6,19 @@ combination. A number that is given and not used is refused, but for ``damping=1
 
 from epfast.schedules.base import (
     ADF,
+    AEP,
+    DAEP,
+    DEP,
+    DSEP,
     EP,
     ORDERS as ORDERS,
+    SEP,
     SITE_RULES as SITE_RULES,
+    Batches as Batches,
     DoubleLoop,
     Schedule,
+    SharedSites,
 )
-from epfast.schedules.shared import AEP, DAEP, DEP, DSEP, SEP, Batches as Batches, SharedSites
 
 __all__ = [
     "ADF",

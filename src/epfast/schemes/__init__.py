@@ -5,11 +5,20 @@ coordinate. A scheme holds its own numbers.
 """
 
 from epfast.schemes.base import RowScheme, Scheme
-from epfast.schemes.exact import Exact, ImportanceSampling
-from epfast.schemes.laplace import Laplace, QuickLaplace
-from epfast.schemes.names import NAMED, describe, resolve, restore
-from epfast.schemes.quadrature import Quadrature, Variational, fifth_degree_rule
-from epfast.schemes.relaxed import Relaxed
+from epfast.schemes.kinds import (
+    NAMED,
+    Exact,
+    ImportanceSampling,
+    Laplace,
+    Quadrature,
+    QuickLaplace,
+    Relaxed,
+    Variational,
+    describe,
+    fifth_degree_rule,
+    resolve,
+    restore,
+)
 
 __all__ = [
     "NAMED",

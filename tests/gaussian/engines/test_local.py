@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 
 from epfast import EP, families, fit_linear
-from epfast.gaussian.engines import local
+from epfast.gaussian.engines import shards
 from epfast.gaussian.engines.base import with_moments
-from epfast.gaussian.engines.local import Update, local_update, shard_of, site_of
-from epfast.gaussian.engines.shards import AsTheyCome, Flow, ShardMemory, ShardSite
+from epfast.gaussian.engines.shards import (
+    AsTheyCome,
+    Flow,
+    ShardMemory,
+    ShardSite,
+    Update,
+    local_update,
+    shard_of,
+    site_of,
+)
 from epfast.gaussian.problem import State
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.executors import LOST, Tasks
@@ -96,8 +104,8 @@ def test_what_is_not_finite_is_no_answer(monkeypatch):
         fit = run(*args)
         return fit._replace(state=fit.state._replace(precision=np.full((D, D), np.inf)))
 
-    run = local.run
-    monkeypatch.setattr(local, "run", overflows)
+    run = shards.run
+    monkeypatch.setattr(shards, "run", overflows)
     found = local_update(shard, precision, shift, site, rows, 0.5)
     assert found.refused == 50
     assert found.site is site

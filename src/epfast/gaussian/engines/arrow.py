@@ -149,8 +149,6 @@ class Arrow(Form):
 
     def __init__(self, problem: Problem) -> None:
         levels, schedule = problem.levels, problem.schedule
-        assert levels is not None
-        assert levels.rows is not None
         self.problem, self.levels, rows = problem, levels, levels.rows
         self.shapes, self.weights = ((problem.n_rows,),) * 3, len(problem.base.shift)
         self.order = len(levels.common)
@@ -213,7 +211,6 @@ class ArrowEngine(EPEngine):
     def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         form, core, data = self.form, self.form.core, self.form.problem.data
         before, core.moved, now = core.n_refused, 0.0, state.moments
-        assert data.y is not None
         of_levels = now.covariance, now.common, now.slope, now.inverse, now.own
         for first, last in zip(self.cuts[:-1], self.cuts[1:], strict=True):
             core.sweep(data.y, data.weights, int(first), int(last), *sites, *of_levels)

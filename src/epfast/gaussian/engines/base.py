@@ -16,11 +16,14 @@ from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import gaussian_moments
 from epfast._core.relaxed import Relaxation
+from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.problem import (
+    Problem,
     RelaxationFactors,
     State,
     inverse_of,
+    inverse_root,
     log_determinant,
     not_proper,
 )
@@ -49,12 +52,12 @@ class Swept(NamedTuple):
     #: (d, d), symmetric, or (d,) of a diagonal posterior; and (d,)
     precision: Array
     shift: Array
-    sites: Sites | None
+    sites: Any
     #: sum of the log scales
     log_scale: float
     sweeps: int
-    rows_seen: int | None
-    relaxed: RelaxationFactors | None
+    rows_seen: Any
+    relaxed: Any
     #: of a full posterior, (d, d) and (d,)
     covariance: Any
     mean: Any
@@ -93,6 +96,8 @@ def gaussian(state: State, rooted: bool = False) -> Swept | None:
 
     The upper triangle of the precision is read; the other one is filled in.
     """
+    if state.precision.ndim == 1:
+        return with_moments(state) if (state.precision > 0.0).all() else None
     covariance, mean = np.empty_like(state.precision), np.empty_like(state.shift)
     root = np.empty_like(covariance) if rooted else None
     with np.errstate(all="ignore"):
@@ -131,6 +136,12 @@ def with_moments(state: State) -> Swept:
     return proper(gaussian(state._replace(precision=state.precision.copy())))
 
 
+def log_evidence(state: Swept, prior_log_determinant: float) -> float:
+    """log of the integral of the prior times the product of the sites."""
+    away = prior_log_determinant - state.log_determinant + state.square
+    return float(state.log_scale + 0.5 * away)
+
+
 def proper(state: S | None) -> S:
     """The state, which is to be one."""
     if state is None:
@@ -152,6 +163,8 @@ class Form:
     weights: int | None = None
     #: sweeps of what has made the prior
     sweeps = 0
+    #: numbers of a row, of which :meth:`at_rows` makes the moments
+    width = 1
 
     def flat(self) -> Sites:
         """Flat sites, g = 1."""
@@ -181,6 +194,11 @@ class Form:
         """The state that these sites make; None if that is improper."""
         raise NotImplementedError
 
+    def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
+        """Gives mean and variance of the latent values of some rows, by ``state.moments``."""
+        now = state.moments
+        return lambda part: (now.mean[part], now.variance[part])
+
     def improper(self, sites: Any) -> Exception:
         """The error where sites make no proper posterior."""
         return not_proper()
@@ -204,7 +222,7 @@ class EPEngine(Visits):
     pool: ThreadPool | None = None
     #: sites of factors that are all Gaussian, which are known; None: of others
     exact: Sites | None = None
-    #: told of each sweep; None: the visits see to that
+    #: moments that begin each sweep; None: the visits see to that
     tilted: Any = None
     #: of an executor; None: there are none
     tasks: Any = None
@@ -363,3 +381,72 @@ def natural(covariance: Array, mean: Array, full: bool) -> tuple[Array, Array]:
 def flat(n: int) -> Sites:
     """Flat scalar sites, g = 1."""
     return Sites(np.zeros(n), np.zeros(n), np.zeros(n))
+
+
+# ---- the form of q with a matrix: precision and covariance of order d ----
+
+
+class Full(Form):
+    """The prior times a scalar site per row, which are added up in O(n d^2)."""
+
+    def __init__(self, problem: Problem) -> None:
+        n = problem.n_rows
+        self.problem, self.shapes = problem, ((n,),) * 3
+        self.weights = self.width = len(problem.base.shift)
+        self.order = len(problem.base.shift) if problem.covariance == "full" else 0
+        self.prior_log_determinant = log_determinant(problem.prior.precision)
+        #: whether states have a root of the covariance
+        self.rooted = False
+        #: all rows, where those of X are as the core takes them
+        self.parts: Any = None
+        X = problem.data.X
+        if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
+            self.parts = list(problem.parts(range(n)))
+
+    def prior(self) -> Swept:
+        return with_moments(self.problem.base._replace(sites=self.flat()))
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
+        base = self.problem.base
+        precision, shift = base.precision.copy(), base.shift.copy()
+        for part in self.parts or self.problem.parts(range(self.problem.n_rows)):
+            tau, nu = sites.precision[part.which], sites.shift[part.which]
+            add_sites(part.rows, tau, nu, precision, shift)
+        total = base.log_scale + float(sites.log_scale.sum())
+        return gaussian(State(precision, shift, sites, total, sweeps), self.rooted)
+
+    def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
+        root = getattr(state, "root", None)
+        root = inverse_root(state.precision) if root is None else root
+
+        def of(part: slice) -> tuple[Array, Array]:
+            h, s = np.empty((2, part.stop - part.start))
+            rows = self.problem.rows(part)
+            marginals(rows, state.covariance, root, state.mean, h, s)
+            return h, s
+
+        return of
+
+    def with_shifts(self, state: Swept, sites: Sites, mean: Array) -> Swept:
+        """The state after sites of the same precisions, whose mean is known. O(n d)."""
+        base = self.problem.base
+        shift = base.shift + sites.shift @ self.problem.data.X
+        total = base.log_scale + float(sites.log_scale.sum())
+        state = state._replace(shift=shift, mean=mean, sites=sites, log_scale=total)
+        return state._replace(square=float(shift @ mean), sweeps=state.sweeps + 1)
+
+    def summary(self, state: Any, evidence: bool = True) -> Summary:
+        state = state if isinstance(state, Swept) else with_moments(state)
+        if state.covariance is None:
+            mean, variance = state.shift / state.precision, 1.0 / state.precision
+        else:
+            # of several latents, one after the other
+            variance = state.covariance.diagonal(0, -2, -1).ravel()
+            mean = state.mean.ravel()
+        if not evidence:
+            return Summary(mean, variance)
+        return Summary(mean, variance, log_evidence(state, self.prior_log_determinant))
+
+    def result(self, state: Any) -> State:
+        return plain(state)

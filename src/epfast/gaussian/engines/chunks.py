@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array, as_array, symmetric_from_upper
+from epfast._arrays import Array, as_array
 from epfast._core.chunks import ChunkedSweep
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Rows
@@ -27,7 +27,7 @@ from epfast.gaussian.engines.base import (
     plain,
     with_moments,
 )
-from epfast.gaussian.problem import Problem, State, moments_of, not_proper
+from epfast.gaussian.problem import Problem, State, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.mixing import shares_of
@@ -183,9 +183,7 @@ def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Swept | None:
         sites=sites,
         log_scale=float(share @ [state.log_scale for state in states]),
     )
-    if found.precision.ndim == 2:
-        return gaussian(found)
-    return with_moments(found) if (found.precision > 0.0).all() else None
+    return gaussian(found)
 
 
 def _combined(share: Array, arrays: Any) -> Array:
@@ -202,9 +200,9 @@ class Layout(NamedTuple):
 
     visits: Indices
     #: all rows; None: they are gathered piece by piece
-    rows: Rows | None
+    rows: Any
     #: the rows of X in ``rows``, in the order of the visits
-    at: Indices | None
+    at: Any
     is_sparse: bool
 
 
@@ -333,8 +331,6 @@ class InChunks(Visits):
         if self.refreshed:
             memory = memory._replace(since=0)
         if self.spread is not None:
-            assert old.sites is not None
-            assert new.sites is not None
             moves = moves_of(old.sites, new.sites, self.spread)
             steps, better = taken_in(memory.steps, new, moves)
             memory, new = memory._replace(steps=steps), new if better is None else better
@@ -390,10 +386,8 @@ class InChunks(Visits):
             )
             at = np.arange(len(visits))
         else:
-            assert layout.at is not None
             rows, at = layout.rows, layout.at[part]
         y, weights = problem.data.y, problem.data.weights
-        assert y is not None
         todo = [(0, len(visits), size)]
         while todo:
             first, stop, size = todo.pop()
@@ -417,14 +411,14 @@ class InChunks(Visits):
     def _one_by_one(self, visits: Indices, P: Array, p: Array, sites: Sites) -> Array:
         """New sites of some rows, (3, count), in sequential order."""
         problem, new = self.problem, np.array(families.taken(sites, visits))
-        covariance, mean = moments_of(State(symmetric_from_upper(P), p, None, 0.0, 0))
+        now = with_moments(State(P, p, None, 0.0, 0))
         self.sequential.sweep(
             problem.rows(visits),
             problem.responses(visits),
             problem.weights(visits),
             np.arange(len(visits)),
-            covariance,
-            mean,
+            now.covariance,
+            now.mean,
             *new,
         )
         return new

@@ -22,13 +22,14 @@ from epfast.gaussian.engines import means
 from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
+    Full,
     Swept,
     following,
+    gaussian,
     plain,
     with_moments,
 )
 from epfast.gaussian.engines.chunks import mixed
-from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.means import MeansMemory
 from epfast.gaussian.engines.passes import adf_begun
 from epfast.gaussian.problem import Data, Problem, State
@@ -82,10 +83,8 @@ class Dense(Full):
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         precision, shift = self.total(sites)
-        if not precision.min() > 0.0:
-            return None
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
-        return with_moments(State(precision, shift, sites, total, sweeps))
+        return gaussian(State(precision, shift, sites, total, sweeps))
 
     def result(self, state: Swept) -> State:
         return plain(state)._replace(sites=None if state.sites is None else self.given(state.sites))
@@ -209,9 +208,8 @@ class ByColumns(Dense):
             ),
         )
 
-    def core(self, rows: int) -> MinibatchSweep:
-        core = super().core(rows)
-        assert isinstance(core, SparseSweep)
+    def core(self, rows: int) -> Any:
+        core: Any = super().core(rows)
         core.columns = self.shape[1]
         return core
 
@@ -401,7 +399,6 @@ class DiagonalEngine(EPEngine):
     def _stepped(self, state: Swept) -> Swept | None:
         """The posterior after a step on all means; None where there is none."""
         sites, X = state.sites, self.problem.data.X
-        assert sites is not None
         if 0 < physical_memory() < means.BYTES * sites.precision.size:
             return None
         if sites.precision.shape != (X.data if hasattr(X, "indptr") else X).shape:
@@ -484,7 +481,6 @@ class DiagonalPass(DiagonalEngine):
 
     def _after(self, q: Any, known: Swept, reached: Swept, rows: int) -> Swept:
         """The posterior that visits have left."""
-        assert reached.rows_seen is not None
         precision, shift = self.form.natural(q, known)
         seen = reached.rows_seen + rows
         new = with_moments(State(precision, shift, None, 0.0, known.sweeps, seen))

@@ -188,7 +188,6 @@ class DescentEngine:
     measures = False
 
     def __init__(self, problem: Problem, form: Kernel | None = None) -> None:
-        assert problem.kernel is not None
         self.form, self.pool = form or Kernel(problem.kernel), problem.kernel.pool
         self.form.small = SMALL
         self.tilted, self.y = problem.tilted(), problem.responses(slice(None))

@@ -14,7 +14,7 @@ import numpy as np
 
 from epfast._arrays import Array, as_array
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
+from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Units
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
@@ -25,7 +25,7 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.chunks import block_size
 from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_mass
-from epfast.gaussian.engines.rows import PARALLEL_ROWS
+from epfast.gaussian.engines.rows import AtOnce
 from epfast.gaussian.problem import Problem, RelaxationFactors
 from epfast.gaussian.wide import offset_of
 from epfast.inference import Counts, Sites, Summary
@@ -274,7 +274,7 @@ class ValuesInTurn(Visits):
     def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         form, core, data, n = self.form, self.core, self.problem.data, len(sites.shift)
         form.hold_covariance(state.sites, state.moments)
-        form.covariance_of = None
+        form.covariance_of, core.pool = None, form.matrix.pool
         before, core.log_determinant = core.n_refused, 0.0
         mean = state.moments.mean.copy()
         visits = self.schedule.checked_visits(n, state.sweeps)
@@ -301,21 +301,6 @@ class ValuesInTurn(Visits):
         """The state with the sweeps since it was built."""
         since = old.memory + 1 if self.form.covariance_of is new.moments else 0
         return new._replace(order=self.then, memory=since), counts
-
-
-class ValuesAtOnce(Visits):
-    """All values from the posterior before the sweep."""
-
-    def __init__(self, engine: ProcessEngine) -> None:
-        schedule, rows = engine.schedule, min(engine.n_sites, PARALLEL_ROWS)
-        self.y = engine.problem.data.y
-        self.core = ParallelSweep(engine.tilted, 1, rows, schedule.power, schedule.damping)
-
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
-        before, now = self.core.n_refused, state.moments
-        self.core.fit(now.mean, now.variance, self.y, *sites)
-        tick(len(sites.shift))
-        return Counts(self.core.n_refused - before)
 
 
 class Jointly(Visits):
@@ -385,18 +370,16 @@ class ProcessEngine(EPEngine):
         self.order = "joint" if joins else schedule.order
         self.form.small = ROUGH if joins else SMALL
         self.form.cheap = parallel = schedule.order == "parallel"
-        self._visits: Visits = ValuesAtOnce(self) if parallel else ValuesInTurn(self, chunk)
-        self.use_threads(self.form.matrix.pool)
+        self._visits: Visits = (
+            AtOnce(problem, self.tilted, self.form, schedule.damping)
+            if parallel
+            else ValuesInTurn(self, chunk)
+        )
+        self.pool = self.form.matrix.pool
 
-    def use_threads(self, pool: ThreadPool | None) -> None:
-        """Share the work on matrices among these threads; None: BLAS has its own."""
-        self.pool = self.form.matrix.pool = pool
-        if isinstance(self._visits, ValuesInTurn):
-            self._visits.core.pool = pool
-
-    def share(self, threads: Any) -> None:
-        """The same, given the threads of a fit of rows."""
-        self.use_threads(pool_of(threads.threads, self.n_sites))
+    def share(self, threads: ThreadPool) -> None:
+        """Share the work on matrices among threads of a fit of rows."""
+        self.pool = self.form.matrix.pool = pool_of(threads.threads, self.n_sites)
 
     def visits(self, state: GPState) -> Visits:
         # what refers to the engine is made anew: a loss of the user goes with its last fit

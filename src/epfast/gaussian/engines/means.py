@@ -25,7 +25,7 @@ from scipy import linalg
 from epfast._arrays import Array, row_chunks
 from epfast.gaussian.engines.base import Swept, contraction
 from epfast.gaussian.engines.chunks import DEPTH, Step
-from epfast.gaussian.engines.latent_means import conjugate_gradients
+from epfast.gaussian.engines.latents import conjugate_gradients
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Sites
 
@@ -77,15 +77,13 @@ class MeansMemory(NamedTuple):
     reach: float = REACH
     along: Array | None = None
     #: where the last step began
-    origin: State | None = None
+    origin: Any = None
     #: the last sweeps with steps, to be mixed
     swept: tuple[Step, ...] = ()
 
     def noting(self, new: State) -> MeansMemory:
         """The memory after a sweep that a step began."""
         before = self.origin
-        assert before is not None
-        assert new.sites is not None
         if new.sites.precision.size > MOST_MIXED:
             return self
         with np.errstate(all="ignore"):

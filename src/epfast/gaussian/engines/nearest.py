@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast._arrays import Array
-from epfast._core.row_sweeps import ParallelSweep
+from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.engines.base import EPEngine, Form
 from epfast.gaussian.engines.kernel import GPState, ValueMoments
 from epfast.inference import Counts, Sites, Summary
@@ -88,7 +88,7 @@ class NearestEngine(EPEngine):
         self.in_order = None if schedule.order != "auto" else schedule.fixed_visits(n)
         sizes = {"auto": min(max(1, n // BLOCKS), BLOCK), "parallel": n}
         self.size = sizes.get(schedule.order, 1)
-        self.core = ParallelSweep(self.tilted, 1, self.size, schedule.power, schedule.damping)
+        self.core = SiteFits(self.tilted, schedule.power, schedule.damping)
 
     def blocks(self, sweeps: int) -> Iterator[NDArray[np.intp]]:
         n, visits = self.form.n, self.in_order

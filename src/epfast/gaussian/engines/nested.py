@@ -24,13 +24,13 @@ from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
+    Full,
     Swept,
     contraction,
     following,
     gaussian,
 )
 from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, taken_in
-from epfast.gaussian.engines.full import Full
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
@@ -199,7 +199,6 @@ class Joint(Full):
         n = problem.n_rows
         self.shapes, self.weights = ((n, self.count - 1),) * 2 + ((n,),), None
         self.prior_log_determinant *= self.count
-        assert problem.data.y is not None
         y = problem.data.y
         self.classes = y[:, 0].astype(np.intp)
         self.offset = y[:, 1:] if y.shape[1] > 1 else None
@@ -347,7 +346,6 @@ class NestedEngine(EPEngine):
         """
         form, base = self.form, self.problem.prior
         everyone, X, sites = np.arange(self.n_sites), self.problem.data.X, state.sites
-        assert sites is not None
         if not sites.precision.any():
             return None
         mean, C = form.marginals(state, everyone)

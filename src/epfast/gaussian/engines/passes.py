@@ -16,6 +16,7 @@ from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
     EPEngine,
+    Full,
     Swept,
     flat,
     natural,
@@ -23,7 +24,6 @@ from epfast.gaussian.engines.base import (
     with_moments,
 )
 from epfast.gaussian.engines.chunks import sequential_core
-from epfast.gaussian.engines.full import Full
 from epfast.gaussian.problem import Problem, RowSlice
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep
@@ -82,7 +82,6 @@ class PassEngine(EPEngine):
         before, core.log_scale_total = core.n_refused, 0.0
         numbers = np.arange(count, dtype=np.intp)
         core.sweep(*part[1:], numbers, covariance, mean)
-        assert state.rows_seen is not None
         new = state._replace(
             covariance=covariance,
             mean=mean,
@@ -100,7 +99,6 @@ class PassEngine(EPEngine):
         precision, shift = state.precision.copy(), state.shift.copy()
         given = part.rows, part.y, part.weights, sizes
         core.sweep(*given, precision, shift, *sites, precision, shift)
-        assert state.rows_seen is not None
         new = state._replace(
             precision=symmetric_from_upper(precision),
             shift=shift,

@@ -12,6 +12,7 @@ With fewer rows than weights all matrices are of order n: a weight is visited by
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,12 @@ from numpy.typing import NDArray
 from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import inverse_from_factor
-from epfast._core.row_sweeps import BlockedSweep, ParallelSweep, add_sites
+from epfast._core.row_sweeps import BlockedSweep, SiteFits, add_sites
 from epfast._core.rows import Duals, Units
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
     EPEngine,
+    Full,
     Swept,
     Visits,
     contraction,
@@ -39,10 +41,9 @@ from epfast.gaussian.engines.chunks import (
     chunk_size,
     taken_in,
 )
-from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.joint import cavities, log_mass
 from epfast.gaussian.engines.rows import (
-    PARALLEL_ROWS,
+    AtOnce,
     order_of_rows,
     visits_of,
 )
@@ -270,6 +271,10 @@ class ByRows(ByWeights):
         found = state.kernel - state.kernel @ state.R @ state.kernel
         return np.asarray(0.5 * (found + found.T))
 
+    def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
+        variance = self.covariance_of_rows(state).diagonal().copy()
+        return lambda part: (state.latent[part], variance[part])
+
     def after_weights(self, state: Any, sites: Sites, before: Sites) -> Any:
         return self.built(sites, state.sweeps)
 
@@ -316,28 +321,19 @@ def _solved(S: Array, kernel: Array, negative: int) -> tuple[Array, float] | Non
 
 
 class RowsOfValues(Visits):
-    """Visits of rows by their values, in the n x n form."""
+    """Visits of rows by their values, one after the other, in the n x n form."""
 
     def __init__(self, problem: Problem, form: ByRows, tilted: Any) -> None:
-        self.problem, self.form, n = problem, form, form.n
-        self.schedule, self.parallel = problem.schedule, problem.schedule.order == "parallel"
-        damping = self.schedule.damping
-        if self.parallel:
-            self.core: Any = ParallelSweep(tilted, 1, PARALLEL_ROWS, 1.0, damping)
-        else:
-            block = min(n, block_size(self.schedule.block, n))
-            self.core = BlockedSweep(tilted, n, block, 1.0, damping, False)
+        self.problem, self.form, self.schedule = problem, form, problem.schedule
+        block = min(form.n, block_size(self.schedule.block, form.n))
+        self.core = BlockedSweep(tilted, form.n, block, 1.0, self.schedule.damping, False)
 
     def visit(self, state: DualState, sites: Sites, tick: Tick) -> Counts:
         problem, before, n = self.problem, self.core.n_refused, self.form.n
         covariance, mean = self.form.covariance_of_rows(state), state.latent.copy()
-        if self.parallel:
-            variance = covariance.diagonal().copy()
-            self.core.fit(mean, variance, problem.responses(slice(None)), *sites)
-        else:
-            order = np.asarray(self.schedule.checked_visits(n, state.sweeps), dtype=np.intp)
-            given = problem.responses(order), problem.weights(order), order
-            self.core.sweep(Units(order, n), *given, covariance, mean, *sites)
+        order = np.asarray(self.schedule.checked_visits(n, state.sweeps), dtype=np.intp)
+        given = problem.responses(order), problem.weights(order), order
+        self.core.sweep(Units(order, n), *given, covariance, mean, *sites)
         tick(n)
         return Counts(self.core.n_refused - before)
 
@@ -355,24 +351,21 @@ class WeightEngine(EPEngine):
         most = max(1, len(given.visits))
         self.block = min(block_size(schedule.block, self.form.order), most)
         self.ones = np.ones((most, 1))
-        self._cores: dict[float, Any] = {}
+        self.core_of_weights: Any = SiteFits(self.of_prior, 1.0, 1.0)
+        if schedule.order != "parallel":
+            numbers = self.form.order, self.block, 1.0, 1.0, False
+            self.core_of_weights = BlockedSweep(self.of_prior, *numbers)
         self.tilted = problem.tilted()
         self.order = schedule.order if problem.wide is not None else order_of_rows(problem)
         if n > 0 and problem.wide is not None:
-            self.rows: Visits = RowsOfValues(problem, self.form, self.tilted)
+            in_turn = schedule.order != "parallel"
+            self.rows: Visits = (
+                RowsOfValues(problem, self.form, self.tilted)
+                if in_turn
+                else AtOnce(problem, self.tilted, self.form, schedule.damping)
+            )
         elif n > 0:
             self.rows = visits_of(self.order, problem, self.tilted, self.form, ThreadPool(1))
-
-    def core_of_weights(self, damping: float) -> Any:
-        """Sweeps over the weights with this damping."""
-        if damping not in self._cores:
-            if self.schedule.order == "parallel":
-                core: Any = ParallelSweep(self.of_prior, 1, PARALLEL_ROWS, 1.0, damping)
-            else:
-                order = self.form.order
-                core = BlockedSweep(self.of_prior, order, self.block, 1.0, damping, False)
-            self._cores[damping] = core
-        return self._cores[damping]
 
     def begun(self, state: Any, is_flat: bool) -> Any:
         memory = Memory(self.schedule.damping)
@@ -416,8 +409,8 @@ class WeightEngine(EPEngine):
         visits = self.form.given.visits
         if not len(visits):
             return 0
-        core = self.core_of_weights(state.memory.damping)
-        before = core.n_refused
+        core, before = self.core_of_weights, self.core_of_weights.n_refused
+        core.damping = state.memory.damping
         if self.schedule.order == "parallel":
             some = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
             now = self.form.summary(state, False)

@@ -14,12 +14,14 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array
-from epfast._core.row_sweeps import ParallelSweep, marginals
+from epfast._core.row_sweeps import SiteFits
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     STANDS,
     EPEngine,
+    Form,
+    Full,
     Swept,
     Visits,
     following,
@@ -37,15 +39,14 @@ from epfast.gaussian.engines.chunks import (
     sequential_core,
     taken_in,
 )
-from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.joint import cavities, fitted_at, log_mass
-from epfast.gaussian.problem import Problem, State, inverse_root, log_determinant
+from epfast.gaussian.problem import Problem, State, log_determinant
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, each
 
-#: rows per block of marginals in parallel order
-PARALLEL_ROWS = 128
+#: rows whose moments are found at a time, where all go at once
+AT_ONCE = 128
 #: of sweeps of all rows at once, where sequential ones are stuck
 RESTART_DAMPING = 0.5
 #: the order of passes, and columns from which they are taken: fits of 2,000 rows take 1.2 times as
@@ -99,41 +100,37 @@ class InTurn(Visits):
 
 
 class AtOnce(Visits):
-    """All rows from the posterior before the sweep."""
+    """All rows, or values, from the posterior before the sweep."""
 
     def __init__(
-        self, problem: Problem, tilted: TiltedMoments, damping: float, threads: ThreadPool
+        self,
+        problem: Problem,
+        tilted: TiltedMoments,
+        form: Form,
+        damping: float,
+        threads: ThreadPool | None = None,
     ) -> None:
-        self.problem, self.threads = problem, threads
-        n, d = problem.shape
-        self.numbers = d, min(n, PARALLEL_ROWS), problem.schedule.power, damping
+        self.problem, self.form, self.threads = problem, form, threads or ThreadPool(1)
+        self.numbers = problem.schedule.power, damping
         #: scratch of each thread
-        self.cores = [ParallelSweep(tilted, *self.numbers)]
+        self.cores = [SiteFits(tilted, *self.numbers)]
 
-    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
-        problem, (n, d) = self.problem, self.problem.shape
+    def visit(self, state: Any, sites: Sites, tick: Tick) -> Counts:
+        problem, n, at_rows = self.problem, self.problem.n_rows, self.form.at_rows(state)
         # whole blocks, so that the numbers do not depend on the parts
-        blocks = problem.chunk // (d * PARALLEL_ROWS * self.threads.threads)
-        step = PARALLEL_ROWS * max(1, blocks)
+        blocks = problem.chunk // (self.form.width * AT_ONCE * self.threads.threads)
+        step = AT_ONCE * max(1, blocks)
         parts = [slice(i, min(i + step, n)) for i in range(0, n, step)]
-        root = inverse_root(state.precision)
         while len(self.cores) < min(len(parts), self.threads.threads):
-            self.cores.append(ParallelSweep(problem.tilted(), *self.numbers))
+            self.cores.append(SiteFits(problem.tilted(), *self.numbers))
         for core in self.cores:
             core.residual = 0.0
         before = sum(core.n_refused for core in self.cores)
 
         def work(k: int, number: int) -> Iterator[int]:
             part = parts[number]
-            self.cores[k].sweep(
-                problem.rows(part),
-                problem.responses(part),
-                problem.weights(part),
-                state.covariance,
-                root,
-                state.mean,
-                *families.taken(sites, part),
-            )
+            given = *at_rows(part), problem.responses(part), *families.taken(sites, part)
+            self.cores[k].fit(*given, problem.weights(part))
             yield part.stop - part.start
 
         each(self.threads, work, len(parts), tick)
@@ -187,7 +184,7 @@ class MeansFirst(Visits):
 
     def __init__(self, engine: RowEngine, otherwise: Visits) -> None:
         self.engine, self.otherwise, self.in_turn = engine, otherwise, False
-        self.core = ParallelSweep(engine.tilted, 1, min(engine.n_sites, PARALLEL_ROWS), 1.0, 1.0)
+        self.core = SiteFits(engine.tilted, 1.0, 1.0)
         #: the last pass that was taken, or None: it was a sweep of the other kind
         self.taken: Ahead | None = None
         #: the passes so far without another sweep
@@ -225,7 +222,6 @@ class MeansFirst(Visits):
         if counts.refused or not rate <= 1.0:
             self.steps = ()
             return new._replace(order=order_of(new)), counts
-        assert ahead is not None
         if max(ahead.moves) > max(tol, STANDS):
             counts = counts._replace(settled=False)
         moves = moves_of(taken.before, ahead.before, taken.s)
@@ -236,10 +232,9 @@ class MeansFirst(Visits):
             new = new._replace(memory=new.memory._replace(since=0))
         return new, counts._replace(remaining=rate * moved)
 
-    def _ahead(self, state: Swept) -> Ahead | None:
+    def _ahead(self, state: Swept) -> Any:
         """The pass from a state, looked up or found; None where there is none. O(n d^2)."""
         before, known = state.sites, self.engine.ahead
-        assert before is not None
         if known is not None and known[0] is before:
             return known[1]
         found, start, y = None, self._settled(state), self.engine.problem.responses(slice(None))
@@ -262,17 +257,14 @@ class MeansFirst(Visits):
         its sd. None where a cavity is improper, or where the means do not settle.
         """
         engine, problem, sites = self.engine, self.engine.problem, state.sites
+        form: Full = engine.form
         X, y, shift = problem.data.X, problem.responses(slice(None)), problem.base.shift
-        covariance, root, parts = state.covariance, state.root, engine.form.parts
-        root = inverse_root(state.precision) if root is None else root
+        parts, at_rows = [part.which for part in form.parts], form.at_rows(state)
         h, s = np.empty((2, engine.n_sites))
-        assert sites is not None
-        assert parts is not None
 
         def work(_: int, k: int) -> Iterator[int]:
-            part = parts[k]
-            marginals(part.rows, covariance, root, state.mean, h[part.which], s[part.which])
-            yield part.rows.n
+            h[parts[k]], s[parts[k]] = at_rows(parts[k])
+            yield parts[k].stop - parts[k].start
 
         each(engine.threads, work, len(parts))
         if not (s > 0.0).all():
@@ -285,7 +277,7 @@ class MeansFirst(Visits):
                 if cavity is None or found is None:
                     return None
                 shifts = found.mean / s - cavity[0] / cavity[1]
-                mean = covariance @ (shift + shifts @ X)
+                mean = state.covariance @ (shift + shifts @ X)
                 there = X @ mean
                 last, now = float(np.abs((there - now) / sd).max()), there
                 first = last if step == 0 else first
@@ -320,7 +312,7 @@ def visits_of(
         return InChunks(problem, tilted, threads)
     if order in ("parallel", "parallel_damped"):
         damping = RESTART_DAMPING if order == "parallel_damped" else problem.schedule.damping
-        return AtOnce(problem, tilted, damping, threads)
+        return AtOnce(problem, tilted, form, damping, threads)
     return InTurn(problem, tilted, form)
 
 
@@ -335,7 +327,7 @@ class RowEngine(EPEngine):
         self.settles = self.form.rooted = settles_means(problem)
         #: sites, and the pass that follows their state, if any does
         self.ahead: tuple[Sites, Ahead | None] | None = None
-        self.learns: Learns | None = None
+        self.learns: Any = None
 
     def init(self, start: Any) -> Swept:
         """The state of a start; of the same rows under another prior without their sum. O(d^3)."""
@@ -354,7 +346,6 @@ class RowEngine(EPEngine):
 
     def before(self, state: Swept) -> Swept:
         """The posterior of the same sites under the prior that follows from them."""
-        assert self.learns is not None
         (there, self.far), problem, memory = self.learns(state), self.problem, state.memory
         new = None if there is None else self._under(there.base, state, problem.base)
         if there is None or new is None:

@@ -1,7 +1,12 @@
-"""DEP: each shard of the rows is fitted by an EP of its own, with the cavity as its prior."""
+"""Sweeps whose parts may be tasks: Laplace propagation, sites that groups share, and shards (DEP).
+
+What a worker does are pure functions of arrays that can be pickled: whoever calls one twice gets
+the same. They change none of their arguments, and refuse what is not finite.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,33 +14,525 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast import families
+from epfast import _checks, families
 from epfast._arrays import Array
+from epfast._core.shared_sites import SharedSweep
+from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     LEAST_SHARE,
     EPEngine,
+    Full,
     Swept,
     Visits,
     contraction,
-    with_moments,
+    gaussian,
 )
-from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.local import (
-    Update,
-    damped_rows,
-    engine_of_shard,
-    flat_site,
-    local_update,
-    neighbours,
-    shard_of,
-    site_of,
-)
-from epfast.gaussian.problem import Problem, State, is_proper, stacked_rows
-from epfast.inference import Counts, Sites
+from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
+from epfast.gaussian.engines.passes import PassEngine, laplace_core, pieces_of
+from epfast.gaussian.engines.rows import RowEngine
+from epfast.gaussian.problem import Problem, State, is_proper, stacked_rows, sum_of_sites
+from epfast.inference import Counts, Sites, run
 from epfast.inference.executors import LOST, Tasks
 from epfast.inference.loop import RELATIVE, change
-from epfast.inference.runtime import Tick
+from epfast.inference.runtime import Tick, no_tick, one_blas_thread
+from epfast.schedules import EP, Batches, SharedSites
 from epfast.schedules.base import AS_COMPLETED
+
+
+class WarmStart(NamedTuple):
+    """Sites from which a fit begins, and the state that they add up to."""
+
+    sites: Sites
+    shift: Array
+    #: None: it is to be summed up
+    state: State | None
+    n_sweeps: int = 0
+    #: of which they make the state; None: they are to be summed up
+    problem: Problem | None = None
+
+
+class Update(NamedTuple):
+    """What comes back from a worker."""
+
+    #: of the shard or group: precision (d, d) or (d,), shift (d,), log scale ()
+    site: Sites
+    #: of its rows or minibatches; None where these share the site, or store none
+    rows: Sites | None
+    #: rows that kept their site
+    refused: int
+    #: change of the last sweep within the shard
+    moved: float = 0.0
+    #: factors whose fit failed as a whole
+    failed: int = 0
+    #: whether a site has taken precision away
+    checked: bool = False
+
+
+def shard_of(problem: Problem, rows: Any, schedule: Any) -> Problem:
+    """The problem of some rows without the numbers of the whole: what a worker keeps."""
+    nothing: Any = None
+    return problem._replace(
+        data=problem.data.taken(rows),
+        schedule=schedule,
+        prior=nothing,
+        base=nothing,
+        groups=None,
+        names=None,
+    )
+
+
+def neighbours(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+    """Numbers of rows, as a slice if they are neighbours in their order, which copies nothing."""
+    if (np.diff(rows) == 1).all():
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def engine_of_shard(problem: Problem) -> Any:
+    """The engine of EP, or of ADF, within a shard."""
+    if problem.covariance == "full":
+        return (PassEngine if problem.schedule.stores == "none" else RowEngine)(problem)
+    return (DiagonalPass if problem.schedule.stores == "none" else DiagonalEngine)(problem)
+
+
+def site_of(shard: Problem, rows: Sites) -> Sites:
+    """The product of the sites of a shard. O(n d^2), or O(n d) of a factorised posterior."""
+    if shard.covariance == "full":
+        return Sites(*sum_of_sites(shard, rows), rows.log_scale.sum())
+    return Sites(*(np.asarray(part.sum(axis=0)) for part in rows))
+
+
+def flat_site(precision: Array) -> Sites:
+    """A flat site of a shard, beside a posterior with this precision."""
+    return Sites(np.zeros_like(precision), np.zeros(len(precision)), np.zeros(()))
+
+
+def entries_of(part: Any) -> Array:
+    """The numbers of sites, (n, d) or of all nonzeros."""
+    numbers: Array = part.data if hasattr(part, "indptr") else part
+    return numbers
+
+
+def with_entries(part: Any, numbers: Array) -> Any:
+    """Numbers of sites in place of others."""
+    if not hasattr(part, "indptr"):
+        return numbers
+    return type(part)((numbers, part.indices, part.indptr), shape=part.shape)
+
+
+def is_finite(site: Sites) -> bool:
+    """Whether all numbers of some sites are."""
+    return all(bool(np.isfinite(entries_of(part)).all()) for part in site)
+
+
+def damped_rows(old: Sites | None, new: Sites, share: float) -> Sites:
+    """Sites between flat ones, or these, and new ones: (n,), (n, d), or CSR of one pattern."""
+    if share == 1.0:
+        return new
+    after = Sites(*map(entries_of, new))
+    before = Sites(*(map(np.zeros_like, after) if old is None else map(entries_of, old)))
+    return Sites(*map(with_entries, new, families.damped(before, after, share)))
+
+
+def local_update(
+    shard: Problem,
+    precision: Array,
+    shift: Array,
+    site: Sites,
+    rows: Sites | None,
+    damping: float,
+    made: Sites | None = None,
+) -> Update:
+    """EP, or ADF, on the rows of a shard with its cavity, posterior over site, as the prior.
+
+    Parameters
+    ----------
+    shard : Problem
+        See :func:`shard_of`; its schedule is that of the sweeps here.
+    precision, shift : ndarray
+        Of the posterior.
+    site : Sites
+        That of the shard in it.
+    rows : Sites or None
+        Those of the rows, or minibatches, from which sweeps begin. None: flat ones; the cavity is
+        right all the same, so that sites that were lost cost time and nothing else.
+    damping : float
+        Of the new sites.
+    made : Sites, optional
+        The product of ``rows``. None: it is ``site``. Of ADF, what new sites are damped towards.
+
+    Returns
+    -------
+    Update
+        With the site as it was where the cavity, or what was found, is no Gaussian.
+    """
+    n, d = shard.shape
+    nothing = Update(site, rows, n)
+    with one_blas_thread(d):
+        cavity = State(precision - site.precision, shift - site.shift, None, 0.0, 0)
+        if not is_proper(cavity.precision):
+            return nothing
+        if cavity.precision.ndim == 1:  # as a prior, normalised, has it
+            norm = -0.5 * float(cavity.shift @ (cavity.shift / cavity.precision))
+            cavity = cavity._replace(log_scale=norm)
+        stores = shard.schedule.stores != "none"
+        engine = engine_of_shard(shard._replace(prior=cavity, base=cavity))
+        engine.evidence_bound = math.inf  # a cavity has no evidence
+        was = site if made is None else made
+        if rows is None and stores:
+            was = flat_site(precision)
+        fit = run(engine, shard.schedule, _begun(engine.problem, was, rows) if stores else None)
+    end = fit.state
+    gain = Sites(
+        end.precision - cavity.precision,
+        end.shift - cavity.shift,
+        np.asarray(end.log_scale - cavity.log_scale),
+    )
+    found: Sites = families.damped(was, gain, damping)
+    new = damped_rows(rows, end.sites, damping) if stores else None
+    if not (is_finite(found) and (new is None or is_finite(new))):
+        return nothing
+    last = fit.history[-1]
+    return Update(found, new, last.n_refused, last.change if stores else 0.0)
+
+
+def _begun(shard: Problem, made: Sites, rows: Sites | None) -> WarmStart | None:
+    """Where sweeps within a shard begin: the cavity times its rows."""
+    if rows is None:
+        return None
+    cavity = shard.base
+    state = cavity._replace(
+        precision=cavity.precision + made.precision,
+        shift=cavity.shift + made.shift,
+        sites=rows,
+        log_scale=cavity.log_scale + float(made.log_scale),
+    )
+    return WarmStart(rows, state.shift, state, problem=shard)
+
+
+# ---- laplace propagation: EP on factors of several rows, with the full Hessian of each ----
+
+
+class LaplaceFactors(Visits):
+    """Minibatches in turn, or all of them from the posterior before the sweep."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.in_turn = problem, problem.schedule.order != "parallel"
+        n, d = problem.shape
+        self.size = min(problem.batch_size or 1, n)
+        self.core = laplace_core(problem, d, self.size)
+
+    def visit(self, state: State | Swept, sites: Sites, tick: Tick) -> Counts:
+        core = self.core
+        before = core.n_refused, core.n_failed
+        precision, shift = state.precision.copy(), state.shift.copy()
+        seen = (precision, shift) if self.in_turn else (state.precision, state.shift)
+        for part, sizes in pieces_of(self.problem, self.size, state.sweeps):
+            target: Sites = families.taken(sites, part.which)
+            given = part.rows, part.y, part.weights, sizes
+            core.sweep(*given, *seen, *target, precision, shift)
+            families.put(sites, part.which, target)
+            tick(len(sizes))
+        return Counts(core.n_refused - before[0], core.n_failed - before[1])
+
+
+def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) -> Update:
+    """Laplace propagation on some factors, all from one posterior: no factor sees another.
+
+    Parameters
+    ----------
+    part : Problem
+        Their rows, and a schedule in parallel order; see :func:`~.local.shard_of`.
+    precision, shift : ndarray
+        Of the posterior.
+    rows : Sites
+        A precision and a shift per row.
+    """
+    sites: Sites = families.copied(rows)
+    with one_blas_thread(len(shift)):
+        state = State(precision, shift, sites, 0.0, 0)
+        counts = LaplaceFactors(part).visit(state, sites, no_tick)
+    if not is_finite(sites):
+        return Update(sites, rows, len(rows.shift))
+    return Update(sites, sites, counts.refused, failed=counts.failed)
+
+
+class LaplaceEngine(EPEngine):
+    """Sites of a precision and a shift per row (Smola et al. 2003). O(s d^2 + d^3) per factor.
+
+    With an executor all factors from one posterior, in as many tasks as there are workers.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, Full(problem))
+        self.tasks = Tasks()
+        self._factors = LaplaceFactors(problem)
+
+    def visits(self, state: Swept) -> Visits:
+        return self._factors if self.tasks.executor is None else self
+
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+        problem, q = self.problem, (state.precision, state.shift)
+        n, size = problem.shape[0], problem.batch_size or 1
+        count = -(-n // size)
+        parts = np.array_split(np.arange(count), min(count, self.tasks.width))
+        takes = [slice(int(p[0]) * size, min(n, (int(p[-1]) + 1) * size)) for p in parts]
+        shards = [shard_of(problem, take, problem.schedule) for take in takes]
+        calls = [
+            (local_laplace, shard, *q, families.taken(sites, take))
+            for shard, take in zip(shards, takes, strict=True)
+        ]
+        found = self.tasks.together(calls, [len(part) for part in parts], tick)
+        for take, update in zip(takes, found, strict=True):
+            families.put(sites, take, update.rows)
+        return Counts(sum(u.refused for u in found), sum(u.failed for u in found))
+
+
+# ---- sites shared by groups of rows: SEP, AEP, DSEP, DAEP; a (d, d) site per group ----
+
+
+#: rows fitted to a cavity per call
+ROWS_AT_ONCE = 64
+#: batches give way to whole groups at the first change below this, ...
+NEAR = 0.1
+#: ... or once this many sweeps did not contract
+STALLED_BATCHES = 3
+#: damping of the sweeps over whole groups that follow; halved down to the least where they diverge
+DAMPING, LEAST_DAMPING = 0.5, 0.05
+
+
+class Ending(NamedTuple):
+    """How far a run is from its end: batches first, whole groups then."""
+
+    #: damping of sweeps over whole groups; None before they begin
+    damping: float | None = None
+    #: True once a site had a negative precision; then every batch is tested, and undone if it makes
+    #: the posterior improper
+    checked: bool = False
+    #: least change so far, and the number of sweeps since
+    least: float = np.inf
+    stalled: int = 0
+
+    def next(self, moved: float) -> Ending:
+        """After a sweep with this change."""
+        least, stalled = contraction(moved, self.least, self.stalled)
+        if self.damping is None:
+            near = moved <= NEAR or stalled >= STALLED_BATCHES
+            go_on = self._replace(least=least, stalled=stalled)
+            return Ending(DAMPING, self.checked) if near else go_on
+        if stalled < STALLED_BATCHES:
+            return self._replace(least=least, stalled=stalled)
+        return Ending(max(LEAST_DAMPING, 0.5 * self.damping), self.checked)
+
+
+def visit_shared(
+    problem: Problem,
+    tilted: TiltedMoments,
+    damping: float,
+    checked: bool,
+    batches: Batches,
+    sites: Sites,
+    sizes: Array,
+    precision: Array,
+    shift: Array,
+    tick: Tick = no_tick,
+) -> SharedSweep:
+    """Take batches in turn from a posterior; sites are updated in place, and the counts returned.
+
+    checked: see :class:`epfast._core.shared_sites.SharedSweep`.
+    """
+    n, d = problem.shape
+    power = problem.schedule.power
+    core = SharedSweep(tilted, d, min(ROWS_AT_ONCE, n), power, damping, checked)
+    posterior = precision.copy(), shift.copy()
+    # a batch costs as much as about d rows
+    rows_of_work = 1 + d * int(batches.last.sum()) // n
+    for part in problem.pieces(range(n), rows_of_work):
+        which = batches.rows[part[0] : part[-1] + 1]
+        rows = problem.data.X[which]
+        dense = rows.toarray() if problem.sparse else rows
+        core.sweep(
+            np.ascontiguousarray(dense, dtype=np.float64),
+            problem.responses(which),
+            problem.weights(which),
+            batches.group[part[0] : part[-1] + 1],
+            batches.last[part[0] : part[-1] + 1],
+            *sites,
+            sizes,
+            *posterior,
+        )
+        tick(len(part))
+    return core
+
+
+def local_shared(
+    group: Problem,
+    precision: Array,
+    shift: Array,
+    site: Sites,
+    size: float,
+    last: NDArray[np.uint8],
+    checked: bool,
+    sweep: int,
+) -> Update:
+    """A sweep over the batches of one group whose rows share a site, the other sites held fixed.
+
+    Parameters
+    ----------
+    group : Problem
+        See :func:`~.local.shard_of`; of its schedule power and damping count.
+    precision, shift : ndarray
+        Of the posterior, which has the site to the power ``size``.
+    site : Sites
+        The site of one row.
+    size : float
+        Rows of the group, with their copies.
+    last : ndarray
+        Whether each row ends a batch.
+    checked, sweep
+        See :func:`visit_shared`; the number of the sweep.
+    """
+    n, d = group.shape
+    tilted = group.tilted()
+    tilted.begin_sweep(sweep)
+    batches = Batches(np.arange(n), np.zeros(n, dtype=np.intp), last)
+    sites = Sites(*(np.array([part], dtype=np.float64) for part in site))
+    given = group, tilted, group.schedule.damping, checked, batches, sites, np.array([size])
+    with one_blas_thread(d):
+        core = visit_shared(*given, precision, shift)
+    found = families.taken(sites, 0)
+    if not is_finite(found):
+        return Update(site, None, n)
+    return Update(found, None, core.n_refused, checked=core.checked)
+
+
+class Tied(Full):
+    """The prior times powers of the sites of groups: q = p0 Π_k g_k^N_k."""
+
+    def __init__(self, problem: Problem, sizes: Array) -> None:
+        """sizes: rows per group, with their copies, (K,)."""
+        super().__init__(problem)
+        count, d, self.sizes = len(sizes), self.order, sizes
+        self.shapes, self.weights = ((count, d, d), (count, d), (count,)), None
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        base = self.problem.base
+        precision = base.precision + np.tensordot(self.sizes, sites.precision, 1)
+        shift = base.shift + self.sizes @ sites.shift
+        total = base.log_scale + float(self.sizes @ sites.log_scale)
+        return gaussian(State(precision, shift, sites, total, sweeps))
+
+
+class SharedEngine(EPEngine):
+    """Sites that groups of rows share. Each batch costs a Cholesky factorisation, O(d^3).
+
+    A run that ends at a tolerance ends with sweeps over whole groups: those over batches have
+    another fixed point, which depends on the order of the rows, or none.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.schedule, self.problem = problem.schedule, problem
+        self.sizes = self.group_sizes()
+        super().__init__(problem, Tied(problem, self.sizes))
+        self.tilted, self.tasks = problem.tilted(), Tasks()
+        if not self.sizes.all():
+            raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
+        schedule, count = self.schedule, self.batch_count()
+        #: the schedule of the last sweeps; None if all sweeps are alike
+        self.whole: Any = None
+        own_batches = type(schedule).batches is not SharedSites.batches
+        if schedule.tol > 0.0 and not own_batches and count > len(self.sizes):
+            self.whole = schedule.filled()
+            object.__setattr__(self.whole, "batch", None)
+
+    def group_sizes(self) -> Array:
+        """Rows per group, with their copies, (K,)."""
+        labels = self.schedule.labels(self.problem.shape[0])
+        return np.bincount(labels, self.problem.copies()).astype(np.float64)
+
+    def batch_count(self) -> int:
+        """How many batches a sweep has; refuses one that is too large."""
+        return int(self.batches(self.schedule, 0).last.sum())
+
+    def begun(self, state: Swept, is_flat: bool) -> Swept:
+        # a start may be a fixed point, which batches would leave
+        near = Ending(None if self.whole is None else DAMPING, True)
+        return state._replace(memory=Ending() if is_flat else near)
+
+    def phase(self, state: Swept) -> tuple[Any, float]:
+        """The schedule of the next sweep, and its damping."""
+        damping = state.memory.damping
+        if damping is None:
+            return self.schedule, self.schedule.damping
+        return self.whole, min(damping, self.schedule.damping)
+
+    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+        """Batches in turn, each with the site of its group; or a task per group, from one q."""
+        schedule, damping = self.phase(state)
+        if schedule.order != "parallel":
+            batches = self.batches(schedule, state.sweeps)
+            given = self.problem, self.tilted, damping, state.memory.checked, batches
+            core = visit_shared(*given, sites, self.sizes, state.precision, state.shift, tick)
+            self.checked = core.checked
+            return Counts(core.n_refused)
+        found = self.tasks.together(*self.calls(state, sites, schedule, damping), tick)
+        for k, update in enumerate(found):
+            families.put(sites, k, update.site)
+        self.checked = any(update.checked for update in found)
+        return Counts(sum(update.refused for update in found))
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state with what says how near the end is; whole groups end a run at a tolerance."""
+        new = new._replace(memory=new.memory._replace(checked=self.checked))
+        tol, (_, damping) = self.schedule.tol, self.phase(old)
+        if self.whole is None:
+            return new, counts
+        before, now = self.summary(old), self.summary(new)
+        moved, settled = change(before, now), False
+        if old.memory.damping is not None:
+            moved /= damping
+            if moved <= tol and counts.settled is None:  # the log scales follow
+                near = damping * max(tol, RELATIVE * abs(now.log_evidence))
+                settled = abs(now.log_evidence - before.log_evidence) <= near
+                return new, counts._replace(settled=settled)
+        return new._replace(memory=new.memory.next(moved)), counts._replace(settled=settled)
+
+    def calls(
+        self, state: Swept, sites: Sites, schedule: Any, damping: float
+    ) -> tuple[list[tuple[Any, ...]], list[int]]:
+        """What is asked of each group, a function and its arguments, and its number of rows."""
+        batches = self.batches(schedule, state.sweeps)
+        numbers = EP(power=schedule.power, damping=damping)
+        calls: list[tuple[Any, ...]] = []
+        counts = []
+        for k in range(len(self.sizes)):
+            mine = batches.group == k
+            group = shard_of(self.problem, neighbours(batches.rows[mine]), numbers)
+            site, size = families.taken(sites, k), float(self.sizes[k])
+            rest = batches.last[mine], state.memory.checked, state.sweeps
+            calls.append((local_shared, group, state.precision, state.shift, site, size, *rest))
+            counts.append(group.shape[0])
+        return calls, counts
+
+    def batches(self, schedule: Any, sweep: int) -> Batches:
+        """The batches of a schedule, which may be the user's own: the core indexes with them."""
+        n, count = self.problem.shape[0], len(self.sizes)
+        rows, group, last = map(np.asarray, schedule.batches(n, sweep))
+        good = rows.shape == group.shape == last.shape == (n,)
+        good = good and rows.dtype.kind in "iu" and group.dtype.kind in "iu"
+        good = good and rows.min() >= 0 and rows.max() < n
+        good = good and group.min() >= 0 and group.max() < count and bool(last[-1])
+        if not good:
+            raise ValueError(
+                f"{type(schedule).__name__}.batches gave rows {_checks.describe(rows)} of "
+                f"groups {_checks.describe(group)}; allowed: each of 0 to {n - 1} once, with its "
+                f"group, 0 to {count - 1}, and whether it ends a batch"
+            )
+        return Batches(rows.astype(np.intp), group.astype(np.intp), last.astype(np.uint8))
+
+
+# ---- dEP: each shard of the rows is fitted by an EP of its own, with the cavity as its prior ----
+
 
 #: passes without a contraction after which the share of an answer that is taken is halved, over
 #: the share; the least share
@@ -159,11 +656,11 @@ class Shards(Full):
         base, found = self.problem.base, zip(*(part.site for part in sites), strict=True)
         precision, shift, scale = (np.sum(numbers, axis=0) for numbers in found)
         precision += base.precision
-        if not is_proper(precision):
-            return None
         total = base.log_scale + float(scale)
-        state = State(precision, base.shift + shift, self.sites_of(sites), total, sweeps)
-        return with_moments(state)._replace(memory=ShardMemory(tuple(sites)))
+        made = gaussian(State(precision, base.shift + shift, None, total, sweeps))
+        if made is None:
+            return None
+        return made._replace(sites=self.sites_of(sites), memory=ShardMemory(tuple(sites)))
 
 
 class ShardEngine(EPEngine):
