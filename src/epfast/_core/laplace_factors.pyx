@@ -39,7 +39,8 @@ cdef class LaplaceSweep:
 
     def __init__(
         self, CoreLoss loss not None, ptrdiff_t d, ptrdiff_t s, double power, double damping,
-        bint newton, bint slope_curvature, double tolerance, int max_iterations, bint half_sums=False
+        bint newton, bint slope_curvature, double tolerance, int max_iterations,
+        bint half_sums=False,
     ):
         self.loss = loss
         self.d = d
