@@ -318,8 +318,8 @@ cdef class ArrowSweep:
             if count == 0:
                 return OK
             status = self.core.batch(
-                <blas_int> count, &self.y[0, 0], NULL if weight == NULL else new + 3 * LANES, new,
-                new + LANES, new + 2 * LANES
+                <blas_int> count, &self.core.work[0, 0], &self.core.work[1, 0], &self.y[0, 0],
+                NULL if weight == NULL else new + 3 * LANES, new, new + LANES, new + 2 * LANES
             )
             if status == CALLBACK_FAILED:
                 return status

@@ -146,7 +146,8 @@ cdef class ChunkRows(SiteFits):
                         A, q, min(self.q, stop - first - q), job.at + first + q, job, h, s
                     )
                 status = self.batch(
-                    <blas_int> q, &self.y[0, 0], &self.weight[0] if job.weight != NULL else NULL,
+                    <blas_int> q, h, s, &self.y[0, 0],
+                    &self.weight[0] if job.weight != NULL else NULL,
                     new + first, new + length + first, new + 2 * length + first
                 )
                 if status == OK:

@@ -15,6 +15,6 @@ cdef class SiteFits:
     cdef readonly ptrdiff_t n_refused
     cdef public double residual
     cdef Status batch(
-        self, blas_int q, const double *y, const double *weight, double *tau, double *nu,
-        double *scale
+        self, blas_int q, const double *h, const double *s, const double *y, const double *weight,
+        double *tau, double *nu, double *scale
     ) noexcept nogil

@@ -290,12 +290,10 @@ cdef class SiteFits:
         self.work, self.failed = np.empty((9, q)), np.empty(q, np.uint8)
 
     cdef Status batch(
-        self, blas_int q, const double *y, const double *weight, double *tau, double *nu,
-        double *scale
+        self, blas_int q, const double *h, const double *s, const double *y, const double *weight,
+        double *tau, double *nu, double *scale
     ) noexcept nogil:
         """New sites from the posterior marginals N(h, s) of q rows; O(q)."""
-        cdef double *h = &self.work[0, 0]
-        cdef double *s = &self.work[1, 0]
         cdef double *m = &self.work[2, 0]
         cdef double *v = &self.work[3, 0]
         cdef double *power = &self.work[4, 0]
@@ -378,7 +376,7 @@ cdef class SiteFits:
         double[::1] tau, double[::1] nu, double[::1] scale, const double[::1] weight=None,
     ):
         """New sites from the posterior marginals N(h, s) of their values."""
-        cdef ptrdiff_t first = 0, j
+        cdef ptrdiff_t first = 0
         cdef blas_int q
         cdef bint weighted = weight is not None
         cdef Status status = OK
@@ -391,11 +389,9 @@ cdef class SiteFits:
         with nogil:
             while first < h.shape[0]:
                 q = <blas_int> min(self.q, h.shape[0] - first)
-                for j in range(q):
-                    self.work[0, j], self.work[1, j] = h[first + j], s[first + j]
                 status = self.batch(
-                    q, &y[first, 0], &weight[first] if weighted else NULL, &tau[first],
-                    &nu[first], &scale[first]
+                    q, &h[first], &s[first], &y[first, 0], &weight[first] if weighted else NULL,
+                    &tau[first], &nu[first], &scale[first]
                 )
                 if status == CALLBACK_FAILED:
                     break

@@ -14,7 +14,7 @@ from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.problem import Problem, State
 from epfast.gaussian.table import engine_of
-from epfast.inference import Sites, evidence_bound, learning
+from epfast.inference import Sites, learning
 from epfast.inference.loop import (
     NO_FIXED_POINT,
     RESIDUAL,
@@ -43,7 +43,7 @@ def broken(post: Any) -> str | None:
     post: a GPPosterior or LowRankGPPosterior.
     """
     evidence = post.log_evidence
-    if post.loss is not None and evidence > evidence_bound(post.loss, len(post.y)):
+    if evidence > post.evidence_bound:
         return (
             f"the log evidence is {evidence:.4g}, above 0, where no factor is above 1: EP failed; "
             "try damping, schedule=epfast.DoubleLoop() or another kernel, and do not use the result"

@@ -397,6 +397,8 @@ class Full(Form):
         self.prior_log_determinant = log_determinant(problem.prior.precision)
         #: whether states have a root of the covariance
         self.rooted = False
+        #: (2, n), of the rows, once they are asked for
+        self.moments: Any = None
         #: all rows, where those of X are as the core takes them
         self.parts: Any = None
         X = problem.data.X
@@ -410,18 +412,25 @@ class Full(Form):
         """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
         base = self.problem.base
         precision, shift = base.precision.copy(), base.shift.copy()
+        self.add(sites, precision, shift)
+        total = base.log_scale + float(sites.log_scale.sum())
+        return gaussian(State(precision, shift, sites, total, sweeps), self.rooted)
+
+    def add(self, sites: Sites, precision: Array, shift: Array) -> None:
+        """Add the sites of the rows to the upper triangle of a precision and a shift. O(n d^2)."""
         for part in self.parts or self.problem.parts(range(self.problem.n_rows)):
             tau, nu = sites.precision[part.which], sites.shift[part.which]
             add_sites(part.rows, tau, nu, precision, shift)
-        total = base.log_scale + float(sites.log_scale.sum())
-        return gaussian(State(precision, shift, sites, total, sweeps), self.rooted)
 
     def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
         root = getattr(state, "root", None)
         root = inverse_root(state.precision) if root is None else root
 
+        if self.moments is None:
+            self.moments = np.empty((2, self.problem.n_rows))
+
         def of(part: slice) -> tuple[Array, Array]:
-            h, s = np.empty((2, part.stop - part.start))
+            h, s = self.moments[:, part]
             rows = self.problem.rows(part)
             marginals(rows, state.covariance, root, state.mean, h, s)
             return h, s

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import inverse_from_factor
-from epfast._core.row_sweeps import BlockedSweep, SiteFits, add_sites
+from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Duals, Units
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
@@ -165,9 +165,7 @@ class ByWeights(Full):
         if self.known is not None:
             precision, shift = precision + self.known[0], shift + self.known[1]
         else:
-            for part in self.parts or self.problem.parts(range(self.n)):
-                tau, nu = rows.precision[part.which], rows.shift[part.which]
-                add_sites(part.rows, tau, nu, precision, shift)
+            self.add(rows, precision, shift)
         return gaussian(State(precision, shift, sites, float(sites.log_scale.sum()), sweeps))
 
     def after_weights(self, state: Swept, sites: Sites, before: Sites) -> Swept | None:
