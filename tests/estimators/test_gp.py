@@ -47,6 +47,7 @@ def test_scikit_learn_checks(estimator, check):
 
 
 @pytest.mark.full
+@pytest.mark.cover(lambda estimator, check: check.func.__name__)
 @parametrize_with_checks([GPClassifier()])
 def test_scikit_learn_checks_of_searches(estimator, check):
     check(estimator)

@@ -83,6 +83,7 @@ def test_scikit_learn_checks(estimator, check):
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.cover(lambda estimator, check: check.func.__name__)
 @parametrize_with_checks([GPRegressor(), LinearRegressor(loss="laplace_noise")])
 def test_scikit_learn_checks_of_searches(estimator, check):
     check(estimator)
