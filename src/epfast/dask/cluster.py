@@ -135,8 +135,9 @@ class Cluster(Workers):
                 task = delayed(attempted, pure=False)
                 tasks.append(task(answers, *_apart(parcel), dask_key_name=self._key(first)))
         if self.are_kept:
-            # all in one message: the next one waits for 10 ms
-            return list(self.client.compute(tasks, optimize_graph=False))
+            # all in one message, since the next one waits for 10 ms; first come, first served
+            given = {"optimize_graph": False, "fifo_timeout": "100 ms"}
+            return list(self.client.compute(tasks, **given))
         pairs = zip(tasks, places, strict=True)
         return [self.client.compute(task, **place) for task, place in pairs]
 
