@@ -33,10 +33,10 @@ except ImportError as error:
     ) from error
 
 try:
-    from sklearn.utils.validation import validate_data
+    from sklearn.utils.validation import validate_data as _validated
 except ImportError:  # scikit-learn 1.4 and 1.5
 
-    def validate_data(estimator: Any, *args: Any, **arguments: Any) -> Any:
+    def _validated(estimator: Any, *args: Any, **arguments: Any) -> Any:
         """Call the method, which older versions have in place of the function."""
         return estimator._validate_data(*args, **arguments)
 
@@ -107,6 +107,22 @@ def all_or_nothing(fit: F) -> F:
             self.__dict__.pop(AFTER_INTERRUPT, None)
 
     return fit_or_leave  # type: ignore[return-value]
+
+
+def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
+    """As scikit-learn's function, which does not name the columns of a frame that are text."""
+    try:
+        return _validated(estimator, X, *args, **arguments)
+    except ValueError:
+        kinds = zip(getattr(X, "columns", ()), getattr(X, "dtypes", ()), strict=False)
+        text = [str(name) for name, dtype in kinds if getattr(dtype, "kind", "O") not in "biuf"]
+        if not text:
+            raise
+        raise ValueError(
+            f"X holds no numbers in the columns {', '.join(text)}; allowed: numbers; encode "
+            "categories, for example by sklearn.preprocessing.OneHotEncoder in a pipeline, or use "
+            "epfast.formula.fit"
+        ) from None
 
 
 def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:

@@ -45,6 +45,7 @@ from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import checked_variances
 from epfast.inference.records import warn_user
+from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss
 from epfast.priors import HalfCauchy
 from epfast.schedules import EP, Schedule
@@ -344,18 +345,19 @@ class LinearModel(Coefficients):
         binary = self._problems(rows, targets, weights, self._schedule(rows), offset=offset)
         columns = self._columns(rows, weights, binary)
         self._after_interrupt = binary.unfitted
-        starts = None
-        if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
-            starts = [at_mode(post) for post in getattr(self, "posteriors_", ())]
-            starts = starts if starts and alike(starts, binary) else None
-        search = Search(binary, starts, self._scale_prior(binary, columns, weights))
-        learnt = few(search) if few else self._learnt(search, rows, columns, weights)
-        search.problem = binary.with_loss(learnt.loss)
-        fits = search.final(learnt.variance, self.schedule is None)
-        warn_of_fits(fits.reports)
-        posteriors, learnt = self._integrated(search, learnt, fits, rows, weights)
-        self.loss_, self.n_lost_ = learnt.loss.with_offset(False), search.n_lost
-        self._publish(posteriors, learnt.variance)
+        with one_blas_thread(binary.d):
+            starts = None
+            if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
+                starts = [at_mode(post) for post in getattr(self, "posteriors_", ())]
+                starts = starts if starts and alike(starts, binary) else None
+            search = Search(binary, starts, self._scale_prior(binary, columns, weights))
+            learnt = few(search) if few else self._learnt(search, rows, columns, weights)
+            search.problem = binary.with_loss(learnt.loss)
+            fits = search.final(learnt.variance, self.schedule is None)
+            warn_of_fits(fits.reports)
+            posteriors, learnt = self._integrated(search, learnt, fits, rows, weights)
+            self.loss_, self.n_lost_ = learnt.loss.with_offset(False), search.n_lost
+            self._publish(posteriors, learnt.variance)
 
     def _learnt(self, search: Search, rows: Any, columns: Columns, weights: Array | None) -> Learnt:
         """Prior variance and loss, given or found."""

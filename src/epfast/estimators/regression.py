@@ -92,6 +92,12 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
     def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and y of a fit. y (n,), or (n, 2) whose columns the loss knows."""
         given = self._input()
+        if _is_pair(y) and isinstance(self.loss, str) and self.loss == "gaussian":
+            raise ValueError(
+                "y has 2 columns; allowed with loss='gaussian': (n,); loss=losses.Gaussian() takes "
+                "(value, variance); several outputs take a model each, as by "
+                "sklearn.multioutput.MultiOutputRegressor"
+            )
         if _is_pair(y):
             rows = validate_data(self, X, **given)
             check_consistent_length(rows, y)
