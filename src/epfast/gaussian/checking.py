@@ -122,7 +122,7 @@ class LinearProposal(SiteProposal):
         return np.asarray(np.einsum("ij,ij->j", z, z))
 
     def better(self) -> LinearProposal | None:
-        """The same with the best Gaussian; None if there is none, or the weights are too many.
+        """The same with the best Gaussian, or None if there is none, or the weights are too many.
 
         There is none for other priors, or for several latents.
         """

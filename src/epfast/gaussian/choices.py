@@ -87,9 +87,9 @@ def choose(
     given: dict[str, Any] | None = None,
     forms: tuple[str, ...] = COVARIANCES,
 ) -> Choices:
-    """The choices that arguments of :func:`epfast.fit_linear` mean; raises if they do not combine.
+    """The choices that arguments of :func:`epfast.fit_linear` mean. It raises if they do not combine.
 
-    given: arguments that only some combinations take; None: not given. forms: that q may have.
+    given: arguments that only some combinations take. None: not given. forms: that q may have.
     """
     schedule, given = DEFAULT_SCHEDULE if schedule is None else schedule, given or {}
     process = forms is PROCESSES

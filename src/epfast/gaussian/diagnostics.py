@@ -38,7 +38,7 @@ STUCK = (
 
 
 def broken(post: Any) -> str | None:
-    """The certificate that a posterior breaks, in words; None if it breaks none.
+    """The certificate that a posterior breaks, in words, or None if it breaks none.
 
     post: a GPPosterior or LowRankGPPosterior.
     """

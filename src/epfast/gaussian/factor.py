@@ -219,7 +219,7 @@ def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor
 def certified_factor(
     kernel: KernelColumns, precision: Array | float, most: int, nats: float
 ) -> LowRankFactor | None:
-    """The factor that leaves a truncation error of at most so many nats; None: of too high a rank.
+    """The factor that leaves a truncation error of at most so many nats. None: of too high a rank.
 
     It is given up, too, where its error shrinks too slowly to get there: O(n r^2) is lost then.
 
@@ -272,7 +272,7 @@ def _grown(
 ) -> LowRankFactor:
     """Columns until the residual variances and the traces are enough, or only rounding is left.
 
-    room: for so many columns there is memory at first, AHEAD or more; None: for all.
+    room: for so many columns there is memory at first, AHEAD or more. None: for all.
     """
     n = len(kernel.diagonal)
     most = min(most, n)

@@ -253,7 +253,7 @@ def fit_process(
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
 
-    threads: how many share the work; None: the pool of the kernel, or what BLAS has. warns: False
+    threads: how many share the work. None: the pool of the kernel, or what BLAS has. warns: False
     where :func:`warn_of_process` is called later. check: its kernel is yet to be
     tested for positive eigenvalues, O(n^3 / 3), and the start may be dropped. slopes: the array of
     the kernel is left with R, for gradients by it, and what predictions need is yet to be computed.

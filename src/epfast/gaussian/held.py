@@ -162,7 +162,7 @@ def most_probable(
     of_numbers: Density,
     last: float = LAST,
 ) -> Array | None:
-    """The maximum with sites, or cavities, of fits at u (m,) held; None: a cavity is improper.
+    """The maximum with sites, or cavities, of fits at u (m,) held. None: a cavity is improper.
 
     k: how many of u are variances, by sites held; the others are numbers of the loss. last: see
     :func:`newton`.

@@ -80,7 +80,7 @@ class Unknown(NamedTuple):
 
     name: str
     prior: priors.Scale | priors.LKJ
-    #: the columns whose prior sd it is; None: a correlation, or a number of the loss
+    #: the columns whose prior sd it is. None: a correlation, or a number of the loss
     columns: NDArray[np.intp] | None = None
     #: of a correlation: effects that are correlated after the first of its two
     others: int = 0
@@ -157,11 +157,11 @@ class Target:
     bounds: Array
 
     def fit_at(self, u: Array, tol: float, start: Any) -> Any:
-        """The posterior at u, from a start; None: it does not settle, or one of FAILURES."""
+        """The posterior at u, from a start. None: it does not settle, or one of FAILURES."""
         raise NotImplementedError
 
     def fitted(self, u: Array, tol: float, near: Any) -> Any:
-        """The posterior there; None if none settles, from a start or without."""
+        """The posterior there, or None if none settles, from a start or without."""
         for start in (near, None) if near is not None else (None,):
             self.n_fits += 1
             with suppress(*FAILURES):
@@ -338,7 +338,7 @@ class Rows(Target):
         return gains([post], self.loss_at, numbers, self.bounds[self.n_prior :])
 
     def held(self, u: Array, post: Any) -> Array | None:
-        """The maximum with sites, or cavities, of a fit at u held; None: it is not known."""
+        """The maximum with sites, or cavities, of a fit at u held. None: it is not known."""
         k, prior = self.k, self.log_prior
         if self.blocks or self.problem.levels is not None:
             return None
@@ -600,7 +600,7 @@ def checked_likelihood(loss: Any, y: ArrayLike) -> Loss:
 
 
 def _large(X: Any, groups: list[Unknown], blocks: list[Block]) -> NDArray[np.intp] | None:
-    """The columns (J, q) of a large group, of which a row has one level; None: there is none.
+    """The columns (J, q) of a large group, of which a row has one level. None: there is none.
 
     And of all other groups that have the same levels.
     """

@@ -89,7 +89,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         return np.stack(mean, axis=1), np.stack(variance, axis=0 if joint else 1)
 
     def better(self) -> LinearProposal | None:
-        """A Gaussian that knows how classes go together; None of other latents, or if too large.
+        """A Gaussian that knows how classes go together, or None of other latents, or if too large.
 
         About the same mean, with the precision P0 + Σ_i x_i x_i' W_i, W_i the curvature of the
         factors under the cavities. O(n (C d)^2).

@@ -42,22 +42,22 @@ def finite(*latent: Array) -> None:
 
 
 class LinearPosterior(GaussianPosterior):
-    """A Gaussian posterior over the weights of a linear model; what all kinds share.
+    """A Gaussian posterior over the weights of a linear model: what all kinds share.
 
     Attributes
     ----------
     precision : ndarray of shape (d,) or (d, d)
-        Of the posterior; shift (d,) is precision times mean.
+        Of the posterior. shift (d,) is precision times mean.
     sites : Sites or None
-        The stored sites; None after ADF.
+        The stored sites, or None after ADF.
     prior_precision : ndarray of shape (d,) or (d, d)
         Of the prior.
     loss, scheme, schedule, beta, power, batch_size
-        As fitted, with numbers in place of None; see :func:`epfast.fit_linear`.
+        As fitted, with numbers in place of None. See :func:`epfast.fit_linear`.
     names : tuple of str or None
         Names of the columns of X, where it was a frame; see ``summary``.
     problem : Problem
-        The fit. It refers to the rows; pickles and files leave them out, see ``with_rows``.
+        The fit. It refers to the rows, which pickles and files leave out, see ``with_rows``.
     n_refused : int
         Sites that kept their old value, summed over the sweeps: the cavity, the fit or the
         posterior would have been improper.
@@ -88,13 +88,13 @@ class LinearPosterior(GaussianPosterior):
 
     @property
     def batch_size(self) -> int | None:
-        """Rows per factor; None: a site per row."""
+        """Rows per factor. None: a site per row."""
         size: int | None = self.problem.batch_size
         return size
 
     @property
     def rows_seen(self) -> int | None:
-        """Rows that ADF has taken in, in all, those of an interrupted pass too; None: EP."""
+        """Rows that ADF has taken in, in all, those of an interrupted pass too. None: EP."""
         seen: int | None = self.state.rows_seen
         return seen
 
@@ -145,7 +145,7 @@ class LinearPosterior(GaussianPosterior):
         X, y : array_like
             The rows that were fitted, in their order.
         weights : array_like of shape (n,), optional
-            Their weights; None: the weights of the fit, which the posterior keeps.
+            Their weights. None: the weights of the fit, which the posterior keeps.
         offset : array_like of shape (n,), optional
             Their offsets, if the fit had some.
 
@@ -218,7 +218,7 @@ class LinearPosterior(GaussianPosterior):
         Parameters
         ----------
         X, y : optional
-            The rows that were fitted; needed where the posterior was loaded or unpickled.
+            The rows that were fitted. Needed if the posterior was loaded or unpickled.
 
         Returns
         -------
@@ -279,7 +279,7 @@ class LinearPosterior(GaussianPosterior):
         return LinearProposal(self)
 
     def of_sites(self, precision: Array, shift: Array) -> FullPosterior | None:
-        """The posterior of other sites of the rows, with a full covariance; None: it is improper.
+        """The posterior of other sites of the rows, with a full covariance. None: it is improper.
 
         Their log scales are 0. O(n d^2 + d^3).
         """
@@ -403,7 +403,7 @@ class LinearPosterior(GaussianPosterior):
         Returns
         -------
         ndarray of shape (n,)
-            The label for classes, -1 or +1; else the predictive mean of y.
+            The label for classes, -1 or +1, else the predictive mean of y.
         """
         return self.known_loss().predict(*self._shifted_latent(X, offset))
 
@@ -441,7 +441,7 @@ class LinearPosterior(GaussianPosterior):
         return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)
 
     def score(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> float:
-        """Mean log probability of responses to new rows; higher is better, also for classes.
+        """Mean log probability of responses to new rows. Higher is better, also for classes.
 
         Parameters
         ----------
@@ -476,14 +476,14 @@ class LinearPosterior(GaussianPosterior):
         size : int
             Number of draws.
         rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
+            A generator, or a seed for one. None draws afresh.
         offset : array_like of shape (n,), optional
             As in :func:`epfast.fit_linear`. None: 0.
 
         Returns
         -------
         ndarray of shape (size, n)
-            Labels -1 and +1, or counts; for "binomial" the outcome of one trial, 0 or 1.
+            Labels -1 and +1, or counts. For "binomial" the outcome of one trial, 0 or 1.
         """
         loss, draws = self.known_loss(), _checks.generator("rng", rng)
         latent = self._latent_draws(X, self.sample(size, draws))
@@ -495,7 +495,7 @@ class FactorizedPosterior(LinearPosterior):
 
     A factorised posterior keeps the means well but understates the standard deviations where
     columns of X are correlated, by up to 2 or 3 times. ``precision`` and ``prior_precision`` are
-    (d,), ``sites`` holds (n_factors, d) arrays; see :class:`epfast.gaussian.LinearPosterior`.
+    (d,), ``sites`` holds (n_factors, d) arrays. See :class:`epfast.gaussian.LinearPosterior`.
     """
 
     kind: ClassVar[str] = "factorized"
@@ -530,7 +530,7 @@ class FullPosterior(LinearPosterior):
     """A Gaussian posterior with full covariance over the weights of a linear model.
 
     ``precision`` and ``prior_precision`` are (d, d), ``sites`` holds a number per row of X, or a
-    (d, d) matrix per group of rows that share a site; see :class:`epfast.gaussian.LinearPosterior`.
+    (d, d) matrix per group of rows that share a site. See :class:`epfast.gaussian.LinearPosterior`.
     """
 
     kind: ClassVar[str] = "full"
@@ -612,14 +612,14 @@ class FullPosterior(LinearPosterior):
         offset: ArrayLike | None = None,
         schedule: Any = None,
     ) -> FullPosterior:
-        """Add new rows: EP fits their sites; the other sites stay.
+        """Add new rows: EP fits their sites, and the other sites stay.
 
         Parameters
         ----------
         X, y, weights, offset
             New rows, as in :func:`epfast.fit_linear`.
         schedule : EP or ADF, optional
-            None: EP with the power of the fit; ADF if the posterior comes from ADF.
+            The default is EP with the power of the fit, or ADF if the posterior comes from ADF.
 
         Returns
         -------
@@ -630,7 +630,7 @@ class FullPosterior(LinearPosterior):
         Raises
         ------
         Interrupted
-            On Ctrl-C; its ``posterior`` holds all new sites as they are, or with ADF the first of
+            On Ctrl-C. Its ``posterior`` holds all new sites as they are, or with ADF the first of
             the new rows (see ``rows_seen``).
         """
         check_columns(self.problem.names, X)
@@ -649,7 +649,7 @@ class FullPosterior(LinearPosterior):
         return replace(self, state=state, problem=problem, **parts)
 
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
-        """Remove the sites of some rows from the posterior, exactly; the other sites stay.
+        """Remove the sites of some rows from the posterior, exactly. The other sites stay.
 
         Parameters
         ----------
@@ -678,5 +678,5 @@ class FullPosterior(LinearPosterior):
         return replace(self, state=state, problem=kept, converged=False)
 
     def _of_rest(self, problem: Problem, gone: Any, rest: Problem) -> Any:
-        """The state of the rows that are left; None: it is improper."""
+        """The state of the rows that are left. None: it is improper."""
         return online.without(problem, self.state, gone, rest)

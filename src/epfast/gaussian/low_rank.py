@@ -54,7 +54,7 @@ class LowRankGPPosterior(ProcessPosterior):
     mean, variance : ndarray of shape (n,)
         Of the latent values f_i of the fit. O(n r^2), once.
     sites : Sites or None
-        A number per observation, or what the schedule shares; None after ADF.
+        A number per observation, or what the schedule shares, or None after ADF.
     y : ndarray of shape (n,)
         The responses of the fit.
     loss, scheme, schedule, beta, power, converged, history

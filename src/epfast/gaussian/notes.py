@@ -60,7 +60,7 @@ class ColumnSizes(NamedTuple):
     largest: Array
     #: they, or what each entry adds to that of its column
     mean_square: Array
-    #: the column of each entry; None: all in order
+    #: the column of each entry. None: all in order
     columns: NDArray[np.intp] | None = None
 
 

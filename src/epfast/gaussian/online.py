@@ -107,7 +107,7 @@ def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
 
 
 def without(problem: Problem, state: State, gone: NDArray[np.bool_], rest: Problem) -> State | None:
-    """The state of the rest of the rows, by taking sites out; None: it is improper."""
+    """The state of the rest of the rows, by taking sites out. None: it is improper."""
     if problem.batch_size is not None:
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
     stored, out = state.sites, some_rows(problem, gone)

@@ -49,7 +49,7 @@ class Posterior(Recorded):
         return f"{type(self).__name__}({', '.join(parts)}, converged={self.converged})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads. Nothing is pickled.
 
         An old file stays as it was until the new one is complete and on the disk; an OSError says
         why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
@@ -60,25 +60,25 @@ class Posterior(Recorded):
 
     @property
     def sites(self) -> Any:
-        """The stored :class:`Sites`; None after ADF."""
+        """The stored :class:`Sites`, or None after ADF."""
         return self.state.sites
 
     # -- the choices --
 
     @property
     def loss(self) -> Loss | None:
-        """The loss; None if the posterior was loaded and its loss could not be saved."""
+        """The loss, or None if the posterior was loaded and its loss could not be saved."""
         loss: Loss | None = self.problem.loss
         return None if loss is None else loss.with_offset(False)
 
     @property
     def scheme(self) -> Any:
-        """The scheme; None if the posterior was loaded and its scheme could not be saved."""
+        """The scheme, or None if the posterior was loaded and its scheme could not be saved."""
         return self.problem.scheme
 
     @property
     def operator(self) -> Any:
-        """What learned the messages, of a fit by :class:`epfast.Learned`; else None."""
+        """What learned the messages, of a fit by :class:`epfast.Learned`, or else None."""
         return getattr(self.scheme, "operator", None)
 
     @property
@@ -94,7 +94,7 @@ class Posterior(Recorded):
         return power
 
     def known_loss(self) -> Loss:
-        """The loss; raises if the posterior was loaded without it."""
+        """The loss. It raises if the posterior was loaded without it."""
         if self.loss is None:
             raise ValueError(
                 "the loss of this posterior was not saved with it; use predict_latent, or load "
@@ -131,7 +131,7 @@ class Posterior(Recorded):
         return tuple(f"f{i}" for i in range(len(self.mean)))
 
     def observed(self) -> Array | None:
-        """Responses of the fit, for the core, (n, width); None if rows are unknown."""
+        """Responses of the fit, for the core, (n, width), or None if rows are unknown."""
         y: Array | None = self.problem.data.y
         return y
 
@@ -163,7 +163,7 @@ class Posterior(Recorded):
         size : int
             Number of draws.
         rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
+            A generator, or a seed for one. None draws afresh.
 
         Returns
         -------
@@ -179,7 +179,7 @@ class Posterior(Recorded):
 
     @property
     def evidence_bound(self) -> float:
-        """The largest log evidence that is possible, up to rounding; inf: no bound is known."""
+        """The largest log evidence that is possible, up to rounding. inf: no bound is known."""
         if self.loss is None or self.observed() is None:
             return math.inf
         bound: float = self.problem.evidence_bound
@@ -258,7 +258,7 @@ class Posterior(Recorded):
         ----------
         draws : int
         rng : numpy.random.Generator or int, default=0
-            A generator, or a seed for one; None draws afresh.
+            A generator, or a seed for one. None draws afresh.
 
         Returns
         -------
@@ -316,7 +316,7 @@ class GaussianPosterior(Posterior):
         raise NotImplementedError
 
     def better(self) -> Any:
-        """What a check draws from where few draws of this posterior count; None: there is none."""
+        """What a check draws from where few draws of this posterior count. None: there is none."""
         return None
 
     @property
@@ -361,18 +361,18 @@ class GaussianPosterior(Posterior):
 
     @property
     def relaxed(self) -> RelaxationFactors | None:
-        """Precision and shift, (n,) each, of the relaxation factors of relaxed EP; else None."""
+        """Precision and shift, (n,) each, of the relaxation factors of relaxed EP, or else None."""
         factors: RelaxationFactors | None = getattr(self.state, "relaxed", None)
         return factors
 
     @cached_property
     def residual(self) -> float:
-        """Distance from a fixed point of EP; NaN if no sites are stored, or the scheme is unknown.
+        """Distance from a fixed point of EP, or NaN if no sites are stored, or the scheme is unknown.
 
         For a site per row: the largest difference, over the rows, between tilted and posterior
         moments of the latent values, means in standard deviations, variances relative; infinite if
         a cavity is improper. In relaxed EP tilted distribution and posterior are both multiplied
-        by r_i first; NaN if the objective is "printed", whose fixed points do not match moments.
+        by r_i first, or NaN if the objective is "printed", whose fixed points do not match moments.
         For shared sites, minibatch factors and classes with covariances: the
         ``change`` of one more undamped sweep, all factors at once. O(n d^2), once.
         """
@@ -492,7 +492,7 @@ class GaussianPosterior(Posterior):
         draws : int
             At least 100; the standard errors fall as its root.
         rng : numpy.random.Generator or int, default=0
-            Of the draws: a generator, or a seed for one; None draws afresh.
+            Of the draws: a generator, or a seed for one. None draws afresh.
 
         Returns
         -------

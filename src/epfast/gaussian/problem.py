@@ -52,7 +52,7 @@ class State(NamedTuple):
     log_scale: float
     #: sweeps done so far
     sweeps: int
-    #: rows taken in by ADF, of an unfinished pass too; None: EP
+    #: rows taken in by ADF, of an unfinished pass too. None: EP
     rows_seen: Any = None
     #: :class:`RelaxationFactors` of relaxed EP, else None
     relaxed: Any = None
@@ -61,11 +61,11 @@ class State(NamedTuple):
 class Data(NamedTuple):
     """The rows of a fit, by reference: they cost no memory."""
 
-    #: (n, d), an array or a CSR matrix; or a Stream; None after loading or unpickling
+    #: (n, d), an array or a CSR matrix; or a Stream, or None after loading or unpickling
     X: Any
     #: (n, response_width); None with a stream, or if X is None
     y: Any
-    #: (n,); None: all 1
+    #: (n,). None: all 1
     weights: Array | None = None
 
     def taken(self, which: Any) -> Data:
@@ -115,7 +115,7 @@ class Problem(NamedTuple):
     schedule: Any
     #: "full", "factorized" or "arrow"; of processes "process" or "nearest"
     covariance: str
-    #: rows per factor; None: a site per row
+    #: rows per factor. None: a site per row
     batch_size: int | None
     #: N(mean, 1 / precision); its log scale is -shift.mean / 2; a process has none, nor a base
     prior: State
@@ -127,17 +127,17 @@ class Problem(NamedTuple):
     chunk: int = CHUNK
     #: whether the last column of X is the ones of an intercept, which the user does not give
     intercept: bool = False
-    #: (d - 1,), the row at which the intercept has its prior, see :func:`prior_of`; None: at 0
+    #: (d - 1,), the row at which the intercept has its prior, see :func:`prior_of`. None: at 0
     center: Array | None = None
-    #: names of the columns of the user's X; None: it was no frame
+    #: names of the columns of the user's X. None: it was no frame
     names: tuple[str, ...] | None = None
-    #: the rows in the n x n form, whose diagonal prior stays (d,); None: the d x d form
+    #: the rows in the n x n form, whose diagonal prior stays (d,). None: the d x d form
     wide: Any = None
     #: :class:`PriorSites`: a prior that is a site per weight, beside the normal one that these
     #: begin with
     prior_sites: Any = None
     #: of a process: K in one triangle of an array, whose other triangle the sweeps use, or one for
-    #: each of several latents, or nearest rows; None after loading
+    #: each of several latents, or nearest rows, or None after loading
     kernel: Any = None
     #: (n, n), K where it is the same for several latents
     common: Array | None = None
@@ -183,7 +183,7 @@ class Problem(NamedTuple):
         return None if weights is None else np.ascontiguousarray(weights[which])
 
     def copies(self) -> Array | None:
-        """(n,), the number of copies that each row counts as; None: one each."""
+        """(n,), the number of copies that each row counts as. None: one each."""
         w = self.data.weights
         return None if w is None else np.where(w > 0.0, np.maximum(w, 1.0), 0.0)
 
@@ -242,7 +242,7 @@ class Problem(NamedTuple):
         return 1.0 if self.loss is None else self.loss.beta
 
     def exact_sites(self) -> Sites | None:
-        """The sites of the rows where the likelihood is Gaussian; None where it is not. O(n)."""
+        """The sites of the rows where the likelihood is Gaussian, or None where it is not. O(n)."""
         loss, (_, y, weights) = self.loss, self.data
         rows = None if loss is None or y is None else loss.exact_sites(y)
         if rows is None:
@@ -466,7 +466,7 @@ def not_proper() -> FloatingPointError:
 
 
 def _factor(matrix: Array) -> Array | None:
-    """See :func:`factor_of`; None if the matrix is not positive definite."""
+    """See :func:`factor_of`, or None if the matrix is not positive definite."""
     factor = np.array(matrix.T, dtype=np.float64, order="F")
     return factor if np.isfinite(factor).all() and cholesky(factor) else None
 
@@ -562,7 +562,7 @@ def _check_finite(rows: Any) -> None:
 
 
 def weights_of(weights: Any, n: int) -> Array | None:
-    """Weights of n rows, checked, (n,); None: all 1."""
+    """Weights of n rows, checked, (n,). None: all 1."""
     if weights is None:
         return None
     result = _checks.array("weights", weights, shape=(n,))

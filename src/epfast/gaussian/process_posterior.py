@@ -120,7 +120,7 @@ class ProcessPosterior(GaussianPosterior):
         size : int
             Number of draws.
         rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
+            A generator, or a seed for one. None draws afresh.
 
         Returns
         -------

@@ -539,7 +539,7 @@ def _number(post: ShrunkPosterior, name: str) -> float:
 def _settled(
     post: ShrunkPosterior, values: dict[str, float], best: ShrunkPosterior
 ) -> ShrunkPosterior | None:
-    """The fit with these parameters, from the sites of the best one or anew; None: none settles."""
+    """The fit with these parameters, from the sites of the best one or anew. None: none settles."""
     for start in (best, None):
         try:
             # what does not settle is left out, unsaid

@@ -153,7 +153,7 @@ def legal(
     scheme : Scheme
     loss : Loss
     given : dict
-        Arguments that only some combinations take; None: not given.
+        Arguments that only some combinations take. None: not given.
 
     Returns
     -------

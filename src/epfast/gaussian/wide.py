@@ -63,7 +63,7 @@ def diagonal_products(rows: Any, others: Any) -> Array:
 
 
 def gram(X: Any, variance: Array | None) -> Array:
-    """X diag(variance) X', (n, n), from the nonzeros of a CSR matrix; None: variances of 1."""
+    """X diag(variance) X', (n, n), from the nonzeros of a CSR matrix. None: variances of 1."""
     if hasattr(X, "indptr"):
         return products(X if variance is None else X.multiply(variance).tocsr(), X)
     result = np.zeros((X.shape[0], X.shape[0]))
@@ -236,7 +236,7 @@ class WideRows:
 
 
 def offset_of(problem: Problem) -> Array | None:
-    """(n,), prior mean of X theta; None: 0."""
+    """(n,), prior mean of X theta. None: 0."""
     if not problem.prior.shift.any():
         return None
     return np.asarray(problem.data.X @ problem.prior_mean, dtype=np.float64)

@@ -188,13 +188,13 @@ class WidePosterior(KernelPosterior, FullPosterior):
         return self.form()
 
     def of_sites(self, precision: Array, shift: Array) -> WidePosterior | None:
-        """The posterior of other sites of the rows; None: it is improper. O(n^3)."""
+        """The posterior of other sites of the rows. None: it is improper. O(n^3)."""
         sites = Sites(precision, shift, np.zeros(len(shift)))
         moments = self._form.moments(sites, marginals=True)
         return None if moments is None else replace(self, state=GPState(sites, 0, moments))
 
     def better(self) -> SiteProposal | None:
-        """The best Gaussian, for checks; None if there is none, or n is too large."""
+        """The best Gaussian, for checks, or None if there is none, or n is too large."""
         if self.problem.shape[0] > CLOSEST_UP_TO:
             return None
         # a copy, which has the form for as long as it is looked for

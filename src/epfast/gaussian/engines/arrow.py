@@ -157,7 +157,7 @@ class Arrow(Form):
         self.starts = rows.start
 
     def moments(self, sites: Sites) -> ArrowMoments | None:
-        """What these sites make; None if that is improper. O(n (d + q)^2)."""
+        """What these sites make, or None if that is improper. O(n (d + q)^2)."""
         (count, q), d = self.levels.columns.shape, len(self.levels.common)
         precision = np.array(self.levels.common_precision)
         shift = self.problem.base.shift[self.levels.common]

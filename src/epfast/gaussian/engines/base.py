@@ -64,7 +64,7 @@ class Swept(NamedTuple):
     #: log of the determinant of the precision, and the product of shift and mean
     log_determinant: float
     square: float
-    #: (d, d), an upper triangle R with R R' the covariance; None: not at hand
+    #: (d, d), an upper triangle R with R R' the covariance. None: not at hand
     root: Any = None
     #: of the next sweep, and what it goes by
     order: str = ""
@@ -117,7 +117,7 @@ def following(old: Any, new: Any) -> Any:
 
 
 def relaxed_of(start: Any, n: int) -> RelaxationFactors | None:
-    """The relaxation factors of a start, checked; None: it has none."""
+    """The relaxation factors of a start, checked. None: it has none."""
     relaxed: RelaxationFactors | None
     relaxed = getattr(getattr(start, "state", None), "relaxed", None)
     if relaxed is not None and [len(part) for part in relaxed] != [n, n]:
@@ -159,7 +159,7 @@ class Form:
     order: int
     #: of its sites: of precision, shift and log scale
     shapes: tuple[tuple[int, ...], ...]
-    #: numbers in the shift of a start; None: any
+    #: numbers in the shift of a start. None: any
     weights: int | None = None
     #: sweeps of what has made the prior
     sweeps = 0
@@ -191,7 +191,7 @@ class Form:
         return start.sites
 
     def built(self, sites: Any, sweeps: int) -> Any:
-        """The state that these sites make; None if that is improper."""
+        """The state that these sites make, or None if that is improper."""
         raise NotImplementedError
 
     def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
@@ -220,11 +220,11 @@ class EPEngine(Visits):
 
     measures = False
     pool: ThreadPool | None = None
-    #: sites of factors that are all Gaussian, which are known; None: of others
+    #: sites of factors that are all Gaussian, which are known. None: of others
     exact: Sites | None = None
-    #: moments that begin each sweep; None: the visits see to that
+    #: moments that begin each sweep. None: the visits see to that
     tilted: Any = None
-    #: of an executor; None: there are none
+    #: of an executor. None: there are none
     tasks: Any = None
     #: whether sweeps begin with a step of their own, see :meth:`before`
     steps = False
@@ -311,7 +311,7 @@ class EPEngine(Visits):
         return visits.after(state, following(state, new), counts)
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
-        """The state of half of the change of the sites, or half of that; None: no share is one."""
+        """The state of half of the change of the sites, or half of that. None: no share is one."""
         share, new = 1.0, None
         with np.errstate(all="ignore"):  # sites of a run that diverges
             while new is None and share > LEAST_SHARE:
@@ -331,7 +331,7 @@ class EPEngine(Visits):
         return state._replace(relaxed=relaxed)
 
     def opened(self, state: Any) -> Any:
-        """What visits change: copies of the sites; None where there are none."""
+        """What visits change: copies of the sites, or None where there are none."""
         return None if state.sites is None else Sites(*map(COPY, state.sites))
 
     def between(self, state: Any, sites: Any, share: float) -> Any:
@@ -409,7 +409,7 @@ class Full(Form):
         return with_moments(self.problem.base._replace(sites=self.flat()))
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
-        """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
+        """Base times the sites, or None if that is improper. O(n d^2 + d^3)."""
         base = self.problem.base
         precision, shift = base.precision.copy(), base.shift.copy()
         self.add(sites, precision, shift)

@@ -34,7 +34,7 @@ from epfast.inference.mixing import shares_of
 from epfast.inference.runtime import Tick, blas_threads
 
 Indices = NDArray[np.intp]
-#: the state that sites make after so many sweeps; None: an improper one
+#: the state that sites make after so many sweeps. None: an improper one
 Build = Callable[[Sites, int], Swept | None]
 
 #: rows per block of marginals by the number of columns, so that a block of few columns stays in the
@@ -150,7 +150,7 @@ def taken_in(
     build: Build | None = None,
     depth: int = DEPTH,
 ) -> tuple[tuple[Step, ...], Any]:
-    """The last sweeps and this one, and these mixed; None: its state is the best there is.
+    """The last sweeps and this one, and these mixed. None: its state is the best there is.
 
     build: what sites make, see :class:`epfast.gaussian.engines.base.Form`, where precision and
     shift are no sums over them.
@@ -164,7 +164,7 @@ def taken_in(
 
 
 def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Swept | None:
-    """The state from which the next sweep is best begun (Anderson mixing); None: it is improper.
+    """The state from which the next sweep is best begun (Anderson mixing). None: it is improper.
 
     Natural parameters are sums of those of the sweeps, with coefficients that add up to 1, that
     would move least if moves were linear in the sites. O(n + d^3)
@@ -199,7 +199,7 @@ class Layout(NamedTuple):
     """The rows in the order of their visits, as the core takes them."""
 
     visits: Indices
-    #: all rows; None: they are gathered piece by piece
+    #: all rows. None: they are gathered piece by piece
     rows: Any
     #: the rows of X in ``rows``, in the order of the visits
     at: Any

@@ -336,7 +336,7 @@ class DiagonalEngine(EPEngine):
     def visit(self, state: Swept, sites: Sites, tick: Tick, parallel: bool | None = None) -> Counts:
         """All factors in turn, or all from the posterior before the sweep.
 
-        parallel: whether the latter; None: what the schedule says.
+        parallel: whether the latter. None: what the schedule says.
         """
         problem, form = self.problem, self.form
         parallel = not self.in_turn if parallel is None else parallel
@@ -397,7 +397,7 @@ class DiagonalEngine(EPEngine):
         return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
 
     def _stepped(self, state: Swept) -> Swept | None:
-        """The posterior after a step on all means; None where there is none."""
+        """The posterior after a step on all means, or None where there is none."""
         sites, X = state.sites, self.problem.data.X
         if 0 < physical_memory() < means.BYTES * sites.precision.size:
             return None

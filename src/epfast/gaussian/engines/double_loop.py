@@ -304,7 +304,7 @@ class DescentEngine:
         return float(_log_norm(point.s).sum() / self.power + point.inner)
 
     def _inner(self, s: Array, r: Array, accuracy: float) -> Point | None:
-        """Newton's method on the sites r; None if it finds no step."""
+        """Newton's method on the sites r, or None if it finds no step."""
         a, last, most = self.power, np.inf, self._evaluations + WORK
         here = self._evaluate(s, r)
         for _ in range(INNER):
@@ -440,7 +440,7 @@ def _blocks(s: Array, tilted: _Tilted) -> Array:
 
 @np.errstate(all="ignore")
 def _factor(s: Array, process: _Process, blocks: Array, pool: ThreadPool | None) -> _Factor | None:
-    """Factor H_r plus these blocks; None if the sum is not positive definite to rounding."""
+    """Factor H_r plus these blocks, or None if the sum is not positive definite to rounding."""
     unit = np.sqrt(s[1])
     offset = (process.mean - s[0] / s[1]) * unit
     b11, b12, b22 = blocks

@@ -54,7 +54,7 @@ class Cavities(NamedTuple):
 
 
 def fitted_at(tilted: TiltedMoments, y: Array, m: Array, v: Array) -> Cavities | None:
-    """The sites that cavities N(m, v) ask for; None if some have none. O(n)."""
+    """The sites that cavities N(m, v) ask for, or None if some have none. O(n)."""
     log_z, slope, second = np.empty((3, len(m)))
     if tilted.many(y, m, v, np.ones(len(m)), log_z, slope, second):
         return None
@@ -80,7 +80,7 @@ def log_mass(precision: Array, shift: Array, m: Array, v: Array) -> Array:
 
 
 def cavities(sites: Sites, mean: Array, variance: Array) -> tuple[Array, Array] | None:
-    """Mean and variance of the cavities; None if one is improper. O(n)."""
+    """Mean and variance of the cavities, or None if one is improper. O(n)."""
     rest = 1.0 - sites.precision * variance
     if not (rest > 0.0).all():
         return None

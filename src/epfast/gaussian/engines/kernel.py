@@ -165,7 +165,7 @@ class Kernel(Form):
         return Summary(now.mean, now.variance, total)
 
     def moments(self, sites: Sites, marginals: bool = False) -> ValueMoments | None:
-        """The moments of these sites; None if the posterior is improper. O(n^3).
+        """The moments of these sites, or None if the posterior is improper. O(n^3).
 
         marginals: whether these are enough, so that R need not be in the array after that.
         """
@@ -243,7 +243,7 @@ class Dual(Kernel):
         offset: Array | None = None,
         known: float = 0.0,
     ) -> None:
-        """matrix, offset: of h given other rows, whose log evidence is known; None: of the prior.
+        """matrix, offset: of h given other rows, whose log evidence is known. None: of the prior.
 
         O(n^2 d) for the latter.
         """
@@ -308,7 +308,7 @@ class Jointly(Visits):
 
     def __init__(self, engine: ProcessEngine, otherwise: Visits) -> None:
         self.engine, self.otherwise = engine, otherwise
-        #: how far the last step ended from a fixed point; None: it was not taken
+        #: how far the last step ended from a fixed point. None: it was not taken
         self.left: float | None = None
 
     def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:

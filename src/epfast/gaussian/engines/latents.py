@@ -60,7 +60,7 @@ def by_latent(sites: Sites) -> Sites:
 def newton_step(
     moments: Any, y: Any, sites: Sites, h: Array, s: Array, solve: Callable[..., Array]
 ) -> tuple[Array, Array] | None:
-    """Means of the latents and shifts of the sites, (n, C) each, after a step; None: there is none.
+    """Means of the latents and shifts of the sites, (n, C) each, after a step. None: there is none.
 
     h, s: means and variances of the latents. solve: (W, aim, slope) -> how far they move, with aim
     the slopes where they are, and slope those that the sites have.
@@ -166,7 +166,7 @@ class Stack(Full):
     prior = Form.prior
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
-        """The prior times the sites; None if that is no proper Gaussian. O(C n d^2)."""
+        """The prior times the sites, or None if that is no proper Gaussian. O(C n d^2)."""
         parts = []
         for k in range(sites.shift.shape[1]):
             part = super().built(one_of(sites, k), sweeps)
@@ -504,7 +504,7 @@ class LatentProcessEngine(EPEngine):
         return Sites(first, second, scale)
 
     def _step(self, state: GPState, mean: Array) -> tuple[Array, Array] | None:
-        """Means (C, n) and shifts (n, C) after a step on all means; None: there is none to take.
+        """Means (C, n) and shifts (n, C) after a step on all means. None: there is none to take.
 
         K is not inverted. Each latent is solved for by its covariance, of which K^-1 times that is
         known; what all have in common by K, where that is the same for all.

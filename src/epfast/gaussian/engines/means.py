@@ -71,7 +71,7 @@ class MeansMemory(NamedTuple):
     last: float = np.inf
     least: float = np.inf
     stalled: int = 0
-    #: whether sweeps begin with a step; None: never again
+    #: whether sweeps begin with a step. None: never again
     steps: bool | None = False
     #: the longest step, and what x.theta moved by in the last one
     reach: float = REACH
@@ -153,7 +153,7 @@ class _Part:
 
 
 def _scaled_solution(matrix: Array, right: Array) -> Array | None:
-    """matrix^-1 right; None if the matrix is not positive definite. O(d^3)."""
+    """matrix^-1 right, or None if the matrix is not positive definite. O(d^3)."""
     scale = 1.0 / np.sqrt(matrix.diagonal())
     try:
         factor = linalg.cho_factor(matrix * scale * scale[:, None], lower=True)

@@ -201,7 +201,7 @@ class DualState(NamedTuple):
     log_scale: float
     shift: Array
     mean: Array
-    #: (d,); None: it was not asked for
+    #: (d,). None: it was not asked for
     variance: Any
     log_determinant: float
     square: float

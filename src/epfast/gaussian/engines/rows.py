@@ -233,7 +233,7 @@ class MeansFirst(Visits):
         return new, counts._replace(remaining=rate * moved)
 
     def _ahead(self, state: Swept) -> Any:
-        """The pass from a state, looked up or found; None where there is none. O(n d^2)."""
+        """The pass from a state, looked up or found, or None where there is none. O(n d^2)."""
         before, known = state.sites, self.engine.ahead
         if known is not None and known[0] is before:
             return known[1]

@@ -47,7 +47,7 @@ class WarmStart(NamedTuple):
     #: None: it is to be summed up
     state: State | None
     n_sweeps: int = 0
-    #: of which they make the state; None: they are to be summed up
+    #: of which they make the state. None: they are to be summed up
     problem: Problem | None = None
 
 
@@ -56,7 +56,7 @@ class Update(NamedTuple):
 
     #: of the shard or group: precision (d, d) or (d,), shift (d,), log scale ()
     site: Sites
-    #: of its rows or minibatches; None where these share the site, or store none
+    #: of its rows or minibatches, or None where these share the site, or store none
     rows: Sites | None
     #: rows that kept their site
     refused: int
@@ -438,7 +438,7 @@ class SharedEngine(EPEngine):
         if not self.sizes.all():
             raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
         schedule, count = self.schedule, self.batch_count()
-        #: the schedule of the last sweeps; None if all sweeps are alike
+        #: the schedule of the last sweeps, or None if all sweeps are alike
         self.whole: Any = None
         own_batches = type(schedule).batches is not SharedSites.batches
         if schedule.tol > 0.0 and not own_batches and count > len(self.sizes):
@@ -607,7 +607,7 @@ class Shards(Full):
         #: factors of each shard
         self.factors = list(map(neighbours, factors))
         order = np.concatenate(factors)
-        #: where each factor is, shard after shard; None: in their order
+        #: where each factor is, shard after shard. None: in their order
         self.place = None if (np.diff(order) == 1).all() else np.argsort(order)
         rows = map(neighbours, _members(of_rows))
         self.shards = [shard_of(problem, some, schedule.inner) for some in rows]
@@ -639,7 +639,7 @@ class Shards(Full):
         return [ShardSite(site_of(*pair), pair[1]) for pair in zip(self.shards, rows, strict=True)]
 
     def sites_of(self, parts: Sequence[ShardSite]) -> Sites | None:
-        """The sites that a state has: of the rows, or minibatches; None: none is stored."""
+        """The sites that a state has: of the rows, or minibatches. None: none is stored."""
         found = [part.rows for part in parts if part.rows is not None]
         if not found:
             return None
@@ -652,7 +652,7 @@ class Shards(Full):
         return ShardSite(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
 
     def built(self, sites: Any, sweeps: int) -> Swept | None:
-        """Base times the sites of the shards, in their order; None if improper. O(K d^2 + d^3)."""
+        """Base times the sites of the shards, in their order, or None if improper. O(K d^2 + d^3)."""
         base, found = self.problem.base, zip(*(part.site for part in sites), strict=True)
         precision, shift, scale = (np.sum(numbers, axis=0) for numbers in found)
         precision += base.precision
