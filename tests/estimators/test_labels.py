@@ -11,7 +11,7 @@ from sklearn.datasets import load_iris
 from sklearn.gaussian_process.kernels import RBF
 
 import epfast
-from epfast import LinearClassifier
+from epfast import GPClassifier, LinearClassifier
 from epfast.estimators import base
 
 KINDS = {
@@ -208,3 +208,20 @@ def test_weights_of_the_functions():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             fit(weights=np.arange(60) % 3)
+
+
+def test_columns_of_text_are_named():
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"age": [30.0, 40.0, 50.0], "plan": ["a", "b", "a"]})
+    for model in (LinearClassifier(), GPClassifier()):
+        with pytest.raises(ValueError, match=r"no numbers in the columns plan; .*OneHotEncoder"):
+            model.fit(frame, [0, 1, 0])
+
+
+@pytest.mark.parametrize("kind", [epfast.LinearRegressor, epfast.GPRegressor])
+def test_two_outputs_are_not_values_and_variances(kind):
+    X = np.linspace(0.0, 1.0, 12)[:, None]
+    pair = np.column_stack([np.random.default_rng(0).normal(size=12), 1.0 + X[:, 0]])
+    with pytest.raises(ValueError, match=r"y has 2 columns; .*MultiOutputRegressor"):
+        kind().fit(X, pair)
+    assert np.isfinite(kind(loss=epfast.losses.Gaussian()).fit(X, pair).predict(X)).all()

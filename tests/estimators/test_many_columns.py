@@ -12,7 +12,7 @@ from epfast.estimators import search as searches
 from epfast.estimators.evidence import BinaryProblems, Fits, onward
 from epfast.estimators.leading import leading
 from epfast.estimators.search import Search
-from epfast.gaussian.problem import from_sites, mean_of_rows
+from epfast.gaussian.problem import State, mean_of_rows, sum_of_sites
 
 N, D, RANK = 300, 210, 12
 TIGHT = EP(sweeps=300, tol=1e-10)
@@ -142,6 +142,13 @@ def test_a_search_of_separated_classes_takes_few_fits(monkeypatch):
     assert len(tried) <= 18
 
 
+def of_sites(problem, sites):
+    """The base times the sites."""
+    base, (precision, shift) = problem.base, sum_of_sites(problem, sites)
+    total = base.log_scale + sites.log_scale.sum()
+    return State(base.precision + precision, base.shift + shift, sites, total, 0)
+
+
 def test_the_rise_is_a_derivative_with_the_sites_held():
     X, y = rows()
     whole = binary(X, y)
@@ -150,7 +157,7 @@ def test_the_rise_is_a_derivative_with_the_sites_held():
     def excess(x):
         variance = 1.0 / x**2
         problem = whole.at(0, variance)
-        state = from_sites(problem, found.posteriors[0].sites, 0)
+        state = of_sites(problem, found.posteriors[0].sites)
         held = Fits([epfast.FullPosterior(state, problem, True, [])], [])
         return held.excess(held.slope(1.0 / variance, D), D)
 
@@ -166,7 +173,7 @@ def test_starts_on_the_line_through_two_fits():
     whole = binary(X, y)
     first, last, there = (whole.fit(math.exp(u), FILLED).posteriors[0] for u in (0.0, 0.3, 0.6))
     start = onward(first, last, 1.0)
-    own = from_sites(last.problem, start.sites, 0)
+    own = of_sites(last.problem, start.sites)
     np.testing.assert_allclose(start.precision, own.precision, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(start.shift, own.shift, rtol=1e-9, atol=1e-9)
     assert start.state.log_scale == pytest.approx(own.log_scale)

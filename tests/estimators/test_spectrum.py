@@ -50,7 +50,8 @@ def test_the_search_takes_one_fit(fixed, monkeypatch):
     assert len(calls) == 1
     pair = np.stack([y, np.ones(30)], axis=1)
     pair[0, 1] = 1.0 + 1e-12  # no more one variance for all
-    other = LinearRegressor(**mode, schedule=epfast.EP(200, 1e-10))
+    loss = epfast.losses.Gaussian()
+    other = LinearRegressor(loss=loss, **mode, schedule=epfast.EP(200, 1e-10))
     other.fit(X, pair, offset=offset)
     assert len(calls) > 1
     assert model.loss_.variance == pytest.approx(other.loss_.variance, rel=1e-6)

@@ -163,7 +163,7 @@ def test_files_and_pickles(both, tmp_path):
 def test_a_file_whose_parts_do_not_fit_is_refused(tmp_path):
     post = mixture(*data())
     replace(post, posteriors=post.posteriors[:2]).save(tmp_path / "post.npz")
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(ValueError, match="posteriors, points and names are inconsistent"):
         epfast.load(tmp_path / "post.npz")
 
 

@@ -87,7 +87,7 @@ def choose(
     given: dict[str, Any] | None = None,
     forms: tuple[str, ...] = COVARIANCES,
 ) -> Choices:
-    """The choices that arguments of :func:`epfast.fit_linear` mean. It raises if they do not combine.
+    """The choices that arguments of :func:`epfast.fit_linear` mean. It raises if they conflict.
 
     given: arguments that only some combinations take. None: not given. forms: that q may have.
     """

@@ -157,7 +157,7 @@ def _without_center(problem: Problem) -> tuple[Array, Array]:
 
 
 def _joined_sites(posteriors: Sequence[Any]) -> Any:
-    """All sites in the order of the fits, or None if some are not stored, or do not fit together."""
+    """All sites in the order of the fits, or None if some are not stored or do not match."""
     found = [post.sites for post in posteriors]
     if any(sites is None for sites in found) or len({s.shift.ndim for s in found}) > 1:
         return None

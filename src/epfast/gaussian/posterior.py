@@ -367,7 +367,7 @@ class GaussianPosterior(Posterior):
 
     @cached_property
     def residual(self) -> float:
-        """Distance from a fixed point of EP, or NaN if no sites are stored, or the scheme is unknown.
+        """Distance from a fixed point of EP. NaN if no sites are stored, or the scheme is unknown.
 
         For a site per row: the largest difference, over the rows, between tilted and posterior
         moments of the latent values, means in standard deviations, variances relative; infinite if

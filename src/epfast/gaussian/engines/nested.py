@@ -206,7 +206,7 @@ class Joint(Full):
     prior = Form.prior
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
-        """The prior times the sites, or None if that is no proper Gaussian. O(n (C d)^2 + (C d)^3)."""
+        """The prior times the sites, or None if that is improper. O(n (C d)^2 + (C d)^3)."""
         prior, count = self.problem.prior, self.count
         precision, shift, scale = self.sums(np.arange(self.problem.n_rows), sites)
         precision += np.kron(np.eye(count), prior.precision)

@@ -652,7 +652,7 @@ class Shards(Full):
         return ShardSite(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
 
     def built(self, sites: Any, sweeps: int) -> Swept | None:
-        """Base times the sites of the shards, in their order, or None if improper. O(K d^2 + d^3)."""
+        """Base times the sites of the shards, in their order. None if improper. O(K d^2 + d^3)."""
         base, found = self.problem.base, zip(*(part.site for part in sites), strict=True)
         precision, shift, scale = (np.sum(numbers, axis=0) for numbers in found)
         precision += base.precision
