@@ -218,6 +218,7 @@ def test_columns_of_text_are_named():
             model.fit(frame, [0, 1, 0])
 
 
+@pytest.mark.filterwarnings("ignore::epfast.estimators.EvidenceWarning")
 @pytest.mark.parametrize("kind", [epfast.LinearRegressor, epfast.GPRegressor])
 def test_two_outputs_are_not_values_and_variances(kind):
     X = np.linspace(0.0, 1.0, 12)[:, None]
