@@ -111,10 +111,17 @@ cdef class ThreadPool:
                 self.asleep[k] = False
                 PyThread_release_lock(self.wake[k])
         PyThread_release_lock(self.mutex)
+        raised = None
         while self.members:
             member = self.members.pop()
-            if member.ident is not None:
-                member.join()
+            try:
+                if member.ident is not None:
+                    member.join()
+            except KeyboardInterrupt as pressed:  # raised once all are back
+                raised = pressed
+                self.members.append(member)
+        if raised is not None:
+            raise raised
 
     def each(self, work, ptrdiff_t parts):
         """``work(k, part)`` on thread k for each part from 0; the caller, number 0, has the first.
