@@ -133,7 +133,7 @@ def score(name: str, X: Array, y: Array, split: int, method: str, passes: int) -
             y[train],
             hidden=(SETS[name].hidden,),
             schedule=schedule(method, passes),
-            seed=split,
+            rng=split,
         )
     )
     mean, _ = post.predict(X[test])
@@ -285,7 +285,7 @@ def fitted_year(train: Array, method: str, passes: int) -> Any:
         *(train[:, :-1], train[:, -1]),
         hidden=(YEAR.hidden,),
         schedule=schedule(method, passes),
-        seed=0,
+        rng=0,
     )
 
 

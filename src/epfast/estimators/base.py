@@ -114,8 +114,8 @@ def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
     try:
         return _validated(estimator, X, *args, **arguments)
     except ValueError:
-        kinds = zip(getattr(X, "columns", ()), getattr(X, "dtypes", ()), strict=False)
-        text = [str(name) for name, dtype in kinds if getattr(dtype, "kind", "O") not in "biuf"]
+        kinds = zip(X.columns, X.dtypes, strict=True) if hasattr(X, "columns") else ()
+        text = [str(name) for name, dtype in kinds if getattr(dtype, "kind", "f") not in "biuf"]
         if not text:
             raise
         raise ValueError(
