@@ -236,7 +236,7 @@ class Posteriors:
 class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the classifiers: predictions from latent values, one per row (and class)."""
 
-    #: parameters of those that fit by :meth:`_training`
+    # parameters of those that fit by _training
     loss: Any
     class_weight: dict[Any, float] | str | None
     #: the labels, sorted
