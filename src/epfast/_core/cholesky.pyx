@@ -514,13 +514,13 @@ def gaussian_moments(
 
     root, where given, gets the upper triangle R of S = R R'.
 
-    Returns log det P and p.m, or None if P is not positive definite or something is not finite: S
-    and m are of no use then. O(d^3)
+    Returns (p.m - log det P) / 2, or None if P is not positive definite or something is not finite:
+    S and m are of no use then. O(d^3)
     """
     cdef bint rooted = root is not None
     cdef blas_int d = <blas_int> P.shape[0], one = 1
     cdef ptrdiff_t n = P.shape[0], i, j
-    cdef double log_determinant = 0.0, squared
+    cdef double log_norm = 0.0
     cdef double *L = &S[0, 0]
     cdef double *z = &m[0]
     if not (n == P.shape[1] == S.shape[0] == S.shape[1] == p.shape[0] == m.shape[0]):
@@ -537,9 +537,9 @@ def gaussian_moments(
             with gil:
                 return None
         for i in range(n):
-            log_determinant += 2.0 * log(L[i * n + i])
+            log_norm -= log(L[i * n + i])
         dtrsv(b"L", b"N", b"N", &d, L, &d, z, &one)
-        squared = ddot(&d, z, &one, z, &one)
+        log_norm += 0.5 * ddot(&d, z, &one, z, &one)
         dtrsv(b"L", b"T", b"N", &d, L, &d, z, &one)
         invert_triangle(L, n)
         if rooted:
@@ -550,9 +550,7 @@ def gaussian_moments(
         for i in range(n):
             for j in range(i + 1, n):
                 L[j * n + i] = L[i * n + j]
-    if not (isfinite(log_determinant) and isfinite(squared)):
-        return None
-    return log_determinant, squared
+    return log_norm if isfinite(log_norm) else None
 
 
 def symmetric_times(double[::1, :] A not None, B, ThreadPool pool=None):

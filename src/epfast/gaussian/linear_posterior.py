@@ -16,7 +16,7 @@ from epfast._core.rows import Rows
 from epfast.gaussian import online
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import loo_of_columns, predicted
-from epfast.gaussian.engines.base import Swept, log_evidence, with_moments
+from epfast.gaussian.engines.base import Swept, with_moments
 from epfast.gaussian.posterior import GaussianPosterior, shifted
 from epfast.gaussian.problem import (
     Data,
@@ -122,7 +122,8 @@ class LinearPosterior(GaussianPosterior):
         A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1; of
         hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
         """
-        return log_evidence(self._moments, log_determinant(self.prior_precision))
+        prior, moments = log_determinant(self.prior_precision), self._moments
+        return float(moments.log_scale + moments.log_norm + 0.5 * prior)
 
     @cached_property
     def _moments(self) -> Swept:

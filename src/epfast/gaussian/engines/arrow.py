@@ -117,9 +117,8 @@ class ArrowMoments(NamedTuple):
     own: Array
     slope: Array
     inverse: Array
-    #: of the precision; and the product of shift and mean
-    log_determinant: float
-    square: float
+    #: (shift.mean - log det precision) / 2
+    log_norm: float
 
     @property
     def of_levels(self) -> Array:
@@ -140,8 +139,8 @@ class ArrowMoments(NamedTuple):
 def log_evidence(problem: Problem, state: GPState) -> float:
     """EP's log p(y), with all constants."""
     moments, scale = state.moments, float(state.sites.log_scale.sum())
-    away = problem.levels.log_determinant - moments.log_determinant + moments.square
-    return float(problem.base.log_scale + scale + 0.5 * away)
+    prior = 0.5 * problem.levels.log_determinant
+    return float(problem.base.log_scale + scale + prior + moments.log_norm)
 
 
 class Arrow(Form):
@@ -169,11 +168,10 @@ class Arrow(Form):
             whole = (
                 None if found is None else gaussian_moments(precision, shift, covariance, common)
             )
-        if found is None or whole is None or not math.isfinite(sum(found) + sum(whole)):
+        if found is None or whole is None or not math.isfinite(sum(found)):
             return None
-        return ArrowMoments(
-            covariance, common, own, slope, inverse, found[0] + whole[0], found[1] + whole[1]
-        )
+        log_norm = whole + 0.5 * (found[1] - found[0])
+        return ArrowMoments(covariance, common, own, slope, inverse, log_norm)
 
     def built(self, sites: Sites, sweeps: int) -> GPState | None:
         """See :class:`epfast.gaussian.engines.base.Form`."""

@@ -61,9 +61,8 @@ class Swept(NamedTuple):
     #: of a full posterior, (d, d) and (d,)
     covariance: Any
     mean: Any
-    #: log of the determinant of the precision, and the product of shift and mean
-    log_determinant: float
-    square: float
+    #: (shift.mean - log det precision) / 2, a part of the log evidence
+    log_norm: float
     #: (d, d), an upper triangle R with R R' the covariance. None: not at hand
     root: Any = None
     #: of the next sweep, and what it goes by
@@ -101,8 +100,8 @@ def gaussian(state: State, rooted: bool = False) -> Swept | None:
     covariance, mean = np.empty_like(state.precision), np.empty_like(state.shift)
     root = np.empty_like(covariance) if rooted else None
     with np.errstate(all="ignore"):
-        found = gaussian_moments(state.precision, state.shift, covariance, mean, root)
-    return None if found is None else Swept(*state, covariance, mean, *found, root)
+        log_norm = gaussian_moments(state.precision, state.shift, covariance, mean, root)
+    return None if log_norm is None else Swept(*state, covariance, mean, log_norm, root)
 
 
 def following(old: Any, new: Any) -> Any:
@@ -131,15 +130,9 @@ def with_moments(state: State) -> Swept:
     """As :func:`gaussian`, of a state that is proper; diagonal ones too. O(d^3), or O(d)."""
     if state.precision.ndim == 1:
         with np.errstate(all="ignore"):  # the loop looks at what came out
-            square = float(state.shift @ (state.shift / state.precision))
-            return Swept(*state, None, None, log_determinant(state.precision), square)
+            doubled = state.shift @ (state.shift / state.precision) - np.log(state.precision).sum()
+        return Swept(*state, None, None, 0.5 * float(doubled))
     return proper(gaussian(state._replace(precision=state.precision.copy())))
-
-
-def log_evidence(state: Swept, prior_log_determinant: float) -> float:
-    """log of the integral of the prior times the product of the sites."""
-    away = prior_log_determinant - state.log_determinant + state.square
-    return float(state.log_scale + 0.5 * away)
 
 
 def proper(state: S | None) -> S:
@@ -394,7 +387,8 @@ class Full(Form):
         self.problem, self.shapes = problem, ((n,),) * 3
         self.weights = self.width = len(problem.base.shift)
         self.order = len(problem.base.shift) if problem.covariance == "full" else 0
-        self.prior_log_determinant = log_determinant(problem.prior.precision)
+        #: half of the log of the determinant of the prior's precision
+        self.prior_norm = 0.5 * log_determinant(problem.prior.precision)
         #: whether states have a root of the covariance
         self.rooted = False
         #: (2, n), of the rows, once they are asked for
@@ -412,15 +406,11 @@ class Full(Form):
         """Base times the sites, or None if that is improper. O(n d^2 + d^3)."""
         base = self.problem.base
         precision, shift = base.precision.copy(), base.shift.copy()
-        self.add(sites, precision, shift)
-        total = base.log_scale + float(sites.log_scale.sum())
-        return gaussian(State(precision, shift, sites, total, sweeps), self.rooted)
-
-    def add(self, sites: Sites, precision: Array, shift: Array) -> None:
-        """Add the sites of the rows to the upper triangle of a precision and a shift. O(n d^2)."""
         for part in self.parts or self.problem.parts(range(self.problem.n_rows)):
             tau, nu = sites.precision[part.which], sites.shift[part.which]
             add_sites(part.rows, tau, nu, precision, shift)
+        total = base.log_scale + float(sites.log_scale.sum())
+        return gaussian(State(precision, shift, sites, total, sweeps), self.rooted)
 
     def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
         root = getattr(state, "root", None)
@@ -442,8 +432,15 @@ class Full(Form):
         base = self.problem.base
         shift = base.shift + sites.shift @ self.problem.data.X
         total = base.log_scale + float(sites.log_scale.sum())
-        state = state._replace(shift=shift, mean=mean, sites=sites, log_scale=total)
-        return state._replace(square=float(shift @ mean), sweeps=state.sweeps + 1)
+        log_norm = state.log_norm + 0.5 * float(shift @ mean - state.shift @ state.mean)
+        return state._replace(
+            shift=shift,
+            mean=mean,
+            sites=sites,
+            log_scale=total,
+            log_norm=log_norm,
+            sweeps=state.sweeps + 1,
+        )
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
         state = state if isinstance(state, Swept) else with_moments(state)
@@ -455,7 +452,7 @@ class Full(Form):
             mean = state.mean.ravel()
         if not evidence:
             return Summary(mean, variance)
-        return Summary(mean, variance, log_evidence(state, self.prior_log_determinant))
+        return Summary(mean, variance, state.log_scale + state.log_norm + self.prior_norm)
 
     def result(self, state: Any) -> State:
         return plain(state)

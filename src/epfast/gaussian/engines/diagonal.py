@@ -172,8 +172,8 @@ class Dense(Full):
         """Precision and shift that visits have left; known: where they began."""
         return q[0].copy(), q[1].copy()
 
-    def log_scale(self, new: Swept, known: Swept, core: Any, prior: float) -> float:
-        """The log scale after visits without sites; prior: log determinant of its precision."""
+    def log_scale(self, new: Swept, known: Swept, core: Any) -> float:
+        """The log scale after visits without sites."""
         return float(known.log_scale + core.log_scale_total)
 
 
@@ -273,12 +273,11 @@ class ByColumns(Dense):
         before = known.precision, known.shift
         return natural_of(q, *before, *before, prior)[:2]
 
-    def log_scale(self, new: Swept, known: Swept, core: Any, prior: float) -> float:
+    def log_scale(self, new: Swept, known: Swept, core: Any) -> float:
         if not core.one_row:
-            return super().log_scale(new, known, core, prior)
+            return super().log_scale(new, known, core)
         # of rows the core knows the evidence, not the scale
-        before, now = (s.square - s.log_determinant for s in (known, new))
-        return float(known.log_scale + core.evidence + 0.5 * (before - now))
+        return float(known.log_scale + core.evidence + known.log_norm - new.log_norm)
 
 
 def is_by_columns(problem: Problem) -> bool:
@@ -484,7 +483,7 @@ class DiagonalPass(DiagonalEngine):
         precision, shift = self.form.natural(q, known)
         seen = reached.rows_seen + rows
         new = with_moments(State(precision, shift, None, 0.0, known.sweeps, seen))
-        scale = self.form.log_scale(new, known, self.core, self.form.prior_log_determinant)
+        scale = self.form.log_scale(new, known, self.core)
         return new._replace(log_scale=scale)
 
     def _chunks(self, first: int) -> Iterator[Data]:

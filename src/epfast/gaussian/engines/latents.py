@@ -146,11 +146,8 @@ def stack(parts: list[Swept], sites: Sites, log_scale: float, sweeps: int) -> Sw
     """Gaussians of the latents, (C, ...), and the sites of the rows."""
     arrays = [[part.precision, part.shift, part.covariance, part.mean] for part in parts]
     precision, shift, covariance, mean = map(np.stack, zip(*arrays, strict=True))
-    log_determinant, square = (
-        sum(getattr(part, name) for part in parts) for name in ("log_determinant", "square")
-    )
     state = State(precision, shift, sites, log_scale, sweeps)
-    return Swept(*state, covariance, mean, log_determinant, square)
+    return Swept(*state, covariance, mean, sum(part.log_norm for part in parts))
 
 
 class Stack(Full):
@@ -161,7 +158,7 @@ class Stack(Full):
         latents, n = problem.loss.latents, problem.n_rows
         self.shapes = (n, latents), (n, latents), (n,)
         self.weights = latents * self.order
-        self.prior_log_determinant *= latents
+        self.prior_norm *= latents
 
     prior = Form.prior
 

@@ -134,7 +134,7 @@ class ByWeights(Full):
         self.n, d = problem.shape
         self.given: Any = problem.prior_sites
         # the prior's constants are in the scales of its sites
-        self.prior_log_determinant = d * math.log(2.0 * math.pi)
+        self.prior_norm = 0.5 * d * math.log(2.0 * math.pi)
         self.exact = problem.exact_sites()
 
     @cached_property
@@ -161,11 +161,8 @@ class ByWeights(Full):
 
     def built(self, sites: Sites, sweeps: int) -> Any:
         rows, weights = split(sites, self.n)
-        precision, shift = np.diag(weights.precision), weights.shift.copy()
-        if self.known is not None:
-            precision, shift = precision + self.known[0], shift + self.known[1]
-        else:
-            self.add(rows, precision, shift)
+        precision, shift = self.known or sum_of_sites(self.problem, rows)
+        precision, shift = precision + np.diag(weights.precision), shift + weights.shift
         return gaussian(State(precision, shift, sites, float(sites.log_scale.sum()), sweeps))
 
     def after_weights(self, state: Swept, sites: Sites, before: Sites) -> Swept | None:
@@ -203,8 +200,8 @@ class DualState(NamedTuple):
     mean: Array
     #: (d,). None: it was not asked for
     variance: Any
-    log_determinant: float
-    square: float
+    #: (shift.mean - log det precision) / 2, a part of the log evidence
+    log_norm: float
     #: (n, n), R = (K + 1 / precision)^-1, alpha (n,), K and the means of the rows
     R: Array
     alpha: Array
@@ -255,14 +252,14 @@ class ByRows(ByWeights):
                 return None
         latent = columns.T @ mean
         log_determinant += float(np.log(np.abs(weights.precision)).sum())
-        square = float(weights.shift @ mean + b @ latent)
-        numbers = shift, mean, variance if spread else None, log_determinant, square
+        log_norm = 0.5 * float(weights.shift @ mean + b @ latent - log_determinant)
+        numbers = shift, mean, variance if spread else None, log_norm
         total = float(sites.log_scale.sum())
         return DualState(sites, sweeps, total, *numbers, R, alpha, kernel, latent)
 
     def summary(self, state: DualState, evidence: bool = True) -> Summary:
-        away = self.prior_log_determinant - state.log_determinant + state.square
-        return Summary(state.mean, state.variance, state.log_scale + 0.5 * away)
+        evidence = state.log_scale + state.log_norm + self.prior_norm
+        return Summary(state.mean, state.variance, evidence)
 
     def covariance_of_rows(self, state: DualState) -> Array:
         """(n, n), posterior covariance of X theta."""

@@ -354,7 +354,7 @@ class RowEngine(EPEngine):
             self.tilted, self._made = there.tilted(), {}
         prior, base, loss = there.prior, there.base, there.loss
         self.problem = self.form.problem = problem._replace(prior=prior, base=base, loss=loss)
-        self.form.prior_log_determinant = log_determinant(prior.precision)
+        self.form.prior_norm = 0.5 * log_determinant(prior.precision)
         self.evidence_bound = self.problem.evidence_bound
         if memory is not None:  # sweeps under another prior are not mixed with those that follow
             memory = memory._replace(steps=())
