@@ -1,10 +1,12 @@
 """Killing power of the tests: the share of random one-line mutants of the Python layer that fail.
 
-    python tools/mutants.py --count 50 --seed 0 -- --tier full -n 2
+    python -m pytest -n auto --cov=epfast --cov-context=test --cov-report=    # writes .coverage
+    python tools/mutants.py --count 50 --seed 0 -- -n 2
 
-epfast is installed, not in editable mode. Each mutant is a copy of the package with one operator,
-number, condition or statement changed. The tests of its folder run first, then all of them, and
-arguments after -- go to pytest. Some mutants are equivalent to the original and cannot fail.
+epfast is installed, not in editable mode, with pytest-cov. Each mutant is a copy of the package
+with one operator, number, condition or statement changed. The tests that visit its line run, by the
+record of coverage; arguments after -- go to pytest, such as the tier of the record. Some mutants
+are equivalent to the original and cannot fail.
 """
 
 import argparse
@@ -19,6 +21,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
 SWAPS = {
@@ -79,34 +83,27 @@ def mutants(path: Path) -> Iterator[Mutant]:
                 yield Mutant(path, place.lineno, begin, end, new)
 
 
-def killer(mutant: Mutant, package: Path, arguments: list[str], seconds: float) -> str:
-    """The test that fails on a mutant; "" if none does."""
+def killer(mutant: Mutant, package: Path, tests: list[str], arguments: list[str]) -> str:
+    """The first of these tests that fails on a mutant; "" if none does."""
     part = mutant.path.relative_to(package)
     whole = mutant.path.read_bytes()
-    near = [str(p) for p in (ROOT / "tests" / part.parts[0],) if p.is_dir()]
+    call = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no"]
     with tempfile.TemporaryDirectory() as name:
         shutil.copytree(package, Path(name) / "epfast")
         text = whole[: mutant.begin] + mutant.text.encode() + whole[mutant.end :]
         (Path(name) / "epfast" / part).write_bytes(text)
-        for tests in ([near] if near else []) + [[]]:
-            call = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no"]
-            try:
-                done = subprocess.run(
-                    [*call, "-p", "no:cacheprovider", *arguments, *tests],
-                    cwd=ROOT,
-                    env=os.environ | {"PYTHONPATH": name},
-                    capture_output=True,
-                    text=True,
-                    timeout=seconds,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                return "time"
-            if done.returncode:
-                lines = done.stdout.splitlines()
-                failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-                return (failed or lines[-1:] or ["import"])[0]
-    return ""
+        (Path(name) / "tests").write_text("\n".join(tests), encoding="utf-8")
+        done = subprocess.run(
+            [*call, "-p", "no:cacheprovider", *arguments, f"@{name}/tests"],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": name},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    lines = done.stdout.splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return (failed or lines[-1:] or ["import"])[0] if done.returncode else ""
 
 
 def main() -> None:
@@ -114,19 +111,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=3600.0, help="for the tests of a mutant")
+    parser.add_argument("--coverage", default=ROOT / ".coverage", help="the record of coverage")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest")
     given = parser.parse_args()
     package = Path(find_spec("epfast").origin).parent
+    record = CoverageData(given.coverage)
+    record.read()
     files = [p for p in sorted(package.rglob("*.py")) if p.name[:2] != "__"]
     every = [mutant for path in files for mutant in mutants(path)]
     killed = 0
     for mutant in random.Random(given.seed).sample(every, given.count):
         old = mutant.path.read_bytes()[mutant.begin : mutant.end].decode()
         place = f"{mutant.path.relative_to(package)}:{mutant.line}: {old} -> {mutant.text}"
-        found = killer(mutant, package, given.pytest, given.seconds)
-        killed += bool(found)
-        print(f"{place}\n    {found[:150] or 'ALIVE'}", flush=True)
+        visits = record.contexts_by_lineno(str(mutant.path)).get(mutant.line, ())
+        tests = sorted({visit.partition("|")[0] for visit in visits} - {""})
+        fails = killer(mutant, package, tests, given.pytest) if tests else ""
+        killed += bool(fails)
+        print(f"{place}\n    {len(tests)} tests: {fails[:150] or 'ALIVE'}", flush=True)
     print(f"{killed} of {given.count} killed, of {len(every)} mutants")
 
 

@@ -66,7 +66,8 @@ def __getattr__(name: str) -> _Any:
     home = _MODULES.get(name, "epfast")
     try:
         if home != "epfast":
-            return getattr(_import_module(home), name)
+            value = globals()[name] = getattr(_import_module(home), name)
+            return value
         if not name.startswith("__") and _find_spec(f"epfast.{name}"):
             return _import_module(f"epfast.{name}")
     except ImportError as error:
@@ -87,4 +88,4 @@ def __dir__() -> list[str]:
 # Those of rows and processes come along: a process that forks while a thread imports them has a
 # child that waits for ever.
 for _name in ("fit_linear", "fit_gp"):
-    _import_module(_MODULES[_name])
+    __getattr__(_name)

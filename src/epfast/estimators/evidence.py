@@ -281,7 +281,7 @@ def gathered(
     one: Callable[[int], tuple[Any, list[Any]]], count: int, n_jobs: int | None, d: int
 ) -> tuple[list[Any], list[Any]]:
     """Results of ``one(k)`` in the order of k, whatever the number of threads, and its lists."""
-    with one_blas_thread(d if count > 1 else 0):
+    with one_blas_thread(d):
         results = in_threads([partial(one, k) for k in range(count)], shares(n_jobs, count)[0])
     return [post for post, _ in results], [what for _, reports in results for what in reports]
 
