@@ -51,28 +51,22 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser(
         "demo",
-        help="a classifier on scikit-learn's breast cancer data, with a check, then the "
-        "schemes of Roche (2016) on the same",
-    )
-    demo.add_argument(
-        "--sweeps", type=int, default=5, help="sweeps of the schemes (default %(default)s)"
+        help="a classifier on scikit-learn's breast cancer data, with a check",
     )
     demo.add_argument(
         "--pictures",
         default=".",
-        help="folder for epfast_demo.png and epfast_schemes.png (default: this one; '' for none)",
+        help="folder for epfast_demo.png (default: this one; '' for none)",
     )
     commands.add_parser("info", help="this build: versions, BLAS, SIMD, threads")
     options = parser.parse_args(arguments)
     if options.command == "info":
         info()
         return 0
-    if options.sweeps < 1:
-        parser.error(f"--sweeps is {options.sweeps}; allowed: an integer >= 1")
     pictures = Path(options.pictures) if options.pictures else None
     if pictures is not None and not pictures.is_dir():
         parser.error(f"--pictures is {options.pictures!r}; allowed: a folder that exists, or ''")
-    return _demo.run(options.sweeps, pictures)
+    return _demo.run(pictures)
 
 
 if __name__ == "__main__":

@@ -258,8 +258,8 @@ class ByRows(ByWeights):
         return DualState(sites, sweeps, total, *numbers, R, alpha, kernel, latent)
 
     def summary(self, state: DualState, evidence: bool = True) -> Summary:
-        evidence = state.log_scale + state.log_norm + self.prior_norm
-        return Summary(state.mean, state.variance, evidence)
+        total = state.log_scale + state.log_norm + self.prior_norm
+        return Summary(state.mean, state.variance, total)
 
     def covariance_of_rows(self, state: DualState) -> Array:
         """(n, n), posterior covariance of X theta."""

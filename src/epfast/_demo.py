@@ -1,7 +1,8 @@
-"""A classifier on real data: its predictions, its coefficients, and its check."""
+"""The demonstration: a classifier on real data, with its predictions, coefficients and check."""
 
 from __future__ import annotations
 
+import importlib.util
 import time
 import warnings
 from pathlib import Path
@@ -13,7 +14,6 @@ from scipy.special import expit, ndtr
 
 import epfast
 from epfast import plots
-from epfast._arrays import Array
 
 #: coefficients to print
 SHOWN = 5
@@ -23,18 +23,32 @@ DRAWN = 12
 CHECK_DRAWS = 4000
 
 
-def run(features: Array, target: Array, names: Any, picture: Path | None) -> None:
-    """Fit three quarters of the rows, and predict the others. target: 1 for benign."""
+def run(pictures: Path | None) -> int:
+    """Fit three quarters of the rows of a data set, predict the others; return the exit status.
+
+    pictures: the folder for a picture, None for none.
+    """
+    begin = time.perf_counter()
+    try:
+        from sklearn.datasets import load_breast_cancer
+    except ImportError:
+        print("The demo reads a data set of scikit-learn: pip install 'epfast[sklearn,plot]'")
+        return 1
     from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
     from sklearn.metrics import log_loss
     from sklearn.model_selection import train_test_split
     from sklearn.preprocessing import StandardScaler
 
-    X_train, X_test, y_train, y_test = train_test_split(features, target, random_state=0)
+    if pictures is not None and importlib.util.find_spec("matplotlib") is None:
+        print("No picture: matplotlib is not installed (pip install 'epfast[plot]').\n")
+        pictures = None
+    data = load_breast_cancer()  # target 1: benign
+    names = data.feature_names
+    X_train, X_test, y_train, y_test = train_test_split(data.data, data.target, random_state=0)
     scaler = StandardScaler().fit(X_train)
     X_train, X_test = scaler.transform(X_train), scaler.transform(X_test)
     print(
-        f"Is a breast tumour benign? {features.shape[1]} measurements; {len(y_train)} tumours to "
+        f"Is a breast tumour benign? {len(names)} measurements; {len(y_train)} tumours to "
         f"fit, {len(y_test)} held out.\n"
     )
     print(f"{'':40} {'log loss':>9} {'accuracy':>9} {'fit, ms':>8}")
@@ -47,11 +61,11 @@ def run(features: Array, target: Array, names: Any, picture: Path | None) -> Non
         "epfast, LinearClassifier()": model,
     }
     for name, contestant in contestants.items():
-        begin = time.perf_counter()
+        before = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # about defaults of scikit-learn
             contestant.fit(X_train, y_train)
-        milliseconds = 1e3 * (time.perf_counter() - begin)
+        milliseconds = 1e3 * (time.perf_counter() - before)
         loss = log_loss(y_test, contestant.predict_proba(X_test))
         accuracy = (contestant.predict(X_test) == y_test).mean()
         print(f"{name:40} {loss:9.3f} {accuracy:9.3f} {milliseconds:8.0f}")
@@ -77,9 +91,12 @@ def run(features: Array, target: Array, names: Any, picture: Path | None) -> Non
 
     check = post.check(draws=CHECK_DRAWS)
     print(f"\nIs that the posterior? Importance sampling says:\n{fill(str(check), 88)}")
-    if picture is not None:
+    if pictures is not None:
+        picture = pictures / "epfast_demo.png"
         _draw(post, check, surest[:DRAWN], names, picture)
         print(f"\nPicture of the coefficients, and of the check: {picture}")
+    print(f"\n{time.perf_counter() - begin:.1f} s in all.")
+    return 0
 
 
 def _draw(post: Any, check: Any, some: Any, names: Any, picture: Path) -> None:
