@@ -91,7 +91,7 @@ def test_names_that_are_not_known(door, name, said):
 
 
 def test_an_object_in_place_of_numbers_is_named():
-    with pytest.raises(TypeError, match="K is <object object at .*; allowed: real numbers"):
+    with pytest.raises(TypeError, match=r"K is <object object at .*; allowed: real numbers"):
         epfast.fit_gp(object(), [1])
 
 

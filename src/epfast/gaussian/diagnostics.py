@@ -38,7 +38,7 @@ STUCK = (
 
 
 def broken(post: Any) -> str | None:
-    """The certificate that a posterior breaks, in words, or None if it breaks none.
+    """The condition of a valid posterior that fails, in words, or None if none does.
 
     post: a GPPosterior or LowRankGPPosterior.
     """
@@ -74,7 +74,7 @@ def _stands(post: Any) -> bool:
 
 
 def trusted(post: Any) -> bool:
-    """Whether a posterior is at a fixed point of EP and breaks no certificate."""
+    """Whether a posterior is at a fixed point of EP and meets all conditions."""
     last = post.history[-1] if post.history else None
     if last is not None and last.n_refused > 0:
         return False

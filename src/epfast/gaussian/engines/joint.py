@@ -7,8 +7,8 @@ dn away, cavities follow to first order from that one Sigma, in O(n^2):
     u_i = Sigma_ii exp(-sum_{j != i} Sigma_ij^2 / Sigma_ii dt_j / (1 + Sigma_jj dt_j)),
 
 and cavity i is N(h_i, u_i) without the old site i. Own sites enter exactly, the means of the others
-too; the variances to first order. EP on these cavities settles within some passes over Sigma,
-mixed by Anderson's rule; the next factorisation, at its sites, is off by the square of the step.
+too, and the variances to first order. EP on these cavities settles within some passes over Sigma,
+mixed by Anderson's rule. The next factorisation, at its sites, is off by the square of the step.
 So factorisations converge quadratically, where sweeps contract by a factor.
 """
 
@@ -29,7 +29,7 @@ from epfast.inference.mixing import shares_of
 FAR = 10.0
 #: passes over Sigma at most, and the share of the first move that must be left then
 PASSES, UNSETTLED = 30, 0.05
-#: passes that are mixed; they are from a move of this size on
+#: passes that are mixed, once their change is at most this
 MIXED, NEAR = 6, 1.0
 #: of the passes that are mixed, the largest condition
 CONDITION = 1e12
@@ -121,7 +121,7 @@ def joint_sites(
             return None
         kernel.couple(dn - dt * found.mean, dt / rest, across, squared)
         u = variance * np.exp(-squared / variance)
-        # with the own site as it was; then without it
+        # with the own site as it was, then without it
         h = mean + across + (u - variance) * (dt * found.mean - dn)
         left = 1.0 - tau0 * u
         if not (left > 0.0).all():

@@ -1,7 +1,7 @@
 """Several classes with covariances between them: nested EP (Riihimäki, Jylänki & Vehtari 2013).
 
 Row i of class y has u_i ~ N(0, 1) and a factor Φ(u_i + h_y - h_j) for each other class j. Each gets
-a scalar site; with u_i integrated out the row has a site on a_i = (h_y - h_j)_j, whose precision is
+a scalar site. With u_i integrated out the row has a site on a_i = (h_y - h_j)_j, whose precision is
 diag(tau) less a product. The weights of all classes have one covariance, (C d, C d). A sweep goes
 to the rows in a few parts, each from one posterior, or to all of them once their means have
 settled; the factors of a row go one after the other.
@@ -40,8 +40,8 @@ from epfast.inference.runtime import Tick
 MOST_WEIGHTS = 3000
 #: rounds over the factors of a row: in a sweep, and where a probability is asked for
 ROUNDS, MOST_ROUNDS = 2, 40
-#: parts of the rows in a sweep, each from the posterior of the last; so many sweeps without a new
-#: least change halve what is taken of changes, down to this
+#: parts of the rows in a sweep, each from the posterior of the last. Then: so many sweeps without a
+#: new least change halve what is taken of changes, down to this
 MOST_PARTS, STALLED, LEAST_SHARE = 16, 3, 1.0 / 16.0
 #: steps on the means in a pass at most, and the share of the first move at which they end
 STEPS, SETTLED = 8, 0.05
@@ -54,12 +54,12 @@ ENOUGH = 1e-6
 class NestedMemory(NamedTuple):
     """What the next sweep depends on."""
 
-    #: of a change that is taken; the least change so far, and sweeps back and forth since
+    #: of a change that is taken. Then: the least change so far, and sweeps back and forth since
     share: float = 1.0
     least: float = np.inf
     stalled: int = 0
-    #: the last move of the means, in sd; sweeps that have gone on in its direction, and how many of
-    #: them double the share again
+    #: the last change of the means, in sd. Then: sweeps that have gone on in its direction, and how
+    #: many of them double the share again
     step: Array | None = None
     onward: int = 0
     patience: int = STALLED
@@ -190,7 +190,7 @@ def takes(schedule: Any) -> bool:
 
 
 class Joint(Full):
-    """One Gaussian over the weights of all classes, of order C d; a site has C - 1 differences."""
+    """One Gaussian over the weights of all classes, of order C d. A site has C - 1 differences."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -236,7 +236,7 @@ class Joint(Full):
         return *sum_of_classes(pieces(), self.count, self.problem.shape[1]), sum(scales)
 
     def of_classes(self, numbers: NDArray[np.intp], sites: Sites) -> tuple[Array, Array, float]:
-        """Precision (n, C, C) and shift (n, C) of sites on the latents; the sum of log scales."""
+        """Precision (n, C, C) and shift (n, C) of sites on the latents, and their log scale."""
         y, count = self.classes[numbers], self.count
         matrix, shift = of_differences(sites.precision, sites.shift)
         others, rows = other_classes(y, count), np.arange(len(y))
@@ -388,7 +388,7 @@ class NestedEngine(EPEngine):
     def _part(
         self, state: Swept, numbers: NDArray[np.intp], sites: Sites, damping: float
     ) -> tuple[Swept | None, int]:
-        """Fit the sites of some rows from one posterior, in place; rows that are lost."""
+        """Fit sites of some rows from one posterior in place. Return how many rows are lost."""
         old = families.taken(sites, numbers)
         h, S = self.form.marginals(state, numbers)
         m, V = cavities(h, S, old)

@@ -148,13 +148,13 @@ def local_update(
     Parameters
     ----------
     shard : Problem
-        See :func:`shard_of`; its schedule is that of the sweeps here.
+        See :func:`shard_of`. Its schedule is that of the sweeps here.
     precision, shift : ndarray
         Of the posterior.
     site : Sites
         That of the shard in it.
     rows : Sites or None
-        Those of the rows, or minibatches, from which sweeps begin. None: flat ones; the cavity is
+        Those of the rows, or minibatches, from which sweeps begin. None: flat ones. The cavity is
         right all the same, so that sites that were lost cost time and nothing else.
     damping : float
         Of the new sites.
@@ -242,7 +242,7 @@ def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) ->
     Parameters
     ----------
     part : Problem
-        Their rows, and a schedule in parallel order; see :func:`~.local.shard_of`.
+        Their rows, and a schedule in parallel order. See :func:`~.local.shard_of`.
     precision, shift : ndarray
         Of the posterior.
     rows : Sites
@@ -288,7 +288,7 @@ class LaplaceEngine(EPEngine):
         return Counts(sum(u.refused for u in found), sum(u.failed for u in found))
 
 
-# ---- sites shared by groups of rows: SEP, AEP, DSEP, DAEP; a (d, d) site per group ----
+# ---- sites shared by groups of rows: SEP, AEP, DSEP, DAEP, with a (d, d) site per group ----
 
 
 #: rows fitted to a cavity per call
@@ -297,16 +297,16 @@ ROWS_AT_ONCE = 64
 NEAR = 0.1
 #: ... or once this many sweeps did not contract
 STALLED_BATCHES = 3
-#: damping of the sweeps over whole groups that follow; halved down to the least where they diverge
+#: damping of the sweeps over whole groups that follow. Halved down to the least where they diverge
 DAMPING, LEAST_DAMPING = 0.5, 0.05
 
 
 class Ending(NamedTuple):
     """How far a run is from its end: batches first, whole groups then."""
 
-    #: damping of sweeps over whole groups; None before they begin
+    #: damping of sweeps over whole groups, or None before they begin
     damping: float | None = None
-    #: True once a site had a negative precision; then every batch is tested, and undone if it makes
+    #: True once a site had a negative precision. Then every batch is tested, and undone if it makes
     #: the posterior improper
     checked: bool = False
     #: least change so far, and the number of sweeps since
@@ -337,7 +337,7 @@ def visit_shared(
     shift: Array,
     tick: Tick = no_tick,
 ) -> SharedSweep:
-    """Take batches in turn from a posterior; sites are updated in place, and the counts returned.
+    """Fit batches in turn from a posterior. Sites are updated in place, and the counts returned.
 
     checked: see :class:`epfast._core.shared_sites.SharedSweep`.
     """
@@ -380,7 +380,7 @@ def local_shared(
     Parameters
     ----------
     group : Problem
-        See :func:`~.local.shard_of`; of its schedule power and damping count.
+        See :func:`~.local.shard_of`. Of its schedule, power and damping count.
     precision, shift : ndarray
         Of the posterior, which has the site to the power ``size``.
     site : Sites
@@ -390,7 +390,7 @@ def local_shared(
     last : ndarray
         Whether each row ends a batch.
     checked, sweep
-        See :func:`visit_shared`; the number of the sweep.
+        See :func:`visit_shared`. The number of the sweep.
     """
     n, d = group.shape
     tilted = group.tilted()
@@ -451,7 +451,7 @@ class SharedEngine(EPEngine):
         return np.bincount(labels, self.problem.copies()).astype(np.float64)
 
     def batch_count(self) -> int:
-        """How many batches a sweep has; refuses one that is too large."""
+        """How many batches a sweep has. Refuses one that is too large."""
         return int(self.batches(self.schedule, 0).last.sum())
 
     def begun(self, state: Swept, is_flat: bool) -> Swept:
@@ -467,7 +467,7 @@ class SharedEngine(EPEngine):
         return self.whole, min(damping, self.schedule.damping)
 
     def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
-        """Batches in turn, each with the site of its group; or a task per group, from one q."""
+        """Fit batches in turn, each with the site of its group, or a task per group from one q."""
         schedule, damping = self.phase(state)
         if schedule.order != "parallel":
             batches = self.batches(schedule, state.sweeps)
@@ -482,7 +482,7 @@ class SharedEngine(EPEngine):
         return Counts(sum(update.refused for update in found))
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
-        """The state with what says how near the end is; whole groups end a run at a tolerance."""
+        """The state with the distance to its end. At a tolerance whole groups end a run."""
         new = new._replace(memory=new.memory._replace(checked=self.checked))
         tol, (_, damping) = self.schedule.tol, self.phase(old)
         if self.whole is None:
@@ -535,7 +535,7 @@ class SharedEngine(EPEngine):
 
 
 #: passes without a contraction after which the share of an answer that is taken is halved, over
-#: the share; the least share
+#: the share, and the least share
 STALLED, LEAST_RATE = 3, 1.0 / 16.0
 #: passes after which a shard that is in flight is sent once more
 LATE = 3
@@ -666,7 +666,7 @@ class Shards(Full):
 class ShardEngine(EPEngine):
     """DEP: a task for each shard. A subclass may have its rows elsewhere.
 
-    All shards from one posterior, or one after the other; each answer is waited for.
+    All shards from one posterior, or one after the other. Each answer is waited for.
     """
 
     def __init__(self, problem: Problem, form: Shards | None = None) -> None:
@@ -717,7 +717,7 @@ class ShardEngine(EPEngine):
         return Counts(refused, failed)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
-        """The state; sweeps of a shard may go around and end where they began."""
+        """The state. Sweeps of a shard may return to where they began."""
         return new, counts._replace(settled=False) if self.moved > self.schedule.tol else counts
 
 
@@ -734,7 +734,7 @@ class AsTheyCome(Visits):
         self.engine, self.schedule, self.tasks = engine, engine.schedule, engine.tasks
         #: how often answers of a shard were refused in a row
         self.tries: Counter[int] = Counter()
-        #: rows that kept their sites; change of the last sweep in a shard; sum of all changes
+        #: rows that kept their sites, change of the last sweep in a shard, sum of all changes
         self.refused, self.moved, self.changed = 0, 0.0, 0.0
 
     def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
@@ -789,7 +789,7 @@ class AsTheyCome(Visits):
         return new, counts._replace(settled=settled, remaining=left, in_flight=self.width)
 
     def flow_after(self, tol: float, quiet: bool) -> Flow:
-        """The flow of the next pass; quiet: whether this one moved little."""
+        """The flow of the next pass. ``quiet``: whether this one changed little."""
         rate, flow = self.flow.rate, self.flow
         least, stalled = contraction(self.changed, flow.least, flow.stalled)
         if stalled * rate >= STALLED and self.changed > tol:
