@@ -254,7 +254,7 @@ class ShrunkPosterior(FullPosterior):
 
     @cached_property
     def prior_cavities(self) -> tuple[Array, Array]:
-        """Mean and variance of each weight without its prior, (d,). Without data they are infinite."""
+        """Mean and variance of each weight without its prior, (d,). Without data they are inf."""
         sites, mean, variance = self.prior_sites, self.mean, self.variance
         rest = 1.0 - sites.precision * variance
         some = rest > 0.0
