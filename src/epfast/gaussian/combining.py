@@ -132,16 +132,16 @@ def _check_same(k: int, first: Any, post: Any) -> None:
         "batch_size": (first.batch_size, post.batch_size),
         "intercept": tuple(p.problem.intercept for p in (first, post)),
     }
-    for name, (ours, theirs) in parts.items():
-        if ours != theirs:
+    for name, (one, another) in parts.items():
+        if one != another:
             raise ValueError(
-                f"posteriors[{k}] has the {name} {theirs!r} and posteriors[0] {ours!r}; allowed: "
+                f"posteriors[{k}] has the {name} {another!r} and posteriors[0] {one!r}; allowed: "
                 "the same"
             )
     rounding = 0.0 if first.problem.center is None else np.abs(first.problem.prior[0]).max()
     priors = zip(_without_center(first.problem), _without_center(post.problem), strict=True)
-    for name, (ours, theirs) in zip(("precision", "shift"), priors, strict=True):
-        if not np.allclose(ours, theirs, rtol=1e-12, atol=1e-12 * rounding):
+    for name, (one, another) in zip(("precision", "shift"), priors, strict=True):
+        if not np.allclose(one, another, rtol=1e-12, atol=1e-12 * rounding):
             raise ValueError(
                 f"posteriors[{k}] has another prior than posteriors[0] (its {name} differs); "
                 "allowed: the same"

@@ -163,13 +163,13 @@ class LinearPosterior(GaussianPosterior):
         check_columns(self.problem.names, X)
         problem = self.problem.with_rows(X, y, weights, offset)
         if problem.wide is not None:
-            ours, theirs = self.problem.data, problem.data
-            if not same_rows(ours, theirs):
+            ours, fresh = self.problem.data, problem.data
+            if not same_rows(ours, fresh):
                 raise ValueError(
                     "X or y differ from the rows of the fit, which the posterior keeps; allowed: "
                     "the rows that were fitted"
                 )
-            return replace(self, problem=problem._replace(data=theirs._replace(X=ours.X)))
+            return replace(self, problem=problem._replace(data=fresh._replace(X=ours.X)))
         if problem.groups is None and self.sites is not None and self.sites.precision.ndim == 3:
             if len(self.sites.precision) > 1:  # of shards: fitted on a cluster
                 return replace(self, problem=problem, state=self.state._replace(sites=None))
