@@ -669,14 +669,14 @@ class FullPosterior(LinearPosterior):
             If the posterior without these sites is improper.
         """
         problem = self._whole(X, y).problem
-        gone = online.removal_mask(problem, rows)
-        rest = online.some_rows(problem, ~gone)
-        state = self._of_rest(problem, gone, rest)
+        removal = online.removal_mask(problem, rows)
+        rest = online.some_rows(problem, ~removal)
+        state = self._of_rest(problem, removal, rest)
         if state is None:
             raise ValueError("rows leave an improper posterior behind; allowed: other rows")
         kept = rest if self.problem.has_rows else rest.without_rows()
         return replace(self, state=state, problem=kept, converged=False)
 
-    def _of_rest(self, problem: Problem, gone: Any, rest: Problem) -> Any:
+    def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
         """The state of the rows that are left. None: it is improper."""
-        return online.without(problem, self.state, gone, rest)
+        return online.without(problem, self.state, removal, rest)
