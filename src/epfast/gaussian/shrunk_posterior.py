@@ -356,7 +356,7 @@ class ShrunkPosterior(FullPosterior):
             nonlocal best
             numbers = np.where(shares, special.expit(line), np.exp(line))
             values = dict(zip(chosen, numbers.tolist(), strict=True))
-            found = _settled(whole, values, best)
+            found = _converged_fit(whole, values, best)
             if found is None:
                 return FAILED - whole.log_evidence, np.zeros(len(line))
             if found.log_evidence > best.log_evidence:
@@ -536,7 +536,7 @@ def _number(post: ShrunkPosterior, name: str) -> float:
     return float(getattr(owner, name.removeprefix("loss.")))
 
 
-def _settled(
+def _converged_fit(
     post: ShrunkPosterior, values: dict[str, float], best: ShrunkPosterior
 ) -> ShrunkPosterior | None:
     """The fit with these parameters, from the sites of the best one or anew. None: none settles."""

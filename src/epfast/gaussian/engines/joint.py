@@ -28,7 +28,7 @@ from epfast.inference.mixing import shares_of
 #: a first move of the cavities, in their sd or log variance, beyond which a sweep goes first
 FAR = 10.0
 #: passes over Sigma at most, and the share of the first move that must be left then
-PASSES, UNSETTLED = 30, 0.05
+PASSES, MOST_LEFT = 30, 0.05
 #: passes that are mixed, once their change is at most this
 MIXED, NEAR = 6, 1.0
 #: of the passes that are mixed, the largest condition
@@ -130,10 +130,10 @@ def joint_sites(
         return (found, moved) if np.abs(moved[n:]).max() <= WIDEST else None
 
     with np.errstate(all="ignore"):  # what overflows ends the passes
-        return _settled(at, np.zeros(2 * n), tol)
+        return _fixed_point(at, np.zeros(2 * n), tol)
 
 
-def _settled(
+def _fixed_point(
     at: Callable[[Array], tuple[Cavities, Array] | None], x: Array, tol: float
 ) -> Cavities | None:
     """The fixed point of cavities, by passes that Anderson's rule mixes."""
@@ -161,4 +161,4 @@ def _settled(
         if mixed is None or not np.abs(mixed - x).max() <= 3.0 * NEAR:
             mixed, past = x + 0.5 * f, []
         x = mixed
-    return found if size <= UNSETTLED * first else None
+    return found if size <= MOST_LEFT * first else None

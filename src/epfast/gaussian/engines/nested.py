@@ -44,7 +44,7 @@ ROUNDS, MOST_ROUNDS = 2, 40
 #: new least change halve what is taken of changes, down to this
 MOST_PARTS, STALLED, LEAST_SHARE = 16, 3, 1.0 / 16.0
 #: steps on the means in a pass at most, and the share of the first move at which they end
-STEPS, SETTLED = 8, 0.05
+STEPS, CONVERGED = 8, 0.05
 #: curvatures of rows, (C, C) each, that are at hand at a time
 AT_ONCE = 1 << 21
 #: by how much precisions and shifts move, in units of their cavities, where rounds end
@@ -361,7 +361,7 @@ class NestedEngine(EPEngine):
         first = last = math.inf
         for step in range(STEPS + 1):
             m = _times(inverse, mean - _times(C, b))
-            ends = step == STEPS or last <= SETTLED * first < math.inf
+            ends = step == STEPS or last <= CONVERGED * first < math.inf
             # later on the way the next step corrects what one round has left
             inner, _, refused = within(m, V, inner, ROUNDS if ends or step < 2 else 1)
             if refused:
