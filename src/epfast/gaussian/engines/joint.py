@@ -126,8 +126,8 @@ def joint_sites(
         left = 1.0 - tau0 * u
         if not (left > 0.0).all():
             return None
-        moved = np.concatenate([((h - nu0 * u) / left - m0) / sd0, np.log(u / left / v0)])
-        return (found, moved) if np.abs(moved[n:]).max() <= WIDEST else None
+        image = np.concatenate([((h - nu0 * u) / left - m0) / sd0, np.log(u / left / v0)])
+        return (found, image) if np.abs(image[n:]).max() <= WIDEST else None
 
     with np.errstate(all="ignore"):  # what overflows ends the passes
         return _fixed_point(at, np.zeros(2 * n), tol)
@@ -143,8 +143,8 @@ def _fixed_point(
         answer = at(x)
         if answer is None:
             return None
-        found, moved = answer
-        f = moved - x
+        found, image = answer
+        f = image - x
         size = float(np.abs(f).max())
         if k == 0:
             first = size
@@ -152,9 +152,9 @@ def _fixed_point(
                 return None
         if size <= max(OF_TOL * tol, OF_SQUARE * first * min(1.0, first)):
             return found
-        past = [*past, (f, moved)][-MIXED - 1 :] if size <= NEAR else []
+        past = [*past, (f, image)][-MIXED - 1 :] if size <= NEAR else []
         if len(past) < 2:
-            x = moved if past else x + 0.5 * f
+            x = image if past else x + 0.5 * f
             continue
         share = shares_of([move for move, _ in past], CONDITION)
         mixed = None if share is None else share @ np.array([to for _, to in past])

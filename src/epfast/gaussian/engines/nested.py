@@ -68,10 +68,10 @@ class NestedMemory(NamedTuple):
     #: the change of the last sweep, if that was a pass
     passed: float | None = None
 
-    def next(self, step: Array, moved: float) -> NestedMemory:
+    def next(self, step: Array, distance: float) -> NestedMemory:
         """Less of a change is taken where sweeps go back and forth, more where they creep."""
         back = self.step is not None and float(step @ self.step) < 0.0
-        least, stalled = contraction(moved, self.least, self.stalled)
+        least, stalled = contraction(distance, self.least, self.stalled)
         share, patience, onward = self.share, self.patience, 0 if back else self.onward + 1
         if not back:
             stalled = self.stalled
@@ -319,17 +319,17 @@ class NestedEngine(EPEngine):
         if not self.is_auto:
             return new, counts
         # of an undamped sweep
-        moved = change(self.summary(old, False), self.summary(new, False)) / old.memory.share
+        distance = change(self.summary(old, False), self.summary(new, False)) / old.memory.share
         variance = new.covariance.diagonal()
         step = (new.mean - old.mean) / np.sqrt(variance)
-        memory, left = old.memory.next(step, moved), moved
+        memory, left = old.memory.next(step, distance), distance
         if self.passed:
             # the factor by which passes contract
-            left *= 1.0 if old.memory.passed is None else min(1.0, moved / old.memory.passed)
-            memory = memory._replace(passed=moved)
+            left *= 1.0 if old.memory.passed is None else min(1.0, distance / old.memory.passed)
+            memory = memory._replace(passed=distance)
         counts = counts._replace(remaining=left)
-        whole = memory.share == old.memory.share == 1.0 and moved > SLOW * old.memory.least
-        if not (whole and MIX_BELOW > moved > self.schedule.tol > 0.0):
+        whole = memory.share == old.memory.share == 1.0 and distance > SLOW * old.memory.least
+        if not (whole and MIX_BELOW > distance > self.schedule.tol > 0.0):
             return new._replace(memory=memory), counts
         moves = np.concatenate([step, 0.5 * np.log(variance / old.covariance.diagonal())])
         # the precision of a row is no linear function of its sites, with u integrated out

@@ -103,18 +103,18 @@ class Memory(NamedTuple):
     least: float = np.inf
     stalled: int = 0
     #: whether sweeps are mixed, and the last ones, their sites and how far those of the weights
-    #: moved, in their units, (2 d,)
+    #: changed, in their units, (2 d,)
     mixes: bool = False
     steps: tuple[Step, ...] = ()
 
-    def next(self, moved: float, refused: bool) -> Memory:
-        """The memory after a sweep that moved the posterior by so much."""
-        least, stalled = contraction(moved, self.least, self.stalled)
+    def next(self, distance: float, refused: bool) -> Memory:
+        """The memory after a sweep that changed the posterior by so much."""
+        least, stalled = contraction(distance, self.least, self.stalled)
         troubled = refused or stalled >= STALLED
-        slow = SLOW * self.last < moved < MIX_BELOW
+        slow = SLOW * self.last < distance < MIX_BELOW
         return self._replace(
             damping=min(self.damping, SHORT) if troubled else self.damping,
-            last=moved,
+            last=distance,
             least=least,
             stalled=stalled,
             mixes=self.mixes or slow or stalled >= STALLED,
@@ -395,11 +395,11 @@ class WeightEngine(EPEngine):
     def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
         """The state with the memory of the next sweep. Slow sweeps are mixed."""
         memory = old.memory._replace(rows=self.memory)
-        moved = change(self.form.summary(old, False), self.form.summary(new, False))
-        counts = counts._replace(remaining=moved * self.schedule.damping / memory.damping)
+        distance = change(self.form.summary(old, False), self.form.summary(new, False))
+        counts = counts._replace(remaining=distance * self.schedule.damping / memory.damping)
         if self.schedule.order != "auto":
             return new._replace(memory=memory), counts
-        new = new._replace(memory=memory.next(moved, self.refused > 0))
+        new = new._replace(memory=memory.next(distance, self.refused > 0))
         return self._mixed(new, old), counts
 
     def _weights(self, state: Any, weights: Sites, tick: Tick) -> int:

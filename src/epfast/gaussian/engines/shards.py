@@ -61,7 +61,7 @@ class Update(NamedTuple):
     #: rows that kept their site
     refused: int
     #: change of the last sweep within the shard
-    moved: float = 0.0
+    distance: float = 0.0
     #: factors whose fit failed as a whole
     failed: int = 0
     #: whether a site has taken precision away
@@ -313,11 +313,11 @@ class Ending(NamedTuple):
     least: float = np.inf
     stalled: int = 0
 
-    def next(self, moved: float) -> Ending:
+    def next(self, distance: float) -> Ending:
         """After a sweep with this change."""
-        least, stalled = contraction(moved, self.least, self.stalled)
+        least, stalled = contraction(distance, self.least, self.stalled)
         if self.damping is None:
-            near = moved <= NEAR or stalled >= STALLED_BATCHES
+            near = distance <= NEAR or stalled >= STALLED_BATCHES
             go_on = self._replace(least=least, stalled=stalled)
             return Ending(DAMPING, self.checked) if near else go_on
         if stalled < STALLED_BATCHES:
@@ -488,14 +488,14 @@ class SharedEngine(EPEngine):
         if self.whole is None:
             return new, counts
         before, now = self.summary(old), self.summary(new)
-        moved, settled = change(before, now), False
+        distance, settled = change(before, now), False
         if old.memory.damping is not None:
-            moved /= damping
-            if moved <= tol and counts.settled is None:  # the log scales follow
+            distance /= damping
+            if distance <= tol and counts.settled is None:  # the log scales follow
                 near = damping * max(tol, RELATIVE * abs(now.log_evidence))
                 settled = abs(now.log_evidence - before.log_evidence) <= near
                 return new, counts._replace(settled=settled)
-        return new._replace(memory=new.memory.next(moved)), counts._replace(settled=settled)
+        return new._replace(memory=new.memory.next(distance)), counts._replace(settled=settled)
 
     def calls(
         self, state: Swept, sites: Sites, schedule: Any, damping: float
@@ -699,7 +699,7 @@ class ShardEngine(EPEngine):
         return AsTheyCome(self) if self.schedule.order == AS_COMPLETED else self
 
     def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
-        damping, refused, failed, self.moved = self.schedule.damping, 0, 0, 0.0
+        damping, refused, failed, self.distance = self.schedule.damping, 0, 0, 0.0
         precision, shift = state.precision, state.shift
         visits = [int(k) for k in self.schedule.checked_visits(len(sites), state.sweeps)]
         together = self.schedule.order == "parallel"
@@ -709,7 +709,7 @@ class ShardEngine(EPEngine):
             found = self.tasks.together(calls, [self.form.sizes[k] for k in some], tick)
             for k, update in zip(some, found, strict=True):
                 refused, failed = refused + update.refused, failed + update.failed
-                self.moved = max(self.moved, update.moved)
+                self.distance = max(self.distance, update.distance)
                 if not together:
                     precision = precision - sites[k].site.precision + update.site.precision
                     shift = shift - sites[k].site.shift + update.site.shift
@@ -718,7 +718,7 @@ class ShardEngine(EPEngine):
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state. Sweeps of a shard may return to where they began."""
-        return new, counts._replace(settled=False) if self.moved > self.schedule.tol else counts
+        return new, counts._replace(settled=False) if self.distance > self.schedule.tol else counts
 
 
 class AsTheyCome(Visits):
@@ -735,7 +735,7 @@ class AsTheyCome(Visits):
         #: how often answers of a shard were refused in a row
         self.tries: Counter[int] = Counter()
         #: rows that kept their sites, change of the last sweep in a shard, sum of all changes
-        self.refused, self.moved, self.changed = 0, 0.0, 0.0
+        self.refused, self.distance, self.changed = 0, 0.0, 0.0
 
     def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
         self.precision, self.shift, self.parts = state.precision, state.shift, sites
@@ -766,7 +766,7 @@ class AsTheyCome(Visits):
             self.tries[k] = 0
             self.saw[k] = self.sent[k]
             self.refused += update.refused if accepted else 0
-            self.moved = max(self.moved, update.moved)
+            self.distance = max(self.distance, update.distance)
             taken += 1
             tick(sizes[k])
         return Counts(self.refused)
@@ -780,7 +780,7 @@ class AsTheyCome(Visits):
         summary, tol, rate = self.engine.summary, self.schedule.tol, self.flow.rate
         left = change(summary(old, False), summary(new, False)) / rate
         flow = self.flow_after(tol, left <= tol)
-        settled = None if max(flow.saw) <= flow.quiet and self.moved <= tol else False
+        settled = None if max(flow.saw) <= flow.quiet and self.distance <= tol else False
         if settled is None and rate < 1.0 and 0.0 < tol >= left:
             # log scales follow
             before, now = (summary(s).log_evidence for s in (old, new))
