@@ -75,6 +75,7 @@ def test_names_of_other_packages_lead_to_arguments(name):
     [
         (epfast.fit_linear, "sample_weight", "here that is weights="),
         (epfast.fit_linear, "prior_varianc", "did you mean prior_variance=?"),
+        (epfast.fit_linear, "power", r"here that is schedule=epfast.EP\(order=..., damping="),
         (epfast.fit_linear, "nonsense", "'nonsense'$"),
         (epfast.fit_mixture, "sample_weight", "'sample_weight'; did you mean learn_weights"),
         (epfast.LinearClassifier, "C", "^LinearClassifier.* prior_variance=C"),
@@ -87,6 +88,11 @@ def test_names_of_other_packages_lead_to_arguments(name):
 def test_names_that_are_not_known(door, name, said):
     with pytest.raises((TypeError, ValueError), match=said):
         door(**{name: 1})
+
+
+def test_an_object_in_place_of_numbers_is_named():
+    with pytest.raises(TypeError, match=r"K is <object object at .*; allowed: real numbers"):
+        epfast.fit_gp(object(), [1])
 
 
 def test_named_functions_keep_their_face():

@@ -149,6 +149,7 @@ def did_you_mean(value: Any, allowed: Iterable[str]) -> str:
 
 
 _EP = "schedule", "schedule=epfast.EP(sweeps=..., tol=...)"
+_STEP = "schedule", "schedule=epfast.EP(order=..., damping=..., power=...)"
 _LOSS = "loss", "loss=..., with its noise, such as epfast.losses.Gaussian(variance)"
 _PENALTY = (
     "prior_variance loss",
@@ -194,6 +195,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "cores": (("n_jobs", "n_jobs=..."),),
     "cv": (_PENALTY,),
+    "damping": (_STEP,),
     "draws": _NO_CHAIN,
     "epochs": (_EP,),
     "exposure": (("offset", "offset=np.log(exposure)"),),
@@ -233,7 +235,9 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "normalize_y": (("center", "center=True, of the mean; the kernel has the scale"),),
     "num_inducing": (_RANK,),
     "offset": (("fit_intercept", "offset=... of fit(X, y), in regressions"),),
+    "order": (_STEP,),
     "penalty": (_SPARSE, _PENALTY),
+    "power": (_STEP,),
     "prior": (("priors", "priors={'x': ..., '1|g': ...}"), _PENALTY),
     "priors": (_SPARSE, _PENALTY, ("prior", "prior=...")),
     "random_seed": _SEED,
@@ -243,6 +247,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "sample_weight": (*_WEIGHTS, *_OF_ROWS),
     "seed": _SEED,
     "solver": (_EP,),
+    "sweeps": (_EP,),
     "tol": (_EP,),
     "tune": _NO_CHAIN,
     "var_weights": (*_WEIGHTS, *_OF_ROWS),
@@ -432,7 +437,8 @@ def real_array(name: str, value: Any) -> NDArray[Any]:
                 raise TypeError
             result = result.astype(np.float64)
         except (TypeError, ValueError):
-            raise TypeError(f"{name} holds objects; allowed: real numbers") from None
+            said = "holds objects" if result.ndim else f"is {describe(value)}"
+            raise TypeError(f"{name} {said}; allowed: real numbers") from None
         except OverflowError:
             raise ValueError(f"{name} holds numbers out of range; allowed: doubles") from None
     if result.dtype.kind not in "fiub":
@@ -607,7 +613,7 @@ def labels(name: str, value: Any, n: int) -> Array:
             )
     given = real_array(name, value)
     if given.shape != (n,):
-        raise ValueError(f"{name} has shape {given.shape}; allowed: ({n},), a label per row of X")
+        raise ValueError(f"{name} has shape {given.shape}; allowed: ({n},), a label per row")
     result = to_float64(given)
     if not (np.abs(result) == 1.0).all():
         distinct = np.unique(result)

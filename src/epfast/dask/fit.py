@@ -23,7 +23,7 @@ from epfast.dask.engines import (
 from epfast.dask.worker import Facts
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose
-from epfast.gaussian.engines.diagonal import rows_to_settle
+from epfast.gaussian.engines.diagonal import warm_up_rows
 from epfast.gaussian.fit_linear import FULL_UP_TO, KINDS, check_start
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_variance, prior_of_fit
@@ -239,7 +239,7 @@ class _Shards(NamedTuple):
         chosen, least = self.chosen, 1
         width = int(self.rows.X.shape[1]) + self.intercept
         if chosen.covariance != "full":
-            least = max(1, rows_to_settle(chosen.schedule, chosen.batch_size or 1, width))
+            least = max(1, warm_up_rows(chosen.schedule, chosen.batch_size or 1, width))
         most = self.most or self.workers.shard_bytes(False, 0.0)
         given = self.rows, streams, most, least
         rows, groups, takes = shards_of_passes(*given, chosen.batch_size)

@@ -1,4 +1,4 @@
-"""The exact posterior beside its approximation, for certificates."""
+"""Comparison of the exact posterior with its approximation, by importance sampling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from epfast.inference.runtime import cached_property
 BETTER_UP_TO = 2000
 #: largest number of weights for which other modes are looked for: O(n d^2) per step of a climb
 MODES_UP_TO = 200
-#: draws of the prior from which modes are looked for, and half the means by a few rows; climbs
+#: draws of the prior from which modes are looked for, half of them means by a few rows, and climbs
 STARTS, CLIMBS = 64, 4
 #: sd of latent values with which a climb begins, in those of the prior, where EP's are smaller
 LEAST_SPREAD = 0.1
@@ -34,7 +34,7 @@ class SiteProposal(Proposal):
 
     The prior is in both, so that their ratio takes the latent values of the rows alone.
 
-    ``post`` has ``n_normals``, ``colored``, ``latent_at`` and ``log_likelihood``; and of a better
+    ``post`` has ``n_normals``, ``colored``, ``latent_at`` and ``log_likelihood``, and of a better
     Gaussian ``of_sites``, see :class:`epfast.gaussian.LinearPosterior`.
     """
 
@@ -91,7 +91,7 @@ class SiteProposal(Proposal):
 
 
 class LinearProposal(SiteProposal):
-    """A Gaussian over the weights of a linear model; of several latents one after the other."""
+    """A Gaussian over the weights of a linear model, with those of several latents in a row."""
 
     @cached_property
     def log_volume(self) -> float:
@@ -131,7 +131,7 @@ class LinearProposal(SiteProposal):
         return LinearProposal(*self.closest, self.by_rows)
 
     def others(self, seed: int, log_evidence: float) -> tuple[list[LinearProposal], bool]:
-        """Gaussians at other modes, where there are any, and the prior; whether they are believed.
+        """Gaussians at other modes, if there are any, and the prior, and whether they are valid.
 
         Climbs begin where importance weights would be largest, of draws of the prior and of means
         under the prior and the peaks of a few rows alone. A search is believed if it finds the

@@ -36,7 +36,7 @@ class Choices(NamedTuple):
     batch_size: int | None
 
     def problem(self, data: Data, prior: Any = None, **parts: Any) -> Problem:
-        """The problem of these rows with this prior; parts: other fields that it has."""
+        """The problem of these rows with this prior. ``parts`` are other fields of it."""
         schedule = self.schedule
         if schedule.stores == "none":
             schedule = schedule.filled(order=notes.order_of_one_pass(data))
@@ -73,7 +73,7 @@ def choose_process(
     form: str = "process",
     given: dict[str, Any] | None = None,
 ) -> Choices:
-    """As :func:`choose`, for :func:`epfast.fit_gp`; form: of q, "process" or "nearest"."""
+    """As :func:`choose`, for :func:`epfast.fit_gp`. ``form`` of q is "process" or "nearest"."""
     return choose(loss, scheme, form, None, schedule, None, given, PROCESSES)
 
 
@@ -177,7 +177,7 @@ def _check_tasks(schedule: Any, scheme: Scheme, given: dict[str, Any]) -> None:
 
 
 def copies(loss: losses.Loss, weights: Array, name: str = "weights") -> NDArray[np.intp]:
-    """The numbers of the rows, each as often as its weight says; weights are to be whole.
+    """The numbers of the rows, each as often as its weight says. Weights must be whole.
 
     A power of a factor of several latents has no moments of closed form, as that of one latent has.
     """

@@ -28,7 +28,7 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
 
     N(theta) ∝ Π_k q_k(theta) / prior(theta)^(K-1): precisions and shifts add up, less those of the
     surplus priors, and so do the log scales. What comes out is prior times all the sites. It is
-    exact where the sites are, for normal likelihoods; else each site was fitted beside those of its
+    exact where the sites are, for normal likelihoods. Else each site was fitted beside those of its
     own rows alone, and the result is no fixed point of EP: ``converged`` is False. It is a good
     ``start`` for :func:`epfast.fit_linear` with all the rows, and where each fit has many rows for
     its number of columns the start is as good as the end.
@@ -42,13 +42,13 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
     -------
     FullPosterior or FactorizedPosterior
         Its sites are those of the first, then those of the second, and so on, or None where one
-        has none; so are its rows, where all of them are known. Its prior is that of the first: an
+        has none. So are its rows, where all of them are known. Its prior is that of the first: an
         intercept has it at the means of the columns there.
 
     Raises
     ------
     ValueError, TypeError
-        With what differs; or if the product is improper.
+        If the posteriors differ in a setting, which is named, or if the product is improper.
 
     Examples
     --------
@@ -132,16 +132,16 @@ def _check_same(k: int, first: Any, post: Any) -> None:
         "batch_size": (first.batch_size, post.batch_size),
         "intercept": tuple(p.problem.intercept for p in (first, post)),
     }
-    for name, (ours, theirs) in parts.items():
-        if ours != theirs:
+    for name, (one, another) in parts.items():
+        if one != another:
             raise ValueError(
-                f"posteriors[{k}] has the {name} {theirs!r} and posteriors[0] {ours!r}; allowed: "
+                f"posteriors[{k}] has the {name} {another!r} and posteriors[0] {one!r}; allowed: "
                 "the same"
             )
     rounding = 0.0 if first.problem.center is None else np.abs(first.problem.prior[0]).max()
     priors = zip(_without_center(first.problem), _without_center(post.problem), strict=True)
-    for name, (ours, theirs) in zip(("precision", "shift"), priors, strict=True):
-        if not np.allclose(ours, theirs, rtol=1e-12, atol=1e-12 * rounding):
+    for name, (one, another) in zip(("precision", "shift"), priors, strict=True):
+        if not np.allclose(one, another, rtol=1e-12, atol=1e-12 * rounding):
             raise ValueError(
                 f"posteriors[{k}] has another prior than posteriors[0] (its {name} differs); "
                 "allowed: the same"

@@ -38,7 +38,7 @@ STUCK = (
 
 
 def broken(post: Any) -> str | None:
-    """The certificate that a posterior breaks, in words, or None if it breaks none.
+    """The condition of a valid posterior that fails, in words, or None if none does.
 
     post: a GPPosterior or LowRankGPPosterior.
     """
@@ -48,7 +48,7 @@ def broken(post: Any) -> str | None:
             f"the log evidence is {evidence:.4g}, above 0, where no factor is above 1: EP failed; "
             "try damping, schedule=epfast.DoubleLoop() or another kernel, and do not use the result"
         )
-    if not _stands(post):
+    if not _met_its_tolerance(post):
         return None
     reason = mean_beyond_precision(post.mean, post.variance)
     if reason:
@@ -62,7 +62,7 @@ def broken(post: Any) -> str | None:
     return (NO_FIXED_POINT if is_sharp(post.scheme) else ROUGH).format(post.residual)
 
 
-def _stands(post: Any) -> bool:
+def _met_its_tolerance(post: Any) -> bool:
     """Whether the last sweep, or step of a double loop, met its tolerance."""
     if not post.history:
         return False
@@ -74,7 +74,7 @@ def _stands(post: Any) -> bool:
 
 
 def trusted(post: Any) -> bool:
-    """Whether a posterior is at a fixed point of EP and breaks no certificate."""
+    """Whether a posterior is at a fixed point of EP and meets all conditions."""
     last = post.history[-1] if post.history else None
     if last is not None and last.n_refused > 0:
         return False

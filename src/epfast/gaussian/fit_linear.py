@@ -180,7 +180,9 @@ def fit_linear(
         Σ loss minus the log prior density, up to a constant. "factor" adds it after each factor,
         too.
     callback : callable, optional
-        Called after each sweep as ``callback(info, state)``. A true return value ends the fit.
+        Called after each sweep as ``callback(info, state)``. ``info`` is the
+        :class:`epfast.SweepInfo` of the sweep, with its change and log evidence. ``state`` has the
+        precision, shift and ``sites`` of the posterior. A true return value ends the fit.
     progress : bool or callable, default=False
         True shows a tqdm bar. A callable is called with the number of factors done, after each
         piece of work.

@@ -1,7 +1,7 @@
 """The log evidence at other hyper-parameters, what a fit has held: sites, or cavities.
 
 With the sites held the model is a linear one with Gaussian noise, of known log evidence for each
-prior; with the cavities held that of other likelihoods is a sum of integrals over the rows. Both
+prior. With the cavities held, that of other likelihoods is a sum of integrals over the rows. Both
 have the slopes of the log evidence at a fixed point of EP.
 """
 
@@ -34,7 +34,7 @@ STEP = 1e-3
 
 
 def with_noise(post: Any, problem: Problem) -> Any:
-    """The fit of a problem with Gaussian noise, from one with other variances; without a sweep.
+    """The fit of a problem with Gaussian noise, from one with other variances, without a sweep.
 
     Its sites are known, and their sum over the rows is that of the other fit but for a factor.
 
@@ -66,7 +66,7 @@ class Held(NamedTuple):
 
     #: precision and shift of each fit without the prior of the columns
     fits: list[tuple[Array, Array]]
-    #: columns whose prior variance changes, and their groups, 0 to k - 1; all others keep theirs
+    #: columns whose prior variance changes, and their groups, 0 to k - 1. All others keep theirs
     columns: NDArray[np.intp]
     groups: NDArray[np.intp]
 
@@ -78,7 +78,7 @@ class Held(NamedTuple):
         groups: NDArray[np.intp],
         precision: Array,
     ) -> Held | None:
-        """Of fits with this prior precision of the columns, (k,); None without d x d matrices."""
+        """Terms of fits with this prior precision of the columns, (k,), or None without d x d."""
         fits = []
         for post in posteriors:
             if not isinstance(post, FullPosterior) or isinstance(post, WidePosterior):
@@ -89,11 +89,11 @@ class Held(NamedTuple):
         return cls(fits, columns, groups)
 
     def evidence(self, u: Array) -> tuple[float, Array, Array]:
-        """Log evidence but for a constant, by the logs u (k,) of prior variances; means of 0.
+        """Log evidence up to a constant, by the logs u (k,) of prior variances. Prior means are 0.
 
         Returns
         -------
-        value, slopes (k,), second derivatives (k, k); the value is -inf where there is none.
+        value, slopes (k,), second derivatives (k, k). The value is -inf where there is none.
         """
         k, at = len(u), self.columns
         value, slopes, bent = 0.0, np.zeros(k), np.zeros((k, k))
@@ -127,7 +127,7 @@ def gains(
 
     Returns
     -------
-    value, slopes (p,) and second derivatives (p, p), by differences; 0 of what has no room in
+    value, slopes (p,) and second derivatives (p, p), by differences. They are 0 for what is not in
     bounds (p, 2).
 
     Raises
@@ -164,7 +164,7 @@ def most_probable(
 ) -> Array | None:
     """The maximum with sites, or cavities, of fits at u (m,) held. None: a cavity is improper.
 
-    k: how many of u are variances, by sites held; the others are numbers of the loss. last: see
+    k: how many of u are variances, by sites held. The others are numbers of the loss. last: see
     :func:`newton`.
     """
     variances, numbers = u[:k], u[k:]
@@ -182,7 +182,7 @@ def most_probable(
 def newton(function: Density, u: Array, bounds: Array, last: float) -> Array:
     """A local maximum within bounds (p, 2), by Newton's steps, each halved until it rises.
 
-    function: value, slopes and second derivatives; a value of -inf, or NaN, is worse than all.
+    function: value, slopes and second derivatives. A value of -inf, or NaN, is worse than all.
     last: size of the last step, which is taken as it is.
     """
     u = np.clip(u, *bounds.T)

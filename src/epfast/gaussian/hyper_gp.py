@@ -148,11 +148,11 @@ def at_kernel(process: Problem, K: Array, dK: Array, by_loss: Callable[[Any], Ar
 
     by_loss: the gradient by numbers of the likelihood, from a posterior.
     """
-    ours = process.with_kernel(K)
+    of_kernel = process.with_kernel(K)
 
     def fit(schedule: Any, start: Any, callback: Any = None) -> Any:
         given = {"warns": False, "callback": callback, "slopes": dK.size > 0}
-        return fit_process(ours._replace(schedule=schedule), start, **given)
+        return fit_process(of_kernel._replace(schedule=schedule), start, **given)
 
     def gradient(post: Any) -> Array:
         by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]

@@ -116,8 +116,8 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
 
     remove = FullPosterior.remove
 
-    def _of_rest(self, problem: Problem, gone: Any, rest: Problem) -> Any:
-        found = self._form(rest).built(families.taken(self.sites, ~gone), self.n_sweeps)
+    def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
+        found = self._form(rest).built(families.taken(self.sites, ~removal), self.n_sweeps)
         return None if found is None else plain(found)
 
     def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> NoReturn:

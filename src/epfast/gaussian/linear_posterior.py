@@ -164,13 +164,13 @@ class LinearPosterior(GaussianPosterior):
         check_columns(self.problem.names, X)
         problem = self.problem.with_rows(X, y, weights, offset)
         if problem.wide is not None:
-            ours, theirs = self.problem.data, problem.data
-            if not same_rows(ours, theirs):
+            ours, fresh = self.problem.data, problem.data
+            if not same_rows(ours, fresh):
                 raise ValueError(
                     "X or y differ from the rows of the fit, which the posterior keeps; allowed: "
                     "the rows that were fitted"
                 )
-            return replace(self, problem=problem._replace(data=theirs._replace(X=ours.X)))
+            return replace(self, problem=problem._replace(data=fresh._replace(X=ours.X)))
         if problem.groups is None and self.sites is not None and self.sites.precision.ndim == 3:
             if len(self.sites.precision) > 1:  # of shards: fitted on a cluster
                 return replace(self, problem=problem, state=self.state._replace(sites=None))
@@ -670,14 +670,14 @@ class FullPosterior(LinearPosterior):
             If the posterior without these sites is improper.
         """
         problem = self._whole(X, y).problem
-        gone = online.removal_mask(problem, rows)
-        rest = online.some_rows(problem, ~gone)
-        state = self._of_rest(problem, gone, rest)
+        removal = online.removal_mask(problem, rows)
+        rest = online.some_rows(problem, ~removal)
+        state = self._of_rest(problem, removal, rest)
         if state is None:
             raise ValueError("rows leave an improper posterior behind; allowed: other rows")
         kept = rest if self.problem.has_rows else rest.without_rows()
         return replace(self, state=state, problem=kept, converged=False)
 
-    def _of_rest(self, problem: Problem, gone: Any, rest: Problem) -> Any:
+    def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
         """The state of the rows that are left. None: it is improper."""
-        return online.without(problem, self.state, gone, rest)
+        return online.without(problem, self.state, removal, rest)

@@ -54,9 +54,9 @@ def note_factorized(shape: tuple[int, ...]) -> None:
 
 
 class ColumnSizes(NamedTuple):
-    """Of the columns of some rows of X, (d,) each; of sparse rows one part per entry."""
+    """Sizes of the columns of some rows of X, (d,) each. Sparse rows have one part per entry."""
 
-    #: largest entries, in size; those of all entries where they hardly differ
+    #: largest entries, in size. They are those of all entries where they hardly differ
     largest: Array
     #: they, or what each entry adds to that of its column
     mean_square: Array
@@ -111,7 +111,7 @@ def note_scales(size: Array) -> None:
 
 
 def places(X: Any) -> tuple[Array, Array]:
-    """Means and variances of the columns, over some rows; 0 for the rounding of a constant one."""
+    """Means and variances of the columns, over some rows. A constant column has variance 0."""
     rows = some_rows(X)
     mean = mean_of_rows(rows)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -205,7 +205,7 @@ def _sorted(y: Array) -> bool:
 def prior_scale(sizes: ColumnSizes, variance: Array) -> float:
     """Prior standard deviation of x.theta, root mean square over the rows.
 
-    variance: of the columns; X may have the ones of an intercept besides, which do not count.
+    ``variance`` is that of the columns. A column of ones in X, of an intercept, does not count.
     """
     squares, d = sizes.mean_square, len(variance)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -106,13 +106,15 @@ def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
     return Data(X, np.concatenate([part.y for part in parts]), weights)
 
 
-def without(problem: Problem, state: State, gone: NDArray[np.bool_], rest: Problem) -> State | None:
+def without(
+    problem: Problem, state: State, removal: NDArray[np.bool_], rest: Problem
+) -> State | None:
     """The state of the rest of the rows, by taking sites out. None: it is improper."""
     if problem.batch_size is not None:
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
-    stored, out = state.sites, some_rows(problem, gone)
+    stored, out = state.sites, some_rows(problem, removal)
     if out.groups is None:
-        left, removed = families.taken(stored, ~gone), families.taken(stored, gone)
+        left, removed = families.taken(stored, ~removal), families.taken(stored, removal)
         precision, shift = sum_of_sites(out, removed)
         scale = float(removed.log_scale.sum())
     else:
@@ -121,7 +123,7 @@ def without(problem: Problem, state: State, gone: NDArray[np.bool_], rest: Probl
         precision, shift = np.tensordot(times, stored.precision, 1), times @ stored.shift
         scale = float(times @ stored.log_scale)
     natural = state.precision - precision, state.shift - shift
-    relaxed = None if state.relaxed is None else families.taken(state.relaxed, ~gone)
+    relaxed = None if state.relaxed is None else families.taken(state.relaxed, ~removal)
     new = State(*natural, left, state.log_scale - scale, state.sweeps, relaxed=relaxed)
     return new if is_proper(new.precision) else None
 
@@ -134,11 +136,11 @@ def removal_mask(problem: Problem, rows: ArrayLike) -> NDArray[np.bool_]:
         raise TypeError(f"rows is {_checks.describe(rows)}; allowed: an integer or a list of them")
     if taken.size and not (taken.min() >= 0 and taken.max() < n):
         raise ValueError(f"rows holds {taken.min()} to {taken.max()}; allowed: 0 to {n - 1}")
-    gone = np.zeros(n, dtype=bool)
-    gone[taken] = True
-    if gone.all():
+    removal = np.zeros(n, dtype=bool)
+    removal[taken] = True
+    if removal.all():
         raise ValueError("rows are all there are; allowed: leave one at least")
-    return gone
+    return removal
 
 
 def some_rows(problem: Problem, which: Any) -> Problem:

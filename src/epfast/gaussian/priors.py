@@ -29,10 +29,10 @@ def normal_prior(
     prefix: str = "prior_",
     center: Array | None = None,
 ) -> State:
-    """The prior of the user's arguments, each of which may be None; of three one may be given.
+    """The prior of the user's arguments. Each may be None, and one of three may be given.
 
     intercept: the prior variance of one more weight, of mean 0, at the row ``center``, see
-    :func:`epfast.gaussian.problem.prior_of`; prefix: of the arguments' names.
+    :func:`epfast.gaussian.problem.prior_of`. ``prefix`` begins the names of the arguments.
     """
     means = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
     found = _precision(variance, precision, covariance, d, full, prefix)
@@ -63,9 +63,9 @@ def prior_of_fit(
     dense: bool,
     center: Array | None = None,
 ) -> State:
-    """The prior that the arguments give; ADF with a start keeps the prior of the start.
+    """The prior that the arguments give. ADF with a start keeps the prior of the start.
 
-    d: the number of weights, with that of the intercept, which has its prior at ``center``; dense:
+    d: the number of weights, with that of the intercept, which has its prior at ``center``. dense:
     its precision is a matrix.
     """
     if start is None or schedule.stores != "none":

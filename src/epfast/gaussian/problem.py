@@ -1,4 +1,4 @@
-"""What stays fixed during a fit: rows and prior, or a kernel; loss, scheme and schedule."""
+"""What stays fixed during a fit: rows and prior, or a kernel, with loss, scheme and schedule."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class State(NamedTuple):
     precision: Array
     #: posterior precision times mean, (d,)
     shift: Array
-    #: stored Sites; None for ADF
+    #: stored Sites, or None for ADF
     sites: Any
-    #: sum of the log scales of all sites; one shared by N_k factors counts N_k times
+    #: sum of the log scales of all sites. One shared by N_k factors counts N_k times
     log_scale: float
     #: sweeps done so far
     sweeps: int
@@ -61,9 +61,9 @@ class State(NamedTuple):
 class Data(NamedTuple):
     """The rows of a fit, by reference: they cost no memory."""
 
-    #: (n, d), an array or a CSR matrix; or a Stream, or None after loading or unpickling
+    #: (n, d), an array or a CSR matrix, or a Stream, or None after loading or unpickling
     X: Any
-    #: (n, response_width); None with a stream, or if X is None
+    #: (n, response_width), or None with a stream or without X
     y: Any
     #: (n,). None: all 1
     weights: Array | None = None
@@ -87,7 +87,7 @@ class PriorSites(NamedTuple):
     """The prior of each weight, and which of them have sites to be fitted."""
 
     prior: Prior
-    #: sites to begin with; those that are not visited are exact
+    #: sites to begin with. Those that are not visited are exact
     start: Sites
     #: weights with a site to be fitted
     visits: NDArray[np.intp]
@@ -113,15 +113,15 @@ class Problem(NamedTuple):
     loss: Loss
     scheme: Scheme
     schedule: Any
-    #: "full", "factorized" or "arrow"; of processes "process" or "nearest"
+    #: "full", "factorized" or "arrow". Of processes "process" or "nearest"
     covariance: str
     #: rows per factor. None: a site per row
     batch_size: int | None
-    #: N(mean, 1 / precision); its log scale is -shift.mean / 2; a process has none, nor a base
+    #: N(mean, 1 / precision), with log scale -shift.mean / 2. A process has none, nor a base
     prior: State
     #: what the sites multiply: the prior, or prior and sites held fixed
     base: State
-    #: (n,), the group of each row; None unless rows share sites
+    #: (n,), the group of each row, or None unless rows share sites
     groups: NDArray[np.intp] | None = None
     #: entries of X gathered at a time
     chunk: int = CHUNK
@@ -151,7 +151,7 @@ class Problem(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """Rows that are at hand; 1 of a stream, which does not know."""
+        """Number of rows in memory, or 1 for a stream, which does not know."""
         known = self.data.y if self.data.X is None else self.data.X
         return int(getattr(known, "shape", (1,))[0])
 
@@ -166,7 +166,7 @@ class Problem(NamedTuple):
 
     @property
     def sparse(self) -> bool:
-        """Whether rows are CSR; those of a stream are as its first ones."""
+        """Whether rows are CSR. Those of a stream are as its first ones."""
         return getattr(self.data.X, "sparse", hasattr(self.data.X, "indptr"))
 
     def rows(self, which: Any) -> Rows:
@@ -204,7 +204,7 @@ class Problem(NamedTuple):
             yield RowSlice(which, self.rows(which), self.responses(which), self.weights(which))
 
     def slices(self, unpacked: bool = False) -> list[slice]:
-        """Slices of all rows, in their order, of ``chunk`` numbers; see :func:`row_chunks`."""
+        """Slices of all rows, in their order, of ``chunk`` numbers, see :func:`row_chunks`."""
         return row_chunks(self.data.X, self.chunk, unpacked)
 
     def tilted(self) -> TiltedMoments:
@@ -275,14 +275,14 @@ class Problem(NamedTuple):
         return self._replace(kernel=KernelMatrix(K))
 
     def with_precision(self, precision: Array) -> Problem:
-        """The same fit with this diagonal prior precision, (d,), of mean 0; not checked."""
+        """The same fit with this diagonal prior precision, (d,), and mean 0. It is not checked."""
         dense = self.covariance == "full" and self.wide is None
         at = self.center if dense else None
         prior = prior_of(precision, np.zeros(len(precision)), dense, at)
         return self._replace(prior=prior, base=prior)
 
     def with_rows(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> Problem:
-        """The same fit on these rows; weights None: those of the fit."""
+        """The same fit on these rows, by default with the weights of the fit."""
         given = self.data.weights if weights is None else weights
         return self._replace(data=data_of(self.given(X), y, given, self.loss, offset))
 
@@ -297,7 +297,7 @@ class Problem(NamedTuple):
         return with_ones(rows) if self.intercept else rows
 
     def without_rows(self) -> Problem:
-        """The problem without X and y, or kernel, as it is pickled; the n x n form needs them."""
+        """The problem without X and y, or kernel, as it is pickled. The n x n form keeps them."""
         if self.prior is None:
             return self._replace(kernel=None, common=None)
         if self.wide is not None:
@@ -381,9 +381,9 @@ class Problem(NamedTuple):
 
 
 def prior_of(precision: Array, mean: Array, full: bool, center: Array | None = None) -> State:
-    """N(mean, 1 / precision) as a state without sites; precision (d,) or (d, d).
+    """N(mean, 1 / precision) as a state without sites. The precision is (d,) or (d, d).
 
-    center: (d - 1,), a row x; then the last of precision and mean are those of b + x.w, the latent
+    center: (d - 1,), a row x. The last of precision and mean are then those of b + x.w, the latent
     value there, in place of those of the intercept b, the last weight, and the precision that
     comes out has cross terms. (In the n x n form it has none: the center is applied to rows there,
     as adding to the precision of a flat prior rounds it.)
@@ -407,7 +407,7 @@ def prior_of(precision: Array, mean: Array, full: bool, center: Array | None = N
 
 
 def cross_terms(own: float, center: Array) -> Array:
-    """What a center adds to a precision whose intercept has its ``own``; see :func:`prior_of`."""
+    """What a center adds to a precision whose intercept has its ``own``, see :func:`prior_of`."""
     row = np.append(center, 1.0)
     terms = np.outer(row, own * row)
     terms[-1, -1] = 0.0
@@ -415,7 +415,7 @@ def cross_terms(own: float, center: Array) -> Array:
 
 
 def stacked_rows(parts: Sequence[Sites]) -> Sites:
-    """Sites of rows, or minibatches, of several fits one after the other; CSR ones too."""
+    """Sites of rows, or minibatches, of several fits one after the other, which may be CSR."""
     return Sites(*map(_stacked, zip(*parts, strict=True)))
 
 
@@ -427,7 +427,7 @@ def _stacked(parts: Sequence[Any]) -> Any:
 
 
 def product_over(states: Sequence[State], base: State, sites: Sites | None) -> State:
-    """The product of what began at the same base, over all but one of it; maybe improper."""
+    """The product of states with one base, over all but one of it. It may be improper."""
     surplus, seen = len(states) - 1, [state.rows_seen for state in states]
     before = base.rows_seen or 0
     rows = None if None in seen else sum(n - before for n in seen if n is not None) + before
@@ -472,7 +472,7 @@ def _factor(matrix: Array) -> Array | None:
 
 
 def factor_of(matrix: Array) -> Array:
-    """Cholesky factor of a symmetric matrix, in the lower triangle; above is anything. O(d^3).
+    """Cholesky factor of a symmetric matrix, in the lower triangle. The rest is arbitrary. O(d^3).
 
     Here and below LAPACK works in pieces: Ctrl-C acts within about a second.
     """

@@ -38,7 +38,7 @@ def prior_at(name: str, given: Any, m: int, joint: bool) -> Array:
 
 
 def matrices_of(dK: Any, shape: tuple[int, int]) -> Iterable[Any]:
-    """Derivatives of a kernel, one matrix of this shape per parameter; an iterable as it is."""
+    """Derivatives of a kernel, one matrix of this shape per parameter. An iterable stays one."""
     if not isinstance(dK, np.ndarray) and isinstance(dK, Iterable):
         return dK
     given = _checks.real_array("dK", dK)
@@ -92,7 +92,7 @@ def pivoted_root(covariance: Array) -> Array:
 
 
 class ProcessPosterior(GaussianPosterior):
-    """Base of the posteriors of processes; a subclass has ``predict_latent``."""
+    """Base of the posteriors of processes. A subclass has ``predict_latent``."""
 
     def predict_latent(
         self, K_star: ArrayLike, K_star_star: Any = None, joint: bool = False
@@ -260,7 +260,7 @@ def kernel_rows(factor: Array, diagonal: Array, which: Any) -> Array:
 
 
 class KernelPosterior(GaussianPosterior):
-    """N(offset, K) times a site per value; a subclass has ``state``, ``problem`` and ``form``."""
+    """N(offset, K) times a site per value. A subclass has ``state``, ``problem`` and ``form``."""
 
     def form(self) -> Kernel:
         """The prior of the values, in an array of its own, or that of the fit."""
@@ -302,7 +302,7 @@ class KernelPosterior(GaussianPosterior):
         """(n, n), R = (K + 1 / precision)^-1, of the pseudo-observations shift / precision.
 
         With it the covariance of the process between any inputs a and b is
-        K_ab - K_af R K_fb, and d log Z / dK = (alpha alpha' - R) / 2; that of the weights of wide
+        K_ab - K_af R K_fb, and d log Z / dK = (alpha alpha' - R) / 2. That of the weights of wide
         rows is S - S X' R X S, with S their prior covariance. O(n^3) each time.
         """
         return symmetric_from_upper(self.other_matrix())
@@ -392,7 +392,7 @@ class RelaxedEnergies(NamedTuple):
 
 
 def relaxed_energies(post: Any) -> RelaxedEnergies:
-    """See :meth:`epfast.GPPosterior.relaxed_energies`; post is a GPPosterior. O(n^2)."""
+    """See :meth:`epfast.GPPosterior.relaxed_energies`. post is a GPPosterior. O(n^2)."""
     if post.relaxed is None or post.scheme is None:
         raise ValueError(
             "the posterior is not one of relaxed EP with a known scheme; allowed: a result of "
@@ -461,9 +461,9 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
     y : ndarray of shape (n,)
         The responses of the fit.
     loss, scheme, schedule, beta, power
-        As fitted, with numbers in place of None; see :func:`epfast.fit_gp`.
+        As fitted, with numbers in place of None, see :func:`epfast.fit_gp`.
     problem : Problem
-        The fit; pickled and saved without its kernel.
+        The fit, which is pickled and saved without its kernel.
     converged : bool
         Whether the last sweep changed the posterior by less than the tolerance and refused no site.
     history : list of SweepInfo
@@ -492,7 +492,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
         A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1.
         In relaxed EP site i is scaled so that r_i times cavity times site integrates to the same as
-        r_i times cavity times t_i; the result is no bound and no stationary value.
+        r_i times cavity times t_i. The result is no bound and no stationary value.
         """
         return log_evidence(self.state.sites, self.moments)
 
@@ -541,7 +541,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         return np.array([contracted(self.alpha, R, matrix) for matrix in given])
 
     def loss_gradient(self) -> dict[str, Any]:
-        """As the base has it; with Gaussian noise in closed form, without cavities."""
+        """The gradient of the base class, in closed form for Gaussian noise."""
         loss: Any = self.loss
         rows = loss.exact_sites(self.problem.data.y) if self.is_exact else None
         if rows is None:
@@ -577,7 +577,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         return LinearProposal(post, by_rows=True)
 
     def relaxed_energies(self) -> RelaxedEnergies:
-        """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).
+        """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper. O(n^2).
 
         The equations leave open which relaxation factor goes with q: the mean over all of them is
         taken. If no factor is relaxed both energies are minus the log evidence. If factors are
@@ -604,7 +604,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         K_star_star : array_like of shape (m,) or (m, m), or float
             Kernel of each new input with itself, or between all of them, which ``joint`` needs.
         joint : bool
-            Whether to return the covariance; O(m n^2 + m^2 n).
+            Whether to return the covariance, in O(m n^2 + m^2 n).
 
         Returns
         -------
@@ -628,7 +628,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         return rows @ self.alpha, variance
 
     def predict_mean(self, K_star: ArrayLike) -> Array:
-        """Mean of the process at new inputs, without its variance; O(n) each.
+        """Mean of the process at new inputs, without its variance. O(n) each.
 
         Parameters
         ----------
@@ -650,7 +650,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
 
 class LatentGPPosterior(SeveralLatents, ProcessPosterior):
-    """The posterior of C processes, a product over them; see :class:`epfast.GPPosterior`.
+    """The posterior of C processes, a product over them, see :class:`epfast.GPPosterior`.
 
     Attributes
     ----------
@@ -737,7 +737,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         Parameters
         ----------
         K_star : array_like of shape (m, n), or a list of C of them
-            Kernel between the new inputs and those of the fit; a list where latents differ.
+            Kernel between the new inputs and those of the fit, or a list where latents differ.
         K_star_star : array_like of shape (m,) or (m, m), float, or a list of C of them
             Kernel of each new input with itself, or between all of them, which ``joint`` needs.
         joint : bool
@@ -784,7 +784,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
 def checked_kernels(
     K: Any, overwrite: bool, jitter: float, latents: int
 ) -> tuple[tuple[KernelMatrix, ...], Array | None]:
-    """Check K, one matrix or one for each latent; a kernel for each, and K if it is one."""
+    """Check K, one matrix or one for each latent. Return a kernel for each, and K if it is one."""
     if overwrite:
         raise ValueError("overwrite_K is True; allowed with several latents: False")
     given = K if isinstance(K, list | tuple) else None

@@ -34,7 +34,7 @@ TOGETHER = 0.5
 
 
 def with_prior_sites(problem: Problem, prior: Any, intercept: float | None) -> Problem:
-    """The problem with a prior per weight; raises where they do not go together.
+    """The problem with a prior per weight. Raises where they do not go together.
 
     intercept: prior variance of the last weight, which has no site.
     """
@@ -67,7 +67,7 @@ def with_prior_sites(problem: Problem, prior: Any, intercept: float | None) -> P
 
 
 def _pull_at_each_other(problem: Problem, prior: Prior) -> bool:
-    """Whether sites of rows and of weights, each fitted anew after the other, swing.
+    """Whether sites of rows and of weights oscillate when they are fitted in turn.
 
     Labels by themselves do not say how large few weights are: that is for the prior, whose sites
     follow those of the rows by orders of magnitude where it has heavy tails.
@@ -80,7 +80,7 @@ def _pull_at_each_other(problem: Problem, prior: Prior) -> bool:
 def with_prior(
     problem: Problem, prior: Prior, visits: NDArray[np.intp], intercept: float | None
 ) -> Problem:
-    """The same rows with a prior whose sites begin at a normal one; not checked."""
+    """The same rows with a prior whose sites begin at a normal one. It is not checked."""
     d = len(problem.prior.shift)
     precision = np.full(d, 1.0 / prior.spread)
     if intercept is not None:
@@ -98,7 +98,7 @@ def _has_entries(X: Any) -> NDArray[np.bool_]:
     return np.asarray((X != 0).any(axis=0))
 
 
-# ---- the exact posterior under a spike and a slab beside its approximation, for certificates ----
+# ---- the exact posterior under a spike and a slab, against its approximation ----
 
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -106,7 +106,7 @@ LOG_2PI = math.log(2.0 * math.pi)
 LEAST_INCLUSION = 1e-3
 #: inclusion probability from which a weight is in enough draws for its moments
 SELDOM = 0.05
-#: an inclusion probability is off by so much, and by so many standard errors; draws at a time
+#: an inclusion probability is off by so much, and by so many standard errors. Then: draws at a time
 OFF, ERRORS, BLOCK = 0.06, 2.0, 256
 
 
@@ -186,7 +186,7 @@ class Models(Proposal):
 
 
 def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:
-    """Which inclusion probability is off beyond doubt, by weighted draws, in words; or nothing.
+    """Which inclusion probability is off beyond doubt by weighted draws, in words, or "".
 
     given: those of the approximation, (d,).
     """
@@ -249,12 +249,12 @@ class ShrunkPosterior(FullPosterior):
 
     @property
     def prior_sites(self) -> Sites:
-        """Sites of the prior, (d,) each; that of an intercept is its normal prior."""
+        """Sites of the prior, (d,) each. That of an intercept is its normal prior."""
         return self.state.prior_sites
 
     @cached_property
     def prior_cavities(self) -> tuple[Array, Array]:
-        """Mean and variance of each weight without its prior, (d,) each; variance inf: no data."""
+        """Mean and variance of each weight without its prior, (d,). Without data they are inf."""
         sites, mean, variance = self.prior_sites, self.mean, self.variance
         rest = 1.0 - sites.precision * variance
         some = rest > 0.0
@@ -268,7 +268,7 @@ class ShrunkPosterior(FullPosterior):
     def inclusion_probability(self) -> Array:
         """(d,), posterior probability that each weight is not 0, of a ``SpikeAndSlab``.
 
-        At the cavities; 1 for an intercept.
+        At the cavities. It is 1 for an intercept.
 
         Raises
         ------
@@ -356,7 +356,7 @@ class ShrunkPosterior(FullPosterior):
             nonlocal best
             numbers = np.where(shares, special.expit(line), np.exp(line))
             values = dict(zip(chosen, numbers.tolist(), strict=True))
-            found = _settled(whole, values, best)
+            found = _converged_fit(whole, values, best)
             if found is None:
                 return FAILED - whole.log_evidence, np.zeros(len(line))
             if found.log_evidence > best.log_evidence:
@@ -387,7 +387,7 @@ class ShrunkPosterior(FullPosterior):
     ) -> ShrunkPosterior:
         """The fit of the same rows with other parameters, named as in :meth:`learned`.
 
-        start: whose sites the fit begins with; warn: called with the fit.
+        The fit begins with the sites of ``start``. ``warn`` is called with the fit.
         """
         whole = self._with_rows()
         loss = {name[5:]: x for name, x in values.items() if name.startswith("loss.")}
@@ -425,7 +425,7 @@ class ShrunkPosterior(FullPosterior):
 
     @cached_property
     def precision(self) -> Array:
-        """(d, d), posterior precision of the weights; O(n d^2) with fewer rows, up to 2 GB."""
+        """(d, d), posterior precision of the weights. O(n d^2) with fewer rows, up to 2 GB."""
         if self.state.precision is not None:
             return self.state.precision
         in_memory("precision", self.shift.size, "ask for variance or predict_latent(X)")
@@ -488,7 +488,7 @@ class ShrunkPosterior(FullPosterior):
         return Models(self)
 
     def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
-        """As :meth:`epfast.FullPosterior.check`; with a ``SpikeAndSlab`` models are drawn.
+        """As :meth:`epfast.FullPosterior.check`. With a ``SpikeAndSlab`` models are drawn.
 
         Indicators are drawn by the inclusion probabilities, the weights that are in from their
         normal distribution given the sites of the rows: O(d^3) per draw at most, of the weights
@@ -496,7 +496,7 @@ class ShrunkPosterior(FullPosterior):
         judged: their entries in the arrays are EP's, with errors NaN. "good" asks too that no
         inclusion probability is off by more than 0.06 beyond two standard errors: of 60 designs of
         60 x 120, all 9 that were off by more than 0.05 were flagged with 2,000 draws, and
-        10 of the others; without this 8 and 9.
+        10 of the others. Without this it was 8 and 9.
         """
         seed = _checks.seed("rng", rng)
         found, prior = super().check(draws, seed), self.prior
@@ -536,7 +536,7 @@ def _number(post: ShrunkPosterior, name: str) -> float:
     return float(getattr(owner, name.removeprefix("loss.")))
 
 
-def _settled(
+def _converged_fit(
     post: ShrunkPosterior, values: dict[str, float], best: ShrunkPosterior
 ) -> ShrunkPosterior | None:
     """The fit with these parameters, from the sites of the best one or anew. None: none settles."""

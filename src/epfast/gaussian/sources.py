@@ -24,9 +24,9 @@ def is_stream(X: Any, y: Any) -> bool:
 
 
 class Stream:
-    """Chunks of rows with their responses, checked as they come; they can be read once.
+    """Chunks of rows with their responses, checked as they come. They can be read once.
 
-    All are dense, or all are sparse, as the first is; frames have the columns of the first.
+    All are dense, or all are sparse, as the first is. Frames have the columns of the first.
     """
 
     def __init__(self, chunks: Iterable[Any], ones: bool = False) -> None:
@@ -51,7 +51,7 @@ class Stream:
         return with_ones(rows) if self.ones else rows
 
     def read_by(self, loss: Loss) -> Stream:
-        """Itself, with the loss that checks responses; checks the first ones."""
+        """Set the loss that checks responses, check the first ones, and return the stream."""
         self.loss = loss
         self.first_y = loss.responses("a chunk's y", self.first_y, self.first_X.shape[0])
         return self
@@ -76,7 +76,7 @@ class Stream:
         return whole, np.concatenate(y)
 
     def pieces(self, batch_size: int, first: int = 0) -> Iterator[tuple[Any, Array]]:
-        """Yield whole minibatches; rows left at the end of a chunk join the next chunk.
+        """Yield whole minibatches. The rows at the end of a chunk join the next chunk.
 
         The first piece has at least ``first`` rows, the last what is left.
         """
@@ -100,7 +100,7 @@ class Stream:
 
 
 def column_names(X: Any) -> tuple[str, ...] | None:
-    """Names of the columns of a frame, if all are strings; None without."""
+    """Names of the columns of a frame, if all are strings, or None."""
     names = getattr(X, "columns", None)
     if names is None or hasattr(X, "tocsr"):
         return None
@@ -130,7 +130,7 @@ def _pair(chunk: Any) -> tuple[Any, Any]:
 
 
 def checked_stream(X: Any, ones: bool, schedule: Any, **given: Any) -> Stream:
-    """Chunks of rows, of which the first is read; given: arguments that need all rows."""
+    """Chunks of rows, of which the first is read. ``given``: arguments that need all rows."""
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"{name} is given beside chunks of X; allowed: None")

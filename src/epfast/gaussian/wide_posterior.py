@@ -240,9 +240,9 @@ class WidePosterior(KernelPosterior, FullPosterior):
         found: FullPosterior = online.extended(self, data, schedule, warn, engine)
         return found
 
-    def _of_rest(self, problem: Problem, gone: Any, rest: Problem) -> Any:
+    def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
         try:
-            state = GPState(families.taken(self.state.sites, ~gone), self.n_sweeps)
+            state = GPState(families.taken(self.state.sites, ~removal), self.n_sweeps)
             return Dual(rest).solved(state)
         except FloatingPointError:
             return None

@@ -89,7 +89,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         Power of power EP. The tilted distribution has the same power of the likelihood. In GPy it
         has power 1.
     delta : float, default=1.0
-        Damping, in (0, 1]. 1 is undamped.
+        Damping, in (0, 1]. At 1 steps are not damped.
     always_reset : bool, default=False
         Start each evaluation from flat sites.
     max_iters : int or infinity, default=200

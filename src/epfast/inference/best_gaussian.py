@@ -23,8 +23,8 @@ Marginals = Callable[[Array, Array], tuple[Array, Array, float] | None]
 STEPS = 60
 #: smallest sd of a latent value, in units of its mean or 1, under which expectations are taken
 NARROWEST = 1e-3
-#: the bound has settled where a step adds less, in nats
-SETTLED = 1e-3
+#: the bound has converged where a step adds less, in nats
+LEAST_GAIN = 1e-3
 #: of curvatures by quadrature, in units of the largest
 ROUNDING = 1e-6
 #: distances from where a factor may have its peak, in units of the loss. Nats that it must fall
@@ -66,7 +66,7 @@ def best_sites(values: Values, marginals: Marginals, n: int) -> tuple[Array, Arr
             break
         gain, bound = reached - bound, reached
         (precision, shift), found, (value, slope, curvature) = trial, there, moments
-        if gain < SETTLED:
+        if gain < LEAST_GAIN:
             break
     if not np.isfinite(bound):
         return None

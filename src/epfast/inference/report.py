@@ -240,8 +240,8 @@ def _said_of(post: Any) -> dict[str, Any]:
     """Attributes of all groups; warns of a fit that draws do not show to have failed."""
     check, loss = post.last_check, getattr(post, "loss", None)
     verdict = "not checked" if check is None else check.verdict
-    settles = post.schedule.stores != "none"
-    bad = ["its fit has not converged"] if settles and not post.converged else []
+    converges = post.schedule.stores != "none"
+    bad = ["its fit has not converged"] if converges and not post.converged else []
     bad += [f"its check says {verdict!r}"] if verdict in VERDICTS[2:] else []
     if bad:
         warn_user(

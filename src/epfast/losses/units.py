@@ -12,7 +12,7 @@ ROUNDING = 1e-13
 NORMAL = 1.4826
 
 
-def _settled(location: float, spread: float) -> tuple[float, float]:
+def _standardiser(location: float, spread: float) -> tuple[float, float]:
     if not spread > ROUNDING * abs(location):
         spread = abs(location)
     return location, spread if spread > 0.0 else 1.0
@@ -22,7 +22,7 @@ def moments(y: Array, weights: Array | None = None) -> tuple[float, float]:
     """Mean and standard deviation. Where all are alike, their size in place of that, or 1."""
     share = _shares(len(y), weights)
     mean = float(share @ y)
-    return _settled(mean, float(np.sqrt(share @ (y - mean) ** 2)))
+    return _standardiser(mean, float(np.sqrt(share @ (y - mean) ** 2)))
 
 
 def medians(y: Array, weights: Array | None = None) -> tuple[float, float]:
@@ -31,7 +31,7 @@ def medians(y: Array, weights: Array | None = None) -> tuple[float, float]:
     spread = NORMAL * _median(np.abs(y - middle), weights)
     if not spread > ROUNDING * abs(middle):
         return moments(y, weights)
-    return _settled(middle, spread)
+    return _standardiser(middle, spread)
 
 
 def log_mean(y: Array, offset: Array | None, weights: Array | None = None) -> float:

@@ -48,21 +48,21 @@ from epfast.schedules import EP
 
 #: rows that settle by EP before a pass of ADF goes on from a flat start: so many and so many per
 #: dimension, as far as their sites have no more numbers than this
-SETTLE_ROWS, SETTLE_PER_DIMENSION, SETTLE_NUMBERS = 1000, 50, 1 << 23
+WARM_UP_ROWS, WARM_UP_PER_DIMENSION, WARM_UP_NUMBERS = 1000, 50, 1 << 23
 #: EP on these rows
-SETTLE_SWEEPS, SETTLE_TOL = 20, 1e-2
+WARM_UP_SWEEPS, WARM_UP_TOL = 20, 1e-2
 #: numbers of X that any scheme takes in in a moment
 MOMENT = 1 << 13
 #: a part of a parallel sweep has at least so many numbers of X; most parts
 NUMBERS, MOST_PARTS = 1 << 18, 16
 
 
-def rows_to_settle(schedule: Any, size: int, d: int) -> int:
+def warm_up_rows(schedule: Any, size: int, d: int) -> int:
     """How many rows settle before a pass of ADF, of whole minibatches of so many."""
     rows: int | None = schedule.settle
     if rows is None:
-        most = max(1, SETTLE_NUMBERS // d) * size
-        rows = min(max(SETTLE_ROWS, SETTLE_PER_DIMENSION * d), most)
+        most = max(1, WARM_UP_NUMBERS // d) * size
+        rows = min(max(WARM_UP_ROWS, WARM_UP_PER_DIMENSION * d), most)
     return -(-rows // size) * size
 
 
@@ -437,8 +437,8 @@ class DiagonalPass(DiagonalEngine):
         """
         core, form, sweeps = self.core, self.form, state.sweeps
         # a start goes on from where it is, that of an unfinished pass too
-        settles = sweeps == 0 and state.rows_seen == 0
-        first = rows_to_settle(self.schedule, form.size, form.shape[1]) if settles else 0
+        warms_up = sweeps == 0 and state.rows_seen == 0
+        first = warm_up_rows(self.schedule, form.size, form.shape[1]) if warms_up else 0
         before, counts = counters(core), np.zeros(3, dtype=int)
         known = reached = state
         trace, seen, q = None, 0, None
@@ -452,9 +452,9 @@ class DiagonalPass(DiagonalEngine):
                     trace = np.empty((count, form.shape[1]))
                 done = 0
                 if q is None:
-                    settled = self._settled(data, order[: first // form.size]) if first else None
-                    if settled is not None:
-                        known, counts, done = settled
+                    warm = self._warmed_up(data, order[: first // form.size]) if first else None
+                    if warm is not None:
+                        known, counts, done = warm
                         reached = known
                         tick(done)
                         if trace is not None:
@@ -493,13 +493,13 @@ class DiagonalPass(DiagonalEngine):
             return (Data(*pair) for pair in X.pieces(self.form.size, first))
         return iter([self.problem.data])
 
-    def _settled(self, data: Data, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
+    def _warmed_up(self, data: Data, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.
         """
         size, n = self.form.size, data.X.shape[0]
-        schedule: Any = EP(SETTLE_SWEEPS, SETTLE_TOL, order="sequential")
+        schedule: Any = EP(WARM_UP_SWEEPS, WARM_UP_TOL, order="sequential")
         numbers = {"power": self.schedule.power, "site_rule": self.schedule.site_rule}
         schedule = schedule.filled(damping=1.0, **numbers)
         which = (np.sort(some)[:, None] * size + np.arange(min(size, n))).ravel()

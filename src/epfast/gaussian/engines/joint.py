@@ -7,8 +7,8 @@ dn away, cavities follow to first order from that one Sigma, in O(n^2):
     u_i = Sigma_ii exp(-sum_{j != i} Sigma_ij^2 / Sigma_ii dt_j / (1 + Sigma_jj dt_j)),
 
 and cavity i is N(h_i, u_i) without the old site i. Own sites enter exactly, the means of the others
-too; the variances to first order. EP on these cavities settles within some passes over Sigma,
-mixed by Anderson's rule; the next factorisation, at its sites, is off by the square of the step.
+too, and the variances to first order. EP on these cavities settles within some passes over Sigma,
+mixed by Anderson's rule. The next factorisation, at its sites, is off by the square of the step.
 So factorisations converge quadratically, where sweeps contract by a factor.
 """
 
@@ -28,8 +28,8 @@ from epfast.inference.mixing import shares_of
 #: a first move of the cavities, in their sd or log variance, beyond which a sweep goes first
 FAR = 10.0
 #: passes over Sigma at most, and the share of the first move that must be left then
-PASSES, UNSETTLED = 30, 0.05
-#: passes that are mixed; they are from a move of this size on
+PASSES, MOST_LEFT = 30, 0.05
+#: passes that are mixed, once their change is at most this
 MIXED, NEAR = 6, 1.0
 #: of the passes that are mixed, the largest condition
 CONDITION = 1e12
@@ -121,19 +121,19 @@ def joint_sites(
             return None
         kernel.couple(dn - dt * found.mean, dt / rest, across, squared)
         u = variance * np.exp(-squared / variance)
-        # with the own site as it was; then without it
+        # with the own site as it was, then without it
         h = mean + across + (u - variance) * (dt * found.mean - dn)
         left = 1.0 - tau0 * u
         if not (left > 0.0).all():
             return None
-        moved = np.concatenate([((h - nu0 * u) / left - m0) / sd0, np.log(u / left / v0)])
-        return (found, moved) if np.abs(moved[n:]).max() <= WIDEST else None
+        image = np.concatenate([((h - nu0 * u) / left - m0) / sd0, np.log(u / left / v0)])
+        return (found, image) if np.abs(image[n:]).max() <= WIDEST else None
 
     with np.errstate(all="ignore"):  # what overflows ends the passes
-        return _settled(at, np.zeros(2 * n), tol)
+        return _fixed_point(at, np.zeros(2 * n), tol)
 
 
-def _settled(
+def _fixed_point(
     at: Callable[[Array], tuple[Cavities, Array] | None], x: Array, tol: float
 ) -> Cavities | None:
     """The fixed point of cavities, by passes that Anderson's rule mixes."""
@@ -143,8 +143,8 @@ def _settled(
         answer = at(x)
         if answer is None:
             return None
-        found, moved = answer
-        f = moved - x
+        found, image = answer
+        f = image - x
         size = float(np.abs(f).max())
         if k == 0:
             first = size
@@ -152,13 +152,13 @@ def _settled(
                 return None
         if size <= max(OF_TOL * tol, OF_SQUARE * first * min(1.0, first)):
             return found
-        past = [*past, (f, moved)][-MIXED - 1 :] if size <= NEAR else []
+        past = [*past, (f, image)][-MIXED - 1 :] if size <= NEAR else []
         if len(past) < 2:
-            x = moved if past else x + 0.5 * f
+            x = image if past else x + 0.5 * f
             continue
         share = shares_of([move for move, _ in past], CONDITION)
         mixed = None if share is None else share @ np.array([to for _, to in past])
         if mixed is None or not np.abs(mixed - x).max() <= 3.0 * NEAR:
             mixed, past = x + 0.5 * f, []
         x = mixed
-    return found if size <= UNSETTLED * first else None
+    return found if size <= MOST_LEFT * first else None

@@ -76,8 +76,8 @@ def newton_step(
         return None
     away = d - slope
     aim = d + np.einsum("ijk,ik->ij", W, v * away)
-    moved = solve(W, aim, slope)
-    new, center = aim - np.einsum("ijk,ik->ij", W, moved), h + moved
+    step = solve(W, aim, slope)
+    new, center = aim - np.einsum("ijk,ik->ij", W, step), h + step
     # slopes where the step leads
     if moments.curvatures(y, np.ascontiguousarray(center - v * new), v, d, W):
         return None
@@ -231,8 +231,8 @@ class LatentChunks(Visits):
         )
         if not self.parallel and self.problem.schedule.block is None:
             spread = np.sqrt(new.covariance.diagonal(0, 1, 2))
-            moved = float((np.abs(new.mean - old.mean) / spread).max())
-            least, stalled = contraction(moved, memory.least, memory.stalled)
+            distance = float((np.abs(new.mean - old.mean) / spread).max())
+            least, stalled = contraction(distance, memory.least, memory.stalled)
             if stalled >= STALLED:
                 memory, least, stalled = memory._replace(size=max(1, memory.size // 4)), np.inf, 0
             memory = memory._replace(least=least, stalled=stalled)
@@ -484,9 +484,9 @@ class LatentProcessEngine(EPEngine):
 
     def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
         """The state, with what the next sweep goes by."""
-        moved = change(self.form.summary(old, False), self.form.summary(new, False))
-        contracts = counts.settled is None and moved < CONTRACTS * old.memory[1]
-        return new._replace(memory=(contracts or not self.at_once, moved)), counts
+        distance = change(self.form.summary(old, False), self.form.summary(new, False))
+        contracts = counts.settled is None and distance < CONTRACTS * old.memory[1]
+        return new._replace(memory=(contracts or not self.at_once, distance)), counts
 
     # -- all at once --
 

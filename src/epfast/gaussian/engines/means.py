@@ -102,17 +102,17 @@ class MeansMemory(NamedTuple):
             swept = swept[-1:]
         return self._replace(swept=swept)
 
-    def next(self, moved: float, tol: float) -> MeansMemory:
-        """The memory after a sweep that moved the posterior so far."""
-        least, stalled = contraction(moved, self.least, self.stalled)
+    def next(self, distance: float, tol: float) -> MeansMemory:
+        """The memory after a sweep that changed the posterior so far."""
+        least, stalled = contraction(distance, self.least, self.stalled)
         steps = self.steps
-        if steps is False and tol < moved < np.inf and self.last < np.inf:
-            far, rate = math.log(moved / tol), math.log(self.last / moved)
+        if steps is False and tol < distance < np.inf and self.last < np.inf:
+            far, rate = math.log(distance / tol), math.log(self.last / distance)
             steps = far > PATIENCE * rate
-            least, stalled = (moved, 0) if steps else (least, stalled)
+            least, stalled = (distance, 0) if steps else (least, stalled)
         elif steps and stalled >= IN_VAIN:
             steps = None
-        return self._replace(last=moved, least=least, stalled=stalled, steps=steps)
+        return self._replace(last=distance, least=least, stalled=stalled, steps=steps)
 
 
 class _Part:

@@ -1,7 +1,7 @@
 """Several classes with covariances between them: nested EP (Riihimäki, Jylänki & Vehtari 2013).
 
 Row i of class y has u_i ~ N(0, 1) and a factor Φ(u_i + h_y - h_j) for each other class j. Each gets
-a scalar site; with u_i integrated out the row has a site on a_i = (h_y - h_j)_j, whose precision is
+a scalar site. With u_i integrated out the row has a site on a_i = (h_y - h_j)_j, whose precision is
 diag(tau) less a product. The weights of all classes have one covariance, (C d, C d). A sweep goes
 to the rows in a few parts, each from one posterior, or to all of them once their means have
 settled; the factors of a row go one after the other.
@@ -40,11 +40,11 @@ from epfast.inference.runtime import Tick
 MOST_WEIGHTS = 3000
 #: rounds over the factors of a row: in a sweep, and where a probability is asked for
 ROUNDS, MOST_ROUNDS = 2, 40
-#: parts of the rows in a sweep, each from the posterior of the last; so many sweeps without a new
-#: least change halve what is taken of changes, down to this
+#: parts of the rows in a sweep, each from the posterior of the last. Then: so many sweeps without a
+#: new least change halve what is taken of changes, down to this
 MOST_PARTS, STALLED, LEAST_SHARE = 16, 3, 1.0 / 16.0
 #: steps on the means in a pass at most, and the share of the first move at which they end
-STEPS, SETTLED = 8, 0.05
+STEPS, CONVERGED = 8, 0.05
 #: curvatures of rows, (C, C) each, that are at hand at a time
 AT_ONCE = 1 << 21
 #: by how much precisions and shifts move, in units of their cavities, where rounds end
@@ -54,12 +54,12 @@ ENOUGH = 1e-6
 class NestedMemory(NamedTuple):
     """What the next sweep depends on."""
 
-    #: of a change that is taken; the least change so far, and sweeps back and forth since
+    #: of a change that is taken. Then: the least change so far, and sweeps back and forth since
     share: float = 1.0
     least: float = np.inf
     stalled: int = 0
-    #: the last move of the means, in sd; sweeps that have gone on in its direction, and how many of
-    #: them double the share again
+    #: the last change of the means, in sd. Then: sweeps that have gone on in its direction, and how
+    #: many of them double the share again
     step: Array | None = None
     onward: int = 0
     patience: int = STALLED
@@ -68,10 +68,10 @@ class NestedMemory(NamedTuple):
     #: the change of the last sweep, if that was a pass
     passed: float | None = None
 
-    def next(self, step: Array, moved: float) -> NestedMemory:
+    def next(self, step: Array, distance: float) -> NestedMemory:
         """Less of a change is taken where sweeps go back and forth, more where they creep."""
         back = self.step is not None and float(step @ self.step) < 0.0
-        least, stalled = contraction(moved, self.least, self.stalled)
+        least, stalled = contraction(distance, self.least, self.stalled)
         share, patience, onward = self.share, self.patience, 0 if back else self.onward + 1
         if not back:
             stalled = self.stalled
@@ -190,7 +190,7 @@ def takes(schedule: Any) -> bool:
 
 
 class Joint(Full):
-    """One Gaussian over the weights of all classes, of order C d; a site has C - 1 differences."""
+    """One Gaussian over the weights of all classes, of order C d. A site has C - 1 differences."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -236,7 +236,7 @@ class Joint(Full):
         return *sum_of_classes(pieces(), self.count, self.problem.shape[1]), sum(scales)
 
     def of_classes(self, numbers: NDArray[np.intp], sites: Sites) -> tuple[Array, Array, float]:
-        """Precision (n, C, C) and shift (n, C) of sites on the latents; the sum of log scales."""
+        """Precision (n, C, C) and shift (n, C) of sites on the latents, and their log scale."""
         y, count = self.classes[numbers], self.count
         matrix, shift = of_differences(sites.precision, sites.shift)
         others, rows = other_classes(y, count), np.arange(len(y))
@@ -319,17 +319,17 @@ class NestedEngine(EPEngine):
         if not self.is_auto:
             return new, counts
         # of an undamped sweep
-        moved = change(self.summary(old, False), self.summary(new, False)) / old.memory.share
+        distance = change(self.summary(old, False), self.summary(new, False)) / old.memory.share
         variance = new.covariance.diagonal()
         step = (new.mean - old.mean) / np.sqrt(variance)
-        memory, left = old.memory.next(step, moved), moved
+        memory, left = old.memory.next(step, distance), distance
         if self.passed:
             # the factor by which passes contract
-            left *= 1.0 if old.memory.passed is None else min(1.0, moved / old.memory.passed)
-            memory = memory._replace(passed=moved)
+            left *= 1.0 if old.memory.passed is None else min(1.0, distance / old.memory.passed)
+            memory = memory._replace(passed=distance)
         counts = counts._replace(remaining=left)
-        whole = memory.share == old.memory.share == 1.0 and moved > SLOW * old.memory.least
-        if not (whole and MIX_BELOW > moved > self.schedule.tol > 0.0):
+        whole = memory.share == old.memory.share == 1.0 and distance > SLOW * old.memory.least
+        if not (whole and MIX_BELOW > distance > self.schedule.tol > 0.0):
             return new._replace(memory=memory), counts
         moves = np.concatenate([step, 0.5 * np.log(variance / old.covariance.diagonal())])
         # the precision of a row is no linear function of its sites, with u integrated out
@@ -361,7 +361,7 @@ class NestedEngine(EPEngine):
         first = last = math.inf
         for step in range(STEPS + 1):
             m = _times(inverse, mean - _times(C, b))
-            ends = step == STEPS or last <= SETTLED * first < math.inf
+            ends = step == STEPS or last <= CONVERGED * first < math.inf
             # later on the way the next step corrects what one round has left
             inner, _, refused = within(m, V, inner, ROUNDS if ends or step < 2 else 1)
             if refused:
@@ -388,7 +388,7 @@ class NestedEngine(EPEngine):
     def _part(
         self, state: Swept, numbers: NDArray[np.intp], sites: Sites, damping: float
     ) -> tuple[Swept | None, int]:
-        """Fit the sites of some rows from one posterior, in place; rows that are lost."""
+        """Fit sites of some rows from one posterior in place. Return how many rows are lost."""
         old = families.taken(sites, numbers)
         h, S = self.form.marginals(state, numbers)
         m, V = cavities(h, S, old)

@@ -60,12 +60,12 @@ from epfast.inference.runtime import Tick, cached_property, no_tick
 #: damping of sweeps with fewer rows than weights, and where sites are refused or so many sweeps do
 #: not contract: in smaller steps fewer fits settle
 SHORT, STALLED = 0.5, 3
-#: sweeps are mixed below this change, if it falls by no smaller a factor; so many of them
+#: sweeps are mixed below this change, if it falls by no smaller a factor. Then: so many of them
 MIX_BELOW, SLOW, DEPTH = 0.1, 0.3, 8
 #: numbers of a matrix that one call of the core touches
 CHUNK = 1 << 28
 #: least precision of a prior site, over that of the posterior, whose inverse is of use: what is
-#: nearer to 0 is moved there, for its neighbours; it is fitted anew from its cavity, exactly
+#: nearer to 0 is moved there, for its neighbours. It is fitted again from its cavity, exactly
 NEAR_FLAT = 1e-7
 REMEDY = (
     "standardise the columns of X, drop columns that are alike, damp the sweeps "
@@ -76,16 +76,16 @@ REMEDY = (
 class ShrunkState(NamedTuple):
     """The sites of a fit with prior sites, and its moments: plain arrays, picklable."""
 
-    #: (d, d); None in the n x n form
+    #: (d, d), or None in the n x n form
     precision: Array | None
     #: (d,), precision times mean
     shift: Array
-    #: of the rows; exact ones for a Gaussian likelihood
+    #: sites of the rows, which are exact for a Gaussian likelihood
     sites: Sites
     log_scale: float
     sweeps: int
     rows_seen: int | None
-    #: of the weights, (d,) each; precisions may be negative
+    #: sites of the weights, (d,) each. Precisions may be negative
     prior_sites: Sites
     mean: Array
     variance: Array
@@ -102,19 +102,19 @@ class Memory(NamedTuple):
     last: float = np.inf
     least: float = np.inf
     stalled: int = 0
-    #: whether sweeps are mixed; and the last ones, their sites and how far those of the weights
-    #: moved, in their units, (2 d,)
+    #: whether sweeps are mixed, and the last ones, their sites and how far those of the weights
+    #: changed, in their units, (2 d,)
     mixes: bool = False
     steps: tuple[Step, ...] = ()
 
-    def next(self, moved: float, refused: bool) -> Memory:
-        """The memory after a sweep that moved the posterior by so much."""
-        least, stalled = contraction(moved, self.least, self.stalled)
+    def next(self, distance: float, refused: bool) -> Memory:
+        """The memory after a sweep that changed the posterior by so much."""
+        least, stalled = contraction(distance, self.least, self.stalled)
         troubled = refused or stalled >= STALLED
-        slow = SLOW * self.last < moved < MIX_BELOW
+        slow = SLOW * self.last < distance < MIX_BELOW
         return self._replace(
             damping=min(self.damping, SHORT) if troubled else self.damping,
-            last=moved,
+            last=distance,
             least=least,
             stalled=stalled,
             mixes=self.mixes or slow or stalled >= STALLED,
@@ -181,7 +181,7 @@ class ByWeights(Full):
         return Units(visits, self.order)
 
     def usable(self, weights: Sites, state: Any) -> None:
-        """Change prior sites that the form cannot take, in place; state: before the sweep."""
+        """Change prior sites that the form cannot take, in place. ``state`` precedes the sweep."""
 
     def result(self, state: Any) -> Any:
         rows, weights = split(state.sites, self.n)
@@ -390,17 +390,17 @@ class WeightEngine(EPEngine):
         )
 
     def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
-        """The state with the memory of the next sweep; sweeps that crawl are mixed."""
+        """The state with the memory of the next sweep. Slow sweeps are mixed."""
         memory = old.memory._replace(rows=self.memory)
-        moved = change(self.form.summary(old, False), self.form.summary(new, False))
-        counts = counts._replace(remaining=moved * self.schedule.damping / memory.damping)
+        distance = change(self.form.summary(old, False), self.form.summary(new, False))
+        counts = counts._replace(remaining=distance * self.schedule.damping / memory.damping)
         if self.schedule.order != "auto":
             return new._replace(memory=memory), counts
-        new = new._replace(memory=memory.next(moved, self.refused > 0))
+        new = new._replace(memory=memory.next(distance, self.refused > 0))
         return self._mixed(new, old), counts
 
     def _weights(self, state: Any, weights: Sites, tick: Tick) -> int:
-        """Fit prior sites, in place; how many were refused."""
+        """Fit prior sites in place, and return how many were refused."""
         visits = self.form.given.visits
         if not len(visits):
             return 0
@@ -450,7 +450,7 @@ class WeightEngine(EPEngine):
         return new._replace(memory=memory._replace(steps=steps))
 
     def visit_rows(self, state: Any, sites: Sites, rows: Sites, tick: Tick) -> tuple[Counts, Any]:
-        """Fit the sites of the rows, in place; what that did, and the state of all sites."""
+        """Fit the sites of the rows in place. Return the counts, and the state of all sites."""
         begun = state._replace(memory=state.memory.rows)
         counts = self.rows.visit(begun, rows, tick)
         now = counts.made
@@ -468,7 +468,7 @@ class WeightEngine(EPEngine):
         return counts._replace(made=None), None if now is None else now._replace(memory=memory)
 
     def finish(self, state: Any, hurry: bool = False) -> ShrunkState:
-        """Free of drift; log scales, which lag behind sites that are damped or mixed, anew."""
+        """Rebuild the state without drift, with the log scales of the last sites."""
         form = self.form
         if not hurry and state.sweeps > 0:
             sites = Sites(*(part.copy() for part in state.sites))

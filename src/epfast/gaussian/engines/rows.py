@@ -85,7 +85,7 @@ class InTurn(Visits):
         return Counts(core.n_refused - before, residual=residual, left=left)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
-        """The state; or, where rows are stuck, the prior, from which all rows go at once.
+        """The state, or the prior where rows are stuck, from which all rows are fitted at once.
 
         The first rows may pin the posterior where most of the others are outliers, of which some
         have improper cavities then and keep their sites.
@@ -162,7 +162,7 @@ class Ahead(NamedTuple):
     #: mean and variance (n,) of the rows in the state
     h: Array
     s: Array
-    #: the state's, with shifts of means that have settled; and those that the pass fits then
+    #: the sites of the state, with shifts of converged means, and those that the pass fits then
     held: Sites
     sites: Sites
     refused: int
@@ -203,7 +203,7 @@ class MeansFirst(Visits):
         return Counts(found.refused)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
-        """The state, of passes mixed; another pass, but after one that has not contracted.
+        """The state of mixed passes. Another pass follows unless this one did not contract.
 
         What is left of the distance to a fixed point is what the pass has moved, times the factor
         by which passes contract: the next one's moves of the rows over those of this one.
@@ -251,9 +251,9 @@ class MeansFirst(Visits):
         return found
 
     def _settled(self, state: Swept) -> tuple[Any, ...] | None:
-        """Mean and variance of the rows; sites whose means have settled, and these means.
+        """Mean and variance of the rows, sites whose means have converged, and these means.
 
-        They are those of the rows, then of the weights; and what the last step has moved a row, in
+        They are those of the rows, then of the weights, and the largest last change of a row, in
         its sd. None where a cavity is improper, or where the means do not settle.
         """
         engine, problem, sites = self.engine, self.engine.problem, state.sites
@@ -290,7 +290,7 @@ class MeansFirst(Visits):
         return (h, s, sites, now, mean, last) if last <= first else None
 
 
-#: gives the problem of the next sweep, with its prior and loss, or None where it is the same; and
+#: gives the problem of the next sweep, with its prior and loss, or None where it is the same, and
 #: whether it is far from the one before
 Learns = Callable[[Swept], tuple[Problem | None, bool]]
 
@@ -330,7 +330,7 @@ class RowEngine(EPEngine):
         self.learns: Any = None
 
     def init(self, start: Any) -> Swept:
-        """The state of a start; of the same rows under another prior without their sum. O(d^3)."""
+        """The state of a start. Under another prior the sum over the rows is kept. O(d^3)."""
         before = getattr(start, "problem", None)
         if before is not None and before.data.X is self.problem.data.X:
             self.form.taken(start)
@@ -341,7 +341,7 @@ class RowEngine(EPEngine):
         return found
 
     def learn(self, learns: Learns) -> None:
-        """Let prior and loss follow the sites between sweeps; passes would have to begin anew."""
+        """Let prior and loss follow the sites between sweeps. Passes would have to start again."""
         self.learns, self.steps, self.settles = learns, True, False
 
     def before(self, state: Swept) -> Swept:

@@ -61,7 +61,7 @@ class Update(NamedTuple):
     #: rows that kept their site
     refused: int
     #: change of the last sweep within the shard
-    moved: float = 0.0
+    distance: float = 0.0
     #: factors whose fit failed as a whole
     failed: int = 0
     #: whether a site has taken precision away
@@ -148,13 +148,13 @@ def local_update(
     Parameters
     ----------
     shard : Problem
-        See :func:`shard_of`; its schedule is that of the sweeps here.
+        See :func:`shard_of`. Its schedule is that of the sweeps here.
     precision, shift : ndarray
         Of the posterior.
     site : Sites
         That of the shard in it.
     rows : Sites or None
-        Those of the rows, or minibatches, from which sweeps begin. None: flat ones; the cavity is
+        Those of the rows, or minibatches, from which sweeps begin. None: flat ones. The cavity is
         right all the same, so that sites that were lost cost time and nothing else.
     damping : float
         Of the new sites.
@@ -242,7 +242,7 @@ def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) ->
     Parameters
     ----------
     part : Problem
-        Their rows, and a schedule in parallel order; see :func:`~.local.shard_of`.
+        Their rows, and a schedule in parallel order. See :func:`~.local.shard_of`.
     precision, shift : ndarray
         Of the posterior.
     rows : Sites
@@ -288,7 +288,7 @@ class LaplaceEngine(EPEngine):
         return Counts(sum(u.refused for u in found), sum(u.failed for u in found))
 
 
-# ---- sites shared by groups of rows: SEP, AEP, DSEP, DAEP; a (d, d) site per group ----
+# ---- sites shared by groups of rows: SEP, AEP, DSEP, DAEP, with a (d, d) site per group ----
 
 
 #: rows fitted to a cavity per call
@@ -297,27 +297,27 @@ ROWS_AT_ONCE = 64
 NEAR = 0.1
 #: ... or once this many sweeps did not contract
 STALLED_BATCHES = 3
-#: damping of the sweeps over whole groups that follow; halved down to the least where they diverge
+#: damping of the sweeps over whole groups that follow. Halved down to the least where they diverge
 DAMPING, LEAST_DAMPING = 0.5, 0.05
 
 
 class Ending(NamedTuple):
     """How far a run is from its end: batches first, whole groups then."""
 
-    #: damping of sweeps over whole groups; None before they begin
+    #: damping of sweeps over whole groups, or None before they begin
     damping: float | None = None
-    #: True once a site had a negative precision; then every batch is tested, and undone if it makes
+    #: True once a site had a negative precision. Then every batch is tested, and undone if it makes
     #: the posterior improper
     checked: bool = False
     #: least change so far, and the number of sweeps since
     least: float = np.inf
     stalled: int = 0
 
-    def next(self, moved: float) -> Ending:
+    def next(self, distance: float) -> Ending:
         """After a sweep with this change."""
-        least, stalled = contraction(moved, self.least, self.stalled)
+        least, stalled = contraction(distance, self.least, self.stalled)
         if self.damping is None:
-            near = moved <= NEAR or stalled >= STALLED_BATCHES
+            near = distance <= NEAR or stalled >= STALLED_BATCHES
             go_on = self._replace(least=least, stalled=stalled)
             return Ending(DAMPING, self.checked) if near else go_on
         if stalled < STALLED_BATCHES:
@@ -337,7 +337,7 @@ def visit_shared(
     shift: Array,
     tick: Tick = no_tick,
 ) -> SharedSweep:
-    """Take batches in turn from a posterior; sites are updated in place, and the counts returned.
+    """Fit batches in turn from a posterior. Sites are updated in place, and the counts returned.
 
     checked: see :class:`epfast._core.shared_sites.SharedSweep`.
     """
@@ -380,7 +380,7 @@ def local_shared(
     Parameters
     ----------
     group : Problem
-        See :func:`~.local.shard_of`; of its schedule power and damping count.
+        See :func:`~.local.shard_of`. Of its schedule, power and damping count.
     precision, shift : ndarray
         Of the posterior, which has the site to the power ``size``.
     site : Sites
@@ -390,7 +390,7 @@ def local_shared(
     last : ndarray
         Whether each row ends a batch.
     checked, sweep
-        See :func:`visit_shared`; the number of the sweep.
+        See :func:`visit_shared`. The number of the sweep.
     """
     n, d = group.shape
     tilted = group.tilted()
@@ -451,7 +451,7 @@ class SharedEngine(EPEngine):
         return np.bincount(labels, self.problem.copies()).astype(np.float64)
 
     def batch_count(self) -> int:
-        """How many batches a sweep has; refuses one that is too large."""
+        """How many batches a sweep has. Refuses one that is too large."""
         return int(self.batches(self.schedule, 0).last.sum())
 
     def begun(self, state: Swept, is_flat: bool) -> Swept:
@@ -467,7 +467,7 @@ class SharedEngine(EPEngine):
         return self.whole, min(damping, self.schedule.damping)
 
     def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
-        """Batches in turn, each with the site of its group; or a task per group, from one q."""
+        """Fit batches in turn, each with the site of its group, or a task per group from one q."""
         schedule, damping = self.phase(state)
         if schedule.order != "parallel":
             batches = self.batches(schedule, state.sweeps)
@@ -482,20 +482,20 @@ class SharedEngine(EPEngine):
         return Counts(sum(update.refused for update in found))
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
-        """The state with what says how near the end is; whole groups end a run at a tolerance."""
+        """The state with the distance to its end. At a tolerance whole groups end a run."""
         new = new._replace(memory=new.memory._replace(checked=self.checked))
         tol, (_, damping) = self.schedule.tol, self.phase(old)
         if self.whole is None:
             return new, counts
         before, now = self.summary(old), self.summary(new)
-        moved, settled = change(before, now), False
+        distance, settled = change(before, now), False
         if old.memory.damping is not None:
-            moved /= damping
-            if moved <= tol and counts.settled is None:  # the log scales follow
+            distance /= damping
+            if distance <= tol and counts.settled is None:  # the log scales follow
                 near = damping * max(tol, RELATIVE * abs(now.log_evidence))
                 settled = abs(now.log_evidence - before.log_evidence) <= near
                 return new, counts._replace(settled=settled)
-        return new._replace(memory=new.memory.next(moved)), counts._replace(settled=settled)
+        return new._replace(memory=new.memory.next(distance)), counts._replace(settled=settled)
 
     def calls(
         self, state: Swept, sites: Sites, schedule: Any, damping: float
@@ -535,7 +535,7 @@ class SharedEngine(EPEngine):
 
 
 #: passes without a contraction after which the share of an answer that is taken is halved, over
-#: the share; the least share
+#: the share, and the least share
 STALLED, LEAST_RATE = 3, 1.0 / 16.0
 #: passes after which a shard that is in flight is sent once more
 LATE = 3
@@ -666,7 +666,7 @@ class Shards(Full):
 class ShardEngine(EPEngine):
     """DEP: a task for each shard. A subclass may have its rows elsewhere.
 
-    All shards from one posterior, or one after the other; each answer is waited for.
+    All shards from one posterior, or one after the other. Each answer is waited for.
     """
 
     def __init__(self, problem: Problem, form: Shards | None = None) -> None:
@@ -699,7 +699,7 @@ class ShardEngine(EPEngine):
         return AsTheyCome(self) if self.schedule.order == AS_COMPLETED else self
 
     def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
-        damping, refused, failed, self.moved = self.schedule.damping, 0, 0, 0.0
+        damping, refused, failed, self.distance = self.schedule.damping, 0, 0, 0.0
         precision, shift = state.precision, state.shift
         visits = [int(k) for k in self.schedule.checked_visits(len(sites), state.sweeps)]
         together = self.schedule.order == "parallel"
@@ -709,7 +709,7 @@ class ShardEngine(EPEngine):
             found = self.tasks.together(calls, [self.form.sizes[k] for k in some], tick)
             for k, update in zip(some, found, strict=True):
                 refused, failed = refused + update.refused, failed + update.failed
-                self.moved = max(self.moved, update.moved)
+                self.distance = max(self.distance, update.distance)
                 if not together:
                     precision = precision - sites[k].site.precision + update.site.precision
                     shift = shift - sites[k].site.shift + update.site.shift
@@ -717,8 +717,8 @@ class ShardEngine(EPEngine):
         return Counts(refused, failed)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
-        """The state; sweeps of a shard may go around and end where they began."""
-        return new, counts._replace(settled=False) if self.moved > self.schedule.tol else counts
+        """The state. Sweeps of a shard may return to where they began."""
+        return new, counts._replace(settled=False) if self.distance > self.schedule.tol else counts
 
 
 class AsTheyCome(Visits):
@@ -734,8 +734,8 @@ class AsTheyCome(Visits):
         self.engine, self.schedule, self.tasks = engine, engine.schedule, engine.tasks
         #: how often answers of a shard were refused in a row
         self.tries: Counter[int] = Counter()
-        #: rows that kept their sites; change of the last sweep in a shard; sum of all changes
-        self.refused, self.moved, self.changed = 0, 0.0, 0.0
+        #: rows that kept their sites, change of the last sweep in a shard, sum of all changes
+        self.refused, self.distance, self.changed = 0, 0.0, 0.0
 
     def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
         self.precision, self.shift, self.parts = state.precision, state.shift, sites
@@ -766,7 +766,7 @@ class AsTheyCome(Visits):
             self.tries[k] = 0
             self.saw[k] = self.sent[k]
             self.refused += update.refused if accepted else 0
-            self.moved = max(self.moved, update.moved)
+            self.distance = max(self.distance, update.distance)
             taken += 1
             tick(sizes[k])
         return Counts(self.refused)
@@ -780,7 +780,7 @@ class AsTheyCome(Visits):
         summary, tol, rate = self.engine.summary, self.schedule.tol, self.flow.rate
         left = change(summary(old, False), summary(new, False)) / rate
         flow = self.flow_after(tol, left <= tol)
-        settled = None if max(flow.saw) <= flow.quiet and self.moved <= tol else False
+        settled = None if max(flow.saw) <= flow.quiet and self.distance <= tol else False
         if settled is None and rate < 1.0 and 0.0 < tol >= left:
             # log scales follow
             before, now = (summary(s).log_evidence for s in (old, new))
@@ -789,7 +789,7 @@ class AsTheyCome(Visits):
         return new, counts._replace(settled=settled, remaining=left, in_flight=self.width)
 
     def flow_after(self, tol: float, quiet: bool) -> Flow:
-        """The flow of the next pass; quiet: whether this one moved little."""
+        """The flow of the next pass. ``quiet``: whether this one changed little."""
         rate, flow = self.flow.rate, self.flow
         least, stalled = contraction(self.changed, flow.least, flow.stalled)
         if stalled * rate >= STALLED and self.changed > tol:
