@@ -462,4 +462,4 @@ def test_one_step_ahead_is_nan_where_it_is_not_known(g):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", epfast.DataWarning)
         found = g.one_step_ahead()
-    assert [np.isnan(part).all() for part in found.values()] == [False, True, True]
+    assert [np.isnan(part).all() for part in found.values()] == [False, True, False]

@@ -51,14 +51,15 @@ class Batch(NamedTuple):
     terms: Terms
     #: data of the factors, with the factors along the first axis
     data: dict[str, Array]
-    #: places of the factors when they were added. Some may have been removed since
+    #: places of the factors when they were added, (n,). Some may have been removed since. Before
+    #: they are added, in the shape of the neighbours
     rows: Index
     #: parts of the forms over blocks. ``terms`` has the number of the block as a neighbour
     parts: tuple[BlockTerms, ...] = ()
 
     @property
     def n(self) -> int:
-        return len(self.rows)
+        return self.rows.size
 
     @property
     def last(self) -> Index:
@@ -84,6 +85,7 @@ class Batch(NamedTuple):
         return self._replace(
             terms=self.terms.taken(slice(None)),
             data={name: value.copy() for name, value in self.data.items()},
+            rows=self.rows.ravel(),
             parts=tuple(part._replace(rows=part.rows.copy()) for part in self.parts),
         )
 
@@ -155,6 +157,10 @@ class Kind:
             f"batch {batch.key} is of {type(self).__name__}, a constraint that no draw fulfils; "
             "allowed for a check: factors with a density"
         )
+
+    def log_z(self, post: GraphPosterior, /, *neighbours: Any, **data: Any) -> Array:
+        """Log of the integral of each factor over the beliefs. The arguments are as for ``add``."""
+        return post.log_integrals(self.attach(post.problem, *neighbours, **data)[0])
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         """Check a batch that was read from a file, and convert its data to doubles.
@@ -377,7 +383,7 @@ def batch_of_forms(kind: Kind, key: int, h: LinearForm, noise: Any, y: Array) ->
         "y": y,
     }
     terms, parts = neighbours_of(h)
-    return Batch(key, kind, terms, data, np.arange(h.size), parts)
+    return Batch(key, kind, terms, data, np.arange(h.size).reshape(h.shape), parts)
 
 
 def expanded(batch: Batch, column: Index) -> Batch:
@@ -635,24 +641,12 @@ class Between(Kind):
 
     def log_predictive(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
         h = form_of(post.problem, "form", form, blocks=True)
-        ends = self.attach(post.problem, h, noise=noise)[0].data["y"]
-        mean, variance = latent(post, h, noise)
-        sd = np.sqrt(variance)[:, None]
-        with np.errstate(all="ignore"):
-            z = np.where(np.isinf(ends), ends, (ends - mean[:, None]) / sd)
-            # narrow bounds: their width, which z does not have to all digits
-            w, middle = (ends[:, 1] - ends[:, 0]) / sd[:, 0], z.mean(axis=1)
-            bend = (middle * middle - 1.0) * w * w / 24.0
-            narrow = np.log(w) - HALF_LOG_2PI - 0.5 * middle * middle + bend
-            is_narrow = w * (1.0 + np.abs(middle)) < 1e-3
-            certain = np.where((ends[:, 0] <= mean) & (mean <= ends[:, 1]), 0.0, -np.inf)
-        wide = (z[:, 0] < z[:, 1]) & (variance > 0.0) & ~is_narrow
-        whole = -Interval().values(np.zeros(h.size), np.where(wide[:, None], z, [-1.0, 1.0]))
-        found = np.where(variance > 0.0, np.where(wide, whole, narrow), certain)
+        bounds = self.attach(post.problem, h, noise=noise)[0].data["y"]
+        found = Interval(NO_NOISE).log_predictive(bounds, *latent(post, h, noise))
         return np.asarray(found.reshape(h.shape))
 
     def predict_proba(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
-        return np.exp(self.log_predictive(post, form, noise=noise))
+        return np.exp(post.log_predictive(self, form, noise=noise))
 
 
 #: most seconds of the search for values that all bounds allow
@@ -724,8 +718,8 @@ def variables_of(model: GraphProblem, name: str, value: Any, *families: str) -> 
 
 def rows_of(
     model: GraphProblem, neighbours: dict[str, tuple[Any, str]], /, **beside: tuple[int, ...]
-) -> tuple[tuple[int, ...], Index]:
-    """The shape that variables and other arrays broadcast to, and their numbers, (n, neighbours).
+) -> Index:
+    """Numbers of variables that broadcast with one another and other arrays, (..., neighbours).
 
     neighbours: variables by name, each with the family that it must have. beside: shapes of the
     other arrays.
@@ -739,17 +733,17 @@ def rows_of(
         raise ValueError(
             f"shapes of {shown} do not broadcast; allowed: shapes that NumPy broadcasts"
         ) from None
-    found = np.stack([np.broadcast_to(v.numbers, shape).ravel() for v in given.values()], axis=1)
-    if not len(found):
+    found = np.stack([np.broadcast_to(v.numbers, shape) for v in given.values()], axis=-1)
+    if not found.size:
         raise ValueError(f"the neighbours have shape {shape}; allowed: one factor or more")
-    if (np.diff(np.sort(found, axis=1), axis=1) == 0).any():
+    if (np.diff(np.sort(found)) == 0).any():
         raise ValueError("a factor has a variable twice; allowed: different variables")
-    return shape, found
+    return found
 
 
 def plain_batch(kind: Kind, key: int, numbers: Index, data: dict[str, Array]) -> Batch:
-    """A batch whose factors all have the same number of neighbours, (n, neighbours)."""
-    n, k = numbers.shape
+    """A batch whose factors all have the same number of neighbours, (..., neighbours)."""
+    n, k = math.prod(numbers.shape[:-1]), numbers.shape[-1]
     flat = np.ascontiguousarray(numbers, dtype=np.intp).ravel()
     terms = Terms(np.arange(0, n * k + 1, k, dtype=np.intp), flat, np.ones(n * k))
-    return Batch(key, kind, terms, data, np.arange(n))
+    return Batch(key, kind, terms, data, np.arange(n).reshape(numbers.shape[:-1]))

@@ -102,9 +102,9 @@ class Transition(GaussianStep):
         self, model: GraphProblem, before: Any = None, after: Any = None
     ) -> tuple[Batch, Times]:
         given = {"before": (before, "gaussian"), "after": (after, "gaussian")}
-        shape, pairs = rows_of(model, given)
+        pairs = rows_of(model, given)
         numbers = np.unique(pairs)
-        steps = self.steps(shape)
+        steps = self.steps(pairs.shape[:-1])
         return plain_batch(self, model.added, pairs, steps), (numbers, numbers.astype(np.float64))
 
     def steps(self, shape: tuple[int, ...]) -> dict[str, Array]:

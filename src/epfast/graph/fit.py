@@ -570,8 +570,8 @@ class Graph:
         dict of int to ndarray of shape (n,)
             For each batch, by the number that :meth:`add` returned, the log of the integral of each
             factor over the beliefs before it. For likelihoods and ``Between`` this is
-            log p(y_t | y_1, ..., y_t-1). NaN for sites that were refused, and for factors other
-            than losses on linear forms.
+            log p(y_t | y_1, ..., y_t-1). NaN for sites that were refused, and for transitions,
+            Gaussian losses and factors of your own.
         """
         problem = self._model.ready(legal(ADF()))
         if any(map(has_joint_sites, problem.batches)):

@@ -271,19 +271,18 @@ class Factor(Kind):
             raise ValueError(reason)
         given = {name: np.asarray(value) for name, value in data.items()}
         pairs = {name: (value, value.family) for name, value in named.items()}
-        axes = max(1, len(rows_of(model, pairs)[0]))
+        axes = max(1, rows_of(model, pairs).ndim - 1)
         for name, value in given.items():
             if value.dtype.kind not in "fiubUS":
                 raise TypeError(f"{name} has dtype {value.dtype}; allowed: numbers, or strings")
             if value.dtype.kind == "f" and np.isnan(value).any():
                 raise ValueError(f"{name} holds NaN; allowed: numbers")
         beside = {name: value.shape[:axes] for name, value in given.items()}
-        shape, numbers = rows_of(model, pairs, **beside)
-        rows = {}
+        numbers = rows_of(model, pairs, **beside)
+        shape, rows = numbers.shape[:-1] or (1,), {}
         for name, value in given.items():
             rest = value.shape[axes:]
-            spread = np.broadcast_to(value, (*shape, *rest) if shape else (1, *rest))
-            rows[name] = np.array(spread).reshape(len(numbers), *rest)
+            rows[name] = np.array(np.broadcast_to(value, shape + rest)).reshape(-1, *rest)
         if self.learned is not None:
             self.learned.check_data(rows)
         return plain_batch(self, model.added, numbers, rows), None
@@ -355,7 +354,7 @@ class ScaleFactor(Kind):
         return np.asarray(density - math.log(2.0) - 1.5 * log_tau - base)
 
     def attach(self, model: GraphProblem, tau: Any = None) -> tuple[Batch, Times]:
-        return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")})[1], {}), None
+        return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")}), {}), None
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
