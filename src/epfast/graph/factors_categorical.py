@@ -18,16 +18,15 @@ from epfast.graph.factors import (
     Batch,
     Edges,
     Kind,
-    Times,
     form_of,
     log_t,
     loss_with_noise,
     numbers_of,
     plain_batch,
-    responses_of,
     rows_of,
     scalar_loss,
     variables_of,
+    with_responses,
 )
 from epfast.graph.variables import Index, Linear, LinearForm, Terms, joined, merged
 from epfast.inference.files import restore_responses
@@ -115,7 +114,7 @@ class Table(Kind):
             )
         return found
 
-    def attach(self, model: GraphProblem, *h: Any) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, *h: Any) -> Batch:
         if not h:
             raise ValueError("a table has no variable; allowed: one categorical variable or more")
         given = {f"h_{j + 1}": (value, "categorical") for j, value in enumerate(h)}
@@ -127,7 +126,7 @@ class Table(Kind):
         if len(tables) > 1:
             places = np.broadcast_to(np.arange(len(tables)).reshape(lead), numbers.shape[:-1])
             data["log_p"] = logs_of(tables)[places.ravel()]
-        return plain_batch(self, model.added, numbers, data), None
+        return plain_batch(self, model.added, numbers, data)
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -295,18 +294,19 @@ class Mixture(Kind):
 
     def attach(
         self, model: GraphProblem, forms: Any = None, y: Any = None, *, noise: Any = None
-    ) -> tuple[Batch, Times]:
+    ) -> Batch:
         kind, each, parts, extra, shape, rows = self.known(model, forms, y, noise)
         n, K = math.prod(rows), len(each)
         P = math.prod(shape) // max(1, n)
         terms, data = assembled(parts, n, P)
         data["offset"] = np.concatenate([form.offset.reshape(n, P) for form in parts], axis=1)
         data["noise"] = np.tile(extra.reshape(n, P), (1, K))
+        _, given = with_responses(parts[0], y)
         for k, loss in enumerate(each):
-            data[f"y{k}"] = responses_of(loss, y, shape).reshape(n, P, -1)
+            data[f"y{k}"] = loss.observed(given, n * P).reshape(n, P, -1)
         labels = np.broadcast_to(self.h.numbers, rows)[..., None]
         batch = plain_batch(kind, model.added, labels, data)
-        return batch._replace(terms=joined(terms, batch.terms)), None
+        return batch._replace(terms=joined(terms, batch.terms))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)

@@ -23,7 +23,6 @@ from epfast.graph.factors import (
     Edges,
     Kind,
     LinearFactor,
-    Times,
     chain_times,
     check_spread,
     form_of,
@@ -104,12 +103,12 @@ class Noise(Kind):
         numbers = rows_of(model, {"tau": (self.tau, "gamma")}, form=h.shape)
         return h.broadcast(numbers.shape[:-1]), numbers
 
-    def attach(self, model: GraphProblem, form: Any = None) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, form: Any = None) -> Batch:
         h, numbers = self.known(model, form)
         terms, parts = neighbours_of(h)
         batch = plain_batch(self, model.added, numbers, {"offset": h.offset.copy()})
-        batch = batch._replace(terms=joined(terms, batch.terms), parts=parts)
-        return batch, None if parts else chain_times(terms)
+        times = chain_times(batch._replace(terms=terms, parts=parts))
+        return batch._replace(terms=joined(terms, batch.terms), parts=parts, times=times)
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         numbers = batch.terms.coefficient, batch.data["offset"]
@@ -185,9 +184,7 @@ class Product(Kind):
     numbers: ClassVar[dict[str, float]] = {"variance": 0.0}
     variance: Any = 0.0
 
-    def attach(
-        self, model: GraphProblem, x: Any = None, y: Any = None, z: Any = None
-    ) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, x: Any = None, y: Any = None, z: Any = None) -> Batch:
         neighbours = {"x": (x, "gaussian"), "y": (y, "gaussian")}
         if z is None:
             raise ValueError("z is None; allowed: Gaussian variables, or numbers")
@@ -199,7 +196,7 @@ class Product(Kind):
             numbers = rows_of(model, neighbours | {"z": (z, "gaussian")})
             data = {"z": np.empty((numbers.size // 3, 0))}
         data["variance"] = numbers_of("variance", self.variance, numbers.shape[:-1], 0.0, observed)
-        return plain_batch(self, model.added, numbers, data), None
+        return plain_batch(self, model.added, numbers, data)
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -290,9 +287,9 @@ class LogisticLink(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, model: GraphProblem, z: Any = None, p: Any = None) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, z: Any = None, p: Any = None) -> Batch:
         numbers = rows_of(model, {"z": (z, "gaussian"), "p": (p, "beta")})
-        return plain_batch(self, model.added, numbers, {}), None
+        return plain_batch(self, model.added, numbers, {})
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         return LogisticBatch(*edges, self.match == "moments", tied)
@@ -356,13 +353,13 @@ class CompoundGamma(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, model: GraphProblem, tau: Any = None) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, tau: Any = None) -> Batch:
         numbers = rows_of(model, {"tau": (tau, "gamma")})
         columns = [
             numbers_of(name, getattr(self, name), numbers.shape[:-1], least=0.0, above=True)
             for name in ("s1", "r1", "s2")
         ]
-        return plain_batch(self, model.added, numbers, {"numbers": np.stack(columns, axis=1)}), None
+        return plain_batch(self, model.added, numbers, {"numbers": np.stack(columns, axis=1)})
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)

@@ -19,7 +19,6 @@ from epfast.graph.factors import (
     Kind,
     LinearFactor,
     check_instance,
-    check_room,
     form_of,
 )
 from epfast.graph.joint import JointEngine, JointGraphPosterior, has_joint_sites, is_joint
@@ -31,7 +30,7 @@ from epfast.graph.problem import (
     GraphProblem,
     legal,
 )
-from epfast.graph.variables import Block, Scales, Variables, ends
+from epfast.graph.variables import Block, Scales, Variables
 from epfast.inference import Fit, interrupted, run, warn_of
 from epfast.priors import HalfStudentT, InverseGamma, Scale
 from epfast.schedules import ADF, EP, Schedule
@@ -416,12 +415,12 @@ class Graph:
         if not isinstance(factor, Kind):
             factor = LinearFactor(factor)
         try:
-            batch, times = factor.attach(model, *neighbours, **data)
+            batch = factor.attach(model, *neighbours, **data)
         except TypeError as error:
             if "attach() " not in str(error):
                 raise
             raise TypeError(f"add() {str(error).split('attach() ', 1)[1]}") from None
-        self._model = model.with_batch(batch, times)
+        self._model = model.with_batch(batch)
         return int(batch.key)
 
     def remove(self, batch: int, rows: Any = None) -> None:
@@ -489,9 +488,8 @@ class Graph:
         Raises
         ------
         ValueError
-            If the evidence is 0: no values of the variables fulfil all tables and observations, or
-            all bounds of ``Between`` without noise. The message names a factor that contradicts
-            the others.
+            If the evidence is 0: no values of the variables fulfil all tables and observations. The
+            message names a factor that contradicts the others.
             If the factors do not determine a block with infinite variances.
             For a schedule or start that the graph does not take.
 
@@ -547,11 +545,6 @@ class Graph:
                 progress=progress,
                 questions=lambda: questions_of(problem.batches),
             )
-            if not fit.converged:
-                widths = np.ones(len(problem.families), dtype=np.intp)
-                for block in problem.blocks:
-                    widths[block.number] = block.d
-                check_room(problem.batches, ends(widths))
             warn_of(fit, engine, problem.schedule)
             warn_of_operators(problem.batches)
             return result(fit)

@@ -19,7 +19,6 @@ from epfast.graph.factors import (
     Batch,
     Edges,
     Kind,
-    Times,
     only_power_1,
     plain_batch,
     rows_of,
@@ -258,7 +257,7 @@ class Factor(Kind):
     def density(self) -> Density:
         return Density(self.log_t, self.gradient, self.hessian)
 
-    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
         scheme: Messages = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
@@ -285,7 +284,7 @@ class Factor(Kind):
             rows[name] = np.array(np.broadcast_to(value, shape + rest)).reshape(-1, *rest)
         if self.learned is not None:
             self.learned.check_data(rows)
-        return plain_batch(self, model.added, numbers, rows), None
+        return plain_batch(self, model.added, numbers, rows)
 
     def check_power(self, batch: Batch, power: float) -> None:
         messages = self.messages
@@ -353,8 +352,8 @@ class ScaleFactor(Kind):
         base = constant + (self.shape - 1.0) * log_tau - self.rate * tau
         return np.asarray(density - math.log(2.0) - 1.5 * log_tau - base)
 
-    def attach(self, model: GraphProblem, tau: Any = None) -> tuple[Batch, Times]:
-        return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")}), {}), None
+    def attach(self, model: GraphProblem, tau: Any = None) -> Batch:
+        return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")}), {})
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
