@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,21 +48,6 @@ NAMED = {
     "quadrature": QuadratureMessages,
     "importance": ImportanceMessages,
 }
-
-
-class Messages(Protocol):
-    """A scheme of the library for log densities."""
-
-    families: frozenset[str]
-    takes_flat: bool
-    #: why a fit failed, by the numbers of an answer
-    reasons: tuple[str, ...]
-
-    def refuses(self, families: tuple[str, ...]) -> str | None: ...
-
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections: ...
 
 
 class Projecting:
@@ -242,7 +227,7 @@ class Factor(Kind):
 
     @property
     def messages(self) -> Any:
-        """The scheme as ``Messages``."""
+        """The scheme with the methods ``refuses`` and ``fit`` of those of the library."""
         if isinstance(self.scheme, tuple(NAMED.values())):
             return self.scheme
         learns = isinstance(self.scheme, Operator | tuple)
@@ -258,7 +243,7 @@ class Factor(Kind):
         return Density(self.log_t, self.gradient, self.hessian)
 
     def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
-        scheme: Messages = self.messages
+        scheme = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
         known = [name for name in FAMILIES if name in scheme.families]
