@@ -419,15 +419,14 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("case", EMPTY)
-def test_bounds_that_leave_no_room_are_named(case):
+def test_bounds_that_leave_no_room_do_not_converge(case):
     """No values fulfil them, as inequalities add up: x > y > z > x, or 2 x + 1 > y > 3, x < .5."""
     g = Graph()
     g.x, g.w = g.gaussian(3), g.block(2)
     EMPTY[case](g)
-    g.add("logistic", g.x, 1)  # what is beside them is not named
-    with pytest.raises(ValueError, match="evidence is 0: factor 0 of batch 0, factor") as said:
-        g.fit()
-    assert "batch 3" not in str(said.value)
+    g.add("logistic", g.x, 1)
+    with pytest.warns(epfast.ConvergenceWarning):
+        assert not g.fit().converged
 
 
 def test_bounds_that_leave_little_room_are_fitted():
@@ -462,4 +461,4 @@ def test_one_step_ahead_is_nan_where_it_is_not_known(g):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", epfast.DataWarning)
         found = g.one_step_ahead()
-    assert [np.isnan(part).all() for part in found.values()] == [False, True, True]
+    assert [np.isnan(part).all() for part in found.values()] == [False, True, False]

@@ -228,6 +228,14 @@ cdef class MomentsBatch(GraphBatch):
         if answer not in (FITTED, ROUGH):
             return answer
         g = self.lZ
+        if how.log_Z != NULL:
+            how.log_Z[scale - how.scale] = g
+            for e in range(k):
+                if self.known[e] == PROPER and self.kind[begin + e] != GAUSSIAN:
+                    how.log_Z[scale - how.scale] -= partition(
+                        self.kind[begin + e], self.size[begin + e],
+                        &self.cavity[self.first[begin + e] - base],
+                    )
         for e in range(k):
             o, size = self.first[begin + e] - base, self.size[begin + e]
             q = how.q + self.at[begin + e]

@@ -10,9 +10,10 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.families import FAMILIES, Categorical
+from epfast.families import Categorical
 from epfast.graph.blocks import prior_belief
 from epfast.graph.factors import HALF_LOG_2PI, LinearFactor, expanded, forms_at, log_t
+from epfast.graph.marginals import Others
 from epfast.graph.problem import BLOCK, CATEGORICAL, GraphProblem, GraphState
 from epfast.graph.variables import Block, Index, Scales
 from epfast.inference.certificates import Check, check
@@ -23,7 +24,6 @@ from epfast.operators.messages import KINDS
 #: most draws times variables and neighbours of factors, which take five minutes: 70 ns each were
 #: measured on a chain of 3,000
 MOST_WORK = 4e9
-NAMES = tuple(FAMILIES)
 
 
 class GraphProposal(Proposal):
@@ -38,70 +38,62 @@ class GraphProposal(Proposal):
     """
 
     def __init__(self, problem: GraphProblem, state: GraphState) -> None:
-        families = problem.families
-        self.known = bool((families <= 0).all())
-        column, _ = columns_of(problem)
-        self.size = self.width = int((families != BLOCK).sum())
-        #: for each block its columns, prior, mean and a root of the covariance
-        self.blocks = []
-        for block, belief in zip(problem.blocks, state.blocks, strict=True):
-            part = slice(self.size, self.size + block.d)
-            self.blocks.append((part, block, belief.mean, np.linalg.cholesky(belief.covariance)))
-            self.size += block.d
-        natural = [
-            (state.beliefs[None, a : a + k], problem.prior[None, a : a + k])
-            for a, k in zip(problem.at, problem.sizes, strict=False)
-        ]
+        self.known = bool((problem.families <= 0).all())
+        column, self.size = columns_of(problem)
+        self.width = self.size + int((problem.sizes[problem.families == CATEGORICAL] - 1).sum())
         #: for each family its columns, coordinate, natural parameters of the priors, whether these
         #: are proper, and centres and widths of the draws
         self.scalars = []
-        #: for each categorical variable its column, cumulative probabilities, and the log of the
+        #: for each number of categories the columns, cumulative probabilities, and the log of the
         #: prior over the probabilities. A flat prior is 1
         self.categories = []
-        moments: list[tuple[Array, Array]] = []
-        #: for each variable its columns, and its categories
-        self.order: list[tuple[slice, Array | None]] = []
-        for v, (number, (eta, prior)) in enumerate(zip(families, natural, strict=True)):
-            if number == BLOCK:
-                part, _, center, root = next(b for b in self.blocks if b[0].start == column[v])
-                moments.append((center, np.sqrt((root * root).sum(axis=1))))
-                self.order.append((part, None))
-                continue
-            family = FAMILIES[NAMES[number]]
+        #: for each block its columns, prior, mean and a root of the covariance
+        self.blocks = []
+        # for each entry that is reported its variable, column, category (or -1), mean and variance
+        entries: list[tuple[Any, Any, Any, Array, Array]] = []
+        for family, of, at in Others.of(problem.families, problem.sizes, problem.at, 0).groups:
+            eta, prior = state.beliefs[at], problem.prior[at]
             if not family.is_proper(eta).all():
                 raise ValueError(
                     "a belief is improper, so that the check cannot draw from it; allowed: fits in "
                     "which all beliefs are proper"
                 )
-            moments.append((family.mean(eta).ravel(), np.sqrt(family.variance(eta)).ravel()))
-            levels = np.arange(problem.sizes[v]) if number == CATEGORICAL else None
-            self.order.append((slice(column[v], column[v] + 1), levels))
-            if number == CATEGORICAL:
-                log_q = Categorical.logits(eta)[0]
+            k = 1
+            levels: Any = -1
+            if family is Categorical:
+                k = at.shape[1]
+                levels = np.tile(np.arange(k), len(of))
+                log_q = Categorical.logits(eta)
                 # categories that are never drawn
-                share = np.where(np.isfinite(log_q), prior[0] - log_q, -np.inf)
-                self.categories.append((column[v], np.cumsum(np.exp(log_q))[:-1], share))
-        self.mean, self.sd = (np.concatenate(part) for part in zip(*moments, strict=True))
-        self.width = self.size + sum(len(edges) for _, edges, _ in self.categories)
-        for name, coordinate in KINDS.items():
-            of = np.flatnonzero(families == NAMES.index(name))
-            if len(of):
-                eta, prior = (
-                    np.concatenate(part) for part in zip(*(natural[v] for v in of), strict=True)
-                )
-                proper = FAMILIES[name].is_proper(prior)
-                numbers = prior, proper, *coordinate.location(eta)
+                share = np.where(np.isfinite(log_q), prior - log_q, -np.inf)
+                edges = np.cumsum(np.exp(log_q), axis=1)[:, :-1]
+                self.categories.append((column[of], edges, share))
+            else:
+                coordinate = KINDS[family.name]
+                numbers = prior, family.is_proper(prior), *coordinate.location(eta)
                 self.scalars.append((column[of], coordinate, *numbers))
+            moments = family.mean(eta).ravel(), family.variance(eta).ravel()
+            entries.append((np.repeat(of, k), np.repeat(column[of], k), levels, *moments))
+        for block, belief in zip(problem.blocks, state.blocks, strict=True):
+            place = column[block.number] + np.arange(block.d)
+            root = np.linalg.cholesky(belief.covariance)
+            self.blocks.append((place, block, belief.mean, root))
+            entries.append((block.number, place, -1, belief.mean, (root * root).sum(axis=1)))
+        rows = np.concatenate(
+            [np.stack(np.broadcast_arrays(*part)).astype(np.float64) for part in entries], axis=1
+        )
+        _, columns, self.levels, self.mean, variance = rows[:, np.argsort(rows[0], kind="stable")]
+        self.columns, self.sd = columns.astype(np.intp), np.sqrt(variance)
         self.batches = [expanded(batch, column) for batch in problem.batches]
 
     def draw(self, z: Array) -> Array:
         theta = np.empty_like(z)
         for of, coordinate, _, _, center, scale in self.scalars:
             theta[:, of] = coordinate.x(center + z[:, of] * scale)
-        for v, edges, _ in self.categories:
-            theta[:, v] = np.searchsorted(edges, special.ndtr(z[:, v]))
-        for part, _, mean, root in self.blocks:
-            theta[:, part] = mean + z[:, part] @ root.T
+        for of, edges, _ in self.categories:
+            theta[:, of] = (edges < special.ndtr(z[:, of, None])).sum(axis=2)
+        for of, _, mean, root in self.blocks:
+            theta[:, of] = mean + z[:, of] @ root.T
         return theta
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
@@ -113,24 +105,21 @@ class GraphProposal(Proposal):
                 total += coordinate.log_density(prior[proper], u[:, proper].T).sum(axis=0)
                 # a flat prior of a gamma variable has density 1, and exp(u) over its log u
                 total += np.where(coordinate.name == "gamma", u[:, ~proper], 0.0).sum(axis=1)
-            for part, block, _, root in self.blocks:
-                w, before = theta[:, part], prior_belief(block)
+            for of, block, _, root in self.blocks:
+                w, before = theta[:, of], prior_belief(block)
                 assert before is not None
-                total += (0.5 * z[:, part] ** 2 + np.log(root.diagonal())).sum(axis=1)
+                total += (0.5 * z[:, of] ** 2 + np.log(root.diagonal())).sum(axis=1)
                 total += w @ (block.precision @ block.mean) - before.partition
                 total -= 0.5 * np.einsum("ij,ij->i", w @ block.precision, w)
-            for v, _, log_share in self.categories:
-                total += log_share[theta[:, v].astype(np.intp)]
+            for of, _, share in self.categories:
+                total += share[np.arange(len(of)), theta[:, of].astype(np.intp)].sum(axis=1)
             for batch in self.batches:
                 total += batch.factor.log_density(batch, theta)
         return total
 
     def reported(self, theta: Array) -> Array:
-        columns = [
-            theta[:, part] if levels is None else theta[:, part] == levels
-            for part, levels in self.order
-        ]
-        return np.concatenate(columns, axis=1)
+        values = theta[:, self.columns]
+        return np.where(self.levels < 0, values, values == self.levels)
 
     def moments(self) -> tuple[Array, Array]:
         """Moments of the beliefs, not of the draws."""

@@ -30,6 +30,7 @@ from epfast.graph.blocks import (
     natural,
     prior_belief,
 )
+from epfast.graph.factors import Batch
 from epfast.graph.limit import FIRST, SLOW, Limit
 from epfast.graph.problem import GraphProblem, GraphState, Program
 from epfast.graph.resuming import kept_sites
@@ -37,6 +38,7 @@ from epfast.graph.variables import Index, LinearForm
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import cached_property
+from epfast.schedules import EP
 
 logger = logging.getLogger("epfast")
 
@@ -73,6 +75,32 @@ def remedy_for(reasons: dict[str, int]) -> str:
     """Advice for fits that fail, with the reasons why user-defined factors were refused."""
     waited = "; ".join(f"{count} times: {reason}" for reason, count in reasons.items())
     return f"factors of your own were refused {waited}; {REMEDY}" if waited else REMEDY
+
+
+def for_core(
+    batch: Batch, problem: GraphProblem, moving: dict[int, tuple[Array, Array]]
+) -> tuple[core.GraphBatch, list[About]]:
+    """A batch for the core, and its forms over blocks. moving: moments of blocks, by place."""
+    made = batch.factor.sweep(batch, problem.edges(batch), problem.tied)
+    about = abouts(batch, problem.blocks, problem.sizes)
+    for part in about:
+        slot = int(problem.at[problem.blocks[part.block].number])
+        made = BlockBatch(made, part.rows, slot, part.at, block_size(None, part.rows.d))
+        made.about(*moving[part.block])
+    return made, about
+
+
+def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Array:
+    """Log of the integral of each factor of a batch over the beliefs, (n,)."""
+    problem = problem._replace(schedule=EP())
+    moving = {k: (belief.covariance, belief.mean) for k, belief in enumerate(state.blocks)}
+    made, _ = for_core(batch, problem, moving)
+    log_z, scale, sites = np.full(batch.n, np.nan), np.zeros(batch.n), np.zeros(made.width)
+    # the results go to copies, since factors may share variables
+    copies = state.beliefs.copy(), sites, sites.copy()
+    whole = core.Program([made], np.array([[0, 0, batch.n]]))
+    whole.run(0, 1, False, state.beliefs, *copies, scale, 1.0, 1.0, log_z)
+    return log_z
 
 
 class GraphEngine:
@@ -121,12 +149,8 @@ class GraphEngine:
         first_site = 0
         for batch, rows in zip(problem.batches, self.program.rows, strict=True):
             taken = batch.taken(rows)
-            made = taken.factor.sweep(taken, problem.edges(taken), problem.tied)
-            for part in abouts(taken, problem.blocks, problem.sizes):
-                slot, d = int(problem.at[problem.blocks[part.block].number]), part.rows.d
-                made = BlockBatch(made, part.rows, slot, part.at, block_size(None, d))
-                made.about(*self.moving[part.block])
-                self.about.append(part._replace(at=first_site + part.at))
+            made, about = for_core(taken, problem, self.moving)
+            self.about += [part._replace(at=first_site + part.at) for part in about]
             self.batches.append(made)
             first_site += made.width
         self.core, self.pieces = self._runs(self.program.segments)

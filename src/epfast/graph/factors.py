@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 from scipy import sparse, special
 
@@ -51,14 +50,18 @@ class Batch(NamedTuple):
     terms: Terms
     #: data of the factors, with the factors along the first axis
     data: dict[str, Array]
-    #: places of the factors when they were added. Some may have been removed since
+    #: places of the factors when they were added, (n,). Some may have been removed since. Before
+    #: they are added, in the shape of the neighbours
     rows: Index
     #: parts of the forms over blocks. ``terms`` has the number of the block as a neighbour
     parts: tuple[BlockTerms, ...] = ()
+    #: numbers of variables and their times, by which factors are ordered. The graph takes these
+    #: over. None: there are no times
+    times: tuple[Index, Array] | None = None
 
     @property
     def n(self) -> int:
-        return len(self.rows)
+        return self.rows.size
 
     @property
     def last(self) -> Index:
@@ -84,7 +87,9 @@ class Batch(NamedTuple):
         return self._replace(
             terms=self.terms.taken(slice(None)),
             data={name: value.copy() for name, value in self.data.items()},
+            rows=self.rows.ravel(),
             parts=tuple(part._replace(rows=part.rows.copy()) for part in self.parts),
+            times=None,
         )
 
 
@@ -99,13 +104,10 @@ class Edges(NamedTuple):
     size: Index
 
 
-#: numbers of variables and their times, by which factors are ordered. None: there are no times
-Times = tuple[Index, Array] | None
-
-
-def chain_times(terms: Terms) -> Times:
+def chain_times(batch: Batch) -> tuple[Index, Array] | None:
     """Times of variables if the forms make a chain, as x[1:] - x[:-1]. None otherwise."""
-    if len(terms.starts) < 3 or not (terms.counts == 2).all():
+    terms = batch.terms
+    if batch.parts or len(terms.starts) < 3 or not (terms.counts == 2).all():
         return None
     pairs = terms.variables.reshape(-1, 2)
     if not (np.abs(np.diff(pairs, axis=1)) == 1).all():
@@ -141,7 +143,7 @@ class Kind:
     #: what errors recommend in place of predictions
     instead: ClassVar[str] = "none, as it has no predictions"
 
-    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
         """Check neighbours and data, and make the batch."""
         raise NotImplementedError
 
@@ -155,6 +157,10 @@ class Kind:
             f"batch {batch.key} is of {type(self).__name__}, a constraint that no draw fulfils; "
             "allowed for a check: factors with a density"
         )
+
+    def log_z(self, post: GraphPosterior, /, *neighbours: Any, **data: Any) -> Array:
+        """Log of the integral of each factor over the beliefs. The arguments are as for ``add``."""
+        return post.log_integrals(self.attach(post.problem, *neighbours, **data))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         """Check a batch that was read from a file, and convert its data to doubles.
@@ -301,6 +307,8 @@ def scalar_loss(loss: Any) -> Loss:
 
 #: variance in place of 0, for likelihoods that need a positive one
 NO_NOISE = 1e-150
+#: variance in place of that of a flat form
+VAST = 1e100
 
 
 def loss_with_noise(loss: Any, noise: Any) -> tuple[Loss, Any]:
@@ -352,23 +360,6 @@ def with_responses(form: LinearForm, y: Any) -> tuple[LinearForm, Any]:
     return wide, np.broadcast_to(given, shape + width).reshape(wide.size, *width)
 
 
-def responses_of(loss: Loss, y: Any, shape: tuple[int, ...]) -> Array:
-    """Responses of a loss, (n, width), for an array of forms of this shape, n in all."""
-    if y is None:
-        raise ValueError("y is None; allowed: a response for each form")
-    given, n, wide = np.asarray(y), math.prod(shape), shape or (1,)
-    width = given.shape[len(wide) :]
-    try:
-        spread = np.broadcast_to(given, wide + width)
-    except ValueError:
-        raise ValueError(
-            f"y has shape {given.shape}; allowed: shapes that broadcast to that of the forms, "
-            f"{shape}"
-        ) from None
-    flat = spread.reshape(n, *width)
-    return loss.observed(flat, n)
-
-
 def batch_of_forms(kind: Kind, key: int, h: LinearForm, noise: Any, y: Array) -> Batch:
     """A batch of factors of forms with noise."""
     data = {
@@ -377,7 +368,7 @@ def batch_of_forms(kind: Kind, key: int, h: LinearForm, noise: Any, y: Array) ->
         "y": y,
     }
     terms, parts = neighbours_of(h)
-    return Batch(key, kind, terms, data, np.arange(h.size), parts)
+    return Batch(key, kind, terms, data, np.arange(h.size).reshape(h.shape), parts)
 
 
 def expanded(batch: Batch, column: Index) -> Batch:
@@ -483,7 +474,7 @@ class LinearFactor(Kind):
         *,
         noise: Any = None,
         scheme: Any = "exact",
-    ) -> tuple[Batch, Times]:
+    ) -> Batch:
         loss, noise = loss_with_noise(self.loss, noise)
         scheme = schemes.resolve(scheme)
         h = form_of(model, "form", form, blocks=True)
@@ -511,7 +502,7 @@ class LinearFactor(Kind):
             coefficient = terms.coefficient * np.repeat(shrink, terms.counts)
             batch = batch._replace(terms=terms._replace(coefficient=coefficient))
             data |= {"offset": data["offset"] * shrink, "noise": np.zeros(h.size)}
-        return batch, None if batch.parts else chain_times(terms)
+        return batch._replace(times=chain_times(batch))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -593,9 +584,7 @@ class Between(Kind):
     lower: Any = -np.inf
     upper: Any = np.inf
 
-    def attach(
-        self, model: GraphProblem, form: Any = None, *, noise: Any = 0.0
-    ) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, form: Any = None, *, noise: Any = 0.0) -> Batch:
         h = form_of(model, "form", form, blocks=True)
         ends = [
             numbers_of(name, getattr(self, name), h.shape, finite=False)
@@ -603,7 +592,7 @@ class Between(Kind):
         ]
         if not (ends[0] < ends[1]).all():
             raise ValueError("lower is not below upper; allowed: lower < upper, no NaN")
-        return batch_of_forms(self, model.added, h, noise, np.stack(ends, axis=1)), None
+        return batch_of_forms(self, model.added, h, noise, np.stack(ends, axis=1))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -635,76 +624,13 @@ class Between(Kind):
 
     def log_predictive(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
         h = form_of(post.problem, "form", form, blocks=True)
-        ends = self.attach(post.problem, h, noise=noise)[0].data["y"]
+        bounds = self.attach(post.problem, h, noise=noise).data["y"]
         mean, variance = latent(post, h, noise)
-        sd = np.sqrt(variance)[:, None]
-        with np.errstate(all="ignore"):
-            z = np.where(np.isinf(ends), ends, (ends - mean[:, None]) / sd)
-            # narrow bounds: their width, which z does not have to all digits
-            w, middle = (ends[:, 1] - ends[:, 0]) / sd[:, 0], z.mean(axis=1)
-            bend = (middle * middle - 1.0) * w * w / 24.0
-            narrow = np.log(w) - HALF_LOG_2PI - 0.5 * middle * middle + bend
-            is_narrow = w * (1.0 + np.abs(middle)) < 1e-3
-            certain = np.where((ends[:, 0] <= mean) & (mean <= ends[:, 1]), 0.0, -np.inf)
-        wide = (z[:, 0] < z[:, 1]) & (variance > 0.0) & ~is_narrow
-        whole = -Interval().values(np.zeros(h.size), np.where(wide[:, None], z, [-1.0, 1.0]))
-        found = np.where(variance > 0.0, np.where(wide, whole, narrow), certain)
+        found = Interval(NO_NOISE).log_predictive(bounds, mean, np.minimum(variance, VAST))
         return np.asarray(found.reshape(h.shape))
 
     def predict_proba(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
-        return np.exp(self.log_predictive(post, form, noise=noise))
-
-
-#: most seconds of the search for values that all bounds allow
-SEARCH = 10.0
-#: distance between bounds that a linear program resolves, relative to the largest bound
-ROOM = 1e-7
-#: most factors that an error names
-MOST_NAMED = 6
-
-
-def check_room(batches: tuple[Batch, ...], at: Index) -> None:
-    """Refuse factors Between without noise that no values of the variables fulfil together.
-
-    A linear program maximises the slack t that all bounds leave. If it is not positive, the factors
-    with non-zero multipliers exclude one another. at: (n_variables + 1,), where the columns of each
-    variable begin. A block has d columns.
-    """
-    rows, bounds, names = [], [], []
-    for batch in batches:
-        if not isinstance(batch.factor, Between):
-            continue
-        taken = batch.taken(batch.data["noise"] == 0.0)
-        rows.append(form_matrix(expanded(taken, at), int(at[-1])))
-        bounds.append(taken.data["y"] - taken.data["offset"][:, None])
-        names += [f"factor {row} of batch {batch.key}" for row in taken.rows]
-    if len(names) < 2:
-        return
-    matrix, ends_of = sparse.vstack(rows, format="csr"), np.concatenate(bounds)
-    size = np.abs(ends_of[np.isfinite(ends_of)]).max(initial=1e-300)
-    # matrix x + t <= upper, -matrix x + t <= -lower
-    high, low = (np.flatnonzero(np.isfinite(ends_of[:, k])) for k in (1, 0))
-    both = sparse.vstack([matrix[high], -matrix[low]], format="csr")
-    ones = sparse.csr_array(np.ones((both.shape[0], 1)))
-    most = np.concatenate([ends_of[high, 1], -ends_of[low, 0]]) / size
-    cost = np.zeros(both.shape[1] + 1)
-    cost[-1] = -1.0
-    found = scipy.optimize.linprog(
-        cost,
-        sparse.hstack([both, ones], format="csr"),
-        most,
-        bounds=[*[(None, None)] * both.shape[1], (None, 1.0)],
-        method="highs",
-        options={"time_limit": SEARCH},
-    )
-    if found.status != 0 or -found.fun > ROOM:
-        return
-    active = np.abs(found.ineqlin.marginals) > ROOM
-    guilty = [names[k] for k in np.unique(np.concatenate([high, low])[active])]
-    raise ValueError(
-        f"the evidence is 0: {', '.join(guilty[:MOST_NAMED])} (Between, without noise) exclude "
-        "one another; allowed: bounds that some values of the variables fulfil, or noise="
-    )
+        return np.exp(post.log_predictive(self, form, noise=noise))
 
 
 def variables_of(model: GraphProblem, name: str, value: Any, *families: str) -> Variables:
@@ -724,8 +650,8 @@ def variables_of(model: GraphProblem, name: str, value: Any, *families: str) -> 
 
 def rows_of(
     model: GraphProblem, neighbours: dict[str, tuple[Any, str]], /, **beside: tuple[int, ...]
-) -> tuple[tuple[int, ...], Index]:
-    """The shape that variables and other arrays broadcast to, and their numbers, (n, neighbours).
+) -> Index:
+    """Numbers of variables that broadcast with one another and other arrays, (..., neighbours).
 
     neighbours: variables by name, each with the family that it must have. beside: shapes of the
     other arrays.
@@ -739,17 +665,17 @@ def rows_of(
         raise ValueError(
             f"shapes of {shown} do not broadcast; allowed: shapes that NumPy broadcasts"
         ) from None
-    found = np.stack([np.broadcast_to(v.numbers, shape).ravel() for v in given.values()], axis=1)
-    if not len(found):
+    found = np.stack([np.broadcast_to(v.numbers, shape) for v in given.values()], axis=-1)
+    if not found.size:
         raise ValueError(f"the neighbours have shape {shape}; allowed: one factor or more")
-    if (np.diff(np.sort(found, axis=1), axis=1) == 0).any():
+    if (np.diff(np.sort(found)) == 0).any():
         raise ValueError("a factor has a variable twice; allowed: different variables")
-    return shape, found
+    return found
 
 
 def plain_batch(kind: Kind, key: int, numbers: Index, data: dict[str, Array]) -> Batch:
-    """A batch whose factors all have the same number of neighbours, (n, neighbours)."""
-    n, k = numbers.shape
+    """A batch whose factors all have the same number of neighbours, (..., neighbours)."""
+    n, k = math.prod(numbers.shape[:-1]), numbers.shape[-1]
     flat = np.ascontiguousarray(numbers, dtype=np.intp).ravel()
     terms = Terms(np.arange(0, n * k + 1, k, dtype=np.intp), flat, np.ones(n * k))
-    return Batch(key, kind, terms, data, np.arange(n))
+    return Batch(key, kind, terms, data, np.arange(n).reshape(numbers.shape[:-1]))

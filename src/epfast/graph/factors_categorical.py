@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
@@ -19,16 +18,15 @@ from epfast.graph.factors import (
     Batch,
     Edges,
     Kind,
-    Times,
     form_of,
     log_t,
     loss_with_noise,
     numbers_of,
     plain_batch,
-    responses_of,
     rows_of,
     scalar_loss,
     variables_of,
+    with_responses,
 )
 from epfast.graph.variables import Index, Linear, LinearForm, Terms, joined, merged
 from epfast.inference.files import restore_responses
@@ -116,19 +114,19 @@ class Table(Kind):
             )
         return found
 
-    def attach(self, model: GraphProblem, *h: Any) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, *h: Any) -> Batch:
         if not h:
             raise ValueError("a table has no variable; allowed: one categorical variable or more")
         given = {f"h_{j + 1}": (value, "categorical") for j, value in enumerate(h)}
         widths = tuple(variables_of(model, name, *one).width for name, one in given.items())
         lead = self.p.shape[: max(0, self.p.ndim - len(h))]
         tables = self.tables(widths)
-        shape, numbers = rows_of(model, given, **{"leading axes of p": lead})
+        numbers = rows_of(model, given, **{"leading axes of p": lead})
         data = {}
         if len(tables) > 1:
-            places = np.broadcast_to(np.arange(len(tables)).reshape(lead), shape).ravel()
-            data["log_p"] = logs_of(tables)[places]
-        return plain_batch(self, model.added, numbers, data), None
+            places = np.broadcast_to(np.arange(len(tables)).reshape(lead), numbers.shape[:-1])
+            data["log_p"] = logs_of(tables)[places.ravel()]
+        return plain_batch(self, model.added, numbers, data)
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -249,6 +247,7 @@ class Mixture(Kind):
 
     kept: ClassVar[tuple[str, ...]] = ("loss", "vectors")
     pattern: ClassVar[str] = "n*c"
+    log_predictive = Kind.log_z
     h: Any
     loss: Any
     vectors: bool = False
@@ -295,19 +294,19 @@ class Mixture(Kind):
 
     def attach(
         self, model: GraphProblem, forms: Any = None, y: Any = None, *, noise: Any = None
-    ) -> tuple[Batch, Times]:
+    ) -> Batch:
         kind, each, parts, extra, shape, rows = self.known(model, forms, y, noise)
         n, K = math.prod(rows), len(each)
         P = math.prod(shape) // max(1, n)
         terms, data = assembled(parts, n, P)
         data["offset"] = np.concatenate([form.offset.reshape(n, P) for form in parts], axis=1)
         data["noise"] = np.tile(extra.reshape(n, P), (1, K))
+        _, given = with_responses(parts[0], y)
         for k, loss in enumerate(each):
-            data[f"y{k}"] = responses_of(loss, y, shape).reshape(n, P, -1)
-        batch = plain_batch(
-            kind, model.added, np.broadcast_to(self.h.numbers, rows).reshape(n, 1), data
-        )
-        return batch._replace(terms=joined(terms, batch.terms)), None
+            data[f"y{k}"] = loss.observed(given, n * P).reshape(n, P, -1)
+        labels = np.broadcast_to(self.h.numbers, rows)[..., None]
+        batch = plain_batch(kind, model.added, labels, data)
+        return batch._replace(terms=joined(terms, batch.terms))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -397,21 +396,6 @@ class Mixture(Kind):
         """Probabilities of labels or classes."""
         found, share = self.by_category(post, "predict_proba", forms, noise)
         return np.asarray((share * found).sum(axis=0))
-
-    def log_predictive(
-        self, post: GraphPosterior, forms: Any, y: Any, *, noise: Any = None
-    ) -> Array:
-        """Log density of y. With ``vectors`` that of a whole vector."""
-        mixed = self.known(post.problem, forms, y, noise)
-        logs = [
-            loss.log_predictive(responses_of(loss, y, mixed.shape), *at).reshape(mixed.shape)
-            for loss, at in zip(mixed.losses, mixed.latent(post), strict=True)
-        ]
-        found = np.stack(logs, axis=-1)
-        if self.vectors:
-            found = found.sum(axis=-2)
-        weights = np.broadcast_to(post[self.h].logits, (*mixed.rows, len(logs)))
-        return np.asarray(special.logsumexp(found + weights, axis=-1))
 
     def by_category(
         self, post: GraphPosterior, method: str, forms: Any, noise: Any

@@ -14,7 +14,6 @@ from epfast.graph.factors import (
     Batch,
     Edges,
     Kind,
-    Times,
     check_spread,
     log_normal,
     numbers_of,
@@ -98,14 +97,13 @@ class Transition(GaussianStep):
     variance: Any
     factor: Any = 1.0
 
-    def attach(
-        self, model: GraphProblem, before: Any = None, after: Any = None
-    ) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, before: Any = None, after: Any = None) -> Batch:
         given = {"before": (before, "gaussian"), "after": (after, "gaussian")}
-        shape, pairs = rows_of(model, given)
+        pairs = rows_of(model, given)
         numbers = np.unique(pairs)
-        steps = self.steps(shape)
-        return plain_batch(self, model.added, pairs, steps), (numbers, numbers.astype(np.float64))
+        steps = self.steps(pairs.shape[:-1])
+        batch = plain_batch(self, model.added, pairs, steps)
+        return batch._replace(times=(numbers, numbers.astype(np.float64)))
 
     def steps(self, shape: tuple[int, ...]) -> dict[str, Array]:
         """Factor and variance of each transition."""
@@ -179,7 +177,7 @@ class Walk(GaussianStep):
 
     def attach(
         self, model: GraphProblem, x: Any = None, *, by: Any = None, time: Any = None
-    ) -> tuple[Batch, Times]:
+    ) -> Batch:
         states = variables_of(model, "x", x, "gaussian")
         n = states.size
         numbers = states.numbers.ravel()
@@ -211,7 +209,7 @@ class Walk(GaussianStep):
         if not np.isfinite(variance).all():
             raise ValueError("rate times the steps of time overflows; allowed: smaller numbers")
         steps = {"factor": np.ones(len(pairs)), "variance": variance}
-        return plain_batch(self, model.added, pairs, steps), (numbers, times)
+        return plain_batch(self, model.added, pairs, steps)._replace(times=(numbers, times))
 
     def defines(self, batch: Batch) -> Index:
         return np.asarray(batch.table[:, 1])

@@ -23,12 +23,10 @@ from epfast.graph.factors import (
     Edges,
     Kind,
     LinearFactor,
-    Times,
     chain_times,
     check_spread,
     form_of,
     forms_at,
-    latent,
     log_normal,
     neighbours_of,
     numbers_of,
@@ -36,7 +34,6 @@ from epfast.graph.factors import (
     rows_of,
     variables_of,
 )
-from epfast.graph.noise import log_noise_density
 from epfast.graph.variables import Index, LinearForm, Variables, joined
 
 if TYPE_CHECKING:
@@ -101,17 +98,17 @@ class Noise(Kind):
         _checks.choice("match", self.match, MATCHES)
 
     def known(self, model: GraphProblem, form: Any) -> tuple[LinearForm, Index]:
-        """The form, and the numbers of the precisions of its entries, (n, 1)."""
+        """The form, and the numbers of the precisions of its entries, (..., 1)."""
         h = form_of(model, "form", form, blocks=True)
-        shape, numbers = rows_of(model, {"tau": (self.tau, "gamma")}, form=h.shape)
-        return h.broadcast(shape), numbers
+        numbers = rows_of(model, {"tau": (self.tau, "gamma")}, form=h.shape)
+        return h.broadcast(numbers.shape[:-1]), numbers
 
-    def attach(self, model: GraphProblem, form: Any = None) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, form: Any = None) -> Batch:
         h, numbers = self.known(model, form)
         terms, parts = neighbours_of(h)
         batch = plain_batch(self, model.added, numbers, {"offset": h.offset.copy()})
-        batch = batch._replace(terms=joined(terms, batch.terms), parts=parts)
-        return batch, None if parts else chain_times(terms)
+        times = chain_times(batch._replace(terms=terms, parts=parts))
+        return batch._replace(terms=joined(terms, batch.terms), parts=parts, times=times)
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         numbers = batch.terms.coefficient, batch.data["offset"]
@@ -125,31 +122,22 @@ class Noise(Kind):
     def predict(self, post: GraphPosterior, form: Any) -> Array:
         return post.predict_latent(self.known(post.problem, form)[0])[0]
 
-    def predict_variance(self, post: GraphPosterior, form: Any) -> Array:
-        """Variance of the form plus E[1 / tau], infinite for a shape <= 1."""
-        h, _, variance, eta = self.beside(post, form)
-        with np.errstate(all="ignore"):
-            of_noise = np.where(eta[:, 0] > 0.0, eta[:, 1] / eta[:, 0], np.inf)
-        return np.asarray((variance + of_noise).reshape(h.shape))
-
     def log_predictive(self, post: GraphPosterior, form: Any) -> Array:
         """Log density of form = 0 with the noise, integrated over tau."""
-        h, mean, variance, eta = self.beside(post, form)
-        shape, rate = eta[:, 0] + 1.0, eta[:, 1]
-        found = np.full(h.size, -np.inf)
-        proper = np.isfinite(variance) & (shape > 0.0) & (rate > 0.0)
-        # 256 rows at once, since each takes some thousand points
-        rows = np.flatnonzero(proper)
-        for first in range(0, len(rows), 256):
-            k = rows[first : first + 256]
-            found[k] = log_noise_density(mean[k], variance[k], shape[k], rate[k])
-        return found.reshape(h.shape)
+        found = self.log_z(post, form)
+        mean, variance = post.predict_latent(self.known(post.problem, form)[0])
+        # else the variance is infinite, or the noise vanishes beside it
+        usual = np.isfinite(found) & np.isfinite(variance)
+        return np.where(usual, found, log_normal(mean, variance))
 
-    def beside(self, post: GraphPosterior, form: Any) -> tuple[LinearForm, Array, Array, Array]:
-        """The form, its mean and variance, and the natural parameters of tau, one row per form."""
+    def predict_variance(self, post: GraphPosterior, form: Any) -> Array:
+        """Variance of the form plus E[1 / tau], infinite for a shape <= 1."""
         h, numbers = self.known(post.problem, form)
+        variance = post.predict_latent(h)[1]
         eta = post.state.beliefs[post.problem.at[numbers] + np.arange(2)]
-        return (h, *latent(post, h, 0.0), eta)
+        with np.errstate(all="ignore"):
+            of_noise = np.where(eta[..., 0] > 0.0, eta[..., 1] / eta[..., 0], np.inf)
+        return np.asarray(variance + of_noise)
 
 
 @dataclass(frozen=True)
@@ -196,21 +184,19 @@ class Product(Kind):
     numbers: ClassVar[dict[str, float]] = {"variance": 0.0}
     variance: Any = 0.0
 
-    def attach(
-        self, model: GraphProblem, x: Any = None, y: Any = None, z: Any = None
-    ) -> tuple[Batch, Times]:
+    def attach(self, model: GraphProblem, x: Any = None, y: Any = None, z: Any = None) -> Batch:
         neighbours = {"x": (x, "gaussian"), "y": (y, "gaussian")}
         if z is None:
             raise ValueError("z is None; allowed: Gaussian variables, or numbers")
         observed = not isinstance(z, Variables)
-        if not observed:
-            shape, numbers = rows_of(model, neighbours | {"z": (z, "gaussian")})
-            data = {"z": np.empty((len(numbers), 0))}
+        if observed:
+            numbers = rows_of(model, neighbours, z=np.shape(z))
+            data = {"z": numbers_of("z", z, numbers.shape[:-1])[:, None]}
         else:
-            shape, numbers = rows_of(model, neighbours, z=np.shape(z))
-            data = {"z": numbers_of("z", z, shape)[:, None]}
-        data["variance"] = numbers_of("variance", self.variance, shape, 0.0, observed)
-        return plain_batch(self, model.added, numbers, data), None
+            numbers = rows_of(model, neighbours | {"z": (z, "gaussian")})
+            data = {"z": np.empty((numbers.size // 3, 0))}
+        data["variance"] = numbers_of("variance", self.variance, numbers.shape[:-1], 0.0, observed)
+        return plain_batch(self, model.added, numbers, data)
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -242,7 +228,7 @@ class Product(Kind):
 
     def known(self, post: GraphPosterior, x: Any, y: Any) -> tuple[Array, ...]:
         """Means and variances of x and of y, and the variances of the noise."""
-        shape, _ = rows_of(post.problem, {"x": (x, "gaussian"), "y": (y, "gaussian")})
+        shape = rows_of(post.problem, {"x": (x, "gaussian"), "y": (y, "gaussian")}).shape[:-1]
         noise = numbers_of("variance", self.variance, shape, least=0.0).reshape(shape)
         return post[x].mean, post[x].variance, post[y].mean, post[y].variance, noise
 
@@ -301,9 +287,9 @@ class LogisticLink(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, model: GraphProblem, z: Any = None, p: Any = None) -> tuple[Batch, Times]:
-        _, numbers = rows_of(model, {"z": (z, "gaussian"), "p": (p, "beta")})
-        return plain_batch(self, model.added, numbers, {}), None
+    def attach(self, model: GraphProblem, z: Any = None, p: Any = None) -> Batch:
+        numbers = rows_of(model, {"z": (z, "gaussian"), "p": (p, "beta")})
+        return plain_batch(self, model.added, numbers, {})
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         return LogisticBatch(*edges, self.match == "moments", tied)
@@ -367,13 +353,13 @@ class CompoundGamma(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, model: GraphProblem, tau: Any = None) -> tuple[Batch, Times]:
-        shape, numbers = rows_of(model, {"tau": (tau, "gamma")})
+    def attach(self, model: GraphProblem, tau: Any = None) -> Batch:
+        numbers = rows_of(model, {"tau": (tau, "gamma")})
         columns = [
-            numbers_of(name, getattr(self, name), shape, least=0.0, above=True)
+            numbers_of(name, getattr(self, name), numbers.shape[:-1], least=0.0, above=True)
             for name in ("s1", "r1", "s2")
         ]
-        return plain_batch(self, model.added, numbers, {"numbers": np.stack(columns, axis=1)}), None
+        return plain_batch(self, model.added, numbers, {"numbers": np.stack(columns, axis=1)})
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)

@@ -19,7 +19,6 @@ from epfast.graph.factors import (
     Kind,
     LinearFactor,
     check_instance,
-    check_room,
     form_of,
 )
 from epfast.graph.joint import JointEngine, JointGraphPosterior, has_joint_sites, is_joint
@@ -31,7 +30,7 @@ from epfast.graph.problem import (
     GraphProblem,
     legal,
 )
-from epfast.graph.variables import Block, Scales, Variables, ends
+from epfast.graph.variables import Block, Scales, Variables
 from epfast.inference import Fit, interrupted, run, warn_of
 from epfast.priors import HalfStudentT, InverseGamma, Scale
 from epfast.schedules import ADF, EP, Schedule
@@ -416,12 +415,12 @@ class Graph:
         if not isinstance(factor, Kind):
             factor = LinearFactor(factor)
         try:
-            batch, times = factor.attach(model, *neighbours, **data)
+            batch = factor.attach(model, *neighbours, **data)
         except TypeError as error:
             if "attach() " not in str(error):
                 raise
             raise TypeError(f"add() {str(error).split('attach() ', 1)[1]}") from None
-        self._model = model.with_batch(batch, times)
+        self._model = model.with_batch(batch)
         return int(batch.key)
 
     def remove(self, batch: int, rows: Any = None) -> None:
@@ -489,9 +488,8 @@ class Graph:
         Raises
         ------
         ValueError
-            If the evidence is 0: no values of the variables fulfil all tables and observations, or
-            all bounds of ``Between`` without noise. The message names a factor that contradicts
-            the others.
+            If the evidence is 0: no values of the variables fulfil all tables and observations. The
+            message names a factor that contradicts the others.
             If the factors do not determine a block with infinite variances.
             For a schedule or start that the graph does not take.
 
@@ -547,11 +545,6 @@ class Graph:
                 progress=progress,
                 questions=lambda: questions_of(problem.batches),
             )
-            if not fit.converged:
-                widths = np.ones(len(problem.families), dtype=np.intp)
-                for block in problem.blocks:
-                    widths[block.number] = block.d
-                check_room(problem.batches, ends(widths))
             warn_of(fit, engine, problem.schedule)
             warn_of_operators(problem.batches)
             return result(fit)
@@ -570,8 +563,8 @@ class Graph:
         dict of int to ndarray of shape (n,)
             For each batch, by the number that :meth:`add` returned, the log of the integral of each
             factor over the beliefs before it. For likelihoods and ``Between`` this is
-            log p(y_t | y_1, ..., y_t-1). NaN for sites that were refused, and for factors other
-            than losses on linear forms.
+            log p(y_t | y_1, ..., y_t-1). NaN for sites that were refused, and for transitions,
+            Gaussian losses and factors of your own.
         """
         problem = self._model.ready(legal(ADF()))
         if any(map(has_joint_sites, problem.batches)):

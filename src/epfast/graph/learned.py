@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -75,10 +76,11 @@ class LearnedMessages:
                     f"data_width={needs}: {needs} or more"
                 )
 
-    def with_operators(self, copies: dict[int, Operator]) -> Given:
-        """The operators as given, each replaced by the copy with its id."""
-        found = tuple(None if op is None else copies[id(op)] for op in _listed(self.given))
-        return copies[id(self.given)] if isinstance(self.given, Operator) else found
+    def with_operators(self, changed: Callable[[Operator], Operator]) -> Given:
+        """The operators as given, each replaced by what a function returns for it."""
+        if isinstance(self.given, Operator):
+            return changed(self.given)
+        return tuple(None if op is None else changed(op) for op in self.given)
 
     def fit(
         self, density: Density, families: tuple[str, ...], asked: FactorCavities
@@ -183,27 +185,27 @@ def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[B
     earlier = {batch.key: batch.factor.learned for batch in before}
     source: dict[int, Operator] = {}
     copies: dict[int, Operator] = {}
-    for batch in batches:
-        mine, old = batch.factor.learned, earlier.get(batch.key)
-        if mine is None or old is None or len(mine.operators) != len(old.operators):
-            continue
-        for op, known in zip(mine.operators, old.operators, strict=True):
-            if op.settings == known.settings:
-                source.setdefault(id(op), known)
-    by_source: dict[int, Operator] = {}
-    result = []
-    for batch in batches:
-        mine = batch.factor.learned
-        if mine is not None:
-            for op in mine.operators:
-                known = source.get(id(op), op)
-                if id(known) not in by_source:
-                    by_source[id(known)] = known.copy()
-                copies[id(op)] = by_source[id(known)]
-            learning = replace(batch.factor, scheme=mine.with_operators(copies))
-            batch = batch._replace(factor=learning)
-        result.append(batch)
-    return tuple(result)
+
+    def copied(op: Operator) -> Operator:
+        known = source.get(id(op), op)
+        if id(known) not in copies:
+            copies[id(known)] = known.copy()
+        return copies[id(known)]
+
+    learning = [batch for batch in batches if batch.factor.learned is not None]
+    for batch in learning:
+        mine, old = batch.factor.learned.operators, earlier.get(batch.key)
+        if old is not None and len(old.operators) == len(mine):
+            for op, known in zip(mine, old.operators, strict=True):
+                if op.settings == known.settings:
+                    source.setdefault(id(op), known)
+    schemes = {batch.key: batch.factor.learned.with_operators(copied) for batch in learning}
+    return tuple(
+        batch._replace(factor=replace(batch.factor, scheme=schemes[batch.key]))
+        if batch.key in schemes
+        else batch
+        for batch in batches
+    )
 
 
 def _operators_of(batches: tuple[Batch, ...]) -> list[Operator]:

@@ -19,6 +19,8 @@ class Group(NamedTuple):
     """Variables of one family with the same number of natural parameters."""
 
     family: type[Family]
+    #: (n,), their numbers
+    variables: Index
     #: (n, k), places of the natural parameters
     at: Index
 
@@ -57,18 +59,21 @@ class Group(NamedTuple):
 
 
 class Others(NamedTuple):
-    """All variables other than scalar Gaussians."""
+    """All variables other than scalar Gaussians, by family and size."""
 
     groups: tuple[Group, ...]
 
     @classmethod
-    def of(cls, families: NDArray[np.int8], sizes: Index, at: Index) -> Others:
-        """From the arrays of :class:`epfast.graph.problem.GraphProblem`."""
+    def of(cls, families: NDArray[np.int8], sizes: Index, at: Index, first: int = 1) -> Others:
+        """From the arrays of :class:`epfast.graph.problem.GraphProblem`.
+
+        first: number of the first family. 0: scalar Gaussians are included.
+        """
         groups = []
-        for number, family in enumerate(FAMILIES.values()):
-            for k in np.unique(sizes[families == number]) if number else ():
+        for number, family in list(enumerate(FAMILIES.values()))[first:]:
+            for k in np.unique(sizes[families == number]):
                 which = np.flatnonzero((families == number) & (sizes == k))
-                groups.append(Group(family, at[which, None] + np.arange(k)))
+                groups.append(Group(family, which, at[which, None] + np.arange(k)))
         return cls(tuple(groups))
 
     def partition(self, beliefs: Array) -> float:

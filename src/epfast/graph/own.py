@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from epfast.graph.factors import (
     Batch,
     Edges,
     Kind,
-    Times,
     only_power_1,
     plain_batch,
     rows_of,
@@ -49,21 +48,6 @@ NAMED = {
     "quadrature": QuadratureMessages,
     "importance": ImportanceMessages,
 }
-
-
-class Messages(Protocol):
-    """A scheme of the library for log densities."""
-
-    families: frozenset[str]
-    takes_flat: bool
-    #: why a fit failed, by the numbers of an answer
-    reasons: tuple[str, ...]
-
-    def refuses(self, families: tuple[str, ...]) -> str | None: ...
-
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections: ...
 
 
 class Projecting:
@@ -243,7 +227,7 @@ class Factor(Kind):
 
     @property
     def messages(self) -> Any:
-        """The scheme as ``Messages``."""
+        """The scheme with the methods ``refuses`` and ``fit`` of those of the library."""
         if isinstance(self.scheme, tuple(NAMED.values())):
             return self.scheme
         learns = isinstance(self.scheme, Operator | tuple)
@@ -258,8 +242,8 @@ class Factor(Kind):
     def density(self) -> Density:
         return Density(self.log_t, self.gradient, self.hessian)
 
-    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> tuple[Batch, Times]:
-        scheme: Messages = self.messages
+    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
+        scheme = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
         known = [name for name in FAMILIES if name in scheme.families]
@@ -271,22 +255,21 @@ class Factor(Kind):
             raise ValueError(reason)
         given = {name: np.asarray(value) for name, value in data.items()}
         pairs = {name: (value, value.family) for name, value in named.items()}
-        axes = max(1, len(rows_of(model, pairs)[0]))
+        axes = max(1, rows_of(model, pairs).ndim - 1)
         for name, value in given.items():
             if value.dtype.kind not in "fiubUS":
                 raise TypeError(f"{name} has dtype {value.dtype}; allowed: numbers, or strings")
             if value.dtype.kind == "f" and np.isnan(value).any():
                 raise ValueError(f"{name} holds NaN; allowed: numbers")
         beside = {name: value.shape[:axes] for name, value in given.items()}
-        shape, numbers = rows_of(model, pairs, **beside)
-        rows = {}
+        numbers = rows_of(model, pairs, **beside)
+        shape, rows = numbers.shape[:-1] or (1,), {}
         for name, value in given.items():
             rest = value.shape[axes:]
-            spread = np.broadcast_to(value, (*shape, *rest) if shape else (1, *rest))
-            rows[name] = np.array(spread).reshape(len(numbers), *rest)
+            rows[name] = np.array(np.broadcast_to(value, shape + rest)).reshape(-1, *rest)
         if self.learned is not None:
             self.learned.check_data(rows)
-        return plain_batch(self, model.added, numbers, rows), None
+        return plain_batch(self, model.added, numbers, rows)
 
     def check_power(self, batch: Batch, power: float) -> None:
         messages = self.messages
@@ -354,8 +337,8 @@ class ScaleFactor(Kind):
         base = constant + (self.shape - 1.0) * log_tau - self.rate * tau
         return np.asarray(density - math.log(2.0) - 1.5 * log_tau - base)
 
-    def attach(self, model: GraphProblem, tau: Any = None) -> tuple[Batch, Times]:
-        return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")})[1], {}), None
+    def attach(self, model: GraphProblem, tau: Any = None) -> Batch:
+        return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")}), {})
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)

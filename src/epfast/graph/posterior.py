@@ -17,7 +17,8 @@ from epfast.gaussian.files import contents
 from epfast.graph import files
 from epfast.graph.blocks import BlockBelief, linear_sites, prior_belief
 from epfast.graph.checking import checked, observations
-from epfast.graph.factors import Kind, LinearFactor, check_instance, form_of
+from epfast.graph.engine import log_integrals
+from epfast.graph.factors import Batch, Kind, LinearFactor, check_instance, form_of
 from epfast.graph.learned import operator_of
 from epfast.graph.problem import (
     GraphProblem,
@@ -305,6 +306,10 @@ class GraphPosterior(Recorded):
         """
         return self._predicted("log_predictive", factor, neighbours, data)
 
+    def log_integrals(self, batch: Batch) -> Array:
+        """Log of the integral of each factor of a batch over the beliefs."""
+        return log_integrals(self.problem, self.state, batch).reshape(batch.rows.shape)
+
     def _predicted(
         self, method: str, factor: Any, neighbours: tuple[Any, ...], data: dict[str, Any]
     ) -> Array:
@@ -318,7 +323,7 @@ class GraphPosterior(Recorded):
             raise ValueError(
                 f"{method} does not exist for the factor {name}; allowed: {there or kind.instead}"
             )
-        takes = inspect.signature(predict)
+        takes = inspect.signature(kind.attach if predict == kind.log_z else predict)
         try:
             takes.bind(self, *neighbours, **data)
         except TypeError as error:

@@ -33,43 +33,40 @@ def gaussian(size: Any, mean: Any, variance: Any) -> tuple[tuple[int, ...], Arra
 
 def gamma(size: Any, shape: Any, rate: Any) -> tuple[tuple[int, ...], Array]:
     """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.gamma`."""
-    dimensions, given = arrays(size, shape=shape, rate=rate)
-    a, b = given["shape"], given["rate"]
-    for name, value in given.items():
-        if not (np.isfinite(value).all() and (value > 0.0)[(a != 1.0) | (b != 0.0)].all()):
-            raise ValueError(
-                f"{name} holds {value.min() if value.min() <= 0.0 else value.max():g}; "
-                "allowed: finite numbers > 0, or shape 1 with rate 0"
-            )
-    natural = np.stack([a - 1.0, b], axis=1)
-    _in_doubles("rate", Gamma, natural[b > 0.0])
-    return dimensions, natural
+    return _positive(Gamma, size, [1.0, 0.0], shape=shape, rate=rate)
 
 
 def beta(size: Any, alpha: Any, beta: Any) -> tuple[tuple[int, ...], Array]:
     """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.beta`."""
-    shape, given = arrays(size, alpha=alpha, beta=beta)
-    for name, value in given.items():
-        if not (np.isfinite(value).all() and (value > 0.0).all()):
+    return _positive(Beta, size, [1.0, 1.0], alpha=alpha, beta=beta)
+
+
+def _positive(
+    family: type[Family], size: Any, flat: list[float], **given: Any
+) -> tuple[tuple[int, ...], Array]:
+    """Shape and natural parameters of priors with two positive parameters.
+
+    flat: the parameters of the flat prior. Priors whose moments overflow or underflow are refused.
+    """
+    shape, numbers = arrays(size, **given)
+    pairs = np.stack(list(numbers.values()), axis=1)
+    is_flat = (pairs == flat).all(axis=1)
+    for name, value in numbers.items():
+        if not (np.isfinite(value).all() and (is_flat | (value > 0.0)).all()):
             raise ValueError(
                 f"{name} holds {value.min() if value.min() <= 0.0 else value.max():g}; "
                 "allowed: finite numbers > 0"
+                + (", or shape 1 with rate 0" if family is Gamma else "")
             )
-    natural = np.stack([given["alpha"], given["beta"]], axis=1) - 1.0
-    _in_doubles("alpha", Beta, natural)
-    return shape, natural
-
-
-def _in_doubles(name: str, family: type[Family], natural: Array) -> None:
-    """Refuse priors whose mean or variance overflows or underflows."""
+    natural = pairs - (1.0, float(family is Beta))
     with np.errstate(all="ignore"):
-        moments = np.stack([family.mean(natural), family.variance(natural)])
-        proper = family.is_proper(natural).all()
-    if not (proper and np.isfinite(moments).all() and (moments >= TINY).all()):
+        moments = np.stack([family.mean(natural), family.variance(natural)])[:, ~is_flat]
+    if not (np.isfinite(moments).all() and (moments >= TINY).all()):
         raise ValueError(
-            f"{name} makes a prior whose mean or variance overflows or underflows; allowed: less "
-            "extreme numbers"
+            f"{' and '.join(numbers)} make a prior whose mean or variance overflows or underflows; "
+            "allowed: less extreme numbers"
         )
+    return shape, natural
 
 
 def categorical(size: Any, n: Any, probabilities: Any) -> tuple[tuple[int, ...], Array]:

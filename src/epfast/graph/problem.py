@@ -14,7 +14,7 @@ from epfast._arrays import Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
 from epfast.graph.blocks import BlockBelief, BlockPrior, is_linear
-from epfast.graph.factors import Batch, Edges, Times
+from epfast.graph.factors import Batch, Edges
 from epfast.graph.marginals import Others
 from epfast.graph.variables import Block, Index, Linear, Terms, Variables, ends
 from epfast.inference import DataWarning
@@ -170,7 +170,7 @@ class GraphProblem(NamedTuple):
             made=self.made | {key: made},
         )
 
-    def with_batch(self, batch: Batch, times: Times) -> GraphProblem:
+    def with_batch(self, batch: Batch) -> GraphProblem:
         """The problem with one more batch, and the times that it gives to variables."""
         if not batch.n:
             raise ValueError("y or the neighbours are empty; allowed: one factor or more")
@@ -180,12 +180,11 @@ class GraphProblem(NamedTuple):
                 raise ValueError(
                     "x holds variables that another walk defines; allowed: other variables"
                 )
-        new = self.times
-        if times is not None:
-            new = new.copy()
-            new[times[0]] = times[1]
+        times = self.times.copy()
+        if batch.times is not None:
+            times[batch.times[0]] = batch.times[1]
         batches = (*self.batches, batch.copy())
-        return self._replace(batches=batches, times=new, added=self.added + 1)
+        return self._replace(batches=batches, times=times, added=self.added + 1)
 
     def check_handle(self, name: str, value: Linear) -> None:
         """Refuse variables of another graph, or of a copy that was changed differently."""
@@ -312,27 +311,20 @@ class GraphProblem(NamedTuple):
         """Whether another problem has the same variables, factors and kinds of sites."""
         if self is other:
             return True
-        mine, others = self.batches, other.batches
-        return (
-            self.tied == other.tied
-            and self.linear() == other.linear()
-            and np.array_equal(self.at, other.at)
-            and np.array_equal(self.families, other.families)
-            and np.array_equal(self.prior, other.prior)
-            and len(self.blocks) == len(other.blocks)
-            and all(
-                np.array_equal(a.precision, b.precision) and np.array_equal(a.mean, b.mean)
-                for a, b in zip(self.blocks, other.blocks, strict=True)
-            )
-            and np.array_equal(self.times, other.times)
-            and len(mine) == len(others)
-            and all(a.key == b.key and a.n == b.n for a, b in zip(mine, others, strict=True))
-            and all(
-                np.array_equal(x, y)
-                for a, b in zip(mine, others, strict=True)
-                for x, y in ((a.rows, b.rows), *zip(a.terms[:2], b.terms[:2], strict=True))
-            )
+        mine, others = (
+            [
+                *(problem.tied, list(problem.linear().items()), problem.at, problem.families),
+                *(problem.prior, problem.times),
+                *(part for block in problem.blocks for part in block[1:]),
+                *(
+                    x
+                    for batch in problem.batches
+                    for x in (batch.key, batch.rows, *batch.terms[:2])
+                ),
+            ]
+            for problem in (self, other)
         )
+        return len(mine) == len(others) and all(map(np.array_equal, mine, others))
 
     def goes_on(self, other: GraphProblem) -> bool:
         """Whether the schedules are equal, except in the number of sweeps and the tolerance."""
