@@ -10,9 +10,7 @@ here N(0, I) against N(+-(2, 2), I), best error near 0.1. 10 data sets for each 
 twice. Beside the paper's methods the double loop after some sweeps of EP, whose end is verified to
 be a fixed point of EP, and what it costs in terms of 50 plain sweeps.
 
-The cost is taken on the data sets with the most steps, and is that of the fastest of two runs, from
-one call of a function to the next: whole runs are never undisturbed on a shared machine. What was
-found on a data set is noted; --resume goes on from there.
+The cost is taken on the data sets with the most steps, and is that of the fastest rounds.
 """
 
 from __future__ import annotations
@@ -138,16 +136,16 @@ def guaranteed(K: np.ndarray, y: np.ndarray, rate: float) -> epfast.GPPosterior:
 def cost(K: np.ndarray, y: np.ndarray, rate: float) -> float:
     """Time of a fit with the double loop over that of 50 plain sweeps."""
     schedule = epfast.EP(SWEEPS, tol=0.0, order="sequential")
-    found = harness.fastest(
+    timed = harness.interleave(
         {
             "plain": lambda: epfast.fit_gp(
                 K, y, loss=epfast.NoisyStep(rate), scheme="exact", schedule=schedule
             ),
             "guaranteed": lambda: guaranteed(K, y, rate),
         },
-        repeats=2,
-    )  # fmt: skip
-    return found["guaranteed"].seconds / found["plain"].seconds
+        rounds=3,
+    )
+    return timed["guaranteed"].fastest(timed["plain"])
 
 
 def one_set(seed: int, rate: float, n: int) -> dict[str, Any]:
@@ -232,10 +230,6 @@ def boundaries(path: Path, n: int, seed: int = 3, rate: float = 0.2) -> None:
         axes[3].legend(loc="upper right")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    harness.can_resume(parser)
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
     n = 80 if options.quick else N
@@ -244,7 +238,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for rate in RATES
         for seed in range(1 if options.quick else 20)
     }
-    found = harness.noted(options, tasks)
+    found = {name: task() for name, task in tasks.items()}
     runs = list(found.values())
     rows = []
     for name in (*METHODS, "double loop"):
