@@ -310,7 +310,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     goals = judge(rows)
     size = (ROWS // 20, LEVELS // 20) if options.quick else (ROWS, LEVELS)
     found = large(*size)
-    harness.table(list(found[0]), [list(row.values()) for row in found], "one large group")
+    harness.show(found, "one large group")
     for row in found:
         text = f"{row['seconds']:.1f} s"
         claim = f"{row['rows']} rows, {row['levels']} levels in {SECONDS:g} s"

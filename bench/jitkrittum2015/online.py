@@ -280,7 +280,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             settings = settings | {"features": ("fourier", 30, 50)}
         found[name] = in_sequence(name, problems, exact, **settings)[0]
     rows = [learning.row() for learning in found.values()]
-    harness.table(list(rows[0]), [list(row.values()) for row in rows], f"{count} problems")
+    harness.show(rows, f"{count} problems")
 
     X_test, free = problems[0].X_test, problems[0].y_test
     means = {name: [p.mean for p in learning.parts] for name, learning in found.items()}
@@ -320,7 +320,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         )
     ]
     other = backward.summary(to_p)
-    harness.table(list(other[0]), [list(row.values()) for row in other], "messages to p")
+    harness.show(other, "messages to p")
     claims += judge_targets(found, other)
     by_problem = {
         name: {

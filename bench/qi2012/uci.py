@@ -40,9 +40,9 @@ SETS = {
     "Pima": ("pima_ripley", 319, 20, 0.0),
     "Diabetes": ("pima", 468, 100, 0.0),
     "Haberman": ("haberman", 183, 100, 0.0),
-    "Spam": ("spam", 276, 100, 0.0),
-    "Spam, 10 % flipped": ("spam", 276, 100, 0.1),
-    "Spam, 20 % flipped": ("spam", 276, 100, 0.2),
+    "Spam": ("spambase", 276, 100, 0.0),
+    "Spam, 10 % flipped": ("spambase", 276, 100, 0.1),
+    "Spam, 20 % flipped": ("spambase", 276, 100, 0.2),
 }
 EPSILON = 0.1
 

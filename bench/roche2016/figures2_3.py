@@ -29,13 +29,15 @@ from scipy.optimize import minimize
 
 import epfast
 from bench.lib import harness
-from bench.lib.datasets import LARGE, NAMES, SMALL, Dataset, load
+from bench.lib.datasets import LARGE, NAMES, Dataset, load
 from bench.lib.harness import SHORT, Claim
 from bench.lib.numpy_reference import LOSSES, regularized_cost
 from bench.lib.pictures import picture
 from bench.roche2016 import table1
 from bench.roche2016.table1 import PRIOR_VARIANCE
 from epfast.plots import SCHEME_COLORS
+
+SMALL = tuple(name for name in NAMES if name not in LARGE)
 
 # label -> scheme, curvature and line of the paper's figures
 VARIANTS = {

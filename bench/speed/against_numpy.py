@@ -173,7 +173,7 @@ def of_rows() -> list[dict[str, Any]]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     rows = [line for part in (minibatches, moments, processes, of_rows) for line in part()]
-    harness.table(list(rows[0]), [list(line.values()) for line in rows], "Against pure NumPy")
+    harness.show(rows, "Against pure NumPy")
     least: dict[str, list[float]] = {line["piece"]: [] for line in rows}
     for line in rows:
         least[line["piece"]].append(line["best over ours"])

@@ -216,5 +216,5 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         keys = list(rows[-1])
         harness.table(keys, [[row[k] for k in keys] for row in rows if row["set"] == name], name)
     means = summary(rows)
-    harness.table(list(means[0]), [list(row.values()) for row in means], "over the sets")
+    harness.show(means, "over the sets")
     return {"seed": SEED, "goals": judge(means), "means": means, "sets": rows}
