@@ -292,9 +292,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ]
         for name, parts in means.items()
     }
-    cells = [[name, *values] for name, values in tests.items()]
-    heads = ["operator", "noise-free", "noisy"]
-    harness.table(heads, cells, "test errors, mean over problems")
+    test_errors = [
+        {"operator": name, "noise-free": free, "noisy": noisy}
+        for name, (free, noisy) in tests.items()
+    ]
+    harness.show(test_errors, "test errors, mean over problems")
 
     calls = [found[BELIEF].total("calls")]
     for seed in range(1, 1 if options.quick else SEEDS):
@@ -335,9 +337,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "claims": claims,
         "operators": rows,
         "operators to p": other,
-        "test errors": [
-            dict(zip(("operator", "noise-free", "noisy"), c, strict=True)) for c in cells
-        ],
+        "test errors": test_errors,
         "by problem": by_problem,
         "trace": trace(problems[:TRACED], 5, **more),
         "sampling, us per message": {k: 1e6 * seconds for k, seconds in sampling.items()},

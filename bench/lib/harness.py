@@ -314,35 +314,29 @@ Record = dict[str, Any]
 
 
 def show(rows: Iterable[Record], title: str = "") -> list[Record]:
-    """Print records as a table, and return them; lists and dictionaries in them are not shown."""
+    """Print records as an aligned table and return them: what a script stores, and pages show.
+
+    Text goes to the left, everything else to the right. Lists and dictionaries are not shown.
+    """
     rows = list(rows)
     keys = [
         key
         for key in dict.fromkeys(key for row in rows for key in row)
         if not any(isinstance(row.get(key), (list, tuple, dict, np.ndarray)) for row in rows)
     ]
-    table(keys, [[row.get(key) for key in keys] for row in rows], title)
+    print(f"\n{title}")
+    columns = []
+    for key in keys:
+        values = [row.get(key) for row in rows]
+        cells = [str(key).replace("_", " ")]
+        cells += [value if isinstance(value, str) else figure(value) for value in values]
+        width = max(map(len, cells))
+        cells.insert(1, "-" * width)
+        is_text = all(isinstance(value, str) for value in values)
+        columns.append([cell.ljust(width) if is_text else cell.rjust(width) for cell in cells])
+    for line in zip(*columns, strict=True):
+        print("  ".join(line).rstrip())
     return rows
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> list[Record]:
-    """Print an aligned table; text to the left, everything else to the right.
-
-    Returns its rows by header: what a script stores, and the pages of tables show.
-    """
-    cells = [[value if isinstance(value, str) else figure(value) for value in row] for row in rows]
-    widths = [max(len(c) for c in column) for column in zip(headers, *cells, strict=True)]
-    left = [all(isinstance(row[i], str) for row in rows) for i in range(len(headers))]
-    if title:
-        print(f"\n{title}")
-    for row in [list(headers), ["-" * w for w in widths], *cells]:
-        print(
-            "  ".join(
-                c.ljust(w) if is_left else c.rjust(w)
-                for c, w, is_left in zip(row, widths, left, strict=True)
-            ).rstrip()
-        )
-    return [dict(zip(headers, row, strict=True)) for row in rows]
 
 
 def figure(value: Any) -> str:

@@ -84,12 +84,7 @@ def contest(study: Study, splits: int) -> tuple[list[dict[str, Any]], list[Claim
             if seed >= 0:
                 scores[name].append(found)
     rows = [_row(name, found, study, scores) for name, found in scores.items()]
-    headers = list(rows[0])
-    harness.table(
-        headers,
-        [[row[key] for key in headers] for row in rows],
-        f"{study.name}: {len(study.X)} x {study.X.shape[1]}, {splits} splits",
-    )
+    harness.show(rows, f"{study.name}: {len(study.X)} x {study.X.shape[1]}, {splits} splits")
     claims = _judge(study, scores, rows)
     return [{"study": study.name, **row, "splits": scores[row["fit"]]} for row in rows], claims
 

@@ -16,7 +16,6 @@ The cost is taken on the data sets with the most steps, and is that of the faste
 from __future__ import annotations
 
 import argparse
-import functools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -233,12 +232,8 @@ def boundaries(path: Path, n: int, seed: int = 3, rate: float = 0.2) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
     n = 80 if options.quick else N
-    tasks = {
-        f"{rate:g}, seed {seed}": functools.partial(one_set, seed, rate, n)
-        for rate in RATES
-        for seed in range(1 if options.quick else 20)
-    }
-    found = {name: task() for name, task in tasks.items()}
+    seeds = range(1 if options.quick else 20)
+    found = {f"{rate:g}, seed {seed}": one_set(seed, rate, n) for rate in RATES for seed in seeds}
     runs = list(found.values())
     rows = []
     for name in (*METHODS, "double loop"):
@@ -247,12 +242,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ended = [c.get("sweeps", c.get("steps")) for c in cells if c["converged"]]
         low, high = np.quantile(ended, [0.25, 0.75]) if ended else (np.nan, np.nan)
         rows.append(
-            [name, sum(c["converged"] for c in cells), f"{low:.0f}-{high:.0f}", *errors]
-        )  # fmt: skip
-    headers = ["method", "settled", "sweeps", "error at 10 %", "error at 20 %"]
-    table = harness.table(headers, rows, f"{len(runs)} runs, n = {n}, {TESTS} test points")
-    count = {row[0]: row[1] for row in rows}
-    error = {row[0]: np.array(row[3:]) for row in rows}
+            {
+                "method": name,
+                "settled": sum(c["converged"] for c in cells),
+                "sweeps": f"{low:.0f}-{high:.0f}",
+                **{f"error at {100 * r:g} %": e for r, e in zip(RATES, errors, strict=True)},
+            }
+        )
+    harness.show(rows, f"{len(runs)} runs, n = {n}, {TESTS} test points")
+    count = {row["method"]: row["settled"] for row in rows}
+    error = {row["method"]: np.array(list(row.values())[3:]) for row in rows}
     relaxed = "relaxed EP, c = .03"
     costs, most = [], 1 if options.quick else TIMED
     for r in sorted(runs, key=lambda r: r["double loop"]["steps"])[-most:]:
@@ -290,7 +289,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
          "the runs with the most steps: " + ", ".join(f"{c:.1f} ({k} steps)" for k, c in costs)),
     ]  # fmt: skip
     return {
-        "table": table,
+        "table": rows,
         "claims": claims,
         "goals": goals,
         "runs": found,

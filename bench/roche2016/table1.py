@@ -236,38 +236,29 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     }
                 )
     harness.show(cells, "Time per minibatch, ms, its ratios, and final costs")
-    newton = report_newton(cells)
+    newton = like_for_like(cells)
     claims = ordering(ours_ms, "epfast")
     if faithful_ms:
         claims += ordering(faithful_ms, "faithful NumPy")
     return {"cells": cells, "newton": newton, "claims": claims, "goals": judge(cells)}
 
 
-def report_newton(cells: list[dict]) -> list[dict[str, Any]]:
-    """Print VQ by Newton, like for like; flops of a dense step: Hessian and Cholesky factor."""
+def like_for_like(cells: list[dict]) -> list[dict[str, Any]]:
+    """VQ by Newton on both sides; flops of a dense step: Hessian and Cholesky factor."""
     rows = []
     for cell in cells:
         if "newton_ms" not in cell:
             continue
-        p = 2 * cell["d"] + 1
-        rows.append(
-            (
-                *(cell["dataset"], cell["loss"], cell["d"], 1e3 * cell["newton_ms"].median),
-                *(1e3 * cell[f"{key}_ms"].median if f"{key}_ms" in cell else None
-                  for key in ("arrow", "faithful")),
-                *(cell[f"{key}_over_newton"].median if f"{key}_ms" in cell else None
-                  for key in ("arrow", "faithful")),
-                *(p**3 * 4 / 3 / 1e6, cell["best_over_ours"].median),
-            )
-        )  # fmt: skip
-    heads = ["dataset", "loss", "d", "Newton, us", "NumPy, arrow, us", "NumPy, dense, us"]
-    heads += [
-        "arrow over ours",
-        "dense over ours",
-        "Mflop of a dense step",
-        "closed form, NumPy over ours",
-    ]
-    return harness.table(heads, rows, "VQ like for like: Newton beside Newton") if rows else []
+        row = {"dataset": cell["dataset"], "loss": cell["loss"], "d": cell["d"]}
+        row["Newton, us"] = 1e3 * cell["newton_ms"].median
+        for name, key in (("arrow", "arrow"), ("dense", "faithful")):
+            if f"{key}_ms" in cell:
+                row[f"NumPy, {name}, us"] = 1e3 * cell[f"{key}_ms"].median
+                row[f"{name} over ours"] = cell[f"{key}_over_newton"].median
+        row["Mflop of a dense step"] = (2 * cell["d"] + 1) ** 3 * 4 / 3 / 1e6
+        row["closed form, NumPy over ours"] = cell["best_over_ours"].median
+        rows.append(row)
+    return harness.show(rows, "VQ like for like: Newton beside Newton")
 
 
 def judge(cells: list[dict]) -> list[Claim]:

@@ -134,12 +134,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if published.name in chosen:
             results.append(measure(published, rank))
             print(f"{published.name}: {results[-1]}", flush=True)
-    columns = [key for key in results[0] if not key.endswith("_changes")]
-    harness.table(
-        [key.replace("_", " ") for key in columns],
-        [[middle(row[key]) for key in columns] for row in results],
-        f"Rank {rank}, chunks of {CHUNK} rows; seconds",
-    )
+    harness.show(results, f"Rank {rank}, chunks of {CHUNK} rows; seconds")
     ratios = [middle(row["parallel_over_serial"]) for row in results]
     paper = [row["parallel_published"] / row["serial_published"] for row in results]
     serial = [row["serial_iterations"] for row in results]
