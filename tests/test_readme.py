@@ -78,15 +78,15 @@ def speed():
         "`speed.linear` |"
     )
     fits = [
-        evidence("linear_speed", f"4. scikit-learn, {name}, probit", "a fit").split()[3]
+        evidence("linear_speed", f"scikit-learn, {name}, probit", "a fit").split()[3]
         for name in ("census", "a9a, sparse", "w8a, sparse")
     ]
     yield (
         "| probit EP, time over that of `LogisticRegression`: Census, a9a, w8a | "
         f"{', '.join(f'{float(ratio):.2g}' for ratio in fits)} | `speed.linear` |"
     )
-    share = evidence("gp_speed", "1. matrix work, n = 1000", "n^3").split(",")[0]
-    times = evidence("gp_speed", "1. site by site, n = 1000", "a sweep").split()[0]
+    share = evidence("gp_speed", "matrix work, n = 1000", "n^3").split(",")[0]
+    times = evidence("gp_speed", "site by site, n = 1000", "a sweep").split()[0]
     yield (
         f"| a sweep of a Gaussian process, n = 1,000 | {share} of the rate of dpotrf, {times} "
         "times as fast as rank-one updates in C | `speed.gp` |"

@@ -58,15 +58,6 @@ def row_of(name: str, check: epfast.Check) -> dict[str, Any]:
     }
 
 
-HEADERS = ("set", "verdict", "khat", "effective", "shift", "shift_se", "sd_factor")
-HEADERS += ("log_evidence", "sampled")
-
-
-def show(rows: list[dict[str, Any]], title: str, *more: str) -> None:
-    names = [*HEADERS, *more]
-    harness.table(names, [[row[name] for name in names] for row in rows], title)
-
-
 def right_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Claim]]:
     rows, gaps = [], []
     long = 20_000 if options.quick else LONG
@@ -84,7 +75,7 @@ def right_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
         worst = np.abs(reference.shifts).max()
         row |= {"long_shift": worst, "within_2": np.mean(gap < 2), "largest": gap.max()}
         rows.append(row)
-    show(rows, "Exact EP, prior variance 1", "long_shift", "within_2", "largest")
+    harness.show(rows, "Exact EP, prior variance 1")
     every = np.concatenate(gaps)
     good = [row["verdict"] == "good" for row in rows]
     return rows, [
@@ -117,9 +108,7 @@ def proposals(options: argparse.Namespace) -> list[dict[str, Any]]:
                 {"set": name, "d": d, "draws": label, "khat": weights.khat,
                  "effective": round(weights.effective), "largest_se": error}
             )  # fmt: skip
-    headers = list(rows[0])
-    harness.table(headers, [list(row.values()) for row in rows], "What is drawn from")
-    return rows
+    return harness.show(rows, "What is drawn from")
 
 
 def failed_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Claim]]:
@@ -127,7 +116,7 @@ def failed_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list
     for name in FAILED[3:5] if options.quick else FAILED:
         post = epfast.fit_linear(*rows_of(name), **OLD)
         rows.append(row_of(name, post.check(DRAWS)) | {"converged": post.converged})
-    show(rows, "The old defaults", "converged")
+    harness.show(rows, "The old defaults")
     refused = [row["verdict"] == "do not use" for row in rows]
     evidence = f"{sum(refused)} / {len(refused)}"
     return rows, [
@@ -143,7 +132,7 @@ def mean_field(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
         largest = np.abs(np.corrcoef(moving.T) - np.eye(moving.shape[1])).max()
         post = epfast.fit_linear(X, y, posterior="factorized")
         rows.append(row_of(name, post.check(DRAWS)) | {"correlation": largest})
-    show(rows, "Factorised posteriors, exact sites", "correlation")
+    harness.show(rows, "Factorised posteriors, exact sites")
     strong = [row["verdict"] for row in rows if row["correlation"] > CORRELATED]
     refused = sum(verdict == "do not use" for verdict in strong)
     return rows, [
@@ -163,7 +152,7 @@ def processes(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[h
         X = X[:, :-1]
         K = rbf(X, X, float(np.sqrt(X.shape[1])))
         rows.append(row_of(name, epfast.fit_gp(K, y, loss="probit").check(DRAWS)))
-    show(rows, "Processes")
+    harness.show(rows, "Processes")
     wrong = sum(row["verdict"] == "do not use" for row in rows)
     evidence = f"'do not use' on {wrong} of {len(rows)}"
     return rows, [("", "no exact EP of a process is called unusable", wrong == 0, evidence)]

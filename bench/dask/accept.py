@@ -5,7 +5,7 @@
 Rounds of DEP (full and factorised), DSEP, DAEP and Laplace propagation against the serial
 schedules, on census, a9a (sparse) and 5 million normal rows; a pass of ADF by one stream, and by
 two that are combined; DEP in the order "as_completed" against EP, many times; what a round of tasks
-costs where there is next to nothing to do; memory of this process over 100 passes; rows of four
+costs where there is next to nothing to do; rows of four
 times the memory of the workers, read at each visit; and two workers against one process, which says
 something only where two cores are free.
 """
@@ -13,11 +13,9 @@ something only where two cores are free.
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import tempfile
 import time
-import tracemalloc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,7 +48,7 @@ ROUNDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 #: allowed differences: means in sd, precision relative, evidence
 SAME = (1e-10, 1e-12, 1e-9)
-RUNS, QUICK_RUNS, PASSES = 10, 2, 100
+RUNS, QUICK_RUNS = 10, 2
 #: rows of the large set, and of the one whose passes are timed
 LARGE, QUICK_LARGE, TIMED, QUICK_TIMED = 5_000_000, 200_000, 2_000_000, 100_000
 #: memory of a worker, MB
@@ -199,28 +197,6 @@ def overheads() -> list[dict[str, Any]]:
     return cells
 
 
-def growth() -> tuple[float, float]:
-    """Bytes of arrays, and of all, that this process gains over the last 80 of 100 passes.
-
-    The scheduler, which a LocalCluster has in this process, remembers a little of each task.
-    """
-    X, y = normal(2000, 50)
-    seen: list[tuple[int, int]] = []
-    only = tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)
-
-    def look(info: Any, state: Any) -> None:
-        if info.sweep % 20 == 0:
-            gc.collect()
-            arrays = tracemalloc.take_snapshot().filter_traces([only]).traces
-            held = sum(trace.size for trace in arrays)
-            seen.append((held, tracemalloc.get_traced_memory()[0]))
-
-    tracemalloc.start()
-    epd.fit_linear(*lazy(X, y), schedule=DEP(8, PASSES, 0.0, inner=FEW), callback=look)
-    tracemalloc.stop()
-    return float(seen[-1][0] - seen[0][0]), float(seen[-1][1] - seen[0][1])
-
-
 def _written(path: Path, n: int, d: int, chunk: int) -> tuple[Any, Any]:
     """Rows on disk, one file per chunk, which are read when they are asked for."""
     rng = np.random.default_rng(1)
@@ -289,7 +265,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with harness.all_cores(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with workers():
-            speed, cost, gained = faster(quick), overheads(), growth()
+            speed, cost = faster(quick), overheads()
             sets: dict[str, Any] = {}
             if not quick:
                 census = datasets.load("census")
@@ -315,7 +291,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         (large, "Four times the memory"),
         (speed, "Two workers against one process"),
     ):
-        harness.table(list(cells[0]), [tuple(c.values()) for c in cells], title)
+        harness.show(cells, title)
     worst = [max(c[name] for c in same) for name in ("mean", "precision", "evidence")]
     goals: list[harness.Claim] = [
         (
@@ -340,11 +316,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             ", ".join(f"{c['ms']:.0f} of {c['goal']:.0f}" for c in cost),
         ),
         (
-            *("memory", "no growth of arrays over 80 passes beyond what two tasks carry"),
-            gained[0] < 2 * 2 * 8 * 50 * 51,
-            f"{gained[0]:.0f} bytes of arrays, {gained[1]:.0f} with the scheduler's notes",
-        ),
-        (
             *("out of core", "peak below the limit of a worker, no task lost"),
             all(c["peak"] <= c["limit"] and not c["lost"] for c in large),
             ", ".join(f"{c['peak'] / 2**20:.0f} of {c['limit'] / 2**20:.0f} MB" for c in large),
@@ -356,4 +327,4 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ),
     ]
     tables = {"rounds": same, "passes": streams, "as_completed": soon, "overheads": cost}
-    return {"goals": goals, **tables, "large": large, "speed": speed, "growth": gained}
+    return {"goals": goals, **tables, "large": large, "speed": speed}

@@ -200,8 +200,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
     seeds = 5 if options.quick else SEEDS
     rows = [row for n in (200, 20) for row in measured(n, seeds)]
-    names = [name for name in rows[0] if name != "several_modes"]
-    cells = [["–" if row[name] is None else row[name] for name in names] for row in rows]
-    harness.table([name.replace("_", " ") for name in names], cells, f"{seeds} seeds; means in sd")
+    harness.show(rows, f"{seeds} seeds; means in sd")
     many, few = ({row["method"]: row for row in rows if row["n"] == n} for n in (200, 20))
     return {"claims": claims_of(many, few, seeds), "methods": rows}

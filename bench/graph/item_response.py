@@ -195,14 +195,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 "sweeps": sweeps,
             }
         )
-    cells = [["–" if v is None else v for v in row.values()] for row in rows]
-    harness.table([name.replace("_", " ") for name in rows[0]], cells, "Difficulties of five items")
-    orders = hubs()
-    harness.table(
-        [name.replace("_", " ") for name in orders[0]],
-        [[str(v) if isinstance(v, bool) else v for v in row.values()] for row in orders],
-        "Each item is a hub of 1,000 factors",
-    )
+    harness.show(rows, "Difficulties of five items")
+    orders = harness.show(hubs(), "Each item is a hub of 1,000 factors")
     by_name = {row["method"]: row for row in rows}
     return {
         "claims": claims_of(exact, by_name, orders),

@@ -82,11 +82,7 @@ def known(y: np.ndarray) -> tuple[list[dict[str, Any]], list[harness.Claim]]:
     g.add(Transition(STATE), x[:-1], x[1:])
     g.add(losses.Gaussian(OBSERVATION), x, y)
     other = g.fit(epfast.EP(sweeps=2, tol=0.0))
-    harness.table(
-        [name.replace("_", " ") for name in rows[0]],
-        [list(row.values()) for row in rows],
-        "Known variances",
-    )
+    harness.show(rows, "Known variances")
     one, parallel = rows[0], rows[1]
     worst = max(one["mean_off"], one["variance_off"])
     return rows, [
@@ -165,11 +161,7 @@ def unknown(y: np.ndarray, nodes: int) -> tuple[list[dict[str, Any]], list[harne
                 "sd_ratio": float(belief.sd / sd),
             }
         )
-    harness.table(
-        [name.replace("_", " ") for name in rows[0]],
-        [list(row.values()) for row in rows],
-        "Unknown precisions",
-    )
+    harness.show(rows, "Unknown precisions")
     a, b = rows
     close = (
         abs(a["mean"] - 2.052) < 2e-3

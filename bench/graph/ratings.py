@@ -122,15 +122,7 @@ def beside_the_peer(options: argparse.Namespace) -> tuple[dict[str, Any], list[h
         sds.append(float(np.abs(mine.sd / sd - 1.0).max()))
     times = result["peer_sweep_us"] / result["sweep_us"]
     result |= {"mean_off_sd": max(means), "sd_off": max(sds), "times": times}
-    harness.table(
-        ("", "epfast", "TrueSkillThroughTime"),
-        [
-            ("us per sweep", result["sweep_us"], result["peer_sweep_us"]),
-            ("ns per match", sweep / n * 1e9, result["peer_sweep_us"] / n * 1e3),
-            ("log p one step ahead", result["log_p"], result["peer_log_p"]),
-        ],
-        f"{n} matches of 2018 and 2019",
-    )
+    harness.show([result], f"{n} matches of 2018 and 2019, beside TrueSkillThroughTime")
     off = max(*means, *sds)
     return result, [
         ("graph", f"within {AGREE:g} sd of the package", off <= AGREE, f"{off:.2g} sd"),
@@ -160,20 +152,9 @@ def all_matches(options: argparse.Namespace) -> tuple[dict[str, Any], list[harne
             "seconds": min(seconds),
             "off": off,
         }
-        rows.append(("with" if home else "without", *row.values()))
+        rows.append({"home advantage": home} | row)
         result["home" if home else "plain"] = row
-    harness.table(
-        (
-            "home advantage",
-            "ms per sweep",
-            "ns per match",
-            "sweeps",
-            "seconds",
-            "largest error, sd",
-        ),
-        rows,
-        f"{n} matches",
-    )
+    harness.show(rows, f"{n} matches; the largest error in sd")
     row = result["plain"]
     evidence = f"{row['ns']:.1f} ns"
     claims.append(
@@ -202,15 +183,15 @@ def predictions(options: argparse.Namespace) -> tuple[dict[str, Any], list[harne
         found = fitted(games, home, **ALL)
         log_p = float(found.one_step_ahead().mean())
         inside = coverage(games, home, (2019,) if options.quick else YEARS)
-        rows.append(("with" if home else "without", log_p, *inside))
+        shares = {f"in {100 * level:g} %": s for level, s in zip(LEVELS, inside, strict=True)}
+        rows.append({"home advantage": home, "log p": log_p} | shares)
         result["home" if home else "plain"] = {"log_p": log_p, "coverage": inside}
         what = f"mean log p one step ahead {'with' if home else 'without'} home advantage {aim}"
         claims.append(("graph", what, log_p >= aim - 5e-4, f"{log_p:.4f}"))
         off = max(abs(a - b) for a, b in zip(inside, LEVELS, strict=True))
         evidence = ", ".join(f"{share:.3f}" for share in inside)
         claims.append(("graph", "coverage within .03", off <= 0.03, evidence))
-    names = ("home advantage", "log p", *(f"in {100 * level:g} %" for level in LEVELS))
-    harness.table(names, rows, f"Predictions of {len(games['draw'])} matches")
+    harness.show(rows, f"Predictions of {len(games['draw'])} matches")
     return result, claims
 
 

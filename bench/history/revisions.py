@@ -161,7 +161,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.quick:
         rows = [{"revision": "installed", **timed(sys.executable)}]
-        harness.table(["task", "times the yardstick"], list(zip(*_columns(rows), strict=True)))
+        _show(rows, "times the yardstick")
         return {"times": rows}
     if shutil.which("valgrind") is None:
         sys.exit("valgrind is not installed; it counts instructions (--quick: times alone)")
@@ -177,14 +177,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         merged(old.get(key, []), [pair[i] for pair in new])
         for i, key in enumerate(("instructions", "times"))
     )
-    harness.table(
-        ["task", *(row["revision"] for row in instructions)],
-        list(zip(*_columns(instructions), strict=True)),
-        "millions of instructions",
-    )
+    _show(instructions, "millions of instructions")
     return {"instructions": instructions, "times": times, "goals": judged(instructions)}
 
 
-def _columns(rows: list[dict[str, Any]]) -> list[list[Any]]:
-    """The names of the tasks, and a column of figures for each revision."""
-    return [list(TASKS), *([row.get(name) for name in TASKS] for row in rows)]
+def _show(rows: list[dict[str, Any]], title: str) -> None:
+    """A line for each task, a column for each revision."""
+    lines = [{"task": name} | {row["revision"]: row.get(name) for row in rows} for name in TASKS]
+    harness.show(lines, title)

@@ -305,18 +305,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     nuts, rows = stored(STORED, options, tuple(MODELS)), []
     for name in options.only or (QUICK if options.quick else MODELS):
         rows.append(try_model(name, nuts.get(name)))
-    keys = [key for key in rows[0] if key != "is_simple"]
-    harness.table(keys, [[row.get(key) for key in keys] for row in rows], "beside NUTS")
+    harness.show(rows, "beside NUTS")
     goals = judge(rows)
     size = (ROWS // 20, LEVELS // 20) if options.quick else (ROWS, LEVELS)
     found = large(*size)
-    harness.table(list(found[0]), [list(row.values()) for row in found], "one large group")
+    harness.show(found, "one large group")
     for row in found:
         text = f"{row['seconds']:.1f} s"
         claim = f"{row['rows']} rows, {row['levels']} levels in {SECONDS:g} s"
         goals.append((row["loss"], claim, row["seconds"] <= SECONDS, text))
     row = many()
-    harness.table(list(row), [list(row.values())], "more than eight hyper-parameters, sds of .5")
+    harness.show([row], "more than eight hyper-parameters, sds of .5")
     holds = row["points"] == 1 and row["told"]
     goals.append(("ten sds", "the mode, which is said", holds, f"{row['seconds']:.1f} s"))
     return {"goals": goals, "models": rows, "large": found, "many": [row]}

@@ -1,4 +1,4 @@
-"""NUTS of NumPyro on models of groups and processes: a process of its own, which needs no epfast.
+"""NUTS of NumPyro on models of groups: a process of its own, which needs no epfast.
 
     EPFAST_DATA=folder python bench/hyper/nuts.py seeds results.json
 
@@ -114,29 +114,6 @@ def election(q: dict[str, Any]) -> None:
 
 def six(q: dict[str, Any]) -> None:
     crossed(q, tables.SIX, sample("w", normal(0.0, 10.0).expand([1]))[0])
-
-
-def kernel(X: np.ndarray) -> Any:
-    """The covariance of a process at its length scale and sd."""
-    squares = ((X[:, None] - X[None]) ** 2).sum(-1)
-    length, sd = sample("length_scale", dist.Gamma(4.0, 2.0)), sample("sd", dist.HalfNormal(2.0))
-    return sd**2 * jnp.exp(-0.5 * squares / length**2)
-
-
-def nile(q: dict[str, Any]) -> None:
-    noise = sample("noise_sd", dist.HalfNormal(1.0))
-    K = kernel(q["X"]) + noise**2 * jnp.eye(len(q["y"]))
-    sample("y", dist.MultivariateNormal(jnp.zeros(len(q["y"])), K), obs=q["y"])
-
-
-boston = nile
-
-
-def pima(q: dict[str, Any]) -> None:
-    n = len(q["y"])
-    root = jnp.linalg.cholesky(kernel(q["X"]) + 1e-8 * jnp.eye(n))
-    f = known("f", root @ sample("z", normal(0.0, 1.0).expand([n])))
-    sample("y", dist.Bernoulli(probs=jnp.clip(dist.Normal().cdf(f), 1e-12, 1 - 1e-12)), obs=q["y"])
 
 
 def summary(draws: Any) -> dict[str, list[float]]:

@@ -310,8 +310,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 left_out.append(name)
             else:
                 rows.append(row)
-    keys = [key for key in rows[0] if not key.startswith("off")]
-    harness.table(keys, [[row[key] for key in keys] for row in rows], "beside reference draws")
+    harness.show(rows, "beside reference draws")
     print(f"not written: {', '.join(left_out)}")
     goals: list[harness.Claim] = []
     if not options.quick and not options.only:

@@ -1,11 +1,10 @@
-"""The data of models that are sampled: six public ones, three that are simulated, three processes.
+"""The data of models that are sampled: six public ones and three that are simulated.
 
 NumPy alone: the process that samples them has no epfast.
 """
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import os
@@ -18,13 +17,7 @@ VARIABLE = "EPFAST_DATA"
 #: those of ``hierarchical.json.gz``, and the simulated ones
 PUBLIC = ("seeds", "surgical", "glmm1", "rats", "radon", "nb5")
 SIMULATED = ("sleep", "election", "six")
-#: of a process: the file, its rows, and the text that is a label of 1; None: y is a number
-PROCESSES: dict[str, tuple[str, int, str | None]] = {
-    "nile": ("nile.csv", 100, None),
-    "boston": ("boston.csv.gz", 80, None),
-    "pima": ("pima_tr.csv.gz", 100, "Yes"),
-}
-NAMES = (*PUBLIC, *SIMULATED, *PROCESSES)
+NAMES = (*PUBLIC, *SIMULATED)
 #: levels of the groups: states, ages, education, both; and of six crossed factors
 ELECTION, SIX = (50, 6, 5, 30), (8, 10, 12, 16, 20, 30)
 
@@ -48,24 +41,8 @@ def load(name: str) -> dict[str, Any]:
     """The data of one model, by name, as arrays."""
     if name in SIMULATED:
         return {"sleep": sleep, "election": election, "six": six}[name]()
-    if name in PROCESSES:
-        return process(*PROCESSES[name])
     data = read("hierarchical.json.gz")["models"][name]["data"]
     return {key: np.asarray(value) for key, value in data.items()}
-
-
-def process(name: str, most: int, label: str | None) -> dict[str, Any]:
-    """Rows of a table, drawn by a seed; columns, and numbers y, of mean 0 and variance 1."""
-    path = path_of(name)
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as file:
-        table = list(csv.reader(file))[1:]
-    rows = [table[k] for k in np.random.default_rng(0).permutation(len(table))[:most]]
-    X = np.array([row[:-1] for row in rows], dtype=float)
-    X = (X - X.mean(0)) / X.std(0)
-    if label is not None:
-        return {"X": X, "y": np.array([row[-1] == label for row in rows], dtype=int)}
-    y = np.array([row[-1] for row in rows], dtype=float)
-    return {"X": X, "y": (y - y.mean()) / y.std()}
 
 
 def sleep() -> dict[str, Any]:

@@ -341,14 +341,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         found[name], kjit = learn(split, sizes)
         if draws is not None:
             figure = examples(kjit, split.test)
-        cells = [list(row.values()) for row in found[name]]
-        harness.table(list(found[name][0]), cells, f"log KL, {name}")
+        harness.show(found[name], f"log KL, {name}")
     pairs, ranks = [(100, 100), (150, 250), (300, 500), (500, 1000)], [50, 100, 200]
     if options.quick:
         pairs, ranks = pairs[:2], ranks[:2]
     sites = belief_or_site(collect(20, 300, min(train, 2000), test), pairs, ranks)
-    cells = [list(row.values()) for row in sites]
-    harness.table(list(sites[0]), cells, "mean log KL by target, d = 20, n = 300, exact")
+    harness.show(sites, "mean log KL by target, d = 20, n = 300, exact")
     return {
         "claims": judge(found, sites),
         "learners": found,

@@ -224,7 +224,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     ]
     rows.append(summary("Operator, targets of the site", exact, ours))
     given = float(np.corrcoef(np.log(b), np.log(forced.rate))[0, 1])
-    harness.table(list(rows[0]), [list(row.values()) for row in rows], f"{len(a)} problems")
+    harness.show(rows, f"{len(a)} problems")
     true_shape = exact.shape - a + 1.0
     tau = mean
     narrow = np.abs(true_shape - 1.0 + 2.0 * tau**2 / (1.0 + tau) ** 2).max()

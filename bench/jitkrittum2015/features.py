@@ -90,8 +90,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     a = messages(count, np.random.default_rng(0))
     one = single(a, SINGLE[:3] if options.quick else SINGLE, min(repeats, 10))
     two = two_stage(a, STAGES[:3] if options.quick else STAGES, repeats)
-    harness.table(list(one[0]), [list(row.values()) for row in one], "B.3: expected product")
-    harness.table(list(two[0]), [list(row.values()) for row in two], "B.6: joint embeddings")
+    harness.show(one, "B.3: expected product")
+    harness.show(two, "B.6: joint embeddings")
     norms = grid(two)
     by_out, by_in = norms[:, 0] / norms[:, -1], norms[0] / norms[-1]
     claims = [

@@ -280,7 +280,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             settings = settings | {"features": ("fourier", 30, 50)}
         found[name] = in_sequence(name, problems, exact, **settings)[0]
     rows = [learning.row() for learning in found.values()]
-    harness.table(list(rows[0]), [list(row.values()) for row in rows], f"{count} problems")
+    harness.show(rows, f"{count} problems")
 
     X_test, free = problems[0].X_test, problems[0].y_test
     means = {name: [p.mean for p in learning.parts] for name, learning in found.items()}
@@ -292,9 +292,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ]
         for name, parts in means.items()
     }
-    cells = [[name, *values] for name, values in tests.items()]
-    heads = ["operator", "noise-free", "noisy"]
-    harness.table(heads, cells, "test errors, mean over problems")
+    test_errors = [
+        {"operator": name, "noise-free": free, "noisy": noisy}
+        for name, (free, noisy) in tests.items()
+    ]
+    harness.show(test_errors, "test errors, mean over problems")
 
     calls = [found[BELIEF].total("calls")]
     for seed in range(1, 1 if options.quick else SEEDS):
@@ -320,7 +322,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         )
     ]
     other = backward.summary(to_p)
-    harness.table(list(other[0]), [list(row.values()) for row in other], "messages to p")
+    harness.show(other, "messages to p")
     claims += judge_targets(found, other)
     by_problem = {
         name: {
@@ -335,9 +337,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "claims": claims,
         "operators": rows,
         "operators to p": other,
-        "test errors": [
-            dict(zip(("operator", "noise-free", "noisy"), c, strict=True)) for c in cells
-        ],
+        "test errors": test_errors,
         "by problem": by_problem,
         "trace": trace(problems[:TRACED], 5, **more),
         "sampling, us per message": {k: 1e6 * seconds for k, seconds in sampling.items()},

@@ -206,8 +206,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 ),
             }
         )
-    harness.table(list(rows[0]), [list(row.values()) for row in rows], "log uncertainty")
-    harness.table(list(tails[0]), [list(row.values()) for row in tails], "variance and error")
+    harness.show(rows, "log uncertainty")
+    harness.show(tails, "variance and error")
     pictures = {
         "mean": some(split.train.m),
         "log precision": some(-np.log(split.train.v)),

@@ -107,11 +107,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     away = {
         name: max(abs(readings[s.name][name] / s.published - 1.0) for s in SHAPES) for name in names
     }
-    harness.table(
-        ["data", "n", "d", "published MB", *names],
+    harness.show(
         [
-            *((s.name, s.n, s.d, s.published, *readings[s.name].values()) for s in SHAPES),
-            ("largest error %", "", "", "", *(100 * away[name] for name in names)),
+            *(
+                {"data": s.name, "n": s.n, "d": s.d, "published MB": s.published} | readings[s.name]
+                for s in SHAPES
+            ),
+            {"data": "largest error %"} | {name: 100 * away[name] for name in names},
         ],
         "Which formula gives the published reduction",
     )
@@ -135,11 +137,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 "SEP_peak_MB": sep[1],
             }
         )
-    harness.table(
-        [key.replace("_", " ") for key in rows[0]],
-        [tuple(row.values()) for row in rows],
-        "A linear model of the same shape: sites, and peak beyond X and y, measured",
-    )
+    harness.show(rows, "A linear model of the same shape: sites, and peak beyond X and y, measured")
     best = min(away, key=lambda name: away[name])
     year = rows[-1]
     share = max(row["EP_sites_MB"] / row["X_MB"] for row in rows)

@@ -272,18 +272,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 ]
                 if mine:
                     names = ("mean_error", "covariance_error", "size", "n_refused")
-                    medians = [float(np.median([r[name] for r in mine])) for name in names]
-                    lines.append((method, count, len(mine), *medians))
+                    medians = {name: float(np.median([r[name] for r in mine])) for name in names}
+                    lines.append({"method": method, "passes": count, "sets": len(mine)} | medians)
         if lines:
-            harness.table(
-                ["method", "passes", "sets", "mean", "covariance", "its size", "refused"],
-                lines,
-                f"Medians over {title}",
-            )
+            harness.show(lines, f"Medians over {title}")
     times = seconds(simulate(0))
-    harness.table(
-        ["method", "noise, weights learnt", "ms per pass"],
-        [(row["method"], row["learnt"], 1e3 * row["seconds"]) for row in times],
-        f"{N} rows, {J} components, {D} dimensions",
-    )
+    harness.show(times, f"Seconds per pass: {N} rows, {J} components, {D} dimensions")
     return {"claims": judge(rows, last), "errors": rows, "truth": truths, "seconds": times}

@@ -264,19 +264,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         {"method": method, **{f"after_{i}": v for i, v in zip(ITERATIONS, values, strict=True)}}
         for method, values in PUBLISHED.items()
     ]
-    harness.table(
-        ["method", *(f"after {i}" for i in ITERATIONS)],
-        [tuple(line.values()) for line in published],
-        "Published test log-likelihood (iterations)",
-    )
-    harness.table(
-        [key.replace("_", " ") for key in records[0]],
-        [
-            (*tuple(r.values())[:5], f"{r['log_likelihood']:.4f}", *tuple(r.values())[6:])
-            for r in records
-        ],
-        f"Ours, prior N(0, {PRIOR:g} I)",
-    )
+    harness.show(published, "Published test log-likelihood (iterations)")
+    harness.show(records, f"Ours, prior N(0, {PRIOR:g} I)")
     return {"claims": judge(records), "published": published, "curves": records}
 
 

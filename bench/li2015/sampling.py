@@ -123,16 +123,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         }
         for rows in zip(*runs, strict=True)
     ]
-    harness.table(
-        ["method", "samples", "mean off, sd", "sd / EP's", "test log-lik.", "seconds"],
-        [
-            (
-                *(r["method"], r["samples"], r["mean_off"], r["sd_ratio"]),
-                *(f"{r['log_likelihood']:.4f}", r["seconds"]),
-            )
-            for r in records
-        ],
-        f"Logistic regression, N = {n}, D = {DIMENSION}, {repetitions} repetitions",
+    harness.show(
+        records, f"Logistic regression, N = {n}, D = {DIMENSION}, {repetitions} repetitions"
     )
     found = {(r["method"], r["samples"]): r for r in records}
     few, most = str(samples[1]), str(samples[-1])

@@ -407,9 +407,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 **{f"{name}_EP": summary(v["EP"][:, 1])[0] for name, v in results.items()},
             }
         )
-    harness.table(
-        [key.replace("_", " ") for key in sensitivity[0]],
-        [tuple(row.values()) for row in sensitivity],
+    harness.show(
+        sensitivity,
         f"Protocols, {few} splits: distance from the published error and log-likelihood in its "
         "standard errors; on how many sets; EP's log-likelihood",
     )
@@ -420,15 +419,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     print(f"\nclosest to the published numbers, by which it is chosen: {best}")
     results = {name: scores(raw, best, splits, full=True) for name, raw in data.items()}
     rows = published_rows(results)
-    harness.table(
-        [key.replace("_", " ") for key in rows[0]],
-        [tuple(row.values()) for row in rows],
-        f"Table 1, {splits} splits: {best}",
-    )
+    harness.show(rows, f"Table 1, {splits} splits: {best}")
     reasons = against_exact(data, best, results, *((2, 2_000) if options.quick else (4, 20_000)))
-    harness.table(
-        [key.replace("_", " ") for key in reasons[0]],
-        [tuple(row.values()) for row in reasons],
+    harness.show(
+        reasons,
         "Test log-likelihood less that of the exact posterior, by Gibbs sampling: mean over splits",
     )
     claims = judge(results)

@@ -148,14 +148,6 @@ class Study:
             if which == table
         ]
 
-    def show(self, table: str, title: str) -> None:
-        rows = self.rows(table)
-        harness.table(
-            ["x", "N", "method", "KL(p||q)", "mean, sd", "cov, rel", "sd/true"],
-            [tuple(row.values())[:7] for row in rows],
-            title,
-        )
-
 
 TABLES = {
     "methods": "Every method at the largest N",
@@ -438,8 +430,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         f"{max(t['mean_error_sd'] for t in truths if t['n'] == n):.1e} sd, of the covariance "
         f"{max(t['covariance_error'] for t in truths if t['n'] == n):.1e}"
     )
-    for table, title in TABLES.items():
-        study.show(table, title)
     claims = judge(study, n, acceptance)
-    tables = {table: study.rows(table) for table in TABLES}
+    tables = {table: harness.show(study.rows(table), title) for table, title in TABLES.items()}
     return {"claims": claims, **tables, "truth": truths}

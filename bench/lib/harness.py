@@ -18,26 +18,23 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 # ruff: noqa: E402  (the lines above must come first)
 import argparse
+import dataclasses
 import datetime
-import functools
 import gc
-import itertools
 import json
-import mmap
 import platform
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -48,110 +45,13 @@ ROOT = RESULTS.parents[1]
 
 SHORT = {"laplace": "LA", "quick_laplace": "QLA", "quadrature": "GQ", "variational": "VQ"}
 
-#: seconds between two looks at whether the host took the processor away
-TICK = 0.005
-
 #: where, the claim, whether it holds (None: in part), evidence and reason
 Claim = tuple[str, str, bool | None, str]
 
 T = TypeVar("T")
 
-#: the sum of the stalls so far, where they are watched
-_stalls: mmap.mmap | None = None
 #: whether the run is to show only that the script works: tasks are timed twice
 _quick = False
-
-
-class Instant(NamedTuple):
-    """A time; the difference of two is the seconds that this process worked between them.
-
-    A host may take the processor from a virtual machine for longer than a task lasts, and only
-    part of that, if any, is left out of the time of the process. So that is one bound of the work;
-    the time that passed, without the stalls seen by ``watch_stalls``, is another.
-    """
-
-    process: float
-    undisturbed: float
-
-    def __sub__(self, earlier: Instant) -> float:
-        """Return the seconds of work since then: the lesser bound."""
-        process = self.process - earlier.process
-        undisturbed = self.undisturbed - earlier.undisturbed
-        return min(process, undisturbed) if undisturbed > 0.0 else process
-
-
-def now() -> Instant:
-    """Return the present instant."""
-    lost = 0.0 if _stalls is None else struct.unpack_from("d", _stalls)[0]
-    return Instant(time.process_time(), time.perf_counter() - lost)
-
-
-def timed(task: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a task returns, and its seconds: for one that is too long to repeat."""
-    start = now()
-    result = task()
-    return result, now() - start
-
-
-def watch_stalls() -> bool:
-    """Add up, in a process before all others on this core, by how much it wakes too late.
-
-    Returns False where that is not permitted: Linux lets root do it.
-    """
-    global _stalls
-    shared, parent = mmap.mmap(-1, mmap.PAGESIZE), os.getpid()
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    except (AttributeError, OSError):
-        return False
-    if os.fork() == 0:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-        total = 0.0
-        while os.getppid() == parent:
-            before = time.perf_counter()
-            time.sleep(TICK)
-            late = time.perf_counter() - before - TICK
-            if late > TICK / 10:
-                total += late
-                struct.pack_into("d", shared, 0, total)
-        os._exit(0)
-    _stalls = shared
-    return True
-
-
-@contextmanager
-def all_cores() -> Iterator[None]:
-    """Leave the one core of the scripts for all of them."""
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if before is None:
-        yield
-        return
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def steps(task: Callable[[Callable[..., None]], object]) -> list[float]:
-    """Seconds between the calls that a task makes of what it is given."""
-    stamps = [now()]
-    task(lambda *_: stamps.append(now()))
-    return [b - a for a, b in itertools.pairwise(stamps)]
-
-
-def calls(task: Callable[[], object]) -> list[float]:
-    """Seconds between the events at which functions are called or return."""
-
-    def watched(step: Callable[..., None]) -> None:
-        sys.setprofile(step)
-        try:
-            task()
-        finally:
-            sys.setprofile(None)
-
-    return steps(watched)
 
 
 def scheme(name: str, curvature: str = "exact") -> epfast.schemes.Scheme:
@@ -160,58 +60,22 @@ def scheme(name: str, curvature: str = "exact") -> epfast.schemes.Scheme:
     return epfast.schemes.NAMED[name](**numbers)
 
 
-# ---- times ----
+# ---- times and memory ----
+
+#: the clock of the scripts: seconds of the processor, which other processes do not lengthen
+now = time.process_time
 
 
-class Fastest:
-    """Runs of a task that does the same steps each time, as rows of seconds per step.
-
-    The time of the task is the sum over its steps of the least of the runs: on a shared machine no
-    run as a whole is undisturbed, if it is longer than some milliseconds.
-    """
-
-    def __init__(self, runs: Sequence[Sequence[float]]) -> None:
-        self.runs = np.array(runs)
-
-    @property
-    def seconds(self) -> float:
-        return float(self.runs.min(axis=0).sum())
-
-    def second_half(self) -> Fastest:
-        """Return the second of two sweeps."""
-        return Fastest(self.runs[:, self.runs.shape[1] // 2 :])
-
-    def over(self, other: Fastest) -> dict[str, float]:
-        """Return the quotient, and the least and the largest without one of the runs."""
-        others = [
-            mine / theirs
-            for mine, theirs in zip(self._without_one(), other._without_one(), strict=True)
-        ]
-        return {
-            "ratio": self.seconds / other.seconds,
-            "least": min(others),
-            "largest": max(others),
-        }
-
-    def _without_one(self) -> list[float]:
-        return [Fastest(np.delete(self.runs, i, axis=0)).seconds for i in range(len(self.runs))]
+def timed(task: Callable[[], T]) -> tuple[T, float]:
+    """Return what a task returns, and its seconds: for one that is too long to repeat."""
+    start = now()
+    result = task()
+    return result, now() - start
 
 
-def fastest(
-    tasks: Mapping[Any, Callable[..., object]],
-    repeats: int = 5,
-    split: Callable[[Callable[..., object]], list[float]] = calls,
-) -> dict[Any, Fastest]:
-    """Run tasks in turn, each once for warming up and then some times."""
-    runs: dict[Any, list[list[float]]] = {name: [] for name in tasks}
-    for _ in range(1 + (2 if _quick else repeats)):
-        for name, task in tasks.items():
-            runs[name].append(split(task))
-    return {name: Fastest(found[1:]) for name, found in runs.items()}
-
-
-class Timing(NamedTuple):
-    """Median and quartiles, and the values themselves in the order of the rounds."""
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """The values of the rounds in their order, with their median and quartiles."""
 
     median: float
     q1: float
@@ -226,6 +90,22 @@ class Timing(NamedTuple):
         """Return the quotients, round by round: what disturbs both sides of a round cancels."""
         pairs = zip(self.values, other.values, strict=False)  # a slow task runs in fewer rounds
         return summarize([mine / theirs for mine, theirs in pairs])
+
+    def fastest(self, other: Timing) -> float:
+        """Return the quotient of the fastest rounds, more stable on a busy machine."""
+        return min(self.values) / min(other.values)
+
+    def __str__(self) -> str:
+        """Show the median with the quartiles."""
+        return f"{figure(self.median)} ({figure(self.q1)}-{figure(self.q3)})"
+
+
+def summarize(values: Sequence[float]) -> Timing:
+    """Median and quartiles of a sample."""
+    if len(values) < 2:
+        return Timing(values[0], values[0], values[0], tuple(values))
+    q1, q2, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return Timing(q2, q1, q3, tuple(values))
 
 
 def interleave(
@@ -246,13 +126,11 @@ def interleave(
     for name, task in tasks.items():
         once = np.inf
         for _ in range(2):  # the first call warms caches and pages up; long tasks skip the second
-            start = now()
-            task()
-            once = min(once, now() - start)
+            once = min(once, timed(task)[1])
             if once > 0.5:
                 break
         repeats[name] = max(1, round(least / max(once, 1e-9)))
-        turns[name] = max(min(3, rounds), min(rounds, int(budget / (once * repeats[name]))))
+        turns[name] = max(min(3, rounds), min(rounds, int(budget / (once * repeats[name] + 1e-9))))
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     collected = gc.isenabled()
     gc.disable()
@@ -269,14 +147,6 @@ def interleave(
         if collected:
             gc.enable()
     return {name: summarize(values) for name, values in seconds.items()}
-
-
-def summarize(values: Sequence[float]) -> Timing:
-    """Median and quartiles of a sample."""
-    if len(values) < 2:
-        return Timing(values[0], values[0], values[0], tuple(values))
-    q1, q2, q3 = statistics.quantiles(values, n=4, method="inclusive")
-    return Timing(q2, q1, q3, tuple(values))
 
 
 def peak_memory(reset: bool = False) -> int:
@@ -297,6 +167,20 @@ def in_child(function: Callable[..., T], *arguments: Any) -> T:
     """Return what a function of a module returns in a fresh process, with memory of its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """Leave the one core of the scripts for all of them."""
+    if not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 # ---- the runner ----
@@ -373,8 +257,16 @@ def store(script: ModuleType, options: argparse.Namespace) -> None:
     """Run a script, judge its claims, and write what it returns."""
     global _quick
     _quick = options.quick
-    start(options.core, pinned=not options.quick)
+    if not options.quick and hasattr(os, "sched_setaffinity"):
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {max(cores) if options.core is None else options.core})
     document = {**provenance(), "quick": options.quick}  # of the tree as it was imported
+    about = document["machine"]
+    print(
+        f"machine: {about['cpu']}, one thread; Python {about['python']}, NumPy {about['numpy']} "
+        f"({about['numpy_simd']}); epfast {about['epfast']['version']} "
+        f"(SIMD {about['epfast']['simd']})"
+    )
     found = script.run(options)
     for key, (title, *words) in VERDICTS.items():
         if options.quick:
@@ -384,82 +276,28 @@ def store(script: ModuleType, options: argparse.Namespace) -> None:
     path = options.output / f"{options.result}.json"
     document |= found
     path.write_text(json.dumps(document, indent=1, default=_plain) + "\n", encoding="utf-8")
-    path.with_suffix(".jsonl").unlink(missing_ok=True)
     print(f"wrote {path}")
 
 
-def can_resume(parser: argparse.ArgumentParser) -> None:
-    """Add the option by which :func:`noted` goes on from a run that was ended early."""
-    parser.add_argument(
-        "--resume", action="store_true", help="keep what a run that was ended early has noted"
-    )
+#: a part of a script: it returns what is stored under the part's name, and its verdicts
+Part = Callable[[argparse.Namespace], tuple[Any, list[Claim]]]
 
 
-def noted(options: argparse.Namespace, tasks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Return what tasks return, by name, as JSON has it; each is noted in a file when it is done.
-
-    The file is beside the results, ``.jsonl``, until these are stored.
-    """
-    path = options.output / f"{options.result}.jsonl"
-    if not options.resume:
-        path.unlink(missing_ok=True)
-    found = dict(map(json.loads, path.read_text().splitlines())) if path.exists() else {}
-    for name, task in tasks.items():
-        if name not in found:
-            line = json.dumps([name, task()], default=_plain)
-            found[name] = json.loads(line)[1]
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-    return {name: found[name] for name in tasks}
-
-
-def start(core: int | None, pinned: bool = True) -> None:
-    """Pin the process to a core, and print what the machine is."""
-    watched = False
-    if pinned and hasattr(os, "sched_setaffinity"):
-        cores = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {max(cores) if core is None else core})
-        watched = watch_stalls()
-    about = machine()
-    ours = about["epfast"]
-    print(
-        f"machine: {about['cpu']}, one thread; Python {about['python']}, NumPy {about['numpy']} "
-        f"({about['numpy_simd']}); epfast {ours['version']} (SIMD {ours['simd']})"
-        + ("; stalls of the host left out" if watched else "")
-    )
-
-
-def choose_parts(parser: argparse.ArgumentParser, parts: Mapping[int, Any]) -> None:
+def choose_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> None:
     """Add the option by which some of a script's parts are run."""
-    parser.add_argument(
-        "--only", type=int, nargs="+", choices=parts, default=list(parts), help="which parts"
-    )
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), help="which parts")
 
 
-def run_parts(
-    options: argparse.Namespace,
-    parts: Mapping[int, tuple[str, Callable[[argparse.Namespace], tuple[Any, list[Claim]]]]],
-) -> dict[str, Any]:
+def run_parts(options: argparse.Namespace, parts: Mapping[str, Part]) -> dict[str, Any]:
     """Run the parts asked for; some of them do not overwrite the results of all."""
-    found: dict[str, Any] = {"load": os.getloadavg()}
+    found: dict[str, Any] = {}
     goals: list[Claim] = []
-    for number in options.only:
-        name, part = parts[number]
-        found[name], judged = part(options)
+    for name in options.only:
+        found[name], judged = parts[name](options)
         goals += judged
     if len(options.only) < len(parts):
-        options.result += "_" + "".join(map(str, sorted(options.only)))
+        options.result = "_".join([options.result, *options.only])
     return {**found, "goals": goals}
-
-
-def sized(
-    options: argparse.Namespace, parts: Mapping[int, tuple[str, Callable[..., Any], int, int]]
-) -> dict[int, tuple[str, Callable[[argparse.Namespace], Any]]]:
-    """Parts for :func:`run_parts` from those that take n: of a full run, and of a quick one."""
-    return {
-        number: (name, functools.partial(part, n=quick if options.quick else full))
-        for number, (name, part, full, quick) in parts.items()
-    }
 
 
 def _plain(value: Any) -> Any:
@@ -467,32 +305,38 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
-    return str(value)
+    return dataclasses.asdict(value) if isinstance(value, Timing) else str(value)
 
 
 # ---- tables and verdicts ----
 
+Record = dict[str, Any]
 
-def table(
-    headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str = ""
-) -> list[dict[str, Any]]:
-    """Print an aligned table; text to the left, everything else to the right.
 
-    Returns its rows by header: what a script stores, and the pages of tables show.
+def show(rows: Iterable[Record], title: str = "") -> list[Record]:
+    """Print records as an aligned table and return them: what a script stores, and pages show.
+
+    Text goes to the left, everything else to the right. Lists and dictionaries are not shown.
     """
-    cells = [[value if isinstance(value, str) else figure(value) for value in row] for row in rows]
-    widths = [max(len(c) for c in column) for column in zip(headers, *cells, strict=True)]
-    left = [all(isinstance(row[i], str) for row in rows) for i in range(len(headers))]
-    if title:
-        print(f"\n{title}")
-    for row in [list(headers), ["-" * w for w in widths], *cells]:
-        print(
-            "  ".join(
-                c.ljust(w) if is_left else c.rjust(w)
-                for c, w, is_left in zip(row, widths, left, strict=True)
-            ).rstrip()
-        )
-    return [dict(zip(headers, row, strict=True)) for row in rows]
+    rows = list(rows)
+    keys = [
+        key
+        for key in dict.fromkeys(key for row in rows for key in row)
+        if not any(isinstance(row.get(key), (list, tuple, dict, np.ndarray)) for row in rows)
+    ]
+    print(f"\n{title}")
+    columns = []
+    for key in keys:
+        values = [row.get(key) for row in rows]
+        cells = [str(key).replace("_", " ")]
+        cells += [value if isinstance(value, str) else figure(value) for value in values]
+        width = max(map(len, cells))
+        cells.insert(1, "-" * width)
+        is_text = all(isinstance(value, str) for value in values)
+        columns.append([cell.ljust(width) if is_text else cell.rjust(width) for cell in cells])
+    for line in zip(*columns, strict=True):
+        print("  ".join(line).rstrip())
+    return rows
 
 
 def figure(value: Any) -> str:
@@ -501,17 +345,12 @@ def figure(value: Any) -> str:
         return "-"
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
-    if isinstance(value, (int, np.integer)):
+    if isinstance(value, (int, np.integer, Timing)):
         return str(value)
     size = abs(value)
     if size >= 1e6 or 0 < size < 1e-3:
         return f"{value:.2e}"
     return f"{value:.{0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3}f}"
-
-
-def spread(timing: Timing) -> str:
-    """Show the quartiles."""
-    return f"{figure(timing.q1)}-{figure(timing.q3)}"
 
 
 #: the lists of verdicts: a title, and the words for true, false, in part

@@ -1,4 +1,4 @@
-"""What ``peers`` shares: contests over random splits, and our side, tuned by the log evidence.
+"""What ``peers`` shares: contests over random splits, and our side.
 
 A side of a contest is ``fit(X, y)`` of training rows, which returns ``forecast(X, y)`` of new ones:
 their log densities, and quantiles where the side has a distribution. The fit alone is timed.
@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import expit, logit
 
 import epfast
 from bench.lib import harness
@@ -31,10 +29,6 @@ COVERAGE = 0.04
 #: nats per row by which a log density may fall behind, beside two standard errors
 BEHIND = 0.005
 HELD_OUT = 0.2
-#: how far a search may move from where it begins, in logs, and how often it begins
-STEPS, LEAPS = 2.0, 4
-#: nats that an evaluation without a fixed point is worse than the last one with
-FAILED = 1e3
 
 
 class Forecast(NamedTuple):
@@ -90,12 +84,7 @@ def contest(study: Study, splits: int) -> tuple[list[dict[str, Any]], list[Claim
             if seed >= 0:
                 scores[name].append(found)
     rows = [_row(name, found, study, scores) for name, found in scores.items()]
-    headers = list(rows[0])
-    harness.table(
-        headers,
-        [[row[key] for key in headers] for row in rows],
-        f"{study.name}: {len(study.X)} x {study.X.shape[1]}, {splits} splits",
-    )
+    harness.show(rows, f"{study.name}: {len(study.X)} x {study.X.shape[1]}, {splits} splits")
     claims = _judge(study, scores, rows)
     return [{"study": study.name, **row, "splits": scores[row["fit"]]} for row in rows], claims
 
@@ -145,7 +134,11 @@ def _row(
     row |= {_title(level): _values(found, _title(level)).mean() for level in LEVELS}
     summary = harness.summarize(list(times))
     warned = int(_values(found, "warned").sum())
-    return row | {"ms": summary.median, "quartiles": harness.spread(summary), "warned": warned}
+    return row | {
+        "ms": summary.median,
+        "quartiles": f"{summary.q1:.4g}-{summary.q3:.4g}",
+        "warned": warned,
+    }
 
 
 def error_of(values: Array) -> float:
@@ -167,7 +160,7 @@ def _judge(
         claims.append((study.name, f"{ours}: log density not below {theirs}", *not_behind(gain)))
         times = [_values(scores[side], "ms") for side in (ours, theirs)]
         quotient = harness.summarize(list(times[0] / times[1]))
-        spread = f"{quotient.median:.3g} times {theirs} ({harness.spread(quotient)})"
+        spread = f"{quotient} times {theirs}"
         slower.append((quotient.median <= 1.0, f"{ours} {spread}"))
         near = abs(off[ours]) <= max(COVERAGE, abs(off[theirs]) + 0.01)
         far.append((near, f"{ours} off by {off[ours]:+.3f}, {theirs} by {off[theirs]:+.3f}"))
@@ -192,98 +185,6 @@ def not_behind(gain: Array) -> tuple[bool | None, str]:
 # ---- our side ----
 
 
-def pack(name: str, value: Any) -> Array:
-    """Parameters without bounds."""
-    value = np.atleast_1d(np.asarray(value, dtype=float))
-    if name == "cuts":
-        return np.concatenate([value[:1], np.log(np.diff(value))])
-    return logit(value) if name == "share" else np.log(value)
-
-
-def unpack(name: str, x: Array, slope: Array | None = None) -> tuple[Any, Array | None]:
-    """The parameter, and a slope by it as one by x."""
-    if name == "cuts":
-        gaps = np.exp(x[1:])
-        if slope is not None:  # a cut moves all above it
-            above = np.cumsum(slope[::-1])[::-1]
-            slope = np.concatenate([above[:1], gaps * above[1:]])
-        return tuple(np.cumsum([x[0], *gaps])), slope
-    value = expit(x[0]) if name == "share" else np.exp(x[0])
-    if slope is not None:
-        slope = slope * (value * (1.0 - value) if name == "share" else value)
-    return float(value), slope
-
-
-def tuned(
-    X: Array,
-    y: NDArray[Any],
-    loss: losses.Loss,
-    names: Sequence[str] = (),
-    groups: Sequence[Any] = (),
-    prior_variance: float | Array = PRIOR,
-    fit: Callable[..., Any] | None = None,
-) -> Any:
-    """A fit whose parameters the log evidence of the rows chose, by L-BFGS and warm starts.
-
-    ``names`` are parameters of the loss; ``groups`` indices of columns that share a prior variance,
-    whose slope is Σ_j ((m_j^2 + V_jj) / v - 1) / (2 v) at a fixed point.
-    """
-    d = X.shape[1]
-    variance = np.array(np.broadcast_to(prior_variance, d), dtype=float)
-    sizes = [np.size(getattr(loss, name)) for name in names] + [1] * len(groups)
-    ends = np.cumsum(sizes)[:-1]
-    last: dict[str, Any] = {"start": None}
-
-    def make(v: Array, **given: Any) -> Any:
-        return fit(**given) if fit else epfast.fit_linear(X, y, prior_variance=v, **given)
-
-    def fitted(x: Array) -> Any:
-        parts = np.split(x, ends) if len(sizes) else []
-        values = {k: unpack(k, part)[0] for k, part in zip(names, parts, strict=False)}
-        v = variance.copy()
-        for group, part in zip(groups, parts[len(names) :], strict=True):
-            v[group] = np.exp(part[0])
-        changed = loss.with_parameters(**values) if values else loss
-        given = {"loss": changed, "start": last["start"]}
-        return make(v, **given), parts, v
-
-    def cost(x: Array) -> tuple[float, Array]:
-        try:
-            post, parts, v = fitted(x)
-            slopes = post.loss_gradient() if names else {}
-        except FloatingPointError:
-            post = None
-        if last["start"] is not None and (post is None or not post.converged):
-            return last["cost"] + FAILED, np.zeros(len(x))  # a step that is too long
-        if post is None:
-            raise FloatingPointError("the search begins where EP fails")
-        last.update(start=post, cost=-post.log_evidence)
-        found = [
-            unpack(k, part, np.atleast_1d(slopes[k]))[1]
-            for k, part in zip(names, parts, strict=False)
-        ]
-        for group in groups:
-            second = post.mean[group] ** 2 + post.variance[group]
-            found.append(np.atleast_1d(np.sum(0.5 * (second / v[group] - 1.0))))
-        return -post.log_evidence, -np.concatenate(found)
-
-    x = [pack(name, getattr(loss, name)) for name in names]
-    x += [np.log(variance[group][:1]) for group in groups]
-    if not x:
-        return fitted(np.empty(0))[0]
-    packed = np.concatenate(x)
-    options = {"maxiter": 60, "ftol": 1e-9, "gtol": 1e-2}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(LEAPS):
-            ends_of = np.stack([packed - STEPS, packed + STEPS])
-            given = {"jac": True, "method": "L-BFGS-B", "bounds": ends_of.T, "options": options}
-            packed = minimize(cost, packed, **given).x
-            if not np.isclose(ends_of, packed, atol=1e-6).any():
-                break
-    return fitted(packed)[0]
-
-
 def forecast(post: Any, loss: losses.Loss | None = None) -> Any:
     """Forecasts of a linear fit; ``loss``: that of new rows, where it is another one."""
 
@@ -306,6 +207,13 @@ def of_latent(loss: losses.Loss, mean: Array, variance: Array, y: NDArray[Any]) 
     )
 
 
-def ours(loss: losses.Loss, *names: str, groups: Sequence[Any] = ()) -> Side:
+def fitted(X: Array, y: NDArray[Any], loss: losses.Loss, *names: str, **settings: Any) -> Any:
+    """The posterior of our estimator, which finds parameters of these names by the log evidence."""
+    estimator = epfast.LinearClassifier if loss.by_margin else epfast.LinearRegressor
+    given = {"prior_variance": PRIOR, "integrate": False, "fit_intercept": False} | settings
+    return estimator(loss=loss, learn=names or None, **given).fit(X, y).posterior_
+
+
+def ours(loss: losses.Loss, *names: str, **settings: Any) -> Side:
     """Our side: a linear model whose parameters of these names the log evidence chooses."""
-    return lambda X, y: forecast(tuned(X, y, loss, names, groups))
+    return lambda X, y: forecast(fitted(X, y, loss, *names, **settings))

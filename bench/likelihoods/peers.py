@@ -1,39 +1,34 @@
-"""Likelihoods against the peers that users would pick: log predictive, coverage, seconds; truth.
+"""Likelihoods against the peers that users would pick: log predictive, coverage, seconds.
 
-    EPFAST_DATA=folder python -m bench peers [--quick] [--only 1 2 ...]            # about 30 min
+    EPFAST_DATA=folder python -m bench peers [--quick] [--only counts ...]         # about 20 min
 
-1. Counts: Poisson and negative binomial (size by the evidence) on Haberman (nodes), Bank (contacts
-   after the first, 2,000 rows) and Blood (donations after the first), beside scikit-learn's
-   PoissonRegressor (TweedieRegressor with power 1 is the same model) and statsmodels' GLM and
-   NegativeBinomial.
-2. Gaussian noise on Concrete and Energy: BayesianRidge, ARDRegression.
-3. Student-t and Laplace noise on Boston and Concrete: HuberRegressor, statsmodels' RLM and
-   TLinearModel. The first two have no distribution of y: they are given a normal one of the scale
-   of their residuals, or Student's t with the best scale.
-4. Quantiles on Boston and Concrete: QuantileRegressor; pinball loss and share below.
-5. Ordered classes on Wine: statsmodels' OrderedModel, multinomial LogisticRegression.
-6. Censored reals: Boston, censored at 50 as published and at 25 by us, so that the truth is known
-   up to 50, by which held-out rows are scored: by their density below 50, by P(y >= 50) there.
-   Beside least squares on all rows and on those below the limit: neither scikit-learn nor
-   statsmodels has a tobit model.
-7. Times, synthetic: gamma without censoring beside statsmodels' GLM and GammaRegressor; Weibull
-   with a third censored beside gamma GLMs that take censored times for events, or drop them.
-8. Labels of Wdbc and Banknote, a tenth of the training rows flipped; scored by true labels.
-9. Processes with Student-t noise, Neal's data: GPy's Laplace approximation, Gaussian noise.
-10. NUTS as truth: Poisson on Haberman; a multilevel logistic model, 30 groups of 20 rows, whose
-   group variance the evidence chooses, beside statsmodels' BinomialBayesMixedGLM.
-11. Poisson and ordinal fits of 32,561 x 20 rows beside L-BFGS on the same posterior.
+- counts: Poisson and negative binomial (size by the evidence) on Haberman (nodes), Bank (contacts
+  after the first, 2,000 rows) and Blood (donations after the first), beside scikit-learn's
+  PoissonRegressor (TweedieRegressor with power 1 is the same model) and statsmodels' GLM and
+  NegativeBinomial.
+- gaussian: Gaussian noise on Concrete and Energy, beside BayesianRidge and ARDRegression.
+- robust: Student-t and Laplace noise on Boston and Concrete, beside HuberRegressor, statsmodels'
+  RLM and TLinearModel. The first two have no distribution of y: they are given a normal one of the
+  scale of their residuals, or Student's t with the best scale.
+- ordered: ordered classes on Wine, beside statsmodels' OrderedModel and LogisticRegression.
+- censored: Boston, censored at 50 as published and at 25 by us, so that the truth is known up to
+  50, by which held-out rows are scored: by their density below 50, by P(y >= 50) there. Beside
+  least squares on all rows and on those below the limit: neither rival has a tobit model.
+- times: synthetic; gamma without censoring beside statsmodels' GLM and GammaRegressor, Weibull with
+  a third censored beside gamma GLMs that take censored times for events, or drop them.
+- labels: Wdbc and Banknote, a tenth of the training labels flipped; scored by true labels.
 
-Parts 1 to 8: random splits, a fifth held out; columns standardised, prior variance 10. Our side
-chooses parameters of the likelihood by the log evidence; intervals are central ones between
-``predict_quantile`` of the predictive distribution. Peers: their own fits, quantiles of the plug-in
-distribution. Integers lie in an interval with its ends. ``less first`` is the paired difference of
-log densities to our first fit; its error is that of the mean over the splits, which overlap.
+Random splits, a fifth held out; columns standardised, prior variance 10. Our side is the estimator
+with ``learn=``; intervals are central ones between ``predict_quantile`` of the predictive
+distribution. Peers: their own fits, quantiles of the plug-in distribution. Integers lie in an
+interval with its ends. ``less first`` is the paired difference of log densities to our first fit;
+its error is that of the mean over the splits, which overlap.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,11 +38,11 @@ from scipy.stats import norm
 
 from bench.lib import datasets, harness
 from bench.lib.harness import Claim
-from bench.likelihoods import contest, rivals, sampled
+from bench.likelihoods import contest, rivals
 from bench.likelihoods.contest import Array, Study, ours
 from epfast import losses
 
-Part = tuple[Any, list[Claim]]
+Studies = Callable[[argparse.Namespace], Iterator[Study]]
 
 
 def _standard(X: Array) -> Array:
@@ -65,18 +60,6 @@ def _numbers(name: str) -> tuple[Array, Array]:
     return _with_ones(table[:, :-1]), _standard(table[:, -1])
 
 
-def _run(
-    options: argparse.Namespace, studies: Callable[[argparse.Namespace], Iterator[Study]]
-) -> Part:
-    found: list[Any] = []
-    claims: list[Claim] = []
-    for study in itertools.islice(readable(studies(options)), 1 if options.quick else None):
-        rows, judged = contest.contest(study, 2 if options.quick else options.splits)
-        found += rows
-        claims += judged
-    return found, claims
-
-
 def readable(studies: Iterator[Study]) -> Iterator[Study]:
     """Studies, up to the first without its data."""
     try:
@@ -87,7 +70,7 @@ def readable(studies: Iterator[Study]) -> Iterator[Study]:
         print(f"skipped: {error}")
 
 
-# ---- 1. counts ----
+# ---- counts ----
 
 
 def counts(options: argparse.Namespace) -> Iterator[Study]:
@@ -118,17 +101,18 @@ def counts(options: argparse.Namespace) -> Iterator[Study]:
     yield Study("counts: bank contacts", X, contacts[rows].astype(int), sides, matches)
 
 
-# ---- 2, 3. real numbers ----
+# ---- real numbers ----
 
 
 def gaussian(options: argparse.Namespace) -> Iterator[Study]:
     for name in ("concrete", "energy"):
         X, y = _numbers(name)
-        columns = range(X.shape[1] - 1)
         sides = {
-            "Gaussian": ours(losses.Gaussian(0.5), "variance", groups=[list(columns)]),
+            "Gaussian": ours(losses.Gaussian(0.5), "variance", prior_variance="evidence"),
             "Gaussian, v per column": ours(
-                losses.Gaussian(0.5), "variance", groups=[[j] for j in columns]
+                *(losses.Gaussian(0.5), "variance"),
+                prior_variance="evidence",
+                prior_groups=range(X.shape[1]),
             ),
             "BayesianRidge": rivals.bayesian_ridge(),
             "ARDRegression": rivals.ard(),
@@ -156,75 +140,7 @@ def robust(options: argparse.Namespace) -> Iterator[Study]:
         yield Study(f"heavy tails: {name}", X, y, sides, matches)
 
 
-# ---- 4. quantiles ----
-
-
-def _pinball(h: Array, y: Array, q: float) -> float:
-    return float(np.mean(np.maximum(q * (y - h), (q - 1.0) * (y - h))))
-
-
-def _quantile(name: str, X: Array, y: Array, q: float, splits: int) -> tuple[Any, list[Claim]]:
-    """Held-out pinball loss of the line itself, share of y below it, and seconds."""
-    from sklearn.linear_model import QuantileRegressor
-
-    def peer(X: Array, y: Array) -> Any:
-        model = QuantileRegressor(quantile=q, alpha=0.0).fit(X[:, :-1], y)
-        return lambda Z: model.predict(Z[:, :-1])
-
-    def line(X: Array, y: Array) -> Any:
-        post = contest.tuned(X, y, losses.Quantile(q, 0.3 * q * (1.0 - q)), ["scale"])
-        return lambda Z: post.predict_latent(Z)[0]
-
-    found: list[list[tuple[float, float, float]]] = [[], []]
-    for seed in range(-1, splits):  # the first warms up
-        order = np.random.default_rng(abs(seed)).permutation(len(X))
-        train, test = np.split(order, [round((1.0 - contest.HELD_OUT) * len(X))])
-        for side, scores in zip((line, peer), found, strict=True):
-            predict, seconds = harness.timed(lambda side=side, rows=train: side(X[rows], y[rows]))
-            h = predict(X[test])
-            if seed >= 0:
-                scores.append((_pinball(h, y[test], q), np.mean(y[test] <= h), 1e3 * seconds))
-    a, b = (np.array(scores) for scores in found)
-    gain, slower = b[:, 0] - a[:, 0], float(np.median(a[:, 2] / b[:, 2]))
-    error = contest.error_of(gain)
-    row: dict[str, Any] = {"set": name, "q": q}
-    row |= {"pinball": a[:, 0].mean(), "peer": b[:, 0].mean()}
-    row |= {"peer's less ours": gain.mean(), "+-": error}
-    row |= {"share below": a[:, 1].mean(), "of peer": b[:, 1].mean()}
-    row |= {"ms": np.median(a[:, 2]), "peer, ms": np.median(b[:, 2])}
-    holds = bool(gain.mean() >= -0.01 * b[:, 0].mean() - 2.0 * np.nan_to_num(error))
-    where = f"quantile {q:g}: {name}"
-    text = (
-        f"{a[:, 0].mean():.4f} and {b[:, 0].mean():.4f}, less by {gain.mean():.5f} +- {error:.5f}"
-    )
-    times = f"{slower:.3g} times its time"
-    return row, [
-        (where, "pinball loss not above QuantileRegressor's", holds, text),
-        (where, "no slower than QuantileRegressor", slower <= 1.0, times),
-    ]
-
-
-def quantiles(options: argparse.Namespace) -> Part:
-    """A quantile has no distribution to score: the loss of quantile regression."""
-    rows: list[dict[str, Any]] = []
-    claims: list[Claim] = []
-    for name in ("boston", "concrete"):
-        try:
-            X, y = _numbers(name)
-        except (RuntimeError, FileNotFoundError) as error:
-            print(f"skipped: {error}")
-            continue
-        for q in (0.1, 0.5, 0.9):
-            splits = 2 if options.quick else options.splits
-            row, judged = _quantile(name, X, y, q, splits)
-            rows.append(row)
-            claims += judged
-    if rows:
-        harness.table(list(rows[0]), [list(row.values()) for row in rows], "Quantiles")
-    return rows, claims
-
-
-# ---- 5. ordered classes ----
+# ---- ordered classes ----
 
 
 def ordered(options: argparse.Namespace) -> Iterator[Study]:
@@ -255,7 +171,7 @@ def ordered(options: argparse.Namespace) -> Iterator[Study]:
     yield Study("ordered classes: wine", X, classes, sides, matches)
 
 
-# ---- 6. censored ----
+# ---- censored ----
 
 
 def censored(options: argparse.Namespace) -> Iterator[Study]:
@@ -269,7 +185,7 @@ def censored(options: argparse.Namespace) -> Iterator[Study]:
         loss = losses.Censored(0.3, upper=top)
 
         def tobit(X: Array, y: Array, loss: losses.Loss = loss) -> Any:
-            post = contest.tuned(X, y, loss, ["variance"])
+            post = contest.fitted(X, y, loss, "variance")
             return contest.forecast(post, losses.Censored(post.loss.variance, upper=published))
 
         sides = {
@@ -282,7 +198,7 @@ def censored(options: argparse.Namespace) -> Iterator[Study]:
         yield Study(name, X, np.minimum(truth, top), sides, matches, truth=truth)
 
 
-# ---- 7. times ----
+# ---- times ----
 
 
 def times(options: argparse.Namespace) -> Iterator[Study]:
@@ -317,7 +233,7 @@ def times(options: argparse.Namespace) -> Iterator[Study]:
     yield Study(name, X, spoilt, sides, matches, truth=truth)
 
 
-# ---- 8. labels ----
+# ---- labels ----
 
 
 def labels(options: argparse.Namespace) -> Iterator[Study]:
@@ -328,7 +244,7 @@ def labels(options: argparse.Namespace) -> Iterator[Study]:
 
         def contaminated(X: Array, y: Array) -> Any:
             loss = losses.Contaminated(losses.Probit(), 0.1)
-            return contest.forecast(contest.tuned(X, y, loss, ["share"]), losses.Probit())
+            return contest.forecast(contest.fitted(X, y, loss, "share"), losses.Probit())
 
         sides = {
             "probit, flips": contaminated,
@@ -340,22 +256,22 @@ def labels(options: argparse.Namespace) -> Iterator[Study]:
         yield Study(f"flipped labels: {name}", X, spoilt, sides, matches, truth=y)
 
 
-def _contest_part(studies: Callable[[argparse.Namespace], Iterator[Study]]) -> Any:
-    return lambda options: _run(options, studies)
+def competing(
+    studies: Studies, options: argparse.Namespace
+) -> tuple[list[dict[str, Any]], list[Claim]]:
+    """The contests of a part; a quick run has the first alone, of two splits."""
+    rows: list[dict[str, Any]] = []
+    claims: list[Claim] = []
+    for study in itertools.islice(readable(studies(options)), 1 if options.quick else None):
+        found, judged = contest.contest(study, 2 if options.quick else options.splits)
+        rows += found
+        claims += judged
+    return rows, claims
 
 
-PARTS: dict[int, tuple[str, Callable[[argparse.Namespace], Part]]] = {
-    1: ("counts", _contest_part(counts)),
-    2: ("gaussian", _contest_part(gaussian)),
-    3: ("robust", _contest_part(robust)),
-    4: ("quantiles", quantiles),
-    5: ("ordered", _contest_part(ordered)),
-    6: ("censored", _contest_part(censored)),
-    7: ("times", _contest_part(times)),
-    8: ("labels", _contest_part(labels)),
-    9: ("processes", sampled.processes),
-    10: ("sampling", sampled.sampling),
-    11: ("large", sampled.large),
+PARTS = {
+    part.__name__: functools.partial(competing, part)
+    for part in (counts, gaussian, robust, ordered, censored, times, labels)
 }
 
 

@@ -1,6 +1,6 @@
 """Several classes: multinomial probit beside one against the rest, held out.
 
-    EPFAST_DATA=folder python -m bench several_classes [--quick] [--only 1 2]     # about 10 min
+    EPFAST_DATA=folder python -m bench several_classes [--quick] [--only linear]     # about 10 min
 
 All are EP with probit noise. Multinomial: losses.Multiclass, a product over the classes; of linear
 models of up to 3,000 weights also one Gaussian over all, correlated=True. One against the rest: a
@@ -11,9 +11,9 @@ Per data set: log loss, expected calibration error in ten bins and share of erro
 mean over the splits and its standard error; of the differences too (less rest), split by split;
 seconds of all fits of a split.
 
-1. Linear, with an intercept: iris, wine (columns standardised), digits, and 2,000 rows of MNIST
+- linear, with an intercept: iris, wine (columns standardised), digits, and 2,000 rows of MNIST
    where EPFAST_DATA is set (one scale for all columns).
-2. Processes: an RBF kernel whose length scale is the median distance between the inputs of a fit.
+- processes: an RBF kernel whose length scale is the median distance between the inputs of a fit.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import argparse
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,18 +142,17 @@ def scores(p: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def compare(
-    options: argparse.Namespace, method: Callable[[Split, str], np.ndarray], of_processes: bool
+    options: argparse.Namespace, part: str, method: Callable[[Split, str], np.ndarray]
 ) -> tuple[list[dict[str, Any]], list[Claim]]:
     rows, claims = [], []
-    part = "2" if of_processes else "1"
     for name, X, y, splits, few in sets(options):
         kinds = [MULTINOMIAL, REST, NORMALISED]
-        if not of_processes and (X.shape[1] + 1) * (int(y.max()) + 1) <= MOST:
+        if part == "linear" and (X.shape[1] + 1) * (int(y.max()) + 1) <= MOST:
             kinds.append(CORRELATED)
         found, seconds = np.empty((len(kinds), splits, 3)), np.empty((len(kinds), splits))
         for seed in range(splits):
             split = halves(X, y, seed)
-            if of_processes and len(split[1]) > few:
+            if part == "processes" and len(split[1]) > few:
                 keep = np.random.default_rng(seed).permutation(len(split[1]))[:few]
                 split = (split[0][keep], split[1][keep], *split[2:])
             for k, kind in enumerate(kinds):
@@ -171,8 +171,7 @@ def compare(
                 word = "higher" if kind == NORMALISED else "lower"
                 holds = bool(away[:, 0].mean() < 0.0) == (word == "lower")
                 claims.append((part, f"{name}: a {word} log loss, {kind}", holds, said))
-    harness.table(list(rows[0]), [list(row.values()) for row in rows], "Held out")
-    return rows, claims
+    return harness.show(rows, f"Held out, {part}"), claims
 
 
 def _row(name: str, kind: str, values: np.ndarray) -> dict[str, Any]:
@@ -183,15 +182,10 @@ def _row(name: str, kind: str, values: np.ndarray) -> dict[str, Any]:
     return row | {"s": None}
 
 
-def of_lines(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
-    return compare(options, linear, False)
-
-
-def of_processes(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
-    return compare(options, process, True)
-
-
-PARTS = {1: ("linear", of_lines), 2: ("processes", of_processes)}
+PARTS = {
+    "linear": partial(compare, part="linear", method=linear),
+    "processes": partial(compare, part="processes", method=process),
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

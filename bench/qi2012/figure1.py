@@ -99,7 +99,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     weights = WEIGHTS[1::2] if options.quick else WEIGHTS
     rows = [relaxed(mean, weight) for mean in MEANS for weight in weights]
-    harness.table(list(rows[0]), [list(row.values()) for row in rows], "One factor")
+    harness.show(rows, "One factor")
     agrees, outlier = ([row for row in rows if row["cavity"] == mean] for mean in MEANS)
     moved = [
         (abs(row["mean"] - row["cavity"]), abs(row["EP, mean"] - row["cavity"])) for row in outlier

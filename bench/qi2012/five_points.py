@@ -161,9 +161,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 "better than EP in both": int(both.sum()),
             }
         )
-    harness.table(
-        list(rows[0]), [list(row.values()) for row in rows], f"{count} layouts, medians of errors"
-    )
+    harness.show(rows, f"{count} layouts, medians of errors")
     best = {
         kind: max(row["better than EP in both"] for row in rows if row["method"].startswith(kind))
         for kind in ("power", "relaxed", "printed", "meant")

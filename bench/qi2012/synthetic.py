@@ -10,15 +10,12 @@ here N(0, I) against N(+-(2, 2), I), best error near 0.1. 10 data sets for each 
 twice. Beside the paper's methods the double loop after some sweeps of EP, whose end is verified to
 be a fixed point of EP, and what it costs in terms of 50 plain sweeps.
 
-The cost is taken on the data sets with the most steps, and is that of the fastest of two runs, from
-one call of a function to the next: whole runs are never undisturbed on a shared machine. What was
-found on a data set is noted; --resume goes on from there.
+The cost is taken on the data sets with the most steps, and is that of the fastest rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,16 +135,16 @@ def guaranteed(K: np.ndarray, y: np.ndarray, rate: float) -> epfast.GPPosterior:
 def cost(K: np.ndarray, y: np.ndarray, rate: float) -> float:
     """Time of a fit with the double loop over that of 50 plain sweeps."""
     schedule = epfast.EP(SWEEPS, tol=0.0, order="sequential")
-    found = harness.fastest(
+    timed = harness.interleave(
         {
             "plain": lambda: epfast.fit_gp(
                 K, y, loss=epfast.NoisyStep(rate), scheme="exact", schedule=schedule
             ),
             "guaranteed": lambda: guaranteed(K, y, rate),
         },
-        repeats=2,
-    )  # fmt: skip
-    return found["guaranteed"].seconds / found["plain"].seconds
+        rounds=3,
+    )
+    return timed["guaranteed"].fastest(timed["plain"])
 
 
 def one_set(seed: int, rate: float, n: int) -> dict[str, Any]:
@@ -232,19 +229,11 @@ def boundaries(path: Path, n: int, seed: int = 3, rate: float = 0.2) -> None:
         axes[3].legend(loc="upper right")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    harness.can_resume(parser)
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
     n = 80 if options.quick else N
-    tasks = {
-        f"{rate:g}, seed {seed}": functools.partial(one_set, seed, rate, n)
-        for rate in RATES
-        for seed in range(1 if options.quick else 20)
-    }
-    found = harness.noted(options, tasks)
+    seeds = range(1 if options.quick else 20)
+    found = {f"{rate:g}, seed {seed}": one_set(seed, rate, n) for rate in RATES for seed in seeds}
     runs = list(found.values())
     rows = []
     for name in (*METHODS, "double loop"):
@@ -253,12 +242,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ended = [c.get("sweeps", c.get("steps")) for c in cells if c["converged"]]
         low, high = np.quantile(ended, [0.25, 0.75]) if ended else (np.nan, np.nan)
         rows.append(
-            [name, sum(c["converged"] for c in cells), f"{low:.0f}-{high:.0f}", *errors]
-        )  # fmt: skip
-    headers = ["method", "settled", "sweeps", "error at 10 %", "error at 20 %"]
-    table = harness.table(headers, rows, f"{len(runs)} runs, n = {n}, {TESTS} test points")
-    count = {row[0]: row[1] for row in rows}
-    error = {row[0]: np.array(row[3:]) for row in rows}
+            {
+                "method": name,
+                "settled": sum(c["converged"] for c in cells),
+                "sweeps": f"{low:.0f}-{high:.0f}",
+                **{f"error at {100 * r:g} %": e for r, e in zip(RATES, errors, strict=True)},
+            }
+        )
+    harness.show(rows, f"{len(runs)} runs, n = {n}, {TESTS} test points")
+    count = {row["method"]: row["settled"] for row in rows}
+    error = {row["method"]: np.array(list(row.values())[3:]) for row in rows}
     relaxed = "relaxed EP, c = .03"
     costs, most = [], 1 if options.quick else TIMED
     for r in sorted(runs, key=lambda r: r["double loop"]["steps"])[-most:]:
@@ -296,7 +289,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
          "the runs with the most steps: " + ", ".join(f"{c:.1f} ({k} steps)" for k, c in costs)),
     ]  # fmt: skip
     return {
-        "table": table,
+        "table": rows,
         "claims": claims,
         "goals": goals,
         "runs": found,

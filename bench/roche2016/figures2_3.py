@@ -29,13 +29,15 @@ from scipy.optimize import minimize
 
 import epfast
 from bench.lib import harness
-from bench.lib.datasets import LARGE, NAMES, SMALL, Dataset, load
+from bench.lib.datasets import LARGE, NAMES, Dataset, load
 from bench.lib.harness import SHORT, Claim
 from bench.lib.numpy_reference import LOSSES, regularized_cost
 from bench.lib.pictures import picture
 from bench.roche2016 import table1
 from bench.roche2016.table1 import PRIOR_VARIANCE
 from epfast.plots import SCHEME_COLORS
+
+SMALL = tuple(name for name in NAMES if name not in LARGE)
 
 # label -> scheme, curvature and line of the paper's figures
 VARIANTS = {
@@ -80,6 +82,8 @@ class Curve(NamedTuple):
 
 
 Panel = dict[str, Curve]
+#: what is stored of a curve beside its final cost
+FIELDS = ("gap", "fluctuation", "settled", "n_clipped", "n_refused")
 
 
 def optimum(data: Dataset, loss: str, quick: bool) -> float | None:
@@ -372,7 +376,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     scripts: dict[tuple[str, str], Panel] = {}
     optima: dict[tuple[str, str], float | None] = {}
     ms: dict[tuple[str, str, str], float] = {}
-    rows = []
     chosen = options.only or (table1.QUICK if options.quick else NAMES)
     for name in (n for n in NAMES if n in chosen):
         data = load(name)
@@ -386,21 +389,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             )
             for scheme, timing in timed.items():
                 ms[name, loss, scheme] = 1e3 * timing.median / table1.updates(data)
-            for label, c in panels[name, loss].items():
-                rows.append(
-                    (
-                        *(name, loss, label, c.final, optima[name, loss], 100 * c.gap),
-                        *(100 * c.fluctuation, 100 * c.settled, c.n_clipped, c.n_refused),
-                    )
-                )
-    harness.table(
-        [
-            *("data", "loss", "scheme", "final cost", "optimum", "gap %", "fluctuation %"),
-            *("settled after %", "clipped", "refused"),
-        ],
-        rows,
-        "Final cost, optimum, and fluctuation over the last sweep (one-pass sets: last fifth)",
-    )
     word = {True: "reproduces", False: "does not reproduce", None: "reproduces in part"}
     claims = []
     for mine, other in zip(judge(panels), judge(scripts), strict=True):
@@ -416,24 +404,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             path = options.output / f"figure{figure}.png"
             sweeps = "five sweeps, s = 10" if figure == 2 else "one pass, s = 100"
             draw_panels(panels, optima, present, path, f"Roche (2016), figure {figure}: {sweeps}")
-    return {
-        "claims": claims,
-        "panels": [
-            {
-                "data_as": data_as,
-                "dataset": key[0],
-                "loss": key[1],
-                "scheme": label,
-                "optimum": optima[key] if data_as == "paper" else None,
-                "final": c.final,
-                "gap": c.gap,
-                "fluctuation": c.fluctuation,
-                "settled": c.settled,
-                "n_clipped": c.n_clipped,
-                "n_refused": c.n_refused,
-            }
-            for data_as, group in (("paper", panels), ("scripts", scripts))
-            for key, panel in group.items()
-            for label, c in panel.items()
-        ],
-    }
+    rows = [
+        {
+            "data_as": data_as,
+            "dataset": key[0],
+            "loss": key[1],
+            "scheme": label,
+            "optimum": optima[key] if data_as == "paper" else None,
+            "final": c.final,
+            **{field: getattr(c, field) for field in FIELDS},
+        }
+        for data_as, group in (("paper", panels), ("scripts", scripts))
+        for key, panel in group.items()
+        for label, c in panel.items()
+    ]
+    return {"claims": claims, "panels": harness.show(rows, "Final cost, optimum, fluctuation")}

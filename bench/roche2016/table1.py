@@ -22,7 +22,7 @@ from typing import Any
 import epfast
 from bench.lib import harness, numpy_reference
 from bench.lib.datasets import LARGE, NAMES, Dataset, load
-from bench.lib.harness import SHORT, Claim, Timing
+from bench.lib.harness import SHORT, Claim
 
 LOSSES = ("logistic", "hinge", "quasi01")
 SCHEMES = tuple(SHORT)
@@ -231,88 +231,41 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                         "published_ms": published,
                         "cost_ours": ours_cost,
                         "cost_numpy": numpy_cost,
-                        **{f"{key}_ms": value._asdict() for key, value in timed.items()},
-                        **{key: value._asdict() for key, value in over.items()},
+                        **{f"{key}_ms": value for key, value in timed.items()},
+                        **over,
                     }
                 )
-    report(cells)
-    newton = report_newton(cells)
+    harness.show(cells, "Time per minibatch, ms, its ratios, and final costs")
+    newton = like_for_like(cells)
     claims = ordering(ours_ms, "epfast")
     if faithful_ms:
         claims += ordering(faithful_ms, "faithful NumPy")
     return {"cells": cells, "newton": newton, "claims": claims, "goals": judge(cells)}
 
 
-def report(cells: list[dict]) -> None:
-    """Print the table: microseconds for us and the best NumPy, ms for the slow columns."""
-    rows = []
-    for cell in cells:
-        ours = Timing(**cell["ours_ms"])
-        best = Timing(**cell["best_ms"])
-        faithful = Timing(**cell["faithful_ms"]) if "faithful_ms" in cell else None
-        rows.append(
-            (
-                f"{cell['dataset']} d={cell['d']} s={cell['batch_size']}",
-                cell["loss"],
-                SHORT[cell["scheme"]],
-                ours.median * 1e3,
-                harness.spread(ours.scaled(1e3)),
-                best.median * 1e3,
-                harness.spread(best.scaled(1e3)),
-                faithful and faithful.median,
-                faithful and harness.spread(faithful),
-                cell["published_ms"],
-                cell["best_over_ours"]["median"],
-                cell["faithful_over_ours"]["median"] if faithful else None,
-                cell["published_ms"] / ours.median,
-                abs(cell["cost_ours"] / cell["cost_numpy"] - 1.0),
-            )
-        )
-    harness.table(
-        [
-            *("data", "loss", "scheme", "ours us", "quartiles", "best NumPy us", "quartiles"),
-            *("faithful ms", "quartiles", "paper ms", "best/ours", "faithful/ours", "paper/ours"),
-            "cost diff",
-        ],
-        rows,
-        "Time per minibatch (cost diff: relative difference of the final cost, ours - best NumPy)",
-    )
-
-
-def report_newton(cells: list[dict]) -> list[dict[str, Any]]:
-    """Print VQ by Newton, like for like; flops of a dense step: Hessian and Cholesky factor."""
+def like_for_like(cells: list[dict]) -> list[dict[str, Any]]:
+    """VQ by Newton on both sides; flops of a dense step: Hessian and Cholesky factor."""
     rows = []
     for cell in cells:
         if "newton_ms" not in cell:
             continue
-        p = 2 * cell["d"] + 1
-        rows.append(
-            (
-                *(cell["dataset"], cell["loss"], cell["d"], 1e3 * cell["newton_ms"]["median"]),
-                *(1e3 * cell[f"{key}_ms"]["median"] if f"{key}_ms" in cell else None
-                  for key in ("arrow", "faithful")),
-                *(cell[f"{key}_over_newton"]["median"] if f"{key}_ms" in cell else None
-                  for key in ("arrow", "faithful")),
-                *(p**3 * 4 / 3 / 1e6, cell["best_over_ours"]["median"]),
-            )
-        )  # fmt: skip
-    heads = ["dataset", "loss", "d", "Newton, us", "NumPy, arrow, us", "NumPy, dense, us"]
-    heads += [
-        "arrow over ours",
-        "dense over ours",
-        "Mflop of a dense step",
-        "closed form, NumPy over ours",
-    ]
-    return harness.table(heads, rows, "VQ like for like: Newton beside Newton") if rows else []
+        row = {"dataset": cell["dataset"], "loss": cell["loss"], "d": cell["d"]}
+        row["Newton, us"] = 1e3 * cell["newton_ms"].median
+        for name, key in (("arrow", "arrow"), ("dense", "faithful")):
+            if f"{key}_ms" in cell:
+                row[f"NumPy, {name}, us"] = 1e3 * cell[f"{key}_ms"].median
+                row[f"{name} over ours"] = cell[f"{key}_over_newton"].median
+        row["Mflop of a dense step"] = (2 * cell["d"] + 1) ** 3 * 4 / 3 / 1e6
+        row["closed form, NumPy over ours"] = cell["best_over_ours"].median
+        rows.append(row)
+    return harness.show(rows, "VQ like for like: Newton beside Newton")
 
 
 def judge(cells: list[dict]) -> list[Claim]:
     """Judge the project's own speed goals on the variational rows."""
     vq = [c for c in cells if c["scheme"] == "variational"]
     gq = {
-        (c["dataset"], c["loss"]): c["ours_ms"]["median"]
-        for c in cells
-        if c["scheme"] == "quadrature"
+        (c["dataset"], c["loss"]): c["ours_ms"].median for c in cells if c["scheme"] == "quadrature"
     }
 
     def per_row(ratios: dict[str, float]) -> str:
@@ -324,7 +277,7 @@ def judge(cells: list[dict]) -> list[Claim]:
     goals = []
     for strength, least_d, factor in (("faithful", 31, 100.0), ("best", 43, 10.0)):
         key = f"{strength}_over_ours"
-        gain = {label(c): c[key]["median"] for c in vq if c["d"] >= least_d and key in c}
+        gain = {label(c): c[key].median for c in vq if c["d"] >= least_d and key in c}
         if gain:
             holds = harness.in_part([v >= factor for v in gain.values()])
             claim = f"at least {factor:.0f} x faster than {strength} NumPy"
@@ -334,12 +287,12 @@ def judge(cells: list[dict]) -> list[Claim]:
         ("VQ by Newton", "faithful_over_newton", (4, 33, 43, 101), 10.0),
         ("VQ by Newton, both by the arrow", "arrow_over_newton", (4, 33, 43, 101), 10.0),
     ):
-        gain = {label(c): c[key]["median"] for c in vq if key in c and c["d"] in sizes}
+        gain = {label(c): c[key].median for c in vq if key in c and c["d"] in sizes}
         if gain:
             holds = harness.in_part([v >= factor for v in gain.values()])
             claim = f"at least {factor:.0f} x faster than the same in NumPy"
             goals.append((where, claim, holds, per_row(gain)))
-    over = {label(c): c["ours_ms"]["median"] / gq[c["dataset"], c["loss"]] for c in vq}
+    over = {label(c): c["ours_ms"].median / gq[c["dataset"], c["loss"]] for c in vq}
     holds = harness.in_part([v <= 1.3 for v in over.values()])
     goals.append(("VQ / GQ", "at most 1.3 in every row", holds, per_row(over)))
     return goals

@@ -278,7 +278,7 @@ def by_blocks(terms: tuple[Term, ...], sweeps: int = 60) -> Found:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    rows, results = [], []
+    results = []
     for kind, terms in MODELS.items():
         exact, variance = mode(terms)
         for reading in READINGS:
@@ -291,27 +291,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             ratio = found.variance / variance
             slope = float(np.abs(joint(terms, found.mean)[0]).max())
             off = float(np.abs(found.mean - exact).max())
-            designed = DESIGNED[reading][kind == "nonlinear"]
-            rows.append(
-                [kind, reading, off, slope, ratio.min(), ratio.max(), designed, found.sweeps]
-            )
             results.append(
                 {"model": kind, "reading": reading, "mean": found.mean.tolist(),
                  "variance": found.variance.tolist(), "off_mode": off, "slope": slope,
                  "ratio": [float(ratio.min()), float(ratio.max())], "sweeps": found.sweeps,
-                 "from_numpy": apart}
+                 "designed": DESIGNED[reading][kind == "nonlinear"], "from_numpy": apart}
             )  # fmt: skip
-    headers = [
-        "conditionals",
-        "reading",
-        "mean off mode",
-        "slope of joint",
-        "variance ratio, least",
-        "largest",
-        "sweeps, design",
-        f"sweeps to {TOLERANCE:g}",
-    ]
-    harness.table(headers, rows, "Laplace propagation on five nodes")
+    harness.show(results, "Laplace propagation on five nodes")
 
     def of(*readings: str) -> list[dict[str, Any]]:
         return [r for r in results if r["reading"] in readings]

@@ -67,7 +67,7 @@ def sweeps_until(changes: list[float], tol: float) -> int | None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     names = ("a1a", "w1a") if options.quick else tuple(n for n in LIBSVM if n not in ("a9a", "w8a"))
-    rows, results = [], []
+    results = []
     for name in names:
         X, y = load_libsvm(name)
         exact = mode(X, y)
@@ -75,17 +75,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             found = iterations(X, y, order, damping)
             off = np.abs((found.pop("mean") - exact) / found.pop("sd")).max()
             label = "serial" if order == "sequential" else f"parallel, damping {damping:g}"
-            counts = list(found["sweeps"].values())
-            rows.append([name, X.shape[0], label, *counts, off])
-            results.append({"set": name, "n": X.shape[0], "order": label, "off_mode": off, **found})
-    headers = [
-        "set",
-        "rows",
-        "order",
-        *[f"sweeps to {tol:g}" for tol in TOLERANCES],
-        "mean off, sd",
-    ]
-    harness.table(headers, rows, "Laplace propagation in chunks of 500, linear model")
+            counts = {f"sweeps to {tol}": count for tol, count in found["sweeps"].items()}
+            about = {"set": name, "n": X.shape[0], "order": label, "off_mode": off}
+            results.append(about | counts | found)
+    harness.show(results, "Laplace propagation in chunks of 500, linear model")
 
     def worst(label: str) -> list[int | None]:
         return [r["sweeps"]["0.1"] for r in results if r["order"] == label]

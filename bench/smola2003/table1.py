@@ -74,7 +74,7 @@ def rows_of(published: Published) -> tuple[sparse.csr_matrix, np.ndarray, bool]:
 
 def middle(value: Any) -> Any:
     """A field; of a timing its median."""
-    return value["median"] if isinstance(value, dict) else value
+    return value.median if isinstance(value, harness.Timing) else value
 
 
 def train(G: np.ndarray, y: np.ndarray, order: str) -> epfast.FullPosterior:
@@ -108,9 +108,9 @@ def measure(published: Published, rank: int) -> dict[str, Any]:
     tasks["factor"] = partial(epfast.incomplete_cholesky, kernel, rank)
     timed = harness.interleave(tasks, rounds=5, least=0.0, budget=15.0)
     for label, timing in timed.items():
-        row |= {f"{label}_published": getattr(published, label), f"{label}_s": timing._asdict()}
+        row |= {f"{label}_published": getattr(published, label), f"{label}_s": timing}
     over = timed["parallel"].over(timed["serial"])
-    row["parallel_over_serial"] = over._asdict()
+    row["parallel_over_serial"] = over
     for label, post in ends.items():
         changes = [info.change for info in post.history]
         row |= {
@@ -134,12 +134,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if published.name in chosen:
             results.append(measure(published, rank))
             print(f"{published.name}: {results[-1]}", flush=True)
-    columns = [key for key in results[0] if not key.endswith("_changes")]
-    harness.table(
-        [key.replace("_", " ") for key in columns],
-        [[middle(row[key]) for key in columns] for row in results],
-        f"Rank {rank}, chunks of {CHUNK} rows; seconds",
-    )
+    harness.show(results, f"Rank {rank}, chunks of {CHUNK} rows; seconds")
     ratios = [middle(row["parallel_over_serial"]) for row in results]
     paper = [row["parallel_published"] / row["serial_published"] for row in results]
     serial = [row["serial_iterations"] for row in results]

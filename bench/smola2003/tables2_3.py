@@ -145,35 +145,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             results.append(measure(title, C, seconds, rounds=1 if options.quick else ROUNDS[title]))
             print(f"{title}, C = {C:g}: done", flush=True)
 
-    alone = ("serial alone", "parallel alone", "average alone")
-    harness.table(
-        ["set", "C", *STARTS, *alone, "libsvm", *[f"published {s}" for s in STARTS]],
-        [
-            [
-                *(r["set"], r["C"]),
-                *[r.get(f"{s}: seconds") for s in (*STARTS, *alone, "libsvm")],
-                *[r[f"published {s}, s"] for s in STARTS],
-            ]
-            for r in results
-        ],
-        "Seconds: chunks and SMO, SMO alone, and as published",
-    )
-    kinds = ("kernel entries", "kernel entries without cache")
-    harness.table(
-        [
-            *("set", "C", "support", *STARTS, "average", "libsvm"),
-            *[f"{s}, {kind.removeprefix('kernel ')}" for kind in kinds for s in STARTS],
-        ],
-        [
-            [
-                *(r["set"], r["C"], r["n_support"]),
-                *[r.get(f"{s}: iterations") for s in (*STARTS, "average alone", "libsvm")],
-                *[r[f"{s}: {kind}"] for kind in kinds for s in STARTS],
-            ]
-            for r in results
-        ],
-        "Iterations of SMO on all rows; entries of the kernel matrix, those in chunks included",
-    )
+    harness.show(results, "Chunks and SMO, SMO alone, and as published")
     return {"claims": judge(results), "results": results}
 
 

@@ -25,18 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.blas import dsyr
-from scipy.special import log_ndtr
 
 import epfast
 from bench.lib import harness, numpy_reference
 from bench.lib.harness import SHORT, Claim
-from bench.speed.linear_rivals import (
-    logistic_moments,
-    numpy_parallel,
-    probit_moments,
-    probit_moments_erfcx,
-)
-from bench.speed.linear_task import TOLERANCE, synthetic
+from bench.speed import numpy_ep
+from bench.speed.numpy_ep import TOLERANCE, plain_probit, synthetic
 from epfast import backend, schemes
 
 Array = NDArray[np.float64]
@@ -83,23 +77,14 @@ def minibatches() -> list[dict[str, Any]]:
     return rows
 
 
-def plain_probit(y: Array, m: Array, v: Array) -> tuple[Array, Array, Array]:
-    """The formulas of GPML."""
-    z = y * m / np.sqrt(1.0 + v)
-    log_z = log_ndtr(z)
-    ratio = np.exp(-0.5 * z * z - log_z) / np.sqrt(2.0 * np.pi)
-    slope = y * ratio / np.sqrt(1.0 + v)
-    return log_z, slope, -ratio * (z + ratio) / (1.0 + v)
-
-
 def moments() -> list[dict[str, Any]]:
     rng, rows = np.random.default_rng(1), []
     for n in SITES:
         m, v = rng.normal(size=n), rng.gamma(2.0, size=n)
         y = np.where(rng.random(n) < 0.5, 1.0, -1.0)
-        logistic = logistic_moments()
+        logistic = numpy_ep.logistic()
         for loss, plain, best in (
-            ("probit", plain_probit, probit_moments_erfcx),
+            ("probit", plain_probit, numpy_ep.fast_probit),
             ("logistic", logistic, logistic),
         ):
             ours = backend.TiltedMoments(loss)
@@ -116,7 +101,7 @@ def one_by_one(A: Array | None, y: Array, Sigma: Array, update: Callable[..., An
     for i in range(n):
         column = Sigma[:, i].copy() if A is None else Sigma @ A[i]
         s, h = (column[i], mu[i]) if A is None else (A[i] @ column, A[i] @ mu)
-        _, slope, curvature = plain_probit(y[i], h, s)  # sites are flat: the cavity is q
+        slope, curvature = plain_probit(y[i], h, s)  # sites are flat: the cavity is q
         mu += column * slope
         update(Sigma, column, curvature)
     return mu
@@ -147,7 +132,7 @@ def processes() -> list[dict[str, Any]]:
             Sigma, mu = np.tril(K), np.zeros(len(y))
             for i in range(len(y)):
                 column = np.concatenate([Sigma[i, :i], Sigma[i:, i]])
-                _, slope, curvature = plain_probit(y[i], mu[i], column[i])
+                slope, curvature = plain_probit(y[i], mu[i], column[i])
                 mu += column * slope
                 dsyr(curvature, column, a=Sigma.T, lower=0, overwrite_a=1)
             return mu
@@ -178,10 +163,9 @@ def of_rows() -> list[dict[str, Any]]:
         rows.append(row("rows, sequential sweep", "probit", f"{n} x {d}", tasks))
         schedule = epfast.EP(50, TOLERANCE)
         fit = partial(epfast.fit_linear, X, y, loss="probit", schedule=schedule)
-        plain = partial(numpy_parallel, X, y, probit_moments, damped=(0.5, 4))
-        best = partial(
-            numpy_parallel, X, y, probit_moments_erfcx, way="triangular", damped=(0.5, 4)
-        )
+        parallel = partial(numpy_ep.parallel, X, y, damping=0.5)
+        plain = partial(parallel, plain_probit)
+        best = partial(parallel, numpy_ep.fast_probit, triangular=True)
         tasks = {"ours": fit, "plain": plain, "best": best}
         rows.append(row("rows, fit", "probit", f"{n} x {d}", tasks))
     return rows
@@ -189,7 +173,7 @@ def of_rows() -> list[dict[str, Any]]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     rows = [line for part in (minibatches, moments, processes, of_rows) for line in part()]
-    harness.table(list(rows[0]), [list(line.values()) for line in rows], "Against pure NumPy")
+    harness.show(rows, "Against pure NumPy")
     least: dict[str, list[float]] = {line["piece"]: [] for line in rows}
     for line in rows:
         least[line["piece"]].append(line["best over ours"])

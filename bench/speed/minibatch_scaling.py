@@ -18,213 +18,136 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import epfast
 from bench.lib import harness
 from bench.lib.datasets import LARGE, VARIABLE, load
-from bench.lib.harness import SHORT, Claim, Timing
+from bench.lib.harness import SHORT, Claim
 
 LOSSES = ("logistic", "hinge", "quasi01")
+CELLS = (
+    *(("variational", loss) for loss in LOSSES),
+    *((scheme, "logistic") for scheme in ("quadrature", "quick_laplace", "laplace")),
+)
+#: sizes, in a full run and in a quick one, and those from which the exponent is fitted
+SIZES = {
+    "d": ([2**k for k in range(3, 13)], [8, 64], 64),
+    "s": ([1, 3, 10, 30, 100, 300, 1000, 3000], [1, 100], 100),
+}
 
 
-def synthetic(n: int, d: int, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def synthetic(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
     """Noisy linear labels on features of size 1/sqrt(d)."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     X = rng.standard_normal((n, d)) / np.sqrt(d)
     y = np.where(X @ rng.standard_normal(d) + 0.3 * rng.standard_normal(n) > 0.0, 1.0, -1.0)
     return X, y
-
-
-def exponent(sizes: list[int], times: list[float]) -> float:
-    """Slope of log time against log size."""
-    return float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
 
 
 def fit(X, y, loss: str, scheme: str, batch_size: int, schedule=None) -> Callable[[], object]:
     """Make a run of epfast: by default one pass without stored sites."""
     schedule = epfast.ADF(site_rule="nonnegative", settle=0) if schedule is None else schedule
     return lambda: epfast.fit_linear(
-        X, y, loss=loss, scheme=scheme, posterior="factorized", batch_size=batch_size,
-        prior_variance=25.0, schedule=schedule,
-    )  # fmt: skip
+        *(X, y),
+        loss=loss,
+        scheme=scheme,
+        posterior="factorized",
+        batch_size=batch_size,
+        prior_variance=25.0,
+        schedule=schedule,
+    )
 
 
-def growth(quick: bool) -> dict[str, dict]:
-    """Time per factor against d and against s."""
-    pairs = 40_000 if quick else 2_000_000
-    cells = [("variational", loss) for loss in LOSSES]
-    cells += [("quadrature", "logistic"), ("quick_laplace", "logistic"), ("laplace", "logistic")]
-    names = [f"{SHORT[scheme]} {loss}" for scheme, loss in cells]
-    out = {}
-    dims = [8, 64] if quick else [2**k for k in range(3, 13)]
-    rows = [1, 100] if quick else [1, 3, 10, 30, 100, 300, 1000, 3000]
-    for what, sizes, fitted_from in (("d", dims, 64), ("s", rows, 100)):
-        times: dict[str, list[Timing]] = {name: [] for name in names}
-        for size in sizes:
-            s, d = (100, size) if what == "d" else (size, 100)
-            n_factors = max(4, round(pairs / (s * d)))
-            X, y = synthetic(n_factors * s, d)
-            tasks = {}
-            for name, (scheme, loss) in zip(names, cells, strict=True):
-                if scheme == "laplace" and size > 512:
-                    continue  # O(s d^2 + d^3) per Newton step
-                tasks[name] = fit(X, y, loss, scheme, s)
-            timed = harness.interleave(tasks, 3 if quick else 7, 0.01, 1.5)
-            for name, timing in timed.items():
-                times[name].append(timing.scaled(1e6 / n_factors))
-        slopes = {}
-        for name, timings in times.items():
-            tail = [(z, t.median) for z, t in zip(sizes, timings, strict=False) if z >= fitted_from]
-            slopes[name] = exponent(*map(list, zip(*tail, strict=True))) if len(tail) > 1 else None
-        table = []
-        for i, size in enumerate(sizes):
-            cells_of_row = [t[i].median if i < len(t) else None for t in times.values()]
-            table.append((size, *cells_of_row))
-        table.append((f"exponent, {what} >= {fitted_from}", *slopes.values()))
-        fixed = "s = 100" if what == "d" else "d = 100"
-        harness.table([what, *names], table, f"Microseconds per minibatch against {what} ({fixed})")
-        out[what] = {
-            "sizes": sizes,
-            "us": {name: [t._asdict() for t in ts] for name, ts in times.items()},
-            "exponents": slopes,
+def growth(what: str, quick: bool) -> dict[str, Any]:
+    """Time per factor against d or against s; the other one is 100."""
+    full, few, fitted_from = SIZES[what]
+    sizes, pairs = (few, 40_000) if quick else (full, 2_000_000)
+    rows = []
+    for size in sizes:
+        s, d = (100, size) if what == "d" else (size, 100)
+        factors = max(4, round(pairs / (s * d)))
+        X, y = synthetic(factors * s, d)
+        tasks = {
+            f"{SHORT[scheme]} {loss}": fit(X, y, loss, scheme, s)
+            for scheme, loss in CELLS
+            if scheme != "laplace" or size <= 512  # a step is O(s d^2 + d^3)
         }
-    return out
+        timed = harness.interleave(tasks, 7, 0.01, 1.5)
+        rows.append({what: size} | {name: 1e6 * t.median / factors for name, t in timed.items()})
+    exponents = {}
+    for name in rows[0].keys() - {what}:
+        tail = [(r[what], r[name]) for r in rows if name in r and r[what] >= fitted_from]
+        if len(tail) > 1:
+            exponents[name] = float(np.polyfit(*np.log(tail).T, 1)[0])
+    harness.show(
+        [*rows, {what: f"exponent, {what} >= {fitted_from}", **exponents}], "us per minibatch"
+    )
+    return {"us": rows, "exponents": exponents}
 
 
 def tiny(quick: bool) -> list[dict]:
     """Time per factor of small factors, within sweeps that store their sites."""
     sweeps = 20 if quick else 100
-    out = []
+    schedule = epfast.EP(sweeps=sweeps, tol=0.0, site_rule="nonnegative")
+    rows = []
     for s, d in ((1, 1), (10, 4), (10, 33)):
         X, y = synthetic(1000 * s, d)
-        tasks = {}
-        for loss in LOSSES:
-            for scheme in ("quick_laplace", "quadrature", "variational"):
-                schedule = epfast.EP(sweeps=sweeps, tol=0.0, site_rule="nonnegative")
-                tasks[f"{loss} {SHORT[scheme]}"] = fit(X, y, loss, scheme, s, schedule)
-        for name, timing in harness.interleave(tasks, 3 if quick else 7, 0.01, 1.0).items():
-            ns = timing.scaled(1e9 / (1000 * sweeps))
-            out.append({"s": s, "d": d, "what": name, "ns": ns._asdict()})
-    harness.table(
-        ["s", "d", "what", "ns per factor", "quartiles"],
-        [
-            (c["s"], c["d"], c["what"], c["ns"]["median"], harness.spread(Timing(**c["ns"])))
-            for c in out
-        ],
-        f"Smallest factors, 1000 factors x {sweeps} sweeps, everything included",
-    )
-    return out
+        tasks = {
+            f"{loss} {SHORT[scheme]}": fit(X, y, loss, scheme, s, schedule)
+            for loss in LOSSES
+            for scheme in ("quick_laplace", "quadrature", "variational")
+        }
+        for name, timing in harness.interleave(tasks, 7, 0.01, 1.0).items():
+            rows.append({"s": s, "d": d, "what": name, "ns": timing.scaled(1e6 / sweeps)})
+    return harness.show(rows, "Smallest factors, ns per factor, everything included")
 
 
-def against_sgd(quick: bool) -> list[dict]:
-    """One EP pass against one epoch of SGDClassifier."""
+def against_sgd() -> list[dict]:
+    """One EP pass against one epoch of SGDClassifier, shuffled as by default, and not."""
     if not os.environ.get(VARIABLE):
         print(f"\n{VARIABLE} is not set: comparison with SGDClassifier skipped")
         return []
     from sklearn.linear_model import SGDClassifier
 
-    out = []
-    for name in reversed(LARGE):
-        data = load(name)
+    rows = []
+    for data in map(load, reversed(LARGE)):
         for loss, theirs in (("logistic", "log_loss"), ("hinge", "hinge")):
-
-            def epoch(shuffle: bool, data=data, theirs=theirs):
+            tasks = {"ep": fit(data.X, data.y, loss, "variational", data.batch_size)}
+            for name, shuffle in (("sgd", True), ("sgd, file order", False)):
                 model = SGDClassifier(loss=theirs, max_iter=1, tol=None, shuffle=shuffle)
-                return lambda: model.fit(data.X, data.y)
-
-            timed = harness.interleave(
-                {
-                    "ep": fit(data.X, data.y, loss, "variational", data.batch_size),
-                    "sgd": epoch(True),
-                    "sgd, file order": epoch(False),
-                },
-                rounds=3 if quick else 15,
-            )
-            out.append(
-                {
-                    "dataset": name,
-                    "loss": loss,
-                    **{key: value.scaled(1e3)._asdict() for key, value in timed.items()},
-                    "ep/sgd": timed["ep"].over(timed["sgd"])._asdict(),
-                    "ep/sgd, file order": timed["ep"].over(timed["sgd, file order"])._asdict(),
-                }
-            )
-    harness.table(
-        [
-            *("data", "loss", "EP pass ms", "quartiles", "SGD epoch ms", "quartiles"),
-            *("SGD file order ms", "EP/SGD", "EP/SGD file order"),
-        ],
-        [
-            (
-                *(c["dataset"], c["loss"]),
-                *(c["ep"]["median"], harness.spread(Timing(**c["ep"]))),
-                *(c["sgd"]["median"], harness.spread(Timing(**c["sgd"]))),
-                c["sgd, file order"]["median"],
-                c["ep/sgd"]["median"],
-                c["ep/sgd, file order"]["median"],
-            )
-            for c in out
-        ],
-        "One EP pass (VQ, s = 100) against one SGDClassifier epoch (default: shuffled)",
-    )
-    return out
+                tasks[name] = lambda model=model, data=data: model.fit(data.X, data.y)
+            timed = {k: t.scaled(1e3) for k, t in harness.interleave(tasks, 15).items()}
+            over = {f"ep/{k}": timed["ep"].over(timed[k]) for k in ("sgd", "sgd, file order")}
+            rows.append({"dataset": data.name, "loss": loss, **timed, **over})
+    return harness.show(rows, "One EP pass (VQ, s = 100) against one epoch of SGDClassifier, ms")
 
 
-def judge(grown: dict, small: list[dict], sgd: list[dict]) -> list[Claim]:
+def judge(grown: dict[str, Any], small: list[dict], sgd: list[dict]) -> list[Claim]:
     """Compare with the project's goals."""
-    slopes = {k: v for k, v in grown["d"]["exponents"].items() if not k.startswith("LA")}
-    known = {k: v for k, v in slopes.items() if v is not None}
-    goals = []
-    if known:
-        goals.append(
-            (
-                "growth",
-                "no steeper than d^1.1 (all but LA)",
-                harness.in_part([v <= 1.1 for v in known.values()]),
-                ", ".join(f"{k} d^{v:.2f}" for k, v in known.items()),
-            )
-        )
-    # What s x d work there is at s = 10, d = 4 costs by itself, at the speed of large factors.
-    per_pair = {
-        name: series[-1]["median"] * 1e3 / (grown["s"]["sizes"][-1] * 100)
-        for name, series in grown["s"]["us"].items()
-        if name.startswith("VQ")
+    slopes = {k: v for k, v in grown["exponents"].items() if not k.startswith("LA")}
+    said = ", ".join(f"{k} d^{v:.2f}" for k, v in slopes.items())
+    holds = harness.in_part([v <= 1.1 for v in slopes.values()])
+    goals: list[Claim] = [("growth", "no steeper than d^1.1 (all but LA)", holds, said)]
+    tiny_vq = {
+        c["what"]: c["ns"].median
+        for c in small
+        if (c["s"], c["d"]) == (10, 4) and c["what"].endswith(" VQ")
     }
-    parts = []
-    for c in small:
-        loss, scheme = c["what"].split()
-        if (c["s"], c["d"], scheme) == (10, 4, "VQ"):
-            parts.append((loss, c["ns"]["median"], c["ns"]["median"] - 40 * per_pair[f"VQ {loss}"]))
-    goals.append(
-        (
-            "tiny factors (s = 10, d = 4)",
-            "overhead below 1 us per factor",
-            harness.in_part([p[2] < 1000.0 for p in parts]),
-            ", ".join(
-                f"VQ {loss}: {total:.0f} ns in all, {rest:.0f} ns beyond 40 pairs at full speed"
-                for loss, total, rest in parts
-            ),
-        )
-    )
+    said = ", ".join(f"{k}: {v:.0f} ns" for k, v in tiny_vq.items())
+    holds = harness.in_part([v < 1000.0 for v in tiny_vq.values()])
+    goals.append(("tiny factors (s = 10, d = 4)", "below 1 us per factor, VQ", holds, said))
     for loss, most in (("logistic", 0.2), ("hinge", 0.15)):
-        ratios = {c["dataset"]: c["ep/sgd"]["median"] for c in sgd if c["loss"] == loss}
+        ratios = {c["dataset"]: c["ep/sgd"].median for c in sgd if c["loss"] == loss}
         if ratios:
-            goals.append(
-                (
-                    f"EP pass / SGD epoch, {loss}",
-                    f"at most {most} (Census)",
-                    ratios["census"] <= most,
-                    ", ".join(f"{k} {v:.3f}" for k, v in ratios.items()),
-                )
-            )
+            said = ", ".join(f"{k} {v:.3f}" for k, v in ratios.items())
+            where, claim = f"EP pass / SGD epoch, {loss}", f"at most {most} (Census)"
+            goals.append((where, claim, ratios["census"] <= most, said))
     return goals
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     # schemes that fail on some data take time too
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
-    grown = growth(options.quick)
-    small = tiny(options.quick)
-    sgd = against_sgd(options.quick)
-    return {"growth": grown, "tiny": small, "sgd": sgd, "goals": judge(grown, small, sgd)}
+    grown = {what: growth(what, options.quick) for what in SIZES}
+    small, sgd = tiny(options.quick), against_sgd()
+    return {"growth": grown, "tiny": small, "sgd": sgd, "goals": judge(grown["d"], small, sgd)}

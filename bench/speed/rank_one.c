@@ -1,25 +1,18 @@
-/* Sequential EP with probit sites as site-by-site code does it, for linear.py and gp.py: per site
- * the variance and mean of its latent (a symmetric matrix-vector product, or a column of the
- * covariance), the scalar update, one symmetric rank-one update.  The BLAS functions are handed in
- * as pointers, so that both sides of the comparison use the same BLAS.  Compiled with gcc -O3
- * -march=native.
+/* Sequential EP of a Gaussian process with probit sites as site-by-site code does it, for gp.py: per
+ * site a column of the covariance, the scalar update, one symmetric rank-one update.  The BLAS
+ * functions are handed in as pointers, so that both sides of the comparison use the same BLAS.
+ * Compiled with gcc -O3 -march=native.
  *
- * Covariances hold their lower triangle by columns.  The scales of the sites, which only the
- * evidence needs, and for a process the refresh of the covariance after a sweep, are left out, in
- * favour of this code.
+ * The covariance holds its lower triangle by columns.  The scales of the sites, which only the
+ * evidence needs, and the refresh of the covariance after a sweep, are left out, in favour of this
+ * code.
  */
 #include <math.h>
 #include <stddef.h>
 
-typedef double (*dot_t)(int *, double *, int *, double *, int *);
 typedef void (*copy_t)(int *, double *, int *, double *, int *);
 typedef void (*axpy_t)(int *, double *, double *, int *, double *, int *);
-typedef void (*symv_t)(
-    char *, int *, double *, double *, int *, double *, int *, double *, double *, int *);
 typedef void (*syr_t)(char *, int *, double *, double *, int *, double *, int *);
-typedef void (*gemm_t)(
-    char *, char *, int *, int *, int *, double *, double *, int *, double *, int *, double *,
-    double *, int *);
 
 /* What a site adds: covariance += c v v^T and mean += k v, where v is the covariance with it. */
 typedef struct {
@@ -46,30 +39,6 @@ static inline int site(double s, double h, double y, double *tau, double *nu, up
     return 1;
 }
 
-/* One sweep over the rows of X (n, d), in order; Sigma is (d, d) and v (d) scratch.  Returns how
- * many sites were refused. */
-size_t rank_one_sweep(
-    size_t n, int d, double *X, const double *y, double *Sigma, double *mu, double *tau,
-    double *nu, double *v, dot_t ddot, axpy_t daxpy, symv_t dsymv, syr_t dsyr) {
-    char lower = 'L';
-    int one = 1;
-    double unit = 1.0, zero = 0.0;
-    size_t refused = 0;
-    for (size_t i = 0; i < n; i++) {
-        double *a = X + i * (size_t)d;
-        dsymv(&lower, &d, &unit, Sigma, &d, a, &one, &zero, v, &one);
-        double s = ddot(&d, a, &one, v, &one), h = ddot(&d, a, &one, mu, &one);
-        update_t update;
-        if (!site(s, h, y[i], tau + i, nu + i, &update)) {
-            refused++;
-            continue;
-        }
-        dsyr(&lower, &d, &update.c, v, &one, Sigma, &d);
-        daxpy(&d, &update.k, v, &one, mu, &one);
-    }
-    return refused;
-}
-
 static void rank_one(int n, double c, const double *restrict v, double *restrict Sigma) {
     for (int j = 0; j < n; j++) {
         double *restrict column = Sigma + (size_t)j * n;
@@ -79,15 +48,15 @@ static void rank_one(int n, double c, const double *restrict v, double *restrict
     }
 }
 
-/* Sites first to last - 1 of a Gaussian process, in order; Sigma is (n, n) and v (n) scratch.
- * Without dsyr the update is a loop.  Returns how many sites were refused. */
+/* One sweep in order; Sigma is (n, n) and v (n) scratch.  Without dsyr the update is a loop.
+ * Returns how many sites were refused. */
 size_t rank_one_gp_sweep(
-    int n, int first, int last, const double *y, double *Sigma, double *mu, double *tau,
-    double *nu, double *v, copy_t dcopy, axpy_t daxpy, syr_t dsyr) {
+    int n, const double *y, double *Sigma, double *mu, double *tau, double *nu, double *v,
+    copy_t dcopy, axpy_t daxpy, syr_t dsyr) {
     char lower = 'L';
     int one = 1;
     size_t refused = 0;
-    for (int i = first; i < last; i++) {
+    for (int i = 0; i < n; i++) {
         int rest_of_column = n - i;
         dcopy(&i, Sigma + i, &n, v, &one);
         dcopy(&rest_of_column, Sigma + (size_t)i * n + i, &one, v + i, &one);
@@ -103,12 +72,4 @@ size_t rank_one_gp_sweep(
         daxpy(&n, &update.k, v, &one, mu, &one);
     }
     return refused;
-}
-
-/* C <- A B, (d, d) by (d, q), over and over: the rate of dgemm at the size of a block of sites. */
-void gemm_rate(size_t repeats, int d, int q, double *A, double *B, double *C, gemm_t dgemm) {
-    char plain = 'N';
-    double unit = 1.0, zero = 0.0;
-    for (size_t r = 0; r < repeats; r++)
-        dgemm(&plain, &plain, &d, &q, &d, &unit, A, &d, B, &d, &zero, C, &d);
 }

@@ -12,11 +12,6 @@ the two of "2,000 x 200" and more); needs valgrind, and no data:
   the turns, which a machine that others use lengthens as well; and in milliseconds;
 - memory: megabytes that the second fit takes beyond those that were resident before it.
 
-With ``--beside COMMAND``, which runs ``whole_fits.py --turns`` with another epfast, both processes
-take turns, fit by fit, and nothing else is measured: on a machine that others use this alone tells
-times apart. ``--beside "PYTHONPATH=. other/bin/python bench/speed/whole_fits.py --turns"`` has the
-epfast of another environment.
-
 The rows are stored under a label, in place of older ones of the same label; those of others stay.
 The table shows the first and the last label, and how many times the first the last takes.
 """
@@ -26,12 +21,9 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -131,57 +123,12 @@ def timed(fits: tasks.Tasks) -> dict[str, dict[str, float]]:
     }
 
 
-def turns() -> None:
-    """Answer each name of a fit with the seconds of one fit, for ``--beside``."""
-    warnings.simplefilter("ignore")
-    known: dict[str, tasks.Task] = {}
-    for line in sys.stdin:
-        if line not in known:
-            known[line] = FITS[line.strip()]()
-        task = known[line]
-        start = time.perf_counter()
-        task()
-        print(time.perf_counter() - start, flush=True)
-
-
-def beside(command: str, fits: Iterable[str]) -> None:
-    """Print the time of each fit over that of the other epfast, turn by turn."""
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    here = f"{sys.executable} {Path(__file__)} --turns"
-    environment = revisions.surroundings(revisions.ROOT)
-    cells = []
-    with (
-        subprocess.Popen(here, shell=True, env=environment, **pipes) as ours,
-        subprocess.Popen(command, shell=True, **pipes) as theirs,
-    ):
-        for name in fits:
-            seconds = []
-            for _ in range(1 + tasks.TURNS):
-                for process in (ours, theirs):
-                    print(name, file=process.stdin, flush=True)
-                    seconds.append(float(process.stdout.readline()))
-            mine, other = seconds[2::2], seconds[3::2]  # without the first fit of each
-            quotients = harness.summarize([a / b for a, b in zip(mine, other, strict=True)])
-            cells.append(
-                (name, 1e3 * min(mine), 1e3 * min(other), min(mine) / min(other), *quotients[:3])
-            )
-        for process in (ours, theirs):
-            process.stdin.close()
-    harness.table(
-        ["fit", "here, ms", "beside, ms", "fastest", "median", "q1", "q3"], cells, "Turn by turn"
-    )
-
-
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label", help="of the rows (default: the commit that is checked out)")
     parser.add_argument("--fits", nargs="+", choices=FITS, default=list(FITS), help="which fits")
-    parser.add_argument("--beside", metavar="COMMAND", help="time against another epfast alone")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    if options.beside:
-        beside(options.beside, options.fits)
-        sys.exit()
     show = ("git", "-C", revisions.ROOT, "show", "-s", "--abbrev=7", "--format=%h")
     label = options.label or revisions.output(*show).strip()
     chosen = {name: FITS[name] for name in options.fits[: 2 if options.quick else None]}
@@ -198,7 +145,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     kept = [row for row in old if row["label"] != label or row["fit"] not in found]
     fits = kept + [{"label": label, "fit": name, **row} for name, row in found.items()]
     first = fits[0]["label"]
-    cells: list[tuple[Any, ...]] = []
+    cells: list[dict[str, Any]] = []
     goals: list[Claim] = []
     for name in chosen:
         start, last = (
@@ -207,13 +154,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         )
         for quantity in set(start) & set(last) - {"label", "fit"}:
             ratio = last[quantity] / start[quantity] if start[quantity] else None
-            cells.append((name, quantity, start[quantity], last[quantity], ratio))
+            values = {first: start[quantity], label: last[quantity]}
+            cells.append({"fit": name, "quantity": quantity} | values | {"ratio": ratio})
             if first != label and ratio and quantity in ("calls", "instructions"):
                 claim = f"at most {MOST} times the {quantity} of {first}"
                 goals.append((name, claim, ratio <= MOST, f"{ratio:.2f} times"))
-    harness.table(["fit", "quantity", first, label, "ratio"], sorted(cells), "Whole fits")
+    harness.show(cells, "Whole fits")
     return {"fits": fits, **({"goals": goals} if goals else {})}
 
 
 if __name__ == "__main__":
-    turns() if "--turns" in sys.argv else tasks.main(FITS)
+    tasks.main(FITS)

@@ -1,6 +1,6 @@
 """Calls with their defaults on fourteen real data sets, against scikit-learn: held-out log loss.
 
-    EPFAST_DATA=folder python -m bench defaults [--quick] [--splits 3] [--rivals]    # about 20 min
+    EPFAST_DATA=folder python -m bench defaults [--quick] [--splits 3]    # about 20 min
 
 Five-fold stratified cross-validation; numbers are standardised on the rows that are trained on,
 categories are 0/1 columns. ``fit_linear`` has a constant column and is compared with
@@ -14,15 +14,12 @@ the folds of a split.
 from __future__ import annotations
 
 import argparse
-import inspect
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.gaussian_process import GaussianProcessClassifier
-from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.metrics import log_loss
 from sklearn.model_selection import StratifiedKFold
@@ -60,11 +57,7 @@ def _fit_linear(X: np.ndarray, y: np.ndarray, X_test: np.ndarray) -> Found:
     """Call epfast.fit_linear with its defaults and an intercept."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if "intercept" in inspect.signature(epfast.fit_linear).parameters:
-            post = epfast.fit_linear(X, y, intercept=True)
-        else:
-            X, X_test = (np.hstack([rows, np.ones((len(rows), 1))]) for rows in (X, X_test))
-            post = epfast.fit_linear(X, y)
+        post = epfast.fit_linear(X, y, intercept=True)
     return Found(post.predict_proba(X_test), post.log_evidence, _is_told(caught))
 
 
@@ -103,30 +96,20 @@ LOGISTIC: dict[str, Contestant] = {
     "LogisticRegression": _classifier(lambda: LogisticRegression(max_iter=5000)),
     "LogisticRegressionCV": _classifier(cross_validated),
 }
-PROCESSES: dict[str, Contestant] = {
-    "GaussianProcessClassifier": _classifier(lambda: GaussianProcessClassifier()),
-    "GaussianProcessClassifier, RBF": _classifier(
-        lambda: GaussianProcessClassifier(1.0 * RBF(1.0))
-    ),
-}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=MIXED, help="some of the sets")
     parser.add_argument("--splits", type=int, default=1, help="divisions into five folds")
     parser.add_argument("--seed", type=int, default=SEED, help="of the first division")
-    parser.add_argument(
-        "--rivals", action="store_true", help="scikit-learn's Gaussian processes too, for show"
-    )
 
 
 def try_set(name: str, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Log losses and seconds on one set, and fits with positive evidence that did not warn."""
     data = load_mixed(name)
-    contestants = OURS | LOGISTIC | (PROCESSES if options.rivals else {})
+    contestants = OURS | LOGISTIC
     if name in LARGE:
         contestants = {k: run for k, run in contestants.items() if k != "GPClassifier"}
-        contestants = {k: run for k, run in contestants.items() if k not in PROCESSES}
     losses: dict[str, list[float]] = {key: [] for key in contestants}
     seconds = dict.fromkeys(contestants, 0.0)
     splits, silent = (1 if options.quick else options.splits), 0
@@ -201,9 +184,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         rows.append(row)
         seconds.append(took)
         silent += positive
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    for title, table in (("log loss", rows), ("seconds for a split", seconds)):
-        harness.table(keys, [[row.get(key) for key in keys] for row in table], title)
+    harness.show(rows, "log loss")
+    harness.show(seconds, "seconds for a split")
     goals = judge(rows, silent, len(rows) == len(MIXED))
     return {
         "splits": 1 if options.quick else options.splits,

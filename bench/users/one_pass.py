@@ -71,8 +71,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     epoch = SGDClassifier(loss="log_loss", max_iter=1, tol=None, random_state=0)
     add("SGDClassifier, one epoch", lambda: epoch.fit(X, y))
-    keys = ["method", "log loss", "seconds", "z"]
-    harness.table(keys, [[row.get(key) for key in keys] for row in rows], f"{len(y)} rows")
+    harness.show(rows, f"{len(y)} rows")
     truth, default, factorized, epoch_row = rows
     gap = default["log loss"] - truth["log loss"]
     goals: list[harness.Claim] = [

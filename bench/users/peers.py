@@ -212,9 +212,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for name in options.only or (QUICK if options.quick else SETS):
-        rows += try_set(name, options.quick)
-        keys = list(rows[-1])
-        harness.table(keys, [[row[k] for k in keys] for row in rows if row["set"] == name], name)
+        rows += harness.show(try_set(name, options.quick), name)
     means = summary(rows)
-    harness.table(list(means[0]), [list(row.values()) for row in means], "over the sets")
+    harness.show(means, "over the sets")
     return {"seed": SEED, "goals": judge(means), "means": means, "sets": rows}

@@ -25,7 +25,7 @@ RAW = {
     "pima": (768, 8, 268),
     "pima_ripley": (532, 7, 177),
     "sonar": (208, 60, 111),
-    "spam": (4601, 57, 1813),
+    "spambase": (4601, 57, 1813),
 }
 # rows, numbers, 0/1 columns, rows with y = +1
 MIXED = {
@@ -103,5 +103,5 @@ def test_year(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "YEAR", (4, 3))
     np.testing.assert_array_equal(datasets.load_year(), table)
     (tmp_path / "year_prediction.csv").unlink()
-    with pytest.raises(FileNotFoundError, match="Year as CSV"):
+    with pytest.raises(FileNotFoundError, match="no year_prediction"):
         datasets.load_year()

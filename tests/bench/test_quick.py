@@ -13,9 +13,6 @@ FOLDER = Path(bench.__file__).parent
 #: scripts without a quick form, and why
 NONE = {
     "dask.accept": "two clusters, workers with 500 MB each; tests/dask/ has its parts in small",
-    "dask.costs": "a cluster of processes and some sixty fits of 8 shards: 25 s",
-    "dask.point": "a cluster of processes, and rivals that begin their own: 20 to 30 s",
-    "dask.kills": "kills workers until clusters begin anew; tests/dask/ has its parts in small",
 }
 SCRIPTS = [name for name in bench.SCRIPTS if name not in NONE]
 #: seconds of the processor that a quick form takes at most on a quiet machine, how many times that

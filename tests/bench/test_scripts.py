@@ -83,29 +83,6 @@ def test_pictures_are_of_what_is_stored(tmp_path):
     assert drawn == [(0.0, tmp_path)] * 2
 
 
-def test_what_was_noted_is_not_done_again(tmp_path):
-    """With --resume; and what is noted is what JSON has, whether it was just done or is read."""
-    done = []
-
-    def task(name):
-        done.append(name)
-        if name == "c":
-            raise KeyboardInterrupt
-        return {"it": (name, np.float64(1.0))}
-
-    options = SimpleNamespace(output=tmp_path, result="it", resume=True)
-    tasks = {name: lambda name=name: task(name) for name in "abc"}
-    with pytest.raises(KeyboardInterrupt):
-        harness.noted(options, tasks)
-    found = harness.noted(options, {name: tasks[name] for name in "ba"})
-    assert done == ["a", "b", "c"]
-    assert found == {name: {"it": [name, 1.0]} for name in "ba"}
-    assert list(found) == ["b", "a"]
-    options.resume = False
-    harness.noted(options, {"a": tasks["a"]})
-    assert done == ["a", "b", "c", "a"]
-
-
 @pytest.mark.parametrize("quick", [True, False])
 def test_what_a_run_stores(quick, tmp_path, monkeypatch, capsys):
     """A full run has its verdicts; a quick one has none, and is not pinned to a core."""
@@ -113,7 +90,6 @@ def test_what_a_run_stores(quick, tmp_path, monkeypatch, capsys):
     claim = ("section 1", "it holds", True, "1 > 0")
     script = SimpleNamespace(__doc__="A script.", run=lambda _: {"claims": [claim], "table": []})
     monkeypatch.setattr(harness.os, "sched_setaffinity", lambda *_: pinned.append(1), raising=False)
-    monkeypatch.setattr(harness, "watch_stalls", lambda: False)
     monkeypatch.setattr(harness, "_quick", False)
     harness.run(script, "it", "it", ["--output", str(tmp_path)] + ["--quick"] * quick)
     stored = json.loads((tmp_path / "it.json").read_text())
