@@ -66,8 +66,11 @@ def assert_same(one, other):
 @batteries.battery(CASES)
 def test_what_holds_of_all(case, tmp_path):
     X, _ = batteries.rows(LOSSES[case.loss])
-    post = batteries.fit(case)
+    done = []
+    post = batteries.fit(case, progress=done.append)
     check_sound(post)
+    factors = -(-len(X) // (getattr(post, "batch_size", None) or 1))
+    assert sum(done) == post.n_sweeps * factors  # progress counts each factor of a sweep once
     if case.wing == "linear":
         check_sum(post, X)
     mean, variance, predicted, *probability = responses(case, post, X)

@@ -604,14 +604,14 @@ class Shards(Full):
                 "all rows of a minibatch, or how many shards"
             )
         factors = _members(labels)
-        #: factors of each shard
+        #: factors of each shard, and how many
         self.factors = list(map(neighbours, factors))
+        self.sizes = list(map(len, factors))
         order = np.concatenate(factors)
         #: where each factor is, shard after shard. None: in their order
         self.place = None if (np.diff(order) == 1).all() else np.argsort(order)
         rows = map(neighbours, _members(of_rows))
         self.shards = [shard_of(problem, some, schedule.inner) for some in rows]
-        self.sizes = [shard.shape[0] for shard in self.shards]
 
     def prior(self) -> Any:
         return self.built(self._begun(None), self.problem.base.sweeps)
