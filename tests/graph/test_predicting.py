@@ -369,7 +369,9 @@ def test_bad_arguments(fitted):
     refused(lambda: post.predict_proba(table, None, None), "2 places")
     refused(lambda: post.predict_proba(table, g.k, None), "p has shape (2, 3)")
     refused(lambda: post.predict_proba(table, g.x, None), "h_1", "categorical")
-    refused(lambda: post.predict_proba(Table(np.ones((2, 2, 3))), g.h, None), "p leading axes (2,)")
+    refused(
+        lambda: post.predict_proba(Table(np.ones((2, 2, 3))), g.h, None), "leading axes of p (2,)"
+    )
     refused(lambda: post.predict_proba(Table(-np.ones((2, 3))), g.h, None), "below 0")
     refused(lambda: post.predict_proba(Table(np.zeros((2, 3))), g.h, None), "excludes")
     refused(lambda: post.predict(Mixture(g.h, "gaussian"), [g.x[0]]), "forms", "1 of them")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast._core.graph import compare, runs
+from epfast._core.graph import runs
 from epfast.families import FAMILIES
 from epfast.graph.blocks import BlockBelief, BlockPrior, is_linear
 from epfast.graph.factors import Batch, Edges
