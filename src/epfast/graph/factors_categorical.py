@@ -372,13 +372,13 @@ class Mixture(Kind):
 
     def predict(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
         """Mean of y."""
-        means, share = self.moments(post, "predict", forms, noise)
+        means, share = self.by_category(post, "predict", forms, noise)
         return np.asarray((share * means).sum(axis=0))
 
     def predict_variance(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
         """Variance of y."""
-        means, share = self.moments(post, "predict", forms, noise)
-        within, _ = self.moments(post, "predict_variance", forms, noise)
+        means, share = self.by_category(post, "predict", forms, noise)
+        within, _ = self.by_category(post, "predict_variance", forms, noise)
         between = (means - (share * means).sum(axis=0)) ** 2
         return np.asarray((share * (within + between)).sum(axis=0))
 
@@ -391,6 +391,12 @@ class Mixture(Kind):
         self, post: GraphPosterior, method: str, forms: Any, noise: Any
     ) -> tuple[Array, Array]:
         """Predictions of the losses, and weights, with the categories along the first axis."""
+        for loss in map(scalar_loss, self.given):
+            if method != "predict_proba" and (loss.by_margin or isinstance(loss, Ordinal)):
+                raise ValueError(
+                    f"loss is {loss!r}, whose y are classes without a mean; allowed for such a "
+                    "mixture: predict_proba, log_predictive"
+                )
         mixed = self.known(post.problem, forms, None, noise)
         parts = zip(mixed.losses, mixed.latent(post), strict=True)
         found = np.stack([getattr(loss, method)(*at) for loss, at in parts])
@@ -398,18 +404,6 @@ class Mixture(Kind):
         weights = np.broadcast_to(post[self.h].logits, (*mixed.rows, len(found)))
         share = np.moveaxis(np.exp(weights), -1, 0)
         return found, share.reshape(share.shape + (1,) * (found.ndim - share.ndim))
-
-    def moments(
-        self, post: GraphPosterior, method: str, forms: Any, noise: Any
-    ) -> tuple[Array, Array]:
-        """The same. Refuses losses whose y are classes."""
-        for loss in map(scalar_loss, self.given):
-            if loss.by_margin or isinstance(loss, Ordinal):
-                raise ValueError(
-                    f"loss is {loss!r}, whose y are classes without a mean; allowed for such a "
-                    "mixture: predict_proba, log_predictive"
-                )
-        return self.by_category(post, method, forms, noise)
 
 
 #: data of a Mixture other than the responses of each category

@@ -333,10 +333,9 @@ class Variables(Linear):
     def __getitem__(self, key: Any) -> Variables:
         parts = key if isinstance(key, tuple) else (key,)
         for part in parts:
-            kind = getattr(np.asarray(part), "dtype", None) if not isinstance(part, slice) else None
             if isinstance(part, (slice, type(None), type(Ellipsis))):
                 continue
-            if isinstance(part, Linear) or (kind is not None and kind.kind not in "iub"):
+            if isinstance(part, Linear) or np.asarray(part).dtype.kind not in "iub":
                 raise TypeError(
                     f"an index of variables is {_checks.describe(part)}; allowed: whole numbers, "
                     "slices, or booleans"
@@ -380,8 +379,7 @@ class Variables(Linear):
             starts, columns = rows.indptr.astype(np.intp), rows.indices
             coefficient = np.asarray(rows.data, dtype=np.float64)
         else:
-            starts = np.arange(0, n * self.size + 1, max(1, self.size))
-            starts = starts if self.size else np.zeros(n + 1, dtype=np.intp)
+            starts = np.arange(n + 1) * self.size
             columns = np.tile(np.arange(self.size), n)
             coefficient = np.array(rows, dtype=np.float64).ravel()
         terms = Terms(starts.astype(np.intp), self.numbers[columns], coefficient)
