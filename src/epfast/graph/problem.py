@@ -269,9 +269,8 @@ class GraphProblem(NamedTuple):
             batch.factor.check_power(batch, self.schedule.power)
         linear = self.linear().values() if self.tied else ()
         for k, batch in enumerate(self.batches if self.tied else ()):
-            given = (
-                f"schedule is {type(self.schedule).__name__}, where the factors of a batch share a"
-            )
+            name = type(self.schedule).__name__
+            given = f"schedule is {name}, where the factors of a batch share a site; allowed"
             if not (k in linear if batch.parts else has_one_set(batch.terms)):
                 raise ValueError(
                     f"{given}: batches whose factors all have the same scalar "
