@@ -369,7 +369,9 @@ def test_bad_arguments(fitted):
     refused(lambda: post.predict_proba(table, None, None), "2 places")
     refused(lambda: post.predict_proba(table, g.k, None), "p has shape (2, 3)")
     refused(lambda: post.predict_proba(table, g.x, None), "h_1", "categorical")
-    refused(lambda: post.predict_proba(Table(np.ones((2, 2, 3))), g.h, None), "p leading axes (2,)")
+    refused(
+        lambda: post.predict_proba(Table(np.ones((2, 2, 3))), g.h, None), "leading axes of p (2,)"
+    )
     refused(lambda: post.predict_proba(Table(-np.ones((2, 3))), g.h, None), "below 0")
     refused(lambda: post.predict_proba(Table(np.zeros((2, 3))), g.h, None), "excludes")
     refused(lambda: post.predict(Mixture(g.h, "gaussian"), [g.x[0]]), "forms", "1 of them")
@@ -404,3 +406,19 @@ def test_losses_as_before(fitted):
     found = post.predict(loss, form=g.x, noise=0.2)
     np.testing.assert_array_equal(found, loss.predict(mean, variance + 0.2))
     assert epfast.graph.GraphPosterior.predict.__doc__
+
+
+def test_log_predictive_leaves_the_posterior_as_it_is():
+    """Also if its arrays are read-only, with a form over a block."""
+    g = Graph()
+    w, tau = g.block(2), g.gamma(shape=3.0, rate=2.0)
+    g.add("probit", np.eye(2) @ w, 1)
+    g.add(Noise(tau), 1.0 - g.gaussian())
+    post = g.fit()
+    block = post.state.blocks[0]
+    before = [part.copy() for part in (post.state.beliefs, *block[:2])]
+    for part in (post.state.beliefs, *block[:2]):
+        part.setflags(write=False)
+    post.log_predictive(Noise(tau), np.eye(2) @ w - 0.5)
+    for part, old in zip((post.state.beliefs, *block[:2]), before, strict=True):
+        np.testing.assert_array_equal(part, old)

@@ -93,13 +93,14 @@ def for_core(
 def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Array:
     """Log of the integral of each factor of a batch over the beliefs, (n,)."""
     problem = problem._replace(schedule=EP())
-    moving = {k: (belief.covariance, belief.mean) for k, belief in enumerate(state.blocks)}
+    moving = {k: (np.array(q.covariance), np.array(q.mean)) for k, q in enumerate(state.blocks)}
     made, _ = for_core(batch, problem, moving)
     log_z, scale, sites = np.full(batch.n, np.nan), np.zeros(batch.n), np.zeros(made.width)
-    # the results go to copies, since factors may share variables
-    copies = state.beliefs.copy(), sites, sites.copy()
+    # read from one copy and written to another, since factors may share variables
+    beliefs = state.beliefs.copy()
+    copies = beliefs.copy(), sites, sites.copy()
     whole = core.Program([made], np.array([[0, 0, batch.n]]))
-    whole.run(0, 1, False, state.beliefs, *copies, scale, 1.0, 1.0, log_z)
+    whole.run(0, 1, False, beliefs, *copies, scale, 1.0, 1.0, log_z)
     return log_z
 
 

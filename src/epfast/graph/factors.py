@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse, special
+from scipy import sparse
 
 from epfast import _checks, schemes
 from epfast._arrays import Array
@@ -26,6 +26,8 @@ from epfast.graph.variables import (
     entries_of,
     joined,
     merged,
+    spread,
+    together,
 )
 from epfast.inference.files import restore_responses
 from epfast.inference.loop import is_sharp
@@ -281,14 +283,8 @@ def numbers_of(
             f"{name} is {value!r}; allowed: numbers. For noise of unknown precision add the factor "
             "epfast.graph.Noise(tau) of the form y - form"
         )
-    given = _checks.real_array(name, value)
-    try:
-        spread = np.broadcast_to(given, shape)
-    except ValueError:
-        raise ValueError(
-            f"{name} has shape {given.shape}; allowed: a number, or one for each factor, {shape}"
-        ) from None
-    found = _checks.array(name, np.ravel(spread), shape=(math.prod(shape),), finite=finite)
+    given = spread(name, _checks.real_array(name, value), shape)
+    found = _checks.array(name, np.ravel(given), shape=(math.prod(shape),), finite=finite)
     if least > -np.inf and not ((found > least) if above else (found >= least)).all():
         sign = ">" if above else ">="
         raise ValueError(f"{name} holds {found.min():g}; allowed: numbers {sign} {least:g}")
@@ -347,13 +343,7 @@ def with_responses(form: LinearForm, y: Any) -> tuple[LinearForm, Any]:
     given = np.asarray(y)
     axes = max(1, len(form.shape))
     width = given.shape[axes:]
-    try:
-        shape = np.broadcast_shapes(form.shape, given.shape[:axes])
-    except ValueError:
-        raise ValueError(
-            f"y has shape {given.shape}; allowed: shapes that broadcast with {form.shape}, that "
-            "of the forms"
-        ) from None
+    shape = together(y=given.shape[:axes], form=form.shape)
     wide = form.broadcast(shape)
     if wide.size == 0:
         raise ValueError(f"y has shape {given.shape}; allowed: one response or more")
@@ -581,8 +571,10 @@ class Between(Kind):
     pattern: ClassVar[str] = "n+"
     numbers: ClassVar[dict[str, float]] = {"offset": -np.inf, "noise": 0.0}
     bounded: ClassVar[bool] = True
+    loss: ClassVar[Loss] = Interval(NO_NOISE)
     lower: Any = -np.inf
     upper: Any = np.inf
+    log_density = LinearFactor.log_density
 
     def attach(self, model: GraphProblem, form: Any = None, *, noise: Any = 0.0) -> Batch:
         h = form_of(model, "form", form, blocks=True)
@@ -604,20 +596,9 @@ class Between(Kind):
         only_power_1(power, batch.data["noise"].any(), "factors Between with noise")
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
-        data, moments = batch.data, Interval(NO_NOISE).tilted()
+        data, moments = batch.data, self.loss.tilted()
         numbers = batch.terms.coefficient, data["offset"], data["noise"], data["y"]
         return LinearBatch(moments, edges.starts, edges.at, *numbers, tied, True)
-
-    def log_density(self, batch: Batch, theta: Array) -> Array:
-        lower, upper = batch.data["y"].T
-        x, sd = forms_at(batch, theta), np.sqrt(batch.data["noise"])
-        inside = np.where((x > lower) & (x < upper), 0.0, -np.inf)
-        low, high = (lower - x) / sd, (upper - x) / sd
-        # in the tail, if both ends are in it
-        flip = low > 0.0
-        low, high = np.where(flip, -high, low), np.where(flip, -low, high)
-        a, b = special.log_ndtr(high), special.log_ndtr(low)
-        return np.asarray(np.where(sd > 0.0, a + np.log1p(-np.exp(b - a)), inside).sum(axis=1))
 
     def labels(self, batch: Batch) -> NDArray[np.uint8]:
         return np.asarray(np.isfinite(batch.data["y"]).all(axis=1), dtype=np.uint8)
@@ -626,7 +607,7 @@ class Between(Kind):
         h = form_of(post.problem, "form", form, blocks=True)
         bounds = self.attach(post.problem, h, noise=noise).data["y"]
         mean, variance = latent(post, h, noise)
-        found = Interval(NO_NOISE).log_predictive(bounds, mean, np.minimum(variance, VAST))
+        found = self.loss.log_predictive(bounds, mean, np.minimum(variance, VAST))
         return np.asarray(found.reshape(h.shape))
 
     def predict_proba(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
@@ -649,22 +630,15 @@ def variables_of(model: GraphProblem, name: str, value: Any, *families: str) -> 
 
 
 def rows_of(
-    model: GraphProblem, neighbours: dict[str, tuple[Any, str]], /, **beside: tuple[int, ...]
+    model: GraphProblem, neighbours: dict[str, tuple[Any, ...]], /, **beside: tuple[int, ...]
 ) -> Index:
     """Numbers of variables that broadcast with one another and other arrays, (..., neighbours).
 
-    neighbours: variables by name, each with the family that it must have. beside: shapes of the
+    neighbours: variables by name, each with the families that it may have. beside: shapes of the
     other arrays.
     """
     given = {name: variables_of(model, name, *one) for name, one in neighbours.items()}
-    shapes = {name: v.shape for name, v in given.items()} | beside
-    try:
-        shape = np.broadcast_shapes(*shapes.values())
-    except ValueError:
-        shown = " and ".join(f"{name} {value}" for name, value in shapes.items())
-        raise ValueError(
-            f"shapes of {shown} do not broadcast; allowed: shapes that NumPy broadcasts"
-        ) from None
+    shape = together(**{name: v.shape for name, v in given.items()}, **beside)
     found = np.stack([np.broadcast_to(v.numbers, shape) for v in given.values()], axis=-1)
     if not found.size:
         raise ValueError(f"the neighbours have shape {shape}; allowed: one factor or more")

@@ -28,7 +28,7 @@ from epfast.graph.factors import (
     variables_of,
     with_responses,
 )
-from epfast.graph.variables import Index, Linear, LinearForm, Terms, joined, merged
+from epfast.graph.variables import Index, Linear, LinearForm, Terms, joined, merged, together
 from epfast.inference.files import restore_responses
 from epfast.losses import Loss, Ordinal
 
@@ -171,14 +171,10 @@ class Table(Kind):
         for variables in known.values():
             logits = post[variables].logits
             operands.append(np.exp(logits - logits.max(axis=-1, keepdims=True)))
+        shapes = {f"h_{j + 1}": variables.shape for j, variables in known.items()}
+        together(**{"leading axes of p": self.p.shape[: self.p.ndim - len(h)]}, **shapes)
         taken = ",".join(["..." + letters, *(f"...{letters[j]}" for j in known)])
-        try:
-            found = np.einsum(f"{taken}->...{letters[empty[0]]}", *operands)
-        except ValueError:
-            raise ValueError(
-                f"h has shapes {[v.shape for v in known.values()]}, and p leading axes "
-                f"{self.p.shape[: self.p.ndim - len(h)]}; allowed: shapes that NumPy broadcasts"
-            ) from None
+        found = np.einsum(f"{taken}->...{letters[empty[0]]}", *operands)
         total = found.sum(axis=-1, keepdims=True)
         if not (total > 0.0).all():
             raise ValueError(
@@ -277,20 +273,14 @@ class Mixture(Kind):
         if noise is not None:
             kind = replace(self, loss=[loss_with_noise(loss, noise)[0] for loss in self.given])
         each, parts = kind.losses(h.width), forms_of(model, forms, h.width)
-        given = [form.shape for form in parts] + [np.shape(noise if noise is not None else 0.0)]
-        try:
-            shape = np.broadcast_shapes(*given, (*h.shape, 1) if self.vectors else h.shape)
-            if np.ndim(y) <= max(1, len(shape)):  # else the last axes are within a response
-                shape = np.broadcast_shapes(shape, np.shape(y))
-        except ValueError:
-            raise ValueError(
-                f"h has shape {h.shape}, forms {given[:-1]}, y {np.shape(y)} and noise "
-                f"{given[-1]}; allowed: shapes that NumPy broadcasts"
-                + (", h without the last axis" if self.vectors else "")
-            ) from None
+        shapes = {f"forms[{k}]": form.shape for k, form in enumerate(parts)}
+        shapes |= {"noise": np.shape(extra), "h": (*h.shape, 1) if self.vectors else h.shape}
+        shape = together(**shapes)
+        if np.ndim(y) <= max(1, len(shape)):  # else the last axes are within a response
+            shape = together(**shapes, y=np.shape(y))
         rows = shape[:-1] if self.vectors else shape
-        spread = numbers_of("noise", extra, shape, least=0.0)
-        return Mixed(kind, each, [form.broadcast(shape) for form in parts], spread, shape, rows)
+        variance = numbers_of("noise", extra, shape, least=0.0)
+        return Mixed(kind, each, [form.broadcast(shape) for form in parts], variance, shape, rows)
 
     def attach(
         self, model: GraphProblem, forms: Any = None, y: Any = None, *, noise: Any = None
@@ -382,13 +372,13 @@ class Mixture(Kind):
 
     def predict(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
         """Mean of y."""
-        means, share = self.moments(post, "predict", forms, noise)
+        means, share = self.by_category(post, "predict", forms, noise)
         return np.asarray((share * means).sum(axis=0))
 
     def predict_variance(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
         """Variance of y."""
-        means, share = self.moments(post, "predict", forms, noise)
-        within, _ = self.moments(post, "predict_variance", forms, noise)
+        means, share = self.by_category(post, "predict", forms, noise)
+        within, _ = self.by_category(post, "predict_variance", forms, noise)
         between = (means - (share * means).sum(axis=0)) ** 2
         return np.asarray((share * (within + between)).sum(axis=0))
 
@@ -401,6 +391,12 @@ class Mixture(Kind):
         self, post: GraphPosterior, method: str, forms: Any, noise: Any
     ) -> tuple[Array, Array]:
         """Predictions of the losses, and weights, with the categories along the first axis."""
+        for loss in map(scalar_loss, self.given):
+            if method != "predict_proba" and (loss.by_margin or isinstance(loss, Ordinal)):
+                raise ValueError(
+                    f"loss is {loss!r}, whose y are classes without a mean; allowed for such a "
+                    "mixture: predict_proba, log_predictive"
+                )
         mixed = self.known(post.problem, forms, None, noise)
         parts = zip(mixed.losses, mixed.latent(post), strict=True)
         found = np.stack([getattr(loss, method)(*at) for loss, at in parts])
@@ -408,18 +404,6 @@ class Mixture(Kind):
         weights = np.broadcast_to(post[self.h].logits, (*mixed.rows, len(found)))
         share = np.moveaxis(np.exp(weights), -1, 0)
         return found, share.reshape(share.shape + (1,) * (found.ndim - share.ndim))
-
-    def moments(
-        self, post: GraphPosterior, method: str, forms: Any, noise: Any
-    ) -> tuple[Array, Array]:
-        """The same. Refuses losses whose y are classes."""
-        for loss in map(scalar_loss, self.given):
-            if loss.by_margin or isinstance(loss, Ordinal):
-                raise ValueError(
-                    f"loss is {loss!r}, whose y are classes without a mean; allowed for such a "
-                    "mixture: predict_proba, log_predictive"
-                )
-        return self.by_category(post, method, forms, noise)
 
 
 #: data of a Mixture other than the responses of each category

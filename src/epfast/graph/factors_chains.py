@@ -36,11 +36,6 @@ class GaussianStep(Kind):
     numbers: ClassVar[dict[str, float]] = {"factor": -np.inf, "variance": 0.0}
     shares: ClassVar[bool] = False
 
-    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
-        super().check(batch, families, sizes)
-        if not batch.data["factor"].all():
-            raise ValueError("factor holds 0")
-
     def check_power(self, batch: Batch, power: float) -> None:
         # a transition without noise is not a density
         what = f"factors {type(self).__name__} of variance 0"

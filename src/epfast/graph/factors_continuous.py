@@ -34,6 +34,7 @@ from epfast.graph.factors import (
     rows_of,
     variables_of,
 )
+from epfast.graph.priors import TINY
 from epfast.graph.variables import Index, LinearForm, Variables, joined
 
 if TYPE_CHECKING:
@@ -344,6 +345,7 @@ class CompoundGamma(Kind):
 
     kept: ClassVar[tuple[str, ...]] = ("match",)
     pattern: ClassVar[str] = "g"
+    numbers: ClassVar[dict[str, float]] = dict.fromkeys(("s1", "r1", "s2"), TINY)
     instead: ClassVar[str] = "post[tau], as the factor is the prior of tau alone"
     s1: Any = 1.0
     r1: Any = 1.0
@@ -355,28 +357,22 @@ class CompoundGamma(Kind):
 
     def attach(self, model: GraphProblem, tau: Any = None) -> Batch:
         numbers = rows_of(model, {"tau": (tau, "gamma")})
-        columns = [
-            numbers_of(name, getattr(self, name), numbers.shape[:-1], least=0.0, above=True)
-            for name in ("s1", "r1", "s2")
-        ]
-        return plain_batch(self, model.added, numbers, {"numbers": np.stack(columns, axis=1)})
-
-    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
-        super().check(batch, families, sizes)
-        given = _checks.array("numbers", batch.data["numbers"], shape=(batch.n, 3))
-        if not (given > 0.0).all():
-            raise ValueError("s1, r1 or s2 holds numbers <= 0")
-        batch.data["numbers"] = given
+        data = {
+            name: numbers_of(name, getattr(self, name), numbers.shape[:-1], least=0.0, above=True)
+            for name in self.numbers
+        }
+        return plain_batch(self, model.added, numbers, data)
 
     def first_sites(self, batch: Batch) -> Array:
-        s1, r1, s2 = batch.data["numbers"].T
+        s1, r1, s2 = (batch.data[name] for name in self.numbers)
         return np.stack([s2 - 1.0, s1 / r1], axis=1)
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
-        return CompoundGammaBatch(*edges, batch.data["numbers"], self.match == "moments", tied)
+        numbers = np.stack([batch.data[name] for name in self.numbers], axis=1)
+        return CompoundGammaBatch(*edges, numbers, self.match == "moments", tied)
 
     def log_density(self, batch: Batch, theta: Array) -> Array:
-        s1, r1, s2 = batch.data["numbers"].T
+        s1, r1, s2 = (batch.data[name] for name in self.numbers)
         tau = theta[:, batch.terms.variables]
         scale = s1 * np.log(r1) - special.betaln(s1, s2)
         logs = scale + (s2 - 1.0) * np.log(tau) - (s1 + s2) * np.log(r1 + tau)

@@ -155,13 +155,11 @@ def check_operators(given: Any) -> None:
     found = [op for op in listed if op is not None]
     if not found:
         raise ValueError(f"scheme is {given!r}; allowed: at least one operator")
-    for op in found[1:]:
-        for what in ("inputs", "power"):
-            one, other = (getattr(x.settings, what) for x in (found[0], op))
-            if one != other:
-                raise ValueError(
-                    f"operators of scheme have {what} {one!r} and {other!r}; allowed: equal ones"
-                )
+    for what in ("inputs", "power"):
+        values = [getattr(op.settings, what) for op in found]
+        if any(value != values[0] for value in values):
+            shown = " and ".join(map(repr, values))
+            raise ValueError(f"operators of scheme have {what} {shown}; allowed: equal ones")
 
 
 def _listed(given: Any) -> tuple[Any, ...]:

@@ -22,7 +22,6 @@ from epfast.graph.factors import (
     only_power_1,
     plain_batch,
     rows_of,
-    variables_of,
 )
 from epfast.graph.learned import LearnedMessages, check_operators
 from epfast.graph.variables import Index
@@ -247,15 +246,12 @@ class Factor(Kind):
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
         known = [name for name in FAMILIES if name in scheme.families]
-        named = {f"neighbours[{at}]": value for at, value in enumerate(neighbours)}
-        for name, value in named.items():
-            variables_of(model, name, value, *known)
+        pairs = {f"neighbours[{j}]": (value, *known) for j, value in enumerate(neighbours)}
+        axes = max(1, rows_of(model, pairs).ndim - 1)
         reason = scheme.refuses(tuple(value.family for value in neighbours))
         if reason is not None:
             raise ValueError(reason)
         given = {name: np.asarray(value) for name, value in data.items()}
-        pairs = {name: (value, value.family) for name, value in named.items()}
-        axes = max(1, rows_of(model, pairs).ndim - 1)
         for name, value in given.items():
             if value.dtype.kind not in "fiubUS":
                 raise TypeError(f"{name} has dtype {value.dtype}; allowed: numbers, or strings")

@@ -55,23 +55,16 @@ class Belief:
         if "family" not in self.__dict__:  # while it is copied or unpickled
             raise AttributeError(name)
         kind = FAMILIES[self.family]
+        if name not in ("mean", "variance", *kind.shown):
+            raise AttributeError(
+                f"a {self.family} variable has no {name!r}; allowed: mean, variance, sd, "
+                + ", ".join(kind.shown)
+            )
         with np.errstate(all="ignore"):  # of improper beliefs
-            return self._shown(kind, name)
-
-    def _shown(self, kind: Any, name: str) -> Array:
-        if name in ("mean", "variance"):
-            with np.errstate(all="ignore"):
-                found = getattr(kind, name)(self.natural)
-            if name == "mean" and self.family == "gaussian":
-                found = np.where(self.natural.any(axis=1), found, 0.0)
-            return np.asarray(found.reshape(self._shape + found.shape[1:]))
-        if name in kind.shown:
             found = np.asarray(getattr(kind, name)(self.natural))
-            return found.reshape(self._shape + found.shape[1:])
-        raise AttributeError(
-            f"a {self.family} variable has no {name!r}; allowed: mean, variance, sd, "
-            + ", ".join(kind.shown)
-        )
+        if name == "mean" and self.family == "gaussian":
+            found = np.where(self.natural.any(axis=1), found, 0.0)
+        return found.reshape(self._shape + found.shape[1:])
 
     @property
     def sd(self) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import ZERO, Beta, Family, Gamma
+from epfast.graph.variables import spread, together
 
 #: the smallest normal number
 TINY = float(np.finfo(np.float64).tiny)
@@ -93,12 +94,7 @@ def categorical(size: Any, n: Any, probabilities: Any) -> tuple[tuple[int, ...],
         )
     places = np.arange(p.size // p.shape[-1]).reshape(p.shape[:-1])
     shape = places.shape if size is None else arrays(size)[0]
-    try:
-        which = np.broadcast_to(places, shape).ravel()
-    except ValueError:
-        raise ValueError(
-            f"probabilities has shape {p.shape}; allowed: (K,), or a row for each of {shape}"
-        ) from None
+    which = spread("probabilities, without its last axis,", places, shape).ravel()
     if not len(which):
         raise ValueError("probabilities is empty; allowed: one variable or more")
     rows = p.reshape(-1, p.shape[-1])
@@ -116,24 +112,10 @@ def arrays(size: Any, **given: Any) -> tuple[tuple[int, ...], dict[str, Array]]:
         if np.isnan(numbers[name]).any():
             raise ValueError(f"{name} holds NaN; allowed: numbers")
     if size is None:
-        try:
-            shape = np.broadcast_shapes(*(value.shape for value in numbers.values()))
-        except ValueError:
-            shapes = " and ".join(f"{name} {value.shape}" for name, value in numbers.items())
-            raise ValueError(
-                f"shapes of {shapes} do not broadcast; allowed: shapes that NumPy broadcasts"
-            ) from None
+        shape = together(**{name: value.shape for name, value in numbers.items()})
     else:
         parts = size if isinstance(size, tuple | list) else (size,)
         shape = tuple(_checks.integer("size", part, least=0, most=2**31) for part in parts)
     if 0 in shape:
         raise ValueError(f"size is {shape}; allowed: one variable or more")
-    for name, value in numbers.items():
-        try:
-            numbers[name] = np.broadcast_to(value, shape).ravel()
-        except ValueError:
-            raise ValueError(
-                f"{name} has shape {value.shape}; allowed: a number, or shapes that broadcast to "
-                f"{shape}"
-            ) from None
-    return shape, numbers
+    return shape, {name: spread(name, value, shape).ravel() for name, value in numbers.items()}

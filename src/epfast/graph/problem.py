@@ -268,21 +268,16 @@ class GraphProblem(NamedTuple):
         for batch in self.batches:
             batch.factor.check_power(batch, self.schedule.power)
         linear = self.linear().values() if self.tied else ()
-        if self.tied and not all(
-            k in linear if batch.parts else has_one_set(batch.terms)
-            for k, batch in enumerate(self.batches)
-        ):
-            raise ValueError(
-                f"schedule is {type(self.schedule).__name__}, where the factors of a batch share a "
-                "site; allowed: batches whose factors all have the same scalar variables, batches "
-                "of losses of forms X @ w over a block of their own, or EP()"
-            )
-        for batch in self.batches if self.tied else ():
-            if batch.n > 1 and not batch.factor.shares:
+        for k, batch in enumerate(self.batches if self.tied else ()):
+            name = type(self.schedule).__name__
+            given = f"schedule is {name}, where the factors of a batch share a site; allowed"
+            if not (k in linear if batch.parts else has_one_set(batch.terms)):
                 raise ValueError(
-                    f"schedule is {type(self.schedule).__name__}, where the factors of a batch "
-                    f"share a site; allowed for {type(batch.factor).__name__}: EP()"
+                    f"{given}: batches whose factors all have the same scalar "
+                    "variables, batches of losses of forms X @ w over a block of their own, or EP()"
                 )
+            if batch.n > 1 and not batch.factor.shares:
+                raise ValueError(f"{given} for {type(batch.factor).__name__}: EP()")
         if quiet:
             return
         by_kind: dict[type, NDArray[np.bool_]] = {}

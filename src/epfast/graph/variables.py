@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,25 +212,25 @@ class LinearForm(Linear):
                 raise ValueError(
                     "a form has variables of two graphs; allowed: variables of one graph"
                 )
-            shape = _broadcast(self.shape, b.shape)
+            shape = together(form=self.shape, other=b.shape)
             a, b = self.broadcast(shape), b.broadcast(shape)
             terms, parts = joined(a.terms, b.terms), added(a.parts, b.parts)
-            return LinearForm(self.graph, shape, terms, a.offset + b.offset, parts)
-        numbers = _numbers(other)
-        shape = _broadcast(self.shape, numbers.shape)
-        a = self.broadcast(shape)
-        offset = a.offset + np.broadcast_to(numbers, shape).ravel()
-        return LinearForm(a.graph, shape, a.terms, offset, a.parts)
+            return replace(a, terms=terms, offset=a.offset + b.offset, parts=parts)
+        a, numbers = self._beside(other)
+        return replace(a, offset=a.offset + numbers)
 
     def times(self, numbers: Any) -> LinearForm:
-        numbers = _numbers(numbers)
-        shape = _broadcast(self.shape, numbers.shape)
-        a = self.broadcast(shape)
-        flat = np.broadcast_to(numbers, shape).ravel()
-        coefficient = a.terms.coefficient * np.repeat(flat, a.terms.counts)
+        a, numbers = self._beside(numbers)
+        coefficient = a.terms.coefficient * np.repeat(numbers, a.terms.counts)
+        parts = tuple(part.times(numbers) for part in a.parts)
         terms = a.terms._replace(coefficient=coefficient)
-        parts = tuple(part.times(flat) for part in a.parts)
-        return LinearForm(a.graph, shape, terms, a.offset * flat, parts)
+        return replace(a, terms=terms, offset=a.offset * numbers, parts=parts)
+
+    def _beside(self, numbers: Any) -> tuple[LinearForm, Array]:
+        """The form and numbers, broadcast to one shape, with the numbers as (n,)."""
+        numbers = _numbers(numbers)
+        shape = together(form=self.shape, numbers=numbers.shape)
+        return self.broadcast(shape), np.broadcast_to(numbers, shape).ravel()
 
     def sum(self, axis: int | None = None) -> LinearForm:
         """Sum of the forms along an axis. None: over all."""
@@ -274,12 +274,25 @@ def finite_rows(X: Any, d: int) -> Any:
     return np.ascontiguousarray(rows, dtype=np.float64)
 
 
-def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+def together(**shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape to which arrays of these shapes broadcast. Names are for the message."""
     try:
-        return np.broadcast_shapes(a, b)
+        return np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        shown = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(
+            f"shapes of {shown} do not broadcast; allowed: shapes that NumPy broadcasts"
+        ) from None
+
+
+def spread(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+    """An array broadcast to a shape."""
+    try:
+        return np.broadcast_to(value, shape)
     except ValueError:
         raise ValueError(
-            f"forms of shapes {a} and {b} do not broadcast; allowed: shapes that NumPy broadcasts"
+            f"{name} has shape {np.shape(value)}; allowed: a number, or a shape that broadcasts "
+            f"to {shape}"
         ) from None
 
 
@@ -320,10 +333,9 @@ class Variables(Linear):
     def __getitem__(self, key: Any) -> Variables:
         parts = key if isinstance(key, tuple) else (key,)
         for part in parts:
-            kind = getattr(np.asarray(part), "dtype", None) if not isinstance(part, slice) else None
             if isinstance(part, (slice, type(None), type(Ellipsis))):
                 continue
-            if isinstance(part, Linear) or (kind is not None and kind.kind not in "iub"):
+            if isinstance(part, Linear) or np.asarray(part).dtype.kind not in "iub":
                 raise TypeError(
                     f"an index of variables is {_checks.describe(part)}; allowed: whole numbers, "
                     "slices, or booleans"
@@ -367,8 +379,7 @@ class Variables(Linear):
             starts, columns = rows.indptr.astype(np.intp), rows.indices
             coefficient = np.asarray(rows.data, dtype=np.float64)
         else:
-            starts = np.arange(0, n * self.size + 1, max(1, self.size))
-            starts = starts if self.size else np.zeros(n + 1, dtype=np.intp)
+            starts = np.arange(n + 1) * self.size
             columns = np.tile(np.arange(self.size), n)
             coefficient = np.array(rows, dtype=np.float64).ravel()
         terms = Terms(starts.astype(np.intp), self.numbers[columns], coefficient)
