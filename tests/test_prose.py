@@ -149,3 +149,11 @@ def test_the_reference_has_every_public_name():
     assert {name for name in names if name.rpartition(".")[2] not in short | inner} == set()
     first = text.partition("\nEstimators\n")[0]
     assert len(re.findall(r"^   ([\w.]+)$", first, re.M)) == 14
+
+
+def test_docstrings_are_no_fragments():
+    """A docstring that begins with a preposition leaves its subject to the reader."""
+    rooms = ("gaussian", "inference", "schemes", "schedules", "losses", "backend")
+    fragment = re.compile(r'"""(?:Of|By|With|From|To|And|Between) .*')
+    for path in (path for room in rooms for path in (SOURCE / room).rglob("*.py")):
+        assert not fragment.findall(path.read_text(encoding="utf-8")), path
