@@ -3,7 +3,9 @@
 import inspect
 import subprocess
 import sys
+import tokenize
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -89,3 +91,15 @@ def test_modules_wait_until_they_are_used():
     assert {"epfast.gaussian.fit_linear", "epfast.gaussian.fit_gp"} <= loaded
     slow = {"scipy.stats", "scipy.optimize", "scipy.interpolate", "sklearn", "pandas", "matplotlib"}
     assert not loaded & (slow | {"epfast.graph", "epfast.operators", "epfast.parametric"})
+
+
+def test_private_words_are_no_names():
+    """Variables and functions are named after what they are, in the words of the field."""
+    banned = {"ours", "theirs", "gone", "told", "blurred", "Seen"}
+    banned |= {"stands_off", "_stands", "_anew", "rows_gone", "rows_to_settle"}
+    source = Path(epfast.__file__).parent
+    for room in ("gaussian", "inference", "schemes", "schedules", "losses"):
+        for path in (source / room).rglob("*.py"):
+            with path.open("rb") as file:
+                names = {token.string for token in tokenize.tokenize(file.readline)}
+            assert not names & banned, path

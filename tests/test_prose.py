@@ -16,13 +16,7 @@ PAGES = [path for name in (".", "guide", "tables") for path in (DOCS / name).glo
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
 PROGRAMS = sorted((ROOT / "examples").rglob("*.py"))
 SOURCE = Path(epfast.__file__).parent
-#: folders whose docstrings are not reviewed yet
-UNREVIEWED = {"_core"}
-MODULES = [
-    path
-    for path in sorted(SOURCE.rglob("*.py"))
-    if path.relative_to(SOURCE).parts[0] not in UNREVIEWED
-]
+MODULES = sorted(SOURCE.rglob("*.py"))
 #: at most one semicolon per so many sentences
 SENTENCES = 10
 #: names of parts of the library that only its authors use
@@ -68,6 +62,12 @@ def docstrings(path):
     return MATH.sub("x", "\n".join(found))
 
 
+def prose_of_core(path):
+    """The docstring of a module of the core, without formulas such as N(h; m, v)."""
+    text = path.read_text(encoding="utf-8")
+    return re.sub(r"\([^()]*\)", "", text.split('"""')[1])
+
+
 def messages(source):
     """The texts of errors and warnings, without what is filled in."""
     nodes = [
@@ -83,6 +83,8 @@ def messages(source):
 TEXTS = {path.relative_to(ROOT).as_posix(): prose_of_page(path) for path in sorted(PAGES)}
 TEXTS |= {path.relative_to(ROOT).as_posix(): prose_of_program(path) for path in PROGRAMS}
 TEXTS |= {f"epfast/{path.relative_to(SOURCE).as_posix()}": docstrings(path) for path in MODULES}
+CORE = sorted((ROOT / "src" / "epfast" / "_core").glob("*.pyx"))
+TEXTS |= {f"epfast/_core/{path.name}": prose_of_core(path) for path in CORE}
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -149,3 +151,11 @@ def test_the_reference_has_every_public_name():
     assert {name for name in names if name.rpartition(".")[2] not in short | inner} == set()
     first = text.partition("\nEstimators\n")[0]
     assert len(re.findall(r"^   ([\w.]+)$", first, re.M)) == 14
+
+
+def test_docstrings_are_no_fragments():
+    """A docstring that begins with a preposition leaves its subject to the reader."""
+    rooms = ("gaussian", "inference", "schemes", "schedules", "losses", "backend")
+    fragment = re.compile(r'"""(?:Of|By|With|From|To|And|Between) .*')
+    for path in (path for room in rooms for path in (SOURCE / room).rglob("*.py")):
+        assert not fragment.findall(path.read_text(encoding="utf-8")), path

@@ -36,7 +36,7 @@ def row_chunks(rows: Any, entries: int = 1 << 20, unpacked: bool = False) -> lis
 
 
 def to_float64(given: NDArray[Any]) -> Array:
-    """As C-contiguous float64. A long double out of range becomes infinity without a warning."""
+    """Convert to C-contiguous float64. A long double out of range silently becomes infinity."""
     if given.dtype == np.float64 and given.flags.c_contiguous and given.flags.aligned:
         return given
     with np.errstate(over="ignore", invalid="ignore"):

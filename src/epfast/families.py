@@ -327,7 +327,7 @@ class Categorical(Family):
 
     @staticmethod
     def probabilities(eta: Array) -> Array:
-        """Of the categories, (n, K)."""
+        """Probabilities of the categories, (n, K)."""
         return np.asarray(np.exp(Categorical.logits(eta)))
 
     @staticmethod
@@ -346,12 +346,12 @@ class Categorical(Family):
 
     @staticmethod
     def mean(eta: Array) -> Array:
-        """Of the indicators of the categories, (n, K)."""
+        """Means of the indicators of the categories, (n, K)."""
         return Categorical.probabilities(eta)
 
     @staticmethod
     def variance(eta: Array) -> Array:
-        """Of the indicators, (n, K)."""
+        """Variances of the indicators, (n, K)."""
         p = Categorical.mean(eta)
         return np.asarray(p * (1.0 - p))
 

@@ -1,11 +1,11 @@
 """EP in chunks: the sites of c rows from one posterior, then the posterior from the sites.
 
 With c = 1 that is sequential EP, with c = n parallel EP. The work of a chunk is 2 c d^2 flops in
-products of matrices and d^3 for the factor of the new precision; sparse rows a_i take nnz_i^2.
+products of matrices and d^3 for the factor of the new precision. Sparse rows a_i take nnz_i^2.
 
-A large chunk is cut into lanes, by its size alone: each adds up the changes of its sites, and these
-sums are added in their order. So a chunk is the same to the last bit however many threads share the
-lanes out.
+A large chunk is cut into lanes by its size alone. Each lane sums the changes of its sites, and
+these sums are added in a fixed order. The result of a chunk therefore does not depend on the number
+of threads that share its lanes, to the last bit.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ from epfast._core.vector cimport EPF_ROW_PAD, kernels
 
 cdef enum:
     PANEL_BYTES = 1 << 20       # of a matrix, that sparse rows are met with
-    OWN_UP_TO = 512             # dimensions from which BLAS is no slower than kernels of ours
+    OWN_UP_TO = 512             # dimensions from which BLAS is as fast as the kernels here
     MOST_LANES = 16
     LANE_BYTES = 1 << 26        # most of the sums of all lanes
 
@@ -76,7 +76,7 @@ cdef class ChunkRows(SiteFits):
     cdef ptrdiff_t d
     cdef double[:, ::1] V               # as A, to be multiplied
     cdef double[:, ::1] A               # q rows, gathered, and zeros behind and beside them
-    cdef double[:, ::1] panel           # of kernels of ours
+    cdef double[:, ::1] panel           # of the kernels here
     cdef double[:, ::1] change          # precision and shift, of q sites
     cdef double[:, ::1] y
     cdef double[::1] weight
@@ -278,7 +278,7 @@ cdef class ChunkRows(SiteFits):
     cdef void add_gram(self, ptrdiff_t q, double *C, double *x) noexcept nogil:
         """C and x from the changes of q sites, whose rows are gathered. O(d^2 q)
 
-        By a kernel of ours, of which C has rows of A's length; or by dsyrk, which knows no sign:
+        By a kernel of simd/rows.h, where C has rows of A's length, or by dsyrk, without signs:
         those that gain precision to the front, the others behind.
         """
         cdef blas_int d = <blas_int> self.d, n = <blas_int> q, one = 1, gain = 0, loss = 0
@@ -337,7 +337,7 @@ cdef class ChunkedSweep:
     cdef double[:, ::1] z               # L^-1 p; as above
     cdef double[::1] shift              # that of trial
     cdef double[::1] peak               # the largest diagonal of P since the beginning
-    cdef double[:, ::1] outer           # the sum of kernels of ours; d <= OWN_UP_TO
+    cdef double[:, ::1] outer           # the sum of the kernels here; d <= OWN_UP_TO
     cdef double[::1] packed
     cdef bint own
     cdef double[:, ::1] site            # new tau, nu, scale of a chunk
@@ -477,7 +477,7 @@ cdef class ChunkedSweep:
         return &self.shift[0]
 
     cdef void clear(self, ptrdiff_t lane) noexcept nogil:
-        """Set the sums of a lane to 0: lower triangle, and what kernels of ours touch beside it."""
+        """Set the sums of a lane to 0: lower triangle, and what kernels here touch beside it."""
         cdef ptrdiff_t size = self.outer.shape[0] if self.own else self.d, i, first
         cdef double *C = self.sum_of(lane)
         for i in range(size):
@@ -594,11 +594,11 @@ cdef class ChunkedSweep:
         variance of each row that its new site was found with.
         """
         cdef ptrdiff_t first = 0, n = visits.shape[0], lanes
-        cdef bint weighted = weight is not None, told = spread is not None
+        cdef bint weighted = weight is not None, known = spread is not None
         cdef int outcome = TAKEN
         cdef Job *job = &self.job
         self.check(A, at, visits, tau, nu, scale)
-        long_enough("spread", spread.shape[0] if told else tau.shape[0], tau.shape[0])
+        long_enough("spread", spread.shape[0] if known else tau.shape[0], tau.shape[0])
         in_range("visits", visits, min(y.shape[0], weight.shape[0] if weighted else y.shape[0]))
         self.hand.moments.loss.check_responses(y, y.shape[0])
         if count < 1:
@@ -616,7 +616,7 @@ cdef class ChunkedSweep:
         job.fit, job.length, job.new = True, self.site.shape[1], &self.site[0, 0]
         job.y, job.weight = &y[0, 0], &weight[0] if weighted else NULL
         job.tau, job.nu, job.scale = &tau[0], &nu[0], &scale[0]
-        job.spread = &spread[0] if told else NULL
+        job.spread = &spread[0] if known else NULL
         with nogil:
             while first < n and outcome == TAKEN:
                 job.at, job.visits = &at[first], &visits[first]

@@ -1,13 +1,13 @@
 """Factors of a graph with neighbours of several families, and their tilted moments.
 
-A factor is a function of its cavities, natural parameters of any family: log Z, and what its
-projected tilted marginals have more than the cavities. :class:`MomentsBatch` does what all have in
-common: cavities, damping, evidence, refusal. Integrals over one number are sums over equally
-spaced nodes of an analytic function that has died away at both ends (the trapezoidal rule, whose
-error falls exponentially with their number), twice as many until nothing changes.
+A factor maps its cavities, natural parameters of any family, to log Z and to the difference
+between its projected tilted marginals and the cavities. :class:`MomentsBatch` has the common part:
+cavities, damping, evidence, refusal. Integrals over one number are sums over equally
+spaced nodes of an analytic function that vanishes at both ends (the trapezoidal rule, whose error
+falls exponentially with their number). Nodes are doubled until nothing changes.
 
-Numbers of the families, as in epfast/families.py: Gaussian (tau, nu); gamma (shape - 1, rate);
-beta (alpha - 1, beta - 1); categorical (logits).
+Numbers of the families, as in epfast/families.py: Gaussian (tau, nu), gamma (shape - 1, rate),
+beta (alpha - 1, beta - 1), categorical (logits).
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Operators just in time: a model answers where it is sure, an oracle elsewhere; and such sites."""
+"""Operators just in time: a model answers where it is certain, an oracle elsewhere. Their sites."""
 
 import numpy as np
 
@@ -232,7 +232,7 @@ cdef class LearnedSite(SiteScheme):
             return self.other_power(power)
         if not self.coordinates(y, m, v, x):
             return self.no_number()
-        # no audits while copies of a row settle: from step to step the answer would jump
+        # no audits while copies of a row converge: from step to step the answer would jump
         kind = self.operator.visit(x, targets, v > POINT, not self.held)
         if kind != SURE:
             return self.asked(

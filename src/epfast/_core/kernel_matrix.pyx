@@ -1,9 +1,9 @@
 """A kernel matrix and the posterior of its process given Gaussian sites, in one n x n array.
 
-The lower triangle of C rows holds the kernel matrix K; its diagonal stands apart. The rest, by
-columns the lower triangle with the diagonal, is work space for B = I + S K S with S = diag(tau)^1/2
-(Rasmussen & Williams 2006, eq. 3.26), its Cholesky factor and inverse, and in the end holds the
-lower triangle of the Cholesky factor of B or of one of
+The lower triangle of C rows holds the kernel matrix K, whose diagonal is stored separately. The
+rest, by columns the lower triangle with the diagonal, is work space for B = I + S K S with
+S = diag(tau)^1/2 (Rasmussen & Williams 2006, eq. 3.26), its Cholesky factor and inverse. In the end
+it holds the lower triangle of the Cholesky factor of B or of one of
 
     R = (K + diag(tau)^-1)^-1,      Sigma = (K^-1 + diag(tau))^-1 = K - K R K.
 
@@ -209,7 +209,7 @@ cdef void couple_columns(void *what, ptrdiff_t part) noexcept nogil:
 cdef class KernelMatrix:
     """K, taken from the lower triangle of C rows of ``array``; the rest is lost.
 
-    The diagonal of K is that of the array, or stands apart as the result of an earlier one.
+    The diagonal of K is that of the array, or stored separately by an earlier one.
 
     Every method overwrites what the others left in the other triangle. Where it takes long, signals
     are handled on the way: an exception of theirs (Ctrl-C) leaves K as it was, the rest undefined.

@@ -1,4 +1,4 @@
-"""Rows of a kernel matrix, computed when they are asked for and kept while there is room."""
+"""Rows of a kernel matrix, computed on request and cached."""
 
 from epfast._core.rows cimport Rows
 

@@ -1,4 +1,4 @@
-"""Rows of a kernel matrix, computed when they are asked for and kept while there is room.
+"""Rows of a kernel matrix, computed on request and cached.
 
 |x - x'|^2 = |x|^2 + |x'|^2 - 2 x.x', so that a row of the RBF kernel is a product of X with a
 vector, dense or sparse, and one vector exp.

@@ -1,17 +1,19 @@
 """Sites of rows with several latent values, under a cavity that is a product over them.
 
-Each latent value h_k ~ N(m_k, v_k) of a row gets a scalar site; a row has one log scale. The tilted
+Each latent value h_k ~ N(m_k, v_k) of a row gets a scalar site. A row has one log scale. The tilted
 moments are one-dimensional integrals:
 
 multinomial probit, y = argmax_k (h_k + noise of variance 1): with s ~ N(m_y, 1 + v_y) and
-a_j = (s - m_j) / sqrt(1 + v_j), j != y, Z is the mean of f(s) = prod_j Phi(a_j); closed for two.
+a_j = (s - m_j) / sqrt(1 + v_j), j != y, Z is the mean of f(s) = prod_j Phi(a_j).
+Two classes have a closed form.
 
 Gaussian noise of unknown variance, y ~ N(h, e^g): Z is the mean over g of N(y; m_h, v_h + e^g).
 
 Both by the trapezoidal rule, which converges geometrically, on a window beyond which the integrand
-is below exp(-38) of its top. Nodes are doubled until the new ones agree with the old ones; then
-the error of both together is, by that geometry, smaller by orders. Everything is relative to the
-top of the integrand, and variances are sums about it, so that nothing underflows or cancels.
+is below exp(-38) of its top. Nodes are doubled until the new ones agree with the old ones. The
+error of both together is then smaller by orders, since convergence is geometric. Everything is
+relative to the top of the integrand, and variances are sums about it, so that nothing underflows
+or cancels.
 """
 
 import numpy as np

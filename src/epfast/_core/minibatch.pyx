@@ -1,8 +1,8 @@
 """Gaussian fits of minibatch factors with a diagonal cavity, and the sweep over them (math: guide).
 
 A factor is t(theta) = exp(-beta sum_k l(h_k; y_k)), h_k = x_k.theta, over the rows of a minibatch,
-and l is a function of the margin y_k h_k or of h_k and a response; m_k stands for the one or the
-other. A row of weight w_k counts w_k l; a row of weight 0 is absent. A factor of one row with
+and l is a function of the margin y_k h_k or of h_k and a response. m_k is the one or the
+other. A row of weight w_k counts w_k l, and a row of weight 0 is absent. A factor of one row with
 tilted moments takes weights as scalar sites do: w >= 1 are w copies that share the site, and below
 the factor is t^w. The cavity is N(mu, diag v). Every scheme fits
 
@@ -45,7 +45,7 @@ cdef type ndarray = np.ndarray
 cdef double FLOOR_SHARE = -0.9
 cdef int MAX_HALVINGS = 40
 cdef double BESIDE = 1e-6           # from a kink, in margins: Newton ends nearer than that
-cdef int MAX_INNER = 60                 # iterations in which the copies of a row settle
+cdef int MAX_INNER = 60                 # iterations in which the copies of a row converge
 cdef double SETTLED = 1e-10             # by this much of the posterior
 cdef double MOST_MOVE = 2.0             # of x.theta at a time, beside as many sd
 
@@ -890,8 +890,8 @@ cdef class MinibatchSweep:
         self, const Minibatch *rows, const double *tau, const double *nu, const double *old_tau,
         const double *old_nu, double *c
     ) noexcept nogil:
-        """Copies of a row all change at once; so that many do not overshoot, they settle first with
-        all other sites as they are. From the first fit, to the last one and its cavity."""
+        """Let the copies of a row, which all change at once, converge with all other sites fixed.
+        Many would overshoot otherwise. From the first fit, to the last one and its cavity."""
         cdef double share = self.power / rows.copies, step = 0.5, t = 0.0, h = 0.0, rest, size
         cdef double move, spread, post
         cdef double largest, away, change, along
@@ -951,7 +951,7 @@ cdef class MinibatchSweep:
             status = self.fit(rows, self.loss.c.beta * self.power, c)
             if status != OK:
                 return status
-        # not settled: what was reached, which the next visit goes on from
+        # not converged: the site so far, from which the next visit continues
         self.n_refused += 1
         for j in range(self.d):
             self.column.tau[j] = site_tau[j] / rows.copies

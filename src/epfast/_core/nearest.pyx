@@ -1,7 +1,7 @@
-"""The regression of a process at inputs, each on the sites of rows of its own, as its nearest ones.
+"""Regression of a process at inputs, each on the sites of its own rows, such as the nearest ones.
 
-With K the kernel of the m rows of an input, k theirs with it, and B = I + S K S, S = diag(tau)^1/2
-(Rasmussen & Williams 2006, eq. 3.26), its latent value has
+With K the kernel of the m rows of an input, k the kernel between them and the input, and
+B = I + S K S, S = diag(tau)^1/2 (Rasmussen & Williams 2006, eq. 3.26), its latent value has
 
     variance  k_0 - |L^-1 S k|^2,   mean  k' alpha,   B = L L',
 

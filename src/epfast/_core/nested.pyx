@@ -1,8 +1,8 @@
 """EP within rows of several classes: probit factors Phi(z_j) under a Gaussian over z = a + u.
 
 a are the differences of the latent value of the class of a row and those of the other classes, with
-a full covariance; u ~ N(0, 1) is common to them. Each factor gets a scalar site on z_j, whose
-precision is never negative; factors go one after the other, rounds of them until they settle.
+a full covariance, and u ~ N(0, 1) is common to them. Each factor gets a scalar site on z_j, whose
+precision is never negative. Factors are fitted in turn, in rounds until the sites converge.
 """
 
 import numpy as np

@@ -263,7 +263,7 @@ cdef class NetworkRows:
         return self.net.log_z, self.net.n_refused, self.net.n_failed
 
     def refine(self, double[::1] belief not None, double[::1] base not None):
-        """Fit the factors of the prior anew, in place: their sites on weights and on lambda."""
+        """Fit the factors of the prior again, in place: their sites on weights and on lambda."""
         long_enough("belief", belief.shape[0], self.n_naturals)
         long_enough("base", base.shape[0], self.n_naturals + 2 * self.n_weights)
         with nogil:

@@ -1,4 +1,4 @@
-"""Relaxed EP (Qi & Guo 2012): the projection of t_i times the cavity, eased where it is far.
+"""Relaxed EP (Qi & Guo 2012): the projection of t_i times the cavity, relaxed for outliers.
 
 A relaxation factor r_i, Gaussian with the mean of the site g_i that is to be replaced, goes into
 both sides of the projection: new g_i = proj[t_i r_i cavity] / (r_i cavity). Read as
@@ -10,7 +10,7 @@ b >= 0 is the least of
 
     sequential:  KL(t r cavity / Z || r q normalised) + c b         with the q of before
     joint:       KL(t r cavity / Z || its projection) + c b
-    printed:     eq. 42, which is no KL divergence; and the site keeps r_i in it, eqs 22-23
+    printed:     eq. 42, which is no KL divergence. The site keeps r_i in it, eqs 22-23
 
 The mean of log t, which all of them have, is d log Z / d power, by central differences.
 """

@@ -1,17 +1,17 @@
 """Sweeps over scalar sites of a linear model: the exact blocked sweep, and all sites at once.
 
 Site i acts on h_i = a_i.theta and holds two numbers, tau_i and nu_i. Ordinary sequential EP changes
-the covariance by one rank-one update per site. Here q sites go together (math: guide): with
+the covariance by one rank-one update per site. Here q sites form a block (math: guide). With
 V = Sigma A, S = A' V, h = A' mu, the q updates are run on (S, h) alone, and each step's column of
-the updated covariance is V u_i with U = T^-1, T unit upper triangular, T_ji = c_j S_ji as S stood
-at step j. So
+the updated covariance is V u_i with U = T^-1, T unit upper triangular, T_ji = c_j S_ji with S at
+step j. Hence
 
     Sigma <- Sigma - (V T^-1) diag(c) (V T^-1)',    mu <- mu + (V T^-1) k
 
-is what site-by-site EP computes, in matrix products.
+is the result of site-by-site EP, in matrix products.
 
 A row of weight w counts as w copies of itself where w >= 1, each with its factor t, and as one copy
-with the factor t^w below. tau_i, nu_i and scale_i are those of all its copies together; with copies
+with the factor t^w below. tau_i, nu_i and scale_i are those of all its copies together. With copies
 c and power a, the cavity lacks the share a / c of them.
 """
 
@@ -83,8 +83,8 @@ cdef class BlockedSweep:
     full: both triangles of the covariance are kept; else its lower by columns, the upper by C rows,
     and the other triangle is not touched. log_determinant adds up the log of how much each update
     shrinks the determinant of the covariance, log_scale_total the log scales of sites that are not
-    stored, moved is the square of the largest move of a row's h, in its sd, or of the log of its
-    variance; they are the caller's to set back. Given a relaxation, it fits the sites. A pool
+    stored, moved is the square of the largest change of a row's h, in its sd, or of the log of its
+    variance. The caller resets them. Given a relaxation, it fits the sites. A pool
     shares the work on half of a covariance.
     """
 

@@ -1,4 +1,4 @@
-"""Rows of X at hand, dense or compressed sparse (CSR), and their products."""
+"""Rows of X in memory, dense or compressed sparse (CSR), and their products."""
 
 from epfast._core.lapack cimport blas_int
 

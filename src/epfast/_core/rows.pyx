@@ -1,6 +1,6 @@
-"""Rows of X at hand, dense or compressed sparse (CSR), and their products.
+"""Rows of X in memory, dense or compressed sparse (CSR), and their products.
 
-Matrices are square, symmetric and by columns; "lower" is their lower triangle by columns, the upper
+Matrices are square, symmetric and by columns. "lower" is their lower triangle by columns, the upper
 one by C rows. A batch of rows a_j, first <= j < first + q, is the columns of a d x q matrix A.
 """
 

@@ -175,7 +175,7 @@ cdef bint newton_sigma(ptrdiff_t d, double *log_f, double *work) noexcept nogil:
 
     Each point beside the center has an unknown of its own, u_i = log g: in these and alpha_0 the
     Hessian is an arrow, its Cholesky factor has no fill, and a step takes O(d). It moves u_i by
-    f_i exp(-u_i) - 1, whatever the others do, so that points that have settled need no more steps:
+    f_i exp(-u_i) - 1, whatever the others do, so that converged points need no more steps:
     one that is n nats below the others takes n. work: 6 (2d + 1). False without convergence.
     """
     cdef ptrdiff_t i, z = 2 * d + 1, moving = z, left

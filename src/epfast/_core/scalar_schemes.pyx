@@ -1,7 +1,7 @@
-"""Schemes for a scalar site that replace integration: each gives the triple of ``tilted.pyx``.
+"""Schemes for a scalar site that replace integration. Each gives the triple of ``tilted.pyx``.
 
-The schemes of minibatches with one row and one coordinate, importance sampling, and a user's own
-tilted moments. They see the site at a cavity N(m, v) of h, or of its margin y h.
+They are the schemes of minibatches with one row and one coordinate, importance sampling, and a
+user's own tilted moments. They take the site at a cavity N(m, v) of h, or of its margin y h.
 """
 
 import numpy as np

@@ -1,16 +1,16 @@
 """Shared sites (SEP, AEP, DSEP, DAEP): a site per group of rows, q = p0 prod_k g_k^N_k.
 
-The M rows of a batch, all of group k, are fitted against one cavity q / g_k^a; its precision
+The M rows of a batch, all of group k, are fitted against one cavity q / g_k^a. Its precision
 P - a G_k differs from the posterior's by a matrix of full rank. So a batch costs a Cholesky
 factorisation, O(d^3), and a row of it O(d^2), in matrix products. Each fit is a rank-one site
-(tau* x x', nu* x, scale*), and the group's site is moved to their average,
+(tau* x x', nu* x, scale*), and the group's site is set to their average,
 
     g_k <- g_k + (rho / N_k) sum_m (g*_m - g_k)        natural parameters and log scale
 
 where a refused row has no term. A row of weight w counts as w copies of itself where w >= 1, each
-with its factor t, and as one copy with the factor t^w below. Many copies that all move the site at
-once go too far; those of a heavy row that is a batch of its own settle first: (tau*, nu*) is the
-fit to the cavity that it leaves behind, whose precision is that of
+with its factor t, and as one copy with the factor t^w below. Many copies that all change the site
+at once overshoot. Those of a heavy row that is a batch of its own converge first: (tau*, nu*) is
+the fit to the cavity without it, whose precision is that of
 
     B = P - (w + a (1 - w / N_k)) G_k    and    w (1 - a / N_k) tau* x x'
 """

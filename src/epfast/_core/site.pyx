@@ -5,7 +5,7 @@ from libc.math cimport INFINITY, exp, fabs, fmax, fmin, isfinite, log, log1p, sq
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, OK, Status
 from epfast._core.tilted cimport TiltedMoments
 
-cdef int FREE_STEPS = 16                # steps in which the copies of a row settle unguarded
+cdef int FREE_STEPS = 16                # steps in which the copies of a row converge unguarded
 cdef double SETTLED = 1e-10             # by this much of the posterior of h
 # a few copies of a convex loss: or by this much of their first step
 cdef double LIGHTLY = 0.02
@@ -26,7 +26,7 @@ cdef Status new_site(
     """The undamped new site of one factor, from the posterior N(h, s) of its a.theta.
 
     y points to the responses of its row, or to its label.
-    refused: the cavity or the fit is improper, or copies did not settle; nothing is returned.
+    refused: the cavity or the fit is improper, or copies did not converge. Nothing is returned.
     """
     cdef double m = 0.0, v = 0.0, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
     cdef Status status
@@ -47,7 +47,7 @@ cdef Status new_site(
         )
     if copies == 1.0 or refused[0] or v == POINT:
         return status
-    if moments.scheme is not None:          # with new draws at each step nothing would settle
+    if moments.scheme is not None:          # with new draws at each step nothing would converge
         moments.scheme.held = True
     status = settle(
         moments, y, h, s, power, copies, tau, nu, new_tau, new_nu, new_scale, refused
@@ -61,11 +61,11 @@ cdef Status settle(
     TiltedMoments moments, const double *y, double h, double s, double power, double copies,
     double tau, double nu, double *new_tau, double *new_nu, double *new_scale, bint *refused
 ) noexcept nogil:
-    """Copies of one row all change at once; so that many do not overshoot, they settle first.
+    """Copies of one row all change at once; so that many do not overshoot, they converge first.
 
     All other sites stay as they are. (tau, nu) is the old site and new_* the one found from there;
     some steps from one to the next, each as long as the last ones suggest, then the search by
-    brackets. A few copies of a convex loss hardly overshoot, and settle over the visits.
+    brackets. A few copies of a convex loss hardly overshoot, and converge over the visits.
     """
     cdef double m = 0.0, v = 0.0, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, rest, alone = 0.0, without = 0.0
     cdef double share = 0.5, enough = 0.0, away_tau, away_nu, change_tau, change_nu, size

@@ -1,4 +1,4 @@
-"""Threads of ours that share the parts of a piece of work."""
+"""Threads that share the parts of a piece of work."""
 
 #: a part of a piece of work; it may run in any thread, beside others
 ctypedef void (*Task)(void *what, ptrdiff_t part) noexcept nogil

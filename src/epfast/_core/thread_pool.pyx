@@ -1,9 +1,9 @@
-"""Threads of ours for one fit, which share the parts of a piece of work without the GIL.
+"""Threads of one fit, which share the parts of a piece of work without the GIL.
 
-BLAS is to have one thread meanwhile (:mod:`epfast.inference.runtime`): its own threads spin where
-they wait, so that on a busy machine a factorisation by two of them takes many times as long as by
-one. These sleep. Whoever is awake takes the next part, and the caller all of them if it must: a
-thread that the system holds up delays no more than the part it has.
+BLAS has one thread meanwhile (:mod:`epfast.inference.runtime`). Its own threads spin while they
+wait, so that on a busy machine two of them take many times as long for a factorisation as one.
+The threads here sleep. Any thread that is awake takes the next part, and the caller takes all parts
+if no other thread does. A thread that the system delays holds up only the part that it has.
 """
 
 import threading

@@ -276,7 +276,7 @@ def variational_fit(
 def _about_origin(
     alpha: Array, center: Array, scale: Array, basis: str
 ) -> tuple[Array, Array, float]:
-    """From coefficients of the standardised monomials to precision, shift and log scale."""
+    """Precision, shift and log scale from coefficients of the standardised monomials."""
     d = len(center)
     slope, square = alpha[1 : d + 1] / scale, alpha[d + 1 : 2 * d + 1] / np.sqrt(2.0)
     matrix = np.diag(-2.0 * square / scale**2)

@@ -118,7 +118,7 @@ class ArrowPosterior(FullPosterior):
     # -- prediction, draws --
 
     def _halves(self, rows: Any) -> tuple[Array, Any]:
-        """Rows of the common weights, and of what is left of each effect, times a root."""
+        """Rows of the common weights, and of the rest of each effect, times a root."""
         levels, moments = self._levels, self._swept
         rows = self._whole_rows(rows)
         rows = sparse.csr_array(rows) if not hasattr(rows, "indptr") else rows

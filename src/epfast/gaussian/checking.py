@@ -57,7 +57,7 @@ class SiteProposal(Proposal):
         return np.asarray(self.post.log_evidence - site + likelihood)
 
     def better(self) -> Any:
-        """What is closer to the exact posterior, see ``better`` of the posterior."""
+        """A Gaussian closer to the exact posterior, see ``better`` of the posterior."""
         return self.post.better()
 
     def reported(self, theta: Array) -> Array:

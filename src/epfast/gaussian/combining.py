@@ -173,7 +173,7 @@ def _joined_sites(posteriors: Sequence[Any]) -> Any:
 
 
 def _joined_groups(problems: list[Problem], sites: Sites | None) -> Any:
-    """Groups of the rows that share sites, numbered on."""
+    """Groups of the rows that share sites, numbered across the fits."""
     groups = [problem.groups for problem in problems]
     if sites is None or any(group is None for group in groups):
         return None

@@ -233,7 +233,7 @@ def fit_gp(
 
 
 def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
-    """The schedule, before a descent of a process of n where its sweeps may not settle."""
+    """The schedule, before a descent of a process of n where its sweeps may not converge."""
     may_not = loss.log_concave is False and loss.latents == 1
     if may_not and n <= DESCENT_UP_TO and schedule.tol > 0.0:
         return DoubleLoop(start=schedule)

@@ -108,7 +108,7 @@ class Block(NamedTuple):
     columns: NDArray[np.intp]
 
     def covariance(self, u: Array) -> Array:
-        """Of the effects of a level, (..., q, q), at unknowns (..., m)."""
+        """Covariance (..., q, q) of the effects of a level, at unknowns (..., m)."""
         s = np.exp(u[..., self.sds])
         return np.asarray(
             s[..., :, None] * correlation(u[..., self.correlations]) * s[..., None, :]
@@ -118,7 +118,7 @@ class Block(NamedTuple):
         return np.asarray(np.linalg.inv(self.covariance(u)), dtype=np.float64)
 
     def slopes(self, u: Array, by_covariance: Array) -> Array:
-        """Of a function of the covariance, whose derivatives (q, q) these are, by unknowns (m,)."""
+        """Slopes (m,) of a function of the covariance, from its derivatives (q, q)."""
         found = np.zeros(len(u))
         for k in (*self.sds, *self.correlations):
             step = IMAGINARY * 1j * (np.arange(len(u)) == k)
@@ -157,11 +157,11 @@ class Target:
     bounds: Array
 
     def fit_at(self, u: Array, tol: float, start: Any) -> Any:
-        """The posterior at u, from a start. None: it does not settle, or one of FAILURES."""
+        """The posterior at u, from a start, or None if the fit fails or does not converge."""
         raise NotImplementedError
 
     def fitted(self, u: Array, tol: float, near: Any) -> Any:
-        """The posterior there, or None if none settles, from a start or without."""
+        """The posterior at u, from a start or without one, or None if neither converges."""
         for start in (near, None) if near is not None else (None,):
             self.n_fits += 1
             with suppress(*FAILURES):
@@ -171,7 +171,7 @@ class Target:
         return None
 
     def one_by_one(self) -> Callable[[Array, float], Any]:
-        """Posteriors by u and a tolerance, each from the last one that has settled."""
+        """Posteriors by u and a tolerance, each from the last one that converged."""
         last: Any = None
 
         def fitted(u: Array, tol: float) -> Any:
@@ -319,7 +319,7 @@ class Rows(Target):
         return found if found.converged else None
 
     def slopes(self, point: HyperPoint) -> Array:
-        """Of the log density at a fixed point, (m,)."""
+        """Slopes of the log density at a fixed point, (m,)."""
         post, u = point.fit, point.u
         squares = (post.mean - self.mean) ** 2 + post.variance
         by_column = squares[self.columns] * np.exp(-2.0 * u[: self.k])[self.groups] - 1.0
@@ -409,7 +409,7 @@ def apart(surfaces: list[Surface]) -> list[Surface]:
 
 
 def _silent(*what: Any) -> None:
-    """In place of warnings of single fits: points that do not settle are counted."""
+    """No warning for a single fit. Points that do not converge are counted."""
 
 
 @_checks.named

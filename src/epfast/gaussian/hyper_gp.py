@@ -104,7 +104,7 @@ class Processes(Target):
         return found
 
     def slopes(self, point: HyperPoint) -> Array:
-        """Of the log density at a fixed point, (m,)."""
+        """Slopes of the log density at a fixed point, (m,)."""
         by_theta = self._slopes[point.u.tobytes()][self.places]
         return np.asarray(self.powers * by_theta + self.log_prior(point.u)[1])
 
@@ -408,7 +408,7 @@ def fit_hyper_gp(
 
 
 def parameters_of(kernel: Any) -> Iterator[tuple[str, str, float]]:
-    """Of each entry of theta its name, its short name and the power of that."""
+    """Name of each entry of theta, its short name, and the power of that."""
     for one in kernel.hyperparameters:
         if one.fixed:
             continue

@@ -120,7 +120,7 @@ class IntegratedPosterior(Posterior):
 
     @property
     def converged(self) -> bool:  # type: ignore[override]
-        """Whether the fits of all points have settled."""
+        """Whether the fits of all points have converged."""
         return all(post.converged for post in self.posteriors)
 
     @property
@@ -177,7 +177,7 @@ class IntegratedPosterior(Posterior):
 
     @cached_property
     def variance(self) -> Array:
-        """Of the weights or latent values, in the shape of ``mean``."""
+        """Variance of the weights or latent values, in the shape of ``mean``."""
         return self._mixed([p.variance + (p.mean - self.mean) ** 2 for p in self.posteriors])
 
     @property
@@ -187,7 +187,7 @@ class IntegratedPosterior(Posterior):
 
     @cached_property
     def covariance(self) -> Array:
-        """In the shape of that of the posteriors."""
+        """Covariance, in the shape of that of the posteriors."""
         return self._mixed(
             [
                 post.covariance + _outer(post.mean - self.mean, post.covariance)
@@ -275,7 +275,7 @@ class IntegratedPosterior(Posterior):
         return found
 
     def _drawn_by_name(self, size: int, rng: np.random.Generator) -> report.Drawn:
-        """As those of the posteriors, each draw by its own point, with the hyper-parameters."""
+        """Draws by name, each by the posterior of its own point, with the hyper-parameters."""
         which = rng.choice(len(self.weights), size, p=self.weights)
         places = [np.flatnonzero(which == k) for k in range(len(self.weights))]
         pairs = [pair for pair in zip(self.posteriors, places, strict=True) if len(pair[1])]
@@ -306,7 +306,7 @@ class IntegratedPosterior(Posterior):
         return self._drawn(size, rng, lambda post, n, draws: post.sample_y(X, n, draws, offset))
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
-        """As that of the posteriors, where these have one likelihood."""
+        """Log likelihood of draws, where the posteriors have one likelihood."""
         if any(post.known_loss() != self.known_loss() for post in self.posteriors):
             raise ValueError(
                 "numbers of the likelihood differ between the points of the mixture; allowed: "
@@ -322,7 +322,7 @@ class IntegratedPosterior(Posterior):
         return [post.predict_latent(X, joint) for post in self.posteriors]
 
     def _each(self, name: str, X: Any, *given: Any) -> list[Any]:
-        """What a method of the posteriors says of rows."""
+        """Results of a method of the posteriors, for rows."""
         return [getattr(post, name)(X, *given) for post in self.posteriors]
 
     def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:

@@ -127,7 +127,7 @@ class LinearPosterior(GaussianPosterior):
 
     @cached_property
     def _moments(self) -> Swept:
-        """As sweeps have them, and so the same to the last bit. O(d^3), once."""
+        """Moments as sweeps compute them, the same to the last bit. O(d^3), once."""
         return with_moments(State(self.precision, self.shift, None, self.state.log_scale, 0))
 
     # -- the rows of the fit --
@@ -164,13 +164,13 @@ class LinearPosterior(GaussianPosterior):
         check_columns(self.problem.names, X)
         problem = self.problem.with_rows(X, y, weights, offset)
         if problem.wide is not None:
-            ours, fresh = self.problem.data, problem.data
-            if not same_rows(ours, fresh):
+            before, fresh = self.problem.data, problem.data
+            if not same_rows(before, fresh):
                 raise ValueError(
                     "X or y differ from the rows of the fit, which the posterior keeps; allowed: "
                     "the rows that were fitted"
                 )
-            return replace(self, problem=problem._replace(data=fresh._replace(X=ours.X)))
+            return replace(self, problem=problem._replace(data=fresh._replace(X=before.X)))
         if problem.groups is None and self.sites is not None and self.sites.precision.ndim == 3:
             if len(self.sites.precision) > 1:  # of shards: fitted on a cluster
                 return replace(self, problem=problem, state=self.state._replace(sites=None))
@@ -240,7 +240,7 @@ class LinearPosterior(GaussianPosterior):
         raise NotImplementedError
 
     def _whole(self, X: Any, y: Any) -> Self:
-        """With its rows, known or given, if there is a site for each of them or of their groups."""
+        """The posterior with its rows, if there is a site for each of them or of their groups."""
         whole: Self = self if self.sites is None else self._with_rows(X, y)
         if whole.sites is None:
             raise ValueError(
@@ -562,7 +562,7 @@ class FullPosterior(LinearPosterior):
         return np.asarray(self._moments.covariance)
 
     def covariances_of(self, columns: NDArray[np.intp]) -> Array:
-        """Of the weights in each row of columns (k, q), (k, q, q)."""
+        """Covariances (k, q, q) of the weights in each row of columns (k, q)."""
         return np.asarray(self.covariance[columns[:, :, None], columns[:, None, :]])
 
     def colored(self, noise: Array) -> Array:
@@ -641,7 +641,7 @@ class FullPosterior(LinearPosterior):
     def with_checked_rows(
         self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
     ) -> FullPosterior:
-        """As :meth:`partial_fit`, of rows that are checked."""
+        """As :meth:`partial_fit`, for rows that are checked."""
         post: FullPosterior = online.extended(self, data, schedule, warn)
         return post
 

@@ -333,7 +333,7 @@ def fit_factor(
 
 
 def _at_prior(problem: Problem, factor: LowRankFactor) -> LowRankGPPosterior:
-    """What there is before the first sweep."""
+    """The posterior before the first sweep."""
     return LowRankGPPosterior(at_start(problem), problem, False, [], factor)
 
 

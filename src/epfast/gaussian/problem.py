@@ -157,7 +157,7 @@ class Problem(NamedTuple):
 
     @property
     def n_sites(self) -> int:
-        """As engines have it, for warnings."""
+        """Number of sites, for warnings."""
         return self.n_rows
 
     @property
@@ -255,7 +255,7 @@ class Problem(NamedTuple):
         return Sites(precision, shift, scale)
 
     def sites_unswept(self) -> Sites | None:
-        """Of a process :meth:`exact_sites`, as EP has them, so that there is nothing to sweep.
+        """The :meth:`exact_sites` of a process, with which there is nothing to sweep.
 
         None, too, for a fixed number of sweeps, which are made as asked.
         """

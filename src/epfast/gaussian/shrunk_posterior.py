@@ -539,7 +539,7 @@ def _number(post: ShrunkPosterior, name: str) -> float:
 def _converged_fit(
     post: ShrunkPosterior, values: dict[str, float], best: ShrunkPosterior
 ) -> ShrunkPosterior | None:
-    """The fit with these parameters, from the sites of the best one or anew. None: none settles."""
+    """A fit with these numbers, from the best sites or flat ones, or None if neither converges."""
     for start in (best, None):
         try:
             # what does not settle is left out, unsaid

@@ -290,15 +290,15 @@ def in_best_form(problem: Problem) -> Problem:
     return in_d_by_d(problem) if far and 8 * d * d <= MOST_BYTES else problem
 
 
-def same_rows(mine: Data, theirs: Data) -> bool:
+def same_rows(one: Data, other: Data) -> bool:
     """Whether two fits know their rows, and they are equal. O(n d)."""
-    if mine.y is None or theirs.y is None or mine.X.shape != theirs.X.shape:
+    if one.y is None or other.y is None or one.X.shape != other.X.shape:
         return False
-    if not np.array_equal(mine.y, theirs.y):
+    if not np.array_equal(one.y, other.y):
         return False
-    if hasattr(mine.X, "indptr") or hasattr(theirs.X, "indptr"):
-        return bool(abs(mine.X - theirs.X).max() == 0.0)
-    return np.array_equal(mine.X, theirs.X)
+    if hasattr(one.X, "indptr") or hasattr(other.X, "indptr"):
+        return bool(abs(one.X - other.X).max() == 0.0)
+    return np.array_equal(one.X, other.X)
 
 
 def _own(X: Any, is_copy: bool) -> Any:

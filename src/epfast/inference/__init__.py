@@ -1,8 +1,8 @@
-"""THE ONE LOOP: engines start and sweep, :func:`run` repeats them until they settle.
+"""The one loop: engines start and sweep, and :func:`run` repeats sweeps until they converge.
 
-``loop.py`` has the loop and what it asks of an engine. ``records.py`` what a sweep leaves behind.
-``runtime.py`` threads, progress and pacing. ``executors.py`` tasks of a fit. ``report.py`` what
-results say of themselves. ``files.py`` how they are written and read.
+``loop.py`` has the loop and the protocol of an engine, ``records.py`` the records of sweeps,
+``runtime.py`` threads, progress and pauses for signals, ``executors.py`` the tasks of a fit,
+``report.py`` tables and comparisons of results, and ``files.py`` their files.
 """
 
 from epfast.inference.loop import (

@@ -1,4 +1,4 @@
-"""The Gaussian closest to prior times likelihood: what a check draws from where a fit failed.
+"""The Gaussian closest to prior times likelihood, from which a check draws if a fit failed.
 
 The maximum of the evidence bound E_q[log p(y, theta) - log q(theta)] over Gaussians (Opper &
 Archambeau 2009), by sites: natural gradient steps (Khan & Lin 2017) that only go up. It shares no

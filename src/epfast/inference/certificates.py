@@ -1,4 +1,4 @@
-"""How far a posterior is from the exact one: a check by importance sampling, in words."""
+"""The distance of a posterior from the exact one: a check by importance sampling, in words."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VERDICTS = "good", "usable", "uncertain", "do not use"
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What importance sampling says of a posterior. ``str(check)`` says it in words.
+    """The result of a check by importance sampling. ``str(check)`` says it in words.
 
     Attributes
     ----------
@@ -208,7 +208,7 @@ def _says_more(found: ImportanceWeights, own: ImportanceWeights) -> bool:
 
 
 def _believed(found: ImportanceWeights | None, draws: int, share: float = 0.0) -> bool:
-    """Whether weights say enough. k-hat alone decides nothing: it is high for weights all alike."""
+    """Whether weights suffice. k-hat alone decides nothing: it is high for nearly equal weights."""
     if found is None or found.effective < max(min(ENOUGH, 0.5 * draws), share * draws):
         return False
     light = found.weights.max() < LIGHT or found.effective > 0.5 * draws
@@ -261,7 +261,7 @@ def _verdict(
 
 
 def _beside(proposal: Proposal, better: Proposal | None) -> tuple[str, str]:
-    """The verdict where no draws are to be believed: is the closest Gaussian far away."""
+    """The verdict where draws are too few: whether the closest Gaussian is far away."""
     cannot = "the check cannot tell, too few draws are effective"
     if better is None or not better.is_best:
         return "uncertain", cannot

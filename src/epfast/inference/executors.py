@@ -12,13 +12,13 @@ from epfast import _checks
 from epfast.inference.records import ExecutorFailed
 from epfast.inference.runtime import Tick, cores, no_tick
 
-#: seconds after which one who waits looks again
+#: seconds between two looks while waiting
 LOOK = 0.1
 #: a task that is lost so many times in a row is lost for good
 PATIENCE = 4
 #: seconds after which an answer that was there is lost: its worker has died with it
 GONE = 30.0
-#: in place of what a task came back with: the executor lost it
+#: in place of the answer of a task that the executor lost
 LOST = object()
 
 
@@ -31,7 +31,7 @@ def attempted(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception 
 
 
 def check_executor(executor: Any) -> None:
-    """Refuse what is no executor."""
+    """Check that this is an executor."""
     if not isinstance(executor, Executor):
         is_client = hasattr(executor, "get_executor")
         hint = "; a Dask client has one: client.get_executor()" if is_client else ""
@@ -73,11 +73,11 @@ class Tasks:
         #: tasks that the executor lost, so far
         self.n_lost = 0
         self._flying: dict[Future[Any], Any] = {}
-        #: those that are done. Ctrl-C in ``concurrent.futures.wait`` could leave its locks closed
+        #: tasks that are done. Ctrl-C in ``concurrent.futures.wait`` could leave its locks closed
         self._done: SimpleQueue[Future[Any]] = SimpleQueue()
-        #: of a task, how many times in a row it was lost
+        #: how many times in a row each task was lost
         self._losses: dict[Any, int] = {}
-        #: those that were taken. A cluster forgets them after it was sent the next ones,
+        #: tasks whose answers were taken. A cluster forgets them after it was sent the next ones,
         #: since a message goes out every 10 ms
         self._taken: list[Future[Any]] = []
 
@@ -85,7 +85,7 @@ class Tasks:
         return len(self._flying)
 
     def flying(self) -> set[Any]:
-        """The keys of those in flight."""
+        """Keys of the tasks in flight."""
         return set(self._flying.values())
 
     def send(self, key: Any, function: Callable[..., Any], *args: Any) -> None:

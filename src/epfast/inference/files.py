@@ -86,7 +86,7 @@ def digest(arrays: dict[str, Array], header: dict[str, Any]) -> str:
 
 
 def plain(name: str, value: Any) -> Any:
-    """A setting as JSON has it: numbers of NumPy and fractions become Python's."""
+    """A setting for JSON: numbers of NumPy and fractions become Python's."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -147,7 +147,7 @@ def _replacing(name: str) -> Iterator[BinaryIO]:
 
 
 def _regular(name: str) -> os.stat_result | None:
-    """What is there, a file that may be written. None if nothing is."""
+    """The status of a file that may be written, or None if there is no such file."""
     if os.path.basename(name) in ("", os.curdir, os.pardir):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     try:
@@ -270,9 +270,9 @@ def _fill(result: Array, file: Any) -> None:
 
 
 def as_ours(schedule: Any) -> schedules.Schedule:
-    """A schedule as files know it: one of a user's class by the numbers of the nearest of ours.
+    """A schedule for a file. A user's class is written with the numbers of its nearest base.
 
-    An EP of its power, where ours would refuse them or there is none.
+    It is an EP of its power, where that base would refuse them or there is none.
     """
     found: schedules.Schedule = schedule
     if SCHEDULES.get(type(schedule).__name__) is type(schedule):
@@ -295,7 +295,7 @@ def agree(name: str, given: Any, wanted: Any, size: Any) -> None:
 def restore_responses(given: Array, loss: Loss | None) -> Array:
     """The responses of a fit, (n, width).
 
-    Those of our losses begin with what the user gave, from which the rest follows.
+    Those of the losses here begin with the user's y, from which the rest follows.
     """
     y = given[:, None] if given.ndim == 1 else given
     if loss is None:

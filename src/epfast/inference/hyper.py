@@ -55,7 +55,7 @@ class HyperPoint(NamedTuple):
 
 
 class Design(NamedTuple):
-    """Points with the volume of u that each stands for."""
+    """Points, and the volume of u that each represents."""
 
     points: list[HyperPoint]
     #: logs of the volumes, (k,)
@@ -125,7 +125,7 @@ def principal_axes(
     fitted: Callable[[Array, Any], HyperPoint | None],
     slopes: Callable[[HyperPoint], Array],
 ) -> Array:
-    """Of the curvature at a mode, as long as its sds, (m, m): by differences of slopes, 2 m fits.
+    """Axes (m, m) of the curvature at a mode, of the length of its sds, by slopes of 2 m fits.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ class Surface:
         return np.where(z < 0.0, low, np.where(z > 0.0, high, 0.5 * (low + high)))
 
     def u(self, z: Array) -> Array:
-        """Of places z (..., m)."""
+        """Unknowns u at places z (..., m)."""
         return np.asarray(self.mode.u + (z * self.stretch(z)) @ self.axes.T)
 
     def log_draws(self, u: Array) -> Array:

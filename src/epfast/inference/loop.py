@@ -1,4 +1,4 @@
-"""The loop over sweeps: repeat the sweep of an :class:`Engine` until the state settles."""
+"""The loop over sweeps: repeat the sweep of an :class:`Engine` until the state converges."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def interrupted(
     start: Any,
     unfitted: Callable[[], Any],
 ) -> Interrupted | ExecutorFailed:
-    """What to raise where Ctrl-C or a lost executor ends a fit: with what was found so far.
+    """What to raise where Ctrl-C or a lost executor ends a fit, with the posterior so far.
 
     fit: the last run that has ended; result: makes a posterior of one; start, unfitted: what there
     is before the first sweep.
@@ -346,7 +346,7 @@ def interrupted(
 
 
 def _lag(history: list[SweepInfo], damping: float) -> float:
-    """Of damped sweeps, how far the log evidence is behind, in nats. Beyond rounding.
+    """How far the log evidence lags behind damped sweeps, in nats, beyond rounding.
 
     The log scales of damped sites may follow where nothing else moves.
     """
@@ -475,7 +475,7 @@ def start_may_be_dropped(start: Any, problem: Any) -> bool:
 
 
 def _is_lost(fit: Fit, schedule: Any) -> bool:
-    """Whether a run from a guess has shown that it does not settle."""
+    """Whether a run from a guess has shown that it does not converge."""
     if fit.converged or fit.stopped or not (fit.history and schedule.tol > 0.0):
         return False
     return fit.history[-1].n_refused > 0 or len(fit.history) >= PATIENCE or bool(fit.reason)
@@ -487,7 +487,7 @@ def run_from(
     """Run a schedule on an engine, see :func:`run`. Drop a guess that leads nowhere.
 
     Sites of another loss, rows or prior may be so far off that all digits go where they are taken
-    away: then the run begins anew, and that is the result where it settles.
+    away. The run then starts again without them, and that is the result if it converges.
 
     guess: whether ``start`` is one, see :func:`start_may_be_dropped`; given: the other arguments.
     """

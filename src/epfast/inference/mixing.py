@@ -1,4 +1,4 @@
-"""Anderson mixing: where a map that is applied again and again is best applied next."""
+"""Anderson mixing: the next point of a fixed-point iteration, from its last steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LARGEST_SHARE = 100.0
 
 
 def shares_of(moves: Sequence[Array], condition: float = 1e10) -> Array | None:
-    """Coefficients of steps with these moves, which add up to 1. None: they say too little.
+    """Coefficients of steps with these changes, which sum to 1. None if they are ill-conditioned.
 
-    The combination of the moves is the shortest. It is where a linear map would not move at all
+    The combined change is the shortest. A linear map would have its fixed point there
     (Walker & Ni 2011).
 
     Parameters
@@ -23,7 +23,7 @@ def shares_of(moves: Sequence[Array], condition: float = 1e10) -> Array | None:
     moves : sequence of ndarray of shape (n,)
         Two or more.
     condition : float, default=10000000000.0
-        The largest of the Gram matrix of what the moves change by.
+        Largest condition of the Gram matrix of the differences between the changes.
 
     Returns
     -------
@@ -31,13 +31,13 @@ def shares_of(moves: Sequence[Array], condition: float = 1e10) -> Array | None:
     """
     with np.errstate(all="ignore"):  # of a run that diverges
         products = np.array([[a @ b for b in moves] for a in moves])
-        # of changes of the moves, with each other and with the last move
+        # products of the differences with each other and with the last change
         changes = np.diff(products, axis=0)
         gram, last = np.diff(changes, axis=1), changes[:, -1]
     if not np.isfinite(gram).all():
         return None
     values, vectors = np.linalg.eigh(gram)
-    # a direction that is hardly there says nothing
+    # a direction of almost no length has no information
     kept = values > values[-1] / condition
     back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ last)
     share = np.append(back, 1.0) - np.append(0.0, back)

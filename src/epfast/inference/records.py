@@ -1,4 +1,4 @@
-"""What sweeps leave behind: sites, records, warnings."""
+"""Sites, records of sweeps, and warnings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SweepInfo(NamedTuple):
 
     #: number of the sweep, from 1
     sweep: int
-    #: largest move of a mean, in posterior standard deviations, or of the log of a standard
+    #: largest change of a mean, in posterior standard deviations, or of the log of a standard
     #: deviation, over the damping
     change: float
     #: sites that kept their old value, since cavity, fit or posterior would have been improper. A
@@ -46,38 +46,38 @@ class SweepInfo(NamedTuple):
     cost: float | None = None
     #: (updates,), the same after every factor. None if it is not recorded
     factor_cost: Array | None = None
-    #: what the posterior that is built from the sites is away from what the visits had left, by
-    #: rounding alone, as ``change`` has it. None where it was not built
+    #: difference between the posterior that is built from the sites and that of the updates, which
+    #: is rounding, in the units of ``change``. None where it was not built
     drift: float | None = None
     #: coordinates whose precision the site rule changed
     n_clipped: int = 0
-    #: of a double loop: largest difference between tilted and posterior moments, in standard
+    #: for a double loop: largest difference between tilted and posterior moments, in standard
     #: deviations (means) or relative (variances). None elsewhere
     mismatch: float | None = None
-    #: of what learns messages, questions to its oracles, audits among them. None elsewhere
+    #: for learned messages: questions to the oracles, and audits among them. None elsewhere
     n_calls: int | None = None
     n_audits: int | None = None
-    #: of a fit on an executor: tasks that it lost, each of which was sent again
+    #: for a fit on an executor: tasks that it lost, each of which was sent again
     n_lost: int = 0
-    #: tasks in flight at a time, of answers that are taken as they come. None elsewhere: there the
-    #: numbers do not depend on who is first
+    #: tasks in flight at a time in order "as_completed". None elsewhere, where the numbers do not
+    #: depend on which task ends first
     in_flight: int | None = None
     #: bytes of the messages to and from workers, where they are counted. None elsewhere
     n_bytes: int | None = None
 
 
 class ConvergenceWarning(UserWarning):
-    """The result is no fixed point of EP: what is wrong with it, and what to do.
+    """The result is no fixed point of EP. The text says why, and what to do.
 
     Sites refused, fits failed, a tolerance missed, an impossible log evidence.
     """
 
 
 class DataWarning(UserWarning):
-    """A note on the data of a fit: the result is right, and hardly what was meant."""
+    """A note on the data: the fit is correct for its model, which may not be the intended one."""
 
 
-#: whose lines are not the user's
+#: packages whose lines are not the user's
 PACKAGES = frozenset({"epfast", "sklearn", "joblib", "threading", "concurrent", "GPy", "paramz"})
 
 
@@ -100,7 +100,7 @@ class PartOfSweep(KeyboardInterrupt):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a fit. ``posterior`` holds what was found so far. Resume from it.
+    """Ctrl-C during a fit. ``posterior`` is that of the sweeps so far. Resume from it.
 
     It is that of the last complete sweep, or the start (the prior, if there was none) before the
     first. In "chunked" order the chunks of the sweep that it falls in count too. After ADF it holds
@@ -111,15 +111,15 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def __init__(self, posterior: Any) -> None:
-        super().__init__("interrupted; .posterior holds what was found so far")
+        super().__init__("interrupted. The attribute posterior is that of the sweeps so far")
         self.posterior = posterior
 
 
 class ExecutorFailed(RuntimeError):  # noqa: N818 (named as Interrupted is)
     """An executor lost the same task again and again, or takes no more.
 
-    ``posterior`` holds what was found so far, as that of :class:`epfast.Interrupted` does: no task
-    that was lost has taken anything from it. Resume from it by ``start=``, on another executor.
+    ``posterior`` is that of the sweeps so far, as in :class:`epfast.Interrupted`. A task that was
+    lost has not changed it. Resume from it by ``start=``, on another executor.
     """
 
     def __init__(self, message: str, posterior: Any = None) -> None:
@@ -134,11 +134,11 @@ class Recorded:
     problem: Any
     converged: bool
     history: list[SweepInfo]
-    #: what the last ``check()`` said; None before the first
+    #: the result of the last ``check()``, or None before the first
     last_check: Check | None = None
 
     def _remembered(self, check: Check) -> Check:
-        """What a check said, which is kept."""
+        """Keep the result of a check, and return it."""
         vars(self)["last_check"] = check
         return check
 

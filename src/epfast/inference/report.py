@@ -1,4 +1,4 @@
-"""What posteriors say of themselves: tables, notes, comparisons, and draws for ArviZ."""
+"""Reports on posteriors: tables, notes, comparisons, and draws for ArviZ."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def summary(
     return table([*post.labels, *names], columns, attrs)
 
 
-#: what weights do that are no counts, and so all weights of classes
+#: the effect of weights that are no counts, such as all weights of classes
 WEIGHTS = (
     "a row of weight w counts as w rows, so that weights which are no counts change how sure the "
     "fit is: its intervals and probabilities are not those of the data"
@@ -127,13 +127,13 @@ WEIGHTS = (
 
 
 def fraction(weights: Array) -> float:
-    """The first weight that is no whole number; 0 where there is none."""
+    """The first weight that is no whole number, or 0."""
     parts = weights % 1.0
     return float(weights[np.argmax(parts > 0.0)]) if parts.any() else 0.0
 
 
 def not_counts(weights: Array | None) -> str | None:
-    """What is to be said of weights that are not whole numbers. None of others."""
+    """The note on weights that are not whole numbers. None for others."""
     found = 0.0 if weights is None else fraction(weights)
     return f"weights that are no counts, as {found:.3g}: {WEIGHTS}" if found else None
 
@@ -237,7 +237,7 @@ def to_arviz(post: Any, drawn: Callable[..., Drawn], draws: int, rng: Any) -> An
 
 
 def _said_of(post: Any) -> dict[str, Any]:
-    """Attributes of all groups; warns of a fit that draws do not show to have failed."""
+    """Attributes of all groups. Warns of a failed fit, which draws do not show."""
     check, loss = post.last_check, getattr(post, "loss", None)
     verdict = "not checked" if check is None else check.verdict
     converges = post.schedule.stores != "none"

@@ -1,4 +1,4 @@
-"""Threads of BLAS and of ours, forks, progress, and how often the core returns to Python."""
+"""Threads of BLAS and of the library, forks, progress, and how often the core returns to Python."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from epfast._core.thread_pool import ThreadPool
 
 #: order of matrices from which BLAS may use all its threads
 MANY_DIMENSIONS = 512
-#: order of matrices from which threads of ours share the work. Below, what they gain on a quiet
-#: machine (a third) is less than what waiting for each other costs on a busy one
+#: order of matrices from which threads of the library share the work. Below, they gain a third on
+#: a quiet machine, and waiting for each other costs more than that on a busy one
 SHARED_FROM = 512
 #: address space, in bytes, that a thread may take: OpenBLAS maps 32 MB for each thread that calls
 #: it, a stack has 8 MB, and the allocator of glibc reserves 128 MB
@@ -83,7 +83,7 @@ def blas_threads(most: int | None) -> AbstractContextManager[None]:
 
 
 class _BlasLimit(AbstractContextManager[None]):
-    """A limit of BLAS to some threads in a block. If Ctrl-C falls in its end, to the next fit.
+    """Limit BLAS to some threads in a block. After Ctrl-C in its end the next fit lifts the limit.
 
     The state of the process is noted in the class.
     """
@@ -115,7 +115,7 @@ class _BlasLimit(AbstractContextManager[None]):
 
     @classmethod
     def begin_again(cls) -> None:
-        """In a process that a fork made: the threads that held BLAS are not in it."""
+        """Reset in a forked process, which has none of the threads that limited BLAS."""
         cls.lock, cls.held = threading.RLock(), []
         if cls.found:
             cls._keep(None)
@@ -136,7 +136,7 @@ class _BlasLimit(AbstractContextManager[None]):
         if cls.found is None:
             cls.found = list(map(methodcaller("get_num_threads"), libraries))
         for library, number in zip(libraries, cls.found, strict=True):
-            # from threadpoolctl 3.8 on a library obeys the thread that has set it first, and
+            # from threadpoolctl 3.8 on only the thread that has set a library first may set it, and
             # others where it has forgotten that; here a lock keeps them apart
             forget = getattr(library, "clear_controlling_thread", lambda force: None)
             forget(force=True)

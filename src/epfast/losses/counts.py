@@ -224,7 +224,7 @@ class Binomial(Likelihood):
         return p * (1.0 - p)
 
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
-        """Of the outcome of one trial."""
+        """Probabilities of an outcome below y and above y, of one trial."""
         above = np.where(y < 1.0, self.predict_proba(mean, variance), 0.0)
         above = np.where(y < 0.0, 1.0, above)
         return 1.0 - above, above

@@ -100,7 +100,7 @@ class Scheme:
         return nullcontext()
 
     def questions(self) -> tuple[int, int] | None:
-        """Of one that learns, questions to its oracle so far, and audits among them."""
+        """Questions to the oracle of a scheme that learns so far, and audits among them."""
         return None
 
     def warning(self) -> str:

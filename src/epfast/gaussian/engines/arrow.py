@@ -53,7 +53,7 @@ class Levels(NamedTuple):
 
     @property
     def log_determinant(self) -> float:
-        """Of the prior precision."""
+        """Log determinant of the prior precision."""
         of_levels = len(self.columns) * log_determinant(self.precision)
         return of_levels + log_determinant(self.common_precision)
 
@@ -126,12 +126,12 @@ class ArrowMoments(NamedTuple):
         return np.asarray(self.own - self.slope @ self.common)
 
     def covariances(self) -> Array:
-        """Of the effects of each level, (J, q, q)."""
+        """Covariance of the effects of each level, (J, q, q)."""
         added = self.slope @ self.covariance
         return np.asarray(self.inverse + added @ np.swapaxes(self.slope, 1, 2))
 
     def variances(self) -> Array:
-        """Of the effects, (J, q)."""
+        """Variances of the effects, (J, q)."""
         added = ((self.slope @ self.covariance) * self.slope).sum(-1)
         return np.asarray(np.diagonal(self.inverse, axis1=1, axis2=2) + added)
 

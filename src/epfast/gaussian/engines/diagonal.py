@@ -375,7 +375,7 @@ class DiagonalEngine(EPEngine):
         return new._replace(memory=memory.next(moved, self.schedule.tol)), counts
 
     def _n_parts(self) -> int:
-        """In how many parts a sweep goes, a power of 2, by the size of the problem alone."""
+        """Number of parts of a sweep, a power of 2, by the size of the problem alone."""
         numbers, count = self.problem.shape[0] * self.form.shape[1], 1
         while 2 * count <= min(MOST_PARTS, self.n_sites) and 2 * count * NUMBERS <= numbers:
             count *= 2

@@ -88,7 +88,7 @@ class GPState(NamedTuple):
 
     @property
     def rows_seen(self) -> None:
-        """Of ADF alone."""
+        """Only ADF has this."""
         return None
 
 

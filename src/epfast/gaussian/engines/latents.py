@@ -287,9 +287,9 @@ class LatentChunks(Visits):
             if chunk.take(layout.rows, at, visits, new[k], *mine):
                 continue
             for back in range(k):
-                theirs = sites.precision[back], sites.shift[back], unused
+                kept = sites.precision[back], sites.shift[back], unused
                 whole = np.concatenate([old[back], np.zeros((1, len(visits)))])
-                self.chunks[back].take(layout.rows, at, visits, whole, *theirs)
+                self.chunks[back].take(layout.rows, at, visits, whole, *kept)
             return False
         return True
 
