@@ -12,9 +12,7 @@ item go at once.
 from __future__ import annotations
 
 import argparse
-import os
 import warnings
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +21,8 @@ from scipy import optimize, sparse, special
 import epfast
 from bench.graph.clutter import Fallbacks, log_normal, logging
 from bench.lib import harness
+from bench.lib.datasets import load_numbers
 
-VARIABLE, FILE = "EPFAST_DATA", "lsat6.csv"
 ABILITY, DIFFICULTY = 0.755**2, 100.0
 #: of the design: means, sds and log evidence
 MEANS = (-2.734, -0.999, -0.240, -1.308, -2.102)
@@ -45,11 +43,7 @@ class Truth(NamedTuple):
 
 def patterns() -> tuple[np.ndarray, np.ndarray]:
     """Answers, (32, 5), -1 or 1, and how many persons gave them."""
-    where = os.environ.get(VARIABLE)
-    path = Path(where or "").expanduser() / FILE
-    if not where or not path.is_file():
-        raise FileNotFoundError(f"no {FILE} in the folder {VARIABLE}={where}; see bench/README.md")
-    found = np.loadtxt(path, delimiter=",", skiprows=1, dtype=int)
+    found = load_numbers("lsat6").astype(int)
     return 2 * found[:, :5] - 1, found[:, 5]
 
 

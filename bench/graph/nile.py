@@ -11,9 +11,7 @@ with a Kalman smoother at each point.
 from __future__ import annotations
 
 import argparse
-import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,21 +20,13 @@ from scipy import special
 import epfast
 from bench.graph.clutter import log_normal
 from bench.lib import harness
+from bench.lib.datasets import load_numbers
 from epfast import losses
 from epfast.graph import Noise, Transition, Walk
 
-VARIABLE, FILE = "EPFAST_DATA", "nile.csv"
 OBSERVATION, STATE, FIRST = 15099.0, 1469.1, 1e7
 #: of the design
 LOG_Z = -641.5855784594
-
-
-def flows() -> np.ndarray:
-    where = os.environ.get(VARIABLE)
-    path = Path(where or "").expanduser() / FILE
-    if not where or not path.is_file():
-        raise FileNotFoundError(f"no {FILE} in the folder {VARIABLE}={where}; see bench/README.md")
-    return np.loadtxt(path, delimiter=",", skiprows=1)[:, 1]
 
 
 def dense(y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
@@ -209,7 +199,7 @@ def unknown(y: np.ndarray, nodes: int) -> tuple[list[dict[str, Any]], list[harne
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
-    y = flows()
+    y = load_numbers("nile")[:, 1]
     first, claims = known(y)
     second, more = unknown(y, 60 if options.quick else 200)
     return {"claims": claims + more, "known_variances": first, "unknown_precisions": second}

@@ -16,11 +16,9 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import os
 import time
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +26,9 @@ from scipy import special
 
 import epfast
 from bench.lib import harness
+from bench.lib.datasets import find
 from epfast import EP, rating
 
-VARIABLE, FILE = "EPFAST_DATA", "international_results.csv.gz"
 FIRST, LAST = np.datetime64("2018-01-01"), np.datetime64("2019-06-30")
 #: of part 1: standard deviations, drift per day, share of draws
 PRIOR, STEP, DRAWS = 1.5, 0.03, 0.25
@@ -45,10 +43,7 @@ TOLERANCE = 1e-3
 
 def matches(first: Any = None, last: Any = None) -> dict[str, np.ndarray]:
     """Columns of the matches from a day to another."""
-    where = os.environ.get(VARIABLE)
-    path = Path(where or "").expanduser() / FILE
-    if not where or not path.is_file():
-        raise FileNotFoundError(f"no {FILE} in the folder {VARIABLE}={where}; see bench/README.md")
+    path = find("international_results", (".csv.gz",))
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["home_score"] not in ("", "NA")]
     day = np.array([row["date"] for row in rows], dtype="datetime64[D]")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ def split(name: str, X: Array, y: Array, train: Array) -> Problem:
 
 def the_papers() -> list[Problem]:
     """The four sets, split as the authors did."""
-    path = Path(os.environ[datasets.VARIABLE]) / "uci_train_rows.json"
+    path = datasets.find("uci_train_rows", (".json",))
     rows = json.loads(path.read_text(encoding="utf-8"))
     found = []
     for name, (stem, *_) in PUBLISHED.items():

@@ -242,7 +242,7 @@ def draw_clusters(path: Path, passes: int) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    sets, draws = (3, 2000) if options.quick else (10, 20_000)
+    sets, draws = (2, 1000) if options.quick else (10, 20_000)
     passes = PASSES[:6] if options.quick else PASSES
     rows, truths = [], []
     for seed in range(sets):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,156 +231,104 @@ def grouped(study: Study, data: Toy, truth: Truth, seed: int) -> None:
 def judge(study: Study, n: int, acceptance: list[float]) -> list[Claim]:
     """Section 5.1, claim by claim."""
     sizes = sorted({key[2] for key in study.errors if key[1] == "rows"})
+    batch_sizes = [key[3] for key in study.errors if key[:2] == ("Gaussian", "batch")]
     iterated, once, fixed = f"ADF, {ADF_PASSES} passes", "ADF, 1 pass", "AEP (fixed point of SEP)"
-    sep = "SEP, shuffled"
+    sep, damped = "SEP, shuffled", "SEP, shuffled, damping 0.1"
+    claims: list[Claim] = []
 
     def at(inputs: str, method: str, table: str = "methods", rows: int = n) -> Error:
         return study.get(inputs, table, rows, method)
 
-    def say(values: list[float]) -> str:
-        return ", ".join(harness.figure(value) for value in values)
+    def kls(inputs: str, methods: Sequence[str], table: str = "methods") -> str:
+        return ", ".join(f"{name} {at(inputs, name, table).kl:.1e}" for name in methods)
 
-    both = [(inputs, letter) for inputs, letter in zip(INPUTS, "ab", strict=True)]
-    claims: list[Claim] = [
-        (
-            "ours",
-            f"EP's mean is within 0.02 posterior sd of the truth at N = {n}",
-            max(acceptance) <= 0.02,
-            f"largest error of a mean, sd, per repetition: {say(acceptance)}",
+    def add(
+        claim: str,
+        holds: Callable[[str], Sequence[bool]],
+        said: Callable[[str], str],
+        why: str = "",
+        where: str = "5.1",
+    ) -> None:
+        """A claim on the inputs of both panels."""
+        parts = [part for inputs in INPUTS for part in holds(inputs)]
+        text = "; ".join(f"({k}) {said(i)}" for k, i in zip("ab", INPUTS, strict=True))
+        claims.append((where, claim, harness.in_part(parts), text + why))
+
+    largest = ", ".join(map(harness.figure, acceptance))
+    claim = f"EP's mean is within 0.02 posterior sd of the truth at N = {n}"
+    said = f"largest error of a mean, sd, per repetition: {largest}"
+    claims.append(("ours", claim, max(acceptance) <= 0.02, said))
+    others = (fixed, sep, once, iterated)
+    add(
+        "EP is the best performing method",
+        lambda i: [at(i, "EP").kl <= min(at(i, m).kl for m in others)],
+        lambda i: "KL: " + kls(i, ("EP", *others)),
+    )
+    collapses = "ADF collapses towards a delta function at the posterior mean"
+    add(
+        f"{collapses}: iterated",
+        lambda i: [at(i, iterated).sd_ratio < 0.5],
+        lambda i: f"sd / true sd {at(i, iterated).sd_ratio:.3f}",
+        f"; 1 / sqrt({ADF_PASSES}) = {ADF_PASSES**-0.5:.3f}: each pass counts the data once more",
+    )
+    add(
+        f"{collapses}: one pass",
+        lambda i: [at(i, once).sd_ratio < 0.5],
+        lambda i: (
+            f"sd / true sd {at(i, once).sd_ratio:.3f}, mean off by {at(i, once).mean:.2f} sd, "
+            f"covariance by {100 * at(i, once).covariance:.1f} %"
         ),
-        (
-            "5.1",
-            "EP is the best performing method",
-            harness.in_part(
-                [
-                    at(i, "EP").kl <= min(at(i, m).kl for m in (sep, fixed, once, iterated))
-                    for i in INPUTS
-                ]
+        ": ADF as the slides define it, each datum once, keeps its variance",
+    )
+    for kind in (sep, damped, fixed):
+        add(
+            f"SEP is of similar quality to EP and much better than iterated ADF: {kind}",
+            lambda i, kind=kind: [
+                at(i, kind).mean < 0.1 and abs(at(i, kind).sd_ratio - 1.0) < 0.05,
+                at(i, kind).kl < 0.1 * at(i, iterated).kl,
+            ],
+            lambda i, kind=kind: (
+                f"mean off by {at(i, kind).mean:.3f} sd (EP {at(i, 'EP').mean:.4f}), sd ratio "
+                f"{at(i, kind).sd_ratio:.3f}, KL {at(i, kind).kl:.1e}"
             ),
-            "; ".join(
-                f"({letter}) KL: EP {at(i, 'EP').kl:.1e}, AEP {at(i, fixed).kl:.1e}, SEP "
-                f"{at(i, sep).kl:.1e}, ADF {at(i, once).kl:.1e} after one pass, "
-                f"{at(i, iterated).kl:.1e} after {ADF_PASSES}"
-                for i, letter in both
-            ),
-        ),
-        (
-            "5.1",
-            "ADF collapses towards a delta function at the posterior mean: iterated",
-            harness.in_part([at(i, iterated).sd_ratio < 0.5 for i in INPUTS]),
-            "; ".join(
-                f"({letter}) sd / true sd {at(i, iterated).sd_ratio:.3f}, 1 / sqrt({ADF_PASSES}) = "
-                f"{ADF_PASSES**-0.5:.3f}: each pass counts the data once more"
-                for i, letter in both
-            ),
-        ),
-        (
-            "5.1",
-            "ADF collapses towards a delta function at the posterior mean: one pass",
-            harness.in_part([at(i, once).sd_ratio < 0.5 for i in INPUTS]),
-            "; ".join(
-                f"({letter}) sd / true sd {at(i, once).sd_ratio:.3f}, mean off by "
-                f"{at(i, once).mean:.2f} sd, covariance by {100 * at(i, once).covariance:.1f} %"
-                for i, letter in both
-            )
-            + ": ADF as the slides define it, each datum once, keeps its variance",
-        ),
-    ]
-    for kind in (sep, "SEP, shuffled, damping 0.1", fixed):
-        claims.append(
-            (
-                "5.1",
-                f"SEP is of similar quality to EP and much better than iterated ADF: {kind}",
-                harness.in_part(
-                    [
-                        flag
-                        for i in INPUTS
-                        for flag in (
-                            at(i, kind).mean < 0.1 and abs(at(i, kind).sd_ratio - 1.0) < 0.05,
-                            at(i, kind).kl < 0.1 * at(i, iterated).kl,
-                        )
-                    ]
-                ),
-                "; ".join(
-                    f"({letter}) mean off by {at(i, kind).mean:.3f} sd (EP {at(i, 'EP').mean:.4f}),"
-                    f" sd ratio {at(i, kind).sd_ratio:.3f}, KL {at(i, kind).kl:.1e}"
-                    for i, letter in both
-                )
-                + ". Similar: mean within 0.1 sd and sd within 5 %",
-            )
+            ". Similar: mean within 0.1 sd and sd within 5 %",
         )
-    claims += [
-        (
-            "5.1",
-            "SEP is better than ADF after one pass",
-            harness.in_part([at(i, sep).kl < at(i, once).kl for i in INPUTS]),
-            "; ".join(
-                f"({letter}) KL SEP {at(i, sep).kl:.1e}, damped "
-                f"{at(i, 'SEP, shuffled, damping 0.1').kl:.1e}, ADF {at(i, once).kl:.1e}"
-                for i, letter in both
-            ),
-        ),
-        (
-            "5.1",
-            "SEP is slightly worse for the mixture than for the Gaussian: fixed points",
-            at("mixture", fixed).kl > at("Gaussian", fixed).kl,
-            f"KL (a) {at('Gaussian', fixed).kl:.1e}, (b) {at('mixture', fixed).kl:.1e}",
-        ),
-        (
-            "slides",
-            "SEP comes to EP in the large data limit: fixed points",
-            harness.in_part(
-                [
-                    at(i, fixed, "rows", sizes[-1]).kl < 0.2 * at(i, fixed, "rows", sizes[0]).kl
-                    for i in INPUTS
-                ]
-            ),
-            "; ".join(
-                f"({letter}) KL at N = {', '.join(map(str, sizes))}: "
-                + ", ".join(f"{at(i, fixed, 'rows', m).kl:.1e}" for m in sizes)
-                for i, letter in both
-            ),
-        ),
-    ]
-    sizes_m = [key[3] for key in study.errors if key[:2] == ("Gaussian", "batch")]
-    claims.append(
-        (
-            "5.1",
-            "larger minibatches fluctuate less",
-            harness.in_part(
-                [at(i, sizes_m[-1], "batch").kl < at(i, sizes_m[0], "batch").kl / 3 for i in INPUTS]
-            ),
-            "; ".join(
-                f"({letter}) KL at {', '.join(sizes_m)}: "
-                + ", ".join(f"{at(i, m, 'batch').kl:.1e}" for m in sizes_m)
-                for i, letter in both
-            )
-            + ". But not before M is a good part of N: a sweep's weights 1/N (1 - M/N)^j are the "
-            "same for M << N",
-        )
+    add(
+        "SEP is better than ADF after one pass",
+        lambda i: [at(i, sep).kl < at(i, once).kl],
+        lambda i: "KL: " + kls(i, (sep, damped, once)),
+    )
+    a, b = (at(inputs, fixed).kl for inputs in INPUTS)
+    claim = "SEP is slightly worse for the mixture than for the Gaussian: fixed points"
+    claims.append(("5.1", claim, b > a, f"KL (a) {a:.1e}, (b) {b:.1e}"))
+
+    def over_rows(inputs: str) -> list[float]:
+        return [at(inputs, fixed, "rows", m).kl for m in sizes]
+
+    add(
+        "SEP comes to EP in the large data limit: fixed points",
+        lambda i: [over_rows(i)[-1] < 0.2 * over_rows(i)[0]],
+        lambda i: f"KL {', '.join(f'{kl:.1e}' for kl in over_rows(i))} at N = {sizes}",
+        where="slides",
+    )
+    add(
+        "larger minibatches fluctuate less",
+        lambda i: [at(i, batch_sizes[-1], "batch").kl < at(i, batch_sizes[0], "batch").kl / 3],
+        lambda i: "KL: " + kls(i, batch_sizes, "batch"),
+        ". But not before M is a good part of N: a sweep's weights 1/N (1 - M/N)^j are the same "
+        "for M << N",
     )
     one = at("mixture", "K = 1", "groups").kl
     for how, better in (("component", True), ("random", False)):
         value = at("mixture", f"K = {J}, by {how}", "groups").kl
-        claims.append(
-            (
-                "5.1",
-                f"mixture: K = {J} groups by {how} "
-                + ("are advantageous" if better else "are of no use"),
-                (value < 0.7 * one) is better,
-                f"KL {value:.1e} against {one:.1e} with K = 1, EP {at('mixture', 'EP').kl:.1e}",
-            )
-        )
-    fine = [at("mixture", f"K = {k}, by component", "groups").kl for k in (J, 2 * J, 10 * J)]
-    claims.append(
-        (
-            "5.1",
-            "mixture: no advantage in more factors than clusters",
-            min(fine[1:]) > 0.7 * fine[0],
-            f"KL at K = {J}, {2 * J}, {10 * J} by component: "
-            + ", ".join(f"{value:.1e}" for value in fine),
-        )
-    )
+        use = "are advantageous" if better else "are of no use"
+        said = f"KL {value:.1e} against {one:.1e} with K = 1, EP {at('mixture', 'EP').kl:.1e}"
+        claim = f"mixture: K = {J} groups by {how} {use}"
+        claims.append(("5.1", claim, (value < 0.7 * one) is better, said))
+    fine = [f"K = {k}, by component" for k in (J, 2 * J, 10 * J)]
+    first, *more = (at("mixture", name, "groups").kl for name in fine)
+    claim = "mixture: no advantage in more factors than clusters"
+    claims.append(("5.1", claim, min(more) > 0.7 * first, kls("mixture", fine, "groups")))
     return claims
 
 

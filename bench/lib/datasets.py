@@ -73,7 +73,7 @@ MIXED = tuple(_SOURCES)[:14]
 SMALL = MIXED[:12]
 
 
-def _find(stem: str, endings: tuple[str, ...]) -> Path:
+def find(stem: str, endings: tuple[str, ...]) -> Path:
     """The data file ``stem`` with one of the endings."""
     where = os.environ.get(VARIABLE)
     if not where:
@@ -94,7 +94,7 @@ def _find(stem: str, endings: tuple[str, ...]) -> Path:
 
 def _read(stem: str) -> tuple[list[str], list[tuple[str, ...]]]:
     """Header and rows (as strings) of the file ``stem``.csv.gz or ``stem``.csv."""
-    path = _find(stem, (".csv.gz", ".csv"))
+    path = find(stem, (".csv.gz", ".csv"))
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", newline="") as stream:
         header, *rows = csv.reader(stream)
@@ -255,7 +255,7 @@ YEAR, YEAR_TRAINING = (515_345, 91), 463_715
 
 def load_year() -> Array:
     """Year (YearPredictionMSD): 90 columns and the year, the first 463,715 rows to train on."""
-    path = _find("year_prediction", (".csv.gz", ".csv"))
+    path = find("year_prediction", (".csv.gz", ".csv"))
     table = np.loadtxt(path, delimiter=",", skiprows=1)
     if table.shape != YEAR:
         raise RuntimeError(f"year_prediction: got shape {table.shape}, expected {YEAR}")
@@ -273,7 +273,7 @@ class Mnist(NamedTuple):
 
 def load_mnist() -> Mnist:
     """Load ``mnist.npz`` (arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``)."""
-    with np.load(_find("mnist", (".npz",)), allow_pickle=False) as file:
+    with np.load(find("mnist", (".npz",)), allow_pickle=False) as file:
         parts = [file[key] for key in ("x_train", "y_train", "x_test", "y_test")]
     if [len(part) for part in parts] != [60000, 60000, 10000, 10000]:
         raise RuntimeError(f"mnist.npz: got {[part.shape for part in parts]}")
@@ -286,7 +286,7 @@ LIBSVM = {f"a{k}a": 123 for k in (1, 2, 3, 4, 7, 9)} | {f"w{k}a": 300 for k in (
 
 def load_libsvm(name: str) -> tuple[sparse.csr_matrix, Array]:
     """A LIBSVM text file, a constant column appended."""
-    path = _find(name, (".gz",))
+    path = find(name, (".gz",))
     y, start, column, value = [], [0], [], []
     with gzip.open(path, "rt") as lines:
         for line in lines:
