@@ -161,8 +161,10 @@ def test_noise_density(m, v, a, b):
     g = Graph()
     x, tau = g.gaussian(variance=v), g.gamma(shape=a, rate=b)
     g.add(Noise(tau), x + m)
-    beliefs = g.fit(EP(sweeps=1, tol=0.0, damping=1e-12))  # the priors
+    beliefs = g.fit(EP(sweeps=1, tol=0.0, damping=1e-12))  # the priors, nearly
     found = beliefs.log_predictive(Noise(tau), x + m)
+    m, v = m + beliefs[x].mean, beliefs[x].variance
+    a, b = beliefs[tau].shape, beliefs[tau].rate
     # sums over a fine grid of log tau
     c, step = np.log(a / b), 0.1 / np.sqrt(a + 1.0)
     u = np.arange(min(c, -np.log(m * m + b)) - 30.0 - 60.0 / min(a, 1.0), c + 8.0, step)
