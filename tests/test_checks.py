@@ -74,6 +74,10 @@ def test_names_of_other_packages_lead_to_arguments(name):
     ("door", "name", "said"),
     [
         (epfast.fit_linear, "sample_weight", "here that is weights="),
+        (epfast.EP, "max_iter", r"here that is sweeps=\.\.\."),
+        (epfast.EP, "alpha", "here that is power=alpha"),
+        (epfast.losses.StudentT, "deg_free", "here that is df="),
+        (epfast.priors.HalfNormal, "sigma", "here that is scale="),
         (epfast.fit_linear, "prior_varianc", "did you mean prior_variance=?"),
         (epfast.fit_linear, "power", r"here that is schedule=epfast.EP\(order=..., damping="),
         (epfast.fit_linear, "nonsense", "'nonsense'$"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import math
 import numbers
 import os
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -166,6 +166,7 @@ _SEED = (
     ("random_state", "random_state=..."),
     ("schedule", "schedule=epfast.EP(order='shuffled', seed=...)"),
 )
+_SWEEPS = ("sweeps", "sweeps=..."), ("passes", "passes=...")
 _RANK = "rank", "rank=..., of an approximation of the kernel"
 _NO_CHAIN = (
     ("schedule", "schedule=epfast.EP(sweeps=...): nothing is sampled, there are no chains"),
@@ -179,6 +180,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "K": (("kernel", "kernel=..., of scikit-learn; fit_gp takes a matrix"),),
     "Y": (("y", "y"),),
     "alpha": (
+        ("power sweeps", "power=alpha, the exponent of each factor"),
         ("kernel center", "loss=epfast.losses.Gaussian(alpha), the variance of the noise"),
         (
             "prior_variance loss",
@@ -195,9 +197,10 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "cores": (("n_jobs", "n_jobs=..."),),
     "cv": (_PENALTY,),
+    "deg_free": (("df", "df=..."),),
     "damping": (_STEP,),
     "draws": _NO_CHAIN,
-    "epochs": (_EP,),
+    "epochs": (_EP, *_SWEEPS),
     "exposure": (("offset", "offset=np.log(exposure)"),),
     "family": (("loss", "loss=..., as 'logistic', 'gaussian' or 'poisson'"),),
     "fit_intercept": (("intercept", "intercept=True"), ("center", "center=True")),
@@ -210,7 +213,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "inducing_variable": (_RANK,),
     "intercept": (("fit_intercept", "fit_intercept=True"),),
     "iter": _NO_CHAIN,
-    "iterations": (_EP,),
+    "iterations": (_EP, *_SWEEPS),
     "kernel": (("K", "K, the matrix kernel(X); epfast.GPClassifier takes a kernel"),),
     "l1_ratio": (
         _SPARSE,
@@ -223,12 +226,13 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("family", "family=..., each of which has its link"),
     ),
     "lower_bound_tol": (_EP,),
-    "max_iter": (_EP,),
-    "max_iters": (_EP,),
+    "max_iter": (_EP, *_SWEEPS),
+    "max_iters": (_EP, *_SWEEPS),
+    "max_sweeps": (_EP, *_SWEEPS),
     "multi_class": (
         ("loss", "loss='multiclass', or any loss of two labels, one against the rest"),
     ),
-    "n_iter": (_EP,),
+    "n_iter": (_EP, *_SWEEPS),
     "n_restarts": (("n_restarts_optimizer", "n_restarts_optimizer=..."),),
     "noise": (_LOSS,),
     "noise_var": (_LOSS,),
@@ -246,6 +250,8 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "rng": _SEED[1:],
     "sample_weight": (*_WEIGHTS, *_OF_ROWS),
     "seed": _SEED,
+    "sigma": (("scale", "scale=..."), ("variance", "variance=sigma**2")),
+    "sigma2": (("scale", "scale=sqrt(sigma2)"), ("variance", "variance=sigma2")),
     "solver": (_EP,),
     "sweeps": (_EP,),
     "tol": (_EP,),
@@ -271,7 +277,8 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 def named(function: Callable[P, T]) -> Callable[P, T]:
     """Refuse arguments of other packages with a suggestion of the name here."""
-    known = tuple(inspect.signature(function).parameters)
+    code = function.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     names = frozenset(known)
     called = function.__qualname__.removesuffix(".__init__")
 
@@ -285,6 +292,15 @@ def named(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **given)
 
     return checked
+
+
+def name_arguments(module: dict[str, Any]) -> None:
+    """Let the public classes of a module refuse arguments as :func:`named` does."""
+    for name in module["__all__"]:
+        kind = module[name]
+        own = vars(kind).get("__init__") if isinstance(kind, type) else None
+        if isinstance(own, types.FunctionType):
+            setattr(kind, "__init__", named(own))  # noqa: B010
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:

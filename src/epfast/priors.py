@@ -286,3 +286,6 @@ class LKJ:
         # log(1 - p^2), without a difference
         log_rest = 2.0 * (math.log(2.0) - abs(z) - math.log1p(math.exp(-2.0 * abs(z))))
         return a * log_rest - constant, -2.0 * a * p, -2.0 * a * (1.0 - p * p)
+
+
+_checks.name_arguments(globals())

@@ -7,6 +7,7 @@ moments of a site in place of a loss. A subclass of :class:`Loss` with a ``core`
 loss like any other.
 """
 
+from epfast import _checks
 from epfast._core.loss import CoreLoss
 from epfast.losses.base import Loss
 from epfast.losses.classification import (
@@ -75,3 +76,5 @@ __all__ = [
     "restore",
     "restore_prior",
 ]
+
+_checks.name_arguments(globals())

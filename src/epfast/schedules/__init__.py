@@ -4,6 +4,7 @@ Arguments that only some combinations use default to None, and None means what s
 combination. A number that is given and not used is refused, but for ``damping=1`` and ``power=1``.
 """
 
+from epfast import _checks
 from epfast.schedules.base import (
     ADF,
     AEP,
@@ -32,3 +33,5 @@ __all__ = [
     "Schedule",
     "SharedSites",
 ]
+
+_checks.name_arguments(globals())

@@ -4,6 +4,7 @@ Most schemes serve minibatch factors and scalar sites, which are factors of one 
 coordinate. A scheme holds its own numbers.
 """
 
+from epfast import _checks
 from epfast.schemes.base import RowScheme, Scheme
 from epfast.schemes.kinds import (
     NAMED,
@@ -36,3 +37,5 @@ __all__ = [
     "resolve",
     "restore",
 ]
+
+_checks.name_arguments(globals())
