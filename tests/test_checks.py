@@ -49,6 +49,11 @@ def test_names_of_other_packages_lead_to_arguments(name):
         epfast.GPRegressor,
         epfast.NetworkClassifier,
         epfast.formula.fit,
+        epfast.EP,
+        epfast.ADF,
+        epfast.gpy.EP,
+        epfast.losses.StudentT,
+        epfast.losses.Gaussian,
     ]
     used = set()
     for door in doors:
