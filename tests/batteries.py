@@ -27,7 +27,7 @@ TABLES = {
     wing: {key: row for key, row in ROWS.items() if (key[0] == "process") == (wing == "gp")}
     for wing in ("linear", "gp")
 }
-#: of the schedules of a battery, so few that what does not settle ends soon
+#: of the schedules of a battery, so few that what does not converge ends soon
 SWEEPS = 3
 
 

@@ -214,7 +214,7 @@ def run(kind, sweeps, tol, **given):
 
 @pytest.mark.parametrize("kind", [*KINDS, "process"])
 def test_not_settled_is_one_warning(kind):
-    with pytest.warns(epfast.ConvergenceWarning, match="^EP did not settle: after 2 sweeps"):
+    with pytest.warns(epfast.ConvergenceWarning, match="^EP did not converge: after 2 sweeps"):
         post = run(kind, 2, 1e-9)
     assert not post.converged
 

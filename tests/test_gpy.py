@@ -295,7 +295,7 @@ def test_slopes_that_are_not_numbers_are_one_too(monkeypatch):
 
 
 def test_too_few_sweeps_are_reported():
-    with pytest.warns(ConvergenceWarning, match="did not settle"):
+    with pytest.warns(ConvergenceWarning, match="did not converge"):
         model(EP(max_iters=1))
     assert EP(max_iters=np.inf).last is None
 

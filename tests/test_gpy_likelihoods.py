@@ -341,7 +341,7 @@ def test_the_double_loop_steps_in(settings):
 
 @pytest.mark.parametrize("seed", [1, 2, 4])
 def test_tails_are_learnt_with_the_kernel(seed):
-    """GPy's optimizer steps too far at first; that evaluations do not settle there ends it not."""
+    """GPy's optimizer steps too far at first; that it does not converge there ends nothing."""
     X, Y = outliers(seed)
     likelihood = GPy.likelihoods.StudentT(deg_free=5.0, sigma2=0.1)
     found = model((likelihood, X, Y, None), EP(), GPy.kern.RBF(1))

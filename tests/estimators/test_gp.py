@@ -346,7 +346,7 @@ def test_kernels_that_fail():
 
 
 def test_a_warning_names_the_line_of_the_user():
-    with pytest.warns(epfast.ConvergenceWarning, match="did not settle") as caught:
+    with pytest.warns(epfast.ConvergenceWarning, match="did not converge") as caught:
         GPClassifier(KERNEL, optimizer=None, schedule=EP(1, 1e-8)).fit(X, Y)
     assert caught[0].filename == __file__
 

@@ -443,7 +443,7 @@ def test_sweeps_that_do_not_shrink_are_given_up():
 
 @pytest.mark.full
 def test_sweeps_of_a_search_are_few_where_none_hold(monkeypatch):
-    """A search with Student-t noise, whose fits at small scales do not settle."""
+    """A search with Student-t noise, whose fits at small scales do not converge."""
     sweeps = []
     plain = processes.fit_process
 

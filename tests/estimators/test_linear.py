@@ -463,7 +463,7 @@ def test_evidence_of_several_classes():
 @pytest.mark.parametrize("labels", [Y, RNG.integers(0, 3, N)], ids=["binary", "one_vs_rest"])
 def test_a_warning_names_the_line_of_the_user(labels):
     model = LinearClassifier(prior_variance=1.0, schedule=EP(2, 1e-12))
-    with pytest.warns(epfast.ConvergenceWarning, match="did not settle") as caught:
+    with pytest.warns(epfast.ConvergenceWarning, match="did not converge") as caught:
         model.fit(X, labels)
     assert [warning.filename for warning in caught] == [__file__] * len(model.posteriors_)
 

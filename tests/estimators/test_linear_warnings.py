@@ -38,7 +38,7 @@ def calls():
 
 def test_both_kinds_at_the_line_of_the_user():
     for name, call in calls().items():
-        with pytest.warns(epfast.ConvergenceWarning, match="did not settle") as caught:
+        with pytest.warns(epfast.ConvergenceWarning, match="did not converge") as caught:
             call()
         assert [warning.filename for warning in caught] == [__file__], name
         (warning,) = caught

@@ -77,6 +77,6 @@ def test_a_search_over_components():
 
 def test_warnings_are_scikit_learns_too():
     X = data()[0]
-    with pytest.warns(ConvergenceWarning, match="did not settle") as told:
+    with pytest.warns(ConvergenceWarning, match="did not converge") as told:
         GaussianMixtureEP(3, schedule=epfast.EP(sweeps=1, tol=1e-12)).fit(X)
     assert told[0].filename == __file__

@@ -11,7 +11,7 @@ from epfast import losses, schemes
 from tests.oracles.responses import example
 
 SETS = ["ionosphere", "sonar", "crabs"]
-pytestmark = pytest.mark.filterwarnings("ignore:EP did not settle:epfast.ConvergenceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:EP did not converge:epfast.ConvergenceWarning")
 
 
 def standardised(raw):

@@ -97,7 +97,7 @@ def test_every_likelihood_is_there():
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_fit_that_goes_on_keeps_its_start():
-    # it has not settled yet; that is no reason to begin anew
+    # it has not converged yet; that is no reason to begin anew
     X, y = given("weibull", 0, 1.0)
     few = epfast.EP(sweeps=1)
     post = epfast.fit_linear(X, y, loss="weibull", schedule=few)

@@ -60,7 +60,7 @@ SCHEDULES = (EP(), EP(order="sequential"), EP(order="shuffled", seed=1), EP(orde
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.order)
 def test_results(loss, schedule, as_found):
-    if isinstance(loss, NoisyStep):  # sweeps that do not settle magnify rounding
+    if isinstance(loss, NoisyStep):  # sweeps that do not converge magnify rounding
         schedule = replace(schedule, sweeps=3, tol=0.0)
     alone = fit_gp(K, Y, loss=loss, schedule=schedule)
     for count in COUNTS:

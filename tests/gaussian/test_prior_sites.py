@@ -378,7 +378,7 @@ def test_learning():
         post.learned(())
     with pytest.warns(epfast.ConvergenceWarning):
         early = fit_linear(X, y, loss="gaussian", prior=post.prior, schedule=EP(sweeps=1))
-    with pytest.raises(ValueError, match="has not settled"):
+    with pytest.raises(ValueError, match="has not converged"):
         early.learned()
 
 

@@ -149,6 +149,6 @@ def test_the_input_is_not_changed():
 
 def test_not_settled_is_said():
     _, K, y = process(60, variance=1e3)
-    with pytest.warns(ConvergenceWarning, match="did not settle"):
+    with pytest.warns(ConvergenceWarning, match="did not converge"):
         gp = fit_gp(K, y, schedule=EP(2, 1e-10))
     assert not gp.converged

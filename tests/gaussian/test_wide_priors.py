@@ -21,7 +21,7 @@ def wide_labels(seed, n=80, d=200):
 )
 @pytest.mark.parametrize("loss", ["logistic", "probit"])
 def test_wide_labels_settle(loss, prior):
-    # their sites and those of the weights swung, and half of these fits did not settle
+    # their sites and those of the weights swung, and half of these fits did not converge
     for seed in range(4):
         X, y = wide_labels(seed)
         assert epfast.fit_linear(X, y, loss=loss, prior=prior).converged

@@ -519,7 +519,7 @@ def diagonal_batches(data: Data) -> Iterator[Fit]:
     for loss in ("logistic", "probit", "poisson"):
         model = Model(data.rows(65, scale=0.5), loss, **common)
         for scheme in (LAPLACE, "quick_laplace", "quadrature", "variational"):
-            if (loss, scheme) != ("poisson", "quadrature"):  # its sweeps do not settle
+            if (loss, scheme) != ("poisson", "quadrature"):  # its sweeps do not converge
                 name = scheme if isinstance(scheme, str) else "laplace"
                 yield model(f"{loss}, {name}", scheme=scheme)
     for rule in ("nonnegative", "keep"):  # with "keep" a quarter of the precisions are negative

@@ -298,11 +298,11 @@ def messages(fit, schedule):
     [
         (Counts(), Schedule(tol=1e-3), []),
         (Counts(), Schedule(3, 0.0), []),
-        (Counts(), Schedule(3, 1e-6), ["EP did not settle: after 3 sweeps"]),
+        (Counts(), Schedule(3, 1e-6), ["EP did not converge: after 3 sweeps"]),
         (Counts(refused=1), Schedule(3, 0.0), ["1 of 10 sites were refused in the last sweep"]),
         (Counts(refused=2), Schedule(3, 0.0), ["2 of 10 sites were refused in the last sweep"]),
         (Counts(failed=1), Schedule(3, 0.0), ["1 fits of a factor failed in the last sweep"]),
-        (Counts(refused=9), Schedule(3, 1e-6), ["9 of 10 sites", "EP did not settle"]),
+        (Counts(refused=9), Schedule(3, 1e-6), ["9 of 10 sites", "EP did not converge"]),
         # the posterior is at rest
         (Counts(refused=9), Schedule(3, 1.0), ["9 of 10 sites"]),
     ],

@@ -369,7 +369,7 @@ def test_tol_0_does_not_warn(recwarn):
 
 
 def test_a_missed_tolerance_warns():
-    with pytest.warns(ConvergenceWarning, match="did not settle"):
+    with pytest.warns(ConvergenceWarning, match="did not converge"):
         fit_network(X, Y, hidden=(4,), schedule=SEP(sweeps=2, tol=1e-6))
 
 

@@ -373,7 +373,7 @@ def _methods(case: Case, post: Any, more: dict[str, bool], said: str) -> Iterato
         if np.isnan(proba).any() or (classes and not np.isfinite(proba).all()):
             yield "not finite", f"predict: {said}"
     with warnings.catch_warnings():
-        # what is asked of a posterior that did not settle warns once more
+        # what is asked of a posterior that did not converge warns once more
         warnings.simplefilter("ignore", epfast.ConvergenceWarning)
         if more["leave one out"] and hasattr(post, "loo_log_predictive") and post.sites is not None:
             try:

@@ -189,8 +189,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         Warns
         -----
         ConvergenceWarning
-            If hyper-parameters were lost (``n_failed_points_``), if the last fit did not settle, or
-            if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
+            If hyper-parameters were lost (``n_failed_points_``), if the last fit did not converge,
+            or if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
         DataWarning
             If a ``rank`` that is given leaves more than 1 nat of the log evidence open. If
             ``method="auto"`` comes to nearest rows, with what the exact process would cost.

@@ -135,8 +135,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         Warns
         -----
         ConvergenceWarning
-            If hyper-parameters were lost (``n_failed_points_``), if the last fit did not settle, or
-            if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
+            If hyper-parameters were lost (``n_failed_points_``), if the last fit did not converge,
+            or if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
         EvidenceWarning
             If a parameter ends where its search ends, or y does not tell it from numbers there.
             If there is one row.

@@ -170,7 +170,7 @@ class Leading:
                 if not rate < 1.0:
                     break
                 last = moved
-        raise FloatingPointError("passes do not settle")
+        raise FloatingPointError("passes do not converge")
 
     def _sites(self, variance: float, start: Passed | None) -> Sites:
         """Those of a start, or by what the prior leaves open."""

@@ -190,7 +190,7 @@ class LinearRegressor(VectorCoefficients, LinearModel, LatentRegressor):
         Warns
         -----
         ConvergenceWarning
-            If points of the search were lost (``n_lost_``), or the last fit did not settle.
+            If points of the search were lost (``n_lost_``), or the last fit did not converge.
         EvidenceWarning
             If a parameter ends where its search ends, or y does not tell it from numbers there.
             If y is a single number.

@@ -108,7 +108,7 @@ class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignor
         Warns
         -----
         ConvergenceWarning
-            If the passes did not settle.
+            If the passes did not converge.
         """
         del y
         rows = validate_data(self, X, **self._input())

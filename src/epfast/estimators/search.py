@@ -426,7 +426,7 @@ def warn_lost(search: Search, kept: str) -> None:
     if search.n_lost:
         warn_user(
             f"{search.n_lost} of {search.n_tried} points of the search of the prior variance gave "
-            "no fit that settled with all its sites and a log evidence of at most 0; "
+            "no fit that converged with all its sites and a log evidence of at most 0; "
             f"prior_variance_ is {kept}; try scheme='exact', a schedule with damping, or a number "
             "as prior_variance",
             ConvergenceWarning,

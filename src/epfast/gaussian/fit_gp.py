@@ -345,7 +345,7 @@ def warn_of_process(post: Any, category: type[Warning] = ConvergenceWarning) -> 
     elif not isinstance(post.schedule, DoubleLoop):
         warn_of(post, post.problem, post.schedule, category)
     elif not post.converged:
-        left = "the sweeps do not settle, and the double loop finds no point to descend from"
+        left = "the sweeps do not converge, and the double loop finds no point to descend from"
         if steps:
             left = (
                 f"after {steps} steps of the double loop the tilted moments still differ from "

@@ -375,7 +375,7 @@ class Rows(Target):
 def no_fit() -> FloatingPointError:
     """The error where a search finds no mode."""
     return FloatingPointError(
-        "no fit settles near the most probable hyper-parameters; try other priors, or a schedule "
+        "no fit converges near the most probable hyper-parameters; try other priors, or a schedule "
         "with damping"
     )
 
@@ -679,7 +679,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
         design = drawn(surfaces, DRAWS, seed, rows.most_draws)
     if design is None:
         raise ValueError(
-            f"the posterior of {', '.join(names)} has no end, as far as fits settle: it is not "
+            f"the posterior of {', '.join(names)} has no end, as far as fits converge: it is not "
             "proper; allowed: priors that make it so, such as HalfNormal or Exponential"
         )
     _warn_of_tails(rows, mode)
@@ -687,7 +687,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
     if design.n_lost:
         warn_user(
             f"{design.n_lost} of {design.n_lost + len(design.points)} points of the average gave "
-            "no fit that settled, and are left out",
+            "no fit that converged, and are left out",
             ConvergenceWarning,
         )
     found = _mixture(rows, design, mode, names)

@@ -316,7 +316,7 @@ class ShrunkPosterior(FullPosterior):
     ) -> ShrunkPosterior:
         """The fit whose prior has the largest log evidence, by L-BFGS.
 
-        Each step is a fit that begins with the sites of the best one; fits that do not settle are
+        Each step is a fit that begins with the sites of the best one; fits that do not converge are
         left out. The log evidence of sparse priors has several maxima: this is the one uphill of
         here. A share and the variance beside it hardly differ where few weights are in.
 
@@ -342,7 +342,7 @@ class ShrunkPosterior(FullPosterior):
         _checks.integer("steps", steps, least=1)
         if not whole.converged:
             raise ValueError(
-                "the posterior has not settled, so that its log evidence says nothing; allowed: "
+                "the posterior has not converged, so that its log evidence says nothing; allowed: "
                 "one that has, as of another share or scale, or of more sweeps"
             )
         # a share by its log odds, other parameters by their logs
@@ -542,7 +542,7 @@ def _converged_fit(
     """A fit with these numbers, from the best sites or flat ones, or None if neither converges."""
     for start in (best, None):
         try:
-            # what does not settle is left out, unsaid
+            # what does not converge is left out, unsaid
             found = post.with_numbers(values, start, warn=lambda *fit: None)
         except FAILURES:
             continue

@@ -442,13 +442,13 @@ def warn_of(
     if missed and last.change > schedule.tol:
         state = "approximate" if last.change <= APPROXIMATE else "unusable"
         say(
-            f"EP did not settle: after {len(history)} sweeps the posterior still moves by "
+            f"EP did not converge: after {len(history)} sweeps the posterior still moves by "
             f"{last.change:.2g} of its own scale per sweep (tol={schedule.tol:g}), so that the "
             f"result is {state}"
         )
     elif missed and not (fit.converged or last.n_refused):
         say(
-            f"EP did not settle: after {len(history)} sweeps the mean and sd stand still "
+            f"EP did not converge: after {len(history)} sweeps the mean and sd stand still "
             f"(tol={schedule.tol:g}), but not yet all rows, sites or the log evidence, so that the "
             "result is approximate"
         )
@@ -457,7 +457,7 @@ def warn_of(
 # ---- guesses: from one that leads nowhere the fit begins anew ----
 
 
-#: sweeps from a start that do not settle, after which it may be to blame
+#: sweeps from a start that do not converge, after which it may be to blame
 PATIENCE = 20
 
 #: what a fit far from the usual may fail with: no posterior, or a start that is improper there

@@ -60,8 +60,8 @@ class ImportanceMessages:
     the tilted density, as wide as its curvature there says, if Newton's steps from the cavity find
     one, and the others from the cavity. After that, proposals have the mean and covariance of the
     weighted draws of the last one. A gamma variable is drawn by its logarithm, a beta variable by
-    its log odds. The draws of a factor are the same in every sweep, so that sweeps settle. Those of
-    different factors are independent. Errors are of order 1 / sqrt(ess) standard deviations.
+    its log odds. The draws of a factor are the same in every sweep, so that sweeps converge. Those
+    of different factors are independent. Errors are of order 1 / sqrt(ess) standard deviations.
 
     References
     ----------

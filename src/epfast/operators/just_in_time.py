@@ -350,7 +350,7 @@ class Operator:
         if self.core.mode == ORACLE_ALONE:
             return answer
         if kind == AUDIT and predicted is not None and self._agrees(x, targets, errors, predicted):
-            # nothing to learn, and sweeps settle: the answer is what it would have been
+            # nothing to learn, and sweeps converge: the answer is what it would have been
             return self.answer_of(messages, predicted)
         if np.isfinite(x).all():
             self._take(x, tuple(p[0] for p in messages), _row(data, 0), targets, errors)

@@ -140,7 +140,7 @@ def fit_mixture(
     Warns
     -----
     ConvergenceWarning
-        If the passes did not settle, sites were refused in the last of them, or the log evidence
+        If the passes did not converge, sites were refused in the last of them, or the log evidence
         is above the sum of the log predictive densities of the rows, which no right one is.
 
     Notes

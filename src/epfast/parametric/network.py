@@ -301,9 +301,9 @@ def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array, off: float) -> Non
     missed = schedule.tol > 0.0 and len(fit.history) == schedule.sweeps and not fit.converged
     if missed and not fit.stopped:
         say(
-            f"the passes did not settle: after {len(fit.history)} of them the weights still move "
-            f"by {last.change:.2g} of their scale per pass (tol={schedule.tol:g}); tol=0 asks for "
-            "no settling"
+            f"the passes did not converge: after {len(fit.history)} of them the weights still move "
+            f"by {last.change:.2g} of their scale per pass (tol={schedule.tol:g}); tol=0 "
+            "makes a fixed number of passes"
         )
 
 

@@ -165,9 +165,10 @@ class EP(Schedule):
         more it is a sequential sweep, then joint steps, which go to the fixed point of all sites by
         a covariance that is linear in them and converge quadratically. A sequential sweep again
         where one does not contract. For scalar sites with a factorised posterior it is
-        "sequential", where sweeps settle slowly each after a Newton step on all means, of O(n d^2)
-        or some passes over many columns. Not with losses that are not convex, or fits that are not
-        exact. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is "sequential".
+        "sequential", where sweeps converge slowly each after a Newton step on all means, of
+        O(n d^2) or some passes over many columns. Not with losses that are not convex, or fits that
+        are not exact. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is
+        "sequential".
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.
         "nonnegative": a negative precision is set to 0 and the slope kept. "keep": a site that
@@ -250,7 +251,7 @@ class ADF(Schedule):
 
 @dataclass(frozen=True)
 class DoubleLoop(Schedule):
-    """Sweeps of EP, and if they do not settle, descent to a fixed point of EP.
+    """Sweeps of EP, and if they do not converge, descent to a fixed point of EP.
 
     For Gaussian processes. The outer loop lowers a function whose minima are fixed points of EP
     (Opper & Winther 2005), at the price of some 50 sweeps a step. Each step is a record in

@@ -329,14 +329,14 @@ class Relaxed(RowScheme):
         23. Equation 42 differs from the divergence it is derived from, and these two equations
         leave r_i in the site. The option is there to show what they do.
     freeze : int, optional
-        From this sweep on relaxation factors are kept as they are, which settles sooner.
+        From this sweep on relaxation factors are kept as they are, which converges sooner.
     scheme : Scheme
         Whose tilted moments are relaxed.
     factor : {"power", "normal"}, default="power"
         What r_i is. "power": g_i^b, in which b has no unit, so that ``weight`` does not depend on
-        the scale of the kernel. Sweeps settle more often than those of EP. "normal": the paper's
+        the scale of the kernel. Sweeps converge more often than those of EP. "normal": the paper's
         N(mean of g_i, 1 / b), of mean 0 while g_i is flat, with its penalty c abs(b): the algorithm
-        as it is meant. Its sweeps seldom settle.
+        as it is meant. Its sweeps seldom converge.
     """
 
     weight: float = 0.03

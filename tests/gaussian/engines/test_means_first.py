@@ -96,7 +96,7 @@ def test_means_settle_at_those_of_the_tilted_distributions():
 
 
 def test_a_start_far_off_is_swept_first():
-    """Sites of the other labels: means that do not settle, or passes that do not contract."""
+    """Sites of the other labels: means that do not converge, or passes that do not contract."""
     X, y = rows()
     schedule = epfast.EP(sweeps=100, tol=1e-9)
     wrong = epfast.fit_linear(X, -y, loss="probit", prior_variance=100.0, schedule=schedule)

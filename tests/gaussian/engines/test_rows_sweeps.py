@@ -16,7 +16,7 @@ from tests.oracles.scalar_sites import (
 )
 
 # the automatic order is asked for by a tolerance, which a few sweeps do not reach
-short = pytest.mark.filterwarnings("ignore:EP did not settle:epfast.ConvergenceWarning")
+short = pytest.mark.filterwarnings("ignore:EP did not converge:epfast.ConvergenceWarning")
 
 
 @pytest.mark.parametrize("order", ["sequential", "shuffled", "parallel"])

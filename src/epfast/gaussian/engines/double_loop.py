@@ -1,4 +1,4 @@
-"""The double loop: descent to a fixed point of EP, for processes on which sweeps do not settle.
+"""The double loop: descent to a fixed point of EP, for processes on which sweeps do not converge.
 
 EP's log evidence at power a is stationary in three sets of natural parameters, those of the sites
 (r), of the cavities (q) and of the marginals (s), with s = q + a r (Opper & Winther 2005; Heskes et

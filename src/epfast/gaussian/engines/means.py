@@ -1,4 +1,4 @@
-"""All means of a factorised posterior at once, for rows, where sweeps settle slowly.
+"""All means of a factorised posterior at once, for rows, where sweeps converge slowly.
 
 Where columns are correlated, means that are moved one after the other creep: sweeps by the
 thousand. At EP's fixed point of sites i at rows x_i, with prior precision P about mu_0,

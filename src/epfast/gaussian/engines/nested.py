@@ -342,7 +342,7 @@ class NestedEngine(EPEngine):
 
         With the precisions M of the sites on the differences held, and so the covariances C of all
         rows, a step that gives each row the mean of its tilted distribution is O(n C d): passes
-        contract as the covariances do. None where the means do not settle.
+        contract as the covariances do. None where the means do not converge.
         """
         form, base = self.form, self.problem.prior
         everyone, X, sites = np.arange(self.n_sites), self.problem.data.X, state.sites

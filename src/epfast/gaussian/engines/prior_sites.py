@@ -58,7 +58,7 @@ from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, cached_property, no_tick
 
 #: damping of sweeps with fewer rows than weights, and where sites are refused or so many sweeps do
-#: not contract: in smaller steps fewer fits settle
+#: not contract: in smaller steps fewer fits converge
 SHORT, STALLED = 0.5, 3
 #: sweeps are mixed below this change, if it falls by no smaller a factor. Then: so many of them
 MIX_BELOW, SLOW, DEPTH = 0.1, 0.3, 8

@@ -254,7 +254,7 @@ class MeansFirst(Visits):
         """Mean and variance of the rows, sites whose means have converged, and these means.
 
         They are those of the rows, then of the weights, and the largest last change of a row, in
-        its sd. None where a cavity is improper, or where the means do not settle.
+        its sd. None where a cavity is improper, or where the means do not converge.
         """
         engine, problem, sites = self.engine, self.engine.problem, state.sites
         form: Full = engine.form
