@@ -51,7 +51,6 @@ def test_names_of_other_packages_lead_to_arguments(name):
         epfast.formula.fit,
         epfast.EP,
         epfast.ADF,
-        epfast.gpy.EP,
         epfast.losses.StudentT,
         epfast.losses.Gaussian,
     ]

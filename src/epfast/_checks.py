@@ -198,7 +198,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "cores": (("n_jobs", "n_jobs=..."),),
     "cv": (_PENALTY,),
     "deg_free": (("df", "df=..."),),
-    "damping": (_STEP, ("delta", "delta=...")),
+    "damping": (_STEP,),
     "draws": _NO_CHAIN,
     "epochs": (_EP, *_SWEEPS),
     "exposure": (("offset", "offset=np.log(exposure)"),),

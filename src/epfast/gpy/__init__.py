@@ -107,7 +107,6 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         ``Exponential`` and r f for ``LogLogistic``, and densities are those of transformed times.
     """
 
-    @_checks.named
     def __init__(
         self,
         epsilon: float = 1e-6,
