@@ -180,8 +180,9 @@ class GraphProblem(NamedTuple):
                 raise ValueError(
                     "x holds variables that another walk defines; allowed: other variables"
                 )
-        times = self.times.copy()
+        times = self.times
         if batch.times is not None:
+            times = times.copy()
             times[batch.times[0]] = batch.times[1]
         batches = (*self.batches, batch.copy())
         return self._replace(batches=batches, times=times, added=self.added + 1)
