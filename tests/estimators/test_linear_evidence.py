@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from epfast import LinearClassifier
 from epfast.estimators import ConvergenceWarning, EvidenceWarning
 from epfast.estimators.evidence import BinaryProblems, certified
-from epfast.estimators.search import Search
+from epfast.estimators.search import Learnt, Search
 from epfast.gaussian.engines.base import EPEngine
 
 RNG = np.random.default_rng(31)
@@ -199,19 +199,20 @@ def test_repairs():
     half = post.problem._replace(
         schedule=dataclasses.replace(post.schedule, sweeps=post.n_sweeps // 2 + 1)
     )
-    search = Search(BinaryProblems([half], 4, None))
-    assert not search.final(1.0, repairs=False).posteriors[0].converged
-    found = search.final(1.0, repairs=True)
+    search, learnt = Search(BinaryProblems([half], 4, None)), Learnt(1.0, half.loss)
+    assert not search.final(learnt, repairs=False).posteriors[0].converged
+    found = search.final(learnt, repairs=True)
     assert found.posteriors[0].converged
     assert found.log_evidence == pytest.approx(post.log_evidence, abs=1e-6)
 
 
 def test_the_last_fits_of_a_search_are_not_done_again():
     post = epfast.fit_linear(X, Y, schedule=EP(tol=1e-8))
-    search = Search(BinaryProblems([post.problem], 4, None))
-    found = search.fits(2.0, search.fine)
-    assert search.final(2.0, repairs=True) is found
-    assert search.final(2.1, repairs=True) is not found
+    search = Search(BinaryProblems([post.problem], 4, None), ranges=np.array([[0.1, 10.0]]))
+    found = search.fits(np.log([2.0]), search.fine)
+    learnt = search.learnt(np.log([2.0]))
+    assert search.final(learnt, repairs=True) is found
+    assert search.final(learnt._replace(variance=2.1), repairs=True) is not found
 
 
 # ---- hyper-parameters that follow the sites ----

@@ -9,7 +9,7 @@ import pytest
 import epfast
 from epfast import EP, LinearClassifier
 from epfast.estimators import search as searches
-from epfast.estimators.evidence import BinaryProblems, Fits, onward
+from epfast.estimators.evidence import BinaryProblems, Fits
 from epfast.estimators.leading import leading
 from epfast.estimators.search import Search
 from epfast.gaussian.problem import State, mean_of_rows, sum_of_sites
@@ -165,29 +165,6 @@ def test_the_rise_is_a_derivative_with_the_sites_held():
     difference = (excess(x + step) - excess(x - step)) / (2.0 * step)
     slope = found.slope(1.0 / 0.7, D)
     assert found.rise(1.0 / 0.7, slope, D) == pytest.approx(difference, rel=1e-5)
-
-
-def test_starts_on_the_line_through_two_fits():
-    """They are what their sites make, and nearer to the fit there than the last one."""
-    X, y = rows()
-    whole = binary(X, y)
-    first, last, there = (whole.fit(math.exp(u), FILLED).posteriors[0] for u in (0.0, 0.3, 0.6))
-    start = onward(first, last, 1.0)
-    own = of_sites(last.problem, start.sites)
-    np.testing.assert_allclose(start.precision, own.precision, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(start.shift, own.shift, rtol=1e-9, atol=1e-9)
-    assert start.state.log_scale == pytest.approx(own.log_scale)
-    for one, other, true in zip(last.sites[:2], start.sites[:2], there.sites[:2], strict=True):
-        assert np.abs(other - true).max() < 0.3 * np.abs(one - true).max()
-    assert onward(first, last, 1.5) is last
-
-
-def test_starts_where_sites_would_be_negative():
-    X, y = rows()
-    whole = binary(X, y)
-    first, last = (whole.fit(v, FILLED).posteriors[0] for v in (1.0, 1e4))
-    assert last.sites.precision.min() < 0.5 * first.sites.precision.min()
-    assert onward(first, last, 1.0) is last
 
 
 def test_a_start_of_the_same_rows_is_not_summed_up_again():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from functools import partial
 from typing import Any
@@ -11,11 +10,10 @@ import numpy as np
 
 from epfast._arrays import Array
 from epfast.estimators.evidence import LATENT_VARIANCES, Averaged, Fits
-from epfast.estimators.joint import Joint, Learnt
 from epfast.estimators.parameters import weak_prior
-from epfast.estimators.search import warn_lost
+from epfast.estimators.search import Learnt, Search, warn_lost
 from epfast.gaussian import IntegratedPosterior
-from epfast.gaussian.held import newton, with_noise
+from epfast.gaussian.held import LAST, newton, with_noise
 from epfast.gaussian.hyper import DRAWS, MOST
 from epfast.inference import DataWarning
 from epfast.inference.hyper import (
@@ -43,9 +41,9 @@ DROP, FAINT = 5.0, 7.0
 CHANGE, SURE, LITTLE = 0.05, 1.0, 5e-4
 #: tolerance of fits that only tell how much an average would change
 ROUGH = 0.03
-#: last step to the mode where the evidence is exact, and distance of a mode from an end of the
+#: distance of a mode from an end of the
 #: range at which it has no average
-LAST, AT_END = 1e-6, 1e-3
+AT_END = 1e-3
 #: moves of a coefficient, in sd from one point to the next, above which it has no bound but the
 #: prior, with so many rows a column. Of 48 draws of 11 data sets those without a plane between the
 #: classes move by up to 1.4, those with one by 2.5 and more, columns of 0 and 1 by 1.9 and more
@@ -55,104 +53,97 @@ SCALES = ("sd", "scale")
 
 
 class Target:
-    """A joint log density of hyper-parameters under proper priors, whose points have fits."""
+    """The log density of hyper-parameters under proper priors, whose points have fits."""
 
-    def __init__(self, joint: Joint, learnt: Learnt, fits: Fits, scale: float) -> None:
+    def __init__(self, search: Search, learnt: Learnt, fits: Fits, scale: float) -> None:
         """Numbers of the likelihood have weak priors. Those that have none stay as they are.
 
         scale: median of the half-Cauchy prior of the noise.
         """
-        self.joint, self.search, self.fits = copy.copy(joint), joint.search, fits
-        own, given = self.joint, joint.parameters
+        self.search, self.fits = search, fits
+        given = search.parameters
         weak = {name: weak_prior(name, scale) for name in given.names}
         names = tuple(name for name in given.names if weak[name] is not None)
-        own.parameters = given.only(names, learnt.loss)
-        own.bounds = np.concatenate([own.bounds[: own.k], own.parameters.bounds])
         densities = [one.over_log for one in weak.values() if one is not None]
-        own.priors = [*own.priors[: own.k], *densities]
-        common = ("prior_variance",) * own.k
+        search.keep(given.only(names, learnt.loss), densities)
+        common = ("prior_variance",) * search.k
         self.names = (*common, *("sd" if name == "variance" else name for name in names))
         self.powers = np.array([0.5 if name == "sd" else 1.0 for name in self.names])
         self.is_scale = np.array([name in SCALES for name in self.names])
         self.start = self._u_of(learnt)
-        if self.alone:
-            own.bounds[0, 0] += math.log(LEAST / LATENT_VARIANCES[0])
-
-    @property
-    def alone(self) -> bool:
-        """Whether a prior variance is all there is."""
-        return len(self.names) == self.joint.k == 1
+        if search.alone:
+            search.bounds[0, 0] += math.log(LEAST / LATENT_VARIANCES[0])
 
     def _u_of(self, learnt: Learnt) -> Array:
-        variances = np.full(self.joint.k, learnt.variance)
-        numbers = self.joint.parameters._replace(loss=learnt.loss).start
+        variances = np.full(self.search.k, learnt.variance)
+        numbers = self.search.parameters._replace(loss=learnt.loss).start
         return np.append(np.log(variances), numbers)
 
     def mode(self) -> HyperPoint | None:
         """The most probable point under the priors. None: there is none."""
-        joint, u = self.joint, self.start
-        if joint.spectrum is not None:
-            u = newton(joint.exact, u, joint.bounds, LAST)
-            return HyperPoint(u, joint.exact(u)[0], self.fit_of(u, None))
-        climbed = joint.climb(u)
+        search = self.search
+        if search.spectrum is not None:
+            u = newton(search.exact, self.start, search.bounds, LAST)
+            return HyperPoint(u, search.exact(u)[0], self.fit_of(u, None))
+        climbed = search.climb(self.start)
         if climbed is None or not climbed.settled:
             return None
-        return self.point(np.clip(self._u_of(climbed), *joint.bounds.T), None)
+        u = np.clip(self._u_of(climbed), *search.bounds.T)
+        return self.point(u, None)
 
     @property
     def begin(self) -> HyperPoint:
         """The most probable point of the evidence."""
-        return HyperPoint(self.start, self.joint.value(self.start, self.fits), self.fits)
+        return HyperPoint(self.start, self.search.value(self.start, self.fits), self.fits)
 
     def room(self, u: Array) -> float:
         """Distance from the ends of the ranges. Negative beyond them."""
-        low, high = self.joint.bounds.T
+        low, high = self.search.bounds.T
         return float(np.min([u - low, high - u]))
 
     def point(self, u: Array, near: Any, tol: float = 0.0) -> HyperPoint | None:
         """The point at u, from fits near it, of a looser tolerance. None where none holds."""
-        joint, search = self.joint, self.search
+        search = self.search
         if not self.room(u) >= 0.0:
             return HyperPoint(u, -math.inf, None)
-        if joint.spectrum is not None:  # the fits are those of few points
-            return HyperPoint(u, joint.exact(u)[0], None)
+        if search.spectrum is not None:  # the fits are those of few points
+            return HyperPoint(u, search.exact(u)[0], None)
         search.last = search.last if near is None else near.posteriors
-        fits = joint.fits(u, search.to(tol))
-        return None if fits is None else HyperPoint(u, joint.value(u, fits), fits)
+        fits = search.fits(u, search.to(tol))
+        return None if fits is None else HyperPoint(u, search.value(u, fits), fits)
 
     def fit_of(self, u: Array, fits: Fits | None) -> Fits:
         """The fits of a point."""
         if fits is not None:
             return fits
-        problem = self.search.problem.with_loss(self.joint.loss(u))
-        at = problem.at(0, self.joint.variance(u))
+        problem = self.search.problem.with_loss(self.search.loss(u))
+        at = problem.at(0, self.search.variance(u))
         return Fits([with_noise(post, at) for post in self.fits.posteriors], [])
-
-    def slopes(self, point: HyperPoint) -> Array:
-        return self.joint.slopes(point.u, point.fit)
 
     def surface(self, mode: HyperPoint, tol: float = 0.0) -> Surface:
         """In units of sds of the curvature. Of a prior variance alone of SPACING."""
-        if self.alone:
+        search, point = self.search, partial(self.point, tol=tol)
+        if search.alone:
             return Surface(mode, self.point, np.array([[SPACING]]))
-        point = partial(self.point, tol=tol)
-        bent = self.joint.bent(mode.u, mode.fit)
+        bent = search.bent(mode.u, mode.fit)
         known = np.isfinite(bent).all()
         axes = axes_of(bent) if known else principal_axes(mode, point, self.slopes)
         return Surface(mode, point, axes)
 
+    def slopes(self, point: HyperPoint) -> Array:
+        return self.search.slopes(point.u, point.fit)
+
     def matters(self, mode: HyperPoint, surface: Surface, rows: Any) -> bool:
         """Whether the average changes a sd by more than CHANGE, as far as a fit an axis tells."""
-        if self.alone and self.search.curvature > SURE:
+        alone, curvature, share = self.search.alone, self.search.curvature, 1.0
+        if alone and curvature > SURE:
             return False
         beside = [surface.at(-one) for one in np.eye(len(self.names))]
         if any(one is None or self.room(one.u) < 0.0 for one in beside):
             return True
         known = [one for one in beside if one is not None]
         others = [self.fit_of(one.u, one.fit) for one in known]
-        share = 1.0
-        if self.alone:
-            curvature = self.search.curvature
+        if alone:
             if not curvature > 0.0:
                 curvature = self.slopes(known[0])[0] / SPACING
             if curvature > SURE:
@@ -166,7 +157,7 @@ class Target:
         if max(grown(spread, 0.0), self.change(mode.fit, others, share)) < CHANGE:
             return False
         labels = mode.fit.posteriors[0].problem.loss
-        of_labels = self.alone and (labels.by_margin or labels.latents != 1)
+        of_labels = alone and (labels.by_margin or labels.latents != 1)
         return not (of_labels and gap_of_rows(mode.fit, others[0], rows) * share**2 < LITTLE)
 
     @staticmethod
@@ -177,19 +168,19 @@ class Target:
 
     def design(self, surface: Surface) -> Design | None:
         """Points of the average. None: the density has no end."""
-        if not self.alone:
+        if not self.search.alone:
             surface.measure()
         few = len(self.names) <= 2
         return grid(surface, 1.0, DROP) if few else drawn([surface], DRAWS, 0)
 
     def mixture(self, design: Design, mode: HyperPoint) -> tuple[Averaged, Learnt]:
         """The average of the fits of the points."""
-        joint = self.joint
+        search = self.search
         values = np.array([point.value for point in design.points]) + design.log_volumes
         kept = np.flatnonzero(values > values.max() - FAINT)
         points = [design.points[k] for k in kept]
         u, fits = np.array([one.u for one in points]), [self.fit_of(p.u, p.fit) for p in points]
-        if self.alone:
+        if search.alone:
             by_size = np.argsort(u[:, 0])
             warn_unbounded(values[kept][by_size], u[by_size, 0], [fits[k] for k in by_size])
         of = partial(
@@ -197,28 +188,28 @@ class Target:
             values=values[kept],
             points=np.exp(u * self.powers),
             hyper_names=self.names,
-            log_prior=[joint.log_prior(one)[0] for one in u] + design.log_volumes[kept],
-            n_fits=self.search.n_tried,
+            log_prior=[search.log_prior(one)[0] for one in u] + design.log_volumes[kept],
+            n_fits=search.n_tried,
             nodes=np.exp(design.nodes * self.powers),
             probabilities=design.probabilities,
             mode=np.exp(mode.u * self.powers),
         )
         posteriors = [of(column) for column in zip(*(one.posteriors for one in fits), strict=True)]
         middle = mode.u.copy()
-        if joint.k:
+        if search.k:
             middle[0] = posteriors[0].weights @ u[:, 0]
-        return Averaged(posteriors, []), Learnt(joint.variance(middle), joint.loss(mode.u))
+        return Averaged(posteriors, []), Learnt(search.variance(middle), search.loss(mode.u))
 
 
 def averaged(
-    joint: Joint, learnt: Learnt, fits: Fits, rows: Any, scale: float, always: bool
+    search: Search, learnt: Learnt, fits: Fits, rows: Any, scale: float, always: bool
 ) -> tuple[Fits | Averaged, Learnt]:
     """Fits that are averaged over hyper-parameters, and these: means of v. Or those given.
 
     Parameters
     ----------
-    joint : Joint
-        The log evidence.
+    search : Search
+        The log density, which is changed.
     learnt, fits
         The most probable hyper-parameters, and the fits there.
     rows : array_like of shape (n, d)
@@ -227,14 +218,14 @@ def averaged(
     always : bool
         Also where the average changes little.
     """
-    target, n_lost = Target(joint, learnt, fits, scale), joint.search.n_lost
+    target, n_lost = Target(search, learnt, fits, scale), search.n_lost
     if not 0 < len(target.names) <= MOST:
         return fits, learnt
     surface = target.surface(target.begin, ROUGH)
     inside = target.room(target.start) >= AT_END
     if not always and inside and not target.matters(target.begin, surface, rows):
         return fits, learnt
-    if not target.alone:
+    if not search.alone:
         mode = target.mode()
         if mode is None or target.room(mode.u) < AT_END:
             return fits, learnt
@@ -242,8 +233,8 @@ def averaged(
     design = target.design(surface)
     if design is None or len(design.points) == 1:
         return fits, learnt
-    if joint.search.n_lost > n_lost:
-        warn_lost(joint.search, "averaged over the others")
+    if search.n_lost > n_lost:
+        warn_lost(search, "averaged over the others")
     return target.mixture(design, surface.mode)
 
 

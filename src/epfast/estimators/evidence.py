@@ -31,7 +31,6 @@ from epfast.gaussian.wide import wide_rows
 from epfast.inference import Sites, start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss
-from epfast.priors import HalfCauchy
 from epfast.schedules import DEP, EP, Schedule
 
 Posterior = FullPosterior | FactorizedPosterior | LatentPosterior
@@ -171,11 +170,6 @@ class Fits(Slopes):
     @property
     def count(self) -> int:
         return sum(len(post.mean) if post.mean.ndim > 1 else 1 for post in self.posteriors)
-
-    def onward(self, before: Fits, share: float) -> list[Posterior]:
-        """Starts on the line through two fits of the same rows, see :func:`onward`."""
-        pairs = zip(before.posteriors, self.posteriors, strict=True)
-        return [onward(*pair, share) for pair in pairs]
 
     @property
     def log_evidence(self) -> float:
@@ -365,25 +359,6 @@ def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
         return False
     before, now = starts[0].problem.loss, problem.problems[0].loss
     return (before.latents, before.correlated) == (now.latents, now.correlated)
-
-
-class ScalePrior(NamedTuple):
-    """A half-Cauchy prior of s, the prior sd of x.theta, as a density over u, the log of v.
-
-    s^2 = v total, so that it does not depend on the number of columns or on their units. Its tail
-    costs strong data at most -1/2 per unit of u (Gelman 2006, section 3.3).
-    """
-
-    #: total variance of the columns
-    total: float
-    #: of the prior sd of the weights, s over the root of the total
-    of_weights: HalfCauchy
-
-    def value(self, u: float) -> float:
-        return self.of_weights.log_density(math.exp(0.5 * u)) + 0.5 * u - math.log(2.0)
-
-    def slope(self, u: float) -> float:
-        return 0.5 * (self.of_weights.slope(math.exp(0.5 * u)) + 1.0)
 
 
 class Columns(NamedTuple):

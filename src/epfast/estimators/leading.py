@@ -131,10 +131,6 @@ class Passed(Slopes):
         rise = np.log(np.divide(tau, old, out=np.ones_like(tau), where=np.minimum(tau, old) > 0.0))
         return replace(self, trend=(rise / away, (nu - nu_0) / away))
 
-    def onward(self, before: Passed, share: float) -> list[Any]:
-        """As :meth:`Fits.onward`: the line is at hand, see :meth:`at`."""
-        return [self]
-
 
 class Leading:
     """The binary problems in some directions. To a search what :class:`BinaryProblems` are."""

@@ -29,16 +29,15 @@ from epfast.estimators.evidence import (
     BinaryProblems,
     Columns,
     Fits,
-    ScalePrior,
+    Posterior,
     alike,
     at_mode,
     normalised,
     problems_of,
 )
 from epfast.estimators.jobs import jobs_of
-from epfast.estimators.joint import Joint, Learnt
-from epfast.estimators.parameters import Parameters, warn_ends
-from epfast.estimators.search import Search, common_variance, warn_lost
+from epfast.estimators.parameters import OfPower, Parameters, warn_ends
+from epfast.estimators.search import Learnt, Search, common_variance, warn_lost
 from epfast.estimators.spectrum import Spectrum, log_spread_of_residuals, without_offset
 from epfast.gaussian import FullPosterior, IntegratedPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
@@ -276,7 +275,7 @@ class LinearModel(Coefficients):
 
     def _scale_prior(
         self, binary: BinaryProblems, columns: Columns, weights: Array | None
-    ) -> ScalePrior | None:
+    ) -> OfPower | None:
         """The prior of a prior variance that is found. None: a flat one."""
         scale, problem = self.prior_scale, binary.problems[0]
         if scale is None:
@@ -289,7 +288,7 @@ class LinearModel(Coefficients):
         if not problem.loss.by_margin and problem.data.y is not None:
             unit = problem.loss.typical(problem.data.y, weights)[1]
         median = float(np.clip(scale * unit / math.sqrt(total), 1e-300, 1e300))
-        return ScalePrior(float(total), HalfCauchy(median))
+        return OfPower(HalfCauchy(median), 0.5)
 
     def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
         """The group of each column, 0 to k - 1. None: one variance for all."""
@@ -336,7 +335,7 @@ class LinearModel(Coefficients):
         targets: list[Any],
         weights: Array | None,
         offset: ArrayLike | None = None,
-        few: Callable[[Search], Learnt] | None = None,
+        few: Callable[..., tuple[Search, Learnt]] | None = None,
     ) -> None:
         """Fit, and set the attributes. Arguments were checked.
 
@@ -350,77 +349,79 @@ class LinearModel(Coefficients):
             if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
                 starts = [at_mode(post) for post in getattr(self, "posteriors_", ())]
                 starts = starts if starts and alike(starts, binary) else None
-            search = Search(binary, starts, self._scale_prior(binary, columns, weights))
-            learnt = few(search) if few else self._learnt(search, rows, columns, weights)
-            search.problem = binary.with_loss(learnt.loss)
-            fits = search.final(learnt.variance, self.schedule is None)
+            given = binary, starts, rows, columns, weights
+            search, learnt = few(binary, starts) if few else self._learnt(*given)
+            fits = search.final(learnt, self.schedule is None)
             warn_of_fits(fits.reports)
             posteriors, learnt = self._integrated(search, learnt, fits, rows, weights)
             self.loss_, self.n_lost_ = learnt.loss.with_offset(False), search.n_lost
             self._publish(posteriors, learnt.variance)
 
-    def _learnt(self, search: Search, rows: Any, columns: Columns, weights: Array | None) -> Learnt:
-        """Prior variance and loss, given or found."""
-        binary = search.problem
+    def _learnt(
+        self,
+        binary: BinaryProblems,
+        start: list[Posterior] | None,
+        rows: Any,
+        columns: Columns,
+        weights: Array | None,
+    ) -> tuple[Search, Learnt]:
+        """Prior variance and loss, given or found, and the search that found them."""
         problem = binary.problems[0]
         assert problem.data.y is not None
         parameters, prior = self._parameters(binary), self._prior(binary)
-        unit = problem.loss.typical(problem.data.y, weights)[1] ** 2
-        fixed = None if isinstance(prior, str) else prior
-        if fixed is not None and not parameters.names:
-            return Learnt(fixed, parameters.loss)
-        groups = self._groups(prior, rows.shape[1]) if isinstance(prior, str) else None
+        binary, sought = binary.with_loss(parameters.loss), isinstance(prior, str)
+        given: dict[str, Any] = {"parameters": parameters, "fixed": None if sought else prior}
+        if not (sought or parameters.names):
+            return Search(binary, start, **given), Learnt(prior, parameters.loss)
+        groups = self._groups(prior, rows.shape[1]) if sought else None
         if groups is not None and not binary.flat:
             raise ValueError(
                 "prior_variance is 'ard' or prior_groups is given; allowed with EP on scalar sites "
                 "by scheme 'exact' (batch_size=None), whose evidence has a known slope"
             )
-        centred = bool(self.fit_intercept)
+        unit = problem.loss.typical(problem.data.y, weights)[1] ** 2
 
-        def ends(totals: Array) -> Array:  # (k, 2)
+        def ends(groups: NDArray[np.intp] | None) -> Array:  # (k, 2)
+            totals = columns.total(bool(self.fit_intercept), groups)
             return np.asarray(unit * np.array(LATENT_VARIANCES) / totals[:, None])
 
-        if groups is None and not (binary.flat and parameters.names):
-            search.problem = binary.with_loss(parameters.loss)
-            common = ends(columns.total(centred))
-            variance = common_variance(search, *common[0])
-            joint = None
-            if search.prior is not None:
-                joint = Joint(search, parameters, None, None, common)
-            return Learnt(variance, parameters.loss, joint=joint)
-        ranges = common = ends(columns.total(centred))
-        if groups is not None:
-            ranges = ends(columns.total(centred, groups))
+        if sought:
+            own = self._scale_prior(binary, columns, weights)
+            given |= {"groups": groups, "ranges": ends(groups), "prior": own}
+        if not parameters.names and groups is None:
+            search = Search(binary, start, **given)
+            return search, common_variance(search)
         y, spectrum = without_offset(problem.loss, problem.data.y), None
-        one = groups is None and np.ndim(fixed or 0.0) == 0
+        one = groups is None and (sought or np.ndim(prior) == 0)
         if y is not None and parameters.names == ("variance",) and one:
             spectrum = Spectrum.of(rows, y, weights, binary.intercept_variance)
-        joint = Joint(search, parameters, fixed, groups, ranges, spectrum)
-        middle = float(np.log(common).mean())
+        search = Search(binary, start, **given, spectrum=spectrum)
+        middle = float(np.log(ends(None)).mean())
         residuals = spectrum.log_spread() if spectrum else log_spread_of_residuals(problem)
         frees = parameters.starts(residuals)
-        begins = [np.append(np.full(joint.k, middle), free) for free in frees]
-        found = joint.climb(joint.first(begins))
+        begins = [np.append(np.full(search.k, middle), free) for free in frees]
+        found = search.climb(search.first(begins))
         if found is None or not found.settled:
             warn_lost(search, "a middle one" if found is None else "the best of the others")
         if found is None:
-            return Learnt(np.exp(middle) if fixed is None else fixed, parameters.loss)
+            search.last = None
+            return search, Learnt(np.exp(middle) if sought else prior, parameters.loss)
         warn_ends(parameters, found.loss, search.last[0] if search.last else None)
-        return found._replace(joint=joint)
+        return search, found
 
     def _integrated(
         self, search: Search, learnt: Learnt, fits: Fits, rows: Any, weights: Array | None
     ) -> tuple[Fits | Averaged, Learnt]:
         """Fits that are averaged over what was learnt, and its middle. Or those given."""
-        given, joint, binary = self.integrate, learnt.joint, search.problem
+        given, binary = self.integrate, search.problem
         if not isinstance(given, bool):
             _checks.choice("integrate", given, ("auto",))
         problem = binary.problems[0]
-        possible = joint is not None and normalised(problem.loss) and joint.groups is None
+        possible = len(search.bounds) > 0 and normalised(problem.loss) and search.groups is None
         possible = possible and self.prior_scale is not None
         possible = possible and binary.flat and problem.covariance == "full"
         possible = possible and binary.schedule.tol > 0.0
-        possible = possible and (joint.k == 0 or search.prior is not None)
+        possible = possible and (search.k == 0 or search.prior is not None)
         if given is True and not possible:
             raise ValueError(
                 "integrate is True; allowed with hyper-parameters under their priors (prior_scale "
@@ -436,7 +437,7 @@ class LinearModel(Coefficients):
         assert problem.data.y is not None
         unit = 1.0 if labels else problem.loss.typical(problem.data.y, weights)[1]
         scale = float(np.clip(cast(float, self.prior_scale) * unit, 1e-300, 1e300))
-        return averaged(joint, learnt, fits, rows, scale, given is True)
+        return averaged(search, learnt, fits, rows, scale, given is True)
 
     # ---- results ----
 

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike
 from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.estimators.base import all_or_nothing, estimator, sample_weights
-from epfast.estimators.joint import Learnt
+from epfast.estimators.evidence import BinaryProblems, Posterior
 from epfast.estimators.linear_model import LinearModel, VectorCoefficients
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
-from epfast.estimators.search import Search
+from epfast.estimators.search import Learnt, Search
 from epfast.gaussian import Problem
 from epfast.losses import Loss
 
@@ -218,8 +218,9 @@ class LinearRegressor(VectorCoefficients, LinearModel, LatentRegressor):
         given: Array,
         weights: Array | None,
         offset: ArrayLike | None,
-        search: Search,
-    ) -> Learnt:
+        binary: BinaryProblems,
+        start: list[Posterior] | None,
+    ) -> tuple[Search, Learnt]:
         """Prior variance and loss of some of the rows, by a fit with a full covariance."""
         n = rows.shape[0]
         some = np.sort(np.random.default_rng(0).permutation(n)[:FEW])
@@ -232,8 +233,10 @@ class LinearRegressor(VectorCoefficients, LinearModel, LatentRegressor):
         if share is not None and not share.any():
             share = None
         few.fit(rows[some], given[some], share, shift)
-        search.n_lost += few.n_lost_
-        return Learnt(few.prior_variance_, few.loss_.with_offset(offset is not None))
+        learnt = Learnt(few.prior_variance_, few.loss_.with_offset(offset is not None))
+        search = Search(binary, start, fixed=learnt.variance)
+        search.n_lost = few.n_lost_
+        return search, learnt
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
         return loss_of_numbers(self.loss, y).with_offset(offset is not None)

@@ -1,6 +1,7 @@
-"""The search of the prior variances that maximise the log evidence of linear classifiers.
+"""The hyper-parameters of linear estimators that maximise prior times evidence.
 
-A fit counts only if it is valid, see :func:`epfast.estimators.evidence.certified`.
+They are logs of prior variances, then numbers of the likelihood. A fit counts only if it is valid,
+see :func:`epfast.estimators.evidence.certified`.
 """
 
 from __future__ import annotations
@@ -10,24 +11,25 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize
 
 from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, EvidenceWarning
-from epfast.estimators.evidence import (
-    BinaryProblems,
-    Fits,
-    Posterior,
-    ScalePrior,
-)
+from epfast.estimators.descent import END, descend, root_of_slopes
+from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
 from epfast.estimators.leading import leading
+from epfast.estimators.parameters import OfPower, Parameters
+from epfast.estimators.spectrum import Spectrum
 from epfast.gaussian import Problem
+from epfast.gaussian.held import LAST, Density, Held, gains, most_probable, newton
 from epfast.inference import FAILURES, fit_from
-from epfast.inference.hyper import SHARE
+from epfast.inference.hyper import MIXED, SHARE, fixed_point
 from epfast.inference.records import warn_user
+from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule, SharedSites
 
 logger = logging.getLogger("epfast")
@@ -36,14 +38,11 @@ logger = logging.getLogger("epfast")
 SWEEPS, QUICK_TOL, TOL = 100, 0.1, 1e-6
 #: prior variance of x.theta where a search begins
 BEGIN = 3.0
-#: the largest step of log(prior variance), and how far from the root, in tolerances, a slope has
-#: its right sign
-LARGEST_STEP, NEAR = 2.0, 10.0
-#: error of the excess of a fit over its tolerance: 0.02 on MNIST, 0.2 where a plane separates
-#: classes
-NOISE = 0.5
-#: what a step leaves is no larger than this share of it, once the rise is known
-RISES = 0.1
+#: the largest step of log(prior variance)
+LARGEST_STEP = 2.0
+#: a secant that is no shorter than this share of the last one, if that is so short, is the error of
+#: fits: where a plane separates classes it is 50 times their tolerance
+SHORTER, CLOSE = 0.5, 0.01
 #: accuracy of log(prior variance): of the root of the slope, at fixed points of EP, ...
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely
@@ -51,46 +50,89 @@ ACCURACY = 1e-4
 #: hyper-parameters that follow the sites crawl if a step is this share of the last but one, and no
 #: larger. Where rows are many steps shrink by 5 to 100, where a plane separates classes by 1.2
 CRAWLS, FAR = 0.5, 1.0
-#: a share of the accuracy that is no step: a smaller one costs a sweep more
+#: a share of the accuracy that is no step: a smaller one costs a sweep, or a fit, more
 STILL = 0.3
 #: a change of the inverse prior sd by which slopes tell how they rise
 SECANT_FROM = 5e-3
 #: SHARE of passes in leading directions, whose slopes are right to second order in what is left
 OF_PASSES = 0.05
-#: step back from a lost fit at which a search by slopes is given up, and steps from the first point
-#: at which some fit is to hold
-LEAST_STEP, ELSEWHERE = 0.1, (0.0, -3.0, 3.0, -6.0, 6.0, -9.0, 9.0)
+#: steps from the first point at which some fit is to hold
+ELSEWHERE = (0.0, -3.0, 3.0, -6.0, 6.0, -9.0, 9.0)
 #: below the end of the range, of a prior variance of x.theta of 1e6, from where it is flat
 EDGE = math.log(100.0)
 #: damping of the repairs, and how many times the sweeps it needs
 REPAIRS = ((0.5, 2), (0.2, 5))
 #: the change of a fit that settles slowly shrinks by this factor over the second half of its sweeps
 SLOW = 0.7
-#: several variances: most steps, and the slope in nats at which a variance has settled
-STEPS, SLOPE = 200, 1e-4
+#: L-BFGS: most steps, the slope in nats at which it ends, and tolerance of its fits. The slope up
+#: to which a maximum differs from a point where the search is stuck
+STEPS, SLOPE, CLIMB_TOL, LEVEL = 200, 1e-4, 1e-6, 1e-2
+#: the last of Newton's steps with the sites of a sweep held, that another sweep changes
+NEARLY = 0.3
+#: step of differences of slopes of priors, and of the last of Newton's with exact derivatives
+SHORT = 1e-6
+
+
+def flat(u: float) -> tuple[float, float]:
+    """No prior."""
+    return 0.0, 0.0
+
+
+class Learnt(NamedTuple):
+    """What was found, or given."""
+
+    variance: float | Array
+    loss: Loss
+    #: whether the slopes there are those of a maximum
+    settled: bool = True
 
 
 class Search:
-    """The maximum of the log evidence over u, the log of the prior variance."""
+    """Log of prior and evidence as a function of u, and its maximum."""
 
     def __init__(
         self,
         problem: BinaryProblems,
         start: list[Posterior] | None = None,
-        prior: ScalePrior | None = None,
+        *,
+        parameters: Any = None,
+        fixed: float | Array | None = None,
+        groups: NDArray[np.intp] | None = None,
+        ranges: Array | None = None,
+        prior: OfPower | None = None,
+        spectrum: Spectrum | None = None,
     ) -> None:
-        """prior: of a common variance, whose log density is added. None: it is flat."""
-        self.problem, self.prior = problem, prior
+        """Search variances where there are (k, 2) ``ranges`` of them: by group, or a common one.
+
+        start: of the first fit. parameters: of the likelihood that are sought. fixed: the prior
+        variance without ranges. prior: of a common variance; None: it is flat. spectrum: gives the
+        log evidence by one prior variance, and that of Gaussian noise.
+        """
+        self.problem, self.parameters, self.fixed = problem, parameters, fixed
+        self.groups, self.prior, self.spectrum = groups, prior, spectrum
+        self.k = 0 if ranges is None else len(ranges)
+        logs = np.empty((0, 2)) if ranges is None else np.log(ranges)
+        sought = np.empty((0, 2)) if parameters is None else parameters.bounds
+        self.bounds = np.concatenate([logs, sought])
+        #: of each number, its prior over the logarithm: value and slope
+        self.priors: list[Callable[[float], tuple[float, float]]] = [
+            *([flat if prior is None else prior.over_log] * self.k),
+            *([flat] * len(sought)),
+        ]
         #: start of the next fit: the last valid one
         self.last = start
         #: its variance and fits
         self.latest: tuple[float | Array, Fits] | None = None
-        #: of the excess at the last point, see :meth:`Fits.rise`
-        self.rise = math.nan
+        #: the largest value, and where, if more than a common variance is sought
+        self.best: tuple[float, Array | None] = (-np.inf, None)
+        self.starts: list[Posterior] | None = None
+        #: of a common variance: inverse prior sd and excess of the last point, and how the excess
+        #: rises there, see :meth:`Fits.rise`
+        self.before, self.rise = (math.nan, math.nan), math.nan
+        #: minus the second derivative of the log density by u, where such a search ended
+        self.curvature = math.nan
         #: points without a valid fit, and all points
         self.n_lost = self.n_tried = 0
-        #: minus the second derivative of the log density by u, where the search by slopes ended
-        self.curvature = math.nan
         self.fine, self.quick = schedules_of(problem.schedule)
         tol = float(self.fine.tol)
         #: of logs of prior variances and numbers of the loss, at the root of slopes
@@ -98,13 +140,53 @@ class Search:
         #: see SHARE
         self.share = SHARE
 
-    def fits(self, variance: float | Array, schedule: Schedule) -> Fits | None:
+    def keep(self, parameters: Parameters, densities: list[Any]) -> None:
+        """Seek these of the parameters, under priors over their logs. The others stay."""
+        self.parameters = parameters
+        self.bounds = np.concatenate([self.bounds[: self.k], parameters.bounds])
+        self.priors = [*self.priors[: self.k], *densities]
+
+    @property
+    def alone(self) -> bool:
+        """Whether a common variance is all that is sought."""
+        return self.groups is None and self.k == len(self.bounds) == 1
+
+    def variance(self, u: Array) -> float | Array:
+        """The prior variance at u, or of each column."""
+        if not self.k:
+            return cast(float, self.fixed)
+        variances = np.exp(u[: self.k])
+        return float(variances[0]) if self.groups is None else variances[self.groups]
+
+    def loss(self, u: Array) -> Loss:
+        """The loss at u."""
+        if self.parameters is None:
+            return self.problem.problems[0].loss
+        found: Loss = self.parameters.at(u[self.k :])
+        return found
+
+    def learnt(self, u: Array, settled: bool = True) -> Learnt:
+        """What u says."""
+        return Learnt(self.variance(u), self.loss(u), settled)
+
+    def _at(self, u: Array) -> tuple[BinaryProblems, float | Array]:
+        known = self.parameters is None or not self.parameters.names
+        problem = self.problem if known else self.problem.with_loss(self.loss(u))
+        return problem, self.variance(u)
+
+    # ---- fits ----
+
+    def fits(self, u: Array, schedule: Any) -> Fits | None:
         """Fits with certificates. None if there are none, even after repairs."""
+        self.problem, variance = self._at(u)
         self.n_tried += 1
         for attempt in self._attempts(variance, schedule):
             if attempt is not None and self.problem.certified(attempt):
                 if schedule.stores != "none":  # ADF would count the rows again
                     self.last, self.latest = attempt.posteriors, (variance, attempt)
+                if not self.alone and self.value(u, attempt) > self.best[0]:
+                    self.best = self.value(u, attempt), u.copy()
+                    self.starts = attempt.posteriors
                 return attempt
         self.n_lost += 1
         logger.info("prior variance %s: no fit was valid", variance)
@@ -116,12 +198,14 @@ class Search:
         yield first
         yield from self._repairs(variance, schedule, first)
 
-    def final(self, variance: float | Array, repairs: bool) -> Fits:
-        """The fits at the variance of the maximum, by the schedule of the problem.
+    def final(self, learnt: Learnt, repairs: bool) -> Fits:
+        """The fits with what was learnt, by the schedule of the problem.
 
         repairs: whether an invalid fit is repaired, if it can be.
         """
-        schedule, loss = self.problem.schedule, self.problem.problems[0].loss
+        variance, loss = learnt.variance, learnt.loss
+        self.problem = self.problem.with_loss(loss)
+        schedule = self.problem.schedule
         if self.latest is not None and np.array_equal(self.latest[0], variance):
             fits = self.latest[1]
             known = (post.problem for post in fits.posteriors)
@@ -156,85 +240,151 @@ class Search:
         except FAILURES:
             return None
 
-    def of_prior(self, u: float) -> tuple[float, float]:
-        """Log density of the prior of a common variance, and its slope."""
-        return (0.0, 0.0) if self.prior is None else (self.prior.value(u), self.prior.slope(u))
+    def to(self, tol: float) -> Any:
+        """The schedule of the search, to a tolerance between those of its two."""
+        return replace(self.fine, tol=min(max(tol, self.fine.tol), self.quick.tol))
 
-    def value(self, u: float, fits: Fits) -> float:
-        """Log density of u, of prior times evidence."""
-        return fits.log_evidence + self.of_prior(u)[0]
+    # ---- the log density ----
 
-    def slope(self, u: float, fits: Fits) -> float:
-        """The slope of :meth:`value`."""
-        return fits.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
+    def log_prior(self, u: Array, part: slice = slice(None)) -> tuple[float, Array, Array]:
+        """Log density of numbers at u, of which these are the part. Slopes, second derivatives."""
+        priors = self.priors[part]
+        values = np.array([prior(x) for prior, x in zip(priors, u, strict=True)])
+        values, slopes = values.reshape(-1, 2).T
+        above = np.array([prior(x + SHORT)[1] for prior, x in zip(priors, u, strict=True)])
+        return float(values.sum()), slopes, np.diag((above - slopes) / SHORT)
 
-    def maximum(self, low: float, high: float) -> float | None:
-        """The best log of a prior variance in a range. None if no fit was valid."""
-        u = None
-        if self.problem.flat:
-            begin, rise = self._pilot(low, high)
-            settled, schedule = False, self.fine
-            if math.isnan(rise):
-                (begin, settled), schedule = self._with_sites(low, high, begin), self.quick
-            u = begin if settled else self._root(low, high, begin, rise, schedule)
-        return self._best(low, high) if u is None else u
+    def value(self, u: Array, fits: Fits) -> float:
+        """Log of prior and evidence."""
+        return fits.log_evidence + self.log_prior(u)[0]
 
-    def _pilot(self, low: float, high: float) -> tuple[float, float]:
-        """Where the search begins, and how the excess rises there. NaN: not known.
+    def slopes(self, u: Array, fits: Fits) -> Array:
+        """The gradient at a fixed point."""
+        by_variance: Any = []
+        if self.groups is not None:
+            by_column = fits.slopes(np.exp(-u[: self.k])[self.groups], self.problem.d)
+            by_variance = np.bincount(self.groups, by_column, self.k)
+        elif self.k:
+            by_variance = [fits.slope(float(np.exp(-u[0])), self.problem.d)]
+        by_number = self._gains(u[self.k :], fits.posteriors)[1]
+        return np.append(by_variance, by_number) + self.log_prior(u)[1]
 
-        Without a start, where searches in leading directions end.
+    def _gains(self, numbers: Array, posteriors: list[Any]) -> tuple[float, Array, Array]:
+        """See :func:`epfast.gaussian.held.gains`."""
+        at = self.parameters.at if len(numbers) else cast(Any, None)
+        return gains(posteriors, at, numbers, self.bounds[self.k :])
+
+    def _sites(self, u: Array, fits: Fits) -> Held | None:
+        """The sites of fits at u, held. None without d x d matrices."""
+        columns = np.arange(self.problem.d)
+        groups = np.zeros_like(columns) if self.groups is None else self.groups
+        return Held.of(fits.posteriors, columns, groups, np.exp(-u[: self.k]))
+
+    def _sum(self, density: Density, part: slice, u: Array) -> tuple[float, Array, Array]:
+        """A log density of some of the numbers, with their prior."""
+        (value, slopes, bent), prior = density(u), self.log_prior(u, part)
+        return value + prior[0], slopes + prior[1], bent + prior[2]
+
+    def exact(self, u: Array) -> tuple[float, Array, Array]:
+        """Log of prior and evidence without a fit, its gradient and its second derivatives."""
+        return self._sum(self._of_spectrum, slice(None), u)
+
+    def _of_spectrum(self, u: Array) -> tuple[float, Array, Array]:
+        assert self.spectrum is not None
+        value, slopes, bent = self.spectrum.evidence(float(self.variance(u)), math.exp(u[self.k]))
+        sought = slice(1 - self.k, None)
+        return value, slopes[sought], bent[sought, sought]
+
+    def bent(self, u: Array, fits: Fits) -> Array:
+        """Minus second derivatives of the log density, about: with sites, or cavities, held."""
+        if self.spectrum is not None:
+            return -self.exact(u)[2]
+        bent = -self.log_prior(u)[2]
+        numbers = slice(self.k, None)
+        bent[numbers, numbers] -= self._gains(u[self.k :], fits.posteriors)[2]
+        if self.k:
+            held = self._sites(u, fits)
+            if held is None:
+                return np.full(bent.shape, np.nan)
+            bent[: self.k, : self.k] -= held.evidence(u[: self.k])[2]
+        return bent
+
+    # ---- its maximum ----
+
+    def first(self, starts: list[Array]) -> Array:
+        """The best of the starts, by quick fits."""
+        best, where = -np.inf, starts[0]
+        for u in starts if len(starts) > 1 else []:
+            if self.spectrum is not None:
+                value = self.exact(u)[0]
+            else:
+                fits = self.fits(u, self.quick)
+                value = -np.inf if fits is None else self.value(u, fits)
+            if value > best:
+                best, where = value, u
+        return where
+
+    def climb(self, start: Array) -> Learnt | None:
+        """A local maximum. None if no fit was valid.
+
+        The hyper-parameters follow the sites within a fit, or go to the fixed point of fits with
+        their sites held. Where that fails by values, or by L-BFGS.
         """
-        u, rise, d, starts = _begin(low, high), math.nan, self.problem.d, None
-        if self.last is not None:
-            return u, rise
+        u, settled, there = np.clip(start, *self.bounds.T), False, None
+        self.best = (-np.inf, None)
+        if self.spectrum is not None:
+            there = newton(self.exact, u, self.bounds, SHORT)
+            self.fits(there, self.fine)
+        elif self.problem.flat:
+            if self.alone and self.last is None:
+                u = self._pilot(u)
+            loosest = self.fine.tol
+            if math.isnan(self.rise):
+                (u, settled), loosest = self._follow(u), self.quick.tol
+                self.rise = self.rise if settled else math.nan
+            there = u if settled else self._fixed_point(u, loosest)
+        if there is not None:
+            return self.learnt(there)
+        return self._by_values() if self.alone else self._by_slopes(u)
+
+    def _fixed_point(self, u: Array, loosest: float) -> Array | None:
+        """Where fits with their sites held lead to themselves. None: it is not found.
+
+        Of a common variance by secants.
+        """
+        self.before = (math.nan, math.nan)
+        return fixed_point(
+            lambda u, tol: self.fits(u, self.to(tol)),
+            self._secant if self.alone else self._held,
+            u,
+            self.bounds,
+            (self.fine.tol, loosest),
+            self.accuracy,
+            share=self.share,
+            mixed=1 if self.alone else MIXED,
+        )
+
+    def _pilot(self, u: Array) -> Array:
+        """Where searches in leading directions end, with the start of fits there."""
+        d, starts = self.problem.d, None
         for small in leading(self.problem):
-            pilot = Pilot(cast(Any, small), starts, self.prior)
-            begin = pilot.quick if math.isnan(rise) else pilot.to(small.stage.first)
-            root = pilot._root(low, high, u, rise * d / small.d, begin)
+            pilot = Pilot(cast(Any, small), starts, ranges=np.exp(self.bounds), prior=self.prior)
+            pilot.rise = self.rise * d / small.d
+            loosest = pilot.quick.tol if math.isnan(self.rise) else small.stage.first
+            root = pilot._fixed_point(u, loosest)
             if root is None:
                 break
-            u, rise, starts = root, pilot.rise * small.d / d, pilot.last
+            u, self.rise, starts = root, pilot.rise * small.d / d, pilot.last
         if starts is not None:
-            self.last = cast(Any, starts[0]).by_problem(
-                math.exp(-u), self.problem.problems[0].shape[1]
-            )
-        return u, rise
+            width = self.problem.problems[0].shape[1]
+            self.last = cast(Any, starts[0]).by_problem(math.exp(-u[0]), width)
+        return u
 
-    def _with_sites(self, low: float, high: float, u: float) -> tuple[float, bool]:
-        """Where u ends that follows the sites within a fit, and whether that is the root."""
-        d, before = self.problem.d, (math.nan, math.nan)
-
-        def newton(at: Array, fits: Fits) -> Array:
-            nonlocal before
-            u = float(at[0])
-            slope, x = self.slope(u, fits), math.exp(-0.5 * u)
-            excess = fits.excess(slope, d)
-            if abs(before[0] / x - 1.0) > SECANT_FROM:
-                self.rise = (excess - before[1]) / (x - before[0])
-            before = x, excess
-            step = _secant(excess, fits.rise(x * x, slope, d), x)
-            return np.array([min(max(u + step, low), high)])
-
-        (u,), settled = self.follow(
-            np.array([u]), lambda at: (self.problem, math.exp(at[0])), newton
-        )
-        if settled and self.latest is not None:
-            self.curvature = self.latest[1].bend(math.exp(-0.5 * u), self.rise, d)
-        return float(u), settled
-
-    def follow(
-        self,
-        u: Array,
-        at: Callable[[Array], tuple[BinaryProblems, float | Array]],
-        there: Callable[[Array, Fits], Array | None],
-    ) -> tuple[Array, bool]:
+    def _follow(self, u: Array) -> tuple[Array, bool]:
         """Where hyper-parameters u end that follow the sites within a fit, and whether at a root.
 
         There they stand still, and the fit is valid. They are left where they crawl, with
         that fit as the next start.
-
-        at: the problems and the prior variance at u; there: the next u, by the posterior of a
-        sweep, or None.
         """
         begun, steps, crawls = u, [math.inf, math.inf], False
         if not self.problem.follows:
@@ -242,16 +392,16 @@ class Search:
 
         def learn(post: Posterior) -> tuple[Problem | None, bool]:
             nonlocal u, crawls
-            to = there(u, Fits([post], [])) if post.n_sweeps else None
+            to = self._held(u, Fits([post], []), NEARLY) if post.n_sweeps else None
             step = 0.0 if to is None else float(np.abs(to - u).max(initial=0.0))
             if to is None or step <= STILL * self.accuracy:
                 return None, False
             crawls = CRAWLS * steps[-2] < step < FAR
             u, steps[:] = to, [steps[-1], step]
-            problem, variance = at(u)
+            problem, variance = self._at(u)
             return problem.at(0, variance), step > self.accuracy
 
-        problem, variance = at(u)
+        problem, variance = self._at(u)
         given = {"learn": learn, "callback": lambda *_: crawls}
         try:
             fits = problem.fit(variance, self.fine, self.last, **given)
@@ -263,83 +413,63 @@ class Search:
         if not problem.certified(fits):
             return begun, False
         self.n_tried += 1
-        self.last, self.latest = fits.posteriors, (at(u)[1], fits)
+        self.last, self.latest = fits.posteriors, (self._at(u)[1], fits)
         return u, True
 
-    def _root(self, low: float, high: float, u: float, rise: float, schedule: Any) -> float | None:
-        """Where the slope is 0, or an end of the range where it points outwards. None if lost.
+    def _held(self, u: Array, fits: Fits, last: float = LAST) -> Array | None:
+        """The most probable u with sites, or cavities, of fits at u held. None: it is not known.
 
-        By Newton's step with the sites held, then secants, of :meth:`Fits.excess`, in the bracket
-        of slopes of both signs. Each fit begins where the last one ended, and is as precise as its
-        step, so that all of them take the sweeps of two. The last step is taken without a fit,
-        where the one after it would be as small as the accuracy.
+        Of a common variance Newton's step. last: see :func:`epfast.gaussian.held.most_probable`.
         """
-        d = self.problem.d
-        ends: list[tuple[float, Any]] = []
-        below, above = -math.inf, math.inf
-        before: tuple[float, float, float] | None = None
-        tol, accuracy = self.fine.tol, self.accuracy
-        loose, last = 0.0, math.inf if math.isnan(rise) else 1.0
-        for _ in range(STEPS):
-            fits = self.fits(math.exp(u), schedule)
-            if fits is None:
-                if before is None or abs(u - before[0]) < LEAST_STEP:
-                    return None
-                u = 0.5 * (u + before[0])
-                continue
-            ends = [*ends, (u, fits)][-2:]
-            slope = self.slope(u, fits)
-            x, excess = math.exp(-0.5 * u), fits.excess(slope, d)
-            if before is None and math.isnan(rise):
-                rise = fits.rise(math.exp(-u), slope, d)
-            elif before is not None and last > loose:
-                # nearer, the fits before were not precise enough
-                rise = (excess - before[2]) / (x - before[1])
-            # the sign of a slope close to its root is known to the precision of the fit
-            near = schedule.tol * max(NEAR, NOISE / (rise * x) if rise > 0.0 else 0.0)
-            below, above = (
-                (max(below, u - near), above) if slope > 0.0 else (below, min(above, u + near))
-            )
-            step = _secant(excess, rise, x)
-            there = min(max(u + step, low), high)
-            if not below <= there <= above:
-                there = 0.5 * (max(below, low) + min(above, high))
-            step = abs(there - u)
-            if schedule == self.fine and step <= accuracy:  # these fits are the last
-                self.rise, self.curvature = rise, fits.bend(x, rise, d)
-                return u
-            self.rise, self.last = rise, self._onward(ends, there)
-            left = step**2 / max(last, accuracy)
-            left = left if before is None else min(RISES * step, left)
-            if left <= accuracy and schedule.tol <= max(2.0 * accuracy, tol):
-                self.curvature = fits.bend(x, rise, d)
-                return there
-            loose, last = schedule.tol, step
-            schedule = self.to(max(self.share * step * min(step, 1.0), accuracy))
-            before, u = (u, x, excess), there
-        return None
+        if self.alone:
+            return self._secant(u, fits, True)
+        held: Any = None
+        if self.k:
+            held = self._sites(u, fits)
+            if held is None:
+                return None
+        of_numbers = partial(self._gains, posteriors=fits.posteriors)
+        of_variances = partial(self._sum, held and held.evidence, slice(self.k))
+        of_numbers = partial(self._sum, of_numbers, slice(self.k, None))
+        return most_probable(u, self.bounds, self.k, of_variances, of_numbers, last)
 
-    def _onward(self, ends: list[tuple[float, Any]], there: float) -> Any:
-        """Starts of fits there, by the line through the last two."""
-        if len(ends) < 2 or self.last is None or ends[0][0] == ends[1][0]:
-            return self.last
-        (before, old), (u, new) = ends
-        return new.onward(old, (there - u) / (u - before))
+    def _secant(self, u: Array, fits: Fits, held: bool = False) -> Array:
+        """A common variance, (1,), at the root of the line through the last two excesses.
 
-    def to(self, tol: float) -> Any:
-        """The schedule of the search, to a tolerance between those of its two."""
-        return replace(self.fine, tol=min(max(tol, self.fine.tol), self.quick.tol))
+        Of the first point by Newton's step with the sites held; held: of each.
+        """
+        d, precision = self.problem.d, math.exp(-float(u[0]))
+        x, slope = math.sqrt(precision), float(self.slopes(u, fits)[0])
+        excess, moved = fits.excess(slope, d), abs(2.0 * math.log(self.before[0] / x))
+        if abs(self.before[0] / x - 1.0) > SECANT_FROM:
+            self.rise = (excess - self.before[1]) / (x - self.before[0])
+        self.before, rise = (x, excess), self.rise
+        if held or math.isnan(rise):
+            rise = fits.rise(precision, slope, d)
+        if math.isnan(self.rise) and not held:
+            self.rise = rise
+        self.curvature = fits.bend(x, self.rise, d)
+        step = math.copysign(1.0, excess)
+        if rise > 0.0:
+            step = -2.0 * math.log(max(1.0 - excess / (rise * x), 1e-300))
+        step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
+        error = moved < CLOSE and abs(step) > SHORTER * moved
+        if not held and (error or abs(step) <= STILL * self.accuracy):
+            step = 0.0
+        return np.asarray(np.clip(u + step, *self.bounds.T))
 
-    def _best(self, low: float, high: float) -> float | None:
-        """The largest value, by Brent's minimisation."""
+    def _by_values(self) -> Learnt | None:
+        """The largest value of a common variance, by Brent's minimisation."""
+        ((low, high),) = self.bounds
         tried: dict[float, float] = {}
 
         def loss(u: float) -> float:
-            fits = self.fits(math.exp(u), self.fine)
-            tried[u] = -math.inf if fits is None else self.value(u, fits)
+            at = np.array([u])
+            fits = self.fits(at, self.fine)
+            tried[u] = -math.inf if fits is None else self.value(at, fits)
             return -max(tried[u], -1e50)  # a finite number for a lost fit
 
-        begin = _begin(low, high)
+        (begin,) = begin_of(self.bounds)
         if not any(loss(min(max(begin + away, low), high)) < 1e50 for away in ELSEWHERE):
             return None
         optimize.minimize_scalar(
@@ -349,16 +479,50 @@ class Search:
         for end in (low, high):
             if abs(max(tried, key=lambda u: tried[u]) - end) < 10.0 * ACCURACY:
                 loss(end)
-        return max(tried, key=lambda u: tried[u])
+        return self.learnt(np.array([max(tried, key=lambda u: tried[u])]))
+
+    def _by_slopes(self, start: Array) -> Learnt | None:
+        """A maximum by L-BFGS, then the root of the slopes nearby."""
+        start = start if self.best[1] is None else self.best[1]
+        highest, last = 0.0, start + 1.0
+
+        def descent(u: Array) -> tuple[float, Array]:
+            nonlocal highest, last
+            step, last = float(np.abs(u - last).max(initial=0.0)), u.copy()
+            point = self.evaluate(u, max(CLIMB_TOL, SHARE * step))
+            if point is None:  # worse than all others: the line search comes back
+                return highest + 1e3, np.zeros(len(u))
+            highest = max(highest, -point[0])
+            return -point[0], -point[1]
+
+        options = {"maxiter": STEPS, "gtol": SLOPE, "ftol": 1e-13}
+        descend(descent, start, self.bounds, options)
+        u = self.best[1]
+        if u is None:
+            return None
+        close = self.problem.flat and self.fine.tol <= CLIMB_TOL
+        u, slopes = root_of_slopes(self.evaluate, u, self.bounds, enough=close)
+        low, high = u <= self.bounds[:, 0] + END, u >= self.bounds[:, 1] - END
+        inward = np.where(
+            low, np.maximum(slopes, 0.0), np.where(high, np.minimum(slopes, 0.0), slopes)
+        )
+        self.last = self.starts
+        return self.learnt(u, bool(np.abs(inward).max(initial=0.0) <= LEVEL))
+
+    def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
+        """Log evidence and its gradient. None without a valid fit."""
+        fits = self.fits(u, self.to(tol))
+        if fits is None:
+            return None
+        slopes = self.slopes(u, fits)
+        return (self.value(u, fits), slopes) if np.isfinite(slopes).all() else None
 
 
 class Pilot(Search):
     """The search in leading directions, whose passes cannot be repaired."""
 
-    def __init__(
-        self, problem: Any, start: list[Posterior] | None, prior: ScalePrior | None
-    ) -> None:
-        super().__init__(problem, start, prior)
+    def __init__(self, problem: Any, start: list[Posterior] | None, **given: Any) -> None:
+        super().__init__(problem, start, **given)
         self.fine, self.accuracy = self.to(problem.stage.last), problem.stage.accuracy
         self.share = OF_PASSES
 
@@ -368,17 +532,9 @@ class Pilot(Search):
         return iter(())
 
 
-def _secant(excess: float, rise: float, x: float) -> float:
-    """The step of log v to the root of an excess that is a line in x, the inverse prior sd."""
-    step = math.copysign(1.0, excess)
-    if rise > 0.0:
-        step = -2.0 * math.log(max(1.0 - excess / (rise * x), 1e-300))
-    return min(max(step, -LARGEST_STEP), LARGEST_STEP)
-
-
-def _begin(low: float, high: float) -> float:
-    """Where a search begins, in a range about a prior variance of x.theta of 1."""
-    return min(0.5 * (low + high) + math.log(BEGIN), high)
+def begin_of(bounds: Array) -> Array:
+    """Where the search of a common variance begins, about a prior variance of x.theta of 1."""
+    return np.asarray(np.minimum(bounds.mean(axis=1) + math.log(BEGIN), bounds[:, 1]))
 
 
 def schedules_of(schedule: Any) -> tuple[Any, Any]:
@@ -400,25 +556,25 @@ def settles_slowly(post: Posterior) -> bool:
     return history[-1].n_refused == 0 and (post.converged or history[-1].change < SLOW * half)
 
 
-def common_variance(search: Search, least: float, most: float) -> float:
-    """The prior variance in a range that the evidence favours. It warns of what went wrong.
+def common_variance(search: Search) -> Learnt:
+    """The common prior variance that the evidence favours. It warns of what went wrong.
 
     It is 1 if all points of the search are lost.
     """
-    u = search.maximum(math.log(least), math.log(most))
-    warn_lost(search, "1" if u is None else "the best of the others")
-    if u is None:
+    learnt = search.climb(begin_of(search.bounds))
+    warn_lost(search, "1" if learnt is None else "the best of the others")
+    if learnt is None:
         search.last = None
-        return 1.0
-    if u > math.log(most) - EDGE:
+        return Learnt(1.0, search.loss(np.empty(0)))
+    if math.log(cast(float, learnt.variance)) > search.bounds[0, 1] - EDGE:
         warn_user(
-            f"the log evidence rises up to prior_variance={math.exp(u):.3g}, and hardly falls "
+            f"the log evidence rises up to prior_variance={learnt.variance:.3g}, and hardly falls "
             "beyond: a plane separates the classes, or nearly, and does not bound the "
             "coefficients, or the columns of X differ in scale; standardise them, or give a "
             "number, such as prior_variance=1.0 for columns of unit variance",
             EvidenceWarning,
         )
-    return math.exp(u)
+    return learnt
 
 
 def warn_lost(search: Search, kept: str) -> None:

@@ -74,6 +74,9 @@ def fixed_point(
     bounds: Array,
     tolerances: tuple[float, float],
     accuracy: float,
+    *,
+    share: float = SHARE,
+    mixed: int = MIXED,
 ) -> Array | None:
     """Where the maximum with sites and cavities of a fit held is the point of the fit itself.
 
@@ -92,9 +95,13 @@ def fixed_point(
         The finest and the loosest.
     accuracy : float
         Of u.
+    share : float
+        See SHARE.
+    mixed : int
+        Steps that are mixed. 1: none are.
     """
     finest, loosest = tolerances
-    u, tol, last = start, loosest, np.inf
+    u, tol, last = start, loosest, 1.0
     past: list[tuple[Array, Array]] = []
     for _ in range(POINTS):
         found = fitted(u, tol)
@@ -104,7 +111,7 @@ def fixed_point(
         there = None if found is None else held(u, found)
         if there is None:
             return None
-        past = [*past, (u, there)][-MIXED:]
+        past = [*past, (u, there)][-mixed:]
         if len(past) > 1:
             steps = np.array([to - at for at, to in past])
             moved = there - np.array([to for _, to in past[:-1]])
@@ -116,7 +123,7 @@ def fixed_point(
         if ends_here and tol <= max(0.2 * accuracy, finest):
             return there
         u, last = there, step
-        tol = min(max(SHARE * step * min(step, 1.0), 0.1 * accuracy, finest), loosest)
+        tol = min(max(share * step * min(step, 1.0), 0.1 * accuracy, finest), loosest)
     return None
 
 
