@@ -20,7 +20,7 @@ def fitted(u, **given):
 def test_of_gaussian_noise_it_is_the_log_evidence():
     """Its sites do not change with the prior: values, slopes and second derivatives are exact."""
     u, given = np.array([0.3, -1.2]), {"y": Y, "loss": losses.Gaussian(0.3)}
-    held = Held.of([fitted(u, **given)], np.arange(4), GROUPS, np.exp(-u))
+    held = Held.of([fitted(u, **given)], np.arange(4), GROUPS, u)
     value, slopes, bent = held.evidence(u)
     for there in ([0.4, -3.0], [-6.0, 2.0]):
         gain = held.evidence(np.array(there))[0] - value
@@ -35,7 +35,7 @@ def test_of_gaussian_noise_it_is_the_log_evidence():
 def test_its_slopes_are_those_of_fits():
     """At a fixed point log Z does not change with the sites, to first order."""
     u, given = np.array([0.3, -1.2]), {"y": np.where(Y.mean() < Y, 1, -1), "intercept": True}
-    held = Held.of([fitted(u, **given)], np.arange(4), GROUPS, np.exp(-u))
+    held = Held.of([fitted(u, **given)], np.arange(4), GROUPS, u)
     slopes = held.evidence(u)[1]
     for k, step in enumerate(1e-4 * np.eye(2)):
         gain = fitted(u + step, **given).log_evidence - fitted(u - step, **given).log_evidence

@@ -25,7 +25,7 @@ from epfast.estimators.leading import leading
 from epfast.estimators.parameters import OfPower, Parameters
 from epfast.estimators.spectrum import Spectrum
 from epfast.gaussian import Problem
-from epfast.gaussian.held import LAST, Density, Held, gains, most_probable, newton
+from epfast.gaussian.held import LAST, Held, gains, most_probable, newton, with_prior
 from epfast.inference import FAILURES, fit_from
 from epfast.inference.hyper import MIXED, SHARE, fixed_point
 from epfast.inference.records import warn_user
@@ -278,16 +278,11 @@ class Search:
         """The sites of fits at u, held. None without d x d matrices."""
         columns = np.arange(self.problem.d)
         groups = np.zeros_like(columns) if self.groups is None else self.groups
-        return Held.of(fits.posteriors, columns, groups, np.exp(-u[: self.k]))
-
-    def _sum(self, density: Density, part: slice, u: Array) -> tuple[float, Array, Array]:
-        """A log density of some of the numbers, with their prior."""
-        (value, slopes, bent), prior = density(u), self.log_prior(u, part)
-        return value + prior[0], slopes + prior[1], bent + prior[2]
+        return Held.of(fits.posteriors, columns, groups, u[: self.k])
 
     def exact(self, u: Array) -> tuple[float, Array, Array]:
         """Log of prior and evidence without a fit, its gradient and its second derivatives."""
-        return self._sum(self._of_spectrum, slice(None), u)
+        return with_prior(self._of_spectrum, self.log_prior, slice(None))(u)
 
     def _of_spectrum(self, u: Array) -> tuple[float, Array, Array]:
         assert self.spectrum is not None
@@ -423,15 +418,9 @@ class Search:
         """
         if self.alone:
             return self._secant(u, fits, True)
-        held: Any = None
-        if self.k:
-            held = self._sites(u, fits)
-            if held is None:
-                return None
+        held = self._sites(u, fits) if self.k else None
         of_numbers = partial(self._gains, posteriors=fits.posteriors)
-        of_variances = partial(self._sum, held and held.evidence, slice(self.k))
-        of_numbers = partial(self._sum, of_numbers, slice(self.k, None))
-        return most_probable(u, self.bounds, self.k, of_variances, of_numbers, last)
+        return most_probable(u, self.bounds, self.k, held, of_numbers, self.log_prior, last)
 
     def _secant(self, u: Array, fits: Fits, held: bool = False) -> Array:
         """A common variance, (1,), at the root of the line through the last two excesses.

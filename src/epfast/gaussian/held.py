@@ -69,6 +69,8 @@ class Held(NamedTuple):
     #: columns whose prior variance changes, and their groups, 0 to k - 1. All others keep theirs
     columns: NDArray[np.intp]
     groups: NDArray[np.intp]
+    #: logs of prior variances are this multiple of u
+    power: float
 
     @classmethod
     def of(
@@ -76,20 +78,21 @@ class Held(NamedTuple):
         posteriors: list[Any],
         columns: NDArray[np.intp],
         groups: NDArray[np.intp],
-        precision: Array,
+        u: Array,
+        power: float = 1.0,
     ) -> Held | None:
-        """Terms of fits with this prior precision of the columns, (k,), or None without d x d."""
-        fits = []
+        """Terms of fits with these prior variances, exp(power u) (k,). None without d x d."""
+        fits, precision = [], np.exp(-power * u)
         for post in posteriors:
             if not isinstance(post, FullPosterior) or isinstance(post, WidePosterior):
                 return None
             matrix = np.array(post.precision)
             matrix[columns, columns] -= precision[groups]
             fits.append((matrix, post.shift))
-        return cls(fits, columns, groups)
+        return cls(fits, columns, groups, power)
 
     def evidence(self, u: Array) -> tuple[float, Array, Array]:
-        """Log evidence up to a constant, by the logs u (k,) of prior variances. Prior means are 0.
+        """Log evidence up to a constant, at u (k,). Prior means are 0.
 
         Returns
         -------
@@ -101,7 +104,7 @@ class Held(NamedTuple):
         for precision, shift in self.fits:
             # in units of the prior sd, where nothing is out of range
             scale = np.ones(len(shift))
-            scale[at] = np.exp(0.5 * u)[self.groups]
+            scale[at] = np.exp(0.5 * self.power * u)[self.groups]
             matrix = precision * np.outer(scale, scale)
             matrix[at, at] += 1.0
             root, info = lapack.dpotrf(matrix, lower=1)
@@ -117,7 +120,7 @@ class Held(NamedTuple):
             products = covariance * (np.outer(mean, mean) + 0.5 * covariance)
             bent += with_group.T @ products @ with_group
             bent -= 0.5 * np.diag(squares @ with_group)
-        return float(value), slopes, bent
+        return float(value), self.power * slopes, self.power**2 * bent
 
 
 def gains(
@@ -154,25 +157,44 @@ def gains(
 Density = Callable[[Array], tuple[float, Array, Array]]
 
 
+def with_prior(
+    density: Density, log_prior: Callable[..., tuple[float, Array, Array]], part: slice
+) -> Density:
+    """A log density of some of the numbers, with their prior, ``log_prior(u, part)``."""
+
+    def both(u: Array) -> tuple[float, Array, Array]:
+        (value, slopes, bent), prior = density(u), log_prior(u, part)
+        return value + prior[0], slopes + prior[1], bent + prior[2]
+
+    return both
+
+
 def most_probable(
     u: Array,
     bounds: Array,
     k: int,
-    of_variances: Density,
+    held: Held | None,
     of_numbers: Density,
+    log_prior: Callable[..., tuple[float, Array, Array]],
     last: float = LAST,
 ) -> Array | None:
-    """The maximum with sites, or cavities, of fits at u (m,) held. None: a cavity is improper.
+    """The maximum with sites, or cavities, of fits at u (m,) held.
 
-    k: how many of u are variances, by sites held. The others are numbers of the loss. last: see
-    :func:`newton`.
+    None without the sites of variances, and where a cavity is improper.
+
+    k: how many of u are variances, by sites held. The others are numbers of the loss. log_prior:
+    see :func:`with_prior`. last: see :func:`newton`.
     """
     variances, numbers = u[:k], u[k:]
+    if k and held is None:
+        return None
     near = np.clip(bounds[k:].T, numbers - REACH, numbers + REACH).T
     with np.errstate(all="ignore"):
-        if k:
+        if held is not None:
+            of_variances = with_prior(held.evidence, log_prior, slice(k))
             variances = newton(of_variances, variances, bounds[:k], last)
         try:
+            of_numbers = with_prior(of_numbers, log_prior, slice(k, None))
             numbers = newton(of_numbers, numbers, near, max(last, CLOSE))
         except FloatingPointError:  # no cavity, no gain
             return None

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,10 +187,11 @@ class Target:
         """Whether the range of a hyper-parameter ends before u."""
         return False
 
-    def log_prior(self, u: Array) -> tuple[float, Array, Array]:
-        """Log density over u, its slopes and second derivatives."""
-        pairs = zip(self.unknowns, u.tolist(), strict=True)
-        values, slopes, bent = np.array([one.log_density(at) for one, at in pairs]).T
+    def log_prior(self, u: Array, part: slice = slice(None)) -> tuple[float, Array, Array]:
+        """Log density over u, the hyper-parameters of a part, its slopes and second derivatives."""
+        pairs = zip(self.unknowns[part], u.tolist(), strict=True)
+        found = np.array([one.log_density(at) for one, at in pairs])
+        values, slopes, bent = found.reshape(-1, 3).T
         return -math.inf if self.ended(u) else float(values.sum()), slopes, np.diag(bent)
 
     def point(self, u: Array, post: Any) -> HyperPoint:
@@ -339,26 +341,12 @@ class Rows(Target):
 
     def held(self, u: Array, post: Any) -> Array | None:
         """The maximum with sites, or cavities, of a fit at u held. None: it is not known."""
-        k, prior = self.k, self.log_prior
         if self.blocks or self.problem.levels is not None:
             return None
-        held: Any = None
+        k, held = self.k, None
         if k:
-            held = Held.of([post], self.columns, self.groups, np.exp(-2.0 * u[:k]))
-            if held is None:
-                return None
-
-        def of_sds(sds: Array) -> tuple[float, Array, Array]:
-            value, slopes, bent = held.evidence(2.0 * sds)
-            known = prior(np.append(sds, u[k:]))
-            return value + known[0], 2.0 * slopes + known[1][:k], 4.0 * bent + known[2][:k, :k]
-
-        def of_numbers(free: Array) -> tuple[float, Array, Array]:
-            value, slopes, bent = self._gains(post, free)
-            known = prior(np.append(u[:k], free))
-            return value + known[0], slopes + known[1][k:], bent + known[2][k:, k:]
-
-        return most_probable(u, self.bounds, k, of_sds, of_numbers)
+            held = Held.of([post], self.columns, self.groups, u[:k], 2.0)
+        return most_probable(u, self.bounds, k, held, partial(self._gains, post), self.log_prior)
 
     def modes(self) -> list[HyperPoint]:
         """The most probable hyper-parameters: one local maximum."""
