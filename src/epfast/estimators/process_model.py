@@ -41,14 +41,14 @@ from epfast.estimators.processes import (
     pilot_rows,
 )
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
-from epfast.gaussian.choices import choose_process
+from epfast.gaussian.choices import choose, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import warn_of_process
 from epfast.gaussian.hyper import MOST, Unknown, averaged
 from epfast.gaussian.hyper_gp import LONGER, IntegratedProcess, Processes, parameters_of
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
-from epfast.gaussian.problem import check_positive, kernel_in_memory, responses_of
+from epfast.gaussian.problem import Data, check_positive, kernel_in_memory, responses_of
 from epfast.inference import FAILURES, DataWarning
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import memory_left
@@ -292,32 +292,33 @@ class ProcessModel(Posteriors):
                 )
             self._check_memory(kernel)
             return [self._joint_process(kernel, targets[0], loss)]
-        given = {"loss": loss, "scheme": self.scheme, "weights": weights, "offset": offset}
+        loss, asked = loss.with_offset(offset is not None), {"weights": weights}
+        parameters = parameters._replace(loss=loss)
+        responses = [responses_of(loss, y, len(X), weights, offset) for y in targets]
 
-        def of_low_rank(y: Any, schedule: Any) -> LowRankProcess:
-            own = given | {"y": y}
-            return LowRankProcess(X, kernel, own, schedule, self.rank, parameters=parameters)
+        def of_low_rank(data: Data) -> LowRankProcess:
+            factored = choose(loss, self.scheme, "full", None, schedule, given=asked)
+            return LowRankProcess(X, kernel, factored, data, self.rank, parameters=parameters)
 
         if self.rank is not None:
-            return [of_low_rank(y, schedule) for y in targets]
+            return list(map(of_low_rank, responses))
         tried, neighbors = self._tries_low_rank(loss), self._neighbors(loss)
         if not tried and neighbors is None:  # else where none is found
             self._check_memory(kernel)
-        offset_loss, asked = loss.with_offset(offset is not None), {"weights": weights}
-        chosen = choose_process(offset_loss, self.scheme, schedule, given=asked)
+        chosen = choose_process(loss, self.scheme, schedule, given=asked)
         distances = Distances(X)
         return [
             BinaryProcess(
                 X,
                 kernel,
-                chosen.problem(responses_of(offset_loss, y, len(X), weights, offset)),
+                chosen.problem(data),
                 self._jitter,
                 distances,
                 parameters=parameters,
-                low_rank=of_low_rank(y, chosen.schedule) if tried else None,
+                low_rank=of_low_rank(data) if tried else None,
                 neighbors=neighbors,
             )
-            for y in targets
+            for data in responses
         ]
 
     def _neighbors(self, loss: losses.Loss) -> int | None:

@@ -25,14 +25,14 @@ from epfast.gaussian import (
     fit_process,
     incomplete_cholesky,
 )
-from epfast.gaussian.choices import Choices, choose, choose_process
+from epfast.gaussian.choices import Choices, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
 from epfast.gaussian.hyper_gp import Fitted as Point
 from epfast.gaussian.low_rank import fit_factor, without_columns
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
-from epfast.gaussian.problem import Data, Problem as Fitted, checked_kernel, responses_of
+from epfast.gaussian.problem import Data, Problem as Fitted, checked_kernel
 from epfast.gaussian.process_posterior import contracted
 from epfast.inference import FAILURES, Callback, Sites, SweepInfo
 from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
@@ -266,9 +266,9 @@ def fits_of(process: Fitted, gradient: bool) -> Callable[..., GPPosterior]:
 class LowRankProcess(Process):
     """One binary problem of low rank."""
 
-    #: y, weights, offset, loss, scheme, as of fit_gp
-    choices: dict[str, Any]
-    schedule: Any
+    chosen: Choices
+    #: responses and weights
+    data: Data
     #: columns at most. None: as few as leave the evidence as it is
     rank: int | None
     #: those of a search, in which the evidence is smooth. None: those of the hyper-parameters
@@ -277,8 +277,12 @@ class LowRankProcess(Process):
     renews: bool = False
 
     @property
+    def schedule(self) -> Any:
+        return self.chosen.schedule
+
+    @property
     def loss(self) -> Any:
-        return losses.resolve(self.choices["loss"])
+        return self.chosen.loss
 
     def stage(self, theta: Array, precision: Array | None = None) -> LowRankProcess:
         """The same with the pivots of these hyper-parameters held fixed."""
@@ -287,7 +291,7 @@ class LowRankProcess(Process):
 
     def certified(self, theta: Array, precision: Array | None = None) -> LowRankProcess | None:
         """The same with as few pivots as :meth:`BinaryProcess.stage` says. None: of no low rank."""
-        kernel, _ = self.parted(theta, self.choices["loss"])
+        kernel, _ = self.parted(theta, self.loss)
         most = max(1, min(len(self.X) // RANK_SHARE, MOST_RANK))
         try:
             known = self._typical_precision(theta) if precision is None else precision
@@ -306,7 +310,7 @@ class LowRankProcess(Process):
     def factor_by(self, theta: Array) -> LowRankFactor:
         """The factor of that rank, with the pivots of these hyper-parameters."""
         assert self.rank is not None
-        kernel, _ = self.parted(theta, self.choices["loss"])
+        kernel, _ = self.parted(theta, self.loss)
         return incomplete_cholesky(by_columns(kernel, self.X), self.rank)
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -316,13 +320,12 @@ class LowRankProcess(Process):
 
     def unfitted(self) -> LowRankGPPosterior:
         """The prior, before the first column of the factor."""
-        chosen, data = self._chosen(self.choices["loss"], self.schedule)
-        return without_columns(chosen, data, np.array(self.kernel.diag(self.X)))
+        return without_columns(self.chosen, self.data, np.array(self.kernel.diag(self.X)))
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters."""
         del gradient, checked
-        kernel, loss = self.parted(theta, self.choices["loss"])
+        kernel, loss = self.parted(theta, self.loss)
         with self.at_work():
             if self.pivots is None:
                 factor = self.factor_by(theta)
@@ -331,9 +334,9 @@ class LowRankProcess(Process):
                 factor = factor_at(columns, self.pivots, kernel.diag(self.X))
 
         def fit(schedule: Any, start: Any, callback: Callback | None = None) -> LowRankGPPosterior:
-            chosen, data = self._chosen(loss, schedule)
-            threads = self.threads
-            return fit_factor(chosen, factor, data, start, threads=threads, callback=callback)
+            chosen = self.chosen._replace(loss=loss, schedule=schedule)
+            given: dict[str, Any] = {"threads": self.threads, "callback": callback}
+            return fit_factor(chosen, factor, self.data, start, **given)
 
         def slope(post: LowRankGPPosterior) -> Array:
             with self.at_work():
@@ -344,22 +347,9 @@ class LowRankProcess(Process):
 
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The exact process of some of the rows."""
-        parts = (self.choices.get(name) for name in ("y", "weights", "offset"))
-        y, weights, offset = (None if part is None else part[rows] for part in parts)
-        loss = losses.resolve(self.choices["loss"]).with_offset(offset is not None)
-        chosen = choose_process(loss, self.choices["scheme"], self.schedule)
-        process = chosen.problem(responses_of(loss, y, len(rows), weights, offset))
-        X, parameters = self.X[rows], self.parameters
-        parameters = parameters._replace(loss=parameters.loss.with_offset(loss.has_offset))
-        return BinaryProcess(X, self.kernel, process, 0.0, Distances(X), parameters=parameters)
-
-    def _chosen(self, loss: Any, schedule: Any) -> tuple[Choices, Data]:
-        """The choices of a fit, and its responses and weights."""
-        y, weights, offset = (self.choices[name] for name in ("y", "weights", "offset"))
-        loss = losses.resolve(loss).with_offset(offset is not None)
-        asked = {"weights": weights}
-        chosen = choose(loss, self.choices["scheme"], "full", None, schedule, given=asked)
-        return chosen, responses_of(loss, y, len(self.X), weights, offset)
+        chosen = choose_process(self.loss, self.chosen.scheme, self.schedule)
+        X, process = self.X[rows], chosen.problem(self.data.taken(rows))
+        return BinaryProcess(X, self.kernel, process, 0.0, Distances(X), parameters=self.parameters)
 
 
 @dataclass(frozen=True, eq=False)
