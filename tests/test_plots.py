@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import epfast
 from tests.oracles.data import classes, process
@@ -108,6 +109,11 @@ def test_calibration():
         other = plots.calibration(words, **given, bins=4)
         np.testing.assert_allclose(other.lines[1].get_ydata(), 1.0 - observed[::-1])
         assert other.get_ylabel() == "observed share of yes, 4 bins"
+    drawn = np.array([line[:, 1] for line in ax.collections[0].get_segments()])
+    wilson = [
+        stats.binomtest(int(25 * share), 25).proportion_ci(method="wilson") for share in observed
+    ]
+    np.testing.assert_allclose(drawn, wilson, atol=1e-12)
     named = plots.calibration(words, p, bins=4, pos_label="no")
     np.testing.assert_allclose(named.lines[1].get_ydata(), observed)
     with pytest.raises(ValueError, match=r"labels \['a', 'b', 'c'\]; allowed: two"):

@@ -4,12 +4,15 @@
 "do not use" is never said of a right one: means within 0.1 exact sds, sds within 12 %.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 import epfast
 from epfast import losses
+from epfast.inference import certificates
 from tests.oracles.small_models import drawn_model
 
 pytestmark = [
@@ -102,6 +105,29 @@ def test_nor_are_they_looked_for_under_a_prior_of_sites():
     check = epfast.fit_linear(X, y, **given).check()
     assert check.verdict == "usable"
     assert "of this mode" in check.reason
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize(
+    ("shift", "factor", "verdict", "words"),
+    [
+        (0.5, 1.5, "uncertain", "0.5 sd away"),
+        (3.5, 1.0, "do not use", "3.5 sd from"),
+        (0.0, 4.0, "do not use", "4 times too small"),
+    ],
+)
+def test_judged_by_the_closest_gaussian_in_any_unit(unit, shift, factor, verdict, words):
+    """Where draws are too few. A coordinate that is known counts for nothing."""
+    sd = unit * np.array([2.0, 0.0, 1.0])
+
+    def proposal(mean, spread):
+        return SimpleNamespace(moments=lambda: (mean, spread), is_best=True)
+
+    here = proposal(np.zeros(3), sd)
+    found = certificates._beside(here, proposal(shift * sd, factor * sd))
+    assert found[0] == verdict
+    assert words in found[1]
+    assert certificates._beside(here, None)[0] == "uncertain"
 
 
 def test_weights_of_a_process_count():

@@ -485,6 +485,16 @@ def test_batches_are_damped_unless_told(schedule, batch):
     assert post.log_predictive(rows, y).mean() > -0.5 * np.log(2.0 * np.pi * y.var()) - 0.5
 
 
+def test_passes_that_flee_warn():
+    """Undamped ones of large batches. Ordinary ones are silent, see above."""
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((240, 3))
+    y = np.sin(2.0 * rows[:, 0]) + 0.1 * rng.standard_normal(240)
+    schedule = SEP(sweeps=20, tol=0.0, order="shuffled", batch=120, damping=1.0)
+    with pytest.warns(ConvergenceWarning, match="passes flee"):
+        fit_network(rows, y, hidden=(20,), schedule=schedule)
+
+
 def test_rows_that_are_refused_in_part_warn():
     """Sites of one weight of each of ten rows are more than the belief: they have no cavity."""
     post = fit("EP", 3)
