@@ -110,9 +110,8 @@ def test_calibration():
         np.testing.assert_allclose(other.lines[1].get_ydata(), 1.0 - observed[::-1])
         assert other.get_ylabel() == "observed share of yes, 4 bins"
     drawn = np.array([line[:, 1] for line in ax.collections[0].get_segments()])
-    wilson = [
-        stats.binomtest(int(25 * share), 25).proportion_ci(method="wilson") for share in observed
-    ]
+    hits = np.rint(25 * observed).astype(int).tolist()
+    wilson = [stats.binomtest(k, 25).proportion_ci(method="wilson") for k in hits]
     np.testing.assert_allclose(drawn, wilson, atol=1e-12)
     named = plots.calibration(words, p, bins=4, pos_label="no")
     np.testing.assert_allclose(named.lines[1].get_ydata(), observed)
