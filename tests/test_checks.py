@@ -129,6 +129,24 @@ def test_other_names_of_choices(name):
                 _checks.choice("x", name.replace("_", "-").upper(), names)
 
 
+def test_functions():
+    for good in (lambda a, b: None, lambda *all: None, lambda a, b=1, *, c=2: None, np.add, dict):
+        _checks.function("f", good, "m", "v")
+    for bad in (lambda a: None, lambda a, b, c: None, lambda a, b, *, c: None):
+        with pytest.raises(TypeError, match=r"^f is a function of \(a.*; allowed: of \(m, v\)$"):
+            _checks.function("f", bad, "m", "v")
+    with pytest.raises(TypeError, match="^f is 3; allowed: a callable or None$"):
+        _checks.function("f", 3, "m", "v", other=" or None")
+
+
+@pytest.mark.parametrize(
+    "given", [{"callback": lambda info: None}, {"loss": lambda y, h: np.logaddexp(0.0, -y * h)}]
+)
+def test_functions_of_other_packages_are_refused_with_their_arguments(given):
+    with pytest.raises(TypeError, match=r"is a function of \(.*; allowed: of \("):
+        epfast.fit_linear(np.eye(2), [1, -1], **given)
+
+
 def test_integers():
     for value in (3, np.int64(3), np.uint8(3)):
         found = _checks.integer("n", value, least=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import math
 import numbers
 import os
@@ -683,9 +684,25 @@ def flag(name: str, value: Any) -> bool:
 
 
 def callback(value: Any) -> None:
-    """A callable, or None."""
-    if value is not None and not callable(value):
-        raise TypeError(f"callback is {describe(value)}; allowed: a callable or None")
+    """A function of a record and a state, or None."""
+    if value is not None:
+        function("callback", value, "info", "state", other=" or None")
+
+
+def function(name: str, value: Any, *wanted: str, other: str = "") -> None:
+    """A function of these arguments, by position, as far as Python tells; other: also allowed."""
+    if not callable(value):
+        raise TypeError(f"{name} is {describe(value)}; allowed: a callable{other}")
+    try:
+        known = inspect.signature(value)
+    except (TypeError, ValueError):  # of C
+        return
+    try:
+        known.bind(*wanted)
+    except TypeError:
+        raise TypeError(
+            f"{name} is a function of {known}; allowed: of ({', '.join(wanted)}){other}"
+        ) from None
 
 
 def progress(value: Any) -> None:

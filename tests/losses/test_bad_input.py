@@ -38,7 +38,7 @@ KEYWORDS = [
     ("loss", [losses.resolve], BAD_LOSS),
     ("beta", [*EVERY, Loss("logistic").tempered], [v for v in BAD_POSITIVE if v is not None]),
     ("beta", EVERY, [None]),
-    ("beta", [CustomSite(len).tempered], [0.5, 2.0]),
+    ("beta", [CustomSite(np.add).tempered], [0.5, 2.0]),
     ("epsilon", [epfast.Quasi01, epfast.NoisyStep], [*BAD_POSITIVE, 1e-320]),
     ("epsilon", [epfast.NoisyStep], [0.5, 0.7]),
     ("knots", [partial(PiecewiseLinear, slopes=(0, 0, 0))], [(), (1, 0), (1, 1), (-1e308, 1e308)]),

@@ -75,11 +75,10 @@ class CustomLoss(NamedLoss):
             _, has_derivatives = CoreLoss.low_level(self.value)
             self._set(gives=SMOOTH if has_derivatives else SMOOTH - {"derivatives"})
             return
-        if not callable(self.value):
-            raise TypeError(f"value is {_checks.describe(self.value)}; allowed: a callable")
+        _checks.function("value", self.value, "margins")
         for name, function in functions.items():
-            if function is not None and not callable(function):
-                raise TypeError(f"{name} is {_checks.describe(function)}; allowed: a callable")
+            if function is not None:
+                _checks.function(name, function, "margins", other=" or None")
         if self.slope is None or self.curvature is None:
             self._set(gives=SMOOTH - {"derivatives"})
 
@@ -146,8 +145,8 @@ class CustomSite(NamedLoss):
                     f"moments is a LowLevelCallable of signature {found!r}; allowed: "
                     f"{SITE_SIGNATURE!r}"
                 )
-        elif not callable(self.moments):
-            raise TypeError(f"moments is {_checks.describe(self.moments)}; allowed: a callable")
+        else:
+            _checks.function("moments", self.moments, "m", "v")
 
     def core(self) -> CoreLoss:
         return CoreLoss.python(self._has_no_values)
