@@ -135,7 +135,7 @@ def test_functions():
     for bad in (lambda a: None, lambda a, b, c: None, lambda a, b, *, c: None):
         with pytest.raises(TypeError, match=r"^f is a function of \(a.*; allowed: of \(m, v\)$"):
             _checks.function("f", bad, "m", "v")
-    with pytest.raises(TypeError, match="^f is 3; allowed: a callable or None$"):
+    with pytest.raises(TypeError, match=r"^f is 3; allowed: a callable or None$"):
         _checks.function("f", 3, "m", "v", other=" or None")
 
 
