@@ -166,7 +166,7 @@ class Search:
         return found
 
     def learnt(self, u: Array, settled: bool = True) -> Learnt:
-        """What u says."""
+        """The hyper-parameters at u."""
         return Learnt(self.variance(u), self.loss(u), settled)
 
     def _at(self, u: Array) -> tuple[BinaryProblems, float | Array]:
