@@ -713,7 +713,7 @@ def test_tables(names, without_pandas, monkeypatch):
     found = rating.fit(games(names=names), time="time", draw="draw", **SET)
     table = found.table(0.9)
     if without_pandas:
-        assert isinstance(table, report.Table)
+        assert isinstance(table, report.TextTable)
     assert str(table)
     assert set(table["player"]) == {names(k) for k in range(7)}
     assert (np.diff(np.asarray(table["rating"])) <= 0.0).all()

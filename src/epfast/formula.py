@@ -54,7 +54,7 @@ OF_SCALE = Scale, "a prior of epfast.priors, such as HalfNormal(1.0)"
 OF_PAIRS = LKJ, "epfast.priors.LKJ, such as LKJ(2.0)"
 
 
-class Design:
+class ModelMatrix:
     """Columns of the terms of a formula: common ones, and effects with a column per level."""
 
     def __init__(self, formula: str, frame: Any, env: Any) -> None:
@@ -161,7 +161,7 @@ class FormulaFit:
     family: str
     posterior: IntegratedPosterior = field(repr=False)
     labels: tuple[str, ...] = field(repr=False)
-    design: Design = field(repr=False)
+    design: ModelMatrix = field(repr=False)
     #: names of the hyper-parameters, as in the tables
     hyper_labels: tuple[str, ...] = field(repr=False)
 
@@ -329,7 +329,7 @@ def fit(
     with _readable(formula, frame) as formulae:
         # functions in the formula are those of the caller
         env = formulae.environment.Environment.capture(2).with_outer_namespace(FUNCTIONS)
-        design = Design(formula, frame, env)
+        design = ModelMatrix(formula, frame, env)
         rows, offset, _ = design.rows(frame)
         y, unit, center = _response(design.model.response.term, family)
     if isinstance(weights, str):

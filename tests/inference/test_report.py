@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 import epfast
-from epfast.inference.report import Table
+from epfast.inference.report import TextTable
 from tests.oracles.data import classes, process
 
 pytestmark = pytest.mark.filterwarnings("ignore:::arviz")
@@ -58,7 +58,7 @@ def test_summary_is_a_frame(post):
 def test_summary_is_text_without_pandas(post, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     table = post.summary()
-    assert isinstance(table, Table)
+    assert isinstance(table, TextTable)
     np.testing.assert_array_equal(table["mean"], post.mean)
     lines = str(table).splitlines()
     assert lines[0].split() == ["mean", "sd", "2.5%", "97.5%", "P(>0)"]

@@ -17,9 +17,9 @@ from epfast.gaussian.held import LAST, newton, with_noise
 from epfast.gaussian.hyper import DRAWS, MOST
 from epfast.inference import DataWarning
 from epfast.inference.hyper import (
-    Design,
     HyperPoint,
     Surface,
+    WeightedPoints,
     axes_of,
     change,
     drawn,
@@ -52,7 +52,7 @@ UNBOUNDED, ENOUGH_ROWS = 1.5, 10
 SCALES = ("sd", "scale")
 
 
-class Target:
+class Averaging:
     """The log density of hyper-parameters under proper priors, whose points have fits."""
 
     def __init__(self, search: Search, learnt: Learnt, fits: Fits, scale: float) -> None:
@@ -166,14 +166,14 @@ class Target:
         by_post = zip(fits.posteriors, *(one.posteriors for one in others), strict=True)
         return max(change(post, list(beside), share) for post, *beside in by_post)
 
-    def design(self, surface: Surface) -> Design | None:
+    def design(self, surface: Surface) -> WeightedPoints | None:
         """Points of the average. None: the density has no end."""
         if not self.search.alone:
             surface.measure()
         few = len(self.names) <= 2
         return grid(surface, 1.0, DROP) if few else drawn([surface], DRAWS, 0)
 
-    def mixture(self, design: Design, mode: HyperPoint) -> tuple[Averaged, Learnt]:
+    def mixture(self, design: WeightedPoints, mode: HyperPoint) -> tuple[Averaged, Learnt]:
         """The average of the fits of the points."""
         search = self.search
         values = np.array([point.value for point in design.points]) + design.log_volumes
@@ -218,7 +218,7 @@ def averaged(
     always : bool
         Also where the average changes little.
     """
-    target, n_lost = Target(search, learnt, fits, scale), search.n_lost
+    target, n_lost = Averaging(search, learnt, fits, scale), search.n_lost
     if not 0 < len(target.names) <= MOST:
         return fits, learnt
     surface = target.surface(target.begin, ROUGH)

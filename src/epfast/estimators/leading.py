@@ -68,7 +68,7 @@ WHOLE, ROWS = 64, 512
 
 
 @dataclass(frozen=True)
-class Passed(Slopes):
+class PassResult(Slopes):
     """The sites of k problems after a pass, and the Gaussians that it began with."""
 
     #: the inverse of the prior variance
@@ -122,7 +122,7 @@ class Passed(Slopes):
         flat = State(np.ones(d), np.zeros(d), None, 0.0, 0)
         return [WarmStart(Sites(*some), flat.shift, flat) for some in zip(*parts, strict=True)]
 
-    def after(self, before: Passed) -> Passed:
+    def after(self, before: PassResult) -> PassResult:
         """With the trend from a fit before. With that one's where there is none to be seen."""
         away = math.log(before.precision / self.precision)
         if abs(away) < SAME or self.mean.shape != before.mean.shape:
@@ -145,13 +145,13 @@ class Leading:
         y = [one.data.y for one in problem.problems if one.data.y is not None]
         self.y, self.wide = np.concatenate(y), problem.intercept_variance
 
-    def certified(self, passed: Passed) -> bool:
+    def certified(self, passed: PassResult) -> bool:
         """Whether a fit may be believed: it has settled, or there is none."""
         return True
 
-    def fit(self, variance: float, schedule: Any, starts: Any = None) -> Passed:
+    def fit(self, variance: float, schedule: Any, starts: Any = None) -> PassResult:
         """Passes, until what is left of their move is within the tolerance."""
-        start: Passed | None = None if starts is None else starts[0]
+        start: PassResult | None = None if starts is None else starts[0]
         with one_blas_thread(self.d), np.errstate(all="ignore"):
             sites, last, rate = self._sites(variance, start), math.inf, RATE
             for _ in range(PASSES):
@@ -161,14 +161,14 @@ class Leading:
                 if rate * moved <= schedule.tol or moved <= ROUNDING:
                     moves = sites.precision - before.precision
                     spread = self._spread(roots, s, moves if moved > CORRECTED_FROM else None)
-                    passed = Passed(1.0 / variance, sites, mean, roots, spread)
+                    passed = PassResult(1.0 / variance, sites, mean, roots, spread)
                     return passed if start is None else passed.after(start)
                 if not rate < 1.0:
                     break
                 last = moved
         raise FloatingPointError("passes do not converge")
 
-    def _sites(self, variance: float, start: Passed | None) -> Sites:
+    def _sites(self, variance: float, start: PassResult | None) -> Sites:
         """Those of a start, or by what the prior leaves open."""
         if start is not None:
             return start.at(1.0 / variance)

@@ -36,7 +36,7 @@ from epfast.estimators.evidence import (
     problems_of,
 )
 from epfast.estimators.jobs import jobs_of
-from epfast.estimators.parameters import OfPower, Parameters, warn_ends
+from epfast.estimators.parameters import LossParameters, OfPower, warn_ends
 from epfast.estimators.search import Learnt, Search, common_variance, warn_lost
 from epfast.estimators.spectrum import Spectrum, log_spread_of_residuals, without_offset
 from epfast.gaussian import FullPosterior, IntegratedPosterior, Problem, notes
@@ -310,7 +310,7 @@ class LinearModel(Coefficients):
         self.n_iter_ = max(len(post.history) for post in self.posteriors_)
         self.converged_ = all(post.converged for post in self.posteriors_)
 
-    def _parameters(self, binary: BinaryProblems) -> Parameters:
+    def _parameters(self, binary: BinaryProblems) -> LossParameters:
         """The parameters to be learnt."""
         problem = binary.problems[0]
         data, learn = problem.data, self.learn
@@ -319,7 +319,7 @@ class LinearModel(Coefficients):
             learn = ()
         shifts = bool(self.fit_intercept)
         assert data.y is not None
-        found = Parameters.of(problem.loss, learn, data.y, data.weights, shifts)
+        found = LossParameters.of(problem.loss, learn, data.y, data.weights, shifts)
         if found.names and not possible:
             raise ValueError(
                 f"learn is {self.learn!r}, so that {', '.join(found.names)} of the loss would be "

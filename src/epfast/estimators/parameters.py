@@ -47,7 +47,7 @@ ENDS = {
 }
 
 
-class Parameters(NamedTuple):
+class LossParameters(NamedTuple):
     """Learnable parameters of a loss: logs of positive numbers. Of cuts the middle, logs of gaps.
 
     The middle is the mean of the cuts between classes that have rows, so that classes in the
@@ -65,7 +65,7 @@ class Parameters(NamedTuple):
     @classmethod
     def of(
         cls, loss: Loss, learn: Any, responses: Array, weights: Array | None, shifts: bool
-    ) -> Parameters:
+    ) -> LossParameters:
         """Those that ``learn`` names. None: the first of the loss, where it has some.
 
         shifts: whether something else in the model shifts all cuts, so that their middle is held.
@@ -126,7 +126,7 @@ class Parameters(NamedTuple):
         several = scales.any() and self.loss.log_concave is not False
         return [self.start + shift * scales for shift in (SHIFTS if several else SHIFTS[:1])]
 
-    def only(self, names: tuple[str, ...], loss: Loss) -> Parameters:
+    def only(self, names: tuple[str, ...], loss: Loss) -> LossParameters:
         """Some of them, all of which are numbers. The others are as the loss has them."""
         bounds = [self.bounds[part] for name, part in self.places if name in names]
         none = np.empty((0, 2))
@@ -303,7 +303,7 @@ def _unseen(loss: Loss, responses: Array, weights: Array | None) -> tuple[int, .
     return tuple(np.flatnonzero(mass == 0.0).tolist())
 
 
-def warn_ends(parameters: Parameters, loss: Loss, post: Any) -> None:
+def warn_ends(parameters: LossParameters, loss: Loss, post: Any) -> None:
     """Warn of parameters at an end of their range, or that y does not tell from one.
 
     post: the posterior with these parameters. None: there is none.

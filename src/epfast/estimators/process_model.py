@@ -26,15 +26,15 @@ from epfast.estimators.evidence import normalised
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.estimators.kernels import ROWS, Distances, Stationary, at_bounds, ladder
 from epfast.estimators.neighbors import AT_NEW, COUNT, Neighbors
-from epfast.estimators.parameters import Parameters, warn_ends, weak_prior
+from epfast.estimators.parameters import LossParameters, warn_ends, weak_prior
 from epfast.estimators.process_search import Maximum, search
 from epfast.estimators.processes import (
     LEAST,
     NO_PARAMETERS,
+    AnyProcess,
     BinaryProcess,
     LatentProcess,
     LowRankProcess,
-    Problem,
     evidence_at,
     fit_at,
     least_bytes,
@@ -45,7 +45,7 @@ from epfast.gaussian.choices import choose, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import warn_of_process
 from epfast.gaussian.hyper import MOST, Unknown, averaged
-from epfast.gaussian.hyper_gp import LONGER, IntegratedProcess, Processes, parameters_of
+from epfast.gaussian.hyper_gp import LONGER, IntegratedProcess, ProcessTarget, parameters_of
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import Data, check_positive, kernel_in_memory, responses_of
@@ -150,20 +150,22 @@ class ProcessModel(Posteriors):
     def _schedule(self) -> Schedule:
         return SCHEDULE if self.schedule is None else self.schedule
 
-    def _learnable(self, loss: losses.Loss, responses: Array, weights: Array | None) -> Parameters:
+    def _learnable(
+        self, loss: losses.Loss, responses: Array, weights: Array | None
+    ) -> LossParameters:
         """What the evidence sets of the loss."""
         learn = () if self.learn is None and self.optimizer is None else self.learn
         if self.optimizer is None and learn:
             raise ValueError(f"learn is {learn!r}; allowed with optimizer=None: ()")
         if learn == ():
             return NO_PARAMETERS._replace(loss=loss)
-        return Parameters.of(loss, learn, responses, weights, False)
+        return LossParameters.of(loss, learn, responses, weights, False)
 
     def _fit(
         self,
         rows: Any,
         kernel: Any,
-        parameters: Parameters,
+        parameters: LossParameters,
         targets: list[Any],
         weights: Array | None,
         noise: float,
@@ -280,8 +282,8 @@ class ProcessModel(Posteriors):
         targets: list[Any],
         weights: Array | None,
         offset: Array | None = None,
-        parameters: Parameters = NO_PARAMETERS,
-    ) -> list[Problem]:
+        parameters: LossParameters = NO_PARAMETERS,
+    ) -> list[AnyProcess]:
         """A problem for each class against the rest, or one."""
         loss, X, schedule = parameters.loss, self.X_train_, self._schedule
         if isinstance(loss, losses.LatentLoss):
@@ -359,7 +361,7 @@ class ProcessModel(Posteriors):
         )
 
     @contextmanager
-    def _explained(self, problems: list[Problem], thetas: list[Array]) -> Iterator[None]:
+    def _explained(self, problems: list[AnyProcess], thetas: list[Array]) -> Iterator[None]:
         """Fits at these hyper-parameters, whose errors name the kernel or the memory to blame."""
         try:
             yield
@@ -402,7 +404,7 @@ class ProcessModel(Posteriors):
         X, schedule = self.X_train_, self._schedule
         return LatentProcess(X, kernel, target, known, self.scheme, schedule, self._jitter)
 
-    def _search(self, problems: list[Problem], thetas: list[Array], warm: bool) -> list[Maximum]:
+    def _search(self, problems: list[AnyProcess], thetas: list[Array], warm: bool) -> list[Maximum]:
         """The hyper-parameters that maximise the evidence."""
         # None is a seed as well: a fit depends on its arguments only
         rng = check_random_state(0 if self.random_state is None else self.random_state)
@@ -427,7 +429,7 @@ class ProcessModel(Posteriors):
             + [rng.uniform(*bounds.T) for _ in range(self.n_restarts_optimizer)]
             for theta in thetas
         ]
-        pilots: list[Problem] | None = None
+        pilots: list[AnyProcess] | None = None
         if self.kernel is None or self.rank is not None:
             pilots = [problem.pilot(pilot_rows(n)) for problem in problems]
         with self._explained(problems, thetas):
@@ -449,7 +451,7 @@ class ProcessModel(Posteriors):
         return found
 
     def _posteriors(
-        self, problems: list[Problem], thetas: list[Array], starts: list[Any]
+        self, problems: list[AnyProcess], thetas: list[Array], starts: list[Any]
     ) -> list[Any]:
         """The fits at the hyper-parameters found. Repaired, unless they were to be as asked."""
         searched = self.optimizer is not None and len(problems[0].bounds) > 0
@@ -481,7 +483,7 @@ class ProcessModel(Posteriors):
         return posts
 
     def _average(
-        self, problem: Problem, theta: Array, post: Any, scale: float
+        self, problem: AnyProcess, theta: Array, post: Any, scale: float
     ) -> IntegratedProcess | None:
         """The average over hyper-parameters. None: the most probable ones stand for it.
 
@@ -536,7 +538,7 @@ class ProcessModel(Posteriors):
         if not 0 < len(unknowns) <= MOST:
             return None
         longer = np.array([np.log(LONGER) * ("length_scale" in one.name) for one in unknowns])
-        target = Processes(
+        target = ProcessTarget(
             partial(problem.at, gradient=True),
             cast(EP, schedule),
             unknowns,

@@ -16,11 +16,11 @@ from epfast.estimators.descent import descend, root_of_slopes
 from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.processes import (
     PILOT,
+    AnyProcess,
     BinaryProcess,
     Guess,
     LowRankProcess,
     NearestProcess,
-    Problem,
     fitted,
 )
 from epfast.gaussian import GPPosterior, LowRankGPPosterior
@@ -114,7 +114,7 @@ class Descent:
     """One run of an optimizer over minus the log evidence of a problem."""
 
     def __init__(
-        self, problem: Problem, start: Guess | None = None, *, pilot: bool = False
+        self, problem: AnyProcess, start: Guess | None = None, *, pilot: bool = False
     ) -> None:
         schedule = problem.schedule
         self.plain, self.refine = schedule, not pilot and len(problem.X) <= PILOT
@@ -280,7 +280,7 @@ def descended(
 
 
 def maxima(
-    problems: list[Problem],
+    problems: list[AnyProcess],
     starts: list[list[Start]],
     climb: Callable[[Any, Start, list[Descent]], Maximum],
     n_jobs: int | None,
@@ -318,8 +318,8 @@ def maxima(
 
 
 def search(
-    problems: list[Problem],
-    pilots: list[Problem] | None,
+    problems: list[AnyProcess],
+    pilots: list[AnyProcess] | None,
     starts: list[list[Array]],
     optimizer: Any,
     n_jobs: int | None,

@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
 from epfast.estimators.kernels import Distances, Stationary
 from epfast.estimators.neighbors import AT_NEW, Neighbors
-from epfast.estimators.parameters import Parameters
+from epfast.estimators.parameters import LossParameters
 from epfast.gaussian import (
     GPPosterior,
     KernelColumns,
@@ -29,10 +29,10 @@ from epfast.gaussian.choices import Choices, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
-from epfast.gaussian.hyper_gp import Fitted as Point
+from epfast.gaussian.hyper_gp import ProcessPoint
 from epfast.gaussian.low_rank import fit_factor, without_columns
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
-from epfast.gaussian.problem import Data, Problem as Fitted, checked_kernel
+from epfast.gaussian.problem import Data, Problem, checked_kernel
 from epfast.gaussian.process_posterior import contracted
 from epfast.inference import FAILURES, Callback, Sites, SweepInfo
 from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
@@ -69,7 +69,7 @@ TRIES = 3
 
 # ---- problems ----
 
-NO_PARAMETERS = Parameters(losses.Gaussian(), (), np.empty((0, 2)))
+NO_PARAMETERS = LossParameters(losses.Gaussian(), (), np.empty((0, 2)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class Process:
     X: Array
     kernel: Any
     #: of the loss, which follow those of the kernel in theta
-    parameters: Parameters = field(default=NO_PARAMETERS, kw_only=True)
+    parameters: LossParameters = field(default=NO_PARAMETERS, kw_only=True)
     #: of BLAS
     threads: int | None = field(default=None, kw_only=True)
 
@@ -127,7 +127,7 @@ class BinaryProcess(Process):
     """One binary problem, exact."""
 
     #: the fit of a process, without its kernel
-    process: Fitted
+    process: Problem
     jitter: float
     #: of the rows, which the problems of several classes share
     distances: Distances
@@ -166,7 +166,7 @@ class BinaryProcess(Process):
         exact = replace(self, low_rank=None, neighbors=None)
         return replace(exact, X=X, process=some, distances=Distances(X))
 
-    def stage(self, theta: Array, precision: Array | None = None) -> Form:
+    def stage(self, theta: Array, precision: Array | None = None) -> ProcessForm:
         """The process as fits near these hyper-parameters have it.
 
         That is the one by a factor whose truncation error is half of NATS at most, where there is
@@ -204,7 +204,7 @@ class BinaryProcess(Process):
         post: GPPosterior = unfitted(some.process.with_kernel(_owned(self.kernel(some.X), some.X)))
         return post
 
-    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
+    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters. A check of the kernel matrix is O(n^3 / 3)."""
         kernel, loss = self.parted(theta, self.process.loss)
         ours, dK = self.process._replace(loss=loss), np.empty((0, 0, 0))
@@ -230,9 +230,9 @@ class BinaryProcess(Process):
             by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
             return self.with_slopes(np.array(by_kernel), post)
 
-        return Point(fits_of(process, gradient), slope)
+        return ProcessPoint(fits_of(process, gradient), slope)
 
-    def _shaped(self, shape: Stationary, ours: Fitted, gradient: bool) -> Point:
+    def _shaped(self, shape: Stationary, ours: Problem, gradient: bool) -> ProcessPoint:
         """As :meth:`at`, from the distances of the rows."""
         with self.at_work():
             matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.pool)
@@ -243,7 +243,7 @@ class BinaryProcess(Process):
                 by_kernel = shape.gradient(matrix, post.alpha, self.distances)
             return self.with_slopes(by_kernel, post)
 
-        return Point(fits_of(process, gradient), slope)
+        return ProcessPoint(fits_of(process, gradient), slope)
 
 
 def least_bytes(n: int) -> float:
@@ -251,8 +251,8 @@ def least_bytes(n: int) -> float:
     return 8.0 * LEAST * n**2
 
 
-def fits_of(process: Fitted, gradient: bool) -> Callable[..., GPPosterior]:
-    """``fit`` of a :class:`Point`, of a process with its kernel."""
+def fits_of(process: Problem, gradient: bool) -> Callable[..., GPPosterior]:
+    """``fit`` of a :class:`ProcessPoint`, of a process with its kernel."""
 
     def fit(schedule: Any, start: Any, callback: Callback | None = None) -> GPPosterior:
         ours, given = process._replace(schedule=schedule), {"slopes": gradient}
@@ -322,7 +322,7 @@ class LowRankProcess(Process):
         """The prior, before the first column of the factor."""
         return without_columns(self.chosen, self.data, np.array(self.kernel.diag(self.X)))
 
-    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
+    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del gradient, checked
         kernel, loss = self.parted(theta, self.loss)
@@ -343,7 +343,7 @@ class LowRankProcess(Process):
                 by_kernel = post.log_evidence_gradient(slopes_of(kernel, self.X, post.pivots))
             return self.with_slopes(by_kernel, post)
 
-        return Point(fit, slope)
+        return ProcessPoint(fit, slope)
 
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The exact process of some of the rows."""
@@ -373,7 +373,7 @@ class NearestProcess:
         """See :meth:`BinaryProcess.searched`: that of some of the rows."""
         return self.whole.pilot(pilot_rows(len(self.whole.X), SOME))
 
-    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
+    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del gradient, checked
         whole, n = self.whole, len(self.whole.X)
@@ -386,7 +386,7 @@ class NearestProcess:
             given = process._replace(schedule=schedule), some, wider
             return fit_nearest(*given, start, callback)
 
-        return Point(fit, without_evidence)
+        return ProcessPoint(fit, without_evidence)
 
 
 def without_evidence(*_: Any) -> Never:
@@ -453,7 +453,7 @@ class LatentProcess(Process):
         """The problem of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows])
 
-    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
+    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del checked
         kernel, dK = self.kernel.clone_with_theta(theta), np.empty((0, 0, 0))
@@ -472,15 +472,15 @@ class LatentProcess(Process):
         def slope(post: LatentGPPosterior) -> Array:
             return post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
 
-        return Point(fit, slope)
+        return ProcessPoint(fit, slope)
 
 
-Problem = BinaryProcess | LowRankProcess | LatentProcess
+AnyProcess = BinaryProcess | LowRankProcess | LatentProcess
 #: what a search or a fit takes for a problem
-Form = Problem | NearestProcess
+ProcessForm = AnyProcess | NearestProcess
 
 
-def evidence_at(problem: Problem, theta: Array, gradient: bool) -> tuple[float, Array]:
+def evidence_at(problem: AnyProcess, theta: Array, gradient: bool) -> tuple[float, Array]:
     """The log evidence at some hyper-parameters, and its gradient where asked for."""
 
     def fit(form: Any, start: Any) -> tuple[Any, Array]:
@@ -496,7 +496,7 @@ def evidence_at(problem: Problem, theta: Array, gradient: bool) -> tuple[float, 
 
 
 def settled(
-    problem: Problem, theta: Array, start: Any, fit: Callable[[Any, Any], tuple[Any, Any]]
+    problem: AnyProcess, theta: Array, start: Any, fit: Callable[[Any, Any], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """``fit(form, start)`` of the form that the problem has at these hyper-parameters.
 
@@ -539,7 +539,7 @@ def _owned(K: Any, *others: Array) -> Array:
 # ---- fits that hold ----
 
 
-def fit_at(problem: Problem, theta: Array, start: Any, repair: bool) -> tuple[Any, bool]:
+def fit_at(problem: AnyProcess, theta: Array, start: Any, repair: bool) -> tuple[Any, bool]:
     """The fit at some hyper-parameters, and whether it holds. Their kernel matrix is checked."""
 
     def fit(form: Any, start: Any) -> tuple[Any, bool]:
@@ -570,7 +570,7 @@ class Stalled:
 
 
 def fitted(
-    point: Point,
+    point: ProcessPoint,
     schedule: Any,
     start: Any,
     *,

@@ -22,7 +22,7 @@ from epfast.estimators.base import ConvergenceWarning, EvidenceWarning
 from epfast.estimators.descent import END, descend, root_of_slopes
 from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
 from epfast.estimators.leading import leading
-from epfast.estimators.parameters import OfPower, Parameters
+from epfast.estimators.parameters import LossParameters, OfPower
 from epfast.estimators.spectrum import Spectrum
 from epfast.gaussian import Problem
 from epfast.gaussian.held import LAST, Held, gains, most_probable, newton, with_prior
@@ -140,7 +140,7 @@ class Search:
         #: see SHARE
         self.share = SHARE
 
-    def keep(self, parameters: Parameters, densities: list[Any]) -> None:
+    def keep(self, parameters: LossParameters, densities: list[Any]) -> None:
         """Seek these of the parameters, under priors over their logs. The others stay."""
         self.parameters = parameters
         self.bounds = np.concatenate([self.bounds[: self.k], parameters.bounds])

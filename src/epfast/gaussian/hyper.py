@@ -33,7 +33,15 @@ from epfast.gaussian.problem import (
 from epfast.gaussian.sources import column_names
 from epfast.gaussian.wide import in_d_by_d
 from epfast.inference import FAILURES, ConvergenceWarning, DataWarning
-from epfast.inference.hyper import Design, HyperPoint, Surface, composite, drawn, fixed_point, grid
+from epfast.inference.hyper import (
+    HyperPoint,
+    Surface,
+    WeightedPoints,
+    composite,
+    drawn,
+    fixed_point,
+    grid,
+)
 from epfast.inference.records import warn_user
 from epfast.losses import Loss
 from epfast.schedules import EP
@@ -99,7 +107,7 @@ class Unknown(NamedTuple):
         return value, slope, (self.prior.over_log(u + 1e-6)[1] - slope) / 1e-6
 
 
-class Block(NamedTuple):
+class CorrelatedGroups(NamedTuple):
     """Groups whose effects of one level are correlated."""
 
     #: numbers of their sds among the unknowns, (q,), and of their correlations, (q (q - 1) / 2,)
@@ -198,7 +206,7 @@ class Target:
         return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
 
 
-class Rows(Target):
+class LinearTarget(Target):
     """The target of a linear model."""
 
     def __init__(
@@ -207,7 +215,7 @@ class Rows(Target):
         unknowns: list[Unknown],
         mean: Array,
         variance: Array,
-        blocks: list[Block],
+        blocks: list[CorrelatedGroups],
     ) -> None:
         """variance: (d,) of the columns that have no unknown one; sds come first, then blocks'."""
         self.problem, self.unknowns = problem, unknowns
@@ -564,7 +572,9 @@ def fit_hyper(
     ones = intercept_variance(intercept)
     if ones is not None:
         variance = np.append(variance, ones)
-    return averaged(Rows(problem, [*unknowns, *numbers], mean, variance, blocks), strategy, seed)
+    return averaged(
+        LinearTarget(problem, [*unknowns, *numbers], mean, variance, blocks), strategy, seed
+    )
 
 
 def checked_seed(strategy: Any, rng: Any, schedule: Any) -> int:
@@ -587,7 +597,9 @@ def checked_likelihood(loss: Any, y: ArrayLike) -> Loss:
     return chosen
 
 
-def _large(X: Any, groups: list[Unknown], blocks: list[Block]) -> NDArray[np.intp] | None:
+def _large(
+    X: Any, groups: list[Unknown], blocks: list[CorrelatedGroups]
+) -> NDArray[np.intp] | None:
     """The columns (J, q) of a large group, of which a row has one level. None: there is none.
 
     And of all other groups that have the same levels.
@@ -647,7 +659,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
     if strategy == "eb":
         _warn_of_tails(rows, mode)
         at = mode.u[None]
-        only = Design([mode], np.zeros(1), at, np.ones(1))
+        only = WeightedPoints([mode], np.zeros(1), at, np.ones(1))
         return _mixture(rows, only, mode, names)
 
     def fitted(u: Array, near: Any) -> HyperPoint | None:
@@ -690,7 +702,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
 
 
 def _mixture(
-    rows: Any, design: Design, mode: HyperPoint, names: tuple[str, ...]
+    rows: Any, design: WeightedPoints, mode: HyperPoint, names: tuple[str, ...]
 ) -> IntegratedPosterior:
     log_prior = [rows.log_prior(point.u)[0] for point in design.points] + design.log_volumes
     values = log_prior + np.array([point.fit.log_evidence for point in design.points])
@@ -786,7 +798,9 @@ def _checked_groups(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
     return found
 
 
-def _checked_blocks(given: Any, groups: list[Unknown]) -> tuple[list[Block], list[Unknown]]:
+def _checked_blocks(
+    given: Any, groups: list[Unknown]
+) -> tuple[list[CorrelatedGroups], list[Unknown]]:
     """Groups that are correlated, and their correlations, checked."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(
@@ -794,7 +808,7 @@ def _checked_blocks(given: Any, groups: list[Unknown]) -> tuple[list[Block], lis
             "in sds, or None"
         )
     known = {one.name: k for k, one in enumerate(groups)}
-    blocks: list[Block] = []
+    blocks: list[CorrelatedGroups] = []
     found: list[Unknown] = []
     for names, prior in (given or {}).items():
         where = f"correlations[{names!r}]"
@@ -818,7 +832,7 @@ def _checked_blocks(given: Any, groups: list[Unknown]) -> tuple[list[Block], lis
                 "per level in each, in the same order"
             )
         own = len(groups) + len(found) + np.arange(q * (q - 1) // 2)
-        blocks.append(Block(sds, own, np.array(columns).T))
+        blocks.append(CorrelatedGroups(sds, own, np.array(columns).T))
         for i in range(q):
             for j in range(i):
                 found.append(Unknown(f"cor {names[j]},{names[i]}", prior, None, q - 2 - j))

@@ -46,7 +46,7 @@ LONGER = 4.0
 REACH = 25.0
 
 
-class Fitted(NamedTuple):
+class ProcessPoint(NamedTuple):
     """What a process says at its hyper-parameters."""
 
     #: ``fit(schedule, start, callback=None)`` gives the posterior
@@ -55,7 +55,7 @@ class Fitted(NamedTuple):
     gradient: Callable[[Any], Array]
 
 
-class Processes(Target):
+class ProcessTarget(Target):
     """The target of a process."""
 
     #: hyper-parameters from their logs
@@ -65,7 +65,7 @@ class Processes(Target):
 
     def __init__(
         self,
-        at: Callable[[Array], Fitted],
+        at: Callable[[Array], ProcessPoint],
         schedule: EP,
         unknowns: list[Unknown],
         theta: Array,
@@ -143,7 +143,9 @@ class Processes(Target):
         return sorted(found, key=lambda one: -one.value)
 
 
-def at_kernel(process: Problem, K: Array, dK: Array, by_loss: Callable[[Any], Array]) -> Fitted:
+def at_kernel(
+    process: Problem, K: Array, dK: Array, by_loss: Callable[[Any], Array]
+) -> ProcessPoint:
     """A process with this kernel, (n, n), whose array it takes, and derivatives (n, n, p).
 
     by_loss: the gradient by numbers of the likelihood, from a posterior.
@@ -158,7 +160,7 @@ def at_kernel(process: Problem, K: Array, dK: Array, by_loss: Callable[[Any], Ar
         by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
         return np.append(by_kernel, by_loss(post))
 
-    return Fitted(fit, gradient)
+    return ProcessPoint(fit, gradient)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -369,7 +371,7 @@ def fit_hyper_gp(
     p = len(kernel.theta)
     start = [math.log(getattr(choices.loss, name)) for name, _ in of_loss]
 
-    def at(theta: Array) -> Fitted:
+    def at(theta: Array) -> ProcessPoint:
         K, dK = kernel.clone_with_theta(theta[:p])(rows, eval_gradient=True)
         K = np.array(K, dtype=np.float64, order="C")
         K[np.diag_indices(len(K))] += added
@@ -388,7 +390,7 @@ def fit_hyper_gp(
             *(np.log([choices.loss.limits(name)]) for name, _ in of_loss),
         ]
     )
-    target = Processes(
+    target = ProcessTarget(
         at,
         choices.schedule,
         [*unknowns, *free],

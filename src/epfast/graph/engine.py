@@ -32,7 +32,7 @@ from epfast.graph.blocks import (
 )
 from epfast.graph.factors import Batch
 from epfast.graph.limit import FIRST, SLOW, Limit
-from epfast.graph.problem import GraphProblem, GraphState, Program
+from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
 from epfast.graph.resuming import kept_sites
 from epfast.graph.variables import Index, LinearForm
 from epfast.inference import Counts, Summary
@@ -274,7 +274,7 @@ class GraphEngine:
     def _resumed(self, part: LinearPart, start: Any) -> Any:
         """The state of a linear model with its sites in an earlier posterior."""
         alone = self.problem._replace(batches=(part.batch,))
-        rows = Program((np.arange(part.batch.n),), self.program.segments)
+        rows = UpdateOrder((np.arange(part.batch.n),), self.program.segments)
         known = None if self.problem.tied else kept_sites(alone, rows, start)
         return part.init(known, start.state.sweeps)
 

@@ -14,7 +14,7 @@ from epfast.graph.blocks import belief_of
 from epfast.graph.engine import FAR, remedy_for
 from epfast.graph.factors import Batch, form_of
 from epfast.graph.posterior import GraphPosterior
-from epfast.graph.problem import GraphProblem, Program
+from epfast.graph.problem import GraphProblem, UpdateOrder
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import change
 from epfast.operators.density import FactorRows
@@ -161,7 +161,7 @@ class JointEngine:
         return remedy_for(self.waited)
 
     @property
-    def program(self) -> Program:
+    def program(self) -> UpdateOrder:
         """Rows in the order in which they were added, since sites are stored by batch."""
         return self.problem.program(self.problem.order())
 

@@ -23,7 +23,7 @@ from epfast.graph.learned import operator_of
 from epfast.graph.problem import (
     GraphProblem,
     GraphState,
-    Program,
+    UpdateOrder,
 )
 from epfast.graph.variables import Block, Index, Scales, Variables
 from epfast.inference import SweepInfo
@@ -468,7 +468,7 @@ class GraphPosterior(Recorded):
         return np.asarray(ends.reshape(*variables.shape, 2))
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> UpdateOrder:
         """The order of the sites. A fit sets that of its sweeps."""
         rest = self.problem.rest(self.problem.linear())
         return rest.program(rest.order())

@@ -121,7 +121,7 @@ class GraphState(NamedTuple):
     linear: tuple[Any, ...] = ()
 
 
-class Program(NamedTuple):
+class UpdateOrder(NamedTuple):
     """The order of a sweep: sorted rows of each batch, and runs of independent factors."""
 
     #: for each batch its rows in the order of the program
@@ -410,14 +410,14 @@ class GraphProblem(NamedTuple):
         ]
         return np.argsort(np.concatenate([*time, []]), kind="stable")
 
-    def program(self, order: Index) -> Program:
+    def program(self, order: Index) -> UpdateOrder:
         """Runs of factors without a common variable, for a sequential order. O(edges).
 
         Factors of forms over a block are updated one after the other within a run.
         """
         batches = self.batches
         if not batches:
-            return Program((), np.empty((0, 3), dtype=np.intp))
+            return UpdateOrder((), np.empty((0, 3), dtype=np.intp))
         counts = np.concatenate([batch.terms.counts for batch in batches])
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
         variables = np.concatenate([batch.terms.variables for batch in batches])
@@ -426,4 +426,4 @@ class GraphProblem(NamedTuple):
         in_order = np.array([len(batch.parts) > 0 for batch in batches], dtype=np.uint8)
         n = len(self.families)
         rows, segments = runs(starts, variables, order, first, n, kind, in_order)
-        return Program(tuple(rows[a:b] - a for a, b in pairwise(first)), segments)
+        return UpdateOrder(tuple(rows[a:b] - a for a, b in pairwise(first)), segments)

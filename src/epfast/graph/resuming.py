@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from epfast._arrays import Array
-from epfast.graph.problem import GraphProblem, Program
+from epfast.graph.problem import GraphProblem, UpdateOrder
 
 
-def kept_sites(problem: GraphProblem, program: Program, start: Any) -> tuple[Array, Array]:
+def kept_sites(problem: GraphProblem, program: UpdateOrder, start: Any) -> tuple[Array, Array]:
     """Sites and log scales of factors that an earlier posterior has, in the order of the program.
 
     Sites of new factors are flat. If the factors of a batch now share a site, it is the mean of

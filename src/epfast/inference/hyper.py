@@ -54,7 +54,7 @@ class HyperPoint(NamedTuple):
     fit: Any
 
 
-class Design(NamedTuple):
+class WeightedPoints(NamedTuple):
     """Points, and the volume of u that each represents."""
 
     points: list[HyperPoint]
@@ -273,7 +273,7 @@ class Surface:
         return np.maximum(np.array(values, dtype=np.float64), worst)
 
 
-def grid(surface: Surface, step: float | None = None, drop: float = DROP) -> Design | None:
+def grid(surface: Surface, step: float | None = None, drop: float = DROP) -> WeightedPoints | None:
     """Points of a grid, of one or two hyper-parameters. None if the density has no end.
 
     Parameters
@@ -318,10 +318,10 @@ def grid(surface: Surface, step: float | None = None, drop: float = DROP) -> Des
         )(*fine)
     z = np.stack(np.meshgrid(*fine, indexing="ij"), -1).reshape(-1, m)
     logs = between.ravel() + surface.log_volume(z)
-    return Design(points, np.array(volumes), surface.u(z), _normal(logs), surface.n_lost)
+    return WeightedPoints(points, np.array(volumes), surface.u(z), _normal(logs), surface.n_lost)
 
 
-def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> Design:
+def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> WeightedPoints:
     """Quasi-random points, drawn from split Student-t densities along the axes of each mode.
 
     Parameters
@@ -354,7 +354,7 @@ def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> Desig
         more = count
 
 
-def composite(surface: Surface) -> Design:
+def composite(surface: Surface) -> WeightedPoints:
     """A central composite design (Rue, Martino & Chopin 2009, section 6.5)."""
     m, far = len(surface.mode.u), 1.1
     stars = math.sqrt(m) * np.concatenate([np.eye(m), -np.eye(m)])
@@ -369,7 +369,7 @@ def _student(m: int, size: int, seed: int) -> Array:
     return np.asarray(scipy.stats.t.ppf(np.clip(uniform, 1e-9, 1.0 - 1e-9), DF))
 
 
-def _between(surface: Surface, seed: int) -> Design:
+def _between(surface: Surface, seed: int) -> WeightedPoints:
     """All points that are known, with a cubic surface of the log density through them.
 
     A point has the mass of what is nearest to it. Weights of the points themselves by density over
@@ -399,7 +399,7 @@ def _between(surface: Surface, seed: int) -> Design:
     )
     some = np.flatnonzero(masses > 0.0)
     volumes = np.log(masses[some]) + total - values[some]
-    return Design(
+    return WeightedPoints(
         [points[k] for k in some], volumes, surface.u(nodes), probabilities, surface.n_lost
     )
 
@@ -416,11 +416,11 @@ def _calibrated(masses: Array, z: Array, nodes: Array, probabilities: Array) -> 
     return np.asarray(found / found.sum())
 
 
-def _of_points(points: list[HyperPoint], volumes: list[float], n_lost: int) -> Design:
+def _of_points(points: list[HyperPoint], volumes: list[float], n_lost: int) -> WeightedPoints:
     """A design whose nodes are its points."""
     values = np.array([point.value for point in points]) + volumes
     nodes = np.array([point.u for point in points])
-    return Design(points, np.array(volumes), nodes, _normal(values), n_lost)
+    return WeightedPoints(points, np.array(volumes), nodes, _normal(values), n_lost)
 
 
 def _corners(m: int) -> Array:

@@ -18,7 +18,7 @@ from epfast.inference.certificates import VERDICTS
 from epfast.inference.records import ConvergenceWarning, DataWarning, Recorded, warn_user
 
 
-class Table:
+class TextTable:
     """A table of numbers with a name per row. What is returned where pandas is missing.
 
     Attributes
@@ -59,11 +59,11 @@ def _text(value: Any) -> str:
 
 
 def table(index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any]) -> Any:
-    """A frame of pandas where pandas is there, with ``attrs``. Else a :class:`Table`."""
+    """A frame of pandas where pandas is there, with ``attrs``. Else a :class:`TextTable`."""
     try:
         from pandas import DataFrame
     except ImportError:
-        return Table(index, columns, attrs)
+        return TextTable(index, columns, attrs)
     frame = DataFrame(dict(columns), index=list(index))
     frame.attrs.update(attrs)
     return frame

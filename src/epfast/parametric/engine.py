@@ -49,7 +49,7 @@ class ParametricState(NamedTuple):
     sweeps: int
 
 
-class Model(Protocol):
+class RowModel(Protocol):
     """The rows of a fit and what one of them does to a belief. Scratch only, compiled.
 
     ``begin`` takes in a state, whose arrays ``visit`` and ``end`` change in place. In between the
@@ -189,7 +189,7 @@ class ParametricEngine:
 
     def __init__(
         self,
-        model: Model,
+        model: RowModel,
         schedule: Any,
         first: ParametricState,
         *,
