@@ -151,13 +151,6 @@ class TestSites:
         assert np.isnan(found.sd[1:]).all()
         assert np.isfinite(found.belief[0]).all()
 
-    def test_describe(self):
-        loss = epfast.losses.StudentT(df=3.0)
-        told = SiteOracle(loss, schemes.Laplace()).describe()
-        assert told["scheme"]["name"] == "laplace"
-        assert told["loss"]["name"] == "student_t"
-        assert SiteOracle(lambda h: h * h).describe() is None
-
     def test_refused(self):
         with pytest.raises(ValueError, match="of several latents; allowed: of one"):
             SiteOracle(epfast.losses.Multiclass(3))
@@ -407,7 +400,6 @@ class TestWhatIsMeant:
 
         found = as_oracle(Nothing()).answer([[1.0, 2.0]])
         assert_array_equal(found.belief, [[1.0, 2.0]])
-        assert Nothing().describe() is None
 
 
 def test_quadrature_numbers_are_kept():

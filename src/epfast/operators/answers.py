@@ -130,10 +130,6 @@ class Oracle:
             found,
         )
 
-    def describe(self) -> dict[str, Any] | None:
-        """The oracle as JSON, for files. None where it holds functions."""
-        return None
-
 
 def check_places(
     inputs: Any, outputs: Any, name: str = "outputs"

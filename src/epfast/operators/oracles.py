@@ -13,7 +13,6 @@ from scipy import LowLevelCallable
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.losses import CustomSite, Loss
-from epfast.losses.names import describe as describe_loss
 from epfast.operators.answers import (
     NOT_REPRESENTABLE,
     Answer,
@@ -26,7 +25,6 @@ from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.sampled import SampledFactor, with_data
 from epfast.operators.tilted import FactorCavities
 from epfast.schemes import ImportanceSampling, Scheme
-from epfast.schemes.kinds import describe as describe_scheme
 
 __all__ = [
     "Answer",
@@ -103,18 +101,6 @@ class SiteOracle(Oracle):
         belief = np.stack([m + v * slope, v * shrinkage], axis=1)
         reason = np.where(np.isfinite(triple).all(axis=0), np.where(shrinkage > 0.0, 0, 2), 1)
         return self.finished(messages, [belief], log_z, reason=reason)
-
-    def describe(self) -> dict[str, Any] | None:
-        loss, scheme = describe_loss(self.loss), describe_scheme(self.scheme)
-        if loss is None or scheme is None:
-            return None
-        return {
-            "oracle": "site",
-            "loss": loss,
-            "beta": self.loss.beta,
-            "offset": self.loss.has_offset,
-            "scheme": scheme,
-        }
 
 
 def responses_of(loss: Loss, data: Array | None, n: int) -> Array:

@@ -18,9 +18,8 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.losses import CustomLoss, CustomSite, Loss
-from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, Operator
-from epfast.operators.oracles import Answer, Oracle, SiteOracle, as_oracle
-from epfast.operators.settings import PAPER, Settings
+from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, PAPER, Operator
+from epfast.operators.oracles import Oracle, SiteOracle, as_oracle
 from epfast.schemes import Exact, RowScheme
 
 Triple = tuple[float, float, float]
@@ -101,7 +100,8 @@ class Learned(RowScheme):
             raise TypeError(f"{names} beside an operator, which has its own; allowed: none")
         if _checks.flag("paper", paper):
             settings = {**PAPER, **settings}
-        allowed = {field.name for field in fields(Settings)} - {"inputs", "output", "power"}
+        allowed = {field.name for field in fields(Operator)}
+        allowed -= {"oracle", "inputs", "output", "power"}
         for name in settings:
             _checks.choice("a setting", name, tuple(sorted(allowed)))
         self.polish = _checks.integer("polish", polish, least=0, most=10_000)
@@ -132,13 +132,12 @@ class Learned(RowScheme):
             raise ValueError(
                 "scheme is Learned with a factorised posterior; allowed: posterior='full'"
             )
-        mine = self.operator.settings
-        if mine.inputs != ("gaussian",) or mine.output != (0,):
-            raise ValueError(
-                f"the operator has inputs {mine.inputs} and output {mine.output}; allowed for "
-                "sites: one Gaussian input, output 0"
-            )
         operator, oracle = self.operator, self.operator.oracle
+        if operator.inputs != ("gaussian",) or operator.output != (0,):
+            raise ValueError(
+                f"the operator has inputs {operator.inputs} and output {operator.output}; allowed "
+                "for sites: one Gaussian input, output 0"
+            )
         if not isinstance(oracle, Oracle):
             # a scheme, for this loss; sites shift their cavities by offsets: the oracle sees none
             oracle = as_oracle(oracle, ("gaussian",), (0,), loss=loss.with_offset(False))
@@ -147,7 +146,8 @@ class Learned(RowScheme):
             usual_settings = {"data_width": data_width_of(loss), "tolerance": usual}
             operator = operator.asking(oracle, **usual_settings | self.settings, power=power)
         elif oracle is not operator.oracle:
-            operator = operator.asking(oracle, data_width=mine.data_width or data_width_of(loss))
+            width = operator.data_width or data_width_of(loss)
+            operator = operator.asking(oracle, data_width=width)
         else:
             operator = operator.copy()
         _check_loss(operator, loss, power)
@@ -162,8 +162,8 @@ class Learned(RowScheme):
                 "quadrature, 10 to 20 times faster: scheme='exact'",
                 DataWarning,
             )
-        tolerance = operator.settings.tolerance
-        noted = operator.settings.refits and operator.oracle.exact and not self.polish
+        tolerance = operator.tolerance
+        noted = operator.threshold is None and operator.oracle.exact and not self.polish
         if noted and (n or 0) * tolerance > ADDED_UP:
             warn_user(
                 f"the tolerance is {tolerance:g} for each of {n} sites, and errors that are alike "
@@ -190,10 +190,10 @@ class Learned(RowScheme):
             core,
             operator.core,
             AskOracle(operator),
-            power=operator.settings.power,
-            data=operator.settings.data_width,
-            targets=operator.settings.targets,
-            by_moments=operator.settings.features != "dictionary",
+            power=operator.power,
+            data=operator.data_width,
+            targets=operator.targets,
+            by_moments=operator.features != "dictionary",
         )
         return loss.tilted(core, site)
 
@@ -230,16 +230,13 @@ class AskOracle:
         cavity = np.array([[m, v]])
         data = None if y is None else y[None]
         if kind > AUDIT:  # a row of zeros is no cavity to learn from
-            answer = self.operator.oracle.answer(cavity, data, self.operator.settings.power)
+            answer = self.operator.oracle.answer(cavity, data, self.operator.power)
             return None if answer.reason[0] else (float(answer.log_z[0]), 0.0, 0.0)
-        answer = self.operator.ask((cavity,), data, x, predicted, kind)
-        return None if answer.reason[0] else triple_of(m, v, answer)
-
-
-def triple_of(m: float, v: float, answer: Answer) -> Triple:
-    """log Z and its two derivatives by the moments of the belief."""
-    mean, variance = answer.belief[0]
-    return float(answer.log_z[0]), float((mean - m) / v), float((variance / v - 1.0) / v)
+        targets, reason = self.operator.ask((cavity,), data, x, predicted, kind)
+        if reason:
+            return None
+        mean, variance = self.operator.beliefs((cavity,), targets[None])[0]
+        return float(targets[-1]), float((mean - m) / v), float((variance / v - 1.0) / v)
 
 
 def tolerance_for(n: int | None) -> float:
@@ -258,11 +255,11 @@ def data_width_of(loss: Loss) -> int:
 
 def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
     """Whether the operator is that of sites of this loss."""
-    mine, oracle = operator.settings, operator.oracle
-    if mine.power != power:
+    oracle = operator.oracle
+    if operator.power != power:
         raise ValueError(
-            f"the operator is of the power {mine.power:g}, and the schedule of {power:g}; allowed: "
-            "an operator for each power"
+            f"the operator is of the power {operator.power:g}, and the schedule of {power:g}; "
+            "allowed: an operator for each power"
         )
     if isinstance(oracle, SiteOracle) and oracle.loss != loss.with_offset(False):
         raise ValueError(
@@ -278,7 +275,7 @@ def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
             f"the oracle {oracle!r} gives no log Z, of which the evidence is made; allowed: "
             "one that does (has_log_z=True)"
         )
-    if data_width_of(loss) and not mine.data_width:
+    if data_width_of(loss) and not operator.data_width:
         raise ValueError(
             f"the operator takes no data, and sites of {loss!r} differ by y; allowed: "
             f"data_width={data_width_of(loss)}"
