@@ -62,7 +62,7 @@ class TestAll:
         np.testing.assert_array_equal(t, given)
 
     def test_errors_are_those_of_draws(self, name, rng):
-        """Targets of projections vary as statistics() and slopes() of their draws say."""
+        """Targets of projections vary as integrands() and slopes() of their draws say."""
         kind = KINDS[name]
         cavity = np.array([[1.3, 2.0]])
         belief = np.array([[0.8, 1.1]]) if name == "gaussian" else np.array([[3.0, 4.0]])
@@ -80,7 +80,9 @@ class TestAll:
             stats = [np.log(x).mean(axis=1), np.log1p(-x).mean(axis=1)]
         found = kind.usual(FAMILIES[name].matching(np.stack(stats, axis=1)))
         spread = kind.targets(np.repeat(cavity, times, axis=0), found).std(axis=0)
-        moved = kind.statistics(belief, u[:1])[0] @ kind.slopes(cavity, belief)[0].T
+        centre = np.log(0.75) if name == "gamma" else kind.location(kind.natural(belief))[0][0]
+        pair = np.stack(kind.integrands(u[0], np.asarray(centre)), axis=1)
+        moved = (pair - pair.mean(axis=0)) @ kind.slopes(cavity[0], belief[0]).T
         errors = np.sqrt((moved**2).sum(axis=0)) / draws
         np.testing.assert_allclose(spread, errors, rtol=0.15)
 

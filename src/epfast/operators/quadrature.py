@@ -51,7 +51,7 @@ class Line:
 
     def __init__(self, tilted: Tilted) -> None:
         self.tilted = tilted
-        self.kind: type[MessageKind] = tilted.kinds[-1]
+        self.kind: MessageKind = tilted.kinds[-1]
 
     def at_points(self, u: Array, cut: Cut) -> Array:
         """Log density at points (m, p)."""
@@ -213,7 +213,7 @@ class QuadratureMessages:
         return log_z, [*own, means[..., 0], means[..., 1]]
 
 
-def integrands(kind: type[MessageKind], u: Array, centre: Array, width: Array) -> list[Array]:
+def integrands(kind: MessageKind, u: Array, centre: Array, width: Array) -> list[Array]:
     """The two functions whose means give the projection, in units, at points (c, p)."""
     with np.errstate(all="ignore"):
         pair = kind.integrands(u, centre[:, None])
