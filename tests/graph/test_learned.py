@@ -258,7 +258,7 @@ class TestOracles:
             targets[data[:, 0] < 0.0] = np.nan
             return targets, None, np.where(data[:, 0] < 0.0, np.nan, -0.5)
 
-        oracle = CallableOracle(function, has_log_z=True, may_refuse=True)
+        oracle = CallableOracle(function, has_log_z=True)
         g = Graph()
         x = g.gaussian(3, mean=[1.0, 2.0, 3.0])
         batch = g.add(Factor(scheme=Operator(oracle, data_width=1)), x, y=[1.0, -1.0, 1.0])

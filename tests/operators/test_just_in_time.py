@@ -308,7 +308,7 @@ def test_what_is_refused_is_nan_and_counted():
         values[messages[:, 0] > 1.0] = np.nan
         return values, None
 
-    oracle = CallableOracle(gives, may_refuse=True)
+    oracle = CallableOracle(gives)
     op = epfast.Operator(oracle, batch=200)
     messages = cavities(100)
     found = op.project(messages)
@@ -343,7 +343,7 @@ def test_after_an_interrupt_it_goes_on(error, at):
 
 
 RETURNS = {
-    "NaN": (lambda m: (np.full((len(m), 2), np.nan), None), "NaN"),
+    "NaN": (lambda m: (np.full((len(m), 2), [0.0, np.nan]), None), "NaN"),
     "shape": (lambda m: (np.zeros((len(m), 3)), None), "shape"),
     "length": (lambda m: (np.zeros((len(m) + 1, 2)), None), "shape"),
     "no pair": (lambda m: np.zeros((len(m), 2)), "allowed: a tuple"),

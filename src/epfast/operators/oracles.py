@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,18 +61,14 @@ class SiteOracle(Oracle):
 
     loss: Any
     scheme: Any = "exact"
-    inputs: tuple[str, ...] = field(default=("gaussian",), init=False, repr=False)
-    outputs: tuple[int, ...] = field(default=(0,), init=False, repr=False)
-    exact: bool = field(default=True, init=False, repr=False)
-    reasons: tuple[str, ...] = field(
-        default=(
-            "",
-            "the scheme has no tilted moments there",
-            "the tilted variance is not positive",
-            NOT_REPRESENTABLE,
-        ),
-        init=False,
-        repr=False,
+    inputs = ("gaussian",)
+    outputs = (0,)
+    exact = True
+    reasons = (
+        "",
+        "the scheme has no tilted moments there",
+        "the tilted variance is not positive",
+        NOT_REPRESENTABLE,
     )
 
     def __post_init__(self) -> None:
@@ -142,8 +138,6 @@ class DensityOracle(Oracle):
         float64. data (N, q) where there are data.
     inputs : tuple of str, default=("gaussian",)
         Families of the variables, one or two. A :class:`epfast.SampledFactor` takes more.
-    scheme : QuadratureMessages, optional
-        The numbers of the quadrature.
     outputs : tuple of int, default=(0,)
         Places in inputs of the variables whose beliefs are given.
 
@@ -156,10 +150,12 @@ class DensityOracle(Oracle):
 
     log_density: Callable[..., ArrayLike]
     inputs: tuple[str, ...] = ("gaussian",)
-    scheme: QuadratureMessages = field(default_factory=QuadratureMessages)
     outputs: tuple[int, ...] = (0,)
-    exact: bool = field(default=True, init=False, repr=False)
-    reasons: tuple[str, ...] = field(default=("",), init=False, repr=False)
+    exact = True
+    reasons = (
+        *(reason.replace("log_t", "log_density") for reason in QuadratureMessages.reasons),
+        NOT_REPRESENTABLE,
+    )
 
     def __post_init__(self) -> None:
         if not callable(self.log_density):
@@ -167,14 +163,9 @@ class DensityOracle(Oracle):
                 f"log_density is {_checks.describe(self.log_density)}; allowed: a callable"
             )
         families, places = check_places(self.inputs, self.outputs)
-        if not isinstance(self.scheme, QuadratureMessages):
-            raise TypeError(
-                f"scheme is {_checks.describe(self.scheme)}; allowed: a graph.QuadratureMessages"
-            )
         if len(families) > 2:
             raise ValueError(f"inputs is {families}; allowed: one or two, or a SampledFactor")
-        reasons = (reason.replace("log_t", "log_density") for reason in self.scheme.reasons)
-        _checks.freeze(self, inputs=families, outputs=places, reasons=(*reasons, NOT_REPRESENTABLE))
+        _checks.freeze(self, inputs=families, outputs=places)
 
     def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
         n = len(messages[0])
@@ -189,7 +180,7 @@ class DensityOracle(Oracle):
             power,
         )
         density = Density(with_data(self.log_density), name="log_density")
-        found = self.scheme.fit(density, self.inputs, asked)
+        found = QuadratureMessages().fit(density, self.inputs, asked)
         beliefs = [kinds[j].usual(found.targets[j]) for j in self.outputs]
         return self.finished(messages, beliefs, found.log_z, reason=found.reason)
 
@@ -203,9 +194,9 @@ class CallableOracle(Oracle):
     function : callable
         ``f(messages[, data]) -> (values, errors)``, or ``(values, errors, log_z)`` with has_log_z.
         messages (n, 2 c) and data (n, q) are as in :meth:`Oracle.answer`. values (n, 2 outputs) are
-        site targets, or usual parameters of beliefs. errors (n, 2 outputs) are standard errors of
-        the site targets, with has_log_z (n, 2 outputs + 1), those of log_z last. None means that
-        there is no noise, or none is known. log_z is (n,).
+        site targets, or usual parameters of beliefs. A row of NaN refuses its message. errors
+        (n, 2 outputs) are standard errors of the site targets, with has_log_z (n, 2 outputs + 1),
+        those of log_z last. None means that there is no noise, or none is known. log_z is (n,).
     inputs, outputs
         As in :class:`DensityOracle`.
     exact : bool, default=False
@@ -213,8 +204,6 @@ class CallableOracle(Oracle):
         itself, and another answer is an error.
     gives : {"targets", "beliefs"}, default="targets"
     has_log_z : bool, default=False
-    may_refuse : bool, default=False
-        Whether a row of NaN values refuses its message. Else NaN is an error.
 
     Notes
     -----
@@ -228,17 +217,14 @@ class CallableOracle(Oracle):
     exact: bool = False
     gives: str = "targets"
     has_log_z: bool = False
-    may_refuse: bool = False
-    reasons: tuple[str, ...] = field(
-        default=("", "the function returned NaN", NOT_REPRESENTABLE), init=False, repr=False
-    )
+    reasons = ("", "the function returned NaN", NOT_REPRESENTABLE)
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"function is {_checks.describe(self.function)}; allowed: a callable")
         families, places = check_places(self.inputs, self.outputs)
         _checks.choice("gives", self.gives, ("targets", "beliefs"))
-        for name in ("exact", "has_log_z", "may_refuse"):
+        for name in ("exact", "has_log_z"):
             _checks.flag(name, getattr(self, name))
         _checks.freeze(self, inputs=families, outputs=places)
 
@@ -287,103 +273,72 @@ class CallableOracle(Oracle):
             )
         name = "{} that function returned".format
         values = _checks.array(name("values"), found[0], shape=(n, width), finite=False)
-        broken = np.asarray(~np.isfinite(values).all(axis=1))
-        silent = np.asarray(np.isnan(values).all(axis=1) & self.may_refuse)
-        if (broken & ~silent).any():
-            raise ValueError(
-                f"{name('values')} hold NaN or infinity; allowed: finite numbers"
-                + (", or a row of NaN" if self.may_refuse else " (may_refuse=True: or rows of NaN)")
-            )
-        log_z = np.full(n, np.nan)
+        fine = ~np.asarray(np.isnan(values).all(axis=1))
+        _checks.array(name("values"), values[fine], shape=(None, width))
+        log_z, sd = np.full(n, np.nan), np.zeros((n, width + 1))
         if self.has_log_z:
             log_z = _checks.array(name("log_z"), found[2], shape=(n,), finite=False)
-            _checks.array(name("log_z"), log_z[~silent], shape=(None,))
-        sd = np.zeros((n, width + 1))
+            _checks.array(name("log_z"), log_z[fine], shape=(None,))
         if found[1] is not None:
             known = width + self.has_log_z
             errors = _checks.array(name("errors"), found[1], shape=(n, known), finite=False)
-            _checks.array(name("errors"), errors[~silent], shape=(None, known))
-            if (errors[~silent] < 0.0).any():
+            sd[fine, :known] = _checks.array(name("errors"), errors[fine], shape=(None, known))
+            if (sd < 0.0).any():
                 raise ValueError(f"{name('errors')} hold a negative number; allowed: numbers >= 0")
-            if self.exact and errors[~silent].any():
+            if self.exact and sd.any():
                 raise ValueError(
                     f"{name('errors')} are not 0; allowed with exact=True: None (say exact=False)"
                 )
-            sd[:, :known] = np.where(silent[:, None], 0.0, errors)
         return values, sd, log_z
 
 
-def as_oracle(
-    given: Any,
-    inputs: tuple[str, ...] | None = None,
-    outputs: tuple[int, ...] | None = None,
-    *,
-    loss: Any = None,
-) -> Oracle:
+def oracle_of_scheme(given: str | Scheme, loss: Loss) -> Oracle:
+    """The oracle that asks a scheme about a loss.
+
+    :class:`epfast.ImportanceSampling` draws as a :class:`SampledFactor` does.
+    """
+    scheme = schemes.resolve(given)
+    if not isinstance(scheme, ImportanceSampling):
+        return SiteOracle(loss, scheme)
+    mine = SiteOracle(loss, "exact").loss
+    reason = scheme.refuses(mine, "row")
+    if reason is not None:
+        raise ValueError(reason)
+    density = LossDensity(mine)
+    return SampledFactor(log_density=density, draws=max(10, scheme.samples), seed=scheme.seed)
+
+
+def as_oracle(given: Any, inputs: tuple[str, ...], outputs: tuple[int, ...]) -> Oracle:
     """The oracle that is meant.
 
     Parameters
     ----------
-    given : Oracle, str, Scheme, Loss, scipy.LowLevelCallable or callable
-        A scheme, or its name, needs ``loss``. :class:`epfast.ImportanceSampling` draws as a
-        :class:`SampledFactor` does. A Loss is asked by scheme "exact". A LowLevelCallable has the
-        signature of :class:`epfast.losses.CustomSite`. Another callable is a
-        :class:`CallableOracle`.
-    inputs, outputs : tuple, optional
+    given : Oracle, Loss, scipy.LowLevelCallable or callable
+        A Loss is asked by scheme "exact". A LowLevelCallable has the signature of
+        :class:`epfast.losses.CustomSite`. Another callable is a :class:`CallableOracle`.
+    inputs, outputs : tuple
         As in :class:`DensityOracle`. What an oracle has is not changed.
-    loss : str or Loss, optional
-        For a scheme.
 
     Raises
     ------
     TypeError, ValueError
         For anything else, with what is allowed.
     """
-    if isinstance(given, type):
-        raise TypeError(f"oracle is the class {given.__name__}; allowed: an instance")
-    if isinstance(given, str | Scheme):
-        if loss is None:
-            raise ValueError(
-                f"oracle is {_checks.describe(given)} without a loss; allowed: a scheme and loss="
-            )
-        scheme = schemes.resolve(given)
-        found: Oracle
-        if isinstance(scheme, ImportanceSampling):
-            mine = SiteOracle(loss, "exact").loss
-            reason = scheme.refuses(mine, "row")
-            if reason is not None:
-                raise ValueError(reason)
-            found = SampledFactor(
-                log_density=LossDensity(mine), draws=max(10, scheme.samples), seed=scheme.seed
-            )
-        else:
-            found = SiteOracle(loss, scheme)
-    elif loss is not None:
-        raise TypeError(f"loss is given beside the oracle {given!r}; allowed: None")
-    elif isinstance(given, Oracle):
+    if isinstance(given, Oracle):
         found = given
-    elif isinstance(given, Loss):
-        found = SiteOracle(given)
-    elif isinstance(given, LowLevelCallable):
-        found = SiteOracle(CustomSite(given))
-    elif callable(given):
-        return CallableOracle(
-            given, ("gaussian",) if inputs is None else inputs, (0,) if outputs is None else outputs
-        )
+    elif isinstance(given, Loss | LowLevelCallable):
+        found = SiteOracle(given if isinstance(given, Loss) else CustomSite(given))
+    elif callable(given) and not isinstance(given, type):
+        return CallableOracle(given, inputs, outputs)
     else:
         raise TypeError(
-            f"oracle is {_checks.describe(given)}; allowed: an Oracle, a scheme with loss=, a "
-            "Loss, a SampledFactor, a callable (messages) -> (targets, errors), a LowLevelCallable"
+            f"oracle is {_checks.describe(given)}; allowed: an Oracle, a scheme, a Loss, a "
+            "SampledFactor, a callable (messages) -> (targets, errors), a LowLevelCallable"
         )
-    if inputs is not None or outputs is not None:
-        families, places = check_places(
-            found.inputs if inputs is None else inputs,
-            found.outputs if outputs is None else outputs,
-        )
-        for name, mine, wanted in (
-            ("inputs", found.inputs, families),
-            ("outputs", found.outputs, places),
-        ):
-            if mine != wanted:
-                raise ValueError(f"{name} is {wanted}; allowed with the oracle {found!r}: {mine}")
+    for name, mine, wanted in (
+        ("inputs", found.inputs, inputs),
+        ("outputs", found.outputs, outputs),
+    ):
+        if mine != wanted:
+            raise ValueError(f"{name} is {wanted}; allowed with the oracle {found!r}: {mine}")
     return found

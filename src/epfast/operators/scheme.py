@@ -19,7 +19,7 @@ from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.losses import CustomLoss, CustomSite, Loss
 from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, PAPER, Operator
-from epfast.operators.oracles import Oracle, SiteOracle, as_oracle
+from epfast.operators.oracles import Oracle, SiteOracle, oracle_of_scheme
 from epfast.schemes import Exact, RowScheme
 
 Triple = tuple[float, float, float]
@@ -140,7 +140,7 @@ class Learned(RowScheme):
             )
         if not isinstance(oracle, Oracle):
             # a scheme, for this loss; sites shift their cavities by offsets: the oracle sees none
-            oracle = as_oracle(oracle, ("gaussian",), (0,), loss=loss.with_offset(False))
+            oracle = oracle_of_scheme(oracle, loss.with_offset(False))
         if self.settings is not None:
             usual = tolerance_for(n) if oracle.exact else SAFE
             usual_settings = {"data_width": data_width_of(loss), "tolerance": usual}
