@@ -9,8 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast.operators.density import Density
-from epfast.operators.tilted import FactorCavities, Mode, Projections, Smooth, Tilted, maximum
+from epfast.operators.tilted import (
+    FactorCavities,
+    MessageScheme,
+    Mode,
+    Projections,
+    Smooth,
+    Tilted,
+    maximum,
+)
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 READINGS = ("marginal", "joint", "diagonal")
@@ -19,7 +26,7 @@ UNSURE = 0.05
 
 
 @dataclass(frozen=True)
-class LaplaceMessages:
+class LaplaceMessages(MessageScheme):
     """Laplace propagation: messages from the mode of t_i x cavities and the Hessian there.
 
     Parameters
@@ -51,7 +58,6 @@ class LaplaceMessages:
 
     reading: str = "marginal"
     families: ClassVar[frozenset[str]] = frozenset({"gaussian"})
-    #: cavities of Gaussians may be flat
     takes_flat: ClassVar[bool] = True
     reasons: ClassVar[tuple[str, ...]] = (
         "",
@@ -64,23 +70,17 @@ class LaplaceMessages:
     def __post_init__(self) -> None:
         _checks.choice("reading", self.reading, READINGS)
 
-    def refuses(self, families: tuple[str, ...]) -> str | None:
-        """Why factors of such neighbours are refused. None: they are not."""
-        return None
+    def numbers(self, neighbours: int) -> int:
+        return 8 * neighbours**2
 
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections:
-        """Fit the factors of a run."""
-        tilted = Tilted(density, families)
-        k = asked.start.shape[1]
-        with np.errstate(all="ignore"):
-            tau = np.stack([eta[:, 0] for eta in asked.messages], axis=1)
-            wide = np.maximum(1.0, np.abs(asked.start))
-            width = np.where(asked.flat, wide, 1.0 / np.sqrt(tau))
+    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+        k = len(tilted.kinds)
+        tau = np.stack([eta[:, 0] for eta in asked.messages], axis=1)
+        wide = np.maximum(1.0, np.abs(asked.start))
+        width = np.where(asked.flat, wide, 1.0 / np.sqrt(tau))
         mode = maximum(tilted, asked, asked.start, width)
         reason = np.where(mode.finite, np.where(mode.found, 0, 2), 1)
-        if density.hessian is None and (reason == 0).any():
+        if tilted.density.hessian is None and (reason == 0).any():
             reason[kinks(tilted, asked, mode, np.flatnonzero(reason == 0))] = 4
         good = reason == 0
         curvature = np.where(good[:, None, None], mode.curvature, np.eye(k))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from epfast._arrays import Array
-from epfast.operators.density import Density, FactorRows, differences, repeated, slope_differences
+from epfast.operators.density import (
+    Density,
+    FactorRows,
+    differences,
+    parts,
+    repeated,
+    slope_differences,
+)
 from epfast.operators.messages import KINDS
 
 
@@ -57,6 +64,12 @@ class Tilted:
         self.kinds = tuple(KINDS[name] for name in families)
         #: whether derivatives of the user's serve as they are
         self.straight = all(name == "gaussian" for name in families)
+
+    def location(self, asked: FactorCavities) -> tuple[Array, Array]:
+        """Centres and widths of the cavities, (m, k) each."""
+        pairs = [kind.location(eta) for kind, eta in zip(self.kinds, asked.messages, strict=True)]
+        centre, spread = zip(*pairs, strict=True)
+        return np.stack(centre, axis=1), np.stack(spread, axis=1)
 
     def x(self, u: Array) -> Array:
         return np.stack([kind.x(u[:, j]) for j, kind in enumerate(self.kinds)], axis=1)
@@ -114,6 +127,40 @@ class Tilted:
             slope[:, j] += first
             curvature[:, j, j] -= second
         return value, slope, curvature
+
+
+class MessageScheme:
+    """How messages of factors are found: projections of tilted densities, some at a time."""
+
+    families: ClassVar[frozenset[str]] = frozenset(KINDS)
+    #: whether cavities of Gaussians may be flat
+    takes_flat: ClassVar[bool] = False
+    #: why a fit failed, by the number in a projection
+    reasons: ClassVar[tuple[str, ...]]
+
+    def refuses(self, families: tuple[str, ...]) -> str | None:
+        """Why factors of such neighbours are refused. None: they are not."""
+        return None
+
+    def numbers(self, neighbours: int) -> int:
+        """How many numbers the fit of a factor builds at once."""
+        raise NotImplementedError
+
+    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+        """Fit factors, so few that no large arrays are built."""
+        raise NotImplementedError
+
+    def fit(
+        self, density: Density, families: tuple[str, ...], asked: FactorCavities
+    ) -> Projections:
+        """Fit the factors of a run."""
+        tilted = Tilted(density, families)
+        some = parts(asked.n, self.numbers(len(families)))
+        with np.errstate(all="ignore"):  # what overflows is a fit that failed
+            found = [self.fit_some(tilted, asked.taken(part)) for part in some]
+        log_z, targets, reason = zip(*found, strict=True)
+        columns = map(np.concatenate, zip(*targets, strict=True))
+        return Projections(np.concatenate(log_z), tuple(columns), np.concatenate(reason))
 
 
 class Mode(NamedTuple):
