@@ -1,6 +1,7 @@
 """Operators as factors of a graph: beside quadrature of the same factors, and what is refused."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -246,7 +247,7 @@ class TestOracles:
         """A noisy oracle: the operator is a function, so that sweeps come to an end."""
         oracle = SampledFactor(log_density=by_columns, draws=4000)
         operator = labels(tolerance=tolerance)
-        g, x, batch = rows(operator.asking(oracle))
+        g, x, batch = rows(replace(operator, oracle=oracle))
         h, z, _ = rows("quadrature", logistic)
         post = g.fit(EP(100, 1e-5))
         assert_near((post, x), (h.fit(EP(100, 1e-6)), z), 0.06, 0.2)

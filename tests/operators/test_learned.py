@@ -22,6 +22,7 @@ def softplus(margin):
 
 
 OWN = losses.CustomLoss(softplus)
+CAVITIES = np.column_stack([np.linspace(-3.0, 3.0, 50), np.linspace(0.1, 2.0, 50)])
 
 
 def fit(scheme, loss="logistic", y=Y, rows=X, **given):
@@ -297,6 +298,10 @@ def test_posteriors_are_pickled_and_saved(tmp_path):
     assert loaded.operator is None
     post.operator.save(tmp_path / "op.npz")
     operator = epfast.load(tmp_path / "op.npz", oracle=epfast.Logistic())
+    for mine, given in zip(
+        *(op.predict(CAVITIES) for op in (operator, post.operator)), strict=True
+    ):
+        assert_array_equal(mine, given)
     again = fit(epfast.Learned(operator))
     assert_array_equal(again.mean, fit(epfast.Learned(post.operator)).mean)
 

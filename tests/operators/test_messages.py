@@ -6,7 +6,7 @@ import pytest
 from scipy import special
 
 from epfast.families import FAMILIES
-from epfast.operators.messages import KINDS, check_data, check_inputs, check_messages
+from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 
 
 def some(kind, rng, n=200, wide=1.0):
@@ -155,13 +155,13 @@ class TestDoors:
             check_messages("messages", [["a", None]], ("gaussian",))
 
     def test_inputs(self):
-        assert check_inputs("inputs", "gaussian") == ("gaussian",)
-        assert check_inputs("inputs", ["gamma", "beta"]) == ("gamma", "beta")
+        assert check_places("gaussian", 0) == (("gaussian",), (0,))
+        assert check_places(["gamma", "beta"], [1, 0]) == (("gamma", "beta"), (1, 0))
         with pytest.raises(ValueError, match=r"inputs\[0\] is 'poisson'; allowed: 'gaussian', 'ga"):
-            check_inputs("inputs", ("poisson",))
+            check_places(("poisson",), 0)
         for bad in ((), None, 3):
             with pytest.raises(TypeError, match=r"inputs is .*; allowed: a tuple of families"):
-                check_inputs("inputs", bad)
+                check_places(bad, 0)
 
     def test_data(self):
         assert check_data("data", None, 3) is None

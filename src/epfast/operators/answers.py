@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.operators.messages import KINDS, check_data, check_inputs, check_messages
+from epfast.operators.messages import KINDS, check_data, check_messages
 
 #: the last reason of every oracle
 NOT_REPRESENTABLE = "the projection is not representable: no proper message with finite targets"
@@ -129,20 +129,6 @@ class Oracle:
             np.where(good[:, None], sd, np.nan),
             found,
         )
-
-
-def check_places(
-    inputs: Any, outputs: Any, name: str = "outputs"
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Families of the inputs, and places of the outputs among them, each once."""
-    families = check_inputs("inputs", inputs)
-    places = outputs if isinstance(outputs, tuple | list) else (outputs,)
-    found = tuple(_checks.integer(name, place, least=0, most=len(families) - 1) for place in places)
-    if not found or len(set(found)) < len(found):
-        raise ValueError(
-            f"{name} is {_checks.describe(outputs)}; allowed: places of inputs, each once"
-        )
-    return families, found
 
 
 def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: Any) -> list[bytes]:

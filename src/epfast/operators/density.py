@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from epfast import _checks
 from epfast._arrays import Array
 
 #: steps of central differences, in units of the width of what is differentiated: with these a sixth
@@ -56,17 +57,12 @@ class Density:
 
     def slopes(self, x: Array, data: dict[str, Array]) -> Array:
         """The user's gradient, (n, k)."""
-        n, k = x.shape
-        found = self._called(self.gradient, x, data)
-        return _columns("gradient", found, n, k)
+        return row_values("gradient", self._called(self.gradient, x, data), *x.shape)
 
     def curvatures(self, x: Array, data: dict[str, Array]) -> Array:
         """The user's hessian, (n, k, k), symmetric."""
         n, k = x.shape
-        found = self._called(self.hessian, x, data)
-        if not _is_sequence(found, k):
-            raise ValueError(f"hessian returned {_told(found)}; allowed: {k} sequences of {k}")
-        full = np.stack([_columns("hessian", row, n, k) for row in found], axis=1)
+        full = row_values("hessian", self._called(self.hessian, x, data), n, k, k)
         return np.asarray(0.5 * (full + full.transpose(0, 2, 1)))
 
     @staticmethod
@@ -76,58 +72,38 @@ class Density:
             return function(*[column.copy() for column in x.T], **data)
 
 
-def row_values(name: str, found: Any, n: int) -> Array:
-    """What a function of the user's returned, if that is a number for each of n rows."""
-    if np.shape(found) != (n,):
-        raise ValueError(
-            f"{name} returned shape {np.shape(found)} for rows of shape ({n},); allowed: a "
-            "number for each row"
-        )
-    return _numbers(name, found, n)
+def row_values(name: str, found: Any, n: int, *neighbours: int) -> Array:
+    """What a function of the user's returned for n rows, (n, ...).
+
+    That is numbers (n,), or a sequence of such results for each of the neighbours. Within a
+    sequence one number may stand for all rows.
+    """
+    return _stacked(name, found, n, neighbours, [(n,), ()] if neighbours else [(n,)])
 
 
-def _told(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return type(value).__name__ if shape is None else f"shape {shape}"
-
-
-def _is_sequence(value: Any, k: int) -> bool:
-    return (
-        isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
-    ) and len(value) == k
-
-
-def _numbers(name: str, found: Any, n: int) -> Array:
-    """What a function of the user's returned, as (n,). One number may stand for all."""
+def _stacked(
+    name: str, found: Any, n: int, sizes: tuple[int, ...], allowed: list[tuple[int, ...]]
+) -> Array:
+    if sizes:
+        is_sequence = isinstance(found, list | tuple | np.ndarray) and getattr(found, "ndim", 1) > 0
+        if not is_sequence or len(found) != sizes[0]:
+            raise ValueError(
+                f"{name} returned {_checks.describe(found)}; allowed: a sequence of {sizes[0]}, "
+                "one for each neighbour"
+            )
+        return np.stack([_stacked(name, part, n, sizes[1:], allowed) for part in found], axis=1)
     given = np.asarray(found)
+    if given.shape not in allowed:
+        raise ValueError(
+            f"{name} returned shape {given.shape} for rows of shape ({n},); allowed: a number for "
+            "each row"
+        )
     if given.dtype.kind not in "fiub" or (given.dtype.kind == "f" and given.itemsize < 8):
         raise TypeError(
             f"{name} returned numbers of dtype {given.dtype}; allowed: float64, whose digits the "
             "fit needs"
         )
-    if given.shape not in ((n,), ()):
-        raise ValueError(
-            f"{name} returned shape {given.shape} for rows of shape ({n},); allowed: a number for "
-            "each row"
-        )
     return np.array(np.broadcast_to(given, (n,)), dtype=np.float64)
-
-
-def _columns(name: str, found: Any, n: int, k: int) -> Array:
-    if not _is_sequence(found, k):
-        raise ValueError(
-            f"{name} returned {_told(found)}; allowed: a sequence of {k}, one for each neighbour"
-        )
-    return np.stack([_numbers(name, column, n) for column in found], axis=1)
-
-
-class Some(Protocol):
-    """Factors that can be selected."""
-
-    @property
-    def n(self) -> int: ...
-
-    def taken(self, which: Any) -> Some: ...
 
 
 #: of x (n, k) and the factors that the rows are of
@@ -139,37 +115,40 @@ def repeated(rows: Any, times: int) -> Any:
     return rows if times == 1 else rows.taken(np.repeat(np.arange(rows.n), times))
 
 
-def _at_steps(f: Function, x: Array, rows: Some, steps: Array) -> Array:
-    """f (m, p, ...) at x + steps, steps (m, p, k). A call for all."""
-    m, p, k = steps.shape
-    found = f((x[:, None, :] + steps).reshape(m * p, k), repeated(rows, p))
-    return found.reshape(m, p, *found.shape[1:])
+def _stencil(
+    f: Function, x: Array, rows: Any, width: Array, directions: Array
+) -> tuple[Array, Array, Array]:
+    """Steps h (m, k), f at x, and at x +- 1, 2, 3 steps in each of p directions.
+
+    The last are (m, p, 3, 2, ...). A call of f serves all of many rows.
+    """
+    m, k = x.shape
+    h = np.maximum(STEP * width, 1e-13 * np.abs(x))
+    signs = np.ravel(np.arange(1.0, 4.0)[:, None] * [1.0, -1.0])
+    grid = np.concatenate([np.zeros((1, k)), *(signs[:, None] * d for d in directions)])
+    found = []
+    for part in parts(m, len(grid) * k):
+        points = x[part, None, :] + grid * h[part, None, :]
+        found.append(f(points.reshape(-1, k), repeated(rows.taken(part), len(grid))))
+    values = np.concatenate(found)
+    values = values.reshape(m, len(grid), *values.shape[1:])
+    sides = values[:, 1:].reshape(m, len(directions), 3, 2, *values.shape[2:])
+    return h, values[:, 0], sides
 
 
-def differences(f: Function, x: Array, rows: Some, width: Array) -> tuple[Array, Array, Array]:
+def differences(f: Function, x: Array, rows: Any, width: Array) -> tuple[Array, Array, Array]:
     """Value (m,), gradient (m, k) and Hessian (m, k, k) of f at x, by central differences.
 
     width: (m, k), on which f varies. Mixed derivatives are second ones along the two diagonals.
     """
     m, k = x.shape
-    h = np.maximum(STEP * width, 1e-13 * np.abs(x))
     pairs = [(i, j) for i in range(k) for j in range(i)]
     directions = np.zeros((k + 2 * len(pairs), k))
     directions[:k] = np.eye(k)
     for at, (i, j) in enumerate(pairs):
         directions[k + 2 * at, [i, j]] = 1.0
         directions[k + 2 * at + 1, [i, j]] = 1.0, -1.0
-    signs = np.concatenate([[0.0], np.ravel(np.arange(1.0, 4.0)[:, None] * [1.0, -1.0])])
-    grid = np.concatenate([np.zeros((1, k)), *(signs[1:, None] * d for d in directions)])
-    steps = grid * h[:, None, :]
-    values = np.concatenate(
-        [
-            _at_steps(f, x[part], rows.taken(part), steps[part])
-            for part in parts(m, len(grid) * max(1, k))
-        ]
-    )
-    middle = values[:, 0]
-    sides = values[:, 1:].reshape(m, len(directions), 3, 2)
+    h, middle, sides = _stencil(f, x, rows, width, directions)
     with np.errstate(all="ignore"):
         slope = (sides[..., 0] - sides[..., 1])[:, :k] @ FIRST
         sides -= middle[:, None, None, None]
@@ -182,20 +161,13 @@ def differences(f: Function, x: Array, rows: Some, width: Array) -> tuple[Array,
         return middle, slope / h, curvature / (h[:, :, None] * h[:, None, :])
 
 
-def slope_differences(f: Function, x: Array, rows: Some, width: Array) -> Array:
-    """The derivative (m, k, k) of a gradient f (m, k), symmetric."""
-    m, k = x.shape
-    h = np.maximum(STEP * width, 1e-13 * np.abs(x))
-    grid = np.concatenate(
-        [sign * j * np.eye(k) for j in (1.0, 2.0, 3.0) for sign in (1.0, -1.0)]
-    )  # (6 k, k)
-    steps = grid * h[:, None, :]
-    found = np.concatenate(
-        [_at_steps(f, x[p], rows.taken(p), steps[p]) for p in parts(m, len(grid) * k)]
-    ).reshape(m, 3, 2, k, k)
+def slope_differences(f: Function, x: Array, rows: Any, width: Array) -> tuple[Array, Array]:
+    """A gradient f (m, k), and its derivative (m, k, k), symmetric."""
+    h, middle, sides = _stencil(f, x, rows, width, np.eye(x.shape[1]))
     with np.errstate(all="ignore"):
-        slopes = np.einsum("s,msij->mij", FIRST, found[:, :, 0] - found[:, :, 1]) / h[:, :, None]
-        return np.asarray(0.5 * (slopes + slopes.transpose(0, 2, 1)))
+        slopes = np.einsum("s,misj->mij", FIRST, sides[:, :, :, 0] - sides[:, :, :, 1])
+        slopes /= h[:, :, None]
+        return middle, np.asarray(0.5 * (slopes + slopes.transpose(0, 2, 1)))
 
 
 def parts(m: int, numbers: int) -> list[slice]:

@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from epfast import _checks, schemes
 from epfast._arrays import Array
 from epfast._core.just_in_time import TARGETS, JustInTime
 from epfast.inference.files import write
-from epfast.operators.answers import Answer, Oracle, check_places
+from epfast.operators.answers import Answer, Oracle
 from epfast.operators.learners import (
     PAPER_NOISE,
     Calibration,
@@ -28,7 +28,7 @@ from epfast.operators.learners import (
     FourierLearner,
     Learner,
 )
-from epfast.operators.messages import KINDS, check_data, check_messages
+from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 from epfast.operators.oracles import as_oracle
 from epfast.schemes import Scheme
 
@@ -53,8 +53,8 @@ PAPER: dict[str, Any] = {
     "audit": 0.0,
 }
 
-#: what decides: the tolerance. Nothing, the oracle is always asked
-JUST_IN_TIME, ORACLE_ALONE = 0, 1
+#: mode of the core in which the oracle is always asked
+ORACLE_ALONE = 1
 #: how a visit ends: by the model. By the oracle, where the model is unsure, or to audit it
 SURE, UNSURE, AUDIT = -1, 0, 1
 
@@ -217,7 +217,7 @@ class Operator:
             tolerance = math.sqrt(max(math.exp(self.threshold) - PAPER_NOISE, 1e-300))
         #: its decisions and its model
         self.core = JustInTime(
-            self.n_targets, tolerance=tolerance, audit=self.audit, seed=self.seed, mode=JUST_IN_TIME
+            self.n_targets, tolerance=tolerance, audit=self.audit, seed=self.seed
         )
 
     def _check_settings(self) -> None:
@@ -363,12 +363,17 @@ class Operator:
             Their standard errors.
         """
         parts, given = self._checked(messages, data)
-        n, T = len(parts[0]), self.n_targets
+        self._learn(parts, given, self._coordinates(parts, given), targets, sd)
+
+    def _learn(
+        self, parts: tuple[Array, ...], given: Array | None, x: Array, targets: Any, sd: Any
+    ) -> None:
+        """Take in tuples with the coordinates x (n, k)."""
+        n, T = len(x), self.n_targets
         known = _checks.array("targets", targets, shape=(n, T))
         errors = np.zeros((n, T)) if sd is None else _checks.array("sd", sd, shape=(n, T))
         if not (errors >= 0.0).all():
             raise ValueError(f"sd holds {errors.min():g}; allowed: numbers >= 0")
-        x = self._coordinates(parts, given)
         for i in range(n):
             row = tuple(p[i : i + 1] for p in parts)
             self._take(x[i], row, _row(given, i), known[i], errors[i])
@@ -419,13 +424,12 @@ class Operator:
         """Usual parameters of the beliefs that targets mean, (n, 2 outputs)."""
         parts = []
         for kind, place, pair in self._outputs(targets):
-            first, second = pair.T
-            if self.targets == "belief":
-                parts.append(np.stack([first, np.exp(second)], axis=1))
-            elif self.targets == "moments":
-                parts.append(np.stack([first, second - first**2], axis=1))
-            else:
+            if self.targets == "site":
                 parts.append(kind.belief(messages[place], pair))
+                continue
+            mean, second = pair.T
+            variance = np.exp(second) if self.targets == "belief" else second - mean**2
+            parts.append(np.stack([mean, variance], axis=1))
         return np.concatenate(parts, axis=1)
 
     def _learnable(self, messages: tuple[Array, ...], answer: Answer) -> tuple[Array, Array]:
@@ -555,10 +559,6 @@ class Operator:
             setattr(result, name, copy.copy(getattr(self, name)))
         return result
 
-    def asking(self, oracle: Oracle, **changes: Any) -> Operator:
-        """An empty operator with these settings, but for changes, and another oracle."""
-        return replace(self, oracle=oracle, **changes)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file for :func:`epfast.load`: all that the oracle has answered, and the settings.
 
@@ -569,8 +569,7 @@ class Operator:
         path : path-like
             The ``.npz`` file.
         """
-        stored = "messages", "data", "targets", "errors"
-        arrays = {name: self._stored(name) for name in stored}
+        arrays = {name: self._stored(name) for name in StoredTuple._fields}
         header = {
             "posterior": "operator",
             "oracle": described(self.oracle),
@@ -593,9 +592,10 @@ class Operator:
             raise MisfitError(
                 f"oracle is {result.oracle!r}, and the file is of another; allowed: {saved}"
             )
-        data = arrays["data"] if result.data_width else None
-        if arrays["messages"].size:
-            result.learn(arrays["messages"], arrays["targets"], arrays["errors"], data)
+        if len(arrays["x"]):
+            data = arrays["data"] if result.data_width else None
+            parts, given = result._checked(arrays["messages"], data)
+            result._learn(parts, given, arrays["x"], arrays["targets"], arrays["errors"])
         refits = zip(result.history, header["refits"], strict=True)
         result.history = [refit._replace(visits=visits) for refit, visits in refits]
         result.audited = [(float(worst), bool(wrong)) for worst, wrong in header["audited"]]

@@ -86,21 +86,15 @@ class LaplaceMessages(MessageScheme):
         curvature = np.where(good[:, None, None], mode.curvature, np.eye(k))
         w = np.where(good[:, None], mode.width, 1.0)
         scaled = curvature * w[:, :, None] * w[:, None, :]
-        try:
-            root = np.linalg.cholesky(scaled)
-        except np.linalg.LinAlgError:
-            poor = np.linalg.eigvalsh(scaled)[:, 0] <= 0.0
-            reason[poor] = 3
-            scaled[poor] = np.eye(k)
-            root = np.linalg.cholesky(scaled)
+        values, vectors = np.linalg.eigh(scaled)
+        reason[values[:, 0] <= 0.0] = 3
         good = reason == 0
-        log_det = 2.0 * np.log(np.diagonal(root, axis1=1, axis2=2) / w).sum(axis=1)
+        log_det = np.log(values).sum(axis=1) - 2.0 * np.log(w).sum(axis=1)
         log_z = mode.value + 0.5 * (k * LOG_2PI - log_det)
         if self.reading == "diagonal":
             precision = np.diagonal(curvature, axis1=1, axis2=2)
         else:
-            variance = np.diagonal(np.linalg.inv(scaled), axis1=1, axis2=2) * w * w
-            precision = 1.0 / variance
+            precision = 1.0 / ((vectors**2 / values[:, None, :]).sum(axis=2) * w * w)
         targets = [
             np.where(good[:, None], np.stack([p, p * x], axis=1), np.nan)
             for p, x in zip(precision.T, mode.u.T, strict=True)

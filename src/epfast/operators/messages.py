@@ -343,15 +343,24 @@ KINDS: dict[str, MessageKind] = {
 }
 
 
-def check_inputs(name: str, given: Any) -> tuple[str, ...]:
-    """Families of the inputs of a factor, one or more."""
-    families = (given,) if isinstance(given, str) else given
-    if not isinstance(families, tuple | list) or not families:
+def check_places(
+    inputs: Any, outputs: Any, name: str = "outputs"
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Families of the inputs, one or more, and places of the outputs among them, each once."""
+    given = (inputs,) if isinstance(inputs, str) else inputs
+    if not isinstance(given, tuple | list) or not given:
         raise TypeError(
-            f"{name} is {_checks.describe(given)}; allowed: a tuple of families, "
+            f"inputs is {_checks.describe(inputs)}; allowed: a tuple of families, "
             f"{', '.join(map(repr, KINDS))}"
         )
-    return tuple(_checks.choice(f"{name}[{i}]", f, tuple(KINDS)) for i, f in enumerate(families))
+    families = tuple(_checks.choice(f"inputs[{i}]", f, tuple(KINDS)) for i, f in enumerate(given))
+    places = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    found = tuple(_checks.integer(name, place, least=0, most=len(families) - 1) for place in places)
+    if not found or len(set(found)) < len(found):
+        raise ValueError(
+            f"{name} is {_checks.describe(outputs)}; allowed: places of inputs, each once"
+        )
+    return families, found
 
 
 def check_messages(name: str, given: Any, inputs: tuple[str, ...]) -> tuple[Array, ...]:

@@ -13,14 +13,9 @@ from scipy import LowLevelCallable
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.losses import CustomSite, Loss
-from epfast.operators.answers import (
-    NOT_REPRESENTABLE,
-    Answer,
-    Oracle,
-    check_places,
-)
+from epfast.operators.answers import NOT_REPRESENTABLE, Answer, Oracle
 from epfast.operators.density import Density, FactorRows
-from epfast.operators.messages import KINDS
+from epfast.operators.messages import KINDS, check_places
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.sampled import SampledFactor, with_data
 from epfast.operators.tilted import FactorCavities

@@ -13,16 +13,10 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.operators.answers import (
-    NOT_REPRESENTABLE,
-    Answer,
-    Oracle,
-    check_places,
-    fingerprints,
-)
+from epfast.operators.answers import NOT_REPRESENTABLE, Answer, Oracle, fingerprints
 from epfast.operators.density import Density, row_values
 from epfast.operators.importance import ENOUGH, TEMPERATURES
-from epfast.operators.messages import KINDS, MessageKind
+from epfast.operators.messages import KINDS, MessageKind, check_places
 
 #: share of effective draws below which the default proposal is fitted again
 POOR = 0.05

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -144,10 +145,10 @@ class Learned(RowScheme):
         if self.settings is not None:
             usual = tolerance_for(n) if oracle.exact else SAFE
             usual_settings = {"data_width": data_width_of(loss), "tolerance": usual}
-            operator = operator.asking(oracle, **usual_settings | self.settings, power=power)
+            operator = Operator(oracle, **usual_settings | self.settings, power=power)
         elif oracle is not operator.oracle:
             width = operator.data_width or data_width_of(loss)
-            operator = operator.asking(oracle, data_width=width)
+            operator = replace(operator, oracle=oracle, data_width=width)
         else:
             operator = operator.copy()
         _check_loss(operator, loss, power)
@@ -189,7 +190,7 @@ class Learned(RowScheme):
         site = LearnedSite(
             core,
             operator.core,
-            AskOracle(operator),
+            partial(ask_oracle, operator),
             power=operator.power,
             data=operator.data_width,
             targets=operator.targets,
@@ -218,25 +219,26 @@ def audit_warning(operator: Operator) -> str:
     return ""
 
 
-class AskOracle:
-    """What a site calls where the operator is unsure: the triple by the oracle."""
-
-    def __init__(self, operator: Operator) -> None:
-        self.operator = operator
-
-    def __call__(
-        self, y: Array | None, m: float, v: float, x: Array, predicted: Array | None, kind: int
-    ) -> Triple | None:
-        cavity = np.array([[m, v]])
-        data = None if y is None else y[None]
-        if kind > AUDIT:  # a row of zeros is no cavity to learn from
-            answer = self.operator.oracle.answer(cavity, data, self.operator.power)
-            return None if answer.reason[0] else (float(answer.log_z[0]), 0.0, 0.0)
-        targets, reason = self.operator.ask((cavity,), data, x, predicted, kind)
-        if reason:
-            return None
-        mean, variance = self.operator.beliefs((cavity,), targets[None])[0]
-        return float(targets[-1]), float((mean - m) / v), float((variance / v - 1.0) / v)
+def ask_oracle(
+    operator: Operator,
+    y: Array | None,
+    m: float,
+    v: float,
+    x: Array,
+    predicted: Array | None,
+    kind: int,
+) -> Triple | None:
+    """The triple of a site where the operator is unsure. None where the oracle refuses."""
+    cavity = np.array([[m, v]])
+    data = None if y is None else y[None]
+    if kind > AUDIT:  # a row of zeros is no cavity to learn from
+        answer = operator.oracle.answer(cavity, data, operator.power)
+        return None if answer.reason[0] else (float(answer.log_z[0]), 0.0, 0.0)
+    targets, reason = operator.ask((cavity,), data, x, predicted, kind)
+    if reason:
+        return None
+    mean, variance = operator.beliefs((cavity,), targets[None])[0]
+    return float(targets[-1]), float((mean - m) / v), float((variance / v - 1.0) / v)
 
 
 def tolerance_for(n: int | None) -> float:

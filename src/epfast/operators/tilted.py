@@ -102,14 +102,14 @@ class Tilted:
         """log t, its gradient (m, k) and Hessian (m, k, k), by the user's functions or steps."""
         mine = self.density
         if self.straight and mine.gradient is not None:
-            value, slope = self.log_t(u, rows), mine.slopes(u, rows.data)
+            value = self.log_t(u, rows)
             if mine.hessian is not None:
-                return value, slope, mine.curvatures(u, rows.data)
+                return value, mine.slopes(u, rows.data), mine.curvatures(u, rows.data)
 
             def slopes(x: Array, of: FactorRows) -> Array:
                 return mine.slopes(x, of.data)
 
-            return value, slope, slope_differences(slopes, u, rows, width)
+            return value, *slope_differences(slopes, u, rows, width)
         value, slope, curvature = differences(self.log_t, u, rows, width)
         if self.straight and mine.hessian is not None:
             curvature = mine.curvatures(u, rows.data)
