@@ -175,23 +175,29 @@ def at_mode(
     return mean, root
 
 
+def tempered(log_w: Array, enough: float) -> tuple[Array, NDArray[np.bool_]]:
+    """Normalised weights (m, p), to the largest power up to 1 with enough effective draws.
+
+    And whether there is one, (m,). Else the power is 0, or no draw has a weight.
+    """
+    shifted = log_w - log_w.max(axis=1, keepdims=True)
+    found = np.empty(log_w.shape)
+    left = np.ones(len(log_w), dtype=np.bool_)
+    for temperature in TEMPERATURES:
+        w = np.where(log_w > -np.inf, np.exp(temperature * shifted), 0.0)
+        w /= w.sum(axis=1, keepdims=True)
+        found[left] = w[left]
+        left &= ~(1.0 / (w * w).sum(axis=1) >= enough)
+        if not left.any():
+            break
+    return found, ~left
+
+
 def fitted(u: Array, log_w: Array, mean: Array, root: Array) -> tuple[Array, Array]:
     """The next proposal: mean and a root of the covariance of weighted draws."""
-    m, p, k = u.shape
-    top = log_w.max(axis=1)
-    fine = np.isfinite(top)
-    shifted = log_w - np.where(fine, top, 0.0)[:, None]
-    enough = min(ENOUGH * k, 0.5 * p)
-    chosen = np.zeros((m, p))
-    left = fine.copy()
-    for temperature in TEMPERATURES:
-        w = np.exp(temperature * shifted) * np.isfinite(shifted)
-        w /= w.sum(axis=1, keepdims=True)
-        ess = 1.0 / (w * w).sum(axis=1)
-        now = left & (ess >= enough)
-        chosen[now] = w[now]
-        left &= ~now
-    good = np.flatnonzero(fine & ~left)
+    p, k = u.shape[1:]
+    chosen, enough = tempered(log_w, min(ENOUGH * k, 0.5 * p))
+    good = np.flatnonzero(enough)
     w, points = chosen[good], u[good]
     new = np.einsum("mp,mpj->mj", w, points)
     d = points - new[:, None, :]

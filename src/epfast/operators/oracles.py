@@ -21,16 +21,6 @@ from epfast.operators.sampled import SampledFactor, with_data
 from epfast.operators.tilted import FactorCavities
 from epfast.schemes import ImportanceSampling, Scheme
 
-__all__ = [
-    "Answer",
-    "CallableOracle",
-    "DensityOracle",
-    "Oracle",
-    "SampledFactor",
-    "SiteOracle",
-    "as_oracle",
-]
-
 #: by how much two answers to one message may differ: rounding in blocks of other lengths
 SAME = 1e-8
 

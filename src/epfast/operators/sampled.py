@@ -15,7 +15,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.operators.answers import NOT_REPRESENTABLE, Answer, Oracle, fingerprints
 from epfast.operators.density import Density, row_values
-from epfast.operators.importance import ENOUGH, TEMPERATURES
+from epfast.operators.importance import ENOUGH, tempered
 from epfast.operators.messages import KINDS, MessageKind, check_places
 
 #: share of effective draws below which the default proposal is fitted again
@@ -421,12 +421,7 @@ def refitted(
     """
     if not np.isfinite(draws.top):
         return None
-    w = draws.w
-    for temperature in TEMPERATURES:
-        w = np.where(draws.log_w > -np.inf, np.exp(temperature * (draws.log_w - draws.top)), 0.0)
-        w /= w.sum()
-        if ENOUGH * len(kinds) * (w * w).sum() <= 1.0:
-            break
+    (w,), _ = tempered(draws.log_w[None], ENOUGH * len(kinds))
     product = []
     for kind, u in zip(kinds, draws.u[: len(kinds)], strict=True):
         p, variance, _ = projected(kind, u, w)

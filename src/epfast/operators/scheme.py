@@ -19,8 +19,9 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.losses import CustomLoss, CustomSite, Loss
+from epfast.operators.answers import Oracle
 from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, PAPER, Operator
-from epfast.operators.oracles import Oracle, SiteOracle, oracle_of_scheme
+from epfast.operators.oracles import SiteOracle, oracle_of_scheme
 from epfast.schemes import Exact, RowScheme
 
 Triple = tuple[float, float, float]
