@@ -195,7 +195,7 @@ class Operator:
         if not isinstance(self.oracle, str | Scheme):
             self.oracle = as_oracle(self.oracle, self.inputs, self.output)
         shared = self.inputs, self.data_width, self.seed
-        # of a variance, what a dictionary may leave unexplained: nothing beside the tolerance
+        # the variance that a dictionary may leave unexplained is nothing beside the tolerance
         near = float(np.clip((NEARER * self.tolerance) ** 2, 1e-12, 1e-6))
         self.learner: Learner = (
             DictionaryLearner(*shared, self.cap, near)
@@ -434,7 +434,8 @@ class Operator:
 
     def _learnable(self, messages: tuple[Array, ...], answer: Answer) -> tuple[Array, Array]:
         """The targets of an oracle's answer, and their standard errors, (n, T)."""
-        parts, errors = [], np.where(np.isnan(answer.sd), 0.0, answer.sd)  # of no log Z: none
+        # an oracle without log Z has no error of it
+        parts, errors = [], np.where(np.isnan(answer.sd), 0.0, answer.sd)
         for kind, place, belief, error in self._outputs(answer.belief, errors):
             mean, variance = belief.T
             if self.targets == "site":

@@ -156,7 +156,7 @@ class DictionaryLearner(Learner):
         some = np.sort(np.random.default_rng(self.seed).permutation(len(x))[:MOST_SEEN])
         before = None if last is None else last.widths / units
         noises = ERRORS if square else ROUNDING
-        widths, noise, amplitude = chosen(
+        widths, noise, amplitude = choose_widths(
             x[some] / units, z[some], self.kinds, before, noises, relative[some]
         )
         widths *= units
@@ -215,7 +215,7 @@ class DictionaryLearner(Learner):
         return np.asarray(np.quantile(squares, QUANTILE, axis=0) / TAIL)
 
 
-def chosen(
+def choose_widths(
     x: Array, z: Array, kinds: Array, last: Array | None, noises: Array, relative: Array
 ) -> tuple[Array, float, Array]:
     """Widths (k,), the noise and amplitudes (T,) of the largest evidence.

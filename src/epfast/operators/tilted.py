@@ -252,7 +252,6 @@ def maximum(
         decrement[going] = gain
         moving, step, gain = going[~done], step[~done], gain[~done]
         if not len(moving):
-            going = moving
             break
         part = asked.taken(moving)
         new = _stepped(tilted, part, u[moving], value[moving], step, gain, tries[1])
