@@ -12,11 +12,11 @@ from epfast.operators.oracles import (
     CallableOracle,
     DensityOracle,
     Oracle,
-    SampledFactor,
     SiteOracle,
     as_oracle,
-    oracle_of_scheme,
 )
+from epfast.operators.sampled import SampledFactor
+from epfast.operators.scheme import oracle_of_scheme
 from tests.oracles.learned_factors import (
     COMPOUND,
     LOGISTIC,

@@ -13,10 +13,10 @@ from epfast._arrays import Array
 from epfast.graph.factors import Batch
 from epfast.inference import ConvergenceWarning
 from epfast.inference.records import warn_user
-from epfast.operators.answers import Oracle
 from epfast.operators.density import Density
 from epfast.operators.just_in_time import Operator
 from epfast.operators.messages import KINDS
+from epfast.operators.oracles import Oracle
 from epfast.operators.scheme import audit_warning
 from epfast.operators.tilted import FactorCavities, Projections
 

@@ -20,7 +20,6 @@ from epfast import _checks, schemes
 from epfast._arrays import Array
 from epfast._core.just_in_time import TARGETS, JustInTime
 from epfast.inference.files import write
-from epfast.operators.answers import Answer, Oracle
 from epfast.operators.learners import (
     PAPER_NOISE,
     Calibration,
@@ -29,7 +28,7 @@ from epfast.operators.learners import (
     Learner,
 )
 from epfast.operators.messages import KINDS, check_data, check_messages, check_places
-from epfast.operators.oracles import as_oracle
+from epfast.operators.oracles import Answer, Oracle, as_oracle
 from epfast.schemes import Scheme
 
 logger = logging.getLogger(__name__)

@@ -1,28 +1,143 @@
-"""Oracles: schemes on losses, log densities, draws, and functions of the user's own."""
+"""Oracles give true messages: schemes on losses, log densities, functions of the user's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import LowLevelCallable
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.losses import CustomSite, Loss
-from epfast.operators.answers import NOT_REPRESENTABLE, Answer, Oracle
 from epfast.operators.density import Density, FactorRows
-from epfast.operators.messages import KINDS, check_places
+from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.sampled import SampledFactor, with_data
 from epfast.operators.tilted import FactorCavities
-from epfast.schemes import ImportanceSampling, Scheme
+from epfast.schemes import ImportanceSampling
 
+#: the last reason of every oracle
+NOT_REPRESENTABLE = "the projection is not representable: no proper message with finite targets"
 #: by how much two answers to one message may differ: rounding in blocks of other lengths
 SAME = 1e-8
+
+
+class Answer(NamedTuple):
+    """True messages of n factors. NaN in rows that are refused."""
+
+    #: (n, 2 outputs), usual parameters of the projected beliefs (1)
+    belief: Array
+    #: (n,), log of the integral of t^power times the normalised cavities. NaN where the oracle has
+    #: none, see :attr:`Oracle.has_log_z`
+    log_z: Array
+    #: (n, 2 outputs + 1), standard errors of the site targets of each output, then of log_z. 0
+    #: where exact
+    sd: Array
+    #: (n,), 0: fine. Else the place of a reason in those of the oracle
+    reason: NDArray[np.intp]
+
+
+class Oracle:
+    """Base of the oracles. One of your own overrides ``solve``, or ``answer`` as a whole.
+
+    Oracles hold no state: an answer depends on the message, the datum and the power alone, not on
+    the others in the call.
+    """
+
+    #: families of the incoming messages: "gaussian", "gamma" or "beta"
+    inputs: tuple[str, ...]
+    #: places in inputs of the variables whose beliefs are given
+    outputs: tuple[int, ...]
+    #: whether answers are without noise
+    exact: bool
+    #: why messages are refused. The first is ""
+    reasons: tuple[str, ...]
+    #: whether log_z is known
+    has_log_z: bool = True
+
+    def answer(
+        self, messages: ArrayLike, data: ArrayLike | None = None, power: float = 1.0
+    ) -> Answer:
+        """Projected beliefs of the outputs.
+
+        Parameters
+        ----------
+        messages : array_like of shape (n, 2 c)
+            Usual parameters of the c incoming messages of n factors: mean and variance of a
+            Gaussian, shape and rate of a gamma, alpha and beta of a beta message.
+        data : array_like of shape (n,) or (n, q), optional
+            What is observed by each factor.
+        power : float, default=1.0
+            Factors enter as t^power.
+
+        Returns
+        -------
+        Answer
+
+        Raises
+        ------
+        TypeError, ValueError
+            For messages that are not proper, data of another length, and functions of the user's
+            that return what they should not.
+        """
+        rows = check_messages("messages", messages, self.inputs)
+        n = len(rows[0])
+        given = check_data("data", data, n)
+        exponent = _checks.number("power", power, above=0.0)
+        if n == 0:
+            return self.finished(rows, [np.empty((0, 2))] * len(self.outputs), np.empty(0))
+        with np.errstate(all="ignore"):  # what overflows is refused
+            return self.solve(rows, given, exponent)
+
+    def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
+        """As :meth:`answer`, with checked arguments.
+
+        Parameters
+        ----------
+        messages : tuple of ndarray of shape (n, 2)
+            Those of each input.
+        data : ndarray of shape (n, q), optional
+        power : float
+
+        Returns
+        -------
+        Answer
+            By :meth:`finished`.
+        """
+        raise NotImplementedError
+
+    def finished(
+        self,
+        messages: tuple[Array, ...],
+        beliefs: list[Array],
+        log_z: Array,
+        sd: Array | None = None,
+        reason: NDArray[np.intp] | None = None,
+    ) -> Answer:
+        """An answer of beliefs (n, 2) for each output. What is not representable is refused."""
+        n = len(log_z)
+        if sd is None:
+            sd = np.zeros((n, 2 * len(self.outputs) + 1))
+        found = np.zeros(n, dtype=np.intp) if reason is None else reason.astype(np.intp)
+        fine = np.isfinite(sd).all(axis=1)
+        if self.has_log_z:
+            fine &= np.isfinite(log_z)
+        with np.errstate(all="ignore"):
+            for output, belief in zip(self.outputs, beliefs, strict=True):
+                kind = KINDS[self.inputs[output]]
+                fine &= kind.is_proper(belief)
+                fine &= np.isfinite(kind.targets(messages[output], belief)).all(axis=1)
+        found[(found == 0) & ~fine] = len(self.reasons) - 1
+        good = found == 0
+        return Answer(
+            np.where(good[:, None], np.concatenate(beliefs, axis=1), np.nan),
+            np.where(good, log_z, np.nan),
+            np.where(good[:, None], sd, np.nan),
+            found,
+        )
 
 
 @dataclass(frozen=True)
@@ -103,16 +218,6 @@ def responses_of(loss: Loss, data: Array | None, n: int) -> Array:
 
 
 @dataclass(frozen=True)
-class LossDensity:
-    """Log of the factor of a loss, as :class:`SampledFactor` takes it."""
-
-    loss: Loss
-
-    def __call__(self, h: Array, data: Array | None = None) -> Array:
-        return -self.loss.values(h, responses_of(self.loss, data, len(h)))
-
-
-@dataclass(frozen=True)
 class DensityOracle(Oracle):
     """Messages of a factor that is given by its log density, by quadrature.
 
@@ -168,6 +273,15 @@ class DensityOracle(Oracle):
         found = QuadratureMessages().fit(density, self.inputs, asked)
         beliefs = [kinds[j].usual(found.targets[j]) for j in self.outputs]
         return self.finished(messages, beliefs, found.log_z, reason=found.reason)
+
+
+def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of draws, and of data as the keyword that a Density gives."""
+
+    def called(*x: Array, data: Array | None = None) -> Any:
+        return function(*x) if data is None else function(*x, data)
+
+    return called
 
 
 @dataclass(frozen=True)
@@ -275,22 +389,6 @@ class CallableOracle(Oracle):
                     f"{name('errors')} are not 0; allowed with exact=True: None (say exact=False)"
                 )
         return values, sd, log_z
-
-
-def oracle_of_scheme(given: str | Scheme, loss: Loss) -> Oracle:
-    """The oracle that asks a scheme about a loss.
-
-    :class:`epfast.ImportanceSampling` draws as a :class:`SampledFactor` does.
-    """
-    scheme = schemes.resolve(given)
-    if not isinstance(scheme, ImportanceSampling):
-        return SiteOracle(loss, scheme)
-    mine = SiteOracle(loss, "exact").loss
-    reason = scheme.refuses(mine, "row")
-    if reason is not None:
-        raise ValueError(reason)
-    density = LossDensity(mine)
-    return SampledFactor(log_density=density, draws=max(10, scheme.samples), seed=scheme.seed)
 
 
 def as_oracle(given: Any, inputs: tuple[str, ...], outputs: tuple[int, ...]) -> Oracle:

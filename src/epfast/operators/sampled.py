@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +14,10 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.operators.answers import NOT_REPRESENTABLE, Answer, Oracle, fingerprints
 from epfast.operators.density import Density, row_values
 from epfast.operators.importance import ENOUGH, tempered
 from epfast.operators.messages import KINDS, MessageKind, check_places
+from epfast.operators.oracles import NOT_REPRESENTABLE, Answer, Oracle, with_data
 
 #: share of effective draws below which the default proposal is fitted again
 POOR = 0.05
@@ -352,18 +353,21 @@ class SampledFactor(Oracle):
         return row_values("sample", found, count)
 
 
-def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of draws, and of data as the keyword that a Density gives."""
-
-    def called(*x: Array, data: Array | None = None) -> Any:
-        return function(*x) if data is None else function(*x, data)
-
-    return called
-
-
 def repeated_datum(datum: Array | None, count: int) -> dict[str, Array]:
     """The datum (q,) for each draw, (count, q), to read. Empty if there is none."""
     return {} if datum is None else {"data": np.broadcast_to(datum, (count, len(datum)))}
+
+
+def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: Any) -> list[bytes]:
+    """16 bytes for each row, by its messages, its datum and the settings. Equal for equal ones."""
+    parts = messages if data is None else (*messages, data)
+    rows = np.concatenate(parts, axis=1) + 0.0  # -0.0 is 0.0
+    start, found = hashlib.blake2b(repr(settings).encode(), digest_size=16), []
+    for row in rows:
+        mine = start.copy()
+        mine.update(row.tobytes())
+        found.append(mine.digest())
+    return found
 
 
 def log_messages(kinds: list[MessageKind], product: tuple[Message, ...], u: list[Array]) -> Array:

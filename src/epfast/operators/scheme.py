@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from scipy import special
 
-from epfast import _checks
+from epfast import _checks, schemes
 from epfast._arrays import Array
 from epfast._core.just_in_time import LearnedSite
 from epfast._core.loss import CoreLoss
@@ -19,10 +19,10 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.losses import CustomLoss, CustomSite, Loss
-from epfast.operators.answers import Oracle
 from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, PAPER, Operator
-from epfast.operators.oracles import SiteOracle, oracle_of_scheme
-from epfast.schemes import Exact, RowScheme
+from epfast.operators.oracles import Oracle, SiteOracle, responses_of
+from epfast.operators.sampled import SampledFactor
+from epfast.schemes import Exact, ImportanceSampling, RowScheme, Scheme
 
 Triple = tuple[float, float, float]
 #: share of messages beyond the tolerance above which a fit warns, where the audits show it
@@ -218,6 +218,32 @@ def audit_warning(operator: Operator) -> str:
             "or audit more often (audit=)"
         )
     return ""
+
+
+@dataclass(frozen=True)
+class LossDensity:
+    """Log of the factor of a loss, as :class:`SampledFactor` takes it."""
+
+    loss: Loss
+
+    def __call__(self, h: Array, data: Array | None = None) -> Array:
+        return -self.loss.values(h, responses_of(self.loss, data, len(h)))
+
+
+def oracle_of_scheme(given: str | Scheme, loss: Loss) -> Oracle:
+    """The oracle that asks a scheme about a loss.
+
+    :class:`epfast.ImportanceSampling` draws as a :class:`SampledFactor` does.
+    """
+    scheme = schemes.resolve(given)
+    if not isinstance(scheme, ImportanceSampling):
+        return SiteOracle(loss, scheme)
+    mine = SiteOracle(loss, "exact").loss
+    reason = scheme.refuses(mine, "row")
+    if reason is not None:
+        raise ValueError(reason)
+    density = LossDensity(mine)
+    return SampledFactor(log_density=density, draws=max(10, scheme.samples), seed=scheme.seed)
 
 
 def ask_oracle(
