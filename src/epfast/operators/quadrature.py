@@ -27,14 +27,7 @@ from epfast.operators.tilted import (
 
 #: nodes of Gauss's rule of 7 points on (-1, 1), and of Kronrod's, which adds 8
 _GAUSS, _GAUSS_WEIGHTS = legendre.leggauss(7)
-_ADDED = np.array(
-    [
-        0.991455371120812639206854697526329,
-        0.864864423359769072789712788640926,
-        0.586087235467691130294144691693013,
-        0.207784955007898467600689403773245,
-    ]
-)
+_ADDED = np.array([0.9914553711208126, 0.8648644233597691, 0.5860872354676911, 0.20778495500789848])
 _INNER = np.sort(np.concatenate([_GAUSS, _ADDED, -_ADDED]))
 _VALUES = legendre.legvander(_INNER, 14).T
 #: the nodes and, without a weight, the ends of a cell: a jump between an end and a node shows
@@ -66,8 +59,6 @@ MOST_GROWTHS = 60
 MOST_ROUNDS = 40
 #: part of an integral that may be in doubt. Above it a fit has failed
 DOUBTFUL = 1e-6
-
-
 #: key of the values of the first variable among the data of slices. No keyword has blanks
 FIRST = "the first variable"
 
