@@ -191,19 +191,16 @@ class SampledFactor(Oracle):
         _checks.freeze(self, proposal=self._checked_proposal())
 
     def _check_functions(self) -> None:
-        given = {
-            name: function
-            for name in ("log_density", "density", "sample")
-            if (function := getattr(self, name)) is not None
-        }
+        names = "log_density", "density", "sample"
+        given = [name for name in names if getattr(self, name) is not None]
         if len(given) != 1:
             raise TypeError(
                 f"{' and '.join(given) or 'no function'} is given; allowed: one of log_density, "
                 "density and sample"
             )
-        for name, function in given.items():
-            if not callable(function):
-                raise TypeError(f"{name} is {_checks.describe(function)}; allowed: a callable")
+        function = getattr(self, given[0])
+        if not callable(function):
+            raise TypeError(f"{given[0]} is {_checks.describe(function)}; allowed: a callable")
         if self.observe is not None:
             _checks.freeze(self, observe=_checks.number("observe", self.observe, least=0.0))
             if self.sample is None:
@@ -215,34 +212,35 @@ class SampledFactor(Oracle):
             )
 
     def _checked_proposal(self) -> Any:
-        if self.proposal is None or isinstance(self.proposal, str):
-            if self.proposal not in (None, "cavity"):
-                _checks.choice("proposal", self.proposal, ("cavity",))
-            return self.proposal
         kinds, given = self._drawn, self.proposal
+        if given is None:
+            return None
+        if isinstance(given, str):
+            return _checks.choice("proposal", given, ("cavity",))
         if isinstance(given, tuple | list) and given and isinstance(given[0], str):
             given = (given,) * len(kinds)
         if not isinstance(given, tuple | list) or len(given) != len(kinds):
             raise TypeError(
                 f"proposal is {_checks.describe(self.proposal)}; allowed: None, 'cavity', or for "
-                f"each of the drawn variables {tuple(kinds)} a tuple as ('gaussian', 0, 200)"
+                f"each of the drawn variables {[kind.name for kind in kinds]} a tuple as "
+                "('gaussian', 0, 200)"
             )
         found = []
         for at, (kind, one) in enumerate(zip(kinds, given, strict=True)):
-            if not isinstance(one, tuple | list) or len(one) != 3 or one[0] != kind:
+            if not isinstance(one, tuple | list) or len(one) != 3 or one[0] != kind.name:
                 raise ValueError(
-                    f"proposal for input {at} is {_checks.describe(one)}; allowed: ({kind!r}, "
-                    f"{', '.join(KINDS[kind].parameters)})"
+                    f"proposal for input {at} is {_checks.describe(one)}; allowed: "
+                    f"({kind.name!r}, {', '.join(kind.parameters)})"
                 )
-            p = KINDS[kind].check(f"proposal for input {at}", [one[1:]])
-            found.append((kind, *map(float, p[0])))
+            p = kind.check(f"proposal for input {at}", [one[1:]])
+            found.append((kind.name, *map(float, p[0])))
         return tuple(found)
 
     @property
-    def _drawn(self) -> list[str]:
+    def _drawn(self) -> list[MessageKind]:
         """Families of the inputs that are drawn from the proposal: all but a sampled one."""
         sampled = self.sample is not None and self.observe is None
-        return list(self.inputs[:-1] if sampled else self.inputs)
+        return [KINDS[family] for family in (self.inputs[:-1] if sampled else self.inputs)]
 
     def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
         if self.sample is not None and power != 1.0:
@@ -282,8 +280,7 @@ class SampledFactor(Oracle):
         self, some: Callable[..., WeightedDraws], cavities: tuple[Message, ...]
     ) -> WeightedDraws:
         """Draws for one message: as many as are needed, or max_draws."""
-        kinds = [KINDS[family] for family in self._drawn]
-        product = cavities
+        kinds, product = self._drawn, cavities
         if self.proposal is None:
             product = tuple(kind.widened(p) for kind, p in zip(kinds, cavities, strict=True))
         elif self.proposal != "cavity":
@@ -291,7 +288,7 @@ class SampledFactor(Oracle):
         proposal = MessageProposal(kinds, (product,))
         found = some(proposal, self.draws)
         poor = self.proposal is None and found.ess < POOR * self.draws
-        again = refitted(proposal.kinds, found, cavities) if poor and not found.broken else None
+        again = refitted(kinds, found, cavities) if poor and not found.broken else None
         if again is not None:
             proposal, found = again, some(again, self.draws)
         while found.ess < self.min_ess and not found.broken:
