@@ -106,7 +106,7 @@ def _stacked(
     return np.array(np.broadcast_to(given, (n,)), dtype=np.float64)
 
 
-#: of x (n, k) and the factors that the rows are of
+#: a function of x (n, k) and of the factors to which the rows belong
 Function = Callable[[Array, Any], Array]
 
 

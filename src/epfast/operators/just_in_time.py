@@ -33,11 +33,12 @@ from epfast.schemes import Scheme
 
 logger = logging.getLogger(__name__)
 
-#: widths are chosen anew when there are so many times the tuples of the last time. With noise
+#: widths are chosen anew when the tuples are so many times those of the last fit. The second
+#: number is for answers with errors
 GROWTH, WITH_NOISE = 1.22, 1.5
 #: standard deviation of log Z that is as good as one of the other targets
 LOG_Z = 3.0
-#: of the tolerance, what a tuple nearby may leave unknown
+#: standard deviation that a tuple nearby may leave unknown, over the tolerance
 NEARER = 0.03
 #: limits of the core: targets, inputs and columns of data
 MOST_TARGETS, MOST_COLUMNS = 16, 15
@@ -54,7 +55,7 @@ PAPER: dict[str, Any] = {
 
 #: mode of the core in which the oracle is always asked
 ORACLE_ALONE = 1
-#: how a visit ends: by the model. By the oracle, where the model is unsure, or to audit it
+#: how a visit ends: the model answers. Or the oracle is asked, as the model is unsure or audited
 SURE, UNSURE, AUDIT = -1, 0, 1
 
 
@@ -134,10 +135,10 @@ class Operator:
         In place of the tolerance the paper's rule: the oracle is asked where the log of the
         predicted variance is above it, in the targets' own units. -8.5 for two-stage features.
     power : float, default=1.0
-        Of the factor whose messages these are.
+        Power of the factor whose messages these are.
     width : float, optional
-        Of two-stage features: factor of the squared widths of appendix A. By default 1. The
-        authors' program has 0.5.
+        Factor of the squared widths of appendix A, for two-stage features. By default it is 1.
+        The authors' program has 0.5.
 
     Attributes
     ----------
@@ -205,14 +206,14 @@ class Operator:
         #: tuples that the oracle has answered
         self.store: list[StoredTuple] = []
         self.history: list[Refit] = []
-        #: of each audit the largest error of the targets that decide, over its predicted sd, and
-        #: whether it is above the tolerance
+        #: for each audit the largest error of the targets that decide over its predicted sd, and
+        #: whether an error is above the tolerance
         self.audited: list[tuple[float, bool]] = []
         #: how often the oracle refused, by the reason
         self.refusals: Counter[str] = Counter()
         tolerance = self.tolerance
         if self.threshold is not None:
-            # that of the paper is on the variance with its noise, the core's without
+            # the paper's threshold is on the variance with its noise, the core's without
             tolerance = math.sqrt(max(math.exp(self.threshold) - PAPER_NOISE, 1e-300))
         #: its decisions and its model
         self.core = JustInTime(
@@ -225,7 +226,7 @@ class Operator:
         self.features = check_features(self.features)
         fourier = self.features != "dictionary"
         self.batch = _checks.integer("batch", self.batch, least=4)
-        # random features have a number of their own
+        # random features say their number, and the cap is not used
         least = 4 if fourier else self.batch
         self.cap = _checks.integer("cap", self.cap, least=least, most=1 << 15)
         self.audit = _checks.number("audit", self.audit, least=0.0, most=1.0)
@@ -316,7 +317,7 @@ class Operator:
         Parameters
         ----------
         messages : array_like of shape (n, 2 c)
-            Of each of the c inputs two numbers: mean and variance, shape and rate, or alpha and
+            Two numbers for each of the c inputs: mean and variance, shape and rate, or alpha and
             beta.
         data : array_like of shape (n,) or (n, q), optional
             What is observed.
@@ -334,7 +335,8 @@ class Operator:
     def predict(self, messages: ArrayLike, data: ArrayLike | None = None) -> tuple[Array, Array]:
         """Targets and their standard deviations, (n, T) each, without the oracle. Nothing changes.
 
-        Parameters are those of :meth:`project`. Of each output the two targets, then log Z.
+        Parameters are those of :meth:`project`. Columns are the two targets of each output, then
+        log Z.
         """
         x = self._coordinates(*self._checked(messages, data))
         if self.calibration is None:
@@ -357,7 +359,7 @@ class Operator:
         messages, data
             As in :meth:`project`.
         targets : array_like of shape (n, T)
-            Of each output the two targets, then log Z.
+            The two targets of each output, then log Z.
         sd : array_like of shape (n, T), default=0
             Their standard errors.
         """

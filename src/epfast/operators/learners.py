@@ -47,7 +47,7 @@ class Calibration(NamedTuple):
 
     offset: Array
     scale: Array
-    #: of the standardised targets
+    #: amplitudes of the standardised targets
     amplitude: Array
     #: by which predicted variances are too small
     inflation: Array
@@ -55,7 +55,7 @@ class Calibration(NamedTuple):
     noise: float
     #: mean square of the standard errors that the noise is the variance of. 0: exact answers
     errors: float
-    #: (k,), those of the kernel. Empty without one
+    #: widths of the kernel (k,). Empty where features have no kernel
     widths: Array
 
     def noise_of(self, errors: Array) -> float:
@@ -102,7 +102,7 @@ class Learner:
             Their coordinates.
         targets, errors : ndarray of shape (n, T)
         last : Calibration or None
-            Of the fit before this one.
+            The calibration of the fit before this one.
         """
         raise NotImplementedError
 
@@ -321,7 +321,7 @@ def embedding_squares(widths: tuple[float, ...], a: Any, b: Any) -> Array:
         scale *= square / total
     norms = [np.sqrt((squares / (2.0 * t[1] + squares)).prod(axis=1)) for t in (a, b)]
     product = np.sqrt(scale) * np.exp(exponent)
-    # of equal tuples, what rounding leaves
+    # rounding may leave a negative number where tuples are equal
     return np.asarray(np.maximum(norms[0][:, None] - 2.0 * product + norms[1], 0.0))
 
 
@@ -333,7 +333,7 @@ def median_widths(
     Parameters
     ----------
     mean, variance : ndarray of shape (n, c)
-        Of a first batch of tuples, variance 0 for a point mass.
+        Messages of a first batch of tuples. A point mass has variance 0.
     factor : float, default=1.0
         What the squares of all widths are multiplied by. 1 in the paper.
 

@@ -147,7 +147,7 @@ class SiteOracle(Oracle):
     Parameters
     ----------
     loss : str or Loss
-        Of one latent value.
+        A loss of one latent value.
     scheme : str or Scheme, default="exact"
         One of :mod:`epfast.schemes`, that serves scalar sites and draws nothing.
 

@@ -37,23 +37,23 @@ class Learned(RowScheme):
     Parameters
     ----------
     operator : Operator, optional
-        Of one Gaussian input. A fit copies it: what it learns stays in
+        It has one Gaussian input. A fit copies it: what the copy learns stays in
         ``post.operator``, which serves the next fit.
     oracle : str, Scheme, SampledFactor, callable or Oracle, optional
         In place of ``operator``: the fit makes one that asks this. A scheme, or its name, takes
         the loss of the fit.
     polish : int, default=0
-        So many sweeps of the oracle alone after convergence, which take out what the operator is
-        wrong by. The last change then measures the error.
+        Number of sweeps after convergence in which the oracle alone is asked. They remove the
+        error of the operator, and the last change measures it.
     paper : bool, default=False
         The settings of the paper in place of the defaults: two-stage features with the widths of
-        appendix A, a batch of 300, the threshold -8.5. And beliefs as targets, which the authors'
-        program learns in place of section 3.3's ``targets="moments"``. For reproduction.
+        appendix A, a batch of 300, the threshold -8.5. The targets are beliefs, which the authors'
+        program learns in place of section 3.3's ``targets="moments"``. It serves reproduction.
     **settings
-        Of the operator that is made: ``tolerance`` (10 / n for n sites, between 0.001 and 0.03,
-        which keeps means within some 0.03 of their standard deviations), ``features``, ``batch``,
-        ``cap``, ``audit``, ``targets``, ``seed``, ``data_width``, ``threshold``, ``width``, see
-        :class:`Operator`.
+        Those of the operator that is made, see :class:`Operator`: ``tolerance`` (10 / n for n
+        sites, between 0.001 and 0.03, which keeps means within some 0.03 of their standard
+        deviations), ``features``, ``batch``, ``cap``, ``audit``, ``targets``, ``seed``,
+        ``data_width``, ``threshold``, ``width``.
 
     Notes
     -----
@@ -107,7 +107,7 @@ class Learned(RowScheme):
         for name in settings:
             _checks.choice("a setting", name, tuple(sorted(allowed)))
         self.polish = _checks.integer("polish", polish, least=0, most=10_000)
-        #: of the operator that each fit makes. None: the operator is given
+        #: settings of the operator that each fit makes. None: the operator is given
         self.settings = settings if operator is None else None
         # what is wrong with them is said here, before there is a loss
         self.operator = Operator(oracle, **settings) if operator is None else operator
