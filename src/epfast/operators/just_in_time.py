@@ -413,7 +413,7 @@ class Operator:
                 return found, reason
             row = tuple(p[i : i + 1] for p in messages)
             predicted = None if np.isnan(found[i, 0]) else found[i].copy()
-            found[i], reason[i] = self.ask(row, _row(data, i), x[i], predicted, kind)
+            found[i], _, reason[i] = self.ask(row, _row(data, i), x[i], predicted, kind)
             first = i + 1
 
     def _outputs(self, *rows: Array) -> Iterator[tuple[Any, ...]]:
@@ -460,11 +460,11 @@ class Operator:
         x: Array,
         predicted: Array | None,
         kind: int,
-    ) -> tuple[Array, int]:
+    ) -> tuple[Array, Array, int]:
         """Ask the oracle about one tuple, and learn from what it says.
 
         x: its coordinates (k,); predicted: targets (T,) by the model; kind: UNSURE or AUDIT. The
-        answer is targets (T,), and 0 or the reason of a refusal.
+        answer is targets (T,), beliefs (2 outputs,), and 0 or the reason of a refusal.
         """
         oracle = self.oracle
         if not isinstance(oracle, Oracle):
@@ -473,7 +473,7 @@ class Operator:
                 f"epfast.operators.SiteOracle(loss, {oracle!r}), or another Oracle"
             )
         answer = oracle.answer(np.concatenate(messages, axis=1), data, self.power)
-        reason = int(answer.reason[0])
+        belief, reason = answer.belief[0], int(answer.reason[0])
         if reason:
             self.refusals[oracle.reasons[reason]] += 1
             if self.refused >= self.batch and not self.store:
@@ -482,16 +482,16 @@ class Operator:
                     f"the oracle refused the first {self.refused} messages, most often: {said}; "
                     "allowed: one that answers"
                 )
-            return np.full(self.n_targets, np.nan), reason
+            return np.full(self.n_targets, np.nan), belief, reason
         targets, errors = (rows[0] for rows in self._learnable(messages, answer))
         if self.core.mode == ORACLE_ALONE:
-            return targets, 0
+            return targets, belief, 0
         if kind == AUDIT and predicted is not None and self._agrees(x, targets, errors, predicted):
             # nothing to learn, and sweeps converge: the answer is what it would have been
-            return predicted, 0
+            return predicted, self.beliefs(messages, predicted[None])[0], 0
         if np.isfinite(x).all():
             self._take(x, messages, data, targets, errors)
-        return targets, 0
+        return targets, belief, 0
 
     def _agrees(self, x: Array, targets: Array, errors: Array, predicted: Array) -> bool:
         """Record an audit: whether the operator was right, but for the oracle's own errors."""

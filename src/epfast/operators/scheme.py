@@ -261,10 +261,9 @@ def ask_oracle(
     if kind > AUDIT:  # a row of zeros is no cavity to learn from
         answer = operator.oracle.answer(cavity, data, operator.power)
         return None if answer.reason[0] else (float(answer.log_z[0]), 0.0, 0.0)
-    targets, reason = operator.ask((cavity,), data, x, predicted, kind)
+    targets, (mean, variance), reason = operator.ask((cavity,), data, x, predicted, kind)
     if reason:
         return None
-    mean, variance = operator.beliefs((cavity,), targets[None])[0]
     return float(targets[-1]), float((mean - m) / v), float((variance / v - 1.0) / v)
 
 
