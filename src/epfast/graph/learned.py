@@ -13,12 +13,11 @@ from epfast._arrays import Array
 from epfast.graph.factors import Batch
 from epfast.inference import ConvergenceWarning
 from epfast.inference.records import warn_user
-from epfast.operators.density import Density
 from epfast.operators.just_in_time import Operator
 from epfast.operators.messages import KINDS
 from epfast.operators.oracles import Oracle
 from epfast.operators.scheme import audit_warning
-from epfast.operators.tilted import FactorCavities, Projections
+from epfast.operators.tilted import Density, FactorCavities, Projections
 
 #: an operator for all neighbours, or one for each. None: that neighbour gets no message
 Given = Operator | tuple[Operator | None, ...]

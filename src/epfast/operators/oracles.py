@@ -13,10 +13,9 @@ from scipy import LowLevelCallable
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.losses import CustomSite, Loss
-from epfast.operators.density import Density, FactorRows
 from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.tilted import FactorCavities
+from epfast.operators.tilted import Density, FactorCavities, FactorRows
 from epfast.schemes import ImportanceSampling
 
 #: the last reason of every oracle

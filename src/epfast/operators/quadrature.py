@@ -13,16 +13,18 @@ from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.operators.density import Density, FactorRows, parts
 from epfast.operators.messages import MessageKind
 from epfast.operators.tilted import (
     HASTY,
     LESS,
+    Density,
     FactorCavities,
+    FactorRows,
     MessageScheme,
     Projections,
     Tilted,
     maximum,
+    parts,
 )
 
 #: nodes of Gauss's rule of 7 points on (-1, 1), and of Kronrod's, which adds 8

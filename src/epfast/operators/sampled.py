@@ -14,10 +14,10 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.operators.density import Density, row_values
 from epfast.operators.importance import ENOUGH, tempered
 from epfast.operators.messages import KINDS, MessageKind, check_places
-from epfast.operators.oracles import NOT_REPRESENTABLE, Answer, Oracle, with_data
+from epfast.operators.oracles import NOT_REPRESENTABLE, Answer, Oracle
+from epfast.operators.tilted import row_values
 
 #: share of effective draws below which the default proposal is fitted again
 POOR = 0.05
@@ -329,10 +329,9 @@ class SampledFactor(Oracle):
     def _log_densities(self, x: list[Array], datum: Array | None) -> Array:
         """Logs of the factor at draws."""
         name = "density" if self.log_density is None else "log_density"
-        function = getattr(self, name)
-        found = Density(with_data(function), name=name).values(
-            np.stack(x, axis=1), repeated_datum(datum, len(x[0]))
-        )
+        # the arrays of the call are its own: what it writes into them is lost
+        mine, data = [one.copy() for one in x], repeated_datum(datum, len(x[0]))
+        found = row_values(name, getattr(self, name)(*mine, *data), len(x[0]))
         if self.log_density is not None:
             return found
         if (found < 0.0).any():
@@ -346,13 +345,13 @@ class SampledFactor(Oracle):
         if datum is not None and self.observe is not None:
             datum = datum[:-1] if len(datum) > 1 else None
         data = repeated_datum(datum, count)
-        found = self.sample(*x, *data.values(), rng=rng)
+        found = self.sample(*x, *data, rng=rng)
         return row_values("sample", found, count)
 
 
-def repeated_datum(datum: Array | None, count: int) -> dict[str, Array]:
+def repeated_datum(datum: Array | None, count: int) -> list[Array]:
     """The datum (q,) for each draw, (count, q), to read. Empty if there is none."""
-    return {} if datum is None else {"data": np.broadcast_to(datum, (count, len(datum)))}
+    return [] if datum is None else [np.broadcast_to(datum, (count, len(datum)))]
 
 
 def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: Any) -> list[bytes]:
