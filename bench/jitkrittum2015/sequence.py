@@ -14,8 +14,8 @@ import epfast
 from bench.jitkrittum2015 import messages
 from bench.lib import harness
 from epfast.inference import DataWarning
+from epfast.operators.just_in_time import PAPER as PAPER_ONLINE
 from epfast.operators.oracles import SiteOracle
-from epfast.operators.settings import PAPER as PAPER_ONLINE
 
 Array = NDArray[np.float64]
 

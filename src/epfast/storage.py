@@ -31,7 +31,7 @@ from epfast.inference import files
 from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
 from epfast.operators import Operator
-from epfast.operators.files import MisfitError
+from epfast.operators.just_in_time import MisfitError
 from epfast.parametric import MixturePosterior, NetworkPosterior
 from epfast.parametric.engine import ParametricState
 from epfast.parametric.mixture_problem import MixtureProblem
@@ -135,7 +135,7 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     loss : optional
         The loss, where it could not be saved (or to replace the saved one). As in ``fit_linear``.
     oracle : optional
-        Of an operator the oracle that it asked, where that holds functions. As in ``Operator``.
+        Of an operator the oracle that it asked. As in ``Operator``.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     ------
     ValueError
         If the file was not written by ``save``, or if it was damaged or changed, which a digest
-        detects. If an operator was trained with another oracle, or if its oracle must be given.
+        detects. If an operator was trained with another oracle, or if its oracle is not given.
     OSError
         If the file cannot be opened.
     """

@@ -1,5 +1,8 @@
 """Models of learned operators against plain NumPy, and the site that one of them answers."""
 
+import copy
+import pickle
+
 import mpmath as mp
 import numpy as np
 import pytest
@@ -619,3 +622,41 @@ def test_a_model_may_be_replaced_while_it_is_asked():
     assert loop.jit.calls == 1
     with pytest.raises(ValueError, match="allowed: 2 to 3"):
         loop.jit.model = DictionaryModel(3, T, 5)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda core: pickle.loads(pickle.dumps(core))])
+@pytest.mark.parametrize("kind", ["dictionary", "fourier", "none"])
+def test_copies_and_pickles_decide_and_learn_by_themselves(kind, copied):
+    rng = np.random.default_rng(0)
+    k, model = 2, None
+    if kind == "dictionary":
+        model = DictionaryModel(k, T, 12)
+    elif kind == "fourier":
+        drawn = [rng.normal(size=shape) for shape in ((5, 1), 5, (7, 5), 7)]
+        model = FourierModel(T, *drawn)
+    core = JustInTime(T, tolerance=0.7, audit=0.3, seed=2**63 - 1)
+    core.calibrate([1.0, 2.0, 3.0], 0.5, [1.0, 0.2, 0.0], 2.0)
+    core.model = model
+    x, y = rng.uniform(0.5, 2.0, size=(40, k)), rng.normal(size=(40, T))
+    if model is not None:
+        for row, target in zip(x[:9], y[:9], strict=True):
+            model.update(row, target, 0.1)
+
+    def answers(given):
+        out, first, ends = np.zeros((len(x), T)), 0, []
+        while first < len(x):
+            first, end = given.run(x, first, out)
+            ends.append((first, end))
+            first += 1
+        return out, ends, given.visits, given.calls, given.audits
+
+    other = copied(core)
+    if model is not None:
+        assert other.model is not model
+        before = other.model.arrays()
+        model.update(x[20], y[20], 0.1)
+        for name, part in other.model.arrays().items():
+            np.testing.assert_array_equal(part, before[name])
+        other.model.update(x[20], y[20], 0.1)
+    for mine, theirs in zip(answers(core), answers(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs)

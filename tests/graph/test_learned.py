@@ -1,6 +1,7 @@
 """Operators as factors of a graph: beside quadrature of the same factors, and what is refused."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -246,7 +247,7 @@ class TestOracles:
         """A noisy oracle: the operator is a function, so that sweeps come to an end."""
         oracle = SampledFactor(log_density=by_columns, draws=4000)
         operator = labels(tolerance=tolerance)
-        g, x, batch = rows(operator.asking(oracle))
+        g, x, batch = rows(replace(operator, oracle=oracle))
         h, z, _ = rows("quadrature", logistic)
         post = g.fit(EP(100, 1e-5))
         assert_near((post, x), (h.fit(EP(100, 1e-6)), z), 0.06, 0.2)
@@ -258,7 +259,7 @@ class TestOracles:
             targets[data[:, 0] < 0.0] = np.nan
             return targets, None, np.where(data[:, 0] < 0.0, np.nan, -0.5)
 
-        oracle = CallableOracle(function, has_log_z=True, may_refuse=True)
+        oracle = CallableOracle(function, has_log_z=True)
         g = Graph()
         x = g.gaussian(3, mean=[1.0, 2.0, 3.0])
         batch = g.add(Factor(scheme=Operator(oracle, data_width=1)), x, y=[1.0, -1.0, 1.0])

@@ -11,8 +11,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 import epfast
 from epfast import losses, schemes
 from epfast.operators import SiteOracle
-from epfast.operators.learners import learner_of
-from epfast.operators.records import stacked
 from tests.oracles.data import classes, process
 from tests.oracles.responses import example
 
@@ -24,6 +22,7 @@ def softplus(margin):
 
 
 OWN = losses.CustomLoss(softplus)
+CAVITIES = np.column_stack([np.linspace(-3.0, 3.0, 50), np.linspace(0.1, 2.0, 50)])
 
 
 def fit(scheme, loss="logistic", y=Y, rows=X, **given):
@@ -147,18 +146,18 @@ def test_sampled_oracle(truth):
 
 def test_settings_of_the_paper(truth):
     post = fit(epfast.Learned(oracle="exact", paper=True), schedule=epfast.EP(sweeps=4, tol=0.0))
-    mine = post.operator.settings
+    mine = post.operator
     assert (mine.targets, mine.features, mine.batch) == ("belief", ("fourier", 300, 500), 300)
     assert post.operator.calls >= 300
     assert len(post.operator.history) == 1
     # appendix A's widths, and the half of their squares that the authors' program takes
-    half = epfast.Learned(oracle="exact", paper=True, width=0.5).operator.learner
-    half.refit(stacked(post.operator.store[:300]))
-    first = learner_of(mine)
-    first.refit(stacked(post.operator.store[:300]))
-    ratio = np.sqrt(0.5)
-    for name in ("omega", "nu"):
-        np.testing.assert_allclose(first.drawn[name], half.drawn[name] * ratio, rtol=1e-12)
+    half = epfast.Learned(oracle="exact", paper=True, width=0.5).operator
+    tuples = [np.array(part) for part in zip(*post.operator.store[:300], strict=True)]
+    models = [op.learner.fit(tuples[0], *tuples[3:], None)[0] for op in (mine, half)]
+    wide, narrow = (model.__reduce__()[1][1] for model in models)
+    for omega_or_nu in (1, 3):
+        want = narrow[omega_or_nu] * np.sqrt(0.5)
+        np.testing.assert_allclose(wide[omega_or_nu], want, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +244,11 @@ def test_problems_in_sequence_ask_less_and_less():
 
 
 def test_fits_are_equal_and_leave_the_operator_alone(first):
-    before = pickle.dumps(first.operator.__getstate__()["arrays"])
+    before = pickle.dumps(first.operator.core)
     posts = [fit(epfast.Learned(first.operator, polish=1), loss=OWN) for _ in range(2)]
     assert_array_equal(posts[0].mean, posts[1].mean)
     assert posts[0].log_evidence == posts[1].log_evidence
-    assert pickle.dumps(first.operator.__getstate__()["arrays"]) == before
+    assert pickle.dumps(first.operator.core) == before
     assert posts[0].operator is not first.operator
     assert posts[0].operator.visits > first.operator.visits
 
@@ -298,7 +297,11 @@ def test_posteriors_are_pickled_and_saved(tmp_path):
     assert loaded.scheme is None
     assert loaded.operator is None
     post.operator.save(tmp_path / "op.npz")
-    operator = epfast.load(tmp_path / "op.npz")
+    operator = epfast.load(tmp_path / "op.npz", oracle=epfast.Logistic())
+    for mine, given in zip(
+        *(op.predict(CAVITIES) for op in (operator, post.operator)), strict=True
+    ):
+        assert_array_equal(mine, given)
     again = fit(epfast.Learned(operator))
     assert_array_equal(again.mean, fit(epfast.Learned(post.operator)).mean)
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import special
 
 from epfast.families import FAMILIES
-from epfast.operators.messages import KINDS, check_data, check_inputs, check_messages
+from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 
 
 def some(kind, rng, n=200, wide=1.0):
@@ -62,7 +62,7 @@ class TestAll:
         np.testing.assert_array_equal(t, given)
 
     def test_errors_are_those_of_draws(self, name, rng):
-        """Targets of projections vary as statistics() and slopes() of their draws say."""
+        """Targets of projections vary as integrands() and slopes() of their draws say."""
         kind = KINDS[name]
         cavity = np.array([[1.3, 2.0]])
         belief = np.array([[0.8, 1.1]]) if name == "gaussian" else np.array([[3.0, 4.0]])
@@ -80,7 +80,9 @@ class TestAll:
             stats = [np.log(x).mean(axis=1), np.log1p(-x).mean(axis=1)]
         found = kind.usual(FAMILIES[name].matching(np.stack(stats, axis=1)))
         spread = kind.targets(np.repeat(cavity, times, axis=0), found).std(axis=0)
-        moved = kind.statistics(belief, u[:1])[0] @ kind.slopes(cavity, belief)[0].T
+        centre = np.log(0.75) if name == "gamma" else kind.location(kind.natural(belief))[0][0]
+        pair = np.stack(kind.integrands(u[0], np.asarray(centre)), axis=1)
+        moved = (pair - pair.mean(axis=0)) @ kind.slopes(cavity[0], belief[0]).T
         errors = np.sqrt((moved**2).sum(axis=0)) / draws
         np.testing.assert_allclose(spread, errors, rtol=0.15)
 
@@ -153,13 +155,13 @@ class TestDoors:
             check_messages("messages", [["a", None]], ("gaussian",))
 
     def test_inputs(self):
-        assert check_inputs("inputs", "gaussian") == ("gaussian",)
-        assert check_inputs("inputs", ["gamma", "beta"]) == ("gamma", "beta")
+        assert check_places("gaussian", 0) == (("gaussian",), (0,))
+        assert check_places(["gamma", "beta"], [1, 0]) == (("gamma", "beta"), (1, 0))
         with pytest.raises(ValueError, match=r"inputs\[0\] is 'poisson'; allowed: 'gaussian', 'ga"):
-            check_inputs("inputs", ("poisson",))
+            check_places(("poisson",), 0)
         for bad in ((), None, 3):
             with pytest.raises(TypeError, match=r"inputs is .*; allowed: a tuple of families"):
-                check_inputs("inputs", bad)
+                check_places(bad, 0)
 
     def test_data(self):
         assert check_data("data", None, 3) is None

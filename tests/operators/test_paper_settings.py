@@ -10,7 +10,7 @@ from epfast.inference import DataWarning
 
 
 def test_the_first_batch_may_exceed_the_cap_of_a_dictionary_that_there_is_not():
-    settings = epfast.Learned(oracle="exact", paper=True, batch=500).operator.settings
+    settings = epfast.Learned(oracle="exact", paper=True, batch=500).operator
     assert (settings.batch, settings.features) == (500, ("fourier", 300, 500))
     with pytest.raises(ValueError, match="cap is 256; allowed: an integer from 500"):
         epfast.Learned(oracle="exact", batch=500)

@@ -106,13 +106,13 @@ def _operators() -> dict[str, epfast.Operator]:
 def messages_of_an_operator(draw: Draw) -> Case:
     name = draw.of(tuple(_operators()))
     op = _operators()[name]
-    rows = messages(draw, op.settings.inputs)
+    rows = messages(draw, op.inputs)
     given: dict[str, Any] = {"messages": rows}
     if name == "counts":
         given["data"] = draw.rng.poisson(2.0, len(rows)).astype(float)
     call = draw.of(("project", "predict", "learn"))
     if call == "learn":
-        given["targets"] = draw.rng.normal(size=(len(rows), op.settings.n_targets))
+        given["targets"] = draw.rng.normal(size=(len(rows), op.n_targets))
         if draw.chance(0.3):
             given["sd"] = draw.rng.gamma(1.0, size=given["targets"].shape)
 

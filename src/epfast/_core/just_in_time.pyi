@@ -1,10 +1,10 @@
 from collections.abc import Callable
+from typing import Any
 
 from numpy.typing import ArrayLike
 
 from epfast._core._types import Array
 from epfast._core.loss import CoreLoss
-from epfast._core.operator import Model
 from epfast._core.tilted import SiteScheme
 
 Triple = tuple[float, float, float]
@@ -17,7 +17,7 @@ class JustInTime:
     visits: int
     calls: int
     audits: int
-    model: Model | None
+    model: Any  # a Model, or None while nothing is known
     @property
     def outputs(self) -> int: ...
     @property

@@ -32,6 +32,15 @@ cdef double lot(uint64_t seed, uint64_t number) noexcept nogil:
     return <double> ((z ^ (z >> 31)) >> 11) * 1.1102230246251565e-16
 
 
+def made_again(outputs, settings, units, counts, model):
+    """Decisions with these units, counts and model."""
+    found = JustInTime(outputs, **settings)
+    found.calibrate(*units, 1.0)
+    found.visits, found.calls, found.audits = counts
+    found.model = model
+    return found
+
+
 cdef class JustInTime:
     """Which messages a model answers: it counts visits, and draws audits by lot.
 
@@ -59,6 +68,15 @@ cdef class JustInTime:
         self.outputs, self.tolerance, self.audit, self.seed = outputs, tolerance, audit, seed
         self.mode = mode
         self.calibrate(1.0, 0.0, 1.0, 1.0)
+
+    def __reduce__(self):
+        cdef ptrdiff_t n = self.outputs
+        settings = {
+            "tolerance": self.tolerance, "audit": self.audit, "seed": self.seed, "mode": self.mode
+        }
+        units = tuple(zip(*[(self.scale[t], self.offset[t], self.size[t]) for t in range(n)]))
+        counts = self.visits, self.calls, self.audits
+        return made_again, (n, settings, units, counts, self.known)
 
     @property
     def model(self):

@@ -180,6 +180,13 @@ cdef class Model:
         return np.asarray(mean), np.asarray(S)
 
 
+def made_again(kind, given, weights):
+    """A model of this kind, made with the arguments in ``given``, with these weights."""
+    model = kind(*given)
+    model.set(**weights)
+    return model
+
+
 cdef class DictionaryModel(Model):
     """Features L^-1 k(Z, x) of a dictionary Z, K_ZZ = L L^T, k Gaussian in x / widths.
 
@@ -301,6 +308,10 @@ cdef class DictionaryModel(Model):
             "S": S,
         }
 
+    def __reduce__(self):
+        given = self.k, self.outputs, self.cap, self.near
+        return made_again, (DictionaryModel, given, self.arrays())
+
 
 cdef class FourierModel(Model):
     """Random Fourier features of messages in two stages (algorithm 1).
@@ -375,3 +386,8 @@ cdef class FourierModel(Model):
         """Copies of the weights, by name."""
         mean, S = self.weights()
         return {"mean": mean, "S": S}
+
+    def __reduce__(self):
+        nu = np.array(self.nu).reshape(self.cap, self.row)[:, :self.inner]
+        drawn = np.array(self.omega).T, np.array(self.b), nu, np.array(self.c)
+        return made_again, (FourierModel, (self.outputs, *drawn), self.arrays())

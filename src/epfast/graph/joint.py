@@ -17,9 +17,8 @@ from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import GraphProblem, UpdateOrder
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import change
-from epfast.operators.density import FactorRows
 from epfast.operators.laplace import LOG_2PI, LaplaceMessages, kinks
-from epfast.operators.tilted import FactorCavities, Tilted, maximum
+from epfast.operators.tilted import FactorCavities, FactorRows, Tilted, maximum
 from epfast.schedules import EP
 
 #: singular values of a precision matrix, relative to the largest, that count as 0

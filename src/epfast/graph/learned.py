@@ -13,12 +13,11 @@ from epfast._arrays import Array
 from epfast.graph.factors import Batch
 from epfast.inference import ConvergenceWarning
 from epfast.inference.records import warn_user
-from epfast.operators.answers import Oracle
-from epfast.operators.density import Density
 from epfast.operators.just_in_time import Operator
 from epfast.operators.messages import KINDS
+from epfast.operators.oracles import Oracle
 from epfast.operators.scheme import audit_warning
-from epfast.operators.tilted import FactorCavities, Projections
+from epfast.operators.tilted import Density, FactorCavities, Projections
 
 #: an operator for all neighbours, or one for each. None: that neighbour gets no message
 Given = Operator | tuple[Operator | None, ...]
@@ -37,9 +36,9 @@ class LearnedMessages:
         self.given = given
         #: in the order in which they are called
         self.operators = tuple(op for op in _listed(given) if op is not None)
-        self.inputs = self.operators[0].settings.inputs
+        self.inputs = self.operators[0].inputs
         #: the power for which all of them learn
-        self.power = self.operators[0].settings.power
+        self.power = self.operators[0].power
         of_oracles = (reason for op in self.operators for reason in op.oracle.reasons[1:])
         #: why a fit failed, by the number in an answer
         self.reasons = ("", "the parameters of a cavity overflow", *of_oracles)
@@ -64,7 +63,7 @@ class LearnedMessages:
         table = columns_of(data)
         width = 0 if table is None else table.shape[1]
         for op in self.operators:
-            needs = op.settings.data_width
+            needs = op.data_width
             if width and not needs:
                 raise ValueError(
                     f"data {', '.join(data)} are given to an operator with data_width=0; allowed: "
@@ -103,10 +102,10 @@ class LearnedMessages:
             if not len(rows):
                 break
             mine = tuple(p[rows] for p in messages)
-            values, refused = op.targets(mine, None if data is None else data[rows])
+            values, refused = op.visit(mine, None if data is None else data[rows])
             with np.errstate(all="ignore"):  # rows that were refused are NaN
-                beliefs = op.settings.beliefs(mine, values)
-                for j, place in enumerate(op.settings.output):
+                beliefs = op.beliefs(mine, values)
+                for j, place in enumerate(op.output):
                     targets[place][rows] = kinds[place].natural(beliefs[:, 2 * j : 2 * j + 2])
             if op is self.operators[0]:  # all learn the same log Z
                 log_z[rows] = values[:, -1]
@@ -141,22 +140,21 @@ def check_operators(given: Any) -> None:
                 f"the oracle of {name} has no log_z, which the evidence needs; allowed: an oracle "
                 "with log_z, such as CallableOracle(..., has_log_z=True)"
             )
-        mine = op.settings
-        wanted = (j,) if several else tuple(range(len(mine.inputs)))
-        if tuple(sorted(mine.output)) != wanted:
+        wanted = (j,) if several else tuple(range(len(op.inputs)))
+        if tuple(sorted(op.output)) != wanted:
             raise ValueError(
-                f"{name} has output {mine.output} of the inputs {mine.inputs}; allowed: {wanted}"
+                f"{name} has output {op.output} of the inputs {op.inputs}; allowed: {wanted}"
                 + ("" if several else ", or a tuple of operators, one for each neighbour")
             )
-        if several and len(mine.inputs) != len(listed):
+        if several and len(op.inputs) != len(listed):
             raise ValueError(
-                f"{name} has inputs {mine.inputs}; allowed: all {len(listed)} neighbours as inputs"
+                f"{name} has inputs {op.inputs}; allowed: all {len(listed)} neighbours as inputs"
             )
     found = [op for op in listed if op is not None]
     if not found:
         raise ValueError(f"scheme is {given!r}; allowed: at least one operator")
     for what in ("inputs", "power"):
-        values = [getattr(op.settings, what) for op in found]
+        values = [getattr(op, what) for op in found]
         if any(value != values[0] for value in values):
             shown = " and ".join(map(repr, values))
             raise ValueError(f"operators of scheme have {what} {shown}; allowed: equal ones")

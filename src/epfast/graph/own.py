@@ -25,13 +25,12 @@ from epfast.graph.factors import (
 )
 from epfast.graph.learned import LearnedMessages, check_operators
 from epfast.graph.variables import Index
-from epfast.operators.density import Density, FactorRows
 from epfast.operators.importance import ImportanceMessages
 from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
 from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.tilted import FactorCavities, Projections
+from epfast.operators.tilted import Density, FactorCavities, FactorRows, Projections
 from epfast.priors import InverseGamma, Scale
 
 if TYPE_CHECKING:
@@ -295,8 +294,8 @@ class Factor(Kind):
             )
         k = len(theta)
         x = theta[:, batch.table].reshape(k * batch.n, -1)
-        data = {name: np.concatenate([value] * k) for name, value in batch.data.items()}
-        return np.asarray(self.density.values(x, data).reshape(k, batch.n).sum(axis=1))
+        rows = FactorRows(batch.data, batch.rows).taken(np.tile(np.arange(batch.n), k))
+        return np.asarray(self.density.values(x, rows).reshape(k, batch.n).sum(axis=1))
 
 
 @dataclass(frozen=True)

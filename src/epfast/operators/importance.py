@@ -11,8 +11,14 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.operators.density import Density, parts
-from epfast.operators.tilted import LESS, FactorCavities, Projections, Tilted, maximum
+from epfast.operators.tilted import (
+    LESS,
+    FactorCavities,
+    MessageScheme,
+    Projections,
+    Tilted,
+    maximum,
+)
 
 #: degrees of freedom of proposals: their tails are above those of Gaussians
 FREEDOM = 4
@@ -41,7 +47,7 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True)
-class ImportanceMessages:
+class ImportanceMessages(MessageScheme):
     """Moments of the tilted density by importance sampling, for any number of neighbours.
 
     Parameters
@@ -73,8 +79,6 @@ class ImportanceMessages:
     rounds: int = 3
     min_ess: float = 100.0
     seed: int = 0
-    families: ClassVar[frozenset[str]] = frozenset({"gaussian", "gamma", "beta"})
-    takes_flat: ClassVar[bool] = False
     reasons: ClassVar[tuple[str, ...]] = (
         "",
         "log_t is 0, infinite or NaN at all draws",
@@ -94,50 +98,30 @@ class ImportanceMessages:
                 f"min_ess is {self.min_ess:g} of {self.draws} draws; allowed: fewer than draws"
             )
 
-    def refuses(self, families: tuple[str, ...]) -> str | None:
-        """Why factors of such neighbours are refused. None: they are not."""
-        return None
+    def numbers(self, neighbours: int) -> int:
+        return self.draws * (2 + 4 * neighbours)
 
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections:
-        """Fit the factors of a run."""
-        tilted = Tilted(density, families)
-        size = self.draws * (2 + 4 * len(families))
-        answers = [self._fit(tilted, asked.taken(part)) for part in parts(asked.n, size)]
-        columns = zip(*(answer.targets for answer in answers), strict=True)
-        return Projections(
-            np.concatenate([answer.log_z for answer in answers]),
-            tuple(np.concatenate(column) for column in columns),
-            np.concatenate([answer.reason for answer in answers]),
-        )
-
-    def _fit(self, tilted: Tilted, asked: FactorCavities) -> Projections:
-        k = asked.start.shape[1]
-        moments = [
-            kind.location(eta) for kind, eta in zip(tilted.kinds, asked.messages, strict=True)
-        ]
-        mean, width = (np.stack(part, axis=1) for part in zip(*moments, strict=True))
-        root = np.eye(k) * width[:, :, None]
+    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+        mean, width = tilted.location(asked)
+        root = np.eye(len(tilted.kinds)) * width[:, :, None]
         about = [(mean, root), at_mode(tilted, asked, mean, root, width)]
         for step in range(self.rounds + 1):
             u, log_w = self._drawn(tilted, asked, about, step)
             if step < self.rounds:
                 mean, root = fitted(u, log_w, mean, root)
                 about = [(mean, root)]
-        with np.errstate(all="ignore"):
-            top = log_w.max(axis=1)
-            w = np.exp(log_w - top[:, None])
-            total = w.sum(axis=1)
-            ess = total * total / (w * w).sum(axis=1)
-            reason = np.where(np.isfinite(top), np.where(ess >= self.min_ess, 0, 2), 1)
-            log_z = np.where(reason == 0, top + np.log(total / self.draws), np.nan)
-            targets = []
-            for j, kind in enumerate(tilted.kinds):
-                pair = kind.integrands(u[..., j], mean[:, j][:, None])
-                means = [(w * np.where(w > 0.0, f, 0.0)).sum(axis=1) / total for f in pair]
-                found = kind.target(means[0], means[1], mean[:, j])
-                targets.append(np.where((reason == 0)[:, None], found, np.nan))
+        top = log_w.max(axis=1)
+        w = np.exp(log_w - top[:, None])
+        total = w.sum(axis=1)
+        ess = total * total / (w * w).sum(axis=1)
+        reason = np.where(np.isfinite(top), np.where(ess >= self.min_ess, 0, 2), 1)
+        log_z = np.where(reason == 0, top + np.log(total / self.draws), np.nan)
+        targets = []
+        for j, kind in enumerate(tilted.kinds):
+            pair = kind.integrands(u[..., j], mean[:, j][:, None])
+            means = [(w * np.where(w > 0.0, f, 0.0)).sum(axis=1) / total for f in pair]
+            found = kind.target(means[0], means[1], mean[:, j])
+            targets.append(np.where((reason == 0)[:, None], found, np.nan))
         return Projections(log_z, tuple(targets), reason)
 
     def _drawn(
@@ -181,10 +165,9 @@ def at_mode(
     """Modes of the tilted densities and roots of their covariances there. As given without one."""
     mode = maximum(tilted, asked, mean, width, LESS)
     w = mode.width
-    with np.errstate(all="ignore"):
-        scaled = mode.curvature * w[:, :, None] * w[:, None, :]
-        good = mode.found & np.isfinite(scaled).all(axis=(1, 2))
-        good[good] = np.linalg.eigvalsh(scaled[good])[:, 0] > LEAST_CURVATURE
+    scaled = mode.curvature * w[:, :, None] * w[:, None, :]
+    good = mode.found & np.isfinite(scaled).all(axis=(1, 2))
+    good[good] = np.linalg.eigvalsh(scaled[good])[:, 0] > LEAST_CURVATURE
     mean, root = mean.copy(), root.copy()
     mean[good] = mode.u[good]
     inverse = np.linalg.inv(scaled[good]) * w[good][:, :, None] * w[good][:, None, :]
@@ -192,32 +175,36 @@ def at_mode(
     return mean, root
 
 
+def tempered(log_w: Array, enough: float) -> tuple[Array, NDArray[np.bool_]]:
+    """Normalised weights (m, p), to the largest power up to 1 with enough effective draws.
+
+    And whether there is one, (m,). Else the power is 0, or no draw has a weight.
+    """
+    shifted = log_w - log_w.max(axis=1, keepdims=True)
+    found = np.empty(log_w.shape)
+    left = np.ones(len(log_w), dtype=np.bool_)
+    for temperature in TEMPERATURES:
+        w = np.where(log_w > -np.inf, np.exp(temperature * shifted), 0.0)
+        w /= w.sum(axis=1, keepdims=True)
+        found[left] = w[left]
+        left &= ~(1.0 / (w * w).sum(axis=1) >= enough)
+        if not left.any():
+            break
+    return found, ~left
+
+
 def fitted(u: Array, log_w: Array, mean: Array, root: Array) -> tuple[Array, Array]:
     """The next proposal: mean and a root of the covariance of weighted draws."""
-    m, p, k = u.shape
-    top = log_w.max(axis=1)
-    fine = np.isfinite(top)
-    shifted = log_w - np.where(fine, top, 0.0)[:, None]
-    enough = min(ENOUGH * k, 0.5 * p)
-    chosen = np.zeros((m, p))
-    left = fine.copy()
-    with np.errstate(all="ignore"):
-        for temperature in TEMPERATURES:
-            w = np.exp(temperature * shifted) * np.isfinite(shifted)
-            w /= w.sum(axis=1, keepdims=True)
-            ess = 1.0 / (w * w).sum(axis=1)
-            now = left & (ess >= enough)
-            chosen[now] = w[now]
-            left &= ~now
-    good = np.flatnonzero(fine & ~left)
+    p, k = u.shape[1:]
+    chosen, enough = tempered(log_w, min(ENOUGH * k, 0.5 * p))
+    good = np.flatnonzero(enough)
     w, points = chosen[good], u[good]
     new = np.einsum("mp,mpj->mj", w, points)
     d = points - new[:, None, :]
     covariance = np.einsum("mp,mpi,mpj->mij", w, d, d)
     sd = np.sqrt(np.einsum("mii->mi", covariance))
     mean, root = mean.copy(), root.copy()
-    with np.errstate(all="ignore"):
-        scaled = covariance / (sd[:, :, None] * sd[:, None, :]) + 1e-10 * np.eye(k)
+    scaled = covariance / (sd[:, :, None] * sd[:, None, :]) + 1e-10 * np.eye(k)
     proper = np.isfinite(scaled).all(axis=(1, 2))
     good, new, scaled, sd = good[proper], new[proper], scaled[proper], sd[proper]
     mean[good] = new

@@ -6,9 +6,11 @@ import copy
 import logging
 import math
 import os
+import re
 from collections import Counter
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,34 +18,79 @@ from scipy import special
 
 from epfast import _checks, schemes
 from epfast._arrays import Array
-from epfast._core.just_in_time import JustInTime
+from epfast._core.just_in_time import TARGETS, JustInTime
 from epfast.inference.files import write
-from epfast.operators import files
-from epfast.operators.answers import Answer, Oracle
-from epfast.operators.learners import PAPER_NOISE, Calibration, finite, learner_of
-from epfast.operators.messages import KINDS
-from epfast.operators.oracles import as_oracle
-from epfast.operators.records import Refit, StoredTuple, stacked
-from epfast.operators.settings import Settings
+from epfast.operators.learners import (
+    PAPER_NOISE,
+    Calibration,
+    DictionaryLearner,
+    FourierLearner,
+    Learner,
+)
+from epfast.operators.messages import KINDS, check_data, check_messages, check_places
+from epfast.operators.oracles import Answer, Oracle, as_oracle
 from epfast.schemes import Scheme
 
 logger = logging.getLogger(__name__)
 
-#: widths are chosen anew when there are so many times the tuples of the last time. With noise
+#: widths are chosen anew when the tuples are so many times those of the last fit. The second
+#: number is for answers with errors
 GROWTH, WITH_NOISE = 1.22, 1.5
 #: standard deviation of log Z that is as good as one of the other targets
 LOG_Z = 3.0
+#: standard deviation that a tuple nearby may leave unknown, over the tolerance
+NEARER = 0.03
+#: limits of the core: targets, inputs and columns of data
+MOST_TARGETS, MOST_COLUMNS = 16, 15
+#: the threshold of the paper
+THRESHOLD = -8.5
+#: settings of the paper's online experiments
+PAPER: dict[str, Any] = {
+    "features": ("fourier", 300, 500),
+    "targets": "belief",
+    "batch": 300,
+    "threshold": THRESHOLD,
+    "audit": 0.0,
+}
 
-#: what decides: the tolerance. Nothing, the oracle is always asked
-JUST_IN_TIME, ORACLE_ALONE = 0, 1
-#: how a visit ends: by the model. By the oracle, where the model is unsure, or to audit it
+#: mode of the core in which the oracle is always asked
+ORACLE_ALONE = 1
+#: how a visit ends: the model answers. Or the oracle is asked, as the model is unsure or audited
 SURE, UNSURE, AUDIT = -1, 0, 1
 
 
-def _row(data: Array | None, i: int) -> Array:
-    return np.empty(0) if data is None else data[i]
+class MisfitError(ValueError):
+    """An argument of ``load`` that does not go with the file, which is in order."""
 
 
+class Refit(NamedTuple):
+    """What an operator was when widths and weights were fitted anew."""
+
+    #: tuples in the store
+    tuples: int
+    visits: int
+    #: features in use
+    features: int
+    #: by which predicted variances were too small, the largest of the targets
+    inflation: float
+
+
+class StoredTuple(NamedTuple):
+    """A tuple that the oracle has answered."""
+
+    #: coordinates, (k,)
+    x: Array
+    #: usual parameters, (2 c,)
+    messages: Array
+    #: (data_width,)
+    data: Array
+    #: (T,)
+    targets: Array
+    #: their standard errors, (T,)
+    errors: Array
+
+
+@dataclass(eq=False, repr=False)
 class Operator:
     """Messages of a factor, learned from an oracle just in time (Jitkrittum et al. 2015).
 
@@ -88,10 +135,10 @@ class Operator:
         In place of the tolerance the paper's rule: the oracle is asked where the log of the
         predicted variance is above it, in the targets' own units. -8.5 for two-stage features.
     power : float, default=1.0
-        Of the factor whose messages these are.
+        Power of the factor whose messages these are.
     width : float, optional
-        Of two-stage features: factor of the squared widths of appendix A. By default 1. The
-        authors' program has 0.5.
+        Factor of the squared widths of appendix A, for two-stage features. By default it is 1.
+        The authors' program has 0.5.
 
     Attributes
     ----------
@@ -124,60 +171,109 @@ class Operator:
     True
     """
 
-    def __init__(
-        self,
-        oracle: Any,
-        inputs: Any = ("gaussian",),
-        output: int | tuple[int, ...] = 0,
-        tolerance: float = 0.03,
-        features: Any = "dictionary",
-        batch: int = 32,
-        cap: int = 256,
-        audit: float = 1 / 256,
-        targets: str = "site",
-        seed: int = 0,
-        *,
-        data_width: int = 0,
-        threshold: float | None = None,
-        power: float = 1.0,
-        width: float | None = None,
-    ) -> None:
-        messages = inputs, output, tolerance, features, batch, cap, audit, targets, seed
-        self.settings = Settings(*messages, data_width, threshold, power, width)
+    oracle: Any
+    inputs: Any = ("gaussian",)
+    output: Any = 0
+    tolerance: float = 0.03
+    features: Any = "dictionary"
+    batch: int = 32
+    cap: int = 256
+    audit: float = 1 / 256
+    targets: str = "site"
+    seed: int = 0
+    _: KW_ONLY
+    data_width: int = 0
+    threshold: float | None = None
+    power: float = 1.0
+    width: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check_settings()
+        if isinstance(self.oracle, str):
+            _checks.choice("oracle", self.oracle, tuple(schemes.NAMED))
         #: what gives true messages. A scheme until the loss is known
-        self.oracle: Any = oracle
-        if isinstance(oracle, str):
-            _checks.choice("oracle", oracle, tuple(schemes.NAMED))
-        if not isinstance(oracle, str | Scheme):
-            self.oracle = as_oracle(oracle, self.settings.inputs, self.settings.output)
-        self.learner = learner_of(self.settings)
+        if not isinstance(self.oracle, str | Scheme):
+            self.oracle = as_oracle(self.oracle, self.inputs, self.output)
+        shared = self.inputs, self.data_width, self.seed
+        # the variance that a dictionary may leave unexplained is nothing beside the tolerance
+        near = float(np.clip((NEARER * self.tolerance) ** 2, 1e-12, 1e-6))
+        self.learner: Learner = (
+            DictionaryLearner(*shared, self.cap, near)
+            if self.features == "dictionary"
+            else FourierLearner(*shared, self.features[1], self.features[2], self.width or 1.0)
+        )
         self.calibration: Calibration | None = None
         #: tuples that the oracle has answered
         self.store: list[StoredTuple] = []
         self.history: list[Refit] = []
-        #: of each audit the largest error of the targets that decide, over its predicted sd, and
-        #: whether it is above the tolerance
+        #: for each audit the largest error of the targets that decide over its predicted sd, and
+        #: whether an error is above the tolerance
         self.audited: list[tuple[float, bool]] = []
         #: how often the oracle refused, by the reason
         self.refusals: Counter[str] = Counter()
-        self.core = self._empty_core()
-
-    def _empty_core(self) -> JustInTime:
-        """Its decisions, before the first visit."""
-        mine = self.settings
-        tolerance = mine.tolerance
-        if mine.threshold is not None:
-            # that of the paper is on the variance with its noise, the core's without
-            tolerance = math.sqrt(max(math.exp(mine.threshold) - PAPER_NOISE, 1e-300))
-        return JustInTime(
-            mine.n_targets, tolerance=tolerance, audit=mine.audit, seed=mine.seed, mode=JUST_IN_TIME
+        tolerance = self.tolerance
+        if self.threshold is not None:
+            # the paper's threshold is on the variance with its noise, the core's without
+            tolerance = math.sqrt(max(math.exp(self.threshold) - PAPER_NOISE, 1e-300))
+        #: its decisions and its model
+        self.core = JustInTime(
+            self.n_targets, tolerance=tolerance, audit=self.audit, seed=self.seed
         )
+
+    def _check_settings(self) -> None:
+        self.inputs, self.output = check_places(self.inputs, self.output, "output")
+        self.tolerance = _checks.number("tolerance", self.tolerance, above=0.0, most=1e100)
+        self.features = check_features(self.features)
+        fourier = self.features != "dictionary"
+        self.batch = _checks.integer("batch", self.batch, least=4)
+        # random features say their number, and the cap is not used
+        least = 4 if fourier else self.batch
+        self.cap = _checks.integer("cap", self.cap, least=least, most=1 << 15)
+        self.audit = _checks.number("audit", self.audit, least=0.0, most=1.0)
+        _checks.choice("targets", self.targets, TARGETS)
+        self.seed = _checks.integer("seed", self.seed, least=0, most=2**63 - 1)
+        self.data_width = _checks.integer("data_width", self.data_width, least=0)
+        self.power = _checks.number("power", self.power, above=0.0)
+        if self.threshold is not None or fourier:
+            given = THRESHOLD if self.threshold is None else self.threshold
+            self.threshold = _checks.number("threshold", given, least=-500.0, most=500.0)
+        if self.width is not None:
+            self.width = _checks.number("width", self.width, above=0.0)
+        if self.n_targets > MOST_TARGETS:
+            raise ValueError(
+                f"output is {self.output}; allowed: at most {(MOST_TARGETS - 1) // 2} places"
+            )
+        if len(self.inputs) + self.data_width > MOST_COLUMNS:
+            raise ValueError(
+                f"inputs and data_width are {len(self.inputs)} and {self.data_width}; allowed: "
+                f"{MOST_COLUMNS} together"
+            )
+        if self.targets != "site" and set(self.inputs) != {"gaussian"}:
+            raise ValueError(
+                f"targets is {self.targets!r} with inputs {self.inputs}; allowed with it: Gaussian "
+                "ones"
+            )
+        if self.width is not None and not fourier:
+            raise ValueError(
+                f"width is {self.width:g} with features='dictionary', whose widths are chosen by "
+                "evidence; allowed: None"
+            )
 
     def __repr__(self) -> str:
         return (
-            f"Operator({self.oracle!r}, inputs={self.settings.inputs}, {self.calls} calls in "
+            f"Operator({self.oracle!r}, inputs={self.inputs}, {self.calls} calls in "
             f"{self.visits} visits)"
         )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All arguments but the oracle, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+
+    @property
+    def n_targets(self) -> int:
+        """Targets: two for each output, and log Z."""
+        return 2 * len(self.output) + 1
 
     # ---- what it has done ----
 
@@ -221,7 +317,7 @@ class Operator:
         Parameters
         ----------
         messages : array_like of shape (n, 2 c)
-            Of each of the c inputs two numbers: mean and variance, shape and rate, or alpha and
+            Two numbers for each of the c inputs: mean and variance, shape and rate, or alpha and
             beta.
         data : array_like of shape (n,) or (n, q), optional
             What is observed.
@@ -232,21 +328,21 @@ class Operator:
             In the same numbers. NaN where the oracle refuses. Natural parameters less those of the
             incoming message are those of the outgoing one.
         """
-        parts, given = self.settings.messages(messages, data)
-        targets, _ = self.targets(parts, given)
-        return self.settings.beliefs(parts, targets)
+        parts, given = self._checked(messages, data)
+        targets, _ = self.visit(parts, given)
+        return self.beliefs(parts, targets)
 
     def predict(self, messages: ArrayLike, data: ArrayLike | None = None) -> tuple[Array, Array]:
         """Targets and their standard deviations, (n, T) each, without the oracle. Nothing changes.
 
-        Parameters are those of :meth:`project`. Of each output the two targets, then log Z.
+        Parameters are those of :meth:`project`. Columns are the two targets of each output, then
+        log Z.
         """
-        parts, given = self.settings.messages(messages, data)
-        x = finite(self.learner.coordinates(parts, given))
+        x = self._coordinates(*self._checked(messages, data))
         if self.calibration is None:
-            unknown = np.full((len(x), self.settings.n_targets), np.inf)
+            unknown = np.full((len(x), self.n_targets), np.inf)
             return np.full_like(unknown, np.nan), unknown
-        raw, spread = self.learner.model.predict(x)
+        raw, spread = self.core.model.predict(x)
         return self.calibration.targets(raw), self.calibration.sd(spread)
 
     def learn(
@@ -263,26 +359,52 @@ class Operator:
         messages, data
             As in :meth:`project`.
         targets : array_like of shape (n, T)
-            Of each output the two targets, then log Z.
+            The two targets of each output, then log Z.
         sd : array_like of shape (n, T), default=0
             Their standard errors.
         """
-        parts, given = self.settings.messages(messages, data)
-        n, T = len(parts[0]), self.settings.n_targets
+        parts, given = self._checked(messages, data)
+        self._learn(parts, given, self._coordinates(parts, given), targets, sd)
+
+    def _learn(
+        self, parts: tuple[Array, ...], given: Array | None, x: Array, targets: Any, sd: Any
+    ) -> None:
+        """Take in tuples with the coordinates x (n, k)."""
+        n, T = len(x), self.n_targets
         known = _checks.array("targets", targets, shape=(n, T))
         errors = np.zeros((n, T)) if sd is None else _checks.array("sd", sd, shape=(n, T))
         if not (errors >= 0.0).all():
             raise ValueError(f"sd holds {errors.min():g}; allowed: numbers >= 0")
-        x = finite(self.learner.coordinates(parts, given))
         for i in range(n):
-            self._take(x[i], tuple(p[i] for p in parts), _row(given, i), known[i], errors[i])
+            row = tuple(p[i : i + 1] for p in parts)
+            self._take(x[i], row, _row(given, i), known[i], errors[i])
 
-    def targets(
+    def _checked(self, messages: Any, data: Any) -> tuple[tuple[Array, ...], Array | None]:
+        """Checked messages by input, and data (n, q) where the operator takes some."""
+        parts = check_messages("messages", messages, self.inputs)
+        given = check_data("data", data, len(parts[0]))
+        width = 0 if given is None else given.shape[1]
+        if width < self.data_width or (width and not self.data_width):
+            raise ValueError(
+                f"data has {width} columns; allowed for an operator with data_width="
+                f"{self.data_width}: "
+                + (f"{self.data_width} or more" if self.data_width else "None")
+            )
+        if given is not None and not np.isfinite(given[:, : self.data_width]).all():
+            raise ValueError("data holds infinity; allowed: finite numbers")
+        return parts, given
+
+    def _coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
+        """Coordinates, checked: those of extreme messages overflow."""
+        x = self.learner.coordinates(messages, data)
+        return _checks.array("the coordinates of messages", x, shape=x.shape)
+
+    def visit(
         self, messages: tuple[Array, ...], data: Array | None
     ) -> tuple[Array, NDArray[np.intp]]:
         """Targets (n, T) of checked messages, just in time, and reasons of refusals (n,)."""
         x = self.learner.coordinates(messages, data)
-        found = np.empty((len(x), self.settings.n_targets))
+        found = np.empty((len(x), self.n_targets))
         reason = np.zeros(len(x), dtype=np.intp)
         first = 0
         while True:
@@ -290,27 +412,44 @@ class Operator:
             if kind == SURE:
                 return found, reason
             row = tuple(p[i : i + 1] for p in messages)
-            of_row = None if data is None else data[i : i + 1]
             predicted = None if np.isnan(found[i, 0]) else found[i].copy()
-            answer = self.ask(row, of_row, x[i], predicted, kind)
-            reason[i] = answer.reason[0]
-            found[i] = np.nan if reason[i] else self.targets_of(row, answer)[0]
+            found[i], _, reason[i] = self.ask(row, _row(data, i), x[i], predicted, kind)
             first = i + 1
 
-    def targets_of(self, messages: tuple[Array, ...], answer: Answer) -> Array:
-        """The targets of an oracle's answer, (n, T)."""
+    def _outputs(self, *rows: Array) -> Iterator[tuple[Any, ...]]:
+        """The family and the place of each output, and its two columns of the rows."""
+        for j, place in enumerate(self.output):
+            yield KINDS[self.inputs[place]], place, *(row[:, 2 * j : 2 * j + 2] for row in rows)
+
+    def beliefs(self, messages: tuple[Array, ...], targets: Array) -> Array:
+        """Usual parameters of the beliefs that targets mean, (n, 2 outputs)."""
         parts = []
-        for j, place in enumerate(self.settings.output):
-            belief = answer.belief[:, 2 * j : 2 * j + 2]
+        for kind, place, pair in self._outputs(targets):
+            if self.targets == "site":
+                parts.append(kind.belief(messages[place], pair))
+                continue
+            mean, second = pair.T
+            variance = np.exp(second) if self.targets == "belief" else second - mean**2
+            parts.append(np.stack([mean, variance], axis=1))
+        return np.concatenate(parts, axis=1)
+
+    def _learnable(self, messages: tuple[Array, ...], answer: Answer) -> tuple[Array, Array]:
+        """The targets of an oracle's answer, and their standard errors, (n, T)."""
+        # an oracle without log Z has no error of it
+        parts, errors = [], np.where(np.isnan(answer.sd), 0.0, answer.sd)
+        for kind, place, belief, error in self._outputs(answer.belief, errors):
             mean, variance = belief.T
-            if self.settings.targets == "belief":
-                parts.append(np.stack([mean, np.log(variance)], axis=1))
-            elif self.settings.targets == "moments":
-                parts.append(np.stack([mean, variance + mean**2], axis=1))
-            else:
-                parts.append(KINDS[self.settings.inputs[place]].targets(messages[place], belief))
+            if self.targets == "site":
+                parts.append(kind.targets(messages[place], belief))
+                continue
+            error[:, 0] *= np.sqrt(messages[place][:, 1])  # from units of the cavity
+            second = np.log(variance)
+            if self.targets == "moments":
+                second = variance + mean**2
+                error[:, 1] = np.hypot(2.0 * mean * error[:, 0], variance * error[:, 1])
+            parts.append(np.stack([mean, second], axis=1))
         log_z = answer.log_z if self.oracle.has_log_z else np.zeros_like(answer.log_z)
-        return np.concatenate([*parts, log_z[:, None]], axis=1)
+        return np.concatenate([*parts, log_z[:, None]], axis=1), errors
 
     # ---- the oracle ----
 
@@ -321,62 +460,46 @@ class Operator:
         x: Array,
         predicted: Array | None,
         kind: int,
-    ) -> Answer:
+    ) -> tuple[Array, Array, int]:
         """Ask the oracle about one tuple, and learn from what it says.
 
-        x: its coordinates (k,); predicted: targets (T,) by the model; kind: UNSURE or AUDIT.
+        x: its coordinates (k,); predicted: targets (T,) by the model; kind: UNSURE or AUDIT. The
+        answer is targets (T,), beliefs (2 outputs,), and 0 or the reason of a refusal.
         """
-        oracle = self._known_oracle()
-        answer = oracle.answer(np.concatenate(messages, axis=1), data, self.settings.power)
-        if answer.reason[0]:
-            self.refusals[oracle.reasons[answer.reason[0]]] += 1
-            if self.refused >= self.settings.batch and not self.store:
-                ((reason, _),) = self.refusals.most_common(1)
+        oracle = self.oracle
+        if not isinstance(oracle, Oracle):
+            raise ValueError(
+                f"the oracle is {oracle!r}, a scheme without a loss; allowed for messages: "
+                f"epfast.operators.SiteOracle(loss, {oracle!r}), or another Oracle"
+            )
+        answer = oracle.answer(np.concatenate(messages, axis=1), data, self.power)
+        belief, reason = answer.belief[0], int(answer.reason[0])
+        if reason:
+            self.refusals[oracle.reasons[reason]] += 1
+            if self.refused >= self.batch and not self.store:
+                ((said, _),) = self.refusals.most_common(1)
                 raise ValueError(
-                    f"the oracle refused the first {self.refused} messages, most often: {reason}; "
+                    f"the oracle refused the first {self.refused} messages, most often: {said}; "
                     "allowed: one that answers"
                 )
-            return answer
-        targets = self.targets_of(messages, answer)[0]
-        errors = np.where(np.isnan(answer.sd[0]), 0.0, answer.sd[0])  # of log Z, if there is none
-        if self.settings.targets != "site":  # from units of the cavity
-            for j, place in enumerate(self.settings.output):
-                errors[2 * j] *= np.sqrt(messages[place][0, 1])
-                if self.settings.targets == "moments":
-                    mean, variance = answer.belief[0, 2 * j : 2 * j + 2]
-                    errors[2 * j + 1] = np.hypot(
-                        2.0 * mean * errors[2 * j], variance * errors[2 * j + 1]
-                    )
+            return np.full(self.n_targets, np.nan), belief, reason
+        targets, errors = (rows[0] for rows in self._learnable(messages, answer))
         if self.core.mode == ORACLE_ALONE:
-            return answer
+            return targets, belief, 0
         if kind == AUDIT and predicted is not None and self._agrees(x, targets, errors, predicted):
             # nothing to learn, and sweeps converge: the answer is what it would have been
-            return self.answer_of(messages, predicted)
+            return predicted, self.beliefs(messages, predicted[None])[0], 0
         if np.isfinite(x).all():
-            self._take(x, tuple(p[0] for p in messages), _row(data, 0), targets, errors)
-        return answer
-
-    def _known_oracle(self) -> Oracle:
-        if not isinstance(self.oracle, Oracle):
-            raise ValueError(
-                f"the oracle is {self.oracle!r}, a scheme without a loss; allowed for messages: "
-                f"epfast.operators.SiteOracle(loss, {self.oracle!r}), or another Oracle"
-            )
-        return self.oracle
-
-    def answer_of(self, messages: tuple[Array, ...], targets: Array) -> Answer:
-        """An answer with these targets (T,), of one tuple."""
-        rows = targets[None]
-        beliefs = self.settings.beliefs(messages, rows)
-        return Answer(beliefs, rows[:, -1], np.zeros_like(rows), np.zeros(1, np.intp))
+            self._take(x, messages, data, targets, errors)
+        return targets, belief, 0
 
     def _agrees(self, x: Array, targets: Array, errors: Array, predicted: Array) -> bool:
         """Record an audit: whether the operator was right, but for the oracle's own errors."""
         assert self.calibration is not None
-        _, spread = self.learner.model.predict(x[None])
+        _, spread = self.core.model.predict(x[None])
         sd = np.hypot(self.calibration.sd(spread)[0], errors)[:-1]
         away = np.abs(targets - predicted)[:-1]
-        tolerance = np.hypot(self.settings.tolerance, 2.0 * errors[:-1])
+        tolerance = np.hypot(self.tolerance, 2.0 * errors[:-1])
         with np.errstate(divide="ignore", invalid="ignore"):
             worst = float(np.where(away > 0.0, away / sd, 0.0).max())
         wrong = bool((away > tolerance).any())
@@ -384,89 +507,121 @@ class Operator:
         return not wrong
 
     def _take(
-        self, x: Array, messages: tuple[Array, ...], data: Array, targets: Array, errors: Array
+        self,
+        x: Array,
+        messages: tuple[Array, ...],
+        data: Array | None,
+        targets: Array,
+        errors: Array,
     ) -> None:
         """Learn one tuple. Refit where the store has grown enough since the last time."""
+        datum = np.empty(0) if data is None else data[0, : self.data_width]
+        parameters = np.concatenate(messages, axis=1)[0]
         # one step, so that an interrupt leaves a whole tuple or none
-        self.store.append(StoredTuple(x.copy(), np.concatenate(messages), data, targets, errors))
+        self.store.append(StoredTuple(x.copy(), parameters, datum, targets, errors))
         n, known = len(self.store), self.calibration
         if known is not None:
             raw = (targets - known.offset) / known.scale
-            self.learner.model.update(x, raw, known.noise_of(errors))
+            self.core.model.update(x, raw, known.noise_of(errors))
         growth = WITH_NOISE if errors.any() else GROWTH
-        enough = growth * self.history[-1].tuples if self.history else self.settings.batch
-        if n >= enough and (known is None or self.settings.refits):
-            self.refit()
+        enough = growth * self.history[-1].tuples if self.history else self.batch
+        # the widths of the paper stay
+        if n >= enough and (known is None or self.threshold is None):
+            self._refit()
 
-    def refit(self) -> None:
+    def _stored(self, name: str) -> Array:
+        """One field of all stored tuples, (n, ...)."""
+        return np.array([getattr(known, name) for known in self.store])
+
+    def _refit(self) -> None:
         """Fit widths, noise and weights to all tuples anew. O(n r^2)."""
-        if not self.store:
-            return
-        tuples = stacked(self.store)
-        found = self.learner.refit(tuples)
+        n = len(self.store)
+        x, targets, errors = map(self._stored, ("x", "targets", "errors"))
+        found = self.learner.fit(x, targets, errors, self.calibration)
         if found is None:
-            logger.info("%d tuples have no widths: the oracle is asked on", len(tuples.x))
+            logger.info("%d tuples have no widths: the oracle is asked on", n)
             return
-        self.calibration = found
-        self._install()
-        model = self.learner.model
-        inflation = float(found.inflation[:-1].max())
-        self.history.append(Refit(len(tuples.x), self.visits, model.used, inflation))
-        logger.info("refit on %d tuples, %d features", len(tuples.x), model.used)
-
-    def _install(self) -> None:
-        """Tell the core of another model."""
-        assert self.calibration is not None
-        known = self.calibration
-        amplitude = known.scale**2 * known.amplitude
+        model, self.calibration = found
+        scale, inflation = self.calibration.scale, self.calibration.inflation
+        amplitude = scale**2 * self.calibration.amplitude
         # log Z may be off by more: it moves no belief
-        amplitude[-1] *= 0.0 if self.settings.threshold is not None else LOG_Z**-2
-        self.core.calibrate(known.scale, known.offset, amplitude, known.inflation)
-        self.core.model = self.learner.model
+        amplitude[-1] *= 0.0 if self.threshold is not None else LOG_Z**-2
+        self.core.calibrate(scale, self.calibration.offset, amplitude, inflation)
+        self.core.model = model
+        self.history.append(Refit(n, self.visits, model.used, float(inflation[:-1].max())))
+        logger.info("refit on %d tuples, %d features", n, model.used)
 
     # ---- copies and files ----
+
     def copy(self) -> Operator:
         """The same, apart from this one: it learns by itself. The oracle is shared."""
-        result = Operator.__new__(Operator)
-        result.__setstate__(self.__getstate__())
+        result = copy.copy(self)
+        result.core = copy.deepcopy(self.core)
+        for name in ("store", "history", "audited", "refusals"):
+            setattr(result, name, copy.copy(getattr(self, name)))
         return result
 
-    def asking(self, oracle: Oracle, **changes: Any) -> Operator:
-        """An empty operator with these settings, but for changes, and another oracle."""
-        return Operator(oracle, **{**asdict(self.settings), **changes})
-
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file for :func:`epfast.load`: all of the state but the oracle's functions.
+        """Write a file for :func:`epfast.load`: all that the oracle has answered, and the settings.
+
+        What the operator has learned from that is learned again when the file is read.
 
         Parameters
         ----------
         path : path-like
             The ``.npz`` file.
         """
-        write(path, *files.contents(self.__getstate__()))
+        arrays = {name: self._stored(name) for name in StoredTuple._fields}
+        header = {
+            "posterior": "operator",
+            "oracle": described(self.oracle),
+            "settings": self.settings,
+            "counts": [self.visits, self.calls, self.core.audits],
+            "refits": [refit.visits for refit in self.history],
+            "audited": self.audited,
+            "refusals": self.refusals,
+        }
+        write(path, arrays, header)
 
     @classmethod
     def restore(cls, arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> Operator:
-        """The operator that :meth:`save` wrote; oracle: None where the file describes it."""
-        result = cls.__new__(cls)
-        result.__setstate__(files.state(arrays, header, oracle))
+        """The operator that :meth:`save` wrote; oracle: what it asked."""
+        saved = header["oracle"]
+        if oracle is None:
+            raise MisfitError(f"oracle is None; allowed: the one that the operator asked, {saved}")
+        result = cls(oracle, **header["settings"])
+        if described(result.oracle) != saved:
+            raise MisfitError(
+                f"oracle is {result.oracle!r}, and the file is of another; allowed: {saved}"
+            )
+        if len(arrays["x"]):
+            data = arrays["data"] if result.data_width else None
+            parts, given = result._checked(arrays["messages"], data)
+            result._learn(parts, given, arrays["x"], arrays["targets"], arrays["errors"])
+        refits = zip(result.history, header["refits"], strict=True)
+        result.history = [refit._replace(visits=visits) for refit, visits in refits]
+        result.audited = [(float(worst), bool(wrong)) for worst, wrong in header["audited"]]
+        result.refusals = Counter(header["refusals"])
+        result.core.visits, result.core.calls, result.core.audits = header["counts"]
         return result
 
-    def __getstate__(self) -> dict[str, Any]:
-        kept = ("settings", "calibration", "store", "history", "audited", "refusals")
-        return {
-            **{name: copy.copy(getattr(self, name)) for name in kept},
-            "oracle": self.oracle,
-            "arrays": self.learner.arrays(),
-            "counts": (self.core.visits, self.core.calls, self.core.audits),
-        }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        arrays, counts = state["arrays"], state["counts"]
-        vars(self).update({k: v for k, v in state.items() if k not in ("arrays", "counts")})
-        self.learner = learner_of(self.settings)
-        self.learner.restore(arrays)
-        self.core = self._empty_core()
-        self.core.visits, self.core.calls, self.core.audits = counts
-        if self.calibration is not None:
-            self._install()
+def _row(data: Array | None, i: int) -> Array | None:
+    return None if data is None else data[i : i + 1]
+
+
+def described(oracle: Any) -> str:
+    """An oracle in words, without the addresses of its functions."""
+    beta = getattr(getattr(oracle, "loss", None), "beta", 1.0)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(oracle)) + f", beta={beta:g}" * (beta != 1.0)
+
+
+def check_features(value: Any) -> str | tuple[str, int, int]:
+    """The name of the features, or ("fourier", d_in, d_out)."""
+    if isinstance(value, str) and value == "dictionary":
+        return value
+    # a LowLevelCallable is a tuple, too
+    if type(value) in (tuple, list) and len(value) == 3 and value[0] == "fourier":
+        d_in, d_out = (_checks.integer("features", d, least=1, most=1 << 15) for d in value[1:])
+        return "fourier", d_in, d_out
+    raise ValueError(f"features is {value!r}; allowed: 'dictionary' or ('fourier', d_in, d_out)")

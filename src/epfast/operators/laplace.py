@@ -9,8 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast.operators.density import Density
-from epfast.operators.tilted import FactorCavities, Mode, Projections, Smooth, Tilted, maximum
+from epfast.operators.tilted import (
+    FactorCavities,
+    MessageScheme,
+    Mode,
+    Projections,
+    Smooth,
+    Tilted,
+    maximum,
+)
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 READINGS = ("marginal", "joint", "diagonal")
@@ -19,7 +26,7 @@ UNSURE = 0.05
 
 
 @dataclass(frozen=True)
-class LaplaceMessages:
+class LaplaceMessages(MessageScheme):
     """Laplace propagation: messages from the mode of t_i x cavities and the Hessian there.
 
     Parameters
@@ -51,7 +58,6 @@ class LaplaceMessages:
 
     reading: str = "marginal"
     families: ClassVar[frozenset[str]] = frozenset({"gaussian"})
-    #: cavities of Gaussians may be flat
     takes_flat: ClassVar[bool] = True
     reasons: ClassVar[tuple[str, ...]] = (
         "",
@@ -64,43 +70,31 @@ class LaplaceMessages:
     def __post_init__(self) -> None:
         _checks.choice("reading", self.reading, READINGS)
 
-    def refuses(self, families: tuple[str, ...]) -> str | None:
-        """Why factors of such neighbours are refused. None: they are not."""
-        return None
+    def numbers(self, neighbours: int) -> int:
+        return 8 * neighbours**2
 
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections:
-        """Fit the factors of a run."""
-        tilted = Tilted(density, families)
-        k = asked.start.shape[1]
-        with np.errstate(all="ignore"):
-            tau = np.stack([eta[:, 0] for eta in asked.messages], axis=1)
-            wide = np.maximum(1.0, np.abs(asked.start))
-            width = np.where(asked.flat, wide, 1.0 / np.sqrt(tau))
+    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+        k = len(tilted.kinds)
+        tau = np.stack([eta[:, 0] for eta in asked.messages], axis=1)
+        wide = np.maximum(1.0, np.abs(asked.start))
+        width = np.where(asked.flat, wide, 1.0 / np.sqrt(tau))
         mode = maximum(tilted, asked, asked.start, width)
         reason = np.where(mode.finite, np.where(mode.found, 0, 2), 1)
-        if density.hessian is None and (reason == 0).any():
+        if tilted.density.hessian is None and (reason == 0).any():
             reason[kinks(tilted, asked, mode, np.flatnonzero(reason == 0))] = 4
         good = reason == 0
         curvature = np.where(good[:, None, None], mode.curvature, np.eye(k))
         w = np.where(good[:, None], mode.width, 1.0)
         scaled = curvature * w[:, :, None] * w[:, None, :]
-        try:
-            root = np.linalg.cholesky(scaled)
-        except np.linalg.LinAlgError:
-            poor = np.linalg.eigvalsh(scaled)[:, 0] <= 0.0
-            reason[poor] = 3
-            scaled[poor] = np.eye(k)
-            root = np.linalg.cholesky(scaled)
+        values, vectors = np.linalg.eigh(scaled)
+        reason[values[:, 0] <= 0.0] = 3
         good = reason == 0
-        log_det = 2.0 * np.log(np.diagonal(root, axis1=1, axis2=2) / w).sum(axis=1)
+        log_det = np.log(values).sum(axis=1) - 2.0 * np.log(w).sum(axis=1)
         log_z = mode.value + 0.5 * (k * LOG_2PI - log_det)
         if self.reading == "diagonal":
             precision = np.diagonal(curvature, axis1=1, axis2=2)
         else:
-            variance = np.diagonal(np.linalg.inv(scaled), axis1=1, axis2=2) * w * w
-            precision = 1.0 / variance
+            precision = 1.0 / ((vectors**2 / values[:, None, :]).sum(axis=2) * w * w)
         targets = [
             np.where(good[:, None], np.stack([p, p * x], axis=1), np.nan)
             for p, x in zip(precision.T, mode.u.T, strict=True)

@@ -1,24 +1,45 @@
-"""What an operator learns with: coordinates of messages, features, and their refit."""
+"""What an operator learns with: coordinates of messages, features, and their refit.
+
+Both learners are a Bayesian linear regression on features of the messages. Those of
+:class:`DictionaryLearner` are Cholesky features of a Gaussian kernel on a dictionary of tuples,
+whose widths the evidence chooses. Those of :class:`FourierLearner` are the paper's (Jitkrittum et
+al. 2015, Kernel-based just-in-time learning for passing expectation propagation messages).
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import linalg
 
-from epfast import _checks
 from epfast._arrays import Array
-from epfast._core.operator import DictionaryModel, FourierModel
-from epfast.operators import dictionary
-from epfast.operators.dictionary import Store, Widths
+from epfast._core.operator import DictionaryModel, FourierModel, Model
 from epfast.operators.messages import KINDS
-from epfast.operators.settings import Settings
+from epfast.operators.regression import PivotedCholesky, Ridge, evidence_grid, pivoted_cholesky
 
 #: noise variance of the paper's program
 PAPER_NOISE = 1e-4
 #: squared width of point masses over the variance of their places
 POINTS = 10.0
+#: stored tuples that choose widths and noise
+MOST_SEEN = 160
+#: overall widths of a first search, and of later ones, over the last
+WIDE = np.exp2(np.arange(-1.5, 5.0, 0.5))
+NEAR = np.exp2([-1.0, -0.5, 0.0, 0.5, 1.0])
+#: widths of one kind of coordinate, over those of the others
+APART = np.exp2([-2.0, -1.0, 1.0, 2.0])
+#: variances of the noise over the amplitude: of an exact oracle, and of one with errors
+ROUNDING = 10.0 ** np.arange(-10.0, -2.0, 2.0)
+ERRORS = 10.0 ** np.arange(-7.0, 0.5, 0.5)
+#: median of a chi-squared variable with one degree of freedom
+MEDIAN = 0.4549364231195724
+#: by which variances are larger than that: the process is too sure where there is no tuple yet
+SAFETY = 12.0
+#: a quantile of the squares of what is foreseen, and of a chi-squared variable
+QUANTILE, TAIL = 0.9, 2.705543454095404
 
 
 class Calibration(NamedTuple):
@@ -26,7 +47,7 @@ class Calibration(NamedTuple):
 
     offset: Array
     scale: Array
-    #: of the standardised targets
+    #: amplitudes of the standardised targets
     amplitude: Array
     #: by which predicted variances are too small
     inflation: Array
@@ -34,6 +55,8 @@ class Calibration(NamedTuple):
     noise: float
     #: mean square of the standard errors that the noise is the variance of. 0: exact answers
     errors: float
+    #: widths of the kernel (k,). Empty where features have no kernel
+    widths: Array
 
     def noise_of(self, errors: Array) -> float:
         """The variance of the noise of a tuple with these standard errors (T,)."""
@@ -53,147 +76,230 @@ class Calibration(NamedTuple):
             return np.asarray(self.scale * np.sqrt(np.maximum(variance, 0.0)))
 
 
+#: a fitted model of the core, and its calibration
+Fit = tuple[Model, Calibration]
+
+
+@dataclass(frozen=True)
 class Learner:
     """Features of messages, and a regression on them."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        #: the core's. None before the first fit
-        self.model: Any = None
+    #: families of the messages
+    inputs: tuple[str, ...]
+    data_width: int
+    seed: int
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
         """What the model takes, (n, k)."""
         raise NotImplementedError
 
-    def refit(self, store: Store) -> Calibration | None:
-        """Fit widths, noise and weights anew. None where all tuples are alike, or too far apart.
+    def fit(self, x: Array, targets: Array, errors: Array, last: Calibration | None) -> Fit | None:
+        """Fit features and weights to all tuples. None where they are alike, or too far apart.
 
-        store: the coordinates, targets and errors of all tuples.
+        Parameters
+        ----------
+        x : ndarray of shape (n, k)
+            Their coordinates.
+        targets, errors : ndarray of shape (n, T)
+        last : Calibration or None
+            The calibration of the fit before this one.
         """
-        raise NotImplementedError
-
-    def arrays(self) -> dict[str, Any]:
-        """All of the state."""
-        raise NotImplementedError
-
-    def restore(self, arrays: dict[str, Any]) -> None:
-        """Take the state of :meth:`arrays`, of a learner with the same settings."""
         raise NotImplementedError
 
     def data(self, data: Array | None) -> list[Array]:
         """The coordinates of the data, (n,) each: arcsinh of a column."""
-        return [] if data is None else list(np.arcsinh(data[:, : self.settings.data_width]).T)
+        return [] if data is None else list(np.arcsinh(data[:, : self.data_width]).T)
 
 
+@dataclass(frozen=True)
 class DictionaryLearner(Learner):
     """A dictionary of tuples in coordinates without limits."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        #: coordinates that share a width, in units of their base: centres, logs, each datum
-        pairs = [(1, 1) if family == "gamma" else (0, 1) for family in settings.inputs]
-        self.kinds = np.array([*np.ravel(pairs), *range(2, 2 + settings.data_width)])
-        k = len(self.kinds)
-        self.model = DictionaryModel(k, settings.n_targets, settings.cap, settings.near)
-        self.chosen: Widths | None = None
+    #: most tuples in it
+    cap: int
+    #: share of a row of the kernel that it may leave out
+    near: float
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
-        families = self.settings.inputs
         with np.errstate(all="ignore"):  # what is not finite is never sure
-            parts = [KINDS[f].coordinates(p) for f, p in zip(families, messages, strict=True)]
+            parts = [KINDS[f].coordinates(p) for f, p in zip(self.inputs, messages, strict=True)]
         return np.ascontiguousarray(np.column_stack([*parts, *self.data(data)]))
 
-    def base(self, x: Array) -> Array:
+    @property
+    def kinds(self) -> Array:
+        """Which coordinates share a width, (k,): 0 for centres, 1 for logs, each datum."""
+        pairs = [(1, 1) if family == "gamma" else (0, 1) for family in self.inputs]
+        return np.array([*np.ravel(pairs), *range(2, 2 + self.data_width)])
+
+    def units(self, x: Array) -> Array:
         """Units of the widths: how far coordinates of a kind are spread, of logs 1."""
-        unit = np.ones(x.shape[1])
-        for at in np.flatnonzero(self.kinds == 0):
+        unit, kinds = np.ones(x.shape[1]), self.kinds
+        for at in np.flatnonzero(kinds == 0):
             # a centre means little beside the width of its own message
             unit[at] = np.sqrt(x[:, at].var() + np.exp(x[:, at + 1]).mean())
-        for at in np.flatnonzero(self.kinds >= 2):
-            spread = x[:, at].std()
-            unit[at] = spread if spread > 0.0 else 1.0
+        for at in np.flatnonzero(kinds >= 2):
+            unit[at] = x[:, at].std() or 1.0
         return unit
 
-    def refit(self, store: Store) -> Calibration | None:
-        if not (store.x != store.x[0]).any():
-            return None
+    def fit(self, x: Array, targets: Array, errors: Array, last: Calibration | None) -> Fit | None:
         with np.errstate(over="ignore"):
-            base = self.base(store.x)
-        if not np.isfinite(base).all():
+            units = self.units(x)
+        if not (x != x[0]).any() or not np.isfinite(units).all():
             return None
-        mean, sd = store.targets.mean(axis=0), store.targets.std(axis=0)
+        mean, sd = targets.mean(axis=0), targets.std(axis=0)
         # a target that does not vary but by rounding has no unit
-        sd = np.where(sd <= 1e-14 * np.abs(store.targets).max(axis=0), 1.0, sd)
-        z, mine = (store.targets - mean) / sd, self.settings
-        chosen = dictionary.choose(store, z, self.kinds, base, self.chosen, mine.seed)
-        model, inflation = dictionary.fitted(store, z, chosen, mine.cap, mine.near)
-        self.model.set(chosen.widths, *model)
-        self.chosen = chosen
-        return Calibration(mean, sd, chosen.amplitude, inflation, chosen.noise, store.errors)
+        sd = np.where(sd <= 1e-14 * np.abs(targets).max(axis=0), 1.0, sd)
+        z, squares = (targets - mean) / sd, (errors[:, :-1] ** 2).mean(axis=1)
+        square = float(squares.mean())
+        relative = np.maximum(squares / square, 1e-6) if square else np.ones(len(x))
+        # the evidence needs no more than some tuples
+        some = np.sort(np.random.default_rng(self.seed).permutation(len(x))[:MOST_SEEN])
+        before = None if last is None else last.widths / units
+        noises = ERRORS if square else ROUNDING
+        widths, noise, amplitude = choose_widths(
+            x[some] / units, z[some], self.kinds, before, noises, relative[some]
+        )
+        widths *= units
+        model, inflation = self.regression(x / widths, z, noise * relative, amplitude)
+        if not square:
+            inflation *= SAFETY
+        result = DictionaryModel(x.shape[1], targets.shape[1], self.cap, self.near)
+        result.set(widths, *model)
+        return result, Calibration(mean, sd, amplitude, inflation, noise, square, widths)
 
-    def arrays(self) -> dict[str, Any]:
-        kept = {} if self.chosen is None else self.chosen._asdict()
-        return {**self.model.arrays(), **{f"chosen_{name}": v for name, v in kept.items()}}
+    def regression(
+        self, x: Array, z: Array, noise: Array, amplitude: Array
+    ) -> tuple[tuple[Array, ...], Array]:
+        """The regression on a dictionary of the tuples. O(n cap^2).
 
-    def restore(self, arrays: dict[str, Any]) -> None:
-        if "chosen_widths" in arrays:
-            self.model.set(*(arrays[name] for name in ("widths", "Z", "L", "mean", "S")))
-            widths, noise, amplitude, evidence = (arrays[f"chosen_{n}"] for n in Widths._fields)
-            self.chosen = Widths(widths, float(noise), amplitude, float(evidence))
+        Returns
+        -------
+        model : tuple of ndarray
+            Rows over the widths (r, k), the lower Cholesky factor of their kernel matrix, mean
+            (T, r) and covariance (r, r) of the weights.
+        inflation : ndarray of shape (T,)
+            By which predicted variances are too small, at least 1.
+        """
+        cholesky = self.dictionary(x)
+        # what the dictionary leaves out of a row is noise to it
+        batch = Ridge(cholesky.factor, z, noise + cholesky.residual)
+        residual, variance = batch.left_out()
+        squares = residual**2 / (amplitude * variance[:, None])
+        inflation = np.maximum(
+            np.median(squares, axis=0) / MEDIAN, self.foreseen(x, z, noise, amplitude)
+        )
+        model = x[cholesky.pivots], cholesky.triangle, batch.mean, batch.covariance()
+        return model, np.where(inflation > 1.0, inflation, 1.0)
+
+    def dictionary(self, x: Array) -> PivotedCholesky:
+        """At most cap of these rows, that explain the others' rows of the kernel."""
+
+        def column(i: int) -> Array:
+            away = x - x[i]
+            return np.asarray(np.exp(-0.5 * np.einsum("nk,nk->n", away, away)))
+
+        return pivoted_cholesky(column, np.ones(len(x)), self.cap, self.near)
+
+    def foreseen(self, x: Array, z: Array, noise: Array, amplitude: Array) -> Array:
+        """By how much the first half of the tuples was too sure of the second, (T,)."""
+        half = len(x) // 2
+        first = x[:half]
+        cholesky = self.dictionary(first)
+        batch = Ridge(cholesky.factor, z[:half], noise[:half] + cholesky.residual)
+        cross = x[half:, None] - first[cholesky.pivots]
+        kernel = np.exp(-0.5 * np.einsum("nrk,nrk->nr", cross, cross))
+        phi = linalg.solve_triangular(cholesky.triangle, kernel.T, lower=True).T
+        mean, spread = batch.predict(phi)
+        variance = spread + np.maximum(1.0 - (phi**2).sum(axis=1), 0.0) + noise[half:]
+        squares = (z[half:] - mean) ** 2 / (amplitude * variance[:, None])
+        return np.asarray(np.quantile(squares, QUANTILE, axis=0) / TAIL)
 
 
+def choose_widths(
+    x: Array, z: Array, kinds: Array, last: Array | None, noises: Array, relative: Array
+) -> tuple[Array, float, Array]:
+    """Widths (k,), the noise and amplitudes (T,) of the largest evidence.
+
+    Parameters
+    ----------
+    x : ndarray of shape (n, k)
+        Coordinates in units of their spread.
+    z : ndarray of shape (n, T)
+        Standardised targets.
+    kinds : ndarray of shape (k,)
+        Which coordinates share a width.
+    last : ndarray of shape (k,) or None
+        The widths about which to search.
+    noises : ndarray of shape (h,)
+        Variances of the noise over the amplitude, of which one is chosen.
+    relative : ndarray of shape (n,)
+        Noise of the rows in relation to each other.
+    """
+    amplitude = np.ones(z.shape[1])
+    varies = (z != z[0]).any(axis=0)
+    if not varies.any():
+        return np.ones(len(kinds)), noises[0], amplitude
+    groups, first, of_kind = np.unique(kinds, return_index=True, return_inverse=True)
+    squares = np.zeros((len(groups), len(x), len(x)))
+    for group, column in zip(of_kind, x.T, strict=True):
+        squares[group] += np.subtract.outer(column, column) ** 2
+
+    best: tuple[float, Array, float] = -np.inf, np.ones(len(groups)), noises[0]
+
+    def look(widths: Array) -> None:
+        nonlocal best
+        evidence, amplitudes = evidence_grid(squares, z[:, varies], widths, noises, relative)
+        i, j = np.unravel_index(int(evidence.argmax()), evidence.shape)
+        if evidence[i, j] > best[0]:
+            best = float(evidence[i, j]), widths[i], float(noises[j])
+            amplitude[varies] = amplitudes[i, j]
+
+    look(np.outer(WIDE, best[1]) if last is None else np.outer(NEAR, last[first]))
+    for _ in range(2 if len(groups) > 1 else 0):
+        before = best[0]
+        for j in range(len(groups)):
+            tried = np.tile(best[1], (len(APART), 1))
+            tried[:, j] *= APART
+            look(tried)
+        if best[0] <= before:
+            break
+    return best[1][of_kind], best[2], amplitude
+
+
+@dataclass(frozen=True)
 class FourierLearner(Learner):
     """The paper's two-stage random features of the kernel on joint embeddings (algorithm 1)."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        #: omega, b, nu, c of the model
-        self.drawn: dict[str, Array] = {}
+    d_in: int
+    d_out: int
+    #: factor of the squared widths
+    width: float
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
         """Means, then variances. A datum is a point mass."""
-        pairs = [KINDS[f].moments(p) for f, p in zip(self.settings.inputs, messages, strict=True)]
+        pairs = [KINDS[f].moments(p) for f, p in zip(self.inputs, messages, strict=True)]
         points = self.data(data)
         means, variances = zip(*pairs, *((y, np.zeros(len(y))) for y in points), strict=True)
         return np.stack(means + variances, axis=1)
 
-    def refit(self, store: Store) -> Calibration | None:
-        half, T = store.x.shape[1] // 2, self.settings.n_targets
+    def fit(self, x: Array, targets: Array, errors: Array, last: Calibration | None) -> Fit | None:
+        half, T = x.shape[1] // 2, targets.shape[1]
         try:
-            widths, outer = median_widths(
-                store.x[:, :half], store.x[:, half:], self.settings.width or 1.0
-            )
+            widths, outer = median_widths(x[:, :half], x[:, half:], self.width)
         except ValueError:  # of tuples that are alike
             return None
-        rng, (_, d_in, d_out) = np.random.default_rng(self.settings.seed), self.settings.features
-        self._install(
-            {
-                "omega": rng.standard_normal((d_in, half)) / widths,
-                "b": rng.uniform(0.0, 2.0 * math.pi, d_in),
-                "nu": rng.standard_normal((d_out, d_in)) / outer,
-                "c": rng.uniform(0.0, 2.0 * math.pi, d_out),
-            }
+        rng = np.random.default_rng(self.seed)
+        model = FourierModel(
+            T,
+            omega=rng.standard_normal((self.d_in, half)) / widths,
+            b=rng.uniform(0.0, 2.0 * math.pi, self.d_in),
+            nu=rng.standard_normal((self.d_out, self.d_in)) / outer,
+            c=rng.uniform(0.0, 2.0 * math.pi, self.d_out),
         )
-        for x, targets in zip(store.x, store.targets, strict=True):
-            self.model.update(x, targets, PAPER_NOISE)
-        return Calibration(np.zeros(T), np.ones(T), np.ones(T), np.ones(T), PAPER_NOISE, 0.0)
-
-    def _install(self, drawn: dict[str, Array]) -> None:
-        self.drawn, self.model = drawn, FourierModel(self.settings.n_targets, **drawn)
-
-    def arrays(self) -> dict[str, Any]:
-        return {**self.drawn, **self.model.arrays()} if self.drawn else {}
-
-    def restore(self, arrays: dict[str, Any]) -> None:
-        if arrays:
-            self._install({name: arrays[name] for name in ("omega", "b", "nu", "c")})
-            self.model.set(arrays["mean"], arrays["S"])
-
-
-def learner_of(settings: Settings) -> Learner:
-    """An empty learner."""
-    kind = DictionaryLearner if settings.features == "dictionary" else FourierLearner
-    return kind(settings)
+        for row, target in zip(x, targets, strict=True):
+            model.update(row, target, PAPER_NOISE)
+        ones = np.ones(T)
+        return model, Calibration(0.0 * ones, ones, ones, ones, PAPER_NOISE, 0.0, np.empty(0))
 
 
 def embedding_squares(widths: tuple[float, ...], a: Any, b: Any) -> Array:
@@ -215,7 +321,7 @@ def embedding_squares(widths: tuple[float, ...], a: Any, b: Any) -> Array:
         scale *= square / total
     norms = [np.sqrt((squares / (2.0 * t[1] + squares)).prod(axis=1)) for t in (a, b)]
     product = np.sqrt(scale) * np.exp(exponent)
-    # of equal tuples, what rounding leaves
+    # rounding may leave a negative number where tuples are equal
     return np.asarray(np.maximum(norms[0][:, None] - 2.0 * product + norms[1], 0.0))
 
 
@@ -227,7 +333,7 @@ def median_widths(
     Parameters
     ----------
     mean, variance : ndarray of shape (n, c)
-        Of a first batch of tuples, variance 0 for a point mass.
+        Messages of a first batch of tuples. A point mass has variance 0.
     factor : float, default=1.0
         What the squares of all widths are multiplied by. 1 in the paper.
 
@@ -256,8 +362,3 @@ def median_widths(
     if gamma <= 0.0:
         raise ValueError("half of the pairs of tuples are equal; allowed: tuples that differ")
     return tuple(np.sqrt(factor * squares).tolist()), math.sqrt(factor * gamma)
-
-
-def finite(x: Array) -> Array:
-    """Coordinates, checked: those of extreme messages overflow."""
-    return _checks.array("the coordinates of messages", x, shape=x.shape)

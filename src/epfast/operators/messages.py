@@ -17,10 +17,11 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import Beta, Gamma, Gaussian
-from epfast.operators.beta import beta_of_log_odds, trigamma
 
 #: shape from where on a series replaces a difference of trigammas
 LARGE = 1e4
+#: Newton steps for a mean of log odds. Five are usual
+MOST_STEPS = 50
 
 
 class MessageKind(Protocol):
@@ -34,8 +35,7 @@ class MessageKind(Protocol):
     #: names of the two usual parameters
     parameters: ClassVar[tuple[str, str]]
 
-    @classmethod
-    def check(cls, name: str, p: ArrayLike) -> Array:
+    def check(self, name: str, p: ArrayLike) -> Array:
         """Rows as float64, C-contiguous.
 
         Raises
@@ -44,82 +44,68 @@ class MessageKind(Protocol):
             For another shape, NaN or infinity, or a message that is not proper.
         """
         found = _checks.array(name, p, shape=(None, 2))
-        for column, parameter in enumerate(cls.parameters):
+        for column, parameter in enumerate(self.parameters):
             least = found[:, column].min(initial=np.inf)
             if parameter != "mean" and not least > 0.0:
                 raise ValueError(
-                    f"{name} holds {parameter} = {least:g}; allowed for {cls.name} messages: "
+                    f"{name} holds {parameter} = {least:g}; allowed for {self.name} messages: "
                     "finite numbers > 0"
                 )
         return found
 
-    #: rows as natural parameters of the family, and rows of these
-    @staticmethod
-    def natural(p: Array) -> Array: ...
-    @staticmethod
-    def usual(eta: Array) -> Array: ...
+    #: usual parameters less natural ones
+    above: ClassVar[tuple[float, float]] = (1.0, 1.0)
+
+    def natural(self, p: Array) -> Array:
+        """Rows as natural parameters of the family."""
+        return np.asarray(p - self.above)
+
+    def usual(self, eta: Array) -> Array:
+        """Rows of natural parameters."""
+        return np.asarray(eta + self.above)
+
     #: mean and variance, (n,) each
-    @staticmethod
-    def moments(p: Array) -> tuple[Array, Array]: ...
+    def moments(self, p: Array) -> tuple[Array, Array]: ...
     #: coordinates without limits on which sites vary smoothly
-    @staticmethod
-    def coordinates(p: Array) -> Array: ...
+    def coordinates(self, p: Array) -> Array: ...
     #: site targets of cavity and belief, what the factor adds to the cavity, in its units: a shift
     #: of the centre in cavity standard deviations, and the log of a ratio of widths. 0 for nothing
-    @staticmethod
-    def targets(cavity: Array, belief: Array) -> Array: ...
+    def targets(self, cavity: Array, belief: Array) -> Array: ...
     #: projected beliefs (1) of cavity and targets
-    @staticmethod
-    def belief(cavity: Array, targets: Array) -> Array: ...
-    #: members of about the same mean and twice the variance, with heavier tails
-    @staticmethod
-    def widened(p: Array) -> Array: ...
+    def belief(self, cavity: Array, targets: Array) -> Array: ...
     #: draws u (size,) from one message (2,)
-    @staticmethod
-    def draw(p: Array, rng: np.random.Generator, size: int) -> Array: ...
-    #: sufficient statistics less their means under beliefs, (n, M, 2), at draws u (n, M)
-    @staticmethod
-    def statistics(belief: Array, u: Array) -> Array: ...
-    #: derivatives of the targets by the means of the statistics, (n, 2, 2), at cavity and belief
-    @staticmethod
-    def slopes(cavity: Array, belief: Array) -> Array: ...
+    def draw(self, p: Array, rng: np.random.Generator, size: int) -> Array: ...
+    #: derivatives of the targets by the means of the integrands about the centre of the belief, for
+    #: one message: (2, 2), at cavity (2,) and belief (2,)
+    def slopes(self, cavity: Array, belief: Array) -> Array: ...
 
     # what a variable is integrated over and drawn by is u, from -inf to inf. eta are natural
     # parameters (m, 2), u (m,) or (m, p)
 
     #: the variable at u
-    @staticmethod
-    def x(u: Array) -> Array: ...
+    def x(self, u: Array) -> Array: ...
     #: log density of u at eta and u, normalised, and its first two derivatives
-    @staticmethod
-    def log_density(eta: Array, u: Array) -> Array: ...
-    @staticmethod
-    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]: ...
+    def log_density(self, eta: Array, u: Array) -> Array: ...
+    def derivatives(self, eta: Array, u: Array) -> tuple[Array, Array]: ...
     #: centre and width of u
-    @staticmethod
-    def location(eta: Array) -> tuple[Array, Array]: ...
+    def location(self, eta: Array) -> tuple[Array, Array]: ...
     #: two functions of u, about a centre, whose means give the projection
-    @staticmethod
-    def integrands(u: Array, centre: Array) -> tuple[Array, Array]: ...
+    def integrands(self, u: Array, centre: Array) -> tuple[Array, Array]: ...
     #: the projection by these means and the centre, natural parameters (m, 2)
-    @staticmethod
-    def target(first: Array, second: Array, centre: Array) -> Array: ...
+    def target(self, first: Array, second: Array, centre: Array) -> Array: ...
 
-    @classmethod
-    def is_proper(cls, p: Array) -> NDArray[np.bool_]:
+    def widened(self, p: Array) -> Array:
+        """Members of about the same mean and twice the variance, with heavier tails."""
+        return np.asarray(0.5 * p)
+
+    def is_proper(self, p: Array) -> NDArray[np.bool_]:
         """Whether each is finite and can be normalised, (n,)."""
-        positive = p[:, [name != "mean" for name in cls.parameters]]
+        positive = p[:, [name != "mean" for name in self.parameters]]
         return np.asarray((positive > 0.0).all(axis=1) & np.isfinite(p).all(axis=1))
 
-    @staticmethod
-    def units(width: Array) -> tuple[Array, Array]:
+    def units(self, width: Array) -> tuple[Array, Array]:
         """How large the integrands are where u varies on this width."""
         return width, width * width
-
-
-def _matrices(a: Array | float, b: Array | float, c: Array | float, d: Array | float) -> Array:
-    """Matrices [[a, b], [c, d]], (n, 2, 2)."""
-    return np.stack(np.broadcast_arrays(a, b, c, d), axis=-1).reshape(-1, 2, 2)
 
 
 def _log_gamma_draws(shape: float, rng: np.random.Generator, size: int) -> Array:
@@ -128,80 +114,94 @@ def _log_gamma_draws(shape: float, rng: np.random.Generator, size: int) -> Array
     return np.asarray(more - rng.standard_exponential(size) / shape)
 
 
+def trigamma(x: Array) -> Array:
+    """The second derivative of log Gamma: the variance of the log of a gamma variable."""
+    return np.asarray(special.zeta(2.0, x))
+
+
+def log_odds(p: Array) -> tuple[Array, Array]:
+    """Means and standard deviations of the log odds of beta variables, (n,) each."""
+    alpha, beta = p.T
+    mean = special.psi(alpha) - special.psi(beta)
+    return mean, np.sqrt(trigamma(alpha) + trigamma(beta))
+
+
+def beta_of_log_odds(mean: Array, total: Array) -> Array:
+    """Beta variables by the mean of their log odds and alpha + beta, (n, 2).
+
+    Newton's method for the log odds x of alpha over beta. psi(total p) - psi(total q) grows faster
+    than x and than 2 sinh(x) / total, and is convex beyond 0: from the nearer of their two answers
+    steps go down to the root.
+    """
+    goal = np.abs(mean)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        x = np.minimum(goal, np.arcsinh(0.5 * goal * total))
+        for _ in range(MOST_STEPS):
+            more, less = total * special.expit(x), total * special.expit(-x)
+            rise = more * special.expit(-x) * (trigamma(more) + trigamma(less))
+            step = (special.psi(more) - special.psi(less) - goal) / rise
+            x = np.maximum(x - step, 0.0)
+            if not (np.abs(step) > 1e-9 * np.maximum(x, 1e-3)).any():
+                break
+        more, less = total * special.expit(x), total * special.expit(-x)
+    up = mean >= 0.0
+    return np.stack([np.where(up, more, less), np.where(up, less, more)], axis=1)
+
+
 class GaussianMessages(MessageKind):
     """Gaussian messages: mean and variance."""
 
     name = "gaussian"
     parameters = ("mean", "variance")
 
-    @staticmethod
-    def natural(p: Array) -> Array:
+    def natural(self, p: Array) -> Array:
         return np.stack([1.0 / p[:, 1], p[:, 0] / p[:, 1]], axis=1)
 
-    @staticmethod
-    def usual(eta: Array) -> Array:
+    def usual(self, eta: Array) -> Array:
         return np.stack([eta[:, 1] / eta[:, 0], 1.0 / eta[:, 0]], axis=1)
 
-    @staticmethod
-    def moments(p: Array) -> tuple[Array, Array]:
+    def moments(self, p: Array) -> tuple[Array, Array]:
         return p[:, 0].copy(), p[:, 1].copy()
 
-    @staticmethod
-    def coordinates(p: Array) -> Array:
+    def coordinates(self, p: Array) -> Array:
         return np.stack([p[:, 0], np.log(p[:, 1])], axis=1)
 
-    @staticmethod
-    def targets(cavity: Array, belief: Array) -> Array:
+    def targets(self, cavity: Array, belief: Array) -> Array:
         m, v = cavity.T
         return np.stack([(belief[:, 0] - m) / np.sqrt(v), np.log(belief[:, 1] / v)], axis=1)
 
-    @staticmethod
-    def belief(cavity: Array, targets: Array) -> Array:
+    def belief(self, cavity: Array, targets: Array) -> Array:
         m, v = cavity.T
         return np.stack([m + np.sqrt(v) * targets[:, 0], v * np.exp(targets[:, 1])], axis=1)
 
-    @staticmethod
-    def widened(p: Array) -> Array:
+    def widened(self, p: Array) -> Array:
         return np.asarray(p * [1.0, 2.0])
 
-    @staticmethod
-    def draw(p: Array, rng: np.random.Generator, size: int) -> Array:
+    def draw(self, p: Array, rng: np.random.Generator, size: int) -> Array:
         return np.asarray(p[0] + np.sqrt(p[1]) * rng.standard_normal(size))
 
-    @staticmethod
-    def statistics(belief: Array, u: Array) -> Array:
-        d = u - belief[:, :1]
-        return np.stack([d, d * d - belief[:, 1:]], axis=-1)
+    def slopes(self, cavity: Array, belief: Array) -> Array:
+        return np.diag([1.0 / np.sqrt(cavity[1]), 1.0 / belief[1]])
 
-    @staticmethod
-    def slopes(cavity: Array, belief: Array) -> Array:
-        return _matrices(1.0 / np.sqrt(cavity[:, 1]), 0.0, 0.0, 1.0 / belief[:, 1])
-
-    @staticmethod
-    def x(u: Array) -> Array:
+    def x(self, u: Array) -> Array:
         return u
 
-    @staticmethod
-    def log_density(eta: Array, u: Array) -> Array:
+    def log_density(self, eta: Array, u: Array) -> Array:
         tau, nu = eta.T if u.ndim == 1 else eta.T[:, :, None]
         d = u - nu / tau
         return np.asarray(-0.5 * tau * d * d + 0.5 * np.log(tau / (2.0 * np.pi)))
 
-    @staticmethod
-    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+    def derivatives(self, eta: Array, u: Array) -> tuple[Array, Array]:
         return eta[:, 1] - eta[:, 0] * u, -eta[:, 0]
 
-    @staticmethod
-    def location(eta: Array) -> tuple[Array, Array]:
+    def location(self, eta: Array) -> tuple[Array, Array]:
         return eta[:, 1] / eta[:, 0], 1.0 / np.sqrt(eta[:, 0])
 
-    @staticmethod
-    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+    def integrands(self, u: Array, centre: Array) -> tuple[Array, Array]:
         d = u - centre
         return d, d * d
 
-    @staticmethod
-    def target(first: Array, second: Array, centre: Array) -> Array:
+    def target(self, first: Array, second: Array, centre: Array) -> Array:
         variance = second - first * first
         return Gaussian.matching(np.stack([centre + first, variance], axis=1))
 
@@ -211,87 +211,57 @@ class GammaMessages(MessageKind):
 
     name = "gamma"
     parameters = ("shape", "rate")
+    above = (1.0, 0.0)
 
-    @staticmethod
-    def natural(p: Array) -> Array:
-        return np.stack([p[:, 0] - 1.0, p[:, 1]], axis=1)
-
-    @staticmethod
-    def usual(eta: Array) -> Array:
-        return np.stack([eta[:, 0] + 1.0, eta[:, 1]], axis=1)
-
-    @staticmethod
-    def moments(p: Array) -> tuple[Array, Array]:
+    def moments(self, p: Array) -> tuple[Array, Array]:
         mean = p[:, 0] / p[:, 1]
         return mean, mean / p[:, 1]
 
-    @staticmethod
-    def coordinates(p: Array) -> Array:
+    def coordinates(self, p: Array) -> Array:
         return np.asarray(np.log(p))
 
-    @staticmethod
-    def targets(cavity: Array, belief: Array) -> Array:
+    def targets(self, cavity: Array, belief: Array) -> Array:
         a, b = cavity.T
         wider = np.log(belief[:, 0] / a)
         return np.stack([np.sqrt(a) * (wider - np.log(belief[:, 1] / b)), wider], axis=1)
 
-    @staticmethod
-    def belief(cavity: Array, targets: Array) -> Array:
+    def belief(self, cavity: Array, targets: Array) -> Array:
         a, b = cavity.T
         shift = targets[:, 0] / np.sqrt(a)
         return np.stack([a * np.exp(targets[:, 1]), b * np.exp(targets[:, 1] - shift)], axis=1)
 
-    @staticmethod
-    def widened(p: Array) -> Array:
-        return 0.5 * p
-
-    @staticmethod
-    def draw(p: Array, rng: np.random.Generator, size: int) -> Array:
+    def draw(self, p: Array, rng: np.random.Generator, size: int) -> Array:
         return np.asarray(_log_gamma_draws(p[0], rng, size) - np.log(p[1]))
 
-    @staticmethod
-    def statistics(belief: Array, u: Array) -> Array:
-        """x over its mean, and log x."""
-        a, b = belief[:, :1], belief[:, 1:]
-        d = u - np.log(a / b)
-        return np.stack([np.expm1(d), d + np.log(a) - special.psi(a)], axis=-1)
-
-    @staticmethod
-    def slopes(cavity: Array, belief: Array) -> Array:
-        a = belief[:, 0]
+    def slopes(self, cavity: Array, belief: Array) -> Array:
+        a, root = belief[0], np.sqrt(cavity[0])
         # d log a by the gap log E x - E log x = log a - psi(a)
-        drop = np.where(a < LARGE, a * trigamma(a) - 1.0, (0.5 + 1.0 / (6.0 * a)) / a)
-        return _matrices(np.sqrt(cavity[:, 0]), 0.0, -1.0 / drop, 1.0 / drop)
+        drop = a * trigamma(a) - 1.0 if a < LARGE else (0.5 + 1.0 / (6.0 * a)) / a
+        return np.array([[root, root], [0.0, -1.0 / drop]])
 
-    @staticmethod
-    def x(u: Array) -> Array:
+    def x(self, u: Array) -> Array:
         return np.asarray(np.exp(np.clip(u, -700.0, 700.0)))
 
-    @staticmethod
-    def log_density(eta: Array, u: Array) -> Array:
+    def log_density(self, eta: Array, u: Array) -> Array:
         shape, rate = eta.T if u.ndim == 1 else eta.T[:, :, None]
         shape = shape + 1.0
         d = u - np.log(shape / rate)
         constant = shape * np.log(shape) - shape - special.gammaln(shape)
         return np.asarray(constant - shape * (np.expm1(d) - d))
 
-    @staticmethod
-    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+    def derivatives(self, eta: Array, u: Array) -> tuple[Array, Array]:
         x = eta[:, 1] * np.exp(u)
         return eta[:, 0] + 1.0 - x, -x
 
-    @staticmethod
-    def location(eta: Array) -> tuple[Array, Array]:
+    def location(self, eta: Array) -> tuple[Array, Array]:
         shape, rate = eta[:, 0] + 1.0, eta[:, 1]
         return special.digamma(shape) - np.log(rate), np.sqrt(special.polygamma(1, shape))
 
-    @staticmethod
-    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+    def integrands(self, u: Array, centre: Array) -> tuple[Array, Array]:
         d = u - centre
         return d, np.expm1(d) - d
 
-    @staticmethod
-    def target(first: Array, second: Array, centre: Array) -> Array:
+    def target(self, first: Array, second: Array, centre: Array) -> Array:
         with np.errstate(all="ignore"):
             rise = np.log1p(second + first)
             # the gap log E x - E log x without the centre, which would cancel
@@ -304,122 +274,93 @@ class BetaMessages(MessageKind):
     name = "beta"
     parameters = ("alpha", "beta")
 
-    @staticmethod
-    def natural(p: Array) -> Array:
-        return np.asarray(p - 1.0)
-
-    @staticmethod
-    def usual(eta: Array) -> Array:
-        return np.asarray(eta + 1.0)
-
-    @staticmethod
-    def moments(p: Array) -> tuple[Array, Array]:
+    def moments(self, p: Array) -> tuple[Array, Array]:
         alpha, beta = p.T
         total = alpha + beta
         return alpha / total, alpha / total * (beta / total) / (total + 1.0)
 
-    @staticmethod
-    def coordinates(p: Array) -> Array:
+    def coordinates(self, p: Array) -> Array:
         """Mean and log variance of the log odds."""
-        alpha, beta = p.T
-        mean = special.psi(alpha) - special.psi(beta)
-        return np.stack([mean, np.log(trigamma(alpha) + trigamma(beta))], axis=1)
+        mean, sd = log_odds(p)
+        return np.stack([mean, 2.0 * np.log(sd)], axis=1)
 
-    @staticmethod
-    def targets(cavity: Array, belief: Array) -> Array:
-        mean, log_variance = BetaMessages.coordinates(cavity).T
-        shift = special.psi(belief[:, 0]) - special.psi(belief[:, 1]) - mean
-        wider = np.log(belief.sum(axis=1) / cavity.sum(axis=1))
-        return np.stack([shift * np.exp(-0.5 * log_variance), wider], axis=1)
+    def targets(self, cavity: Array, belief: Array) -> Array:
+        mean, sd = log_odds(cavity)
+        shift = log_odds(belief)[0] - mean
+        return np.stack([shift / sd, np.log(belief.sum(axis=1) / cavity.sum(axis=1))], axis=1)
 
-    @staticmethod
-    def belief(cavity: Array, targets: Array) -> Array:
-        mean, log_variance = BetaMessages.coordinates(cavity).T
+    def belief(self, cavity: Array, targets: Array) -> Array:
+        mean, sd = log_odds(cavity)
         total = cavity.sum(axis=1) * np.exp(targets[:, 1])
-        return beta_of_log_odds(mean + targets[:, 0] * np.exp(0.5 * log_variance), total)
+        return beta_of_log_odds(mean + targets[:, 0] * sd, total)
 
-    @staticmethod
-    def widened(p: Array) -> Array:
-        return 0.5 * p
-
-    @staticmethod
-    def draw(p: Array, rng: np.random.Generator, size: int) -> Array:
+    def draw(self, p: Array, rng: np.random.Generator, size: int) -> Array:
         return _log_gamma_draws(p[0], rng, size) - _log_gamma_draws(p[1], rng, size)
 
-    @staticmethod
-    def statistics(belief: Array, u: Array) -> Array:
-        """log x and log (1 - x)."""
-        means = special.psi(belief) - special.psi(belief.sum(axis=1, keepdims=True))
-        logs = np.stack([special.log_expit(u), special.log_expit(-u)], axis=-1)
-        return np.asarray(logs - means[:, None, :])
-
-    @staticmethod
-    def slopes(cavity: Array, belief: Array) -> Array:
-        first, second = trigamma(belief).T
-        sd = np.exp(0.5 * BetaMessages.coordinates(cavity)[:, 1])
-        total = belief.sum(axis=1)
-        both = trigamma(total)
-        covariance = _matrices(first - both, -both, -both, second - both)
+    def slopes(self, cavity: Array, belief: Array) -> Array:
+        variances, total = trigamma(belief), belief.sum()
+        covariance = np.diag(variances) - trigamma(total)
+        sd = np.sqrt(trigamma(cavity).sum())
         # alpha and beta move by the inverse of the covariance, targets by these
-        by_both = _matrices(first / sd, -second / sd, 1.0 / total, 1.0 / total)
+        by_both = np.array([variances / sd * [1.0, -1.0], [1.0 / total, 1.0 / total]])
         return np.asarray(by_both @ np.linalg.inv(covariance))
 
-    @staticmethod
-    def x(u: Array) -> Array:
+    def x(self, u: Array) -> Array:
         # never 0 or 1, whose logs times 0 are NaN
         return np.asarray(np.clip(special.expit(u), 1e-300, 1.0 - 2.0**-53))
 
-    @staticmethod
-    def log_density(eta: Array, u: Array) -> Array:
+    def log_density(self, eta: Array, u: Array) -> Array:
         alpha, beta = (eta + 1.0).T if u.ndim == 1 else (eta + 1.0).T[:, :, None]
         inner = alpha * special.log_expit(u) + beta * special.log_expit(-u)
         return np.asarray(inner - special.betaln(alpha, beta))
 
-    @staticmethod
-    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+    def derivatives(self, eta: Array, u: Array) -> tuple[Array, Array]:
         alpha, beta = (eta + 1.0).T
         p, q = special.expit(u), special.expit(-u)
         return alpha * q - beta * p, -(alpha + beta) * p * q
 
-    @staticmethod
-    def location(eta: Array) -> tuple[Array, Array]:
-        alpha, beta = (eta + 1.0).T
-        spread = special.polygamma(1, alpha) + special.polygamma(1, beta)
-        return special.digamma(alpha) - special.digamma(beta), np.sqrt(spread)
+    def location(self, eta: Array) -> tuple[Array, Array]:
+        return log_odds(eta + 1.0)
 
-    @staticmethod
-    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+    def integrands(self, u: Array, centre: Array) -> tuple[Array, Array]:
         # less what they are at the centre: their means have no more digits than that leaves
         return (
             special.log_expit(u) - special.log_expit(centre),
             special.log_expit(-u) - special.log_expit(-centre),
         )
 
-    @staticmethod
-    def units(width: Array) -> tuple[Array, Array]:
+    def units(self, width: Array) -> tuple[Array, Array]:
         return width, width
 
-    @staticmethod
-    def target(first: Array, second: Array, centre: Array) -> Array:
+    def target(self, first: Array, second: Array, centre: Array) -> Array:
         logs = [first + special.log_expit(centre), second + special.log_expit(-centre)]
         return Beta.matching(np.stack(logs, axis=1))
 
 
 #: by the names of families
-KINDS: dict[str, type[MessageKind]] = {
-    kind.name: kind for kind in (GaussianMessages, GammaMessages, BetaMessages)
+KINDS: dict[str, MessageKind] = {
+    kind.name: kind for kind in (GaussianMessages(), GammaMessages(), BetaMessages())
 }
 
 
-def check_inputs(name: str, given: Any) -> tuple[str, ...]:
-    """Families of the inputs of a factor, one or more."""
-    families = (given,) if isinstance(given, str) else given
-    if not isinstance(families, tuple | list) or not families:
+def check_places(
+    inputs: Any, outputs: Any, name: str = "outputs"
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Families of the inputs, one or more, and places of the outputs among them, each once."""
+    given = (inputs,) if isinstance(inputs, str) else inputs
+    if not isinstance(given, tuple | list) or not given:
         raise TypeError(
-            f"{name} is {_checks.describe(given)}; allowed: a tuple of families, "
+            f"inputs is {_checks.describe(inputs)}; allowed: a tuple of families, "
             f"{', '.join(map(repr, KINDS))}"
         )
-    return tuple(_checks.choice(f"{name}[{i}]", f, tuple(KINDS)) for i, f in enumerate(families))
+    families = tuple(_checks.choice(f"inputs[{i}]", f, tuple(KINDS)) for i, f in enumerate(given))
+    places = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    found = tuple(_checks.integer(name, place, least=0, most=len(families) - 1) for place in places)
+    if not found or len(set(found)) < len(found):
+        raise ValueError(
+            f"{name} is {_checks.describe(outputs)}; allowed: places of inputs, each once"
+        )
+    return families, found
 
 
 def check_messages(name: str, given: Any, inputs: tuple[str, ...]) -> tuple[Array, ...]:

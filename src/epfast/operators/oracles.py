@@ -1,45 +1,142 @@
-"""Oracles: schemes on losses, log densities, draws, and functions of the user's own."""
+"""Oracles give true messages: schemes on losses, log densities, functions of the user's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import LowLevelCallable
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.losses import CustomSite, Loss
-from epfast.losses.names import describe as describe_loss
-from epfast.operators.answers import (
-    NOT_REPRESENTABLE,
-    Answer,
-    Oracle,
-    check_places,
-)
-from epfast.operators.density import Density, FactorRows
-from epfast.operators.messages import KINDS
+from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.sampled import SampledFactor, with_data
-from epfast.operators.tilted import FactorCavities
-from epfast.schemes import ImportanceSampling, Scheme
-from epfast.schemes.kinds import describe as describe_scheme
+from epfast.operators.tilted import Density, FactorCavities, FactorRows
+from epfast.schemes import ImportanceSampling
 
-__all__ = [
-    "Answer",
-    "CallableOracle",
-    "DensityOracle",
-    "Oracle",
-    "SampledFactor",
-    "SiteOracle",
-    "as_oracle",
-]
-
+#: the last reason of every oracle
+NOT_REPRESENTABLE = "the projection is not representable: no proper message with finite targets"
 #: by how much two answers to one message may differ: rounding in blocks of other lengths
 SAME = 1e-8
+
+
+class Answer(NamedTuple):
+    """True messages of n factors. NaN in rows that are refused."""
+
+    #: (n, 2 outputs), usual parameters of the projected beliefs (1)
+    belief: Array
+    #: (n,), log of the integral of t^power times the normalised cavities. NaN where the oracle has
+    #: none, see :attr:`Oracle.has_log_z`
+    log_z: Array
+    #: (n, 2 outputs + 1), standard errors of the site targets of each output, then of log_z. 0
+    #: where exact
+    sd: Array
+    #: (n,), 0: fine. Else the place of a reason in those of the oracle
+    reason: NDArray[np.intp]
+
+
+class Oracle:
+    """Base of the oracles. One of your own overrides ``solve``, or ``answer`` as a whole.
+
+    Oracles hold no state: an answer depends on the message, the datum and the power alone, not on
+    the others in the call.
+    """
+
+    #: families of the incoming messages: "gaussian", "gamma" or "beta"
+    inputs: tuple[str, ...]
+    #: places in inputs of the variables whose beliefs are given
+    outputs: tuple[int, ...]
+    #: whether answers are without noise
+    exact: bool
+    #: why messages are refused. The first is ""
+    reasons: tuple[str, ...]
+    #: whether log_z is known
+    has_log_z: bool = True
+
+    def answer(
+        self, messages: ArrayLike, data: ArrayLike | None = None, power: float = 1.0
+    ) -> Answer:
+        """Projected beliefs of the outputs.
+
+        Parameters
+        ----------
+        messages : array_like of shape (n, 2 c)
+            Usual parameters of the c incoming messages of n factors: mean and variance of a
+            Gaussian, shape and rate of a gamma, alpha and beta of a beta message.
+        data : array_like of shape (n,) or (n, q), optional
+            What is observed by each factor.
+        power : float, default=1.0
+            Factors enter as t^power.
+
+        Returns
+        -------
+        Answer
+
+        Raises
+        ------
+        TypeError, ValueError
+            For messages that are not proper, data of another length, and functions of the user's
+            that return what they should not.
+        """
+        rows = check_messages("messages", messages, self.inputs)
+        n = len(rows[0])
+        given = check_data("data", data, n)
+        exponent = _checks.number("power", power, above=0.0)
+        if n == 0:
+            return self.finished(rows, [np.empty((0, 2))] * len(self.outputs), np.empty(0))
+        with np.errstate(all="ignore"):  # what overflows is refused
+            return self.solve(rows, given, exponent)
+
+    def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
+        """As :meth:`answer`, with checked arguments.
+
+        Parameters
+        ----------
+        messages : tuple of ndarray of shape (n, 2)
+            Those of each input.
+        data : ndarray of shape (n, q), optional
+        power : float
+
+        Returns
+        -------
+        Answer
+            By :meth:`finished`.
+        """
+        raise NotImplementedError
+
+    def finished(
+        self,
+        messages: tuple[Array, ...],
+        beliefs: list[Array],
+        log_z: Array,
+        sd: Array | None = None,
+        reason: NDArray[np.intp] | None = None,
+    ) -> Answer:
+        """An answer of beliefs (n, 2) for each output. What is not representable is refused."""
+        n = len(log_z)
+        if sd is None:
+            sd = np.zeros((n, 2 * len(self.outputs) + 1))
+        found = np.zeros(n, dtype=np.intp) if reason is None else reason.astype(np.intp)
+        fine = np.isfinite(sd).all(axis=1)
+        if self.has_log_z:
+            fine &= np.isfinite(log_z)
+        with np.errstate(all="ignore"):
+            for output, belief in zip(self.outputs, beliefs, strict=True):
+                kind = KINDS[self.inputs[output]]
+                fine &= kind.is_proper(belief)
+                fine &= np.isfinite(kind.targets(messages[output], belief)).all(axis=1)
+        found[(found == 0) & ~fine] = len(self.reasons) - 1
+        good = found == 0
+        return Answer(
+            np.where(good[:, None], np.concatenate(beliefs, axis=1), np.nan),
+            np.where(good, log_z, np.nan),
+            np.where(good[:, None], sd, np.nan),
+            found,
+        )
 
 
 @dataclass(frozen=True)
@@ -49,7 +146,7 @@ class SiteOracle(Oracle):
     Parameters
     ----------
     loss : str or Loss
-        Of one latent value.
+        A loss of one latent value.
     scheme : str or Scheme, default="exact"
         One of :mod:`epfast.schemes`, that serves scalar sites and draws nothing.
 
@@ -63,18 +160,14 @@ class SiteOracle(Oracle):
 
     loss: Any
     scheme: Any = "exact"
-    inputs: tuple[str, ...] = field(default=("gaussian",), init=False, repr=False)
-    outputs: tuple[int, ...] = field(default=(0,), init=False, repr=False)
-    exact: bool = field(default=True, init=False, repr=False)
-    reasons: tuple[str, ...] = field(
-        default=(
-            "",
-            "the scheme has no tilted moments there",
-            "the tilted variance is not positive",
-            NOT_REPRESENTABLE,
-        ),
-        init=False,
-        repr=False,
+    inputs = ("gaussian",)
+    outputs = (0,)
+    exact = True
+    reasons = (
+        "",
+        "the scheme has no tilted moments there",
+        "the tilted variance is not positive",
+        NOT_REPRESENTABLE,
     )
 
     def __post_init__(self) -> None:
@@ -104,18 +197,6 @@ class SiteOracle(Oracle):
         reason = np.where(np.isfinite(triple).all(axis=0), np.where(shrinkage > 0.0, 0, 2), 1)
         return self.finished(messages, [belief], log_z, reason=reason)
 
-    def describe(self) -> dict[str, Any] | None:
-        loss, scheme = describe_loss(self.loss), describe_scheme(self.scheme)
-        if loss is None or scheme is None:
-            return None
-        return {
-            "oracle": "site",
-            "loss": loss,
-            "beta": self.loss.beta,
-            "offset": self.loss.has_offset,
-            "scheme": scheme,
-        }
-
 
 def responses_of(loss: Loss, data: Array | None, n: int) -> Array:
     """Responses for the core, (n, width), from them or from y. Without data those of margins."""
@@ -136,16 +217,6 @@ def responses_of(loss: Loss, data: Array | None, n: int) -> Array:
 
 
 @dataclass(frozen=True)
-class LossDensity:
-    """Log of the factor of a loss, as :class:`SampledFactor` takes it."""
-
-    loss: Loss
-
-    def __call__(self, h: Array, data: Array | None = None) -> Array:
-        return -self.loss.values(h, responses_of(self.loss, data, len(h)))
-
-
-@dataclass(frozen=True)
 class DensityOracle(Oracle):
     """Messages of a factor that is given by its log density, by quadrature.
 
@@ -156,8 +227,6 @@ class DensityOracle(Oracle):
         float64. data (N, q) where there are data.
     inputs : tuple of str, default=("gaussian",)
         Families of the variables, one or two. A :class:`epfast.SampledFactor` takes more.
-    scheme : QuadratureMessages, optional
-        The numbers of the quadrature.
     outputs : tuple of int, default=(0,)
         Places in inputs of the variables whose beliefs are given.
 
@@ -170,10 +239,12 @@ class DensityOracle(Oracle):
 
     log_density: Callable[..., ArrayLike]
     inputs: tuple[str, ...] = ("gaussian",)
-    scheme: QuadratureMessages = field(default_factory=QuadratureMessages)
     outputs: tuple[int, ...] = (0,)
-    exact: bool = field(default=True, init=False, repr=False)
-    reasons: tuple[str, ...] = field(default=("",), init=False, repr=False)
+    exact = True
+    reasons = (
+        *(reason.replace("log_t", "log_density") for reason in QuadratureMessages.reasons),
+        NOT_REPRESENTABLE,
+    )
 
     def __post_init__(self) -> None:
         if not callable(self.log_density):
@@ -181,14 +252,9 @@ class DensityOracle(Oracle):
                 f"log_density is {_checks.describe(self.log_density)}; allowed: a callable"
             )
         families, places = check_places(self.inputs, self.outputs)
-        if not isinstance(self.scheme, QuadratureMessages):
-            raise TypeError(
-                f"scheme is {_checks.describe(self.scheme)}; allowed: a graph.QuadratureMessages"
-            )
         if len(families) > 2:
             raise ValueError(f"inputs is {families}; allowed: one or two, or a SampledFactor")
-        reasons = (reason.replace("log_t", "log_density") for reason in self.scheme.reasons)
-        _checks.freeze(self, inputs=families, outputs=places, reasons=(*reasons, NOT_REPRESENTABLE))
+        _checks.freeze(self, inputs=families, outputs=places)
 
     def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
         n = len(messages[0])
@@ -203,9 +269,18 @@ class DensityOracle(Oracle):
             power,
         )
         density = Density(with_data(self.log_density), name="log_density")
-        found = self.scheme.fit(density, self.inputs, asked)
+        found = QuadratureMessages().fit(density, self.inputs, asked)
         beliefs = [kinds[j].usual(found.targets[j]) for j in self.outputs]
         return self.finished(messages, beliefs, found.log_z, reason=found.reason)
+
+
+def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of draws, and of data as the keyword that a Density gives."""
+
+    def called(*x: Array, data: Array | None = None) -> Any:
+        return function(*x) if data is None else function(*x, data)
+
+    return called
 
 
 @dataclass(frozen=True)
@@ -217,9 +292,9 @@ class CallableOracle(Oracle):
     function : callable
         ``f(messages[, data]) -> (values, errors)``, or ``(values, errors, log_z)`` with has_log_z.
         messages (n, 2 c) and data (n, q) are as in :meth:`Oracle.answer`. values (n, 2 outputs) are
-        site targets, or usual parameters of beliefs. errors (n, 2 outputs) are standard errors of
-        the site targets, with has_log_z (n, 2 outputs + 1), those of log_z last. None means that
-        there is no noise, or none is known. log_z is (n,).
+        site targets, or usual parameters of beliefs. A row of NaN refuses its message. errors
+        (n, 2 outputs) are standard errors of the site targets, with has_log_z (n, 2 outputs + 1),
+        those of log_z last. None means that there is no noise, or none is known. log_z is (n,).
     inputs, outputs
         As in :class:`DensityOracle`.
     exact : bool, default=False
@@ -227,8 +302,6 @@ class CallableOracle(Oracle):
         itself, and another answer is an error.
     gives : {"targets", "beliefs"}, default="targets"
     has_log_z : bool, default=False
-    may_refuse : bool, default=False
-        Whether a row of NaN values refuses its message. Else NaN is an error.
 
     Notes
     -----
@@ -242,17 +315,14 @@ class CallableOracle(Oracle):
     exact: bool = False
     gives: str = "targets"
     has_log_z: bool = False
-    may_refuse: bool = False
-    reasons: tuple[str, ...] = field(
-        default=("", "the function returned NaN", NOT_REPRESENTABLE), init=False, repr=False
-    )
+    reasons = ("", "the function returned NaN", NOT_REPRESENTABLE)
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"function is {_checks.describe(self.function)}; allowed: a callable")
         families, places = check_places(self.inputs, self.outputs)
         _checks.choice("gives", self.gives, ("targets", "beliefs"))
-        for name in ("exact", "has_log_z", "may_refuse"):
+        for name in ("exact", "has_log_z"):
             _checks.flag(name, getattr(self, name))
         _checks.freeze(self, inputs=families, outputs=places)
 
@@ -301,103 +371,56 @@ class CallableOracle(Oracle):
             )
         name = "{} that function returned".format
         values = _checks.array(name("values"), found[0], shape=(n, width), finite=False)
-        broken = np.asarray(~np.isfinite(values).all(axis=1))
-        silent = np.asarray(np.isnan(values).all(axis=1) & self.may_refuse)
-        if (broken & ~silent).any():
-            raise ValueError(
-                f"{name('values')} hold NaN or infinity; allowed: finite numbers"
-                + (", or a row of NaN" if self.may_refuse else " (may_refuse=True: or rows of NaN)")
-            )
-        log_z = np.full(n, np.nan)
+        fine = ~np.asarray(np.isnan(values).all(axis=1))
+        _checks.array(name("values"), values[fine], shape=(None, width))
+        log_z, sd = np.full(n, np.nan), np.zeros((n, width + 1))
         if self.has_log_z:
             log_z = _checks.array(name("log_z"), found[2], shape=(n,), finite=False)
-            _checks.array(name("log_z"), log_z[~silent], shape=(None,))
-        sd = np.zeros((n, width + 1))
+            _checks.array(name("log_z"), log_z[fine], shape=(None,))
         if found[1] is not None:
             known = width + self.has_log_z
             errors = _checks.array(name("errors"), found[1], shape=(n, known), finite=False)
-            _checks.array(name("errors"), errors[~silent], shape=(None, known))
-            if (errors[~silent] < 0.0).any():
+            sd[fine, :known] = _checks.array(name("errors"), errors[fine], shape=(None, known))
+            if (sd < 0.0).any():
                 raise ValueError(f"{name('errors')} hold a negative number; allowed: numbers >= 0")
-            if self.exact and errors[~silent].any():
+            if self.exact and sd.any():
                 raise ValueError(
                     f"{name('errors')} are not 0; allowed with exact=True: None (say exact=False)"
                 )
-            sd[:, :known] = np.where(silent[:, None], 0.0, errors)
         return values, sd, log_z
 
 
-def as_oracle(
-    given: Any,
-    inputs: tuple[str, ...] | None = None,
-    outputs: tuple[int, ...] | None = None,
-    *,
-    loss: Any = None,
-) -> Oracle:
+def as_oracle(given: Any, inputs: tuple[str, ...], outputs: tuple[int, ...]) -> Oracle:
     """The oracle that is meant.
 
     Parameters
     ----------
-    given : Oracle, str, Scheme, Loss, scipy.LowLevelCallable or callable
-        A scheme, or its name, needs ``loss``. :class:`epfast.ImportanceSampling` draws as a
-        :class:`SampledFactor` does. A Loss is asked by scheme "exact". A LowLevelCallable has the
-        signature of :class:`epfast.losses.CustomSite`. Another callable is a
-        :class:`CallableOracle`.
-    inputs, outputs : tuple, optional
+    given : Oracle, Loss, scipy.LowLevelCallable or callable
+        A Loss is asked by scheme "exact". A LowLevelCallable has the signature of
+        :class:`epfast.losses.CustomSite`. Another callable is a :class:`CallableOracle`.
+    inputs, outputs : tuple
         As in :class:`DensityOracle`. What an oracle has is not changed.
-    loss : str or Loss, optional
-        For a scheme.
 
     Raises
     ------
     TypeError, ValueError
         For anything else, with what is allowed.
     """
-    if isinstance(given, type):
-        raise TypeError(f"oracle is the class {given.__name__}; allowed: an instance")
-    if isinstance(given, str | Scheme):
-        if loss is None:
-            raise ValueError(
-                f"oracle is {_checks.describe(given)} without a loss; allowed: a scheme and loss="
-            )
-        scheme = schemes.resolve(given)
-        found: Oracle
-        if isinstance(scheme, ImportanceSampling):
-            mine = SiteOracle(loss, "exact").loss
-            reason = scheme.refuses(mine, "row")
-            if reason is not None:
-                raise ValueError(reason)
-            found = SampledFactor(
-                log_density=LossDensity(mine), draws=max(10, scheme.samples), seed=scheme.seed
-            )
-        else:
-            found = SiteOracle(loss, scheme)
-    elif loss is not None:
-        raise TypeError(f"loss is given beside the oracle {given!r}; allowed: None")
-    elif isinstance(given, Oracle):
+    if isinstance(given, Oracle):
         found = given
-    elif isinstance(given, Loss):
-        found = SiteOracle(given)
-    elif isinstance(given, LowLevelCallable):
-        found = SiteOracle(CustomSite(given))
-    elif callable(given):
-        return CallableOracle(
-            given, ("gaussian",) if inputs is None else inputs, (0,) if outputs is None else outputs
-        )
+    elif isinstance(given, Loss | LowLevelCallable):
+        found = SiteOracle(given if isinstance(given, Loss) else CustomSite(given))
+    elif callable(given) and not isinstance(given, type):
+        return CallableOracle(given, inputs, outputs)
     else:
         raise TypeError(
-            f"oracle is {_checks.describe(given)}; allowed: an Oracle, a scheme with loss=, a "
-            "Loss, a SampledFactor, a callable (messages) -> (targets, errors), a LowLevelCallable"
+            f"oracle is {_checks.describe(given)}; allowed: an Oracle, a scheme, a Loss, a "
+            "SampledFactor, a callable (messages) -> (targets, errors), a LowLevelCallable"
         )
-    if inputs is not None or outputs is not None:
-        families, places = check_places(
-            found.inputs if inputs is None else inputs,
-            found.outputs if outputs is None else outputs,
-        )
-        for name, mine, wanted in (
-            ("inputs", found.inputs, families),
-            ("outputs", found.outputs, places),
-        ):
-            if mine != wanted:
-                raise ValueError(f"{name} is {wanted}; allowed with the oracle {found!r}: {mine}")
+    for name, mine, wanted in (
+        ("inputs", found.inputs, inputs),
+        ("outputs", found.outputs, outputs),
+    ):
+        if mine != wanted:
+            raise ValueError(f"{name} is {wanted}; allowed with the oracle {found!r}: {mine}")
     return found

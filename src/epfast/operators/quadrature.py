@@ -3,76 +3,222 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.polynomial import legendre
 from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.operators.density import Density, differences, parts
-from epfast.operators.intervals import (
-    NOTHING,
-    Columns,
-    Range,
-    Sums,
-    around,
-    integrals,
-    seen,
-)
 from epfast.operators.messages import MessageKind
-from epfast.operators.tilted import HASTY, LESS, FactorCavities, Projections, Tilted, maximum
+from epfast.operators.tilted import (
+    HASTY,
+    LESS,
+    Density,
+    FactorCavities,
+    FactorRows,
+    MessageScheme,
+    Projections,
+    Tilted,
+    maximum,
+    parts,
+)
+
+#: nodes of Gauss's rule of 7 points on (-1, 1), and of Kronrod's, which adds 8
+_GAUSS, _GAUSS_WEIGHTS = legendre.leggauss(7)
+_ADDED = np.array([0.9914553711208126, 0.8648644233597691, 0.5860872354676911, 0.20778495500789848])
+_INNER = np.sort(np.concatenate([_GAUSS, _ADDED, -_ADDED]))
+_VALUES = legendre.legvander(_INNER, 14).T
+#: the nodes and, without a weight, the ends of a cell: a jump between an end and a node shows
+#: as a value that is not the one extrapolated
+NODES = np.concatenate([[-1.0], _INNER, [1.0]])
+KRONROD, GAUSS = np.zeros((2, 17))
+# the rule is right for polynomials
+KRONROD[1:-1] = np.linalg.solve(_VALUES, 2.0 * np.eye(15)[0])
+GAUSS[2:-1:2] = _GAUSS_WEIGHTS
+#: (2, 17), value at an end less the one extrapolated from the nodes, times the length between them
+SLIP = np.zeros((2, 17))
+SLIP[:, 1:-1] = -np.linalg.solve(_VALUES, legendre.legvander([-1.0, 1.0], 14).T).T
+SLIP[[0, 1], [0, -1]] = 1.0
+SLIP *= 1.0 - _INNER[-1]
 
 #: points along an axis of the scan for the mode, and the widths of the cavity that it spans
 SCAN, SCAN_2D, SPAN = 65, 21, 8.0
 #: tolerance of inner integrals over that of outer ones
 INNER = 0.1
+#: widths of the density about its mode that a first interval has on each side. Cells grow
+REACH, GROWTH = 9.0, 2.0
+#: logs below the mode at which a density is nothing
+NOTHING = 40.0
+#: longest first cells, one after the other, on each side of the mode. Then they grow
+CAVITY = 20.0
+#: doublings of an interval at whose ends the density is not yet nothing
+MOST_GROWTHS = 60
+#: rounds of halving cells
+MOST_ROUNDS = 40
+#: part of an integral that may be in doubt. Above it a fit has failed
+DOUBTFUL = 1e-6
+#: key of the values of the first variable among the data of slices. No keyword has blanks
+FIRST = "the first variable"
 
 
-class Cut(NamedTuple):
-    """Factors over their last neighbour, at a value of the first where there are two."""
+class Range(NamedTuple):
+    """Where densities are integrated: centre + width w, w within low and high. (m,) each."""
 
-    asked: FactorCavities
-    #: (m,). None: of one neighbour
-    first: Array | None
+    centre: Array
+    width: Array
+    low: Array
+    high: Array
+    #: longest first cell, in widths
+    most: Array
+    #: log density that counts as 1. NaN where none is seen
+    top: Array
 
-    @property
-    def n(self) -> int:
-        return self.asked.n
-
-    def taken(self, which: Any) -> Cut:
-        first = None if self.first is None else self.first[which]
-        return Cut(self.asked.taken(which), first)
+    def taken(self, which: Any) -> Range:
+        return Range(*(value[which] for value in self))
 
 
-class Line:
-    """The density of factors over their last neighbour."""
+#: logs of integrals (m,), those that failed for want of evaluations as far as they came. Means of
+#: functions (m, functions). And reasons (m,), see QuadratureMessages.reasons
+Sums = tuple[Array, Array, NDArray[np.intp]]
+#: log densities and functions at points (c, p) of rows (c,)
+Columns = Callable[[Array, Any], tuple[Array, list[Array]]]
 
-    def __init__(self, tilted: Tilted) -> None:
-        self.tilted = tilted
-        self.kind: type[MessageKind] = tilted.kinds[-1]
 
-    def at_points(self, u: Array, cut: Cut) -> Array:
-        """Log density at points (m, p)."""
-        point = u[:, :, None]
-        if cut.first is not None:
-            first = np.broadcast_to(cut.first[:, None, None], point.shape)
-            point = np.concatenate([first, point], axis=2)
-        return self.tilted.at_points(point, cut.asked)
+def seen(value: Array) -> tuple[Array, NDArray[np.intp], Array]:
+    """Log densities of a scan (m, p), -inf for what is none. The best of each, NaN if none is."""
+    value = np.where(np.isfinite(value), value, -np.inf)
+    best = value.argmax(axis=1)
+    top = value.max(axis=1)
+    return value, best, np.where(np.isfinite(top), top, np.nan)
 
-    def value(self, u: Array, cut: Cut) -> Array:
-        """Log density at u (m, 1)."""
-        return self.at_points(u, cut)[:, 0]
 
-    def derivatives(self, u: Array, cut: Cut, width: Array) -> tuple[Array, Array, Array]:
-        """Value, gradient, minus the Hessian."""
-        value, slope, curvature = differences(self.value, u, cut, width)
-        return value, slope, -curvature
+def around(
+    points: Array, value: Array, spread: Array, middle: Array, width: Array, top: Array, step: float
+) -> Range:
+    """An interval about what a scan sees. Without a width at the mode, that of what it sees."""
+    nothing = np.isnan(top)
+    weights = np.exp(value - np.where(nothing, 0.0, top)[:, None])
+    weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
+    mean = (weights * points).sum(axis=1)
+    sd = np.sqrt((weights * (points - mean[:, None]) ** 2).sum(axis=1))
+    usual = np.maximum(sd, step * spread)
+    width = np.where(np.isfinite(width) & (width > 0.0), width, usual)
+    counts = value > np.where(nothing, np.inf, top)[:, None] - NOTHING
+    places = (points - middle[:, None]) / width[:, None]
+    beyond = np.where(counts.any(axis=1), step * spread / width, 0.0)
+    low = np.minimum(np.where(counts, places, 0.0).min(axis=1) - beyond, -REACH)
+    high = np.maximum(np.where(counts, places, 0.0).max(axis=1) + beyond, REACH)
+    return Range(middle, width, low, high, np.maximum(spread / width, REACH), top)
+
+
+def enclosed(columns: Columns, where: Range) -> tuple[Range, NDArray[np.bool_]]:
+    """Intervals grown until the density is nothing at both ends. Where that came to an end."""
+    ends = np.stack([where.low, where.high], axis=1)
+    growing = np.ones(ends.shape, dtype=bool)
+    for _ in range(MOST_GROWTHS):
+        rows, side = np.nonzero(growing)
+        if not len(rows):
+            break
+        u = where.centre[rows] + where.width[rows] * ends[rows, side]
+        value = columns(u[:, None], rows)[0][:, 0] - where.top[rows]
+        still = value > -NOTHING
+        growing[rows, side] = still
+        ends[rows[still], side[still]] *= 2.0
+    return where._replace(low=ends[:, 0], high=ends[:, 1]), np.asarray(~growing.any(axis=1))
+
+
+def integrals(columns: Columns, where: Range, functions: int, tol: float, evaluations: int) -> Sums:
+    """Integrals over intervals, and means of so many functions."""
+    m = len(where.centre)
+    reason = np.where(np.isnan(where.top), 1, 0)
+    good = np.flatnonzero(reason == 0)
+
+    def of(index: NDArray[np.intp]) -> Columns:
+        return lambda u, rows: columns(u, index[rows])
+
+    part, ended = enclosed(of(good), where.taken(good))
+    reason[good[~ended]] = 2
+    good, part = good[ended], part.taken(ended)
+    log_z, means = np.full(m, np.nan), np.full((m, functions), np.nan)
+    if len(good):
+        total, top, doubt = adaptive(of(good), part, functions, tol, evaluations)
+        log_z[good] = np.log(total[:, 0]) + top + np.log(part.width)
+        means[good] = total[:, 1:] / total[:, :1]
+        reason[good[~(doubt < DOUBTFUL)]] = 3
+    return log_z, means, reason
+
+
+def adaptive(
+    columns: Columns, where: Range, functions: int, tol: float, evaluations: int
+) -> tuple[Array, Array, Array]:
+    """Integrals over w of the density over exp(top) and of its products. Top. What is in doubt."""
+    m = len(where.centre)
+    top = where.top.copy()
+    rows, middle, half = cells(where)
+    used, doubt = np.zeros(m, dtype=np.intp), np.zeros(m)
+    done = np.zeros((m, 1 + functions))
+    for step in range(MOST_ROUNDS):
+        u = where.centre[rows][:, None] + where.width[rows][:, None] * (
+            middle[:, None] + half[:, None] * NODES
+        )
+        value, products = columns(u, rows)
+        if step == 0:  # now more is seen than before
+            np.maximum.at(top, rows, np.where(value < np.inf, value, -np.inf).max(axis=1))
+        value = value - top[rows][:, None]
+        with np.errstate(all="ignore"):
+            p = np.where(value > -745.0, np.exp(value), np.where(np.isnan(value), np.nan, 0.0))
+            p *= half[:, None]
+            # where the density is 0, products with infinite functions are 0, too
+            values = np.stack([p, *(np.where(p > 0.0, p * f, p) for f in products)], axis=-1)
+        found = np.einsum("cix,i->cx", values, KRONROD)
+        error = np.abs(found - np.einsum("cix,i->cx", values, GAUSS)).max(axis=1)
+        used += np.bincount(rows, minlength=m) * len(NODES)
+        with np.errstate(all="ignore"):
+            whole = (done[:, 0] + np.bincount(rows, found[:, 0], m))[rows]
+            size = error / whole
+            # what is in doubt is far below the difference of two rules, once that is small
+            slip = np.abs(values[..., 0] @ SLIP.T).max(axis=1)
+            wrong = np.minimum(size, (200.0 * size) ** 1.5) + slip / whole
+        # where the density is no number somewhere, smaller cells do not help
+        used[np.bincount(rows, ~np.isfinite(found).all(axis=1), m) > 0] = evaluations
+        split = ~(wrong <= tol) & (used[rows] < evaluations)
+        kept = ~split
+        done += np.stack([np.bincount(rows[kept], c, m) for c in found[kept].T], axis=1)
+        doubt += np.bincount(rows[kept], wrong[kept], m)
+        if not split.any():
+            return done, top, doubt
+        half = 0.5 * np.concatenate([half[split], half[split]])
+        rows = np.concatenate([rows[split], rows[split]])
+        middle = np.concatenate([middle[split], middle[split]])
+        middle += half * np.repeat([-1.0, 1.0], len(half) // 2)
+    return done, top, np.where(np.bincount(rows, minlength=m) > 0, np.inf, doubt)
+
+
+def cells(where: Range) -> tuple[NDArray[np.intp], Array, Array]:
+    """First cells: rows (c,), middles and half lengths (c,). Short ones about the mode."""
+    m = len(where.centre)
+    found = []
+    for sign, end in ((-1.0, -where.low), (1.0, where.high)):
+        edge, length = np.zeros(m), np.full(m, REACH / GROWTH / GROWTH)
+        going = np.arange(m)
+        while len(going):
+            stop = np.minimum(edge[going] + length[going], end[going])
+            found.append((going, sign * 0.5 * (edge[going] + stop), 0.5 * (stop - edge[going])))
+            edge[going] = stop
+            # about the cavity short enough to see what is narrow there
+            near = stop < CAVITY * where.most[going]
+            length[going] = np.where(near, np.minimum(stop, where.most[going]), stop)
+            going = going[stop < end[going]]
+    rows, middle, half = (np.concatenate(column) for column in zip(*found, strict=True))
+    return rows, middle, half
 
 
 @dataclass(frozen=True)
-class QuadratureMessages:
+class QuadratureMessages(MessageScheme):
     """Moments of the tilted density by adaptive quadrature, for one or two neighbours.
 
     Parameters
@@ -95,8 +241,6 @@ class QuadratureMessages:
 
     tol: float = 1e-9
     evaluations: int = 1_000_000
-    families: ClassVar[frozenset[str]] = frozenset({"gaussian", "gamma", "beta"})
-    takes_flat: ClassVar[bool] = False
     reasons: ClassVar[tuple[str, ...]] = (
         "",
         "log_t is -inf, infinite or NaN all over the cavities",
@@ -112,7 +256,6 @@ class QuadratureMessages:
         )
 
     def refuses(self, families: tuple[str, ...]) -> str | None:
-        """Why factors of such neighbours are refused. None: they are not."""
         if len(families) > 2:
             return (
                 f"scheme is 'quadrature' for {len(families)} neighbours; allowed: 1 or 2, or "
@@ -120,120 +263,136 @@ class QuadratureMessages:
             )
         return None
 
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections:
-        """Fit the factors of a run."""
-        tilted = Tilted(density, families)
-        numbers = 400 if len(families) == 1 else 4_000
-        with np.errstate(all="ignore"):  # what overflows is a fit that failed
-            found = [self._fit(tilted, asked.taken(part)) for part in parts(asked.n, numbers)]
-        columns = zip(*(answer.targets for answer in found), strict=True)
-        return Projections(
-            np.concatenate([answer.log_z for answer in found]),
-            tuple(np.concatenate(column) for column in columns),
-            np.concatenate([answer.reason for answer in found]),
-        )
+    def numbers(self, neighbours: int) -> int:
+        return 400 if neighbours == 1 else 4_000
 
-    def _fit(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+        (where, *_), centres, widths, sure = located(tilted, asked)
         if len(tilted.kinds) == 1:
-            cut = Cut(asked, None)
-            where = located(Line(tilted), cut)
-            centres, widths = where.centre[:, None], where.width[:, None]
-            sums = self._over_last(tilted, cut, where, centres, widths, self.tol, self.evaluations)
+            log_z, means, reason = over_one(
+                tilted, asked, where, centres[:, 0], widths[:, 0], self.tol, self.evaluations
+            )
         else:
-            where, centres, widths, sure = located_2d(tilted, asked)
-            nothing = np.where(sure, where.top - 2.0 * NOTHING, -np.inf)
-
-            def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
-                return self._over_second(tilted, asked, centres, widths, nothing, u, rows)
-
-            poor = np.flatnonzero(~sure & np.isfinite(where.top))
-            if len(poor):
-                where = scanned(columns, where, poor, *tilted.kinds[0].location(asked.messages[0]))
-                nothing[poor] = where.top[poor] - 2.0 * NOTHING
-            sums = integrals(columns, where, 4, self.tol, math.isqrt(self.evaluations))
+            # the log density of the first is that of both, integrated over the second
+            where = where._replace(top=where.top + np.log(widths[:, 1]))
+            log_z, means, reason = self._over_two(tilted, asked, where, centres, widths, sure)
         targets = []
-        with np.errstate(all="ignore"):
-            for j, kind in enumerate(tilted.kinds):
-                first, second = sums.means[j].T
-                units = kind.units(widths[:, j])
-                targets.append(kind.target(first * units[0], second * units[1], centres[:, j]))
-        return Projections(
-            np.where(sums.reason == 0, sums.log_z, np.nan), tuple(targets), sums.reason
-        )
+        for j, kind in enumerate(tilted.kinds):
+            units = kind.units(widths[:, j])
+            first, second = means[:, 2 * j] * units[0], means[:, 2 * j + 1] * units[1]
+            targets.append(kind.target(first, second, centres[:, j]))
+        return Projections(np.where(reason == 0, log_z, np.nan), tuple(targets), reason)
 
-    def _over_last(
-        self,
-        tilted: Tilted,
-        cut: Cut,
-        where: Range,
-        centres: Array,
-        widths: Array,
-        tol: float,
-        most: int,
-    ) -> Sums:
-        """Integrals over the last neighbour, and means of its integrands in units of the widths."""
-        line = Line(tilted)
-
-        def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
-            value = line.at_points(u, cut.taken(rows))
-            return value, integrands(line.kind, u, centres[rows, -1], widths[rows, -1])
-
-        return integrals(columns, where, 2, tol, most)
-
-    def _over_second(
+    def _over_two(
         self,
         tilted: Tilted,
         asked: FactorCavities,
+        where: Range,
         centres: Array,
         widths: Array,
-        nothing: Array,
-        u: Array,
-        rows: Any,
-    ) -> tuple[Array, list[Array]]:
-        """Logs of the integrals over the second variable at points u (c, p) of the first."""
-        c, p = u.shape
-        at = np.repeat(rows, p)
-        found, first, most = [], u.ravel(), math.isqrt(self.evaluations)
-        for part in parts(len(at), 500):
-            cut, about = (
-                Cut(asked.taken(at[part]), first[part]),
-                (centres[at[part]], widths[at[part]]),
-            )
-            where = located(Line(tilted), cut)
-            found.append(self._over_last(tilted, cut, where, *about, INNER * self.tol, most))
-        reason = np.concatenate([sums.reason for sums in found])
-        log_z = np.concatenate([sums.log_z for sums in found])
-        # an integral that is not found is NaN, but where it does not count
-        gone = (reason == 1) | ((reason == 3) & (log_z < nothing[at]))
-        log_z = np.where(gone, -np.inf, np.where(reason == 0, log_z, np.nan)).reshape(c, p)
-        means = np.concatenate([sums.means[0] for sums in found]).reshape(c, p, 2)
-        own = integrands(tilted.kinds[0], u, centres[rows, 0], widths[rows, 0])
-        return log_z, [*own, means[..., 0], means[..., 1]]
+        sure: NDArray[np.bool_],
+    ) -> Sums:
+        """Integrals over both variables, the second at each point of the first."""
+        one = tilted.kinds[0]
+        nothing = np.where(sure, where.top - 2.0 * NOTHING, -np.inf)
+        most = math.isqrt(self.evaluations)
+        inner = sliced(tilted)
+
+        def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
+            c, p = u.shape
+            at, first, found = np.repeat(rows, p), u.ravel(), []
+            for part in parts(len(at), 500):
+                of, x = at[part], one.x(first[part])
+                cut = asked.taken(of)
+                cut = FactorCavities(
+                    cut.messages[1:],
+                    cut.flat[:, 1:],
+                    cut.start[:, 1:],
+                    FactorRows({**cut.rows.data, FIRST: x}, cut.rows.rows),
+                    cut.power,
+                )
+                (within,), *_ = located(inner, cut)
+                about = centres[of, 1], widths[of, 1]
+                found.append(over_one(inner, cut, within, *about, INNER * self.tol, most))
+            log_z, means, reason = map(np.concatenate, zip(*found, strict=True))
+            log_z += one.log_density(asked.messages[0][at], first)
+            # an integral that is not found is NaN, but where it does not count
+            gone = (reason == 1) | ((reason == 3) & (log_z < nothing[at]))
+            log_z = np.where(gone, -np.inf, np.where(reason == 0, log_z, np.nan))
+            own = integrands(one, u, centres[rows, 0], widths[rows, 0])
+            return log_z.reshape(c, p), [*own, *means.T.reshape(2, c, p)]
+
+        poor = np.flatnonzero(~sure & np.isfinite(where.top))
+        if len(poor):
+            where = scanned(columns, where, poor, *one.location(asked.messages[0]))
+            nothing[poor] = where.top[poor] - 2.0 * NOTHING
+        return integrals(columns, where, 4, self.tol, most)
 
 
-def integrands(kind: type[MessageKind], u: Array, centre: Array, width: Array) -> list[Array]:
+def over_one(
+    tilted: Tilted,
+    asked: FactorCavities,
+    where: Range,
+    centre: Array,
+    width: Array,
+    tol: float,
+    most: int,
+) -> Sums:
+    """Integrals of densities of one variable, and means of its integrands over their units."""
+
+    def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
+        value = tilted.at_points(u[:, :, None], asked.taken(rows))
+        return value, integrands(tilted.kinds[0], u, centre[rows], width[rows])
+
+    return integrals(columns, where, 2, tol, most)
+
+
+def sliced(tilted: Tilted) -> Tilted:
+    """The density of two variables as one of the second. The first is in the data, as FIRST."""
+    log_t, (_, second) = tilted.density.log_t, tilted.kinds
+
+    def at_first(x: Array, **data: Array) -> Any:
+        return log_t(data.pop(FIRST).copy(), x, **data)
+
+    return Tilted(Density(at_first, name=tilted.density.name), (second.name,))
+
+
+def integrands(kind: MessageKind, u: Array, centre: Array, width: Array) -> list[Array]:
     """The two functions whose means give the projection, in units, at points (c, p)."""
-    with np.errstate(all="ignore"):
-        pair = kind.integrands(u, centre[:, None])
-        return [f / unit for f, unit in zip(pair, kind.units(width[:, None]), strict=True)]
+    pair = kind.integrands(u, centre[:, None])
+    return [f / unit for f, unit in zip(pair, kind.units(width[:, None]), strict=True)]
 
 
-def located(line: Line, cut: Cut) -> Range:
-    """Mode, width at the mode and interval of integration, per factor."""
-    centre, spread = line.kind.location(cut.asked.messages[-1])
-    axis = np.linspace(-SPAN, SPAN, SCAN)
+def located(
+    tilted: Tilted, asked: FactorCavities
+) -> tuple[list[Range], Array, Array, NDArray[np.bool_]]:
+    """An interval of each variable, centres and widths (m, k), and whether they are at a mode."""
+    k = len(tilted.kinds)
+    count, tries = (SCAN, HASTY) if k == 1 else (SCAN_2D, LESS)
+    centre, spread = tilted.location(asked)
+    axis = np.linspace(-SPAN, SPAN, count)
+    grid = np.stack(np.meshgrid(*[axis] * k), axis=-1).reshape(-1, k)
     points = np.concatenate(
-        [centre[:, None] + spread[:, None] * axis, cut.asked.start[:, -1:]], axis=1
+        [centre[:, None, :] + spread[:, None, :] * grid, asked.start[:, None, :]], axis=1
     )
-    value, best, top = seen(line.at_points(points, cut))
-    begin = points[np.arange(len(best)), best]
-    mode = maximum(line, cut, begin[:, None], spread[:, None], HASTY)
+    value, best, top = seen(tilted.at_points(points, asked))
+    begin = points[np.arange(asked.n), best]
+    mode = maximum(tilted, asked, begin, spread, tries)
     ok = mode.found & (mode.value >= top - 1e-6)
-    width = np.where(ok, 1.0 / np.sqrt(np.where(ok, mode.curvature[:, 0, 0], 1.0)), np.nan)
-    middle, top = np.where(ok, mode.u[:, 0], begin), np.where(ok, mode.value, top)
-    return around(points, value, spread, middle, width, top, axis[1] - axis[0])
+    scaled = mode.curvature * mode.width[:, :, None] * mode.width[:, None, :]
+    scaled[~ok] = np.eye(k)
+    # narrow ridges are all but singular
+    ok &= np.linalg.eigvalsh(scaled)[:, 0] > 1e-14
+    scaled[~ok] = np.eye(k)
+    variance = np.diagonal(np.linalg.inv(scaled), axis1=1, axis2=2)
+    width = np.where(ok[:, None], mode.width * np.sqrt(variance), np.nan)
+    middle, top = np.where(ok[:, None], mode.u, begin), np.where(ok, mode.value, top)
+    step = axis[1] - axis[0]
+    ranges = [
+        around(points[..., j], value, spread[:, j], middle[:, j], width[:, j], top, step)
+        for j in range(k)
+    ]
+    return ranges, middle, np.stack([where.width for where in ranges], axis=1), ok
 
 
 def scanned(
@@ -250,38 +409,3 @@ def scanned(
     for column, new in zip(result, found, strict=True):
         column[poor] = new
     return result
-
-
-def located_2d(
-    tilted: Tilted, asked: FactorCavities
-) -> tuple[Range, Array, Array, NDArray[np.bool_]]:
-    """An interval of the first variable, centres and widths of both (m, 2). If by the mode."""
-    m = asked.n
-    moments = [kind.location(eta) for kind, eta in zip(tilted.kinds, asked.messages, strict=True)]
-    centre = np.stack([pair[0] for pair in moments], axis=1)
-    spread = np.stack([pair[1] for pair in moments], axis=1)
-    axis = np.linspace(-SPAN, SPAN, SCAN_2D)
-    grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
-    points = np.concatenate(
-        [centre[:, None, :] + spread[:, None, :] * grid, asked.start[:, None, :]], axis=1
-    )
-    value, best, top = seen(tilted.at_points(points, asked))
-    begin = points[np.arange(m), best]
-    mode = maximum(tilted, asked, begin, spread, LESS)
-    ok = mode.found & (mode.value >= top - 1e-6)
-    scaled = mode.curvature * mode.width[:, :, None] * mode.width[:, None, :]
-    scaled[~ok] = np.eye(2)
-    # narrow ridges are all but singular
-    ok &= np.linalg.eigvalsh(scaled)[:, 0] > 1e-14
-    scaled[~ok] = np.eye(2)
-    variance = np.diagonal(np.linalg.inv(scaled), axis1=1, axis2=2)
-    width = np.where(ok[:, None], mode.width * np.sqrt(variance), np.nan)
-    middle, top = np.where(ok[:, None], mode.u, begin), np.where(ok, mode.value, top)
-    step = axis[1] - axis[0]
-    both = [
-        around(points[..., j], value, spread[:, j], middle[:, j], width[:, j], top, step)
-        for j in range(2)
-    ]
-    widths = np.stack([where.width for where in both], axis=1)
-    # the log density of the first is that of both, integrated over the second
-    return both[0]._replace(top=top + np.log(widths[:, 1])), middle, widths, ok

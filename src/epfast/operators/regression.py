@@ -150,7 +150,7 @@ def evidence_grid(
     log_evidence : ndarray of shape (g, h)
         Summed over outputs.
     amplitude : ndarray of shape (g, h, T)
-        Of each output at its best.
+        The best amplitude of each output.
 
     Notes
     -----

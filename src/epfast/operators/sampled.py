@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.operators.answers import (
-    NOT_REPRESENTABLE,
-    Answer,
-    Oracle,
-    check_places,
-    fingerprints,
-)
-from epfast.operators.density import Density, row_values
-from epfast.operators.draws import (
-    Message,
-    MessageProposal,
-    WeightedDraws,
-    coordinate,
-    log_match,
-    log_message,
-    projected,
-    refitted,
-)
-from epfast.operators.messages import KINDS
+from epfast.operators.importance import ENOUGH, tempered
+from epfast.operators.messages import KINDS, MessageKind, check_places
+from epfast.operators.oracles import NOT_REPRESENTABLE, Answer, Oracle
+from epfast.operators.tilted import row_values
 
 #: share of effective draws below which the default proposal is fitted again
 POOR = 0.05
+#: share of draws from the cavity in a proposal that was fitted again
+SPARE = 0.1
 #: most draws over draws, where max_draws is None
 DOUBLINGS = 16
 
@@ -41,19 +31,62 @@ POINT_MASS = (
     "of a Gaussian kernel, observe= (0: an exact match, for counts)"
 )
 
-
-class Row(NamedTuple):
-    """The answer to one message, as in an Answer."""
-
-    belief: Array
-    log_z: float
-    sd: Array
-    reason: int
+#: a message of one input, (1, 2)
+Message = Array
 
 
-def refused(reason: int) -> Row:
-    """A row without an answer."""
-    return Row(np.full(2, np.nan), np.nan, np.full(3, np.nan), reason)
+class WeightedDraws:
+    """Weighted draws for one message.
+
+    Parameters
+    ----------
+    u : list of ndarray of shape (M,)
+        Those of each input, as :meth:`MessageKind.integrands` takes them.
+    log_w : ndarray of shape (M,)
+    """
+
+    def __init__(self, u: list[Array], log_w: Array) -> None:
+        self.u, self.log_w = u, log_w
+        self.top = float(log_w.max())
+        #: weights over the largest. NaN if all are 0
+        self.w: Array = np.exp(log_w - self.top)
+        #: effective draws, (sum w)^2 / sum w^2. 0 if all weights are
+        self.ess = float(np.nan_to_num(self.w.sum() ** 2 / (self.w**2).sum()))
+        #: whether a weight is infinite or NaN
+        self.broken = not bool((log_w < np.inf).all())
+
+    def joined(self, more: WeightedDraws) -> WeightedDraws:
+        """With more of them."""
+        u = [np.concatenate(pair) for pair in zip(self.u, more.u, strict=True)]
+        return WeightedDraws(u, np.concatenate([self.log_w, more.log_w]))
+
+
+class MessageProposal(NamedTuple):
+    """A product of messages, one for each drawn input. Or a mixture of several such products."""
+
+    kinds: list[MessageKind]
+    products: tuple[tuple[Message, ...], ...]
+    shares: tuple[float, ...] = (1.0,)
+
+    def draw(self, rng: np.random.Generator, size: int) -> list[Array]:
+        """Draws (size,) of each input."""
+        which = np.zeros(size, dtype=np.intp)
+        if len(self.shares) > 1:
+            which = np.digitize(rng.random(size), np.cumsum(self.shares)[:-1])
+        found = [np.empty(size) for _ in self.kinds]
+        for part, product in enumerate(self.products):
+            mine = np.flatnonzero(which == part)
+            for u, kind, p in zip(found, self.kinds, product, strict=True):
+                u[mine] = kind.draw(p[0], rng, len(mine))
+        return found
+
+    def log_density(self, u: list[Array]) -> Array:
+        """Log of its density at draws."""
+        logs = [
+            np.log(share) + log_messages(self.kinds, product, u)
+            for share, product in zip(self.shares, self.products, strict=True)
+        ]
+        return np.asarray(np.logaddexp.reduce(logs, axis=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +140,7 @@ class SampledFactor(Oracle):
     Examples
     --------
     >>> import numpy as np
-    >>> from epfast.operators.sampled import SampledFactor
+    >>> from epfast.operators import SampledFactor
     >>> step = SampledFactor(sample=lambda x, rng: x + rng.normal(size=x.shape),
     ...                      inputs=("gaussian", "gaussian"), output=1)
     >>> step.answer([[0.0, 1.0, 0.0, 2.0]]).belief.round(1)
@@ -126,18 +159,14 @@ class SampledFactor(Oracle):
     observe: float | None = None
     seed: int = 0
     outputs: tuple[int, ...] = field(default=(0,), init=False, repr=False)
-    exact: bool = field(default=False, init=False, repr=False)
-    reasons: tuple[str, ...] = field(
-        default=(
-            "",
-            "fewer than min_ess draws are effective after max_draws: the proposal misses the "
-            "tilted density",
-            "a weight is not finite: the factor, or a message, is infinite or NaN at a draw",
-            "the projected variance is not positive",
-            NOT_REPRESENTABLE,
-        ),
-        init=False,
-        repr=False,
+    exact = False
+    reasons = (
+        "",
+        "fewer than min_ess draws are effective after max_draws: the proposal misses the tilted "
+        "density",
+        "a weight is not finite: the factor, or a message, is infinite or NaN at a draw",
+        "the projected variance is not positive",
+        NOT_REPRESENTABLE,
     )
 
     def __post_init__(self) -> None:
@@ -162,19 +191,16 @@ class SampledFactor(Oracle):
         _checks.freeze(self, proposal=self._checked_proposal())
 
     def _check_functions(self) -> None:
-        given = {
-            name: function
-            for name in ("log_density", "density", "sample")
-            if (function := getattr(self, name)) is not None
-        }
+        names = "log_density", "density", "sample"
+        given = [name for name in names if getattr(self, name) is not None]
         if len(given) != 1:
             raise TypeError(
                 f"{' and '.join(given) or 'no function'} is given; allowed: one of log_density, "
                 "density and sample"
             )
-        for name, function in given.items():
-            if not callable(function):
-                raise TypeError(f"{name} is {_checks.describe(function)}; allowed: a callable")
+        function = getattr(self, given[0])
+        if not callable(function):
+            raise TypeError(f"{given[0]} is {_checks.describe(function)}; allowed: a callable")
         if self.observe is not None:
             _checks.freeze(self, observe=_checks.number("observe", self.observe, least=0.0))
             if self.sample is None:
@@ -186,34 +212,35 @@ class SampledFactor(Oracle):
             )
 
     def _checked_proposal(self) -> Any:
-        if self.proposal is None or isinstance(self.proposal, str):
-            if self.proposal not in (None, "cavity"):
-                _checks.choice("proposal", self.proposal, ("cavity",))
-            return self.proposal
         kinds, given = self._drawn, self.proposal
+        if given is None:
+            return None
+        if isinstance(given, str):
+            return _checks.choice("proposal", given, ("cavity",))
         if isinstance(given, tuple | list) and given and isinstance(given[0], str):
             given = (given,) * len(kinds)
         if not isinstance(given, tuple | list) or len(given) != len(kinds):
             raise TypeError(
                 f"proposal is {_checks.describe(self.proposal)}; allowed: None, 'cavity', or for "
-                f"each of the drawn variables {tuple(kinds)} a tuple as ('gaussian', 0, 200)"
+                f"each of the drawn variables {[kind.name for kind in kinds]} a tuple as "
+                "('gaussian', 0, 200)"
             )
         found = []
         for at, (kind, one) in enumerate(zip(kinds, given, strict=True)):
-            if not isinstance(one, tuple | list) or len(one) != 3 or one[0] != kind:
+            if not isinstance(one, tuple | list) or len(one) != 3 or one[0] != kind.name:
                 raise ValueError(
-                    f"proposal for input {at} is {_checks.describe(one)}; allowed: ({kind!r}, "
-                    f"{', '.join(KINDS[kind].parameters)})"
+                    f"proposal for input {at} is {_checks.describe(one)}; allowed: "
+                    f"({kind.name!r}, {', '.join(kind.parameters)})"
                 )
-            p = KINDS[kind].check(f"proposal for input {at}", [one[1:]])
-            found.append((kind, *map(float, p[0])))
+            p = kind.check(f"proposal for input {at}", [one[1:]])
+            found.append((kind.name, *map(float, p[0])))
         return tuple(found)
 
     @property
-    def _drawn(self) -> list[str]:
+    def _drawn(self) -> list[MessageKind]:
         """Families of the inputs that are drawn from the proposal: all but a sampled one."""
         sampled = self.sample is not None and self.observe is None
-        return list(self.inputs[:-1] if sampled else self.inputs)
+        return [KINDS[family] for family in (self.inputs[:-1] if sampled else self.inputs)]
 
     def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
         if self.sample is not None and power != 1.0:
@@ -227,83 +254,63 @@ class SampledFactor(Oracle):
             rng = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
             cavities = tuple(p[i : i + 1] for p in messages)
             datum = None if data is None else data[i]
-            rows.append(self._row(cavities, self._weighted(cavities, datum, power, rng)))
+            some = partial(self._some, cavities, datum, power, rng)
+            found = self._enough(some, cavities[: len(self._drawn)])
+            rows.append(self._row(cavities[self.output], found))
         belief, log_z, sd, reason = map(np.array, zip(*rows, strict=True))
         return self.finished(messages, [belief], log_z, sd, reason)
 
-    def _row(self, cavities: tuple[Message, ...], found: WeightedDraws) -> Row:
-        """The answer to one message."""
+    def _row(self, cavity: Message, found: WeightedDraws) -> tuple[Array, float, Array, int]:
+        """The answer to one message, as in an Answer."""
+        nothing = np.full(2, np.nan), np.nan, np.full(3, np.nan)
         if found.broken:
-            return refused(2)
-        ess, count = found.ess(), len(found.log_w)
-        if ess < self.min_ess:
-            return refused(1)
-        kind, cavity, u = self.inputs[self.output], cavities[self.output], found.u[self.output]
-        w = found.weights()
-        belief, variance = projected(kind, u, w)
+            return *nothing, 2
+        if found.ess < self.min_ess:
+            return *nothing, 1
+        kind, count = KINDS[self.inputs[self.output]], len(found.log_w)
+        belief, variance, pulls = projected(kind, found.u[self.output], found.w / found.w.sum())
         if not variance > 0.0:
-            return refused(3)
-        if not KINDS[kind].is_proper(belief)[0]:
-            return refused(4)
-        seen = w > 0.0
-        moved = KINDS[kind].statistics(belief, u[None, seen]) @ KINDS[kind].slopes(
-            cavity, belief
-        ).transpose(0, 2, 1)
-        sd = np.sqrt(((w[seen, None] * moved[0]) ** 2).sum(axis=0))
+            return *nothing, 3
+        sd = np.sqrt(((pulls @ kind.slopes(cavity[0], belief[0]).T) ** 2).sum(axis=0))
         # the mean of the weights has this relative error
-        of_log_z = np.sqrt(max(1.0 / ess - 1.0 / count, 0.0))
-        return Row(belief[0], found.log_mean(), np.append(sd, of_log_z), 0)
+        of_log_z = np.sqrt(max(1.0 / found.ess - 1.0 / count, 0.0))
+        return belief[0], found.top + np.log(found.w.mean()), np.append(sd, of_log_z), 0
 
-    def _weighted(
-        self,
-        cavities: tuple[Message, ...],
-        datum: Array | None,
-        power: float,
-        rng: np.random.Generator,
+    def _enough(
+        self, some: Callable[..., WeightedDraws], cavities: tuple[Message, ...]
     ) -> WeightedDraws:
         """Draws for one message: as many as are needed, or max_draws."""
-        kinds = self._drawn
-        mine = cavities[: len(kinds)]
+        kinds, product = self._drawn, cavities
         if self.proposal is None:
-            widened = (KINDS[kind].widened(p) for kind, p in zip(kinds, mine, strict=True))
-            proposal = MessageProposal((tuple(widened),), (1.0,))
-        elif self.proposal == "cavity":
-            proposal = MessageProposal((mine,), (1.0,))
-        else:
-            proposal = MessageProposal(
-                (tuple(np.array([one[1:]]) for one in self.proposal),), (1.0,)
-            )
-        found = self._some(proposal, cavities, datum, power, rng, self.draws)
-        poor = self.proposal is None and found.ess() < POOR * self.draws
-        if poor and not found.broken:
-            again = refitted(kinds, found, mine)
-            if again is not None:
-                proposal = again
-                found = self._some(proposal, cavities, datum, power, rng, self.draws)
-        while found.ess() < self.min_ess and not found.broken:
-            left = cast("int", self.max_draws) - len(found.log_w)
-            if left <= 0:
+            product = tuple(kind.widened(p) for kind, p in zip(kinds, cavities, strict=True))
+        elif self.proposal != "cavity":
+            product = tuple(np.array([one[1:]]) for one in self.proposal)
+        proposal = MessageProposal(kinds, (product,))
+        found = some(proposal, self.draws)
+        poor = self.proposal is None and found.ess < POOR * self.draws
+        again = refitted(kinds, found, cavities) if poor and not found.broken else None
+        if again is not None:
+            proposal, found = again, some(again, self.draws)
+        while found.ess < self.min_ess and not found.broken:
+            more = min(cast("int", self.max_draws) - len(found.log_w), len(found.log_w))
+            if more <= 0:
                 break
-            more = min(left, len(found.log_w))
-            found = found.joined(self._some(proposal, cavities, datum, power, rng, more))
+            found = found.joined(some(proposal, more))
         return found
 
     def _some(
         self,
-        proposal: MessageProposal,
         cavities: tuple[Message, ...],
         datum: Array | None,
         power: float,
         rng: np.random.Generator,
+        proposal: MessageProposal,
         size: int,
     ) -> WeightedDraws:
         """So many draws from the proposal, and logs of their weights (2)."""
-        kinds = self._drawn
-        u = proposal.draw(kinds, rng, size)
-        log_w = -proposal.log_density(kinds, u)
-        for each in zip(kinds, cavities[: len(kinds)], u, strict=True):
-            log_w += log_message(*each)
-        x = [KINDS[kind].x(one) for kind, one in zip(kinds, u, strict=True)]
+        u, kinds = proposal.draw(rng, size), proposal.kinds
+        log_w = log_messages(kinds, cavities[: len(kinds)], u) - proposal.log_density(u)
+        x = [kind.x(one) for kind, one in zip(kinds, u, strict=True)]
         if self.sample is None:
             log_w += power * self._log_densities(x, datum)
             return WeightedDraws(u, log_w)
@@ -315,17 +322,16 @@ class SampledFactor(Oracle):
         inside = np.isfinite(last) & np.isfinite(log_slope)
         # outside of its support a message is 0; NaN is no weight
         log_w[~inside] = np.where(np.isnan(drawn[~inside]), np.nan, -np.inf)
-        log_m = log_message(self.inputs[-1], cavities[-1], last[inside])
+        log_m = log_messages([KINDS[self.inputs[-1]]], cavities[-1:], [last[inside]])
         log_w[inside] += log_m - log_slope[inside]
         return WeightedDraws([*u, last], log_w)
 
     def _log_densities(self, x: list[Array], datum: Array | None) -> Array:
         """Logs of the factor at draws."""
         name = "density" if self.log_density is None else "log_density"
-        function = getattr(self, name)
-        found = Density(with_data(function), name=name).values(
-            np.stack(x, axis=1), repeated_datum(datum, len(x[0]))
-        )
+        # the arrays of the call are its own: what it writes into them is lost
+        mine, data = [one.copy() for one in x], repeated_datum(datum, len(x[0]))
+        found = row_values(name, getattr(self, name)(*mine, *data), len(x[0]))
         if self.log_density is not None:
             return found
         if (found < 0.0).any():
@@ -339,19 +345,87 @@ class SampledFactor(Oracle):
         if datum is not None and self.observe is not None:
             datum = datum[:-1] if len(datum) > 1 else None
         data = repeated_datum(datum, count)
-        found = self.sample(*x, *data.values(), rng=rng)
+        found = self.sample(*x, *data, rng=rng)
         return row_values("sample", found, count)
 
 
-def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of draws, and of data as the keyword that a Density gives."""
-
-    def called(*x: Array, data: Array | None = None) -> Any:
-        return function(*x) if data is None else function(*x, data)
-
-    return called
-
-
-def repeated_datum(datum: Array | None, count: int) -> dict[str, Array]:
+def repeated_datum(datum: Array | None, count: int) -> list[Array]:
     """The datum (q,) for each draw, (count, q), to read. Empty if there is none."""
-    return {} if datum is None else {"data": np.broadcast_to(datum, (count, len(datum)))}
+    return [] if datum is None else [np.broadcast_to(datum, (count, len(datum)))]
+
+
+def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: Any) -> list[bytes]:
+    """16 bytes for each row, by its messages, its datum and the settings. Equal for equal ones."""
+    parts = messages if data is None else (*messages, data)
+    rows = np.concatenate(parts, axis=1) + 0.0  # -0.0 is 0.0
+    start, found = hashlib.blake2b(repr(settings).encode(), digest_size=16), []
+    for row in rows:
+        mine = start.copy()
+        mine.update(row.tobytes())
+        found.append(mine.digest())
+    return found
+
+
+def log_messages(kinds: list[MessageKind], product: tuple[Message, ...], u: list[Array]) -> Array:
+    """Log density of u (M,) of each input under a product of messages."""
+    logs = [
+        kind.log_density(kind.natural(p), one[None])[0]
+        for kind, p, one in zip(kinds, product, u, strict=True)
+    ]
+    return np.asarray(sum(logs))
+
+
+def projected(kind: MessageKind, u: Array, w: Array) -> tuple[Message, float, Array]:
+    """The projection (1) of weighted draws, NaN where there is none. And their variance of u.
+
+    The last result, (M, 2), says by how much each draw moves the means of the integrands.
+    """
+    seen = w > 0.0
+    u, w = u[seen], w[seen]
+    centre = np.sum(w * u)
+    variance = float(np.sum(w * (u - centre) ** 2))
+    if kind.name == "gamma":  # the log of the mean, which no exp(u) is far above
+        centre = special.logsumexp(u, b=w)
+    first, second = kind.integrands(u[None], np.array([[centre]]))
+    means = first @ w, second @ w
+    belief = kind.usual(kind.target(*means, np.array([centre])))
+    pulls = w * (first - means[0]), w * (second - means[1])
+    return belief, variance, np.concatenate(pulls).T
+
+
+def coordinate(kind: str, x: Array) -> tuple[Array, Array]:
+    """u by the variable x, and log |dx / du|. Not finite outside of its support."""
+    if kind == "gaussian":
+        return x, np.zeros_like(x)
+    if kind == "gamma":
+        u = np.log(np.where(x > 0.0, x, np.nan))
+        return u, u
+    u = special.logit(np.where((x > 0.0) & (x < 1.0), x, np.nan))
+    return u, special.log_expit(u) + special.log_expit(-u)
+
+
+def log_match(x: Array, y: float, width: float) -> Array:
+    """Log of a Gaussian kernel between draws and what is observed. Of width 0, of equality."""
+    if width == 0.0:
+        return np.where(np.isnan(x), np.nan, np.where(x == y, 0.0, -np.inf))
+    z = (x - y) / width
+    return np.asarray(-0.5 * z * z - np.log(width * np.sqrt(2.0 * np.pi)))
+
+
+def refitted(
+    kinds: list[MessageKind], draws: WeightedDraws, cavities: tuple[Message, ...]
+) -> MessageProposal | None:
+    """The next proposal: projections of the draws, widened, with 10 % cavity. None: no weight is.
+
+    Where too few draws are effective to fit anything, weights are taken to a power below 1.
+    """
+    if not np.isfinite(draws.top):
+        return None
+    (w,), _ = tempered(draws.log_w[None], ENOUGH * len(kinds))
+    product = []
+    for kind, u in zip(kinds, draws.u[: len(kinds)], strict=True):
+        p, variance, _ = projected(kind, u, w)
+        if not (variance > 0.0 and kind.is_proper(p)[0]):
+            return None
+        product.append(kind.widened(p))
+    return MessageProposal(kinds, (tuple(product), cavities), (1.0 - SPARE, SPARE))

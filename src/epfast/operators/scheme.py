@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from scipy import special
 
-from epfast import _checks
+from epfast import _checks, schemes
 from epfast._arrays import Array
 from epfast._core.just_in_time import LearnedSite
 from epfast._core.loss import CoreLoss
@@ -18,10 +19,10 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.losses import CustomLoss, CustomSite, Loss
-from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, Operator
-from epfast.operators.oracles import Answer, Oracle, SiteOracle, as_oracle
-from epfast.operators.settings import PAPER, Settings
-from epfast.schemes import Exact, RowScheme
+from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, PAPER, Operator
+from epfast.operators.oracles import Oracle, SiteOracle, responses_of
+from epfast.operators.sampled import SampledFactor
+from epfast.schemes import Exact, ImportanceSampling, RowScheme, Scheme
 
 Triple = tuple[float, float, float]
 #: share of messages beyond the tolerance above which a fit warns, where the audits show it
@@ -36,23 +37,23 @@ class Learned(RowScheme):
     Parameters
     ----------
     operator : Operator, optional
-        Of one Gaussian input. A fit copies it: what it learns stays in
+        It has one Gaussian input. A fit copies it: what the copy learns stays in
         ``post.operator``, which serves the next fit.
     oracle : str, Scheme, SampledFactor, callable or Oracle, optional
         In place of ``operator``: the fit makes one that asks this. A scheme, or its name, takes
         the loss of the fit.
     polish : int, default=0
-        So many sweeps of the oracle alone after convergence, which take out what the operator is
-        wrong by. The last change then measures the error.
+        Number of sweeps after convergence in which the oracle alone is asked. They remove the
+        error of the operator, and the last change measures it.
     paper : bool, default=False
         The settings of the paper in place of the defaults: two-stage features with the widths of
-        appendix A, a batch of 300, the threshold -8.5. And beliefs as targets, which the authors'
-        program learns in place of section 3.3's ``targets="moments"``. For reproduction.
+        appendix A, a batch of 300, the threshold -8.5. The targets are beliefs, which the authors'
+        program learns in place of section 3.3's ``targets="moments"``. It serves reproduction.
     **settings
-        Of the operator that is made: ``tolerance`` (10 / n for n sites, between 0.001 and 0.03,
-        which keeps means within some 0.03 of their standard deviations), ``features``, ``batch``,
-        ``cap``, ``audit``, ``targets``, ``seed``, ``data_width``, ``threshold``, ``width``, see
-        :class:`Operator`.
+        Those of the operator that is made, see :class:`Operator`: ``tolerance`` (10 / n for n
+        sites, between 0.001 and 0.03, which keeps means within some 0.03 of their standard
+        deviations), ``features``, ``batch``, ``cap``, ``audit``, ``targets``, ``seed``,
+        ``data_width``, ``threshold``, ``width``.
 
     Notes
     -----
@@ -101,11 +102,12 @@ class Learned(RowScheme):
             raise TypeError(f"{names} beside an operator, which has its own; allowed: none")
         if _checks.flag("paper", paper):
             settings = {**PAPER, **settings}
-        allowed = {field.name for field in fields(Settings)} - {"inputs", "output", "power"}
+        allowed = {field.name for field in fields(Operator)}
+        allowed -= {"oracle", "inputs", "output", "power"}
         for name in settings:
             _checks.choice("a setting", name, tuple(sorted(allowed)))
         self.polish = _checks.integer("polish", polish, least=0, most=10_000)
-        #: of the operator that each fit makes. None: the operator is given
+        #: settings of the operator that each fit makes. None: the operator is given
         self.settings = settings if operator is None else None
         # what is wrong with them is said here, before there is a loss
         self.operator = Operator(oracle, **settings) if operator is None else operator
@@ -132,22 +134,22 @@ class Learned(RowScheme):
             raise ValueError(
                 "scheme is Learned with a factorised posterior; allowed: posterior='full'"
             )
-        mine = self.operator.settings
-        if mine.inputs != ("gaussian",) or mine.output != (0,):
-            raise ValueError(
-                f"the operator has inputs {mine.inputs} and output {mine.output}; allowed for "
-                "sites: one Gaussian input, output 0"
-            )
         operator, oracle = self.operator, self.operator.oracle
+        if operator.inputs != ("gaussian",) or operator.output != (0,):
+            raise ValueError(
+                f"the operator has inputs {operator.inputs} and output {operator.output}; allowed "
+                "for sites: one Gaussian input, output 0"
+            )
         if not isinstance(oracle, Oracle):
             # a scheme, for this loss; sites shift their cavities by offsets: the oracle sees none
-            oracle = as_oracle(oracle, ("gaussian",), (0,), loss=loss.with_offset(False))
+            oracle = oracle_of_scheme(oracle, loss.with_offset(False))
         if self.settings is not None:
             usual = tolerance_for(n) if oracle.exact else SAFE
             usual_settings = {"data_width": data_width_of(loss), "tolerance": usual}
-            operator = operator.asking(oracle, **usual_settings | self.settings, power=power)
+            operator = Operator(oracle, **usual_settings | self.settings, power=power)
         elif oracle is not operator.oracle:
-            operator = operator.asking(oracle, data_width=mine.data_width or data_width_of(loss))
+            width = operator.data_width or data_width_of(loss)
+            operator = replace(operator, oracle=oracle, data_width=width)
         else:
             operator = operator.copy()
         _check_loss(operator, loss, power)
@@ -162,8 +164,8 @@ class Learned(RowScheme):
                 "quadrature, 10 to 20 times faster: scheme='exact'",
                 DataWarning,
             )
-        tolerance = operator.settings.tolerance
-        noted = operator.settings.refits and operator.oracle.exact and not self.polish
+        tolerance = operator.tolerance
+        noted = operator.threshold is None and operator.oracle.exact and not self.polish
         if noted and (n or 0) * tolerance > ADDED_UP:
             warn_user(
                 f"the tolerance is {tolerance:g} for each of {n} sites, and errors that are alike "
@@ -189,11 +191,11 @@ class Learned(RowScheme):
         site = LearnedSite(
             core,
             operator.core,
-            AskOracle(operator),
-            power=operator.settings.power,
-            data=operator.settings.data_width,
-            targets=operator.settings.targets,
-            by_moments=operator.settings.features != "dictionary",
+            partial(ask_oracle, operator),
+            power=operator.power,
+            data=operator.data_width,
+            targets=operator.targets,
+            by_moments=operator.features != "dictionary",
         )
         return loss.tilted(core, site)
 
@@ -218,28 +220,51 @@ def audit_warning(operator: Operator) -> str:
     return ""
 
 
-class AskOracle:
-    """What a site calls where the operator is unsure: the triple by the oracle."""
+@dataclass(frozen=True)
+class LossDensity:
+    """Log of the factor of a loss, as :class:`SampledFactor` takes it."""
 
-    def __init__(self, operator: Operator) -> None:
-        self.operator = operator
+    loss: Loss
 
-    def __call__(
-        self, y: Array | None, m: float, v: float, x: Array, predicted: Array | None, kind: int
-    ) -> Triple | None:
-        cavity = np.array([[m, v]])
-        data = None if y is None else y[None]
-        if kind > AUDIT:  # a row of zeros is no cavity to learn from
-            answer = self.operator.oracle.answer(cavity, data, self.operator.settings.power)
-            return None if answer.reason[0] else (float(answer.log_z[0]), 0.0, 0.0)
-        answer = self.operator.ask((cavity,), data, x, predicted, kind)
-        return None if answer.reason[0] else triple_of(m, v, answer)
+    def __call__(self, h: Array, data: Array | None = None) -> Array:
+        return -self.loss.values(h, responses_of(self.loss, data, len(h)))
 
 
-def triple_of(m: float, v: float, answer: Answer) -> Triple:
-    """log Z and its two derivatives by the moments of the belief."""
-    mean, variance = answer.belief[0]
-    return float(answer.log_z[0]), float((mean - m) / v), float((variance / v - 1.0) / v)
+def oracle_of_scheme(given: str | Scheme, loss: Loss) -> Oracle:
+    """The oracle that asks a scheme about a loss.
+
+    :class:`epfast.ImportanceSampling` draws as a :class:`SampledFactor` does.
+    """
+    scheme = schemes.resolve(given)
+    if not isinstance(scheme, ImportanceSampling):
+        return SiteOracle(loss, scheme)
+    mine = SiteOracle(loss, "exact").loss
+    reason = scheme.refuses(mine, "row")
+    if reason is not None:
+        raise ValueError(reason)
+    density = LossDensity(mine)
+    return SampledFactor(log_density=density, draws=max(10, scheme.samples), seed=scheme.seed)
+
+
+def ask_oracle(
+    operator: Operator,
+    y: Array | None,
+    m: float,
+    v: float,
+    x: Array,
+    predicted: Array | None,
+    kind: int,
+) -> Triple | None:
+    """The triple of a site where the operator is unsure. None where the oracle refuses."""
+    cavity = np.array([[m, v]])
+    data = None if y is None else y[None]
+    if kind > AUDIT:  # a row of zeros is no cavity to learn from
+        answer = operator.oracle.answer(cavity, data, operator.power)
+        return None if answer.reason[0] else (float(answer.log_z[0]), 0.0, 0.0)
+    targets, (mean, variance), reason = operator.ask((cavity,), data, x, predicted, kind)
+    if reason:
+        return None
+    return float(targets[-1]), float((mean - m) / v), float((variance / v - 1.0) / v)
 
 
 def tolerance_for(n: int | None) -> float:
@@ -258,11 +283,11 @@ def data_width_of(loss: Loss) -> int:
 
 def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
     """Whether the operator is that of sites of this loss."""
-    mine, oracle = operator.settings, operator.oracle
-    if mine.power != power:
+    oracle = operator.oracle
+    if operator.power != power:
         raise ValueError(
-            f"the operator is of the power {mine.power:g}, and the schedule of {power:g}; allowed: "
-            "an operator for each power"
+            f"the operator is of the power {operator.power:g}, and the schedule of {power:g}; "
+            "allowed: an operator for each power"
         )
     if isinstance(oracle, SiteOracle) and oracle.loss != loss.with_offset(False):
         raise ValueError(
@@ -278,7 +303,7 @@ def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
             f"the oracle {oracle!r} gives no log Z, of which the evidence is made; allowed: "
             "one that does (has_log_z=True)"
         )
-    if data_width_of(loss) and not mine.data_width:
+    if data_width_of(loss) and not operator.data_width:
         raise ValueError(
             f"the operator takes no data, and sites of {loss!r} differ by y; allowed: "
             f"data_width={data_width_of(loss)}"
