@@ -32,7 +32,6 @@ SCRIPTS = {
     "speed.gp": "gp_speed",
     "speed.sparse": "sparse_speed",
     "speed.factorized": "factorized_sweeps",
-    "speed.whole_fits": "whole_fits",
     "likelihoods.several_classes": "several_classes",
     "likelihoods.peers": "likelihood_peers",
     "graph.ratings": "ratings",

@@ -19,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +82,12 @@ def timed(python: Path | str, package: Path | None = None) -> dict[str, float]:
     return json.loads(output(python, TASKS_FILE, env=surroundings(package)))
 
 
-def counted(script: Sequence[str | Path], package: Path | None, folder: Path) -> dict[str, float]:
-    """Millions of instructions of one run of each task of a script."""
+def counted(python: Path, package: Path, folder: Path) -> dict[str, float]:
+    """Millions of instructions of one run of each task."""
     names, dumps = folder / "names.json", folder / "callgrind"
     output(
         *("valgrind", "--tool=callgrind", "--quiet", "--dump-before=getppid"),
-        *(f"--callgrind-out-file={dumps}", *script, "--count", names),
+        *(f"--callgrind-out-file={dumps}", python, TASKS_FILE, "--count", names),
         env=surroundings(package),
     )
     counts = {}
@@ -111,7 +110,7 @@ def record(python: Path, revision: str) -> tuple[dict[str, Any], dict[str, Any]]
         folder = Path(name)
         package = built(python, revision, folder)
         return (
-            {**about, **counted((python, TASKS_FILE), package, folder)},
+            {**about, **counted(python, package, folder)},
             {**about, **timed(python, package)},
         )
 

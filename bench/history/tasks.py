@@ -32,8 +32,6 @@ TURNS = 15
 YARDSTICK = 384
 
 Task = Callable[[], object]
-#: what prepares each
-Tasks = dict[str, Callable[[], Task]]
 
 
 def rows(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +147,8 @@ def network() -> Task:
     return lambda: epfast.fit_network(X, y, hidden=(50,), schedule=epfast.ADF(passes=2), rng=0)
 
 
-TASKS: Tasks = {
+#: what prepares each task
+TASKS: dict[str, Callable[[], Task]] = {
     "one fit, 100 x 5": lambda: of_rows(100, 5, "logistic", 5),
     "rows, 2,000 x 30": lambda: of_rows(2000, 30, "logistic", 5),
     "rows, 1,000 x 120, probit": lambda: of_rows(1000, 120, "probit", 3),
@@ -169,9 +168,9 @@ TASKS: Tasks = {
 }
 
 
-def possible(tasks: Tasks = TASKS) -> Iterator[tuple[str, Task]]:
+def possible() -> Iterator[tuple[str, Task]]:
     """The tasks that this epfast can do, each done once."""
-    for name, prepare in tasks.items():
+    for name, prepare in TASKS.items():
         try:
             task = prepare()
             task()
@@ -180,34 +179,28 @@ def possible(tasks: Tasks = TASKS) -> Iterator[tuple[str, Task]]:
         yield name, task
 
 
-def fastest(chosen: Tasks) -> dict[str, float]:
-    """The seconds of the fastest turn of each task, and of a product of matrices ('')."""
+def ratios() -> dict[str, float]:
+    """The seconds of the fastest turn of each task over those of a product of matrices."""
     A = np.random.default_rng(7).normal(size=(YARDSTICK, YARDSTICK))
-    done = {"": lambda: A @ A, **dict(possible(chosen))}
-    found = dict.fromkeys(done, np.inf)
+    tasks = {"": lambda: A @ A, **dict(possible())}
+    fastest = dict.fromkeys(tasks, np.inf)
     for _ in range(TURNS):
-        for name, task in done.items():
+        for name, task in tasks.items():
             start = time.perf_counter()
             task()
-            found[name] = min(found[name], time.perf_counter() - start)
-    return found
+            fastest[name] = min(fastest[name], time.perf_counter() - start)
+    yardstick = fastest.pop("")
+    return {name: seconds / yardstick for name, seconds in fastest.items()}
 
 
-def ratios(chosen: Tasks = TASKS) -> dict[str, float]:
-    """The seconds of each task over those of a product of matrices."""
-    found = fastest(chosen)
-    yardstick = found.pop("")
-    return {name: seconds / yardstick for name, seconds in found.items()}
-
-
-def count(path: str, chosen: Tasks = TASKS) -> None:
+def count(path: str) -> None:
     """Run each task between two calls of getppid, where callgrind dumps its counters.
 
     The names go to a file in the order of the dumps: those of even number are of the tasks, the
     others of what lies between.
     """
     done = []
-    for name, task in possible(chosen):
+    for name, task in possible():
         os.getppid()
         task()
         os.getppid()
@@ -216,18 +209,16 @@ def count(path: str, chosen: Tasks = TASKS) -> None:
         json.dump(done, file)
 
 
-def main(chosen: Tasks = TASKS) -> None:
+def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", metavar="FILE", help="run once, for callgrind")
-    parser.add_argument("--only", nargs="+", default=list(chosen), help="which tasks")
     options = parser.parse_args()
-    chosen = {name: chosen[name] for name in options.only}
     warnings.simplefilter("ignore")
     if options.count:
-        count(options.count, chosen)
+        count(options.count)
     else:
-        print(json.dumps(ratios(chosen)))
+        print(json.dumps(ratios()))
 
 
 if __name__ == "__main__":
