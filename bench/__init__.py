@@ -26,7 +26,6 @@ SCRIPTS = {
     "jitkrittum2015.online": "jitkrittum2015_online",
     "jitkrittum2015.uci": "jitkrittum2015_uci",
     "certificates.check": "certificates_check",
-    "speed.minibatch_scaling": "scaling",
     "speed.linear": "linear_speed",
     "speed.against_numpy": "against_numpy",
     "speed.gp": "gp_speed",
