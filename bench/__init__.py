@@ -39,7 +39,6 @@ SCRIPTS = {
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
     "users.peers": "user_peers",
-    "hyper.posteriordb": "posteriordb",
     "hyper.hierarchical": "hierarchical",
 }
 
