@@ -163,7 +163,7 @@ def of_rows() -> list[dict[str, Any]]:
         rows.append(row("rows, sequential sweep", "probit", f"{n} x {d}", tasks))
         schedule = epfast.EP(50, TOLERANCE)
         fit = partial(epfast.fit_linear, X, y, loss="probit", schedule=schedule)
-        parallel = partial(numpy_ep.parallel, X, y, damping=0.5)
+        parallel = partial(numpy_ep.parallel, X, y)
         plain = partial(parallel, plain_probit)
         best = partial(parallel, numpy_ep.fast_probit, triangular=True)
         tasks = {"ours": fit, "plain": plain, "best": best}
