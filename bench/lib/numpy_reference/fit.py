@@ -11,8 +11,6 @@ import numpy as np
 from bench.lib.numpy_reference.factors import FITS, Task
 from bench.lib.numpy_reference.losses import Array, Loss, loss_of
 
-SITE_RULES = ("nonnegative", "keep", "floor")
-
 
 @dataclass(frozen=True)
 class EPFit:
@@ -154,10 +152,6 @@ def fit_linear(
 
     The other parameters are those of ``fit_minibatch``.
     """
-    if site_rule not in SITE_RULES:
-        raise ValueError(f"site_rule must be one of {SITE_RULES}; got {site_rule!r}")
-    if not store_sites and (sweeps != 1 or order != "sequential"):
-        raise ValueError("store_sites=False needs sweeps=1 and order='sequential'")
     n, d = X.shape
     yX = X * y[:, None]
     batches = [yX[lo : lo + batch_size] for lo in range(0, n, batch_size)]
