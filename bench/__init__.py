@@ -13,7 +13,6 @@ SCRIPTS = {
     "li2015.mixture": "li2015_mixture",
     "smola2003.table1": "smola2003_table1",
     "smola2003.tables2_3": "smola2003_tables2_3",
-    "smola2003.iterations": "smola2003_iterations",
     "smola2003.graph": "smola2003_graph",
     "qi2012.synthetic": "qi2012_synthetic",
     "qi2012.five_points": "qi2012_five_points",
