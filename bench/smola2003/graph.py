@@ -24,6 +24,7 @@ import argparse
 import itertools
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,116 +48,89 @@ class Term(NamedTuple):
     hessian: Callable[..., Any]
 
 
-def residual(
-    nodes: tuple[int, ...],
-    functions: tuple[tuple[Callable[..., Any], ...], ...],
-    variance: float,
-    end: Callable[..., Any] | None = None,
-) -> Term:
-    """N(last; sum of functions of the others, variance), times a density of the last, if any.
+#: a function of x, which returns its value and its first two derivatives
+Smooth = Callable[[Any], tuple[Any, Any, Any]]
 
-    Each function comes with two derivatives; end(x) gives a log density and its two derivatives.
-    """
+
+def flat(x: Any) -> tuple[Any, Any, Any]:
+    return 0.0 * x, 0.0 * x, 0.0 * x
+
+
+def residual(
+    nodes: tuple[int, ...], functions: tuple[Smooth, ...], variance: float, end: Smooth = flat
+) -> Term:
+    """N(last; sum of functions of the others, variance), times the density exp(end) of the last."""
 
     def parts(x: tuple[Any, ...]) -> tuple[Any, list[Any], list[Any]]:
-        r = x[-1] - sum(f[0](v) for f, v in zip(functions, x[:-1], strict=True))
-        slopes = [-f[1](v) for f, v in zip(functions, x[:-1], strict=True)] + [1.0]
-        return r, slopes, [-f[2](v) for f, v in zip(functions, x[:-1], strict=True)] + [0.0]
+        """The residual, and its first two derivatives in each node."""
+        values, slopes, curves = zip(
+            *(f(v) for f, v in zip(functions, x, strict=False)), strict=True
+        )
+        return x[-1] - sum(values), [*(-v for v in slopes), 1.0], [*(-v for v in curves), 0.0]
 
     def log_t(*x: Any) -> Any:
-        r = parts(x)[0]
-        value = -0.5 * r * r / variance - 0.5 * np.log(2.0 * np.pi * variance)
-        return value if end is None else value + end(x[-1])[0]
+        return log_normal(parts(x)[0], 0.0, variance)[0] + end(x[-1])[0]
 
     def gradient(*x: Any) -> list[Any]:
         r, slopes, _ = parts(x)
         found = [-r * slope / variance for slope in slopes]
-        if end is not None:
-            found[-1] = found[-1] + end(x[-1])[1]
-        return found
+        return [*found[:-1], found[-1] + end(x[-1])[1]]
 
     def hessian(*x: Any) -> list[list[Any]]:
         r, slopes, curves = parts(x)
-        k = len(x)
-        found = [
-            [
-                -(slopes[i] * slopes[j] + (r * curves[i] if i == j else 0.0)) / variance
-                for j in range(k)
-            ]
-            for i in range(k)
-        ]
-        if end is not None:
-            found[-1][-1] = found[-1][-1] + end(x[-1])[2]
+        found = [[-a * b / variance for b in slopes] for a in slopes]
+        for i, curve in enumerate(curves):
+            found[i][i] = found[i][i] - r * curve / variance
+        found[-1][-1] = found[-1][-1] + end(x[-1])[2]
         return found
 
     return Term(nodes, log_t, gradient, hessian)
 
 
-def scaled(a: float) -> tuple[Callable[..., Any], ...]:
-    """The linear function a x and its derivatives."""
-    return (lambda x: a * x, lambda x: a + 0.0 * x, lambda x: 0.0 * x)
-
-
-def tanh(a: float) -> tuple[Callable[..., Any], ...]:
-    """a tanh x and its derivatives."""
-    return (
-        lambda x: a * np.tanh(x),
-        lambda x: a / np.cosh(x) ** 2,
-        lambda x: -2.0 * a * np.tanh(x) / np.cosh(x) ** 2,
-    )
-
-
-def softplus(a: float) -> tuple[Callable[..., Any], ...]:
-    """a log(1 + exp(x)) and its derivatives."""
-    return (
-        lambda x: a * np.logaddexp(0.0, x),
-        lambda x: a * special.expit(x),
-        lambda x: a * special.expit(x) * special.expit(-x),
-    )
-
-
-def cauchy(y: float, scale: float) -> Callable[..., Any]:
-    """A Cauchy observation y of x."""
-
-    def density(x: Any) -> tuple[Any, Any, Any]:
-        d = (x - y) / scale
-        s = 1.0 + d * d
-        value = -np.log(np.pi * scale * s)
-        return value, -2.0 * d / (s * scale), -2.0 * (1.0 - d * d) / (s * s * scale**2)
-
-    return density
-
-
-def normal(y: float, variance: float) -> Callable[..., Any]:
+def log_normal(x: Any, y: float, variance: float) -> tuple[Any, Any, Any]:
     """An observation y of x with Gaussian noise."""
-
-    def density(x: Any) -> tuple[Any, Any, Any]:
-        value = -0.5 * (x - y) ** 2 / variance - 0.5 * np.log(2.0 * np.pi * variance)
-        return value, (y - x) / variance, -1.0 / variance
-
-    return density
+    value = -0.5 * (x - y) ** 2 / variance - 0.5 * np.log(2.0 * np.pi * variance)
+    return value, (y - x) / variance, -1.0 / variance
 
 
-def poisson(count: float) -> Callable[..., Any]:
+def log_cauchy(x: Any, y: float, scale: float) -> tuple[Any, Any, Any]:
+    """A Cauchy observation y of x."""
+    d = (x - y) / scale
+    s = 1.0 + d * d
+    slope, curve = -2.0 * d / (s * scale), -2.0 * (1.0 - d * d) / (s * s * scale**2)
+    return -np.log(np.pi * scale * s), slope, curve
+
+
+def log_poisson(x: Any, count: float) -> tuple[Any, Any, Any]:
     """A count with mean exp(x)."""
+    rate = np.exp(x)
+    return count * x - rate - special.gammaln(count + 1.0), count - rate, -rate
 
-    def density(x: Any) -> tuple[Any, Any, Any]:
-        rate = np.exp(x)
-        return count * x - rate - special.gammaln(count + 1.0), count - rate, -rate
 
-    return density
+def scaled(x: Any, a: float) -> tuple[Any, Any, Any]:
+    return a * x, a + 0.0 * x, 0.0 * x
+
+
+def tanh(x: Any, a: float) -> tuple[Any, Any, Any]:
+    slope = a / np.cosh(x) ** 2
+    return a * np.tanh(x), slope, -2.0 * np.tanh(x) * slope
+
+
+def softplus(x: Any, a: float) -> tuple[Any, Any, Any]:
+    slope = a * special.expit(x)
+    return a * np.logaddexp(0.0, x), slope, slope * special.expit(-x)
 
 
 MODELS = {
     "normal": (
-        residual((0, 1, 2), (scaled(0.8), scaled(-0.6)), 0.5),
-        residual((2, 3), (scaled(1.2),), 0.4, normal(2.5, 0.5)),
-        residual((2, 4), (scaled(-0.7),), 0.9, normal(1.0, 0.8)),
+        residual((0, 1, 2), (partial(scaled, a=0.8), partial(scaled, a=-0.6)), 0.5),
+        residual((2, 3), (partial(scaled, a=1.2),), 0.4, partial(log_normal, y=2.5, variance=0.5)),
+        residual((2, 4), (partial(scaled, a=-0.7),), 0.9, partial(log_normal, y=1.0, variance=0.8)),
     ),
     "nonlinear": (
-        residual((0, 1, 2), (tanh(1.5), softplus(1.0)), 0.5),
-        residual((2, 3), (softplus(1.2),), 0.4, cauchy(2.5, 0.5)),
-        residual((2, 4), (tanh(-0.7),), 0.9, poisson(4.0)),
+        residual((0, 1, 2), (partial(tanh, a=1.5), partial(softplus, a=1.0)), 0.5),
+        residual((2, 3), (partial(softplus, a=1.2),), 0.4, partial(log_cauchy, y=2.5, scale=0.5)),
+        residual((2, 4), (partial(tanh, a=-0.7),), 0.9, partial(log_poisson, count=4.0)),
     ),
 }
 
