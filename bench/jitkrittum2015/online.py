@@ -83,22 +83,7 @@ def operators() -> dict[str, dict[str, Any]]:
 
 
 def draw(stored: dict[str, Any], folder: Path) -> None:
-    """Calls, errors and times over the problems; figure 5."""
-    titles = {
-        "calls": "calls of the oracle so far",
-        "worst": "largest error of a mean / sd",
-        "us per message": "us per message",
-    }
-    with picture(folder / "jitkrittum2015_online.png", 3, size=(3.4, 3.8)) as axes:
-        for name in (BELIEF, SITE, DICTIONARY):
-            runs = stored["by problem"][name]
-            for axis, key in zip(axes, titles, strict=True):
-                values = np.cumsum(runs[key]) if key == "calls" else runs[key]
-                axis.semilogy(np.arange(1, len(values) + 1), values, lw=1.2, label=name)
-        for axis, title in zip(axes, titles.values(), strict=True):
-            axis.set(title=title, xlabel="problem")
-        handles, labels = axes[0].get_legend_handles_labels()
-        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    """Figure 5."""
     with picture(folder / "jitkrittum2015_figure5.png", 1, size=(8.4, 3.2)) as (axis,):
         draw_trace(axis, stored["trace"], ONLINE["threshold"])
 

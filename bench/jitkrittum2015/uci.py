@@ -32,7 +32,7 @@ from bench.jitkrittum2015.sequence import (
 )
 from bench.lib import datasets, harness
 from bench.lib.harness import Claim
-from bench.lib.pictures import picture
+from bench.lib.pictures import legend_below, picture
 
 #: the paper's sets: name here, in the file of rows, published errors of sampling and of KJIT (read
 #: off figure 9), wrong rows of exact EP on that split, published seconds of both
@@ -126,8 +126,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
         axes[1].set(title="(b) seconds", yscale="log")
         for axis in axes:
             axis.set_xticks(at, [row["set"] for row in rows])
-        handles, labels = axes[0].get_legend_handles_labels()
-        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=5)
+        legend_below(axes[0], 5)
 
 
 def judge(runs: dict[str, Learning], wrong: list[int], test_rows: list[int]) -> list[Claim]:

@@ -31,7 +31,7 @@ from bench.li2015.probit import fit
 from bench.lib import harness
 from bench.lib.datasets import Mnist, load_mnist
 from bench.lib.harness import Claim
-from bench.lib.pictures import picture
+from bench.lib.pictures import legend_below, picture
 
 Array = NDArray[np.float64]
 
@@ -177,8 +177,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
             axis.set_ylim(low - 1.5 * (high - low), high + (high - low))
         for axis in axes:
             axis.set_xscale("log")
-        handles, labels = axes[1].get_legend_handles_labels()
-        axes[1].figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        legend_below(axes[1], 4)
 
 
 def look(method: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import numpy as np
 
 import epfast
 from bench.lib import harness
-from bench.lib.pictures import picture
+from bench.lib.pictures import legend_below, picture
 
 DIMENSION, ROWS, TEST = 10, 1000, 5000
 SAMPLES = (None, 100, 1000, 10_000)
@@ -93,8 +93,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
         for axis in axes:
             axis.set(xscale="log", xlabel="draws per site")
         axes[0].plot([], [], "k:", lw=1.0, label="exact moments")
-        handles, labels = axes[0].get_legend_handles_labels()
-        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=6)
+        legend_below(axes[0], 6)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from bench.li2015.simulated import (
 )
 from bench.lib import harness
 from bench.lib.harness import Claim
-from bench.lib.pictures import picture
+from bench.lib.pictures import legend_below, picture
 
 ADF_PASSES = 50  # the paper iterates ADF; it does not say how often
 SETTLED = 40  # sweeps of SEP; in its figure the paper runs 50
@@ -307,8 +307,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
         axes[2].set(title=f"mixture, N = {n}: groups", xlabel="K")
         axes[2].set_ylim(1e-6, 1e-5)
         axes[2].legend(loc="upper right")
-        handles, labels = axes[1].get_legend_handles_labels()
-        axes[1].figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        legend_below(axes[1], 3)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import numpy as np
 import epfast
 from bench.lib import harness
 from bench.lib.numpy_reference import rbf
-from bench.lib.pictures import picture
+from bench.lib.pictures import legend_below, picture
 from epfast.gaussian import GPState
 from epfast.schemes import Relaxed
 
@@ -182,8 +182,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
         for axis, title in zip(axes, titles, strict=True):
             axis.set(title=title, xlabel="labels flipped")
             axis.set_xticks(range(len(RATES)), [f"{100 * rate:g} %" for rate in RATES])
-        handles, labels = axes[2].get_legend_handles_labels()
-        axes[2].figure.legend(handles, labels, loc="outside lower center", ncols=5)
+        legend_below(axes[2], 5)
 
 
 def boundaries(path: Path, n: int, seed: int = 3, rate: float = 0.2) -> None:

@@ -24,7 +24,7 @@ import epfast
 from bench.lib import harness
 from bench.lib.datasets import load_raw
 from bench.lib.numpy_reference import rbf
-from bench.lib.pictures import picture
+from bench.lib.pictures import legend_below, picture
 from bench.qi2012.synthetic import SETTLED, WIDTHS, fit, kernel
 from epfast.schemes import Relaxed
 
@@ -100,8 +100,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
             axis.set_xticks(at, [row["set"].replace(", ", ",\n") for row in rows])
             axis.set_title("figure 7: flipped labels" if spam else "figure 6")
         axes[0].set_ylabel("test error")
-        handles, labels = axes[0].get_legend_handles_labels()
-        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        legend_below(axes[0], 3)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -33,7 +33,7 @@ from bench.lib import harness
 from bench.lib.datasets import LARGE, NAMES, Dataset, load
 from bench.lib.harness import Claim
 from bench.lib.numpy_reference import LOSSES, regularized_cost
-from bench.lib.pictures import picture
+from bench.lib.pictures import legend_below, picture
 from bench.roche2016 import table1
 from bench.roche2016.table1 import PRIOR_VARIANCE
 from epfast.plots import SCHEME_COLORS
@@ -337,8 +337,7 @@ def draw_panels(panels: dict[tuple[str, str], Panel], optima, names, path, title
         for axis in axes[-3:]:
             axis.set_xlabel("minibatch updates")
         figure = axes[0].figure
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=7)
+        legend_below(axes[0], 7)
         figure.suptitle(title)
 
 
