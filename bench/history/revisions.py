@@ -1,12 +1,12 @@
-"""What short tasks cost, revision by revision: instructions, and times over those of a yardstick.
+"""What short tasks cost, revision by revision, in instructions.
 
     python -m bench history [--revisions v0.1.0 HEAD] [--quick]     # 5 min for each; needs no data
 
 Each revision is built from `git archive` in one environment, with the NumPy, SciPy and compiler of
-today, and runs the tasks of `tasks.py`: under `valgrind --tool=callgrind`, which counts the
-instructions of one run whatever else the machine does (with AVX2 at most), and by the clock, beside
-a product of two 384 x 384 matrices in the same process. The record of a revision replaces an older
-one of the same; others stay. A quick run times the epfast that is installed, and counts nothing.
+today, and runs the tasks of `tasks.py` under `valgrind --tool=callgrind`, which counts the
+instructions of one run whatever else the machine does (with AVX2 at most). The record of a revision
+replaces an older one of the same; others stay. A quick run does the tasks with the epfast that is
+installed, and counts nothing.
 """
 
 from __future__ import annotations
@@ -71,24 +71,13 @@ def built(python: Path, revision: str, folder: Path) -> Path:
     return package
 
 
-def surroundings(package: Path | None) -> dict[str, str]:
-    """Variables of a process that imports that package, and does the same each time."""
-    path = {} if package is None else {"PYTHONPATH": str(package)}
-    return {**os.environ, "PYTHONHASHSEED": "0", **path}
-
-
-def timed(python: Path | str, package: Path | None = None) -> dict[str, float]:
-    """The times of tasks over that of the yardstick."""
-    return json.loads(output(python, TASKS_FILE, env=surroundings(package)))
-
-
 def counted(python: Path, package: Path, folder: Path) -> dict[str, float]:
     """Millions of instructions of one run of each task."""
     names, dumps = folder / "names.json", folder / "callgrind"
     output(
         *("valgrind", "--tool=callgrind", "--quiet", "--dump-before=getppid"),
-        *(f"--callgrind-out-file={dumps}", python, TASKS_FILE, "--count", names),
-        env=surroundings(package),
+        *(f"--callgrind-out-file={dumps}", python, TASKS_FILE, names),
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(package)},
     )
     counts = {}
     for i, name in enumerate(json.loads(names.read_text(encoding="utf-8"))):
@@ -99,20 +88,14 @@ def counted(python: Path, package: Path, folder: Path) -> dict[str, float]:
     return counts
 
 
-def record(python: Path, revision: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both rows of a revision."""
-    show = ("git", "-C", ROOT, "show", "-s", "--abbrev=7")
-    short, date, subject = output(*show, "--format=%h%n%cs%n%s", f"{revision}^{{commit}}").split(
-        "\n"
-    )[:3]
-    about = {"revision": short, "date": date, "subject": subject}
+def record(python: Path, revision: str) -> dict[str, Any]:
+    """The row of a revision."""
+    show = ("git", "-C", ROOT, "show", "-s", "--abbrev=7", "--format=%h%n%cs%n%s")
+    about = output(*show, f"{revision}^{{commit}}").split("\n")[:3]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        package = built(python, revision, folder)
-        return (
-            {**about, **counted(python, package, folder)},
-            {**about, **timed(python, package)},
-        )
+        counts = counted(python, built(python, revision, folder), folder)
+    return dict(zip(("revision", "date", "subject"), about, strict=True)) | counts
 
 
 def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -159,11 +142,12 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.quick:
-        rows = [{"revision": "installed", **timed(sys.executable)}]
-        _show(rows, "times the yardstick")
-        return {"times": rows}
+        with tempfile.TemporaryDirectory() as folder:
+            names = Path(folder) / "names.json"
+            output(sys.executable, TASKS_FILE, names)
+            return {"tasks": json.loads(names.read_text(encoding="utf-8"))}
     if shutil.which("valgrind") is None:
-        sys.exit("valgrind is not installed; it counts instructions (--quick: times alone)")
+        sys.exit("valgrind is not installed; it counts instructions (--quick: tasks alone)")
     stored = harness.RESULTS / f"{options.result}.json"
     old = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
     new = []
@@ -171,16 +155,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         python = environment(Path(folder) / "env")
         for revision in options.revisions:
             new.append(record(python, revision))
-            print(f"{revision}: {new[-1][0]['subject']}", flush=True)
-    instructions, times = (
-        merged(old.get(key, []), [pair[i] for pair in new])
-        for i, key in enumerate(("instructions", "times"))
-    )
-    _show(instructions, "millions of instructions")
-    return {"instructions": instructions, "times": times, "goals": judged(instructions)}
-
-
-def _show(rows: list[dict[str, Any]], title: str) -> None:
-    """A line for each task, a column for each revision."""
+            print(f"{revision}: {new[-1]['subject']}", flush=True)
+    rows = merged(old.get("instructions", []), new)
     lines = [{"task": name} | {row["revision"]: row.get(name) for row in rows} for name in TASKS]
-    harness.show(lines, title)
+    harness.show(lines, "millions of instructions")
+    return {"instructions": rows, "goals": judged(rows)}

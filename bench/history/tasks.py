@@ -1,19 +1,17 @@
 """Short tasks whose cost is followed over revisions, and what measures them.
 
-    python bench/history/tasks.py                                 # times over those of a yardstick
-    valgrind --tool=callgrind --dump-before=getppid ... tasks.py --count names.json
+    valgrind --tool=callgrind --dump-before=getppid ... tasks.py names.json
 
 This file runs under the epfast of any revision since 0.1.0, from anywhere, and needs nothing but
-that: ``bench.history.revisions`` runs it. A task that a revision cannot do is left out of what it
-prints, which is JSON.
+that: ``bench.history.revisions`` runs it. A task that a revision cannot do is left out of the
+names that it writes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import time
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -25,11 +23,6 @@ import numpy as np
 from scipy import sparse
 
 import epfast
-
-#: turns of which the fastest counts
-TURNS = 15
-#: rows and columns of the product of matrices that is the yardstick
-YARDSTICK = 384
 
 Task = Callable[[], object]
 
@@ -179,20 +172,6 @@ def possible() -> Iterator[tuple[str, Task]]:
         yield name, task
 
 
-def ratios() -> dict[str, float]:
-    """The seconds of the fastest turn of each task over those of a product of matrices."""
-    A = np.random.default_rng(7).normal(size=(YARDSTICK, YARDSTICK))
-    tasks = {"": lambda: A @ A, **dict(possible())}
-    fastest = dict.fromkeys(tasks, np.inf)
-    for _ in range(TURNS):
-        for name, task in tasks.items():
-            start = time.perf_counter()
-            task()
-            fastest[name] = min(fastest[name], time.perf_counter() - start)
-    yardstick = fastest.pop("")
-    return {name: seconds / yardstick for name, seconds in fastest.items()}
-
-
 def count(path: str) -> None:
     """Run each task between two calls of getppid, where callgrind dumps its counters.
 
@@ -209,17 +188,6 @@ def count(path: str) -> None:
         json.dump(done, file)
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", metavar="FILE", help="run once, for callgrind")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    if options.count:
-        count(options.count)
-    else:
-        print(json.dumps(ratios()))
-
-
 if __name__ == "__main__":
-    main()
+    warnings.simplefilter("ignore")
+    count(sys.argv[1])

@@ -35,7 +35,7 @@ NEAR_OF_SIX = 0.1
 SHARE, SHARE_OF_GAUSSIAN = 1.0 / 15.0, 1.0 / 100.0
 #: rows, levels and seconds of the large group
 ROWS, LEVELS, SECONDS = 100_000, 10_000, 30.0
-QUICK = ("surgical", "rats", "sleep")
+QUICK = ("seeds", "sleep")
 
 
 class Compared(NamedTuple):
@@ -62,35 +62,6 @@ def seeds(q: dict[str, Any]) -> Compared:
     return Compared(post, {"w": np.eye(4, 25), "b": np.eye(25)[4:]}, {"sd": ["sd"]})
 
 
-def surgical(q: dict[str, Any]) -> Compared:
-    X = np.column_stack([np.eye(12), np.ones(12)])
-    sds = {"sd": (slice(0, 12), priors.InverseGamma(1e-3, 1e-3))}
-    y = np.column_stack([q["r"], q["n"]])
-    post = epfast.fit_hyper(X, y, loss="binomial", sds=sds, prior_variance=1e6)
-    return Compared(post, {"b": X, "mu": np.eye(13)[12:]}, {"sd": ["sd"]})
-
-
-def glmm1(q: dict[str, Any]) -> Compared:
-    J = int(q["nsite"])
-    X = np.column_stack([one_hot(q["obssite"] - 1, J), np.ones(len(q["obs"]))])
-    sds = {"sd": (slice(0, J), priors.Uniform(5.0))}
-    post = epfast.fit_hyper(X, q["obs"], loss="poisson", sds=sds, prior_variance=100.0)
-    all_sites = np.column_stack([np.eye(J), np.ones(J)])
-    return Compared(post, {"a": all_sites, "mu": np.eye(J + 1)[J:]}, {"sd": ["sd"]})
-
-
-def rats(q: dict[str, Any]) -> Compared:
-    J, x = int(q["N"]), q["x"] - float(q["xbar"])
-    Z = one_hot(q["rat"] - 1, J)
-    X, flat = np.column_stack([Z, Z * x[:, None], np.ones(len(x)), x]), priors.Flat()
-    sds = {"sd_a": (slice(0, J), flat), "sd_b": (slice(J, 2 * J), flat)}
-    post = epfast.fit_hyper(X, q["y"], sds=sds, learn={"sd": flat}, prior_variance=1e4)
-    whole = np.eye(2 * J + 2)
-    whole[:J, 2 * J] = whole[J : 2 * J, 2 * J + 1] = 1.0
-    maps = {"a": whole[:J], "b": whole[J : 2 * J], "mean": whole[2 * J :]}
-    return Compared(post, maps, {"sd_a": ["sd_a"], "sd_b": ["sd_b"], "sd_y": ["sd"]})
-
-
 def radon(q: dict[str, Any]) -> Compared:
     J, half = int(q["J"]), priors.HalfNormal(1.0)
     n, Z = len(q["log_radon"]), one_hot(q["county_idx"] - 1, J)
@@ -99,20 +70,6 @@ def radon(q: dict[str, Any]) -> Compared:
     post = epfast.fit_hyper(X, q["log_radon"], sds=sds, learn={"sd": half}, prior_variance=100.0)
     maps = {"a": np.eye(J, J + 3), "w": np.eye(J + 3)[J:]}
     return Compared(post, maps, {"sd": ["county"], "sd_y": ["sd"]}, True)
-
-
-def nb5(q: dict[str, Any]) -> Compared:
-    groups, half = range(int(q["lab"].max()) + 1), priors.HalfNormal(1.0)
-    post = epfast.fit_hyper(
-        q["X"],
-        q["y"],
-        loss="negative_binomial",
-        sds={f"g{k}": (np.flatnonzero(q["lab"] == k), half) for k in groups},
-        learn={"size": priors.HalfNormal(10.0)},
-        prior_variance=100.0,
-    )
-    sds = [f"g{k}" for k in groups]
-    return Compared(post, {"w": np.eye(len(q["lab"]))}, {"sds": sds, "size": ["size"]})
 
 
 def sleep(q: dict[str, Any]) -> Compared:
@@ -152,11 +109,7 @@ def six(q: dict[str, Any]) -> Compared:
 
 MODELS: dict[str, Callable[[dict[str, Any]], Compared]] = {
     "seeds": seeds,
-    "surgical": surgical,
-    "glmm1": glmm1,
-    "rats": rats,
     "radon": radon,
-    "nb5": nb5,
     "sleep": sleep,
     "election": election,
     "six": six,
