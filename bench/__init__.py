@@ -36,7 +36,6 @@ SCRIPTS = {
     "dask.accept": "dask_accept",
     "history.revisions": "history",
     "users.defaults": "defaults",
-    "users.one_pass": "one_pass",
     "users.peers": "user_peers",
     "hyper.hierarchical": "hierarchical",
 }

@@ -3,14 +3,13 @@
 import importlib
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 pytest.importorskip("sklearn")
 
 from bench import SCRIPTS
 from bench.lib.datasets import MIXED
-from bench.users import defaults, one_pass
+from bench.users import defaults
 
 pytestmark = pytest.mark.full
 
@@ -67,13 +66,6 @@ def test_scripts_have_what_the_runner_needs(name):
     script = importlib.import_module(f"bench.{name}")
     assert callable(script.run)
     assert len(script.__doc__.splitlines()[0]) <= 100
-
-
-def test_the_data_are_of_the_model():
-    X, y, theta = one_pass.data(20000)
-    assert np.linalg.norm(theta) == pytest.approx(one_pass.LENGTH)
-    gradient = X.T @ (0.5 * (1 + y) - 1 / (1 + np.exp(-X @ theta))) / len(y)
-    assert np.abs(gradient).max() < 0.02
 
 
 def test_one_set(data_folder):
