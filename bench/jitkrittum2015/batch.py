@@ -4,7 +4,7 @@
 
 The logistic factor. Messages are those of the first 5 of 10 sweeps of parallel EP on 20 simulated
 sets, 5,000 to learn from and 3,000 others. The text says d = 20, n = 300; the paper's figures are
-of d = 10, n = 400 (their file names). Targets and truth are exact, by a trapezoidal rule, or
+of d = 10, n = 400 (their file names). Targets and truth are exact, by compiled moments, or
 sampled as in the paper: importance sampling, 10^5 draws from N(0, 200) for each. Reported: mean and
 sd of log KL(true belief of z || predicted). Widths and noise are chosen by leave-one-out (random
 features) or hold-out (incomplete Cholesky), on the grids of the authors' program. Features of the
