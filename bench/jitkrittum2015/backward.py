@@ -93,8 +93,7 @@ def in_sequence(
     oracle, rows = ToProbability(), []
     operator = epfast.Operator(oracle, oracle.inputs, output=1, **settings)
     for problem in problems:
-        y = 0.5 * (1.0 + problem.y)
-        runs = messages.parallel_ep(messages.Problem(problem.X, y)).messages
+        runs = messages.parallel_ep(problem.X, 0.5 * (1.0 + problem.y))
         # Beta(1 + y, 2 - y)
         asked = [np.stack([r.m, r.v, 1.0 + r.y, 2.0 - r.y], axis=1) for r in runs]
         given, before = np.concatenate(asked), operator.calls

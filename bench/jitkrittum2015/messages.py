@@ -31,10 +31,9 @@ class Messages(NamedTuple):
     v: Array
     #: the datum, 0 or 1
     y: Array
-    #: belief of z, and log of the integral
+    #: belief of z
     mean: Array
     variance: Array
-    log_z: Array
 
     def tuples(self) -> Tuples:
         """The pair of messages by moments; Beta(1 + y, 2 - y) has mean (1 + y) / 3."""
@@ -48,15 +47,15 @@ class Messages(NamedTuple):
         return Messages(*(column[rows] for column in self))
 
 
-def projected(m: Array, v: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Mean, variance and log integral of N(z; m, v) sigma(z)^y sigma(-z)^(1-y), compiled."""
-    log_z, slope, curvature = backend.tilted_moments("logistic", 2.0 * y - 1.0, m, v)
-    return m + v * slope, v + v * v * curvature, log_z
+def projected(m: Array, v: Array, y: Array) -> tuple[Array, Array]:
+    """Mean and variance of N(z; m, v) sigma(z)^y sigma(-z)^(1-y), compiled."""
+    _, slope, curvature = backend.tilted_moments("logistic", 2.0 * y - 1.0, m, v)
+    return m + v * slope, v + v * v * curvature
 
 
 def sampled(of: Messages, draws: int, rng: np.random.Generator) -> Messages:
     """The same messages with projections by importance sampling (2), fresh draws for each."""
-    mean, variance, log_z = (np.empty_like(of.m) for _ in range(3))
+    mean, variance = np.empty_like(of.m), np.empty_like(of.m)
     for i, (m, v, y) in enumerate(zip(of.m, of.v, of.y, strict=True)):
         z = np.sqrt(PROPOSAL) * rng.standard_normal(draws)
         log_w = -0.5 * (z - m) ** 2 / v + 0.5 * z * z / PROPOSAL + 0.5 * np.log(PROPOSAL / v)
@@ -64,48 +63,29 @@ def sampled(of: Messages, draws: int, rng: np.random.Generator) -> Messages:
         near = log_w > log_w.max() - 40.0
         z, log_w = z[near], log_w[near]
         w = np.exp(log_w) * special.expit((2.0 * y - 1.0) * z)
-        total = w.sum()
-        mean[i] = w @ z / total
-        variance[i] = w @ (z - mean[i]) ** 2 / total
-        log_z[i] = np.log(total / draws)
-    return of._replace(mean=mean, variance=variance, log_z=log_z)
+        w /= w.sum()
+        mean[i] = w @ z
+        variance[i] = w @ (z - mean[i]) ** 2
+    return of._replace(mean=mean, variance=variance)
 
 
-class Problem(NamedTuple):
-    """Rows and labels 0 and 1 of a logistic regression, prior N(0, I)."""
-
-    X: Array
-    y: Array
-
-
-def simulate(d: int, n: int, rng: np.random.Generator) -> Problem:
-    """Weights, rows from N(0, I), labels from the model."""
+def simulate(d: int, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Rows from N(0, I), and labels 0 and 1 of the model with weights from N(0, I)."""
     w = rng.standard_normal(d)
     X = rng.standard_normal((n, d))
-    return Problem(X, (rng.random(n) < special.expit(X @ w)).astype(float))
+    return X, (rng.random(n) < special.expit(X @ w)).astype(float)
 
 
-class Run(NamedTuple):
-    """A run of parallel EP: messages of each sweep, and the posterior."""
+def parallel_ep(X: Array, y: Array, projection: Any = projected) -> list[Messages]:
+    """The messages of each sweep of EP, prior N(0, I), with all sites at once, undamped.
 
-    messages: list[Messages]
-    mean: Array
-    covariance: Array
-
-
-def parallel_ep(problem: Problem, sweeps: int = SWEEPS, projection: Any = projected) -> Run:
-    """EP with all sites at once, undamped; ``projection`` takes and returns what ``projected``.
-
-    A site whose projection is NaN stays.
+    ``projection`` takes and returns what ``projected`` does. A site whose projection is NaN stays.
     """
-    X, y = problem
     tau, nu = np.zeros(len(y)), np.zeros(len(y))
     messages = []
-    for _ in range(sweeps + 1):
+    for _ in range(SWEEPS):
         covariance = np.linalg.inv((X.T * tau) @ X + np.eye(X.shape[1]))
         mean = covariance @ (X.T @ nu)
-        if len(messages) == sweeps:
-            break
         marginal = np.einsum("ij,jk,ik->i", X, covariance, X)
         v = 1.0 / (1.0 / marginal - tau)
         m = v * (X @ mean / marginal - nu)
@@ -114,7 +94,7 @@ def parallel_ep(problem: Problem, sweeps: int = SWEEPS, projection: Any = projec
         answered = np.isfinite(found.mean)
         tau = np.where(answered, 1.0 / found.variance - 1.0 / v, tau)
         nu = np.where(answered, found.mean / found.variance - m / v, nu)
-    return Run(messages, mean, covariance)
+    return messages
 
 
 class Split(NamedTuple):
@@ -127,8 +107,8 @@ class Split(NamedTuple):
 def collect(d: int, n: int, train: int, test: int, seed: int = 0) -> Split:
     """Messages of the first sweeps of EP on sets of data, shuffled and split."""
     rng = np.random.default_rng(seed)
-    runs = [parallel_ep(simulate(d, n, rng)) for _ in range(SETS)]
-    kept = [run.messages[i] for run in runs for i in range(KEPT)]
+    runs = [parallel_ep(*simulate(d, n, rng)) for _ in range(SETS)]
+    kept = [messages for run in runs for messages in run[:KEPT]]
     pooled = Messages(*(np.concatenate(column) for column in zip(*kept, strict=True)))
     order = rng.permutation(len(pooled.m))
     return Split(pooled.taken(order[:train]), pooled.taken(order[train : train + test]))

@@ -144,7 +144,7 @@ def trace(
     operator = epfast.Operator(SiteOracle("logistic"), data_width=1, **ONLINE | settings)
     found: list[float] = []
 
-    def projection(m: Array, v: Array, y: Array) -> tuple[Array, Array, Array]:
+    def projection(m: Array, v: Array, y: Array) -> tuple[Array, Array]:
         beliefs = np.full((len(m), 2), np.nan)
         for i, cavity in enumerate(np.stack([m, v], axis=1)[:, None]):
             label = [2.0 * y[i] - 1.0]
@@ -152,13 +152,12 @@ def trace(
                 found.append(2.0 * np.log(operator.predict(cavity, label)[1][0, 0]))
                 beliefs[i] = operator.project(cavity, label)[0]
         mean, variance = beliefs.T
-        return mean, variance, np.full(len(m), np.nan)
+        return mean, variance
 
     starts = []
     for problem in problems:
         starts.append(len(found))
-        y = 0.5 * (1.0 + problem.y)
-        messages.parallel_ep(messages.Problem(problem.X, y), projection=projection)
+        messages.parallel_ep(problem.X, 0.5 * (1.0 + problem.y), projection)
     kept = [round(value, 2) if np.isfinite(value) else None for value in found[::every]]
     return {"every": every, "starts": starts, "log variance": kept}
 

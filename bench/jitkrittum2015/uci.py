@@ -89,8 +89,7 @@ def incoming(problems: list[Problem], rng: np.random.Generator) -> dict[str, Any
     """Means and log precisions of messages to logistic factors, some of each set."""
     found = {}
     for problem in problems:
-        given = messages.Problem(problem.X, 0.5 * (1.0 + problem.y))
-        runs = messages.parallel_ep(given).messages
+        runs = messages.parallel_ep(problem.X, 0.5 * (1.0 + problem.y))
         m, v = (np.concatenate([getattr(run, key) for run in runs]) for key in "mv")
         kept = rng.choice(len(m), KEPT, replace=False)
         found[problem.name] = {
