@@ -170,9 +170,14 @@ def out_of_core(quick: bool) -> list[dict[str, Any]]:
                 peak = max(client.run(_peak).values())
             cells.append(
                 {
-                    **{"schedule": type(schedule).__name__, "rows": n, "bytes": 8 * n * d},
-                    **{"limit": limit, "peak": peak, "passes": post.n_sweeps},
-                    **{"change": post.history[-1].change, "seconds": spent},
+                    "schedule": type(schedule).__name__,
+                    "rows": n,
+                    "bytes": 8 * n * d,
+                    "limit": limit,
+                    "peak": peak,
+                    "passes": post.n_sweeps,
+                    "change": post.history[-1].change,
+                    "seconds": spent,
                     "lost": sum(info.n_lost for info in post.history),
                 }
             )

@@ -102,8 +102,10 @@ def in_sequence(
         good = away[np.isfinite(away)]
         rows.append(
             {
-                **{"operator": name, "set": problem.name},
-                **{"calls": operator.calls - before, "messages": len(given)},
+                "operator": name,
+                "set": problem.name,
+                "calls": operator.calls - before,
+                "messages": len(given),
                 "log KL, median": float(np.log(np.median(good))),
                 "log KL, worst": float(np.log(good.max())),
                 "improper": int(len(away) - len(good)),

@@ -91,9 +91,13 @@ def examples(learner: Learner, test: Messages) -> dict[str, Any]:
         i = order[min(int(percentile / 100 * len(order)), len(order) - 1)]
         rows.append(
             {
-                **{"percentile": percentile, "log KL": found[i]},
-                **{"cavity, mean": test.m[i], "cavity, variance": test.v[i], "y": test.y[i]},
-                **{"mean": test.mean[i], "variance": test.variance[i]},
+                "percentile": percentile,
+                "log KL": found[i],
+                "cavity, mean": test.m[i],
+                "cavity, variance": test.v[i],
+                "y": test.y[i],
+                "mean": test.mean[i],
+                "variance": test.variance[i],
                 "predicted mean": predicted[i, 0],
                 "predicted variance": np.exp(predicted[i, 1]),
             }
@@ -142,9 +146,14 @@ def learn(split: Split, sizes: Sizes) -> tuple[list[dict[str, Any]], Learner]:
         mean, sd = PUBLISHED[name]
         rows.append(
             {
-                **{"learner": name, "published": mean, "published sd": sd},
-                **{"mean": good.mean(), "sd": good.std(), "median": np.median(good)},
-                **{"high": np.quantile(good, 0.99), "dropped": len(found) - len(good)},
+                "learner": name,
+                "published": mean,
+                "published sd": sd,
+                "mean": good.mean(),
+                "sd": good.std(),
+                "median": np.median(good),
+                "high": np.quantile(good, 0.99),
+                "dropped": len(found) - len(good),
                 **{**place, "seconds": seconds},
             }
         )

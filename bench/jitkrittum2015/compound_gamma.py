@@ -160,8 +160,10 @@ def summary(name: str, truth: Beliefs, found: Learned) -> dict[str, Any]:
         for right, mine in zip(truth, found.belief, strict=True)
     )
     return {
-        **{"operator": name, "calls": int(found.asked.sum())},
-        **{"corr. log shape": shape, "corr. log rate": rate},
+        "operator": name,
+        "calls": int(found.asked.sum()),
+        "corr. log shape": shape,
+        "corr. log rate": rate,
         "mean log KL": float(error[np.isfinite(error)].mean()),
         "worst log KL": float(error.max()),
     }

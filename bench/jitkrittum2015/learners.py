@@ -137,14 +137,10 @@ RANDOM: dict[str, Draw] = {
 def by_left_out(draw: Draw, a: Tuples, targets: Array, sizes: Sizes, seed: int = 0) -> Chosen:
     """Random features with the widths and noise of the least leave-one-out error."""
     first = a.rows(slice(FOR_MEDIANS))
-    errors = {
-        (factor, noise): error
-        for factor in sizes.factors
-        for noise, error in zip(
-            *(NOISES, left_out_errors(draw(first, factor, sizes.candidate, seed)(a), targets)),
-            strict=True,
-        )
-    }
+    errors: dict[tuple[float, float], float] = {}
+    for factor in sizes.factors:
+        found = left_out_errors(draw(first, factor, sizes.candidate, seed)(a), targets)
+        errors |= {(factor, noise): error for noise, error in zip(NOISES, found, strict=True)}
     factor, noise = min(errors, key=errors.__getitem__)
     return fitted(draw(first, factor, sizes.final, seed), a, targets, factor, noise)
 

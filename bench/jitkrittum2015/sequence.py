@@ -117,7 +117,8 @@ def in_sequence(
     name: str, problems: Sequence[Problem], exact: Sequence[Any], **settings: Any
 ) -> Learning:
     """One operator through all problems, each beside exact EP."""
-    parts, scheme, before = [], epfast.Learned(**{"oracle": "exact"} | settings), np.zeros(3)
+    parts, before = [], np.zeros(3)
+    scheme = epfast.Learned(**{"oracle": "exact"} | settings)
     for problem, truth in zip(problems, exact, strict=True):
         post, seconds = harness.timed(partial(fit, problem, scheme))
         operator = post.operator
@@ -125,9 +126,13 @@ def in_sequence(
         away = np.abs(post.mean - truth.mean) / np.sqrt(np.diag(truth.covariance))
         parts.append(
             Found(
-                *(problem.name, *map(int, counts - before), seconds),
-                *(float(away.max()), kl(truth, post)),
-                *(errors(post, problem.X_test, problem.y_test), post.mean),
+                problem.name,
+                *map(int, counts - before),
+                seconds,
+                float(away.max()),
+                kl(truth, post),
+                errors(post, problem.X_test, problem.y_test),
+                post.mean,
             )
         )
         scheme, before = epfast.Learned(operator), counts

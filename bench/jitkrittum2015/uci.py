@@ -78,9 +78,15 @@ def the_papers() -> list[Problem]:
 def record(operator: str, part: Found, wrong: int, test_rows: int) -> dict[str, Any]:
     """A row of the table."""
     return {
-        **{"operator": operator, "set": part.problem, "calls": part.calls},
-        **{"messages": part.visits, "mean error / sd": part.worst, "KL": part.kl},
-        **{"wrong": part.errors, "wrong, exact EP": wrong, "test rows": test_rows},
+        "operator": operator,
+        "set": part.problem,
+        "calls": part.calls,
+        "messages": part.visits,
+        "mean error / sd": part.worst,
+        "KL": part.kl,
+        "wrong": part.errors,
+        "wrong, exact EP": wrong,
+        "test rows": test_rows,
         "ms": 1e3 * part.seconds,
     }
 
@@ -201,11 +207,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     parts = zip(PUBLISHED.items(), runs[BELIEF].parts, runs[OURS].parts, wrong, strict=True)
     published = [
         {
-            **{"set": name, "sampling": row[1], "KJIT": row[2]},
+            "set": name,
+            "sampling": row[1],
+            "KJIT": row[2],
             "ours, exact": truth / n,
             "ours, paper's": part.errors / n,
             "ours, dictionary": mine.errors / n,
-            **{"sampling, s": row[4], "KJIT, s": row[5]},
+            "sampling, s": row[4],
+            "KJIT, s": row[5],
             "ours, paper's, ms": 1e3 * part.seconds,
             "ours, dictionary, ms": 1e3 * mine.seconds,
         }

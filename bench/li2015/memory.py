@@ -119,11 +119,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         (ep, ep_peak), (sep, sep_peak) = harness.in_child(measure, n, d)
         rows.append(
             {
-                **{"dataset": name, "n": n, "d": d},
-                **{"X_MB": 8 * n * d / MB, "PBP_published_MB": mb},
+                "dataset": name,
+                "n": n,
+                "d": d,
+                "X_MB": 8 * n * d / MB,
+                "PBP_published_MB": mb,
                 "linear_dxd_sites_MB": 8 * n * (d * d + d) / MB,
-                **{"EP_sites_MB": ep, "EP_bytes_per_row": ep * MB / n, "SEP_sites_MB": sep},
-                **{"EP_peak_MB": ep_peak, "SEP_peak_MB": sep_peak},
+                "EP_sites_MB": ep,
+                "EP_bytes_per_row": ep * MB / n,
+                "SEP_sites_MB": sep,
+                "EP_peak_MB": ep_peak,
+                "SEP_peak_MB": sep_peak,
             }
         )
     harness.show(rows, "A linear model of the same shape: sites, and peak beyond X and y, measured")

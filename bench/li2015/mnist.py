@@ -144,9 +144,15 @@ def rows_of(data: Split, design: str, curves: dict[str, list[list[Point]]]) -> l
             spread = values[:, 0].std(ddof=1) / np.sqrt(len(values)) if many else None
             records.append(
                 {
-                    **{"design": design, "n": n, "d": d, "method": method},
-                    **{"sweeps": points[0].sweep, "log_likelihood": likelihood},
-                    **{"standard_error": spread, "error_percent": error, "seconds": seconds},
+                    "design": design,
+                    "n": n,
+                    "d": d,
+                    "method": method,
+                    "sweeps": points[0].sweep,
+                    "log_likelihood": likelihood,
+                    "standard_error": spread,
+                    "error_percent": error,
+                    "seconds": seconds,
                     "repetitions": len(values),
                 }
             )

@@ -186,13 +186,16 @@ def judge(results: dict[str, dict[str, Array]]) -> list[Claim]:
         gaps = {method: "{:+.4f} ± {:.4f}".format(*gap(values, method)) for method in METHODS}
         claims += [
             (
-                *(name, "EP has a higher test log-likelihood than ADF"),
+                name,
+                "EP has a higher test log-likelihood than ADF",
                 harness.in_part([beats(values, adf) for adf in ADFS]),
                 f"EP - ADF over the splits: {gaps[ADFS[0]]} after one pass, {gaps[ADFS[1]]} after "
                 f"ten; published {published['EP'] - published['ADF']:+.3f}",
             ),
             (
-                *(name, "SEP performs similarly to EP", like_ep(values, "SEP")),
+                name,
+                "SEP performs similarly to EP",
+                like_ep(values, "SEP"),
                 f"EP - SEP: {gaps['SEP']}, EP - AEP: {gaps['AEP']}; published "
                 f"{published['EP'] - published['SEP']:+.3f}",
             ),

@@ -90,9 +90,13 @@ def grouped(data: Toy, seed: int) -> dict[str, dict[str, Method]]:
             many[f"K = {k}, by {how}"] = by(epfast.DAEP, labels, sweeps=500, tol=1e-8)
             if k == J:
                 few[f"DSEP, K = {k}, by {how}"] = by(
-                    *(epfast.DSEP, labels),
-                    **{"sweeps": 4 * SETTLED, "tol": 0.0, "damping": 0.1},
-                    **{"order": "shuffled", "seed": seed},
+                    epfast.DSEP,
+                    labels,
+                    sweeps=4 * SETTLED,
+                    tol=0.0,
+                    damping=0.1,
+                    order="shuffled",
+                    seed=seed,
                 )
     return {"groups": many, "dsep": few}
 

@@ -117,11 +117,15 @@ def contest(study: Study, splits: int) -> tuple[list[dict[str, Any]], list[Claim
         density, ms = of["log density"], harness.summarize(list(of["ms"]))
         rows.append(
             {
-                **{"study": study.name, "fit": name},
-                **{"log density": density.mean(), "sd": density.std()},
-                **{"less first": (density - first).mean(), "+-": error_of(density - first)},
+                "study": study.name,
+                "fit": name,
+                "log density": density.mean(),
+                "sd": density.std(),
+                "less first": (density - first).mean(),
+                "+-": error_of(density - first),
                 **{level: of[level].mean() for level in LEVELS},
-                **{"ms": ms.median, "quartiles": f"{ms.q1:.4g}-{ms.q3:.4g}"},
+                "ms": ms.median,
+                "quartiles": f"{ms.q1:.4g}-{ms.q3:.4g}",
                 "warned": int(of["warned"].sum()),
             }
         )
@@ -319,7 +323,9 @@ def ordered_model(link: str) -> Side | None:
         "miscmodels.ordinal_model",
         lambda module, X, y: module.OrderedModel(y, X, distr=link),
         lambda Z, t, result: of_classes(np.asarray(result.model.predict(result.params, Z)), t),
-        **{"method": "bfgs", "disp": 0, "maxiter": 1000},
+        method="bfgs",
+        disp=0,
+        maxiter=1000,
     )
 
 
@@ -330,9 +336,10 @@ def negative_binomial() -> Side | None:
         mean, size = result.predict(Z), 1.0 / result.params[-1]
         return plug_in(stats.nbinom(size, size / (size + mean)), t)
 
-    return statsmodel(
-        *("api", lambda sm, X, y: sm.NegativeBinomial(y, X), of_new), disp=0, maxiter=1000
-    )
+    def make(sm: Any, X: Array, y: NDArray[Any]) -> Any:
+        return sm.NegativeBinomial(y, X)
+
+    return statsmodel("api", make, of_new, disp=0, maxiter=1000)
 
 
 def student_linear() -> Side | None:
@@ -345,7 +352,9 @@ def student_linear() -> Side | None:
         "miscmodels.tmodel",
         lambda module, X, y: module.TLinearModel(y, X, fix_df=4.0),
         of_new,
-        **{"disp": 0, "maxiter": 2000, "method": "bfgs"},
+        disp=0,
+        maxiter=2000,
+        method="bfgs",
     )
 
 

@@ -202,7 +202,10 @@ def judge(panels: dict[tuple[str, str], Panel]) -> list[Claim]:
         why = f"{steady} of {len(small)}; final gap +- fluctuation: {say(small, 'VQ')}"
         rows.append(("3.3", claim, 2 * steady > len(small), why))
     add(
-        *("3.3", "VQ ends close to the optimum", small, lambda p: p["VQ"].near),
+        "3.3",
+        "VQ ends close to the optimum",
+        small,
+        lambda p: p["VQ"].near,
         "what gap remains is that of the mean of a factorised Gaussian at beta = 1 from the mode, "
         "largest for quasi 0-1",
     )
@@ -213,7 +216,8 @@ def judge(panels: dict[tuple[str, str], Panel]) -> list[Claim]:
 
     worst = max((panels[key]["VQ"].fluctuation for key in small), default=0.0)
     add(
-        *("3.3", "VQ is the most stable of the schemes in all scenarios"),
+        "3.3",
+        "VQ is the most stable of the schemes in all scenarios",
         [key for key in small if others(panels[key])],
         lambda p: p["VQ"].fluctuation <= min(others(p)) + STEADY,
         "fluctuation of VQ at most 2 % above that of any other scheme that ends near the optimum; "
@@ -244,18 +248,23 @@ def judge(panels: dict[tuple[str, str], Panel]) -> list[Claim]:
     add(
         "3.3",
         "GQ oscillates or stops at a local solution in all cases but Haberman with logistic loss",
-        *(hard, lambda p: not good(p["GQ"])),
+        hard,
+        lambda p: not good(p["GQ"]),
         f"{say(hard, 'GQ')}; a variance collapses as soon as one point holds all the weight",
     )
     add(
-        *("3.3", "GQ converges to some extent on Haberman with logistic loss"),
-        *(easy, lambda p: good(p["GQ"])),
+        "3.3",
+        "GQ converges to some extent on Haberman with logistic loss",
+        easy,
+        lambda p: good(p["GQ"]),
         f"{say(easy, 'GQ')}; the first cavity puts the points gamma sd = 10.6 away in the weight "
         "of the constant column, where ten rows of constant 1 move log f by tens of units",
     )
     at = keys(SMALL, convex)
     add(
-        *("3.3", "QLA performs comparably with LA (curvature slope)", at),
+        "3.3",
+        "QLA performs comparably with LA (curvature slope)",
+        at,
         lambda p: p["QLA slope"].gap <= p["LA slope"].gap + 0.02,
         say(at, "QLA slope", "LA slope"),
     )
@@ -264,14 +273,18 @@ def judge(panels: dict[tuple[str, str], Panel]) -> list[Claim]:
     for curve in ("LA slope", "QLA slope", "LA", "QLA"):
         exact = "" if "slope" in curve else " with the exact curvature (0)"
         add(
-            *("3.4", f"quasi 0-1: {curve}{exact} is more stable and similar to VQ", at),
+            "3.4",
+            f"quasi 0-1: {curve}{exact} is more stable and similar to VQ",
+            at,
             lambda p, curve=curve: abs(p[curve].gap - p["VQ"].gap) <= NEAR,
             say(at, curve, "VQ") + ("; l'' = 0 carries no precision" if exact else ""),
         )
     large = keys(LARGE, table1.LOSSES)
     shrunk = {"/".join(key): _shrinkage(panels[key]) for key in large}
     add(
-        *("3.4", "GQ underestimates variances and gets stuck on a sub-optimal solution", large),
+        "3.4",
+        "GQ underestimates variances and gets stuck on a sub-optimal solution",
+        large,
         lambda p: p["GQ"].gap > p["VQ"].gap + 0.01 and _shrinkage(p) < 0.5,
         f"{say(large, 'GQ')}; geometric mean of variance GQ / VQ: "
         + ", ".join(f"{key} {v:.1e}" for key, v in shrunk.items()),
@@ -282,7 +295,8 @@ def judge(panels: dict[tuple[str, str], Panel]) -> list[Claim]:
         add(
             "3.4",
             f"logistic and hinge: {curve} converges much before all minibatches are visited",
-            *(at, lambda p, curve=curve: p[curve].settled < 0.5),
+            at,
+            lambda p, curve=curve: p[curve].settled < 0.5,
             "share of the pass after which the cost stays within 2 % of its end: "
             f"{settled}; {say(at, curve)}",
         )

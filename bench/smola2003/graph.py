@@ -63,9 +63,8 @@ def residual(
 
     def parts(x: tuple[Any, ...]) -> tuple[Any, list[Any], list[Any]]:
         """The residual, and its first two derivatives in each node."""
-        values, slopes, curves = zip(
-            *(f(v) for f, v in zip(functions, x, strict=False)), strict=True
-        )
+        found = [f(v) for f, v in zip(functions, x[:-1], strict=True)]
+        values, slopes, curves = zip(*found, strict=True)
         return x[-1] - sum(values), [*(-v for v in slopes), 1.0], [*(-v for v in curves), 0.0]
 
     def log_t(*x: Any) -> Any:
@@ -267,11 +266,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ratio = found.variance / variance
         results.append(
             {
-                **{"model": kind, "reading": reading},
-                **{"mean": found.mean.tolist(), "variance": found.variance.tolist()},
+                "model": kind,
+                "reading": reading,
+                "mean": found.mean.tolist(),
+                "variance": found.variance.tolist(),
                 "off_mode": float(np.abs(found.mean - exact).max()),
                 "slope": float(np.abs(joint(terms, found.mean)[0]).max()),
-                **{"ratio": [float(ratio.min()), float(ratio.max())], "sweeps": found.sweeps},
+                "ratio": [float(ratio.min()), float(ratio.max())],
+                "sweeps": found.sweeps,
                 "from_numpy": apart,
             }
         )

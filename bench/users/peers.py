@@ -116,7 +116,10 @@ def try_set(name: str, contestants: dict[str, Contestant], quick: bool) -> list[
     found = held_out(name, contestants, quick)
     return [
         {
-            **{"set": name, "n": found.n, "d": found.d, "call": key},
+            "set": name,
+            "n": found.n,
+            "d": found.d,
+            "call": key,
             "log_loss": found.losses(key),
             "calibration_error": calibration_error(found.hits, proba),
             "chance": by_chance(proba),
