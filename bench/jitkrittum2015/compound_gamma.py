@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 import epfast
-from bench.jitkrittum2015.kernels import Cosines, Online, Tuples, median_heuristic
+from bench.jitkrittum2015.kernels import Online, Tuples, embedding_features, median_heuristic
 from bench.lib import harness
 from bench.lib.harness import Claim
 from bench.lib.pictures import picture
@@ -112,7 +112,7 @@ def papers(problems: Problems, forced: Beliefs) -> Learned:
     tuples = Tuples((a / b)[:, None], (a / b**2)[:, None])
     targets = np.log(np.stack([forced.shape - a + 1.0, forced.rate - b], axis=1))
     first = tuples.rows(slice(BATCH))
-    features = Cosines.of_embeddings(median_heuristic(first, 0.5), *SIZES, 0)
+    features = embedding_features(median_heuristic(first, 0.5), *SIZES, 0)
     regression = Online(features(first), targets[:BATCH], NOISE)
     asked = np.ones(len(a), dtype=np.bool_)
     answers = targets.copy()

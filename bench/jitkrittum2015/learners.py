@@ -18,18 +18,19 @@ from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
 from bench.jitkrittum2015.kernels import (
     Combined,
-    Cosines,
     ExpectedProduct,
     Features,
     JointEmbedding,
     Kernel,
     MeanVariance,
-    ProductFeatures,
     Tuples,
     concatenated,
     diagonal,
+    embedding_features,
     kronecker,
     median_heuristic,
+    moment_features,
+    product_features,
 )
 from epfast.operators.learners import embedding_squares
 from epfast.operators.regression import Ridge, pivoted_cholesky
@@ -85,7 +86,7 @@ Draw = Callable[[Tuples, float, tuple[int, int], int], Features]
 
 def joint_embedding(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
     """The paper's choice, KJIT."""
-    return Cosines.of_embeddings(median_heuristic(a, factor), *sizes, seed)
+    return embedding_features(median_heuristic(a, factor), *sizes, seed)
 
 
 def mean_variance(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
@@ -97,7 +98,7 @@ def mean_variance(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -
         widths.append(math.sqrt(factor * middle) if middle > 1e-20 else 1.0)
     c = a.mean.shape[1]
     kernel = MeanVariance(tuple(widths[:c]), tuple(widths[c:]))
-    return Cosines.of_moments(kernel, sizes[1], seed)
+    return moment_features(kernel, sizes[1], seed)
 
 
 def product_widths(a: Tuples, factor: float) -> list[float]:
@@ -108,21 +109,21 @@ def product_widths(a: Tuples, factor: float) -> list[float]:
 def joint_product(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
     """B.3 on the joint message."""
     kernel = ExpectedProduct(tuple(product_widths(a, factor)))
-    return ProductFeatures.draw(kernel, sizes[1], seed)
+    return product_features(kernel, sizes[1], seed)
 
 
 def product(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
     """B.4; as many products as the others have features."""
     widths, rng = product_widths(a, factor), np.random.default_rng(seed)
     each = round(sizes[1] ** (1.0 / len(widths)))
-    return kronecker([ProductFeatures.draw(ExpectedProduct((w,)), each, rng) for w in widths])
+    return kronecker([product_features(ExpectedProduct((w,)), each, rng) for w in widths])
 
 
 def total(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
     """B.5; as many features in all as the others have."""
     widths, rng = product_widths(a, factor), np.random.default_rng(seed)
     each = sizes[1] // len(widths)
-    return concatenated([ProductFeatures.draw(ExpectedProduct((w,)), each, rng) for w in widths])
+    return concatenated([product_features(ExpectedProduct((w,)), each, rng) for w in widths])
 
 
 RANDOM: dict[str, Draw] = {
