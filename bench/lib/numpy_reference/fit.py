@@ -71,8 +71,8 @@ def _apply_rule(
 
     ``cavity`` is the cavity precision, ``trusted`` where it was positive (None: everywhere),
     ``centre`` the cavity mean, ``rest`` the precision of the posterior without this site.  A
-    changed coordinate leaves log g(centre) as it was.  Returns the new site and the number of
-    changed coordinates.
+    changed coordinate leaves log g(centre) as it was.  Returns the new site, and whether some
+    coordinate kept its value.
     """
     if not isfinite(fit.log_scale + fit.precision.sum() + fit.shift.sum()):
         return old, 1
@@ -95,18 +95,12 @@ def _apply_rule(
     if kept.any():
         precision = np.where(kept, old.precision, precision)
         shift = np.where(kept, old.shift, shift)
-    changed = precision != fit.precision
-    changed |= kept
-    log_scale = fit.log_scale
-    n_changed = int(np.count_nonzero(changed))
-    if n_changed:
-        log_scale += (fit.shift - shift) @ centre
-        log_scale -= 0.5 * ((fit.precision - precision) @ centre**2)
+    log_scale = fit.log_scale + (fit.shift - shift) @ centre
+    log_scale -= 0.5 * ((fit.precision - precision) @ centre**2)
+    site = _Site(precision, shift, float(log_scale))
     if damping != 1.0:
-        precision = (1.0 - damping) * old.precision + damping * precision
-        shift = (1.0 - damping) * old.shift + damping * shift
-        log_scale = (1.0 - damping) * old.log_scale + damping * log_scale
-    return _Site(precision, shift, float(log_scale)), int(kept.any())
+        site = _Site(*((1.0 - damping) * a + damping * b for a, b in zip(old, site, strict=True)))
+    return site, int(kept.any())
 
 
 def fit_linear(
