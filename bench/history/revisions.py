@@ -25,14 +25,12 @@ from typing import Any
 from bench.history.tasks import TASKS
 from bench.lib import harness
 from bench.lib.harness import Claim
-from bench.lib.pictures import picture
 
 ROOT = Path(__file__).parents[2]
 TASKS_FILE = Path(__file__).with_name("tasks.py")
 NEEDS = ["pip", "meson-python", "ninja", "cython>=3.2", "numpy", "scipy", "threadpoolctl"]
 #: of the least instructions of the revisions before, the most that the last may take
 MOST = 1.1
-PICTURE = "history.png"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,26 +116,6 @@ def judged(rows: list[dict[str, Any]]) -> list[Claim]:
             why = f"{ratio:.2f} times those of {best['revision']}; {last[name]:.1f} million"
             claims.append((name, claim, ratio <= MOST, why))
     return claims
-
-
-def draw(stored: dict[str, Any], folder: Path) -> None:
-    """A panel for each task: instructions over those of the first revision that does it."""
-    rows = stored.get("instructions", [])
-    if not rows:  # a quick run counts none
-        return
-    with picture(folder / PICTURE, 4, 4, size=(2.5, 2.1), sharex=True) as axes:
-        for ax, name in zip(axes, TASKS, strict=True):
-            at = [i for i, row in enumerate(rows) if name in row]
-            if at:
-                first = rows[at[0]][name]
-                shares = [rows[i][name] / first for i in at]
-                ax.plot(at, shares, "o-", markersize=3)
-                ax.set_ylim(0.0, 1.15 * max(shares))
-                ax.set_title(f"{name}\nfirst {first:.3g} million", fontsize=8)
-            names = [row["revision"] for row in rows]
-            ax.set_xticks(range(len(rows)), names, rotation=90, fontsize=6)
-            ax.tick_params(axis="y", labelsize=7)
-        axes[0].figure.supylabel("instructions over those of the first revision", fontsize=9)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

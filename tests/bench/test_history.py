@@ -75,10 +75,3 @@ def test_the_last_is_judged_by_the_best_before():
     ((_, _, holds, _),) = revisions.judged([*rows, {"revision": "d", name: 1.05}])
     assert holds
     assert revisions.judged(rows[:1]) == []
-
-
-def test_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    rows = [{"revision": r, **dict.fromkeys(tasks.TASKS, 1.0)} for r in "ab"]
-    revisions.draw({"instructions": rows}, tmp_path)
-    assert (tmp_path / "history.png").stat().st_size > 5_000
