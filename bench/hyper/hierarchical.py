@@ -125,17 +125,15 @@ def try_model(name: str, nuts: dict[str, Any]) -> dict[str, Any]:
         found, seconds = harness.timed(lambda: MODELS[name](data))
     post, noises = found.post, []
     row = {"model": name, "m": len(post.hyper_names), "fits": post.n_fits, "seconds": seconds}
-    # means, sds and those of NUTS, by kind
-    effects = [(*post.predict_latent(A), nuts["parameters"][key]) for key, A in found.maps.items()]
-    tables_of = {key: post.hyper.loc[names] for key, names in found.hyper.items()}
-    kinds = {
-        "effects": [(mean, np.sqrt(variance), truth) for mean, variance, truth in effects],
-        "sds": [
-            (part["mean"].to_numpy(), part["sd"].to_numpy(), nuts["parameters"][key])
-            for key, part in tables_of.items()
-        ],
-    }
-    for kind, parts in kinds.items():
+    # means, sds and those of NUTS
+    effects, sds = [], []
+    for key, A in found.maps.items():
+        mean, variance = post.predict_latent(A)
+        effects.append((mean, np.sqrt(variance), nuts["parameters"][key]))
+    for key, names in found.hyper.items():
+        part = post.hyper.loc[names]
+        sds.append((part["mean"].to_numpy(), part["sd"].to_numpy(), nuts["parameters"][key]))
+    for kind, parts in (("effects", effects), ("sds", sds)):
         away = np.concatenate([(m - t["mean"]) / t["sd"] for m, _, t in parts])
         noise = np.concatenate([t["error"] for *_, t in parts])
         ratio = np.concatenate([s / t["sd"] for _, s, t in parts])

@@ -72,7 +72,7 @@ LOGISTIC: dict[str, Contestant] = {
 }
 
 
-class Held(NamedTuple):
+class HeldOut(NamedTuple):
     """Held-out rows of one set, fold after fold, by contestant."""
 
     n: int
@@ -82,11 +82,11 @@ class Held(NamedTuple):
     proba: dict[str, np.ndarray]
     seconds: dict[str, list[float]]
 
-    def losses(self, key: str) -> float:
+    def loss_of(self, key: str) -> float:
         return float(log_loss(self.hits, self.proba[key]))
 
 
-def held_out(name: str, contestants: Mapping[str, Contestant], quick: bool) -> Held:
+def held_out(name: str, contestants: Mapping[str, Contestant], quick: bool) -> HeldOut:
     """Probabilities of the held-out rows, for which the contestants take turns in every fold."""
     data = load_mixed(name)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
@@ -105,7 +105,7 @@ def held_out(name: str, contestants: Mapping[str, Contestant], quick: bool) -> H
             seconds[key].append(took)
     hits = np.concatenate([data.y[test] > 0 for _, test in parts])
     whole = {key: np.concatenate(each) for key, each in proba.items()}
-    return Held(*X.shape, hits, whole, seconds)
+    return HeldOut(*X.shape, hits, whole, seconds)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +160,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             del contestants["GPClassifier"]
         found = held_out(name, contestants, options.quick)
         about = {"set": name, "n": found.n, "d": found.d}
-        rows.append(about | {key: found.losses(key) for key in contestants})
+        rows.append(about | {key: found.loss_of(key) for key in contestants})
         seconds.append(about | {key: sum(each) for key, each in found.seconds.items()})
     harness.show(rows, "log loss")
     harness.show(seconds, "seconds")

@@ -120,7 +120,7 @@ def try_set(name: str, contestants: dict[str, Contestant], quick: bool) -> list[
             "n": found.n,
             "d": found.d,
             "call": key,
-            "log_loss": found.losses(key),
+            "log_loss": found.loss_of(key),
             "calibration_error": calibration_error(found.hits, proba),
             "chance": by_chance(proba),
             "seconds": float(np.median(found.seconds[key])),
