@@ -45,11 +45,10 @@ CALLS, WORST = 60, -6.0
 
 
 class Problems(NamedTuple):
-    """Incoming messages Gamma(a, b), and the true precision."""
+    """Incoming messages Gamma(a, b)."""
 
     a: Array
     b: Array
-    tau: Array
 
 
 class Beliefs(NamedTuple):
@@ -65,7 +64,7 @@ def simulate(count: int, seed: int) -> Problems:
     n = rng.integers(10, 101, count)
     tau = rng.gamma(1.0, 1.0 / rng.gamma(1.0, 1.0, count))
     b = 0.5 * rng.chisquare(n) / tau
-    return Problems(1.0 + 0.5 * n, b, tau)
+    return Problems(1.0 + 0.5 * n, b)
 
 
 def project(a: Array, b: Array) -> Beliefs:
