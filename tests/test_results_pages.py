@@ -16,7 +16,7 @@ ROLE = re.compile(r":(stored|given|\w+):`([^`]*)`")
 NAMES = re.compile(
     r"\b(?:tables?|figures?|sections?|appendix|equations?|eqs?\.?|experiments?|lemma|theorem|part|splits?)"
     r"\s+[A-Z]?\.?\d[\d.]*[a-z]?(?:(?:,| to| and|-)\s*[A-Z]?\.?\d[\d.]*[a-z]?)*"
-    r"|\b(?:19|20)\d\d\b|\bLSAT-6\b",
+    r"|\b(?:19|20)\d\d\b",
     re.IGNORECASE,
 )
 NUMBER = re.compile(r"(?<![\w.])[-.]?\d[\d.,]*(?:e-?\d+)?(?![\w])")

@@ -199,7 +199,7 @@ def check_history() -> None:
     """Instructions of short tasks, beside those of earlier revisions, are on record."""
     run(sys.executable, "-m", "pip", "install", "-q", ".[sklearn,plot]")
     run(sys.executable, "-m", "bench", "history")
-    print("commit bench/results/history.json and history.png")
+    print("commit bench/results/history.json")
 
 
 STEPS: dict[str, Callable[[], None]] = {

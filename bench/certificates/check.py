@@ -3,11 +3,9 @@
     EPFAST_DATA=folder python -m bench check [--quick]        # about 3 min
 
 Part 1: exact EP with prior variance 1 on twelve sets, 4,000 draws: the verdict, and the corrected
-means against a check of 200,000 other draws, in standard errors, over some seeds. Part 2: what the
-draws are drawn from: normal, multivariate t of 7 degrees of freedom, of max(7, d), a fifth wider.
-Part 3: the fits of the old defaults that failed (prior variance 25, variational minibatches of 10
-rows, factorised). Part 4: factorised posteriors by exact sites, beside the largest correlation of
-two columns. Part 5: processes, a kernel of the width sqrt(d) and variance 1 on the twelve sets.
+means against a check of 200,000 other draws, in standard errors, over some seeds. Part 2: the fits
+of the old defaults that failed (prior variance 25, variational minibatches of 10 rows, factorised).
+Part 3: factorised posteriors by exact sites, beside the largest correlation of two columns.
 """
 
 from __future__ import annotations
@@ -21,9 +19,6 @@ import numpy as np
 import epfast
 from bench.lib import harness
 from bench.lib.datasets import MIXED, SMALL, load_mixed
-from bench.lib.numpy_reference import rbf
-from epfast.gaussian.checking import LinearProposal
-from epfast.inference.importance import Sampler, moments
 
 FAILED = ("ionosphere", "sonar", "wdbc", "fertility", "crabs", "spambase", "adult2000")
 OLD = {
@@ -94,23 +89,6 @@ def right_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
     ]
 
 
-def proposals(options: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
-    for name in SMALL[-2:] if options.quick else MIXED:
-        post = epfast.fit_linear(*rows_of(name))
-        drawn = LinearProposal(post)
-        d = drawn.size
-        for label, df in (("normal", None), ("t, 7", 7.0), ("t, max(7, d)", max(7.0, d))):
-            sampler = Sampler(DRAWS, 0, df)
-            weights = sampler.weigh(drawn)
-            error = moments(sampler, [drawn], weights, drawn.moments()).shift_se.max()
-            rows.append(
-                {"set": name, "d": d, "draws": label, "khat": weights.khat,
-                 "effective": round(weights.effective), "largest_se": error}
-            )  # fmt: skip
-    return harness.show(rows, "What is drawn from")
-
-
 def failed_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Claim]]:
     rows = []
     for name in FAILED[3:5] if options.quick else FAILED:
@@ -145,24 +123,11 @@ def mean_field(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
     ]
 
 
-def processes(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Claim]]:
-    rows = []
-    for name in ("fertility", "crabs") if options.quick else SMALL:
-        X, y = rows_of(name)
-        X = X[:, :-1]
-        K = rbf(X, X, float(np.sqrt(X.shape[1])))
-        rows.append(row_of(name, epfast.fit_gp(K, y, loss="probit").check(DRAWS)))
-    harness.show(rows, "Processes")
-    wrong = sum(row["verdict"] == "do not use" for row in rows)
-    evidence = f"'do not use' on {wrong} of {len(rows)}"
-    return rows, [("", "no exact EP of a process is called unusable", wrong == 0, evidence)]
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
-    result: dict[str, Any] = {"proposals": proposals(options)}
+    result: dict[str, Any] = {}
     claims: list[harness.Claim] = []
-    for part in (right_fits, failed_fits, mean_field, processes):
+    for part in (right_fits, failed_fits, mean_field):
         result[part.__name__], found = part(options)
         claims += found
     return {"claims": claims, **result}

@@ -1,4 +1,4 @@
-"""Ratings of football teams through time: right, quick, and how well they predict.
+"""Ratings of football teams through time: right and quick.
 
     EPFAST_DATA=folder python -m bench ratings [--quick]        # about 2 min
 
@@ -6,9 +6,7 @@ The international matches of 1872 to 2026 (martj42/international_results, CC0). 
 of 2018-01-01 to 2019-06-30 beside the package TrueSkillThroughTime, where that is installed: means,
 standard deviations, log p of each match given those before it, and the time of a sweep. Part 2: all
 matches: nanoseconds per match and sweep, sweeps and seconds until the difference of any two ratings
-in a match is within .001 of its sd. Part 3: predictions, with and without home advantage: mean log
-p one step ahead, and how often the results of a year lie in central intervals of what the years
-before say (randomised, for results are three).
+in a match is within .001 of its sd.
 """
 
 from __future__ import annotations
@@ -34,10 +32,8 @@ FIRST, LAST = np.datetime64("2018-01-01"), np.datetime64("2019-06-30")
 PRIOR, STEP, DRAWS = 1.5, 0.03, 0.25
 #: of all matches, near those that the log evidence chooses
 ALL = {"prior_sd": 1.4, "drift": 0.035 / 365.25, "margin": 0.5}
-LEVELS = (0.5, 0.8, 0.95)
-YEARS = (1975, 1985, 1995, 2005, 2015, 2024)
-#: goals: sd off the peer, times its sweep, ns per match and sweep, seconds, log p without and with
-AGREE, TIMES, NANOSECONDS, SECONDS, LOG_P = 2.4e-7, 1000.0, 40.0, 1.0, (-0.940, -0.909)
+#: goals: sd off the peer, times its sweep, ns per match and sweep, seconds
+AGREE, TIMES, NANOSECONDS, SECONDS = 2.4e-7, 1000.0, 40.0, 1.0
 TOLERANCE = 1e-3
 
 
@@ -53,13 +49,11 @@ def matches(first: Any = None, last: Any = None) -> dict[str, np.ndarray]:
     goals = np.array([[int(row["home_score"]), int(row["away_score"])] for row in rows])
     home, away = (np.array([row[side] for row in rows]) for side in ("home_team", "away_team"))
     won = goals[:, 0] >= goals[:, 1]
-    neutral = np.array([row["neutral"] == "TRUE" for row in rows])
     found = {
         "winner": np.where(won, home, away),
         "loser": np.where(won, away, home),
         "time": day,
         "draw": goals[:, 0] == goals[:, 1],
-        "home": np.where(neutral, 0, np.where(won, 1, -1)),
     }
     return {name: part[keep] for name, part in found.items()}
 
@@ -69,9 +63,8 @@ def margin_of(share: float) -> float:
     return float(np.sqrt(2.0) * special.ndtri(0.5 * (1.0 + share)))
 
 
-def fitted(games: dict[str, np.ndarray], home: bool = False, **settings: Any) -> rating.Ratings:
-    ground = "home" if home else None
-    return rating.fit(games, time="time", draw="draw", home=ground, **settings)
+def fitted(games: dict[str, np.ndarray], **settings: Any) -> rating.Ratings:
+    return rating.fit(games, time="time", draw="draw", **settings)
 
 
 def beside_the_peer(options: argparse.Namespace) -> tuple[dict[str, Any], list[harness.Claim]]:
@@ -127,38 +120,28 @@ def beside_the_peer(options: argparse.Namespace) -> tuple[dict[str, Any], list[h
 
 def all_matches(options: argparse.Namespace) -> tuple[dict[str, Any], list[harness.Claim]]:
     games = matches(FIRST if options.quick else None, LAST)
-    n = len(games["draw"])
-    rows, result, claims = [], {"matches": n}, []
-    schedule = EP(sweeps=400, tol=TOLERANCE)
+    n, turns = len(games["draw"]), 1 if options.quick else 5
     limit = fitted(games, schedule=EP(sweeps=400 if options.quick else 3000, tol=1e-8), **ALL)
-    for home in (False, True):
-        if home:
-            limit = fitted(games, True, schedule=EP(sweeps=3000, tol=1e-8), **ALL)
-        seconds = []
-        for _ in range(1 if options.quick else 5):
-            found, took = harness.timed(partial(fitted, games, home, schedule=schedule, **ALL))
-            seconds.append(took)
-        sweep = min(info.seconds for info in found.sweeps)
-        off = difference(found, limit, games)
-        row = {
-            "sweep_ms": sweep * 1e3,
-            "ns": sweep / n * 1e9,
-            "sweeps": len(found.sweeps),
-            "seconds": min(seconds),
-            "off": off,
-        }
-        rows.append({"home advantage": home} | row)
-        result["home" if home else "plain"] = row
-    harness.show(rows, f"{n} matches; the largest error in sd")
-    row = result["plain"]
-    evidence = f"{row['ns']:.1f} ns"
-    claims.append(
-        ("graph", f"{NANOSECONDS:g} ns per match and sweep", row["ns"] <= NANOSECONDS, evidence)
-    )
-    holds = row["seconds"] <= SECONDS and row["off"] <= TOLERANCE
-    evidence = f"{row['seconds']:.2f} s, {row['sweeps']} sweeps, {row['off']:.1g} sd"
-    claims.append(("graph", f"differences to {TOLERANCE:g} sd in {SECONDS:g} s", holds, evidence))
-    return result, claims
+    fit = partial(fitted, games, schedule=EP(sweeps=400, tol=TOLERANCE), **ALL)
+    found = [harness.timed(fit) for _ in range(turns)]
+    seconds, ratings = min(seconds for _, seconds in found), found[-1][0]
+    sweep = min(info.seconds for info in ratings.sweeps)
+    row = {
+        "matches": n,
+        "sweep_ms": sweep * 1e3,
+        "ns": sweep / n * 1e9,
+        "sweeps": len(ratings.sweeps),
+        "seconds": seconds,
+        "off": difference(ratings, limit, games),
+    }
+    harness.show([row], f"{n} matches; the largest error in sd")
+    fast, near = row["ns"] <= NANOSECONDS, row["off"] <= TOLERANCE
+    said = f"{seconds:.2f} s, {row['sweeps']} sweeps, {row['off']:.1g} sd"
+    claim = f"differences to {TOLERANCE:g} sd in {SECONDS:g} s"
+    return row, [
+        ("graph", f"{NANOSECONDS:g} ns per match and sweep", fast, f"{row['ns']:.1f} ns"),
+        ("graph", claim, seconds <= SECONDS and near, said),
+    ]
 
 
 def difference(one: rating.Ratings, two: rating.Ratings, games: dict[str, np.ndarray]) -> float:
@@ -171,53 +154,9 @@ def difference(one: rating.Ratings, two: rating.Ratings, games: dict[str, np.nda
     return float((np.abs(mine - right) / np.sqrt(variance)).max())
 
 
-def predictions(options: argparse.Namespace) -> tuple[dict[str, Any], list[harness.Claim]]:
-    games = matches(FIRST if options.quick else None, LAST if options.quick else None)
-    rows, claims, result = [], [], {}
-    for home, aim in zip((False, True), LOG_P, strict=True):
-        found = fitted(games, home, **ALL)
-        log_p = float(found.one_step_ahead().mean())
-        inside = coverage(games, home, (2019,) if options.quick else YEARS)
-        shares = {f"in {100 * level:g} %": s for level, s in zip(LEVELS, inside, strict=True)}
-        rows.append({"home advantage": home, "log p": log_p} | shares)
-        result["home" if home else "plain"] = {"log_p": log_p, "coverage": inside}
-        what = f"mean log p one step ahead {'with' if home else 'without'} home advantage {aim}"
-        claims.append(("graph", what, log_p >= aim - 5e-4, f"{log_p:.4f}"))
-        off = max(abs(a - b) for a, b in zip(inside, LEVELS, strict=True))
-        evidence = ", ".join(f"{share:.3f}" for share in inside)
-        claims.append(("graph", "coverage within .03", off <= 0.03, evidence))
-    harness.show(rows, f"Predictions of {len(games['draw'])} matches")
-    return result, claims
-
-
-def coverage(games: dict[str, np.ndarray], home: bool, years: tuple[int, ...]) -> list[float]:
-    """How many results of some years are in central intervals of what is known before."""
-    rng, places = np.random.default_rng(0), []
-    for year in years:
-        begin, end = np.datetime64(f"{year}-01-01"), np.datetime64(f"{year + 1}-01-01")
-        past = games["time"] < begin
-        then = (games["time"] >= begin) & (games["time"] < end)
-        found = fitted({name: part[past] for name, part in games.items()}, home, **ALL)
-        # the sides in an order that the results do not know
-        turn = rng.random(then.sum()) < 0.5
-        first, second = games["winner"][then], games["loser"][then]
-        a, b = np.where(turn, second, first), np.where(turn, first, second)
-        ground = np.where(turn, -1, 1) * games["home"][then] if home else 0
-        p = found.predict(a, b, games["time"][then], ground)
-        tie = games["draw"][then]
-        low = np.where(tie, p.loss, np.where(turn, 0.0, p.loss + p.draw))
-        size = np.where(tie, p.draw, np.where(turn, p.loss, p.win))
-        places.append(low + size * rng.random(len(low)))
-    away = np.abs(np.concatenate(places) - 0.5)
-    return [float((away <= 0.5 * level).mean()) for level in LEVELS]
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Print the tables and return what is stored."""
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
-    result: dict[str, Any] = {}
-    goals: list[harness.Claim] = []
-    for part in (beside_the_peer, all_matches, predictions):
-        result[part.__name__], found = part(options)
-        goals += found
-    return {"goals": goals, **result}
+    peer, goals = beside_the_peer(options)
+    whole, more = all_matches(options)
+    return {"goals": goals + more, "beside_the_peer": peer, "all_matches": whole}

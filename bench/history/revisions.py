@@ -1,12 +1,12 @@
-"""What short tasks cost, revision by revision: instructions, and times over those of a yardstick.
+"""What short tasks cost, revision by revision, in instructions.
 
     python -m bench history [--revisions v0.1.0 HEAD] [--quick]     # 5 min for each; needs no data
 
 Each revision is built from `git archive` in one environment, with the NumPy, SciPy and compiler of
-today, and runs the tasks of `tasks.py`: under `valgrind --tool=callgrind`, which counts the
-instructions of one run whatever else the machine does (with AVX2 at most), and by the clock, beside
-a product of two 384 x 384 matrices in the same process. The record of a revision replaces an older
-one of the same; others stay. A quick run times the epfast that is installed, and counts nothing.
+today, and runs the tasks of `tasks.py` under `valgrind --tool=callgrind`, which counts the
+instructions of one run whatever else the machine does (with AVX2 at most). The record of a revision
+replaces an older one of the same; others stay. A quick run does the tasks with the epfast that is
+installed, and counts nothing.
 """
 
 from __future__ import annotations
@@ -19,21 +19,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.history.tasks import TASKS
 from bench.lib import harness
 from bench.lib.harness import Claim
-from bench.lib.pictures import picture
 
 ROOT = Path(__file__).parents[2]
 TASKS_FILE = Path(__file__).with_name("tasks.py")
 NEEDS = ["pip", "meson-python", "ninja", "cython>=3.2", "numpy", "scipy", "threadpoolctl"]
 #: of the least instructions of the revisions before, the most that the last may take
 MOST = 1.1
-PICTURE = "history.png"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,24 +69,13 @@ def built(python: Path, revision: str, folder: Path) -> Path:
     return package
 
 
-def surroundings(package: Path | None) -> dict[str, str]:
-    """Variables of a process that imports that package, and does the same each time."""
-    path = {} if package is None else {"PYTHONPATH": str(package)}
-    return {**os.environ, "PYTHONHASHSEED": "0", **path}
-
-
-def timed(python: Path | str, package: Path | None = None) -> dict[str, float]:
-    """The times of tasks over that of the yardstick."""
-    return json.loads(output(python, TASKS_FILE, env=surroundings(package)))
-
-
-def counted(script: Sequence[str | Path], package: Path | None, folder: Path) -> dict[str, float]:
-    """Millions of instructions of one run of each task of a script."""
+def counted(python: Path, package: Path, folder: Path) -> dict[str, float]:
+    """Millions of instructions of one run of each task."""
     names, dumps = folder / "names.json", folder / "callgrind"
     output(
         *("valgrind", "--tool=callgrind", "--quiet", "--dump-before=getppid"),
-        *(f"--callgrind-out-file={dumps}", *script, "--count", names),
-        env=surroundings(package),
+        *(f"--callgrind-out-file={dumps}", python, TASKS_FILE, names),
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(package)},
     )
     counts = {}
     for i, name in enumerate(json.loads(names.read_text(encoding="utf-8"))):
@@ -100,20 +86,14 @@ def counted(script: Sequence[str | Path], package: Path | None, folder: Path) ->
     return counts
 
 
-def record(python: Path, revision: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both rows of a revision."""
-    show = ("git", "-C", ROOT, "show", "-s", "--abbrev=7")
-    short, date, subject = output(*show, "--format=%h%n%cs%n%s", f"{revision}^{{commit}}").split(
-        "\n"
-    )[:3]
-    about = {"revision": short, "date": date, "subject": subject}
+def record(python: Path, revision: str) -> dict[str, Any]:
+    """The row of a revision."""
+    show = ("git", "-C", ROOT, "show", "-s", "--abbrev=7", "--format=%h%n%cs%n%s")
+    about = output(*show, f"{revision}^{{commit}}").split("\n")[:3]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        package = built(python, revision, folder)
-        return (
-            {**about, **counted((python, TASKS_FILE), package, folder)},
-            {**about, **timed(python, package)},
-        )
+        counts = counted(python, built(python, revision, folder), folder)
+    return dict(zip(("revision", "date", "subject"), about, strict=True)) | counts
 
 
 def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -138,33 +118,14 @@ def judged(rows: list[dict[str, Any]]) -> list[Claim]:
     return claims
 
 
-def draw(stored: dict[str, Any], folder: Path) -> None:
-    """A panel for each task: instructions over those of the first revision that does it."""
-    rows = stored.get("instructions", [])
-    if not rows:  # a quick run counts none
-        return
-    with picture(folder / PICTURE, 4, 4, size=(2.5, 2.1), sharex=True) as axes:
-        for ax, name in zip(axes, TASKS, strict=True):
-            at = [i for i, row in enumerate(rows) if name in row]
-            if at:
-                first = rows[at[0]][name]
-                shares = [rows[i][name] / first for i in at]
-                ax.plot(at, shares, "o-", markersize=3)
-                ax.set_ylim(0.0, 1.15 * max(shares))
-                ax.set_title(f"{name}\nfirst {first:.3g} million", fontsize=8)
-            names = [row["revision"] for row in rows]
-            ax.set_xticks(range(len(rows)), names, rotation=90, fontsize=6)
-            ax.tick_params(axis="y", labelsize=7)
-        axes[0].figure.supylabel("instructions over those of the first revision", fontsize=9)
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.quick:
-        rows = [{"revision": "installed", **timed(sys.executable)}]
-        _show(rows, "times the yardstick")
-        return {"times": rows}
+        with tempfile.TemporaryDirectory() as folder:
+            names = Path(folder) / "names.json"
+            output(sys.executable, TASKS_FILE, names)
+            return {"tasks": json.loads(names.read_text(encoding="utf-8"))}
     if shutil.which("valgrind") is None:
-        sys.exit("valgrind is not installed; it counts instructions (--quick: times alone)")
+        sys.exit("valgrind is not installed; it counts instructions (--quick: tasks alone)")
     stored = harness.RESULTS / f"{options.result}.json"
     old = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
     new = []
@@ -172,16 +133,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         python = environment(Path(folder) / "env")
         for revision in options.revisions:
             new.append(record(python, revision))
-            print(f"{revision}: {new[-1][0]['subject']}", flush=True)
-    instructions, times = (
-        merged(old.get(key, []), [pair[i] for pair in new])
-        for i, key in enumerate(("instructions", "times"))
-    )
-    _show(instructions, "millions of instructions")
-    return {"instructions": instructions, "times": times, "goals": judged(instructions)}
-
-
-def _show(rows: list[dict[str, Any]], title: str) -> None:
-    """A line for each task, a column for each revision."""
+            print(f"{revision}: {new[-1]['subject']}", flush=True)
+    rows = merged(old.get("instructions", []), new)
     lines = [{"task": name} | {row["revision"]: row.get(name) for row in rows} for name in TASKS]
-    harness.show(lines, title)
+    harness.show(lines, "millions of instructions")
+    return {"instructions": rows, "goals": judged(rows)}

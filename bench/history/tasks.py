@@ -1,19 +1,17 @@
 """Short tasks whose cost is followed over revisions, and what measures them.
 
-    python bench/history/tasks.py                                 # times over those of a yardstick
-    valgrind --tool=callgrind --dump-before=getppid ... tasks.py --count names.json
+    valgrind --tool=callgrind --dump-before=getppid ... tasks.py names.json
 
 This file runs under the epfast of any revision since 0.1.0, from anywhere, and needs nothing but
-that: ``bench.history.revisions`` runs it. A task that a revision cannot do is left out of what it
-prints, which is JSON.
+that: ``bench.history.revisions`` runs it. A task that a revision cannot do is left out of the
+names that it writes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import time
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -26,14 +24,7 @@ from scipy import sparse
 
 import epfast
 
-#: turns of which the fastest counts
-TURNS = 15
-#: rows and columns of the product of matrices that is the yardstick
-YARDSTICK = 384
-
 Task = Callable[[], object]
-#: what prepares each
-Tasks = dict[str, Callable[[], Task]]
 
 
 def rows(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +140,8 @@ def network() -> Task:
     return lambda: epfast.fit_network(X, y, hidden=(50,), schedule=epfast.ADF(passes=2), rng=0)
 
 
-TASKS: Tasks = {
+#: what prepares each task
+TASKS: dict[str, Callable[[], Task]] = {
     "one fit, 100 x 5": lambda: of_rows(100, 5, "logistic", 5),
     "rows, 2,000 x 30": lambda: of_rows(2000, 30, "logistic", 5),
     "rows, 1,000 x 120, probit": lambda: of_rows(1000, 120, "probit", 3),
@@ -169,9 +161,9 @@ TASKS: Tasks = {
 }
 
 
-def possible(tasks: Tasks = TASKS) -> Iterator[tuple[str, Task]]:
+def possible() -> Iterator[tuple[str, Task]]:
     """The tasks that this epfast can do, each done once."""
-    for name, prepare in tasks.items():
+    for name, prepare in TASKS.items():
         try:
             task = prepare()
             task()
@@ -180,34 +172,14 @@ def possible(tasks: Tasks = TASKS) -> Iterator[tuple[str, Task]]:
         yield name, task
 
 
-def fastest(chosen: Tasks) -> dict[str, float]:
-    """The seconds of the fastest turn of each task, and of a product of matrices ('')."""
-    A = np.random.default_rng(7).normal(size=(YARDSTICK, YARDSTICK))
-    done = {"": lambda: A @ A, **dict(possible(chosen))}
-    found = dict.fromkeys(done, np.inf)
-    for _ in range(TURNS):
-        for name, task in done.items():
-            start = time.perf_counter()
-            task()
-            found[name] = min(found[name], time.perf_counter() - start)
-    return found
-
-
-def ratios(chosen: Tasks = TASKS) -> dict[str, float]:
-    """The seconds of each task over those of a product of matrices."""
-    found = fastest(chosen)
-    yardstick = found.pop("")
-    return {name: seconds / yardstick for name, seconds in found.items()}
-
-
-def count(path: str, chosen: Tasks = TASKS) -> None:
+def count(path: str) -> None:
     """Run each task between two calls of getppid, where callgrind dumps its counters.
 
     The names go to a file in the order of the dumps: those of even number are of the tasks, the
     others of what lies between.
     """
     done = []
-    for name, task in possible(chosen):
+    for name, task in possible():
         os.getppid()
         task()
         os.getppid()
@@ -216,19 +188,6 @@ def count(path: str, chosen: Tasks = TASKS) -> None:
         json.dump(done, file)
 
 
-def main(chosen: Tasks = TASKS) -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", metavar="FILE", help="run once, for callgrind")
-    parser.add_argument("--only", nargs="+", default=list(chosen), help="which tasks")
-    options = parser.parse_args()
-    chosen = {name: chosen[name] for name in options.only}
-    warnings.simplefilter("ignore")
-    if options.count:
-        count(options.count, chosen)
-    else:
-        print(json.dumps(ratios(chosen)))
-
-
 if __name__ == "__main__":
-    main()
+    warnings.simplefilter("ignore")
+    count(sys.argv[1])

@@ -50,42 +50,12 @@ def seeds(q: dict[str, Any]) -> None:
     sample("y", dist.Binomial(jnp.asarray(q["N"]), logits=X @ w + b), obs=jnp.asarray(q["n"]))
 
 
-def surgical(q: dict[str, Any]) -> None:
-    mu = sample("mu", normal(0.0, 1e3))
-    b = known("b", mu + effects("u", sd_of_precision(), len(q["n"])))
-    sample("y", dist.Binomial(jnp.asarray(q["n"]), logits=b), obs=jnp.asarray(q["r"]))
-
-
-def glmm1(q: dict[str, Any]) -> None:
-    mu, sd = sample("mu", normal(0.0, 10.0)), sample("sd", dist.Uniform(0.0, 5.0))
-    a = sample("a", normal(mu, sd).expand([int(q["nsite"])]))
-    sample("y", dist.Poisson(jnp.exp(a[q["obssite"] - 1])), obs=q["obs"])
-
-
-def rats(q: dict[str, Any]) -> None:
-    mean = sample("mean", normal(0.0, 100.0).expand([2]))
-    flat = dist.ImproperUniform(dist.constraints.positive, (), ())
-    sds = [sample(name, flat) for name in ("sd_a", "sd_b", "sd_y")]
-    a = sample("a", normal(mean[0], sds[0]).expand([int(q["N"])]))
-    b = sample("b", normal(mean[1], sds[1]).expand([int(q["N"])]))
-    rat = q["rat"] - 1
-    sample("y", normal(a[rat] + b[rat] * (q["x"] - float(q["xbar"])), sds[2]), obs=q["y"])
-
-
 def radon(q: dict[str, Any]) -> None:
     w = sample("w", normal(0.0, 10.0).expand([3]))
     sd, noise = (sample(name, dist.HalfNormal(1.0)) for name in ("sd", "sd_y"))
     a = effects("a", sd, int(q["J"]))[q["county_idx"] - 1]
     mean = w[0] + a + w[1] * q["log_uppm"] + w[2] * q["floor_measure"]
     sample("y", normal(mean, noise), obs=q["log_radon"])
-
-
-def nb5(q: dict[str, Any]) -> None:
-    labels, X = q["lab"], q["X"]
-    sds = sample("sds", dist.HalfNormal(1.0).expand([int(labels.max()) + 1]))
-    size = sample("size", dist.HalfNormal(10.0))
-    w = effects("w", jnp.where(labels < 0, 10.0, sds[labels]), len(labels))
-    sample("y", dist.NegativeBinomial2(jnp.exp(X @ w), size), obs=q["y"])
 
 
 def sleep(q: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The data of models that are sampled: six public ones and three that are simulated.
+"""The data of models that are sampled: two public ones and three that are simulated.
 
 NumPy alone: the process that samples them has no epfast.
 """
@@ -13,35 +13,20 @@ from typing import Any
 
 import numpy as np
 
-VARIABLE = "EPFAST_DATA"
-#: those of ``hierarchical.json.gz``, and the simulated ones
-PUBLIC = ("seeds", "surgical", "glmm1", "rats", "radon", "nb5")
-SIMULATED = ("sleep", "election", "six")
-NAMES = (*PUBLIC, *SIMULATED)
+VARIABLE, FILE = "EPFAST_DATA", "hierarchical.json.gz"
 #: levels of the groups: states, ages, education, both; and of six crossed factors
 ELECTION, SIX = (50, 6, 5, 30), (8, 10, 12, 16, 20, 30)
-
-
-def path_of(name: str) -> Path:
-    """A file of the data folder."""
-    folder = os.environ.get(VARIABLE)
-    if not folder:
-        raise SystemExit(f"{VARIABLE} is not set; set it to the folder with {name}")
-    return Path(folder) / name
-
-
-def read(name: str) -> dict[str, Any]:
-    """A JSON file of the data folder."""
-    with gzip.open(path_of(name)) as file:
-        found: dict[str, Any] = json.load(file)
-    return found
 
 
 def load(name: str) -> dict[str, Any]:
     """The data of one model, by name, as arrays."""
     if name in SIMULATED:
-        return {"sleep": sleep, "election": election, "six": six}[name]()
-    data = read("hierarchical.json.gz")["models"][name]["data"]
+        return SIMULATED[name]()
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        raise SystemExit(f"set {VARIABLE} to the folder with {FILE}")
+    with gzip.open(Path(folder) / FILE) as file:
+        data = json.load(file)["models"][name]["data"]
     return {key: np.asarray(value) for key, value in data.items()}
 
 
@@ -71,3 +56,6 @@ def six() -> dict[str, Any]:
     for group, size, sd in zip(groups, SIX, (1.0, 0.6, 0.3, 0.8, 0.2, 0.4), strict=True):
         latent = latent + sd * rng.normal(size=size)[group]
     return {"y": (rng.random(n) < 1.0 / (1.0 + np.exp(-latent))).astype(int), "g": groups}
+
+
+SIMULATED = {"sleep": sleep, "election": election, "six": six}

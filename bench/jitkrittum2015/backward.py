@@ -74,18 +74,29 @@ def kl(true: Array, found: Array) -> Array:
     )
 
 
-def in_sequence(name: str, problems: Sequence[Problem], **settings: Any) -> list[dict[str, Any]]:
+def all_of(problems: Sequence[Problem], **features: Any) -> list[dict[str, Any]]:
+    """Each operator through the messages of all problems: a row for each problem.
+
+    ``features``: settings of the operator that has features, in place of its own.
+    """
+    rows = []
+    for name, settings in OPERATORS.items():
+        given = settings | features if "features" in settings else settings
+        rows += in_sequence(name, problems, given)
+    return rows
+
+
+def in_sequence(
+    name: str, problems: Sequence[Problem], settings: dict[str, Any]
+) -> list[dict[str, Any]]:
     """One operator through the messages of all problems: a row for each."""
-    oracle, operator, rows = ToProbability(), None, []
+    oracle, rows = ToProbability(), []
+    operator = epfast.Operator(oracle, oracle.inputs, output=1, **settings)
     for problem in problems:
-        y = 0.5 * (1.0 + problem.y)
-        runs = messages.parallel_ep(messages.Problem(problem.X, y)).messages
+        runs = messages.parallel_ep(problem.X, 0.5 * (1.0 + problem.y))
         # Beta(1 + y, 2 - y)
         asked = [np.stack([r.m, r.v, 1.0 + r.y, 2.0 - r.y], axis=1) for r in runs]
-        given = np.concatenate(asked)
-        if operator is None:
-            operator = epfast.Operator(oracle, oracle.inputs, output=1, **settings)
-        before = operator.calls
+        given, before = np.concatenate(asked), operator.calls
         with np.errstate(all="ignore"):
             away = kl(oracle.answer(given).belief, operator.project(given))
         good = away[np.isfinite(away)]
@@ -108,16 +119,11 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for name in dict.fromkeys(row["operator"] for row in rows):
         mine = [row for row in rows if row["operator"] == name]
-        found.append(
-            {
-                "operator": name,
-                "calls": sum(row["calls"] for row in mine),
-                "calls, last five": sum(row["calls"] for row in mine[-5:]),
-                "messages": sum(row["messages"] for row in mine),
-                "messages, last five": sum(row["messages"] for row in mine[-5:]),
-                "log KL, median": float(np.median([row["log KL, median"] for row in mine])),
-                "log KL, worst": max(row["log KL, worst"] for row in mine),
-                "improper": sum(row["improper"] for row in mine),
-            }
-        )
+        columns = {key: [row[key] for row in mine] for key in mine[0]}
+        row: dict[str, Any] = {"operator": name}
+        for key in ("calls", "messages"):
+            row |= {key: sum(columns[key]), f"{key}, last five": sum(columns[key][-5:])}
+        row["log KL, median"] = float(np.median(columns["log KL, median"]))
+        row["log KL, worst"] = max(columns["log KL, worst"])
+        found.append(row | {"improper": sum(columns["improper"])})
     return found

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from bench.jitkrittum2015.kernels import (
-    Cosines,
     ExpectedProduct,
-    ProductFeatures,
     Tuples,
+    embedding_features,
     median_heuristic,
+    product_features,
 )
 from bench.lib import harness
 from bench.lib.pictures import picture
@@ -45,7 +45,7 @@ def single(a: Tuples, sizes: tuple[int, ...], repeats: int) -> list[dict[str, An
     for d in sizes:
         found = []
         for seed in range(repeats):
-            psi = ProductFeatures.draw(kernel, d, seed)(a)
+            psi = product_features(kernel, d, seed)(a)
             found.append(np.abs(psi @ psi.T - true).max())
         rows.append({"D": d, "max entry diff": np.mean(found), "sd": np.std(found)})
     return rows
@@ -58,7 +58,7 @@ def two_stage(a: Tuples, sizes: tuple[int, ...], repeats: int) -> list[dict[str,
     for d_in in sizes:
         row: dict[str, Any] = {"D_in": d_in}
         for d_out in sizes:
-            psi = [Cosines.of_embeddings(kernel, d_in, d_out, seed)(a) for seed in range(repeats)]
+            psi = [embedding_features(kernel, d_in, d_out, seed)(a) for seed in range(repeats)]
             row[f"D_out = {d_out}"] = np.mean([np.linalg.norm(p @ p.T - true) for p in psi])
         rows.append(row)
     return rows

@@ -119,61 +119,34 @@ def median_heuristic(a: Tuples, factor: float = 1.0) -> JointEmbedding:
 Features = Callable[[Tuples], Array]
 
 
-def phases(d: int, rng: np.random.Generator) -> Array:
-    """Of d cosines."""
-    return rng.uniform(0.0, 2.0 * math.pi, d)
-
-
-@dataclass(frozen=True, eq=False)
-class ProductFeatures:
-    """Of the expected product, B.3 and steps 1 to 3: sqrt(2 / D) E cos(omega^T x + phase)."""
-
-    #: (D, c)
-    omega: Array
-    #: (D,)
-    phase: Array
-
-    @classmethod
-    def draw(cls, kernel: ExpectedProduct, d: int, rng: int | np.random.Generator) -> Features:
-        """So many features of a kernel."""
-        rng = np.random.default_rng(rng)
-        omega = rng.standard_normal((d, len(kernel.widths))) / kernel.widths
-        return cls(omega, phases(d, rng))
-
-    def __call__(self, a: Tuples) -> Array:
-        damping = np.exp(-0.5 * a.variance @ (self.omega**2).T)
-        scale = math.sqrt(2.0 / len(self.omega))
-        return scale * np.cos(a.mean @ self.omega.T + self.phase) * damping
-
-
-@dataclass(frozen=True, eq=False)
-class Cosines:
+def cosines(inner: Features, omega: Array, rng: np.random.Generator) -> Features:
     """Of a Gaussian kernel on what another map gives: sqrt(2 / D) cos(omega^T map + phase)."""
+    phase = rng.uniform(0.0, 2.0 * math.pi, len(omega))
+    return lambda a: math.sqrt(2.0 / len(omega)) * np.cos(inner(a) @ omega.T + phase)
 
-    inner: Features
-    omega: Array
-    phase: Array
 
-    @classmethod
-    def of_embeddings(
-        cls, kernel: JointEmbedding, d_in: int, d_out: int, rng: int | np.random.Generator
-    ) -> Features:
-        """The two stages of algorithm 1, for (7) and (8)."""
-        rng = np.random.default_rng(rng)
-        inner = ProductFeatures.draw(ExpectedProduct(kernel.widths), d_in, rng)
-        omega = rng.standard_normal((d_out, d_in)) / kernel.outer
-        return cls(inner, omega, phases(d_out, rng))
+def product_features(kernel: ExpectedProduct, d: int, rng: int | np.random.Generator) -> Features:
+    """Of the expected product, B.3 and steps 1 to 3: sqrt(2 / D) E cos(omega^T x + phase)."""
+    rng = np.random.default_rng(rng)
+    omega = rng.standard_normal((d, len(kernel.widths))) / kernel.widths
+    of_means = cosines(lambda a: a.mean, omega, rng)
+    return lambda a: of_means(a) * np.exp(-0.5 * a.variance @ (omega**2).T)
 
-    @classmethod
-    def of_moments(cls, kernel: MeanVariance, d: int, rng: int | np.random.Generator) -> Features:
-        """Of means and variances, B.1 and B.2."""
-        rng = np.random.default_rng(rng)
-        omega = rng.standard_normal((d, 2 * len(kernel.mean_widths)))
-        return cls(kernel.coordinates, omega, phases(d, rng))
 
-    def __call__(self, a: Tuples) -> Array:
-        scale = math.sqrt(2.0 / len(self.omega))
-        return scale * np.cos(self.inner(a) @ self.omega.T + self.phase)
+def embedding_features(
+    kernel: JointEmbedding, d_in: int, d_out: int, rng: int | np.random.Generator
+) -> Features:
+    """The two stages of algorithm 1, for (7) and (8)."""
+    rng = np.random.default_rng(rng)
+    inner = product_features(ExpectedProduct(kernel.widths), d_in, rng)
+    return cosines(inner, rng.standard_normal((d_out, d_in)) / kernel.outer, rng)
+
+
+def moment_features(kernel: MeanVariance, d: int, rng: int | np.random.Generator) -> Features:
+    """Of means and variances, B.1 and B.2."""
+    rng = np.random.default_rng(rng)
+    omega = rng.standard_normal((d, 2 * len(kernel.mean_widths)))
+    return cosines(kernel.coordinates, omega, rng)
 
 
 def kronecker(parts: list[Features]) -> Features:

@@ -6,9 +6,10 @@ Cholesky those of the least hold-out error, over the grids of the authors' progr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +18,19 @@ from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
 from bench.jitkrittum2015.kernels import (
     Combined,
-    Cosines,
     ExpectedProduct,
     Features,
     JointEmbedding,
     Kernel,
     MeanVariance,
-    ProductFeatures,
     Tuples,
     concatenated,
     diagonal,
+    embedding_features,
     kronecker,
     median_heuristic,
+    moment_features,
+    product_features,
 )
 from epfast.operators.learners import embedding_squares
 from epfast.operators.regression import Ridge, pivoted_cholesky
@@ -62,23 +64,29 @@ QUICK = Sizes((30, 50), (50, 100), 80, 16, (0.5, 1.0))
 class Chosen(NamedTuple):
     """A regression, its features, and where on the grid it was found."""
 
-    predict: Learner
     features: Features
     regression: Ridge
     factor: float
     noise: float
 
+    def predict(self, a: Tuples) -> Array:
+        """Targets of new tuples."""
+        return self.regression.predict(self.features(a))[0]
 
-class Draw(Protocol):
-    """Random features of a kernel whose squared widths are multiplied by a factor."""
 
-    def __call__(self, a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
-        """Features, with widths from the tuples a."""
+def fitted(features: Features, a: Tuples, targets: Array, factor: float, noise: float) -> Chosen:
+    """Regression with the same noise for all rows."""
+    regression = Ridge(features(a), targets, np.full(len(targets), noise))
+    return Chosen(features, regression, factor, noise)
+
+
+#: random features of a kernel whose squared widths, from the tuples, are multiplied by a factor
+Draw = Callable[[Tuples, float, tuple[int, int], int], Features]
 
 
 def joint_embedding(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
     """The paper's choice, KJIT."""
-    return Cosines.of_embeddings(median_heuristic(a, factor), *sizes, seed)
+    return embedding_features(median_heuristic(a, factor), *sizes, seed)
 
 
 def mean_variance(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
@@ -90,7 +98,7 @@ def mean_variance(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -
         widths.append(math.sqrt(factor * middle) if middle > 1e-20 else 1.0)
     c = a.mean.shape[1]
     kernel = MeanVariance(tuple(widths[:c]), tuple(widths[c:]))
-    return Cosines.of_moments(kernel, sizes[1], seed)
+    return moment_features(kernel, sizes[1], seed)
 
 
 def product_widths(a: Tuples, factor: float) -> list[float]:
@@ -101,21 +109,21 @@ def product_widths(a: Tuples, factor: float) -> list[float]:
 def joint_product(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
     """B.3 on the joint message."""
     kernel = ExpectedProduct(tuple(product_widths(a, factor)))
-    return ProductFeatures.draw(kernel, sizes[1], seed)
+    return product_features(kernel, sizes[1], seed)
 
 
 def product(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
     """B.4; as many products as the others have features."""
     widths, rng = product_widths(a, factor), np.random.default_rng(seed)
     each = round(sizes[1] ** (1.0 / len(widths)))
-    return kronecker([ProductFeatures.draw(ExpectedProduct((w,)), each, rng) for w in widths])
+    return kronecker([product_features(ExpectedProduct((w,)), each, rng) for w in widths])
 
 
 def total(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
     """B.5; as many features in all as the others have."""
     widths, rng = product_widths(a, factor), np.random.default_rng(seed)
     each = sizes[1] // len(widths)
-    return concatenated([ProductFeatures.draw(ExpectedProduct((w,)), each, rng) for w in widths])
+    return concatenated([product_features(ExpectedProduct((w,)), each, rng) for w in widths])
 
 
 RANDOM: dict[str, Draw] = {
@@ -127,37 +135,29 @@ RANDOM: dict[str, Draw] = {
 }
 
 
-def fit(features: Array, targets: Array, noise: float) -> Ridge:
-    """Regression with the same noise for all rows."""
-    return Ridge(features, targets, np.full(len(targets), noise))
-
-
 def by_left_out(draw: Draw, a: Tuples, targets: Array, sizes: Sizes, seed: int = 0) -> Chosen:
     """Random features with the widths and noise of the least leave-one-out error."""
-    least, choice = np.inf, (sizes.factors[0], NOISES[0])
     first = a.rows(slice(FOR_MEDIANS))
+    errors: dict[tuple[float, float], float] = {}
     for factor in sizes.factors:
-        found = draw(first, factor, sizes.candidate, seed)(a)
-        errors = left_out_errors(found, targets, NOISES)
-        if errors.min() < least:
-            least, choice = errors.min(), (factor, NOISES[int(errors.argmin())])
-    features = draw(first, choice[0], sizes.final, seed)
-    regression = fit(features(a), targets, choice[1])
-    return Chosen(lambda b: regression.predict(features(b))[0], features, regression, *choice)
+        found = left_out_errors(draw(first, factor, sizes.candidate, seed)(a), targets)
+        errors |= {(factor, noise): error for noise, error in zip(NOISES, found, strict=True)}
+    factor, noise = min(errors, key=errors.__getitem__)
+    return fitted(draw(first, factor, sizes.final, seed), a, targets, factor, noise)
 
 
-def left_out_errors(features: Array, targets: Array, noises: tuple[float, ...]) -> Array:
+def left_out_errors(features: Array, targets: Array) -> list[float]:
     """Sum of squared leave-one-out residuals for each noise, by one eigendecomposition."""
     eigenvalues, vectors = np.linalg.eigh(features.T @ features)
     rotated = features @ vectors
     across = rotated.T @ targets
     errors = []
-    for noise in noises:
+    for noise in NOISES:
         shrunk = 1.0 / (np.maximum(eigenvalues, 0.0) + noise)
         residual = targets - rotated @ (shrunk[:, None] * across)
         own = (rotated * rotated) @ shrunk
-        errors.append(((residual / (1.0 - own)[:, None]) ** 2).sum())
-    return np.array(errors)
+        errors.append(float(((residual / (1.0 - own)[:, None]) ** 2).sum()))
+    return errors
 
 
 # ---- incomplete Cholesky ----
@@ -184,75 +184,52 @@ KERNELS: dict[str, Callable[[Tuples, float], Kernel]] = {
 }
 
 
-class Nystrom(NamedTuple):
+def nystrom(kernel: Kernel, a: Tuples, rank: int) -> Features:
     """Features L^-1 k(Z, x) of the pivots Z of an incomplete Cholesky factor."""
 
-    kernel: Kernel
-    pivots: Tuples
-    triangle: Array
+    def column(i: int) -> Array:
+        return kernel(a, a.rows(slice(i, i + 1)))[:, 0]
 
-    @classmethod
-    def of(cls, kernel: Kernel, a: Tuples, rank: int, tol: float = 1e-8) -> Nystrom:
-        """Pivots among tuples."""
-
-        def column(i: int) -> Array:
-            return kernel(a, a.rows(slice(i, i + 1)))[:, 0]
-
-        found = pivoted_cholesky(column, diagonal(kernel, a), rank, tol)
-        return cls(kernel, a.rows(found.pivots), found.triangle)
-
-    def __call__(self, messages: Tuples) -> Array:
-        """Features (n, rank)."""
-        return solve_triangular(self.triangle, self.kernel(self.pivots, messages), lower=True).T
+    found = pivoted_cholesky(column, diagonal(kernel, a), rank, 1e-8)
+    pivots = a.rows(found.pivots)
+    return lambda b: solve_triangular(found.triangle, kernel(pivots, b), lower=True).T
 
 
-def by_hold_out(
-    make: Callable[[Tuples, float], Kernel], a: Tuples, targets: Array, sizes: Sizes, seed: int = 0
-) -> Chosen:
+Make = Callable[[Tuples, float], Kernel]
+
+
+def by_hold_out(make: Make, a: Tuples, targets: Array, sizes: Sizes, seed: int = 0) -> Chosen:
     """Ridge regression by incomplete Cholesky, with the least hold-out error on random parts.
 
     A fifth is fitted, three tenths are held out, three times: as in the program, at its rank.
     """
     rng = np.random.default_rng(seed)
     first, n = a.rows(slice(FOR_MEDIANS)), len(targets)
-    errors = np.zeros((len(sizes.factors), len(NOISES)))
+    errors = dict.fromkeys(itertools.product(sizes.factors, NOISES), 0.0)
     for _ in range(3):
         order = rng.permutation(n)
-        fitted, others = order[: n // 5], order[n // 5 : n // 2]
-        part, rest = a.rows(fitted), a.rows(others)
-        for i, factor in enumerate(sizes.factors):
-            features = Nystrom.of(make(first, factor), part, HELD_RANK)
-            inside, outside = features(part), features(rest)
-            for j, noise in enumerate(NOISES):
-                found = fit(inside, targets[fitted], noise).predict(outside)[0]
-                errors[i, j] += ((found - targets[others]) ** 2).sum()
-    i, j = np.unravel_index(int(errors.argmin()), errors.shape)
-    return incomplete(make, a, targets, sizes, sizes.factors[i], NOISES[j])
-
-
-def incomplete(
-    make: Callable[[Tuples, float], Kernel],
-    a: Tuples,
-    targets: Array,
-    sizes: Sizes,
-    factor: float,
-    noise: float,
-) -> Chosen:
-    """Ridge regression by incomplete Cholesky, at a place on the grid."""
-    features = Nystrom.of(make(a.rows(slice(FOR_MEDIANS)), factor), a, sizes.rank)
-    regression = fit(features(a), targets, noise)
-    return Chosen(lambda b: regression.predict(features(b))[0], features, regression, factor, noise)
+        inside, outside = order[: n // 5], order[n // 5 : n // 2]
+        part, rest = a.rows(inside), a.rows(outside)
+        for factor in sizes.factors:
+            features = nystrom(make(first, factor), part, HELD_RANK)
+            for noise in NOISES:
+                found = fitted(features, part, targets[inside], factor, noise).predict(rest)
+                errors[factor, noise] += ((found - targets[outside]) ** 2).sum()
+    factor, noise = min(errors, key=errors.__getitem__)
+    return fitted(nystrom(make(first, factor), a, sizes.rank), a, targets, factor, noise)
 
 
 # ---- forests ----
 
 
-def forest(kind: str, a: Tuples, targets: Array, sizes: Sizes, seed: int = 0) -> Learner:
-    """A forest on means and variances, which the paper does not say: "random" or "extra"."""
-    classes = {"random": RandomForestRegressor, "extra": ExtraTreesRegressor}
-    trees = classes[kind](n_estimators=sizes.trees, random_state=seed)
+FORESTS: dict[str, Callable[..., Any]] = {
+    "Breiman's random forest": RandomForestRegressor,
+    "extremely randomised trees": ExtraTreesRegressor,
+}
+
+
+def forest(kind: str, a: Tuples, targets: Array, sizes: Sizes) -> Learner:
+    """A forest on means and variances, which the paper does not say."""
+    trees = FORESTS[kind](n_estimators=sizes.trees, random_state=0)
     trees.fit(np.concatenate(a, axis=1), targets)
     return lambda b: np.asarray(trees.predict(np.concatenate(b, axis=1)))
-
-
-FORESTS = {"Breiman's random forest": "random", "extremely randomised trees": "extra"}

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from scipy import special
 
 from bench.jitkrittum2015.kernels import Tuples
+from epfast import backend
 
 Array = NDArray[np.float64]
 
 #: sets of data, sweeps of EP, and the sweeps of which messages are kept
 SETS, SWEEPS, KEPT = 20, 10, 5
-#: standard deviations of the cavity to each side of the mode
-REACH = 9.5
 #: variance of the sampler's proposal, N(0, 200)
 PROPOSAL = 200.0
 
@@ -32,10 +31,9 @@ class Messages(NamedTuple):
     v: Array
     #: the datum, 0 or 1
     y: Array
-    #: belief of z, and log of the integral
+    #: belief of z
     mean: Array
     variance: Array
-    log_z: Array
 
     def tuples(self) -> Tuples:
         """The pair of messages by moments; Beta(1 + y, 2 - y) has mean (1 + y) / 3."""
@@ -49,39 +47,15 @@ class Messages(NamedTuple):
         return Messages(*(column[rows] for column in self))
 
 
-def projected(m: Array, v: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Mean, variance and log integral of N(z; m, v) sigma(z)^y sigma(-z)^(1-y), by trapezoid."""
-    # the mode lies where (m - z) / v + y - sigma(z) changes its sign, within v of m
-    low, high = m - v * (1.0 - y), m + v * y
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        up = (m - middle) / v + y - special.expit(middle) > 0.0
-        low, high = np.where(up, middle, low), np.where(up, high, middle)
-    step = np.minimum(0.5, 0.6 / np.sqrt(1.0 / v + 0.25))
-    count = np.ceil(REACH * np.sqrt(v) / step).astype(np.intp)
-    order = np.argsort(count, kind="stable")
-    found = np.empty((3, len(m)))
-    for rows in np.array_split(order, max(1, len(m) // 2000)):
-        k = np.arange(-count[rows].max(), count[rows].max() + 1)
-        h = step[rows, None]
-        z = low[rows, None] + h * k
-        sign = 2.0 * y[rows, None] - 1.0
-        log_f = -0.5 * (z - m[rows, None]) ** 2 / v[rows, None] - np.logaddexp(0.0, -sign * z)
-        top = log_f.max(axis=1, keepdims=True)
-        f = np.exp(log_f - top)
-        total = f.sum(axis=1, keepdims=True)
-        mean = (f * (z - low[rows, None])).sum(axis=1, keepdims=True) / total
-        gap = z - low[rows, None] - mean
-        found[0, rows] = (low[rows, None] + mean)[:, 0]
-        found[1, rows] = (f * gap**2).sum(axis=1) / total[:, 0]
-        norm = total * h / np.sqrt(2.0 * np.pi * v[rows, None])
-        found[2, rows] = (top + np.log(norm))[:, 0]
-    return found[0], found[1], found[2]
+def projected(m: Array, v: Array, y: Array) -> tuple[Array, Array]:
+    """Mean and variance of N(z; m, v) sigma(z)^y sigma(-z)^(1-y), compiled."""
+    _, slope, curvature = backend.tilted_moments("logistic", 2.0 * y - 1.0, m, v)
+    return m + v * slope, v + v * v * curvature
 
 
 def sampled(of: Messages, draws: int, rng: np.random.Generator) -> Messages:
     """The same messages with projections by importance sampling (2), fresh draws for each."""
-    mean, variance, log_z = (np.empty_like(of.m) for _ in range(3))
+    mean, variance = np.empty_like(of.m), np.empty_like(of.m)
     for i, (m, v, y) in enumerate(zip(of.m, of.v, of.y, strict=True)):
         z = np.sqrt(PROPOSAL) * rng.standard_normal(draws)
         log_w = -0.5 * (z - m) ** 2 / v + 0.5 * z * z / PROPOSAL + 0.5 * np.log(PROPOSAL / v)
@@ -89,48 +63,29 @@ def sampled(of: Messages, draws: int, rng: np.random.Generator) -> Messages:
         near = log_w > log_w.max() - 40.0
         z, log_w = z[near], log_w[near]
         w = np.exp(log_w) * special.expit((2.0 * y - 1.0) * z)
-        total = w.sum()
-        mean[i] = w @ z / total
-        variance[i] = w @ (z - mean[i]) ** 2 / total
-        log_z[i] = np.log(total / draws)
-    return of._replace(mean=mean, variance=variance, log_z=log_z)
+        w /= w.sum()
+        mean[i] = w @ z
+        variance[i] = w @ (z - mean[i]) ** 2
+    return of._replace(mean=mean, variance=variance)
 
 
-class Problem(NamedTuple):
-    """Rows and labels 0 and 1 of a logistic regression, prior N(0, I)."""
-
-    X: Array
-    y: Array
-
-
-def simulate(d: int, n: int, rng: np.random.Generator) -> Problem:
-    """Weights, rows from N(0, I), labels from the model."""
+def simulate(d: int, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Rows from N(0, I), and labels 0 and 1 of the model with weights from N(0, I)."""
     w = rng.standard_normal(d)
     X = rng.standard_normal((n, d))
-    return Problem(X, (rng.random(n) < special.expit(X @ w)).astype(float))
+    return X, (rng.random(n) < special.expit(X @ w)).astype(float)
 
 
-class Run(NamedTuple):
-    """A run of parallel EP: messages of each sweep, and the posterior."""
+def parallel_ep(X: Array, y: Array, projection: Any = projected) -> list[Messages]:
+    """The messages of each sweep of EP, prior N(0, I), with all sites at once, undamped.
 
-    messages: list[Messages]
-    mean: Array
-    covariance: Array
-
-
-def parallel_ep(problem: Problem, sweeps: int = SWEEPS, projection: Any = projected) -> Run:
-    """EP with all sites at once, undamped; ``projection`` takes and returns what ``projected``.
-
-    A site whose projection is NaN stays.
+    ``projection`` takes and returns what ``projected`` does. A site whose projection is NaN stays.
     """
-    X, y = problem
     tau, nu = np.zeros(len(y)), np.zeros(len(y))
     messages = []
-    for _ in range(sweeps + 1):
+    for _ in range(SWEEPS):
         covariance = np.linalg.inv((X.T * tau) @ X + np.eye(X.shape[1]))
         mean = covariance @ (X.T @ nu)
-        if len(messages) == sweeps:
-            break
         marginal = np.einsum("ij,jk,ik->i", X, covariance, X)
         v = 1.0 / (1.0 / marginal - tau)
         m = v * (X @ mean / marginal - nu)
@@ -139,7 +94,7 @@ def parallel_ep(problem: Problem, sweeps: int = SWEEPS, projection: Any = projec
         answered = np.isfinite(found.mean)
         tau = np.where(answered, 1.0 / found.variance - 1.0 / v, tau)
         nu = np.where(answered, found.mean / found.variance - m / v, nu)
-    return Run(messages, mean, covariance)
+    return messages
 
 
 class Split(NamedTuple):
@@ -152,8 +107,8 @@ class Split(NamedTuple):
 def collect(d: int, n: int, train: int, test: int, seed: int = 0) -> Split:
     """Messages of the first sweeps of EP on sets of data, shuffled and split."""
     rng = np.random.default_rng(seed)
-    runs = [parallel_ep(simulate(d, n, rng)) for _ in range(SETS)]
-    kept = [run.messages[i] for run in runs for i in range(KEPT)]
+    runs = [parallel_ep(*simulate(d, n, rng)) for _ in range(SETS)]
+    kept = [messages for run in runs for messages in run[:KEPT]]
     pooled = Messages(*(np.concatenate(column) for column in zip(*kept, strict=True)))
     order = rng.permutation(len(pooled.m))
     return Split(pooled.taken(order[:train]), pooled.taken(order[train : train + test]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,32 +87,18 @@ class Learning(NamedTuple):
         }
 
 
-def fit(problem: Problem, scheme: Any, intercept: bool = False) -> Any:
-    """Ten sweeps of parallel EP, w ~ N(0, I), of the intercept too."""
+def fit(problem: Problem, scheme: Any) -> Any:
+    """Ten sweeps of parallel EP, w ~ N(0, I)."""
     with warnings.catch_warnings():
         # that logistic moments are compiled is the reason why there is a truth
         warnings.simplefilter("ignore", DataWarning)
         warnings.simplefilter("ignore", epfast.ConvergenceWarning)
-        return epfast.fit_linear(
-            problem.X,
-            problem.y,
-            loss="logistic",
-            scheme=scheme,
-            schedule=SCHEDULE,
-            prior_variance=1.0,
-            intercept=1.0 if intercept else False,
-        )
-
-
-def scores(post: Any, X: Array) -> Array:
-    """Linear scores by the posterior mean, of which the intercept is the last."""
-    mean = np.asarray(post.mean)
-    return np.asarray(X @ mean[: X.shape[1]] + mean[X.shape[1] :].sum())
+        return epfast.fit_linear(problem.X, problem.y, scheme=scheme, schedule=SCHEDULE)
 
 
 def errors(post: Any, X: Array, y: Array) -> int:
     """Rows on the wrong side."""
-    return int((np.where(scores(post, X) > 0.0, 1.0, -1.0) != y).sum())
+    return int((np.where(X @ post.mean > 0.0, 1.0, -1.0) != y).sum())
 
 
 def kl(exact: Any, found: Any) -> float:
@@ -127,34 +114,20 @@ def kl(exact: Any, found: Any) -> float:
 
 
 def in_sequence(
-    name: str,
-    problems: Sequence[Problem],
-    exact: Sequence[Any],
-    oracle: Any = "exact",
-    intercept: bool = False,
-    operator: epfast.Operator | None = None,
-    **settings: Any,
-) -> tuple[Learning, epfast.Operator]:
-    """One operator through all problems, each beside exact EP; and what it has become."""
-    parts = []
+    name: str, problems: Sequence[Problem], exact: Sequence[Any], **settings: Any
+) -> Learning:
+    """One operator through all problems, each beside exact EP."""
+    parts, before = [], np.zeros(3)
+    scheme = epfast.Learned(**{"oracle": "exact"} | settings)
     for problem, truth in zip(problems, exact, strict=True):
-        if operator is None:
-            scheme, before = epfast.Learned(oracle=oracle, **settings), (0, 0, 0)
-        else:
-            scheme = epfast.Learned(operator)
-            before = operator.calls, operator.audits, operator.visits
-        start = harness.now()
-        post = fit(problem, scheme, intercept)
-        seconds = harness.now() - start
+        post, seconds = harness.timed(partial(fit, problem, scheme))
         operator = post.operator
-        assert operator is not None
+        counts = np.array([operator.calls, operator.audits, operator.visits])
         away = np.abs(post.mean - truth.mean) / np.sqrt(np.diag(truth.covariance))
         parts.append(
             Found(
                 problem.name,
-                operator.calls - before[0],
-                operator.audits - before[1],
-                operator.visits - before[2],
+                *map(int, counts - before),
                 seconds,
                 float(away.max()),
                 kl(truth, post),
@@ -162,8 +135,8 @@ def in_sequence(
                 post.mean,
             )
         )
-    assert operator is not None
-    return Learning(name, parts, operator.refused), operator
+        scheme, before = epfast.Learned(operator), counts
+    return Learning(name, parts, operator.refused)
 
 
 def trace(
@@ -176,7 +149,7 @@ def trace(
     operator = epfast.Operator(SiteOracle("logistic"), data_width=1, **ONLINE | settings)
     found: list[float] = []
 
-    def projection(m: Array, v: Array, y: Array) -> tuple[Array, Array, Array]:
+    def projection(m: Array, v: Array, y: Array) -> tuple[Array, Array]:
         beliefs = np.full((len(m), 2), np.nan)
         for i, cavity in enumerate(np.stack([m, v], axis=1)[:, None]):
             label = [2.0 * y[i] - 1.0]
@@ -184,13 +157,12 @@ def trace(
                 found.append(2.0 * np.log(operator.predict(cavity, label)[1][0, 0]))
                 beliefs[i] = operator.project(cavity, label)[0]
         mean, variance = beliefs.T
-        return mean, variance, np.full(len(m), np.nan)
+        return mean, variance
 
     starts = []
     for problem in problems:
         starts.append(len(found))
-        y = 0.5 * (1.0 + problem.y)
-        messages.parallel_ep(messages.Problem(problem.X, y), projection=projection)
+        messages.parallel_ep(problem.X, 0.5 * (1.0 + problem.y), projection)
     kept = [round(value, 2) if np.isfinite(value) else None for value in found[::every]]
     return {"every": every, "starts": starts, "log variance": kept}
 

@@ -13,9 +13,8 @@ rises, 2 for a valley.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,85 +22,61 @@ from scipy import stats
 from sklearn.ensemble import RandomForestRegressor
 
 from bench.jitkrittum2015.kernels import Tuples
-from bench.jitkrittum2015.learners import PAPER, QUICK, Sizes, by_left_out, joint_embedding
-from bench.jitkrittum2015.messages import Split, collect, log_kl
+from bench.jitkrittum2015.learners import PAPER, QUICK, by_left_out, joint_embedding
+from bench.jitkrittum2015.messages import collect, log_kl
 from bench.lib import harness
 from bench.lib.harness import Claim
 from bench.lib.pictures import picture
 
 Array = NDArray[np.float64]
-Uncertainty = Callable[[Tuples], Array]
 
-CURVES: dict[str, Callable[[Array], Array]] = {
-    "#1": lambda m: 2.6 + 0.02 * m,
-    "#2": lambda m: 1.6 - 0.02 * m**2,
-}
 #: of means, along the curves
 POINTS = np.linspace(-13.0, 13.0, 261)
+#: log precisions
+CURVES = {"#1": 2.6 + 0.02 * POINTS, "#2": 1.6 - 0.02 * POINTS**2}
 #: roughness of a smooth curve, at most; of one that is not, at least
 SMOOTH, ROUGH = 4.0, 8.0
 
 
-class Operators(NamedTuple):
-    """Log uncertainties of both, and beliefs (mean, log variance) of the kernel's."""
-
-    kernel: Uncertainty
-    forest: Uncertainty
-    belief: Uncertainty
-
-
-def learn(split: Split, sizes: Sizes) -> Operators:
-    """The operator of experiment 1, and a forest on means and variances."""
-    a = split.train.tuples()
-    targets = np.stack([split.train.mean, np.log(split.train.variance)], axis=1)
-    chosen = by_left_out(joint_embedding, a, targets, sizes)
-    trees = RandomForestRegressor(n_estimators=sizes.trees, random_state=0)
-    trees.fit(np.concatenate(a, axis=1), targets)
-
-    def variance(b: Tuples) -> Array:
-        spread = chosen.regression.predict(chosen.features(b))[1]
-        return np.log(spread + chosen.noise)
-
-    def disagreement(b: Tuples) -> Array:
-        x = np.concatenate(b, axis=1)
-        whole = trees.predict(x)
-        kl = [
-            np.nan_to_num(np.exp(log_kl(whole[:, 0], np.exp(whole[:, 1]), *tree.predict(x).T)))
-            for tree in trees.estimators_
-        ]
-        return np.log(np.mean(kl, axis=0) + 1e-12)
-
-    return Operators(variance, disagreement, chosen.predict)
+def disagreement(trees: RandomForestRegressor, a: Tuples) -> Array:
+    """Log of the mean KL from the prediction of a forest to those of its trees."""
+    x = np.concatenate(a, axis=1)
+    mean, log_variance = trees.predict(x).T
+    kl = [
+        np.nan_to_num(np.exp(log_kl(mean, np.exp(log_variance), *tree.predict(x).T)))
+        for tree in trees.estimators_
+    ]
+    return np.log(np.mean(kl, axis=0) + 1e-12)
 
 
 def along(curve: str) -> Tuples:
     """Cavities of a curve, with the datum y = 0."""
-    n = len(POINTS)
-    variance = np.exp(-CURVES[curve](POINTS))
-    beta = np.full(n, 1.0 / 3.0), np.full(n, 1.0 / 18.0)
+    beta = np.full_like(POINTS, 1.0 / 3.0), np.full_like(POINTS, 1.0 / 18.0)
+    variance = np.exp(-CURVES[curve])
     return Tuples(np.stack([POINTS, beta[0]], axis=1), np.stack([variance, beta[1]], axis=1))
 
 
-def roughness(log_uncertainty: Array) -> float:
-    """Length of the path over the range."""
-    return float(np.abs(np.diff(log_uncertainty)).sum() / np.ptp(log_uncertainty))
+def row_of(operator: str, found: dict[str, Array]) -> dict[str, Any]:
+    """Log uncertainties along the curves; roughness is the length of the path over the range."""
+    row: dict[str, Any] = {"operator": operator}
+    row |= {f"lowest {curve}": float(values.min()) for curve, values in found.items()}
+    row |= {f"highest {curve}": float(values.max()) for curve, values in found.items()}
+    return row | {
+        f"roughness {curve}": float(np.abs(np.diff(values)).sum() / np.ptp(values))
+        for curve, values in found.items()
+    }
 
 
-class Scatter(NamedTuple):
-    """Figure 10: log variance and log KL of messages."""
-
-    variance: Array
-    log_kl: Array
-
-
-def scatter(operators: Operators, split: Split) -> dict[str, Scatter]:
-    """Of the messages learned from, and of others."""
-    found = {}
-    for name, part in (("training", split.train), ("test", split.test)):
-        belief = operators.belief(part.tuples())
-        error = log_kl(part.mean, part.variance, belief[:, 0], belief[:, 1])
-        found[name] = Scatter(operators.kernel(part.tuples()), error)
-    return found
+def tail_of(messages: str, variance: Array, error: Array) -> dict[str, Any]:
+    """Figure 10: how log variances and log KL of messages go together."""
+    worst = error >= np.nanquantile(error, 0.99)
+    confident = variance[worst] <= np.median(variance)
+    return {
+        "messages": messages,
+        "mean log KL": float(np.nanmean(error)),
+        "rank correlation": float(stats.spearmanr(variance, error).statistic),
+        "confident, of the worst hundredth": float(confident.mean()),
+    }
 
 
 def some(points: Array) -> list[float]:
@@ -116,7 +91,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
         axes[0].plot(found["mean"], found["log precision"], ".", ms=1, color="grey")
         at = POINTS[::2]
         for name, curve in CURVES.items():
-            axes[0].plot(at, curve(at), label=name)
+            axes[0].plot(at, curve[::2], label=name)
             axes[1].plot(at, found["kernel"][name], label=name)
             axes[2].plot(at, found["forest"][name], label=name)
         for name in ("training", "test"):
@@ -131,7 +106,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
 
 def judge(rows: list[dict[str, Any]], above: float, tails: list[dict[str, Any]]) -> list[Claim]:
     """Claims on figures 4 and 10."""
-    kernel, forest = rows
+    smooth, rough = ([row[f"roughness {curve}"] for curve in CURVES] for row in rows)
     return [
         (
             "figure 4",
@@ -142,14 +117,8 @@ def judge(rows: list[dict[str, Any]], above: float, tails: list[dict[str, Any]])
         (
             "figure 4",
             "its variance is smooth, a forest's disagreement is not",
-            harness.in_part(
-                [
-                    max(kernel["roughness #1"], kernel["roughness #2"]) <= SMOOTH,
-                    min(forest["roughness #1"], forest["roughness #2"]) >= ROUGH,
-                ]
-            ),
-            f"roughness {kernel['roughness #1']:.1f} and {kernel['roughness #2']:.1f}, of the "
-            f"forest {forest['roughness #1']:.1f} and {forest['roughness #2']:.1f}",
+            harness.in_part([max(smooth) <= SMOOTH, min(rough) >= ROUGH]),
+            "roughness {:.1f} and {:.1f}, of the forest {:.1f} and {:.1f}".format(*smooth, *rough),
         ),
         (
             "figure 10",
@@ -179,35 +148,28 @@ def judge(rows: list[dict[str, Any]], above: float, tails: list[dict[str, Any]])
 def run(options: argparse.Namespace) -> dict[str, Any]:
     train, test, sizes = (400, 300, QUICK) if options.quick else (5000, 3000, PAPER)
     split = collect(10, 400, train, test)
-    operators = learn(split, sizes)
+    a = split.train.tuples()
+    targets = np.stack([split.train.mean, np.log(split.train.variance)], axis=1)
+    kjit = by_left_out(joint_embedding, a, targets, sizes)
+    trees = RandomForestRegressor(n_estimators=sizes.trees, random_state=0)
+    trees.fit(np.concatenate(a, axis=1), targets)
+
+    def log_variance(b: Tuples) -> Array:
+        return np.log(kjit.regression.predict(kjit.features(b))[1] + kjit.noise)
+
     curves = {
-        name: {curve: uncertainty(along(curve)) for curve in CURVES}
-        for name, uncertainty in (("kernel", operators.kernel), ("forest", operators.forest))
+        "kernel": {curve: log_variance(along(curve)) for curve in CURVES},
+        "forest": {curve: disagreement(trees, along(curve)) for curve in CURVES},
     }
-    rows = [
-        {"operator": name}
-        | {f"lowest {curve}": float(found[curve].min()) for curve in CURVES}
-        | {f"highest {curve}": float(found[curve].max()) for curve in CURVES}
-        | {f"roughness {curve}": roughness(found[curve]) for curve in CURVES}
-        for name, found in curves.items()
-    ]
-    above = float((curves["kernel"]["#1"] > curves["kernel"]["#2"]).mean())
-    points = scatter(operators, split)
-    tails = []
-    for name, (variance, error) in points.items():
-        worst = error >= np.nanquantile(error, 0.99)
-        tails.append(
-            {
-                "messages": name,
-                "mean log KL": float(np.nanmean(error)),
-                "rank correlation": float(stats.spearmanr(variance, error).statistic),
-                "confident, of the worst hundredth": float(
-                    (variance[worst] <= np.median(variance)).mean()
-                ),
-            }
-        )
-    harness.show(rows, "log uncertainty")
+    points = {}
+    for name, part in (("training", split.train), ("test", split.test)):
+        mean, belief = kjit.predict(part.tuples()).T
+        error = log_kl(part.mean, part.variance, mean, belief)
+        points[name] = {"variance": log_variance(part.tuples()), "log_kl": error}
+    rows = harness.show([row_of(*found) for found in curves.items()], "log uncertainty")
+    tails = [tail_of(name, *part.values()) for name, part in points.items()]
     harness.show(tails, "variance and error")
+    above = float((curves["kernel"]["#1"] > curves["kernel"]["#2"]).mean())
     pictures = {
         "mean": some(split.train.m),
         "log precision": some(-np.log(split.train.v)),
@@ -215,14 +177,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             name: {curve: np.round(values[::2], 3).tolist() for curve, values in by.items()}
             for name, by in curves.items()
         },
-        **{
-            name: {key: some(values) for key, values in part._asdict().items()}
-            for name, part in points.items()
-        },
+        **{name: {key: some(v) for key, v in part.items()} for name, part in points.items()},
     }
-    return {
-        "claims": judge(rows, above, tails),
-        "curves": rows,
-        "errors": tails,
-        "pictures": pictures,
-    }
+    claims = judge(rows, above, tails)
+    return {"claims": claims, "curves": rows, "errors": tails, "pictures": pictures}

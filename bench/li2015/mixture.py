@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +34,12 @@ N, J, D, NOISE, PRIOR = 200, 4, 4, 0.25, 10.0
 #: least distance of two true means of a separated set, in standard deviations of the noise
 SEPARATED = 5.0
 METHODS: dict[str, Any] = {
-    "EP": lambda passes: epfast.EP(sweeps=passes, tol=0.0),
-    "SEP, in order": lambda passes: epfast.SEP(sweeps=passes, tol=0.0),
-    "SEP, shuffled": lambda passes: epfast.SEP(sweeps=passes, tol=0.0, order="shuffled"),
-    "SEP, shuffled, damping 0.1": lambda passes: epfast.SEP(
-        sweeps=passes, tol=0.0, order="shuffled", damping=0.1
-    ),
-    "AEP (fixed point of SEP)": lambda passes: epfast.AEP(sweeps=passes, tol=0.0, damping=0.5),
-    "ADF": lambda passes: epfast.ADF(passes=passes),
+    "EP": partial(epfast.EP, tol=0.0),
+    "SEP, in order": partial(epfast.SEP, tol=0.0),
+    "SEP, shuffled": partial(epfast.SEP, tol=0.0, order="shuffled"),
+    "SEP, shuffled, damping 0.1": partial(epfast.SEP, tol=0.0, order="shuffled", damping=0.1),
+    "AEP (fixed point of SEP)": partial(epfast.AEP, tol=0.0, damping=0.5),
+    "ADF": epfast.ADF,
 }
 #: those of a shared site
 SEPS = [method for method in METHODS if "SEP" in method]
@@ -110,18 +109,10 @@ def truth_of(data: Data, draws: int, seed: int) -> Truth:
 
 
 def fit(data: Data, schedule: Any, start: Any = None) -> Any:
+    given = {"prior_mean": data.prior_mean, "prior_variance": PRIOR, "learn_weights": False}
     with warnings.catch_warnings():  # a run that does not settle is a result
         warnings.simplefilter("ignore", epfast.ConvergenceWarning)
-        return epfast.fit_mixture(
-            data.X,
-            J,
-            NOISE,
-            prior_mean=data.prior_mean,
-            prior_variance=PRIOR,
-            learn_weights=False,
-            schedule=schedule,
-            start=start,
-        )
+        return epfast.fit_mixture(data.X, J, NOISE, schedule=schedule, start=start, **given)
 
 
 def curve(data: Data, truth: Truth, method: str, passes: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -144,42 +135,20 @@ def curve(data: Data, truth: Truth, method: str, passes: tuple[int, ...]) -> lis
     return found
 
 
-def seconds(data: Data) -> list[dict[str, Any]]:
-    """Seconds per pass, of known and of learnt noise and weights."""
-    rows = []
-    for name, schedule in (("EP", epfast.EP), ("SEP", epfast.SEP)):
-        for learns in (False, True):
-            given: dict[str, Any] = {"prior_mean": data.prior_mean, "prior_variance": PRIOR}
-            if not learns:
-                given |= {"noise_variance": NOISE, "learn_weights": False}
-            times = {}
-            for passes in (1, 21):
-                known = schedule(sweeps=passes, tol=0.0)
-                runs = [
-                    harness.timed(
-                        lambda given=given, known=known: epfast.fit_mixture(
-                            data.X, J, schedule=known, **given
-                        )
-                    )[1]
-                    for _ in range(7)
-                ]
-                times[passes] = min(runs)
-            rows.append(
-                {"method": name, "learnt": learns, "seconds": (times[21] - times[1]) / 20.0}
-            )
-    return rows
+def medians(rows: list[dict[str, Any]], method: str, passes: int, separated: bool) -> Any:
+    """Medians over the data sets, and their number."""
+    mine = [
+        row
+        for row in rows
+        if (row["method"], row["passes"], row["separated"]) == (method, passes, separated)
+    ]
+    names = ("mean_error", "covariance_error", "size", "n_refused")
+    return len(mine), {name: float(np.median([row[name] for row in mine])) for name in names}
 
 
 def judge(rows: list[dict[str, Any]], last: int) -> list[Claim]:
-    def at(method: str, name: str, passes: int = last, separated: bool = True) -> float:
-        values = [
-            row[name]
-            for row in rows
-            if row["method"] == method
-            and row["passes"] == passes
-            and (row["separated"] or not separated)
-        ]
-        return float(np.median(values))
+    def at(method: str, name: str, passes: int = last) -> float:
+        return medians(rows, method, passes, True)[1][name]
 
     ep, damped = at("EP", "mean_error"), at("SEP, shuffled, damping 0.1", "mean_error")
     return [
@@ -249,33 +218,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         data = simulate(seed)
         truth = truth_of(data, draws, seed)
         separated = data.apart >= SEPARATED
-        truths.append(
-            {
-                "set": seed,
-                "apart": data.apart,
-                "mean_error": truth.error[0],
-                "covariance_error": truth.error[1],
-            }
-        )
+        mean, covariance = truth.error
+        of_truth = {"mean_error": mean, "covariance_error": covariance}
+        truths.append({"set": seed, "apart": data.apart} | of_truth)
         for method in METHODS:
             for row in curve(data, truth, method, passes):
                 rows.append({"set": seed, "separated": separated, **row})
     last = passes[-1]
-    for which, title in ((True, "separated sets"), (False, "sets with near components")):
+    for which in {row["separated"] for row in rows}:
+        title = "separated sets" if which else "sets with near components"
         lines = []
-        for method in METHODS:
-            for count in (1, 10, last):
-                mine = [
-                    r
-                    for r in rows
-                    if (r["method"], r["passes"], r["separated"]) == (method, count, which)
-                ]
-                if mine:
-                    names = ("mean_error", "covariance_error", "size", "n_refused")
-                    medians = {name: float(np.median([r[name] for r in mine])) for name in names}
-                    lines.append({"method": method, "passes": count, "sets": len(mine)} | medians)
-        if lines:
-            harness.show(lines, f"Medians over {title}")
-    times = seconds(simulate(0))
-    harness.show(times, f"Seconds per pass: {N} rows, {J} components, {D} dimensions")
-    return {"claims": judge(rows, last), "errors": rows, "truth": truths, "seconds": times}
+        for method, count in itertools.product(METHODS, (1, 10, last)):
+            number, values = medians(rows, method, count, which)
+            lines.append({"method": method, "passes": count, "sets": number} | values)
+        harness.show(lines, f"Medians over {title}")
+    return {"claims": judge(rows, last), "errors": rows, "truth": truths}

@@ -15,6 +15,7 @@ of the standard deviations; test log-likelihood per datum on 5000 new rows.
 from __future__ import annotations
 
 import argparse
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 
 import epfast
 from bench.lib import harness
-from bench.lib.pictures import picture
+from bench.lib.pictures import legend_below, picture
 
 DIMENSION, ROWS, TEST = 10, 1000, 5000
 SAMPLES = (None, 100, 1000, 10_000)
@@ -52,36 +53,25 @@ def repetition(seed: int, n: int, test: int, samples: tuple) -> list[dict[str, A
         scheme = "exact" if count is None else epfast.ImportanceSampling(count, seed=seed)
         with warnings.catch_warnings():  # a run that does not settle is a result
             warnings.simplefilter("ignore", epfast.ConvergenceWarning)
-            return epfast.fit_linear(
-                X,
-                y,
-                loss="logistic",
-                scheme=scheme,
-                posterior="full",
-                batch_size=None,
-                prior_variance=1.0,
-                schedule=schedule,
-            )
+            return epfast.fit_linear(X, y, scheme=scheme, posterior="full", schedule=schedule)
 
     truth = fit(METHODS["EP"](seed), None)
     sd = np.sqrt(truth.variance)
     rows = []
-    for method, schedule in METHODS.items():
-        for count in samples:
-            post = fit(schedule(seed), count)
-            p = post.predict_proba(X_test)
-            rows.append(
-                {
-                    "method": method,
-                    "samples": "exact" if count is None else str(count),
-                    "mean_off": float(np.sqrt((((post.mean - truth.mean) / sd) ** 2).mean())),
-                    "sd_ratio": float((np.sqrt(post.variance) / sd).mean()),
-                    "log_likelihood": float(
-                        np.log(np.maximum(np.where(y_test > 0, p, 1.0 - p), 1e-300)).mean()
-                    ),
-                    "seconds": sum(info.seconds for info in post.history),
-                }
-            )
+    for (method, schedule), count in itertools.product(METHODS.items(), samples):
+        post = fit(schedule(seed), count)
+        p = post.predict_proba(X_test)
+        hit = np.maximum(np.where(y_test > 0, p, 1.0 - p), 1e-300)
+        rows.append(
+            {
+                "method": method,
+                "samples": "exact" if count is None else str(count),
+                "mean_off": float(np.sqrt((((post.mean - truth.mean) / sd) ** 2).mean())),
+                "sd_ratio": float((np.sqrt(post.variance) / sd).mean()),
+                "log_likelihood": float(np.log(hit).mean()),
+                "seconds": sum(info.seconds for info in post.history),
+            }
+        )
     return rows
 
 
@@ -103,8 +93,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
         for axis in axes:
             axis.set(xscale="log", xlabel="draws per site")
         axes[0].plot([], [], "k:", lw=1.0, label="exact moments")
-        handles, labels = axes[0].get_legend_handles_labels()
-        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=6)
+        legend_below(axes[0], 6)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -18,8 +18,8 @@ N; SEP over the minibatch M; DSEP and DAEP over the number of groups, by compone
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import epfast
+from bench.li2015.probit import adf, fit
 from bench.li2015.simulated import (
     INPUTS,
     Error,
     J,
     Toy,
-    Truth,
     compare,
     importance,
     mean_error,
@@ -40,68 +40,65 @@ from bench.li2015.simulated import (
 )
 from bench.lib import harness
 from bench.lib.harness import Claim
-from bench.lib.pictures import picture
+from bench.lib.pictures import legend_below, picture
 
 ADF_PASSES = 50  # the paper iterates ADF; it does not say how often
 SETTLED = 40  # sweeps of SEP; in its figure the paper runs 50
 
 
-def fit(data: Toy, schedule: Any, start: Any = None) -> Any:
-    return epfast.fit_linear(
-        data.X,
-        data.y,
-        loss="probit",
-        scheme="exact",
-        posterior="full",
-        batch_size=None,
-        prior_variance=1.0 if start is None else None,  # a start of ADF brings its own
-        schedule=schedule,
-        start=start,
-    )
+ONCE, ITERATED = "ADF, 1 pass", f"ADF, {ADF_PASSES} passes"
+FIXED = "AEP (fixed point of SEP)"
+#: a posterior of rows and labels
+Method = Callable[[Any, Any], Any]
 
 
-def adf(data: Toy, passes: int, seed: int) -> Any:
-    """ADF that goes on over the same rows: after k passes it has counted each of them k times."""
-    post = None
-    for i in range(passes):
-        post = fit(data, epfast.ADF(order="shuffled", seed=1000 * seed + i), post)
-    return post
+def by(kind: Any, *groups: Any, **given: Any) -> Method:
+    """Fits by a schedule of that class."""
+    return partial(fit, schedule=kind(*groups, **given))
 
 
-# ------------------------------------------------------------------------------------- methods
-
-
-def methods(n: int, seed: int) -> dict[str, Callable[[Toy], Any]]:
-    """Everything that is run at N = 5000."""
-    sep = epfast.SEP(sweeps=SETTLED, tol=0.0)
-
-    def shuffled(**given: Any) -> Any:
-        return dataclasses.replace(sep, order="shuffled", seed=seed, **given)
-
-    named = {
-        "EP": epfast.EP(sweeps=50, tol=1e-8),
-        "SEP, in order": sep,
-        "SEP, shuffled": shuffled(),
-        "SEP, shuffled, damping 0.1": shuffled(damping=0.1, sweeps=4 * SETTLED),
-        "AEP (fixed point of SEP)": epfast.AEP(sweeps=200, tol=1e-8),
-    }
-    runs: dict[str, Callable[[Toy], Any]] = {
-        "ADF, 1 pass": lambda data: adf(data, 1, seed),
-        f"ADF, {ADF_PASSES} passes": lambda data: adf(data, ADF_PASSES, seed),
-    }
-    runs |= {name: lambda data, s=schedule: fit(data, s) for name, schedule in named.items()}
-    return runs
-
-
-def batches(n: int, seed: int) -> dict[str, Callable[[Toy], Any]]:
-    """SEP over the minibatch."""
+def over_rows(seed: int) -> dict[str, Method]:
+    """What is run at every N."""
     return {
-        f"M = {m}": lambda data, m=m: fit(
-            data, epfast.SEP(sweeps=SETTLED, tol=0.0, order="shuffled", seed=seed, batch=m)
-        )
-        for m in (1, 10, 100, 1000, n)
-        if m <= n
+        "EP": by(epfast.EP, sweeps=50, tol=1e-8),
+        FIXED: by(epfast.AEP, sweeps=500, tol=1e-8),
+        ITERATED: partial(adf, passes=ADF_PASSES, seed=1000 * seed),
+        ONCE: partial(adf, passes=1, seed=1000 * seed),
     }
+
+
+def at_largest(n: int, seed: int) -> dict[str, dict[str, Method]]:
+    """What is run at the largest N alone, by table."""
+    sep = partial(by, epfast.SEP, tol=0.0)
+    shuffled = partial(sep, order="shuffled", seed=seed)
+    methods = {
+        "SEP, in order": sep(sweeps=SETTLED),
+        "SEP, shuffled": shuffled(sweeps=SETTLED),
+        "SEP, shuffled, damping 0.1": shuffled(damping=0.1, sweeps=4 * SETTLED),
+    }
+    sizes = [m for m in (1, 10, 100, 1000, n) if m <= n]
+    batches = {f"M = {m}": shuffled(sweeps=SETTLED, batch=m) for m in sizes}
+    return {"methods": over_rows(seed) | methods, "batch": batches}
+
+
+def grouped(data: Toy, seed: int) -> dict[str, dict[str, Method]]:
+    """The mixture case: groups by component and at random, by table."""
+    many, few = {"K = 1": by(epfast.AEP, sweeps=500, tol=1e-8)}, {}
+    for how, counts in (("component", (J, 2 * J, 10 * J)), ("random", (J, 10 * J))):
+        for k in counts:
+            labels = groups(data, k, how, seed)
+            many[f"K = {k}, by {how}"] = by(epfast.DAEP, labels, sweeps=500, tol=1e-8)
+            if k == J:
+                few[f"DSEP, K = {k}, by {how}"] = by(
+                    epfast.DSEP,
+                    labels,
+                    sweeps=4 * SETTLED,
+                    tol=0.0,
+                    damping=0.1,
+                    order="shuffled",
+                    seed=seed,
+                )
+    return {"groups": many, "dsep": few}
 
 
 def groups(data: Toy, k: int, how: str, seed: int) -> NDArray[np.intp]:
@@ -119,36 +116,8 @@ def groups(data: Toy, k: int, how: str, seed: int) -> NDArray[np.intp]:
 
 # --------------------------------------------------------------------------------------- tables
 
-
-class Study:
-    """Runs and their errors, by (inputs, table, N, method)."""
-
-    def __init__(self) -> None:
-        self.errors: dict[tuple[str, str, int, str], list[Error]] = {}
-
-    def add(self, inputs: str, table: str, n: int, method: str, error: Error) -> None:
-        self.errors.setdefault((inputs, table, n, method), []).append(error)
-
-    def get(self, inputs: str, table: str, n: int, method: str) -> Error:
-        return mean_error(self.errors[inputs, table, n, method])
-
-    def rows(self, table: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "inputs": inputs,
-                "n": n,
-                "method": method,
-                "KL": (mean := mean_error(errors)).kl,
-                "mean_error_sd": mean.mean,
-                "covariance_error": mean.covariance,
-                "sd_ratio": mean.sd_ratio,
-                "repetitions": len(errors),
-            }
-            for (inputs, which, n, method), errors in self.errors.items()
-            if which == table
-        ]
-
-
+#: errors of the repetitions, by inputs, table, N and method
+Errors = dict[tuple[str, str, int, str], list[Error]]
 TABLES = {
     "methods": "Every method at the largest N",
     "rows": "Over N",
@@ -158,86 +127,63 @@ TABLES = {
 }
 
 
-def errors(options: argparse.Namespace) -> tuple[Study, list[dict[str, Any]], list[float]]:
-    largest, repetitions, draws = (500, 1, 2**13) if options.quick else (5000, 2, 2**16)
-    study = Study()
-    truths: list[dict[str, Any]] = []
-    acceptance = []
-    sizes = [n for n in (50, 150, 500, 1500) if n < largest] + [largest]
+def cases(largest: int, repetition: int) -> Iterator[tuple[str, Toy]]:
+    """Simulated rows of both inputs, and their first ones."""
     for inputs in INPUTS:
-        for repetition in range(repetitions):
-            whole = simulate(inputs, largest, repetition)
-            for n in sizes:
-                data = whole.head(n)
-                ep = fit(data, epfast.EP(sweeps=50, tol=1e-8))
-                truth = importance(data, ep, draws if n == largest else draws // 4, repetition)
-                truths.append(
-                    {
-                        "inputs": inputs,
-                        "repetition": repetition,
-                        "n": n,
-                        "ess": truth.ess,
-                        "mean_error_sd": truth.mean_error,
-                        "covariance_error": truth.covariance_error,
-                    }
-                )
-                for name, post in (
-                    ("EP", ep),
-                    ("AEP (fixed point of SEP)", fit(data, epfast.AEP(sweeps=500, tol=1e-8))),
-                    (f"ADF, {ADF_PASSES} passes", adf(data, ADF_PASSES, repetition)),
-                    ("ADF, 1 pass", adf(data, 1, repetition)),
-                ):
-                    study.add(inputs, "rows", n, name, compare(post, truth))
-                if n < largest:
-                    continue
-                acceptance.append(compare(ep, truth).mean)
-                for table, runs in (
-                    ("methods", methods(n, repetition)),
-                    ("batch", batches(n, repetition)),
-                ):
-                    for name, method in runs.items():
-                        study.add(inputs, table, n, name, compare(method(data), truth))
-                if inputs == "mixture":
-                    grouped(study, data, truth, repetition)
-    return study, truths, acceptance
+        whole = simulate(inputs, largest, repetition)
+        for n in (50, 150, 500, 1500):
+            if n < largest:
+                yield inputs, whole.head(n)
+        yield inputs, whole
 
 
-def grouped(study: Study, data: Toy, truth: Truth, seed: int) -> None:
-    """The mixture case: groups by component and at random."""
-    n = len(data.y)
-    post = fit(data, epfast.AEP(sweeps=500, tol=1e-8))
-    study.add("mixture", "groups", n, "K = 1", compare(post, truth))
-    for how, counts in (("component", (J, 2 * J, 10 * J)), ("random", (J, 10 * J))):
-        for k in counts:
-            labels = groups(data, k, how, seed)
-            post = fit(data, epfast.DAEP(labels, sweeps=500, tol=1e-8))
-            study.add("mixture", "groups", n, f"K = {k}, by {how}", compare(post, truth))
-            if k == J:
-                schedule = epfast.DSEP(
-                    labels,
-                    sweeps=4 * SETTLED,
-                    tol=0.0,
-                    damping=0.1,
-                    order="shuffled",
-                    seed=seed,
-                )
-                name = f"DSEP, K = {k}, by {how}"
-                study.add("mixture", "dsep", n, name, compare(fit(data, schedule), truth))
+def measured(options: argparse.Namespace) -> tuple[Errors, list[dict[str, Any]]]:
+    """All errors, and how sure the truths are."""
+    largest, repetitions, draws = (500, 1, 2**13) if options.quick else (5000, 2, 2**16)
+    errors: Errors = {}
+    truths = []
+    for seed in range(repetitions):
+        for inputs, data in cases(largest, seed):
+            n = len(data.y)
+            ep = over_rows(seed)["EP"](data.X, data.y)
+            truth = importance(data, ep, draws if n == largest else draws // 4, seed)
+            of_truth = {"ess": truth.ess, "mean_error_sd": truth.mean_error}
+            of_truth["covariance_error"] = truth.covariance_error
+            truths.append({"inputs": inputs, "repetition": seed, "n": n} | of_truth)
+            tables = {"rows": over_rows(seed)}
+            if n == largest:
+                tables |= at_largest(n, seed)
+                tables |= grouped(data, seed) if inputs == "mixture" else {}
+            for table, methods in tables.items():
+                for name, method in methods.items():
+                    error = compare(method(data.X, data.y), truth)
+                    errors.setdefault((inputs, table, n, name), []).append(error)
+    return errors, truths
+
+
+def rows_of(errors: Errors, table: str) -> list[dict[str, Any]]:
+    rows = []
+    for (inputs, which, n, method), found in errors.items():
+        if which == table:
+            kl, mean, covariance, sd_ratio = mean_error(found)
+            row = {"inputs": inputs, "n": n, "method": method, "KL": kl, "mean_error_sd": mean}
+            row |= {"covariance_error": covariance, "sd_ratio": sd_ratio}
+            rows.append(row | {"repetitions": len(found)})
+    return rows
 
 
 # ------------------------------------------------------------------------------------- verdicts
 
 
-def judge(study: Study, n: int, acceptance: list[float]) -> list[Claim]:
+def judge(errors: Errors, n: int) -> list[Claim]:
     """Section 5.1, claim by claim."""
-    sizes = sorted({key[2] for key in study.errors if key[1] == "rows"})
-    batch_sizes = [key[3] for key in study.errors if key[:2] == ("Gaussian", "batch")]
-    iterated, once, fixed = f"ADF, {ADF_PASSES} passes", "ADF, 1 pass", "AEP (fixed point of SEP)"
+    sizes = sorted({key[2] for key in errors if key[1] == "rows"})
+    batch_sizes = [key[3] for key in errors if key[:2] == ("Gaussian", "batch")]
     sep, damped = "SEP, shuffled", "SEP, shuffled, damping 0.1"
     claims: list[Claim] = []
 
     def at(inputs: str, method: str, table: str = "methods", rows: int = n) -> Error:
-        return study.get(inputs, table, rows, method)
+        return mean_error(errors[inputs, table, rows, method])
 
     def kls(inputs: str, methods: Sequence[str], table: str = "methods") -> str:
         return ", ".join(f"{name} {at(inputs, name, table).kl:.1e}" for name in methods)
@@ -254,11 +200,11 @@ def judge(study: Study, n: int, acceptance: list[float]) -> list[Claim]:
         text = "; ".join(f"({k}) {said(i)}" for k, i in zip("ab", INPUTS, strict=True))
         claims.append((where, claim, harness.in_part(parts), text + why))
 
-    largest = ", ".join(map(harness.figure, acceptance))
+    off = [error.mean for i in INPUTS for error in errors[i, "methods", n, "EP"]]
     claim = f"EP's mean is within 0.02 posterior sd of the truth at N = {n}"
-    said = f"largest error of a mean, sd, per repetition: {largest}"
-    claims.append(("ours", claim, max(acceptance) <= 0.02, said))
-    others = (fixed, sep, once, iterated)
+    said = f"largest error of a mean, sd, per repetition: {', '.join(map(harness.figure, off))}"
+    claims.append(("ours", claim, max(off) <= 0.02, said))
+    others = (FIXED, sep, ONCE, ITERATED)
     add(
         "EP is the best performing method",
         lambda i: [at(i, "EP").kl <= min(at(i, m).kl for m in others)],
@@ -267,25 +213,25 @@ def judge(study: Study, n: int, acceptance: list[float]) -> list[Claim]:
     collapses = "ADF collapses towards a delta function at the posterior mean"
     add(
         f"{collapses}: iterated",
-        lambda i: [at(i, iterated).sd_ratio < 0.5],
-        lambda i: f"sd / true sd {at(i, iterated).sd_ratio:.3f}",
+        lambda i: [at(i, ITERATED).sd_ratio < 0.5],
+        lambda i: f"sd / true sd {at(i, ITERATED).sd_ratio:.3f}",
         f"; 1 / sqrt({ADF_PASSES}) = {ADF_PASSES**-0.5:.3f}: each pass counts the data once more",
     )
     add(
         f"{collapses}: one pass",
-        lambda i: [at(i, once).sd_ratio < 0.5],
+        lambda i: [at(i, ONCE).sd_ratio < 0.5],
         lambda i: (
-            f"sd / true sd {at(i, once).sd_ratio:.3f}, mean off by {at(i, once).mean:.2f} sd, "
-            f"covariance by {100 * at(i, once).covariance:.1f} %"
+            f"sd / true sd {at(i, ONCE).sd_ratio:.3f}, mean off by {at(i, ONCE).mean:.2f} sd, "
+            f"covariance by {100 * at(i, ONCE).covariance:.1f} %"
         ),
         ": ADF as the slides define it, each datum once, keeps its variance",
     )
-    for kind in (sep, damped, fixed):
+    for kind in (sep, damped, FIXED):
         add(
             f"SEP is of similar quality to EP and much better than iterated ADF: {kind}",
             lambda i, kind=kind: [
                 at(i, kind).mean < 0.1 and abs(at(i, kind).sd_ratio - 1.0) < 0.05,
-                at(i, kind).kl < 0.1 * at(i, iterated).kl,
+                at(i, kind).kl < 0.1 * at(i, ITERATED).kl,
             ],
             lambda i, kind=kind: (
                 f"mean off by {at(i, kind).mean:.3f} sd (EP {at(i, 'EP').mean:.4f}), sd ratio "
@@ -295,15 +241,15 @@ def judge(study: Study, n: int, acceptance: list[float]) -> list[Claim]:
         )
     add(
         "SEP is better than ADF after one pass",
-        lambda i: [at(i, sep).kl < at(i, once).kl],
-        lambda i: "KL: " + kls(i, (sep, damped, once)),
+        lambda i: [at(i, sep).kl < at(i, ONCE).kl],
+        lambda i: "KL: " + kls(i, (sep, damped, ONCE)),
     )
-    a, b = (at(inputs, fixed).kl for inputs in INPUTS)
+    a, b = (at(inputs, FIXED).kl for inputs in INPUTS)
     claim = "SEP is slightly worse for the mixture than for the Gaussian: fixed points"
     claims.append(("5.1", claim, b > a, f"KL (a) {a:.1e}, (b) {b:.1e}"))
 
     def over_rows(inputs: str) -> list[float]:
-        return [at(inputs, fixed, "rows", m).kl for m in sizes]
+        return [at(inputs, FIXED, "rows", m).kl for m in sizes]
 
     add(
         "SEP comes to EP in the large data limit: fixed points",
@@ -365,19 +311,17 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
         axes[2].set(title=f"mixture, N = {n}: groups", xlabel="K")
         axes[2].set_ylim(1e-6, 1e-5)
         axes[2].legend(loc="upper right")
-        handles, labels = axes[1].get_legend_handles_labels()
-        axes[1].figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        legend_below(axes[1], 3)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    study, truths, acceptance = errors(options)
-    n = max(key[2] for key in study.errors)
-    ess = min(t["ess"] for t in truths if t["n"] == n)
+    errors, truths = measured(options)
+    n = max(key[2] for key in errors)
+    largest = [truth for truth in truths if truth["n"] == n]
     print(
-        f"truth at N = {n}: ESS at least {ess:.0f}, error of a mean at most "
-        f"{max(t['mean_error_sd'] for t in truths if t['n'] == n):.1e} sd, of the covariance "
-        f"{max(t['covariance_error'] for t in truths if t['n'] == n):.1e}"
+        f"truth at N = {n}: ESS at least {min(t['ess'] for t in largest):.0f}, error of a mean at "
+        f"most {max(t['mean_error_sd'] for t in largest):.1e} sd, of the covariance "
+        f"{max(t['covariance_error'] for t in largest):.1e}"
     )
-    claims = judge(study, n, acceptance)
-    tables = {table: harness.show(study.rows(table), title) for table, title in TABLES.items()}
-    return {"claims": claims, **tables, "truth": truths}
+    tables = {table: harness.show(rows_of(errors, table), title) for table, title in TABLES.items()}
+    return {"claims": judge(errors, n), **tables, "truth": truths}

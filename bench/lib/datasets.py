@@ -246,7 +246,8 @@ def load(name: str) -> Dataset:
 
 def load_numbers(name: str) -> Array:
     """All columns of a table of numbers, (n, d + 1), the target last."""
-    return np.array(_read(name)[1], dtype=np.float64)
+    path = find(name, (".csv.gz", ".csv"))
+    return np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
 
 
 #: rows, and columns with the target, of Year; the split is fixed
@@ -255,8 +256,7 @@ YEAR, YEAR_TRAINING = (515_345, 91), 463_715
 
 def load_year() -> Array:
     """Year (YearPredictionMSD): 90 columns and the year, the first 463,715 rows to train on."""
-    path = find("year_prediction", (".csv.gz", ".csv"))
-    table = np.loadtxt(path, delimiter=",", skiprows=1)
+    table = load_numbers("year_prediction")
     if table.shape != YEAR:
         raise RuntimeError(f"year_prediction: got shape {table.shape}, expected {YEAR}")
     return table
@@ -286,17 +286,8 @@ LIBSVM = {f"a{k}a": 123 for k in (1, 2, 3, 4, 7, 9)} | {f"w{k}a": 300 for k in (
 
 def load_libsvm(name: str) -> tuple[sparse.csr_matrix, Array]:
     """A LIBSVM text file, a constant column appended."""
-    path = find(name, (".gz",))
-    y, start, column, value = [], [0], [], []
-    with gzip.open(path, "rt") as lines:
-        for line in lines:
-            label, *entries = line.split()
-            y.append(1.0 if float(label) > 0 else -1.0)
-            for entry in entries:
-                index, number = entry.split(":")
-                column.append(int(index) - 1)
-                value.append(float(number))
-            column.append(LIBSVM[name])
-            value.append(1.0)
-            start.append(len(column))
-    return sparse.csr_matrix((value, column, start), (len(y), LIBSVM[name] + 1)), np.array(y)
+    from sklearn.datasets import load_svmlight_file
+
+    path = str(find(name, (".gz",)))
+    X, y = load_svmlight_file(path, n_features=LIBSVM[name], zero_based=False)
+    return sparse.csr_matrix(sparse.hstack([X, np.ones((len(y), 1))])), np.where(y > 0, 1.0, -1.0)

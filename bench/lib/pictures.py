@@ -37,3 +37,9 @@ def picture(
     whole = Image.open(content).convert("RGB")
     whole.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
     print(f"wrote {path}")
+
+
+def legend_below(axis: Any, columns: int) -> None:
+    """One legend for all panels, below them, of what one panel shows."""
+    handles, labels = axis.get_legend_handles_labels()
+    axis.figure.legend(handles, labels, loc="outside lower center", ncols=columns)

@@ -72,27 +72,28 @@ def halves(X: np.ndarray, y: np.ndarray, seed: int) -> Split:
     return X[first], y[first], X[~first], y[~first]
 
 
-def linear(split: Split, kind: str) -> np.ndarray:
-    """Probabilities of the test rows by the fit with the largest evidence."""
+def best(tries: Iterator[tuple[list[Any], np.ndarray]]) -> np.ndarray:
+    """The probabilities of the fits with the largest evidence, all posteriors together."""
+    return max(tries, key=lambda found: sum(post.log_evidence for post in found[0]))[1]
+
+
+def against_rest(y: np.ndarray) -> list[np.ndarray]:
+    """Labels of each class against the rest."""
+    return [np.where(y == k, 1, -1) for k in range(int(y.max()) + 1)]
+
+
+def linear(split: Split, kind: str) -> Iterator[tuple[list[Any], np.ndarray]]:
+    """Fits at each prior variance, and probabilities of the test rows."""
     X, y, new, _ = split
-    count = int(y.max()) + 1
-    best, result = -np.inf, np.empty(0)
     for variance in VARIANCES:
-        given: dict[str, Any] = {"prior_variance": variance, "intercept": True}
+        fit = partial(epfast.fit_linear, X, prior_variance=variance, intercept=True)
         if kind in (MULTINOMIAL, CORRELATED):
-            loss = losses.Multiclass(count, correlated=kind == CORRELATED)
-            posts = [epfast.fit_linear(X, y, loss=loss, **given)]
-            p = posts[0].predict_proba(new)
+            loss = losses.Multiclass(int(y.max()) + 1, correlated=kind == CORRELATED)
+            post = fit(y, loss=loss)
+            yield [post], post.predict_proba(new)
         else:
-            posts = [
-                epfast.fit_linear(X, np.where(y == k, 1, -1), loss="probit", **given)
-                for k in range(count)
-            ]
-            p = combined(posts, [post.predict_latent(new) for post in posts], y, kind)
-        evidence = sum(post.log_evidence for post in posts)
-        if evidence > best:
-            best, result = evidence, p
-    return result
+            posts = [fit(labels, loss="probit") for labels in against_rest(y)]
+            yield posts, combined(posts, [post.predict_latent(new) for post in posts], y, kind)
 
 
 def combined(posts: list[Any], latents: list[Any], y: np.ndarray, kind: str) -> np.ndarray:
@@ -104,26 +105,21 @@ def combined(posts: list[Any], latents: list[Any], y: np.ndarray, kind: str) -> 
     return np.exp(coupling.log_probabilities(odds(posts, mean, variance), power))
 
 
-def process(split: Split, kind: str) -> np.ndarray:
-    """As :func:`linear`, with an RBF kernel."""
+def process(split: Split, kind: str) -> Iterator[tuple[list[Any], np.ndarray]]:
+    """As :func:`linear`, with an RBF kernel of each height."""
     X, y, new, _ = split
-    count = int(y.max()) + 1
     own, theirs = _squares(X, X), _squares(new, X)
     length = np.median(own[np.triu_indices(len(X), 1)])
-    best, result = -np.inf, np.empty(0)
     for height in HEIGHTS:
         K, rows = (height * np.exp(-0.5 * part / length) for part in (own, theirs))
         prior = np.full(len(new), height)
         if kind == MULTINOMIAL:
-            posts = [epfast.fit_gp(K, y, loss=losses.Multiclass(count))]
-            p = posts[0].predict_proba(rows, prior)
+            post = epfast.fit_gp(K, y, loss=losses.Multiclass(int(y.max()) + 1))
+            yield [post], post.predict_proba(rows, prior)
         else:
-            posts = [epfast.fit_gp(K, np.where(y == k, 1, -1)) for k in range(count)]
-            p = combined(posts, [post.predict_latent(rows, prior) for post in posts], y, kind)
-        evidence = sum(post.log_evidence for post in posts)
-        if evidence > best:
-            best, result = evidence, p
-    return result
+            posts = [epfast.fit_gp(K, labels) for labels in against_rest(y)]
+            latents = [post.predict_latent(rows, prior) for post in posts]
+            yield posts, combined(posts, latents, y, kind)
 
 
 def _squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -142,7 +138,7 @@ def scores(p: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def compare(
-    options: argparse.Namespace, part: str, method: Callable[[Split, str], np.ndarray]
+    options: argparse.Namespace, part: str, method: Callable[[Split, str], Any]
 ) -> tuple[list[dict[str, Any]], list[Claim]]:
     rows, claims = [], []
     for name, X, y, splits, few in sets(options):
@@ -157,7 +153,7 @@ def compare(
                 split = (split[0][keep], split[1][keep], *split[2:])
             for k, kind in enumerate(kinds):
                 p, seconds[k, seed] = harness.timed(
-                    lambda split=split, kind=kind: method(split, kind)
+                    partial(lambda *given: best(method(*given)), split, kind)
                 )
                 found[k, seed] = scores(p, split[3])
         for k, kind in enumerate(kinds):

@@ -24,8 +24,8 @@ import epfast
 from bench.lib import harness
 from bench.lib.datasets import load_raw
 from bench.lib.numpy_reference import rbf
-from bench.lib.pictures import picture
-from bench.qi2012.synthetic import SETTLED, WIDTHS, fit, kernel
+from bench.lib.pictures import legend_below, picture
+from bench.qi2012.synthetic import SETTLED, WIDTHS, chosen, fit, kernel
 from epfast.schemes import Relaxed
 
 #: what each method chooses from
@@ -47,23 +47,6 @@ SETS = {
 EPSILON = 0.1
 
 
-def chosen(
-    X: np.ndarray, y: np.ndarray, epsilon: float, widths: list[float], candidates: list[Any]
-) -> tuple[float, dict[str, Any]]:
-    """The width and settings with the fewest errors on the two halves."""
-    halves = np.arange(len(y)) % 2 == 0
-    errors = []
-    for width in widths:
-        for settings in candidates:
-            wrong = 0
-            for train in (halves, ~halves):
-                post, _ = fit(kernel(X[train], width), y[train], epsilon, 20, **settings)
-                scores = rbf(X[~train], X[train], width) @ post.alpha
-                wrong += int((scores * y[~train] <= 0).sum())
-            errors.append((wrong, width, settings))
-    return min(errors, key=lambda found: found[0])[1:]
-
-
 def split(name: str, seed: int) -> dict[str, tuple[float, bool]]:
     """Test error of each method, and whether it settled, on one random split."""
     file, size, _, rate = SETS[name]
@@ -78,7 +61,7 @@ def split(name: str, seed: int) -> dict[str, tuple[float, bool]]:
     widths = [float(np.sqrt(X.shape[1]) * width) for width in WIDTHS]
     found = {}
     for method, candidates in METHODS.items():
-        width, settings = chosen(X[train], y[train], epsilon, widths, candidates)
+        width, settings = chosen(X[train], y[train], epsilon, widths, candidates, 20)
         K, K_star = kernel(X[train], width), rbf(X[test], X[train], width)
         post, moves = fit(K, y[train], epsilon, **settings)
         found[method] = (
@@ -100,8 +83,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
             axis.set_xticks(at, [row["set"].replace(", ", ",\n") for row in rows])
             axis.set_title("figure 7: flipped labels" if spam else "figure 6")
         axes[0].set_ylabel("test error")
-        handles, labels = axes[0].get_legend_handles_labels()
-        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        legend_below(axes[0], 3)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,15 +1,11 @@
-"""Four pieces of EP beside plain NumPy and the best NumPy, like for like, small and large.
+"""Three pieces of EP beside plain NumPy and the best NumPy, like for like, small and large.
 
     python -m bench against_numpy [--quick]     # 3 min; no data files
 
-1. The fit of a minibatch by the four schemes, logistic loss, columns of unit norm: NumPy as Roche
-   writes it ("plain": points, Newton with a dense Cholesky factor), and the fastest that we could
-   write ("best": closed forms). Variational quadrature has a row by Newton too, whose best NumPy
-   steps in O(d).
-2. Tilted moments of scalar sites: the formulas as they stand, and in buffers that are kept.
-3. A sequential sweep of a process, a rank-one update of the covariance for each site, by NumPy's
+1. Tilted moments of scalar sites: the formulas as they stand, and in buffers that are kept.
+2. A sequential sweep of a process, a rank-one update of the covariance for each site, by NumPy's
    outer product and by ``dsyr`` of SciPy's BLAS.
-4. EP of rows: a sequential sweep, site by site, in NumPy with the outer product, and without a
+3. EP of rows: a sequential sweep, site by site, in NumPy with the outer product, and without a
    temporary; and a fit to the tolerance beside parallel EP in NumPy, by products and by triangles.
 
 One thread; all sides do the same work in one process, turn by turn: medians of the rounds.
@@ -27,17 +23,17 @@ from numpy.typing import NDArray
 from scipy.linalg.blas import dsyr
 
 import epfast
-from bench.lib import harness, numpy_reference
-from bench.lib.harness import SHORT, Claim
+from bench.lib import harness
+from bench.lib.harness import Claim
+from bench.lib.numpy_reference import rbf
 from bench.speed import numpy_ep
 from bench.speed.numpy_ep import TOLERANCE, plain_probit, synthetic
-from epfast import backend, schemes
+from epfast import backend
 
 Array = NDArray[np.float64]
 Tasks = dict[str, Callable[[], Any]]
-#: rows and columns of a minibatch; sites; sizes of a process; rows and columns of a fit
-MINIBATCHES, SITES = ((10, 4), (100, 101)), (10, 100_000)
-PROCESSES, ROWS = (50, 500), ((100, 5), (5_000, 50))
+#: sites; sizes of a process; rows and columns of a fit
+SITES, PROCESSES, ROWS = (10, 100_000), (50, 500), ((100, 5), (5_000, 50))
 
 
 def row(piece: str, what: str, size: str, tasks: Tasks) -> dict[str, Any]:
@@ -49,32 +45,6 @@ def row(piece: str, what: str, size: str, tasks: Tasks) -> dict[str, Any]:
     for name in ("plain", "best"):
         found[f"{name} over ours"] = timed[name].over(timed["ours"]).median
     return found
-
-
-def minibatches() -> list[dict[str, Any]]:
-    rng, rows = np.random.default_rng(0), []
-    for s, d in MINIBATCHES:
-        X = rng.normal(size=(s, d)) / np.sqrt(10.0 * s)
-        mean, variance = 0.3 * rng.normal(size=d), np.full(d, 2.0)
-        names = [(name, name) for name in SHORT] + [("variational", "newton")]
-        for name, kind in names:
-            newton = kind == "newton"
-            scheme = schemes.Variational(solver="newton") if newton else schemes.NAMED[name]()
-            ours = backend.Minibatch("logistic", scheme, d)
-            theirs = partial(numpy_reference.fit_minibatch, "logistic", X, mean, variance, name)
-            rows.append(
-                row(
-                    "minibatch fit",
-                    SHORT[name] + (", Newton" if newton else ""),
-                    f"{s} x {d}",
-                    {
-                        "ours": partial(ours.fit, X, mean, variance),
-                        "plain": partial(theirs, strength="faithful"),
-                        "best": partial(theirs, strength="arrow" if newton else "best"),
-                    },
-                )
-            )
-    return rows
 
 
 def moments() -> list[dict[str, Any]]:
@@ -120,7 +90,7 @@ def processes() -> list[dict[str, Any]]:
     rng, rows = np.random.default_rng(2), []
     for n in PROCESSES:
         X = rng.normal(size=(n, 2))
-        K = numpy_reference.rbf(X, X, 1.0) + 1e-6 * np.eye(n)
+        K = rbf(X, X, 1.0) + 1e-6 * np.eye(n)
         y = np.where(X[:, 0] + 0.5 * rng.normal(size=n) > 0.0, 1.0, -1.0)
 
         def ours(K: Array = K, y: Array = y) -> None:
@@ -163,7 +133,7 @@ def of_rows() -> list[dict[str, Any]]:
         rows.append(row("rows, sequential sweep", "probit", f"{n} x {d}", tasks))
         schedule = epfast.EP(50, TOLERANCE)
         fit = partial(epfast.fit_linear, X, y, loss="probit", schedule=schedule)
-        parallel = partial(numpy_ep.parallel, X, y, damping=0.5)
+        parallel = partial(numpy_ep.parallel, X, y)
         plain = partial(parallel, plain_probit)
         best = partial(parallel, numpy_ep.fast_probit, triangular=True)
         tasks = {"ours": fit, "plain": plain, "best": best}
@@ -172,7 +142,7 @@ def of_rows() -> list[dict[str, Any]]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    rows = [line for part in (minibatches, moments, processes, of_rows) for line in part()]
+    rows = [line for part in (moments, processes, of_rows) for line in part()]
     harness.show(rows, "Against pure NumPy")
     least: dict[str, list[float]] = {line["piece"]: [] for line in rows}
     for line in rows:

@@ -1,13 +1,12 @@
-"""Scalar sites with a full covariance, on one thread: against NumPy, scikit-learn and dgemm.
+"""Scalar sites with a full covariance, on one thread: against scikit-learn and dgemm.
 
-    EPFAST_DATA=folder python -m bench linear [--quick] [--only numpy ...]       # 3 min
+    EPFAST_DATA=folder python -m bench linear [--quick] [--only sklearn]       # 3 min
 
 N = 32,561 and d = 100 unless said otherwise: rows are standard normal with a constant last column,
 weights N(0, 1/d), labels drawn from the model, and the prior is N(0, I). A fit is a call of
 ``fit_linear``, checks of the input and evidence included, until a sweep changes no mean by more
 than 1e-6 standard deviations nor the log of one of these by more than 1e-6.
 
-- numpy: parallel EP in NumPy, the fastest variant of ``numpy_ep``, against the default order.
 - sklearn: LogisticRegression (lbfgs, C = prior variance, default tolerance), on these data and,
   with ``EPFAST_DATA``, on one-hot Census (d = 101), LIBSVM's a9a and w8a (sparse; prior variance
   25) and MNIST, 3 against 8 (d = 785, prior variance 1). What counts is the fastest rounds.
@@ -29,7 +28,6 @@ import epfast
 from bench.lib import harness
 from bench.lib.datasets import VARIABLE, load, load_libsvm, load_mnist
 from bench.lib.harness import Claim
-from bench.speed import numpy_ep
 from bench.speed.numpy_ep import TOLERANCE, Array, synthetic
 
 ROWS, QUICK_ROWS, DIMENSION = 32_561, 300, 100
@@ -54,48 +52,6 @@ def ours(X: Any, y: Array, loss: str, prior_variance: float = 1.0, **schedule: A
 
 def rows(options: argparse.Namespace, loss: str) -> tuple[Array, Array]:
     return synthetic(QUICK_ROWS if options.quick else ROWS, DIMENSION, loss)
-
-
-def against_numpy(options: argparse.Namespace) -> tuple[dict, list[Claim]]:
-    """Whole fits by the default order against parallel EP in NumPy."""
-    moments = {"probit": numpy_ep.fast_probit, "logistic": numpy_ep.logistic()}
-    cells = []
-    for loss in LOSSES:
-        X, y = rows(options, loss)
-        variants = {
-            f"{way}, damped by {damping} in {damped} sweeps": partial(
-                numpy_ep.parallel, X, y, moments[loss], way == "triangular", damping, damped
-            )
-            for way in ("product", "triangular")
-            for damping, damped in ((1.0, 0), (0.75, 2), (0.5, 4))
-        }
-        runs = {name: fit() for name, fit in variants.items()}
-        converged = {name: fit for name, fit in variants.items() if runs[name][2] <= 50}
-        trial = harness.interleave(converged, rounds=3)
-        best = min(trial, key=lambda name: trial[name].median)
-        fit, (mean, _, sweeps) = ours(X, y, loss), runs[best]
-        timed = harness.interleave(
-            {"ours": partial(ours, X, y, loss), "numpy": variants[best]}, 31, budget=12.0
-        )
-        cells.append(
-            {
-                "loss": loss,
-                "variant": best,
-                "sweeps of NumPy": sweeps,
-                "sweeps": fit.n_sweeps,
-                **{f"{key}, s": timing for key, timing in timed.items()},
-                "NumPy / ours": timed["numpy"].over(timed["ours"]),
-                "fastest": timed["numpy"].fastest(timed["ours"]),
-                "sd apart": float(np.abs((fit.mean - mean) / np.sqrt(fit.variance)).max()),
-            }
-        )
-    harness.show(cells, f"Fits to {TOLERANCE:g}: parallel EP in NumPy against the default order")
-    claim = "a fit at least 8 times faster than good parallel EP in NumPy"
-    holds = harness.in_part([c["NumPy / ours"].median >= 8.0 for c in cells])
-    said = [
-        f"{c['loss']} {c['NumPy / ours']} x; fastest rounds {c['fastest']:.2f} x" for c in cells
-    ]
-    return {"cells": cells}, [("NumPy", claim, holds, ", ".join(said))]
 
 
 def data_sets(options: argparse.Namespace) -> list[tuple[str, Any, Array, float, float | None]]:
@@ -180,7 +136,7 @@ def chunked_sweeps(options: argparse.Namespace) -> tuple[dict, list[Claim]]:
     return {"cells": cells}, [("chunked sweeps", claim, holds, said)]
 
 
-PARTS = {"numpy": against_numpy, "sklearn": against_sklearn, "chunked_sweeps": chunked_sweeps}
+PARTS = {"sklearn": against_sklearn, "chunked_sweeps": chunked_sweeps}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

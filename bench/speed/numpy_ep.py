@@ -70,21 +70,19 @@ def parallel(
     y: Array,
     moments: Moments,
     triangular: bool = False,
-    damping: float = 1.0,
-    damped: int = 4,
     sweeps: int = 50,
 ) -> tuple[Array, Array, int]:
     """Mean, covariance and sweeps of parallel EP, prior N(0, I); ``sweeps + 1`` if it fails.
 
     The variances of the rows a come from a product X Sigma, or from the squares of the
-    triangular product X L^-T. The first sweeps are ``damped``.
+    triangular product X L^-T. The first four sweeps are damped by a half.
     """
     n, d = X.shape
     tau, nu = np.zeros(n), np.zeros(n)
     mean, variance, Sigma, root = np.zeros(d), np.ones(d), np.eye(d), np.eye(d)
     V = np.empty((min(CHUNK, n), d))
     for sweep in range(1, sweeps + 1):
-        step = damping if sweep <= damped else 1.0
+        step = 0.5 if sweep <= 4 else 1.0
         precision, shift = np.eye(d), np.zeros(d)
         for lo in range(0, n, CHUNK):
             part = slice(lo, min(lo + CHUNK, n))

@@ -8,16 +8,17 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from bench.jitkrittum2015.kernels import (
     Combined,
-    Cosines,
     ExpectedProduct,
     JointEmbedding,
     MeanVariance,
     Online,
-    ProductFeatures,
     Tuples,
     concatenated,
+    embedding_features,
     kronecker,
     median_heuristic,
+    moment_features,
+    product_features,
 )
 from epfast._core.operator import FourierModel
 from epfast.operators.learners import embedding_squares
@@ -33,12 +34,14 @@ def tuples(n, seed=0):
 def test_expectations_by_quadrature():
     """phi is sqrt(2 / D) E cos(omega^T x + b), the expectation over both messages."""
     a = tuples(3)
-    features = ProductFeatures.draw(ExpectedProduct((1.3, 0.4)), 5, 1)
+    features = product_features(ExpectedProduct((1.3, 0.4)), 5, 1)
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     weights = np.outer(weights, weights) / weights.sum() ** 2
+    rng = np.random.default_rng(1)
+    omegas, phases = rng.standard_normal((5, 2)) / (1.3, 0.4), rng.uniform(0.0, 2.0 * math.pi, 5)
     for i, (m, v) in enumerate(zip(*a, strict=True)):
         x, y = (m[j] + np.sqrt(v[j]) * nodes for j in range(2))
-        for k, (omega, phase) in enumerate(zip(features.omega, features.phase, strict=True)):
+        for k, (omega, phase) in enumerate(zip(omegas, phases, strict=True)):
             angle = omega[0] * x[:, None] + omega[1] * y + phase
             truth = np.sqrt(2.0 / 5) * (weights * np.cos(angle)).sum()
             assert_allclose(features(a)[i, k], truth, atol=1e-12)
@@ -47,27 +50,25 @@ def test_expectations_by_quadrature():
 DRAWN = {
     "expected product": (
         ExpectedProduct((1.3, 0.4)),
-        lambda kernel, d, rng: ProductFeatures.draw(kernel, d * d, rng),
+        lambda kernel, d, rng: product_features(kernel, d * d, rng),
     ),
     "product": (
         Combined(math.prod, EACH),
-        lambda kernel, d, rng: kronecker(
-            [ProductFeatures.draw(part, d, rng) for part in kernel.parts]
-        ),
+        lambda kernel, d, rng: kronecker([product_features(part, d, rng) for part in kernel.parts]),
     ),
     "sum": (
         Combined(sum, EACH),
         lambda kernel, d, rng: concatenated(
-            [ProductFeatures.draw(part, d * d, rng) for part in kernel.parts]
+            [product_features(part, d * d, rng) for part in kernel.parts]
         ),
     ),
     "mean and variance": (
         MeanVariance((1.3, 0.4), (2.0, 1.0)),
-        lambda kernel, d, rng: Cosines.of_moments(kernel, d * d, rng),
+        lambda kernel, d, rng: moment_features(kernel, d * d, rng),
     ),
     "joint embedding": (
         JointEmbedding((1.3, 0.4), 0.7),
-        lambda kernel, d, rng: Cosines.of_embeddings(kernel, d * d, d * d, rng),
+        lambda kernel, d, rng: embedding_features(kernel, d * d, d * d, rng),
     ),
 }
 
@@ -96,7 +97,7 @@ def test_error_falls_as_one_over_the_root():
     sizes = np.array([50, 100, 200, 400, 800, 1600])
     errors = []
     for d in sizes:
-        psi = [Cosines.of_embeddings(kernel, int(d), int(d), rng)(a) for _ in range(8)]
+        psi = [embedding_features(kernel, int(d), int(d), rng)(a) for _ in range(8)]
         errors.append(np.mean([np.abs(f @ f.T - truth).max() for f in psi]))
     slope = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
     assert -0.6 < slope < -0.4
@@ -109,7 +110,7 @@ def test_frobenius_error_of_b6():
     kernel = median_heuristic(a)
     truth, errors = kernel(a, a), {}
     for sizes in ((100, 100), (100, 500), (500, 100)):
-        psi = [Cosines.of_embeddings(kernel, *sizes, rng)(a) for _ in range(10)]
+        psi = [embedding_features(kernel, *sizes, rng)(a) for _ in range(10)]
         errors[sizes] = np.mean([np.linalg.norm(f @ f.T - truth) / 300 for f in psi])
     # "D_out has more effect"
     assert errors[100, 500] < 0.75 * errors[100, 100]
@@ -120,7 +121,7 @@ def test_frobenius_error_of_b6():
 def test_features_of_the_inner_stage_are_distances():
     """(8): ||phi - phi'||^2 comes to the distance of embeddings."""
     a = tuples(10)
-    phi = ProductFeatures.draw(ExpectedProduct((1.3, 0.4)), 40_000, 5)(a)
+    phi = product_features(ExpectedProduct((1.3, 0.4)), 40_000, 5)(a)
     found = ((phi[:, None] - phi) ** 2).sum(axis=-1)
     assert_allclose(found, embedding_squares((1.3, 0.4), a, a), atol=0.05)
 
@@ -137,7 +138,7 @@ def test_seeds(name):
 
 def test_a_tuple_alone_is_as_in_a_batch():
     a = tuples(9)
-    features = Cosines.of_embeddings(JointEmbedding((1.3, 0.4), 0.7), 30, 50, 0)
+    features = embedding_features(JointEmbedding((1.3, 0.4), 0.7), 30, 50, 0)
     alone = [features(a.rows([i]))[0] for i in range(9)]
     assert_allclose(alone, features(a), atol=1e-13)
 
@@ -146,9 +147,12 @@ def test_updates_are_those_of_the_core():
     """2,000 rows by two-stage features, in plain NumPy and compiled."""
     a, rng = tuples(2000), np.random.default_rng(1)
     y = rng.normal(size=(2000, 2))
-    features = Cosines.of_embeddings(JointEmbedding((1.3, 0.4), 0.7), 30, 50, 0)
-    inner = features.inner
-    core = FourierModel(2, inner.omega, inner.phase, features.omega, features.phase)
+    features = embedding_features(JointEmbedding((1.3, 0.4), 0.7), 30, 50, 0)
+    drawn = np.random.default_rng(0)
+    stages = []
+    for size, widths, d in ((2, (1.3, 0.4), 30), (30, 0.7, 50)):
+        stages += [drawn.standard_normal((d, size)) / widths, drawn.uniform(0.0, 2.0 * math.pi, d)]
+    core = FourierModel(2, *stages)
     phi, x = features(a), np.concatenate(a, axis=1)
     online = Online(phi[:1], y[:1], 1e-2)
     core.update(x[0], y[0], 1e-2)

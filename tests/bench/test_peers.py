@@ -8,7 +8,7 @@ from scipy import stats
 
 pytest.importorskip("sklearn")
 
-from bench.likelihoods import contest, peers, rivals
+from bench.likelihoods import peers
 
 pytestmark = pytest.mark.full
 
@@ -20,12 +20,12 @@ def test_a_contest_of_known_forecasts(capsys):
     y = RNG.normal(size=400)
 
     def side(sd):
-        return lambda X, y: lambda Z, t: rivals.plug_in(stats.norm(np.zeros(len(t)), sd), t)
+        return lambda X, y: lambda Z, t: peers.plug_in(stats.norm(np.zeros(len(t)), sd), t)
 
     sides = {"true": side(1.0), "narrow": side(0.25)}
     for matches, verdict in (([("true", "narrow")], True), ([("narrow", "true")], False)):
-        study = contest.Study("normal", np.ones((400, 1)), y, sides, matches)
-        rows, claims = contest.contest(study, 3)
+        study = peers.Study("normal", np.ones((400, 1)), y, sides, matches)
+        rows, claims = peers.contest(study, 3)
         assert [holds for _, _, holds, _ in claims[:2]] == [verdict, verdict]
         true, narrow = rows
         assert true["90 %"] == pytest.approx(0.9, abs=0.06)
@@ -38,16 +38,16 @@ def test_a_side_that_fails_is_said(capsys):
     def fails(X, y):
         raise FloatingPointError("improper")
 
-    study = contest.Study(
+    study = peers.Study(
         *(
             "sides",
             np.ones((120, 1)),
             RNG.normal(size=120),
-            {"ours": rivals.least_squares(np.inf), "theirs": fails},
+            {"ours": peers.least_squares(np.inf), "theirs": fails},
         ),
         [("ours", "theirs")],
     )
-    _, claims = contest.contest(study, 2)
+    _, claims = peers.contest(study, 2)
     assert claims[0][2:] == (True, "the peer failed")
     assert "theirs: failed on split 0: improper" in capsys.readouterr().out
 
@@ -55,5 +55,5 @@ def test_a_side_that_fails_is_said(capsys):
 @pytest.mark.parametrize("part", [peers.counts, peers.gaussian, peers.censored, peers.labels])
 def test_parts_without_data_are_skipped(part, monkeypatch, capsys):
     monkeypatch.delenv("EPFAST_DATA", raising=False)
-    assert list(peers.readable(part(SimpleNamespace(quick=True)))) == []
+    assert peers.competing(part, SimpleNamespace(quick=True)) == ([], [])
     assert "skipped: set EPFAST_DATA" in capsys.readouterr().out

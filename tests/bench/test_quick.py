@@ -12,7 +12,7 @@ pytestmark = pytest.mark.full
 FOLDER = Path(bench.__file__).parent
 #: scripts without a quick form, and why
 NONE = {
-    "dask.accept": "two clusters, workers with 500 MB each; tests/dask/ has its parts in small",
+    "dask.accept": "two clusters of processes; tests/dask/ has its parts in small",
 }
 SCRIPTS = [name for name in bench.SCRIPTS if name not in NONE]
 #: seconds of the processor that a quick form takes at most on a quiet machine, how many times that

@@ -3,14 +3,13 @@
 import importlib
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 pytest.importorskip("sklearn")
 
 from bench import SCRIPTS
 from bench.lib.datasets import MIXED
-from bench.users import defaults, one_pass
+from bench.users import defaults
 
 pytestmark = pytest.mark.full
 
@@ -24,8 +23,8 @@ def rows(**changed):
     return table
 
 
-def verdicts(table, silent=0, whole=True):
-    return [holds for _, _, holds, _ in defaults.judge(table, silent, whole)]
+def verdicts(table, whole=True):
+    return [holds for _, _, holds, _ in defaults.judge(table, whole)]
 
 
 def test_all_is_well():
@@ -36,14 +35,14 @@ def test_all_is_well():
 def test_a_call_that_fails_on_one_set(call):
     """0.4 times 1.3 and .02 more is .54."""
     assert all(verdicts(rows(**{call: 0.539})))
-    claims = defaults.judge(rows(**{call: 0.541}), 0, True)
+    claims = defaults.judge(rows(**{call: 0.541}), True)
     assert [where for where, _, holds, _ in claims if not holds] == [call]
     assert "ionosphere" in next(evidence for where, _, _, evidence in claims if where == call)
 
 
 def test_the_rival_is_the_better_of_two_but_for_fit_linear():
     table = rows(LogisticRegressionCV=0.2, **dict.fromkeys(defaults.OURS, 0.4))
-    failed = {where for where, claim, holds, _ in defaults.judge(table, 0, True) if not holds}
+    failed = {where for where, claim, holds, _ in defaults.judge(table, True) if not holds}
     assert failed == set(defaults.OURS) - {"fit_linear"}
 
 
@@ -62,10 +61,6 @@ def test_counts_are_not_judged_on_some_sets():
     assert verdicts(rows()[:3], whole=False)[4:6] == [None, None]
 
 
-def test_silent_evidence():
-    assert not verdicts(rows(), silent=1)[-1]
-
-
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name.startswith("users.")])
 def test_scripts_have_what_the_runner_needs(name):
     script = importlib.import_module(f"bench.{name}")
@@ -73,15 +68,8 @@ def test_scripts_have_what_the_runner_needs(name):
     assert len(script.__doc__.splitlines()[0]) <= 100
 
 
-def test_the_data_are_of_the_model():
-    X, y, theta = one_pass.data(20000)
-    assert np.linalg.norm(theta) == pytest.approx(one_pass.LENGTH)
-    gradient = X.T @ (0.5 * (1 + y) - 1 / (1 + np.exp(-X @ theta))) / len(y)
-    assert np.abs(gradient).max() < 0.02
-
-
 def test_one_set(data_folder):
-    options = SimpleNamespace(only=["fertility"], quick=True, splits=1, seed=3)
+    options = SimpleNamespace(only=["fertility"], quick=True)
     found = defaults.run(options)
     (row,) = found["log_loss"]
     assert set(defaults.OURS) | set(defaults.LOGISTIC) < set(row)

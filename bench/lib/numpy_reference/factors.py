@@ -12,24 +12,13 @@ from scipy.linalg.lapack import dposv
 
 from bench.lib.numpy_reference.losses import Array, Loss, loss_of
 
-SCHEMES = ("laplace", "quick_laplace", "quadrature", "variational")
-
 
 class GaussianFactor(NamedTuple):
-    """exp(log_scale + shift.t - 0.5 t.precision.t); precision is (d,), or (d, d) if full."""
+    """exp(log_scale + shift.t - 0.5 precision.t^2)."""
 
     precision: Array
     shift: Array
     log_scale: float
-
-    def log(self, theta: Array) -> float:
-        """Evaluate log g at one point."""
-        quadratic = (
-            self.precision @ theta**2
-            if self.precision.ndim == 1
-            else (theta @ self.precision @ theta)
-        )
-        return float(self.log_scale + self.shift @ theta - 0.5 * quadratic)
 
 
 def _about(value: float, shift: Array, precision: Array, centre: Array) -> GaussianFactor:
@@ -41,10 +30,9 @@ def _about(value: float, shift: Array, precision: Array, centre: Array) -> Gauss
     )
 
 
-def sigma_points(mean: Array, variance: Array, gamma: float | None = None) -> tuple[Array, Array]:
+def sigma_points(mean: Array, variance: Array, gamma: float) -> tuple[Array, Array]:
     """Points mean, mean + gamma sd_j e_j, mean - gamma sd_j e_j and their weights, eq. (7)."""
     d = len(mean)
-    gamma = np.sqrt(d + 0.5) if gamma is None else gamma
     offsets = np.diag(gamma * np.sqrt(variance))
     points = mean + np.concatenate([np.zeros((1, d)), offsets, -offsets])
     weights = np.full(2 * d + 1, 0.5 / gamma**2)
@@ -52,23 +40,26 @@ def sigma_points(mean: Array, variance: Array, gamma: float | None = None) -> tu
     return points, weights
 
 
-class NewtonResult(NamedTuple):
-    """alpha, number of iterations, and whether the parameters (not only the cost) settled."""
+def _cholesky(hessian: Array) -> tuple[Array, bool] | None:
+    """The factor of a Hessian, with the least ridge that makes it definite, if any does."""
+    diagonal = hessian.diagonal().copy()
+    for ridge in (0.0, 1e-15, 1e-13, 1e-11, 1e-9, 1e-6):
+        if ridge:
+            np.fill_diagonal(hessian, diagonal * (1.0 + ridge) + np.finfo(float).tiny)
+        try:
+            return cho_factor(hessian, lower=True, check_finite=False)
+        except LinAlgError:
+            continue
+    return None
 
-    alpha: Array
-    n_iter: int
-    converged: bool
 
-
-def newton_variational(
-    design: Array, weights: Array, values: Array, tol: float = 1e-5, max_iter: int = 200
-) -> NewtonResult:
+def newton_variational(design: Array, weights: Array, values: Array, tol: float) -> Array:
     """Minimise eq. (10), sum_j w_j [exp(design_j.alpha) - f_j design_j.alpha], by Newton.
 
     ``values`` must be scaled to a maximum of 1; then Newton descends from alpha = 0 by at most
     about one unit of log g per step and cannot overflow.  Where log f spans more than about 36
     over points that share parameters, the Hessian is singular in double precision: a ridge keeps
-    the step finite, the cost still reaches its minimum to rounding, and ``converged`` says False.
+    the step finite, and the cost still reaches its minimum to rounding.
     """
     alpha = np.zeros(design.shape[1])
     log_g = np.zeros(len(values))
@@ -78,81 +69,33 @@ def newton_variational(
             return float(weights @ (np.exp(log_g) - values * log_g))
 
     current = cost(log_g)
-    for n_iter in range(1, max_iter + 1):
+    for _ in range(200):
         g = np.exp(log_g)
         gradient = design.T @ (weights * (g - values))
-        hessian = (design.T * (weights * g)) @ design
-        diagonal = hessian.diagonal().copy()
-        for ridge in (0.0, 1e-15, 1e-13, 1e-11, 1e-9, 1e-6):
-            if ridge:
-                np.fill_diagonal(hessian, diagonal * (1.0 + ridge) + np.finfo(float).tiny)
-            try:
-                factor = cho_factor(hessian, lower=True, check_finite=False)
-                break
-            except LinAlgError:
-                continue
-        else:
-            return NewtonResult(alpha, n_iter, False)
+        factor = _cholesky((design.T * (weights * g)) @ design)
+        if factor is None:
+            break
         step = -cho_solve(factor, gradient, check_finite=False)
         decrement = -gradient @ step
         if not decrement >= 1e-22:
-            settled = ridge == 0.0 and _small(step, alpha, tol)
-            return NewtonResult(alpha, n_iter, bool(settled))
+            break
         move = design @ step
         t, slack = 1.0, 1e-15 * (1.0 + abs(current))
         while (new := cost(log_g + t * move)) > current - 1e-4 * t * decrement + slack:
             t *= 0.5
             if t < 1e-10:
-                return NewtonResult(alpha, n_iter, False)
+                return alpha
         alpha = alpha + t * step
         log_g = design @ alpha
         current = new
         if t == 1.0 and _small(step, alpha, tol):
-            return NewtonResult(alpha, n_iter, ridge == 0.0)
-    return NewtonResult(alpha, max_iter, False)
+            break
+    return alpha
 
 
 def _small(step: Array, x: Array, tol: float) -> bool:
     """Relative parameter variation, the paper's stopping rule."""
     return bool(np.linalg.norm(step) <= tol * np.linalg.norm(x))
-
-
-def variational_fit(
-    points: Array,
-    weights: Array,
-    log_values: Array,
-    basis: str = "diagonal",
-    *,
-    tol: float = 1e-5,
-    max_iter: int = 200,
-) -> tuple[GaussianFactor, NewtonResult]:
-    """Variational fit by Newton on any rule (points (p, d), weights and log f (p,)).
-
-    The monomials are taken in (t - centre) / spread: the same Newton iterates as in t itself
-    (Newton's method does not depend on the basis), without their loss of digits.
-    """
-    centre = points.mean(axis=0)
-    spread = points.std(axis=0)
-    z = (points - centre) / spread
-    d = z.shape[1]
-    if basis == "diagonal":
-        second = z**2
-    else:
-        rows, cols = np.tril_indices(d)
-        second = z[:, rows] * z[:, cols]
-    design = np.concatenate([np.ones((len(z), 1)), z, second], axis=1)
-    top = log_values.max()
-    newton = newton_variational(design, weights, np.exp(log_values - top), tol, max_iter)
-    value, shift = newton.alpha[0] + top, newton.alpha[1 : d + 1] / spread
-    if basis == "diagonal":
-        precision = -2.0 * newton.alpha[d + 1 :] / spread**2
-        return _about(value, shift, precision, centre), newton
-    precision = np.zeros((d, d))
-    precision[rows, cols] = -newton.alpha[d + 1 :]
-    precision = (precision + precision.T) / np.outer(spread, spread)
-    moved = precision @ centre
-    scale = float(value - shift @ centre - 0.5 * centre @ moved)
-    return GaussianFactor(precision, shift + moved, scale), newton
 
 
 # -------------------------------------------------------------------- the four schemes, two ways
@@ -284,10 +227,20 @@ def _quadrature_best(task: Task) -> GaussianFactor:
 
 
 def _variational_faithful(task: Task) -> GaussianFactor:
+    """By Newton, with equal weights: any weights do, since the fit interpolates.
+
+    The monomials are taken in (t - centre) / spread: the same Newton iterates as in t itself
+    (Newton's method does not depend on the basis), without their loss of digits.
+    """
     points, _ = sigma_points(task.mean, task.variance, task.gamma)
-    weights = np.full(len(points), 1.0 / len(points))  # any weights: the fit interpolates
     log_f = -task.beta * task.loss.value(task.rows @ points.T).sum(axis=0)
-    return variational_fit(points, weights, log_f, tol=task.tol)[0]
+    centre, spread = points.mean(axis=0), points.std(axis=0)
+    z, d = (points - centre) / spread, len(centre)
+    design = np.concatenate([np.ones((len(z), 1)), z, z**2], axis=1)
+    top, weights = log_f.max(), np.full(len(z), 1.0 / len(z))
+    alpha = newton_variational(design, weights, np.exp(log_f - top), task.tol)
+    shift, precision = alpha[1 : d + 1] / spread, -2.0 * alpha[d + 1 :] / spread**2
+    return _about(alpha[0] + top, shift, precision, centre)
 
 
 def _variational_best(task: Task) -> GaussianFactor:
@@ -382,8 +335,6 @@ def fit_minibatch(
     GaussianFactor
         ``(precision, shift, log_scale)`` about the origin.
     """
-    if curvature not in ("exact", "slope"):
-        raise ValueError(f"curvature must be 'exact' or 'slope'; got {curvature!r}")
     gamma = float(np.sqrt(len(mean) + 0.5)) if gamma is None else gamma
     task = Task(loss_of(loss), yX, mean, variance, beta, gamma, curvature, tol)
     return FITS[strength][scheme](task)
