@@ -37,6 +37,7 @@ SCRIPTS = {
     "history.revisions": "history",
     "users.defaults": "defaults",
     "users.peers": "user_peers",
+    "hyper.posteriordb": "posteriordb",
     "hyper.hierarchical": "hierarchical",
 }
 

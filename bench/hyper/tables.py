@@ -18,15 +18,21 @@ VARIABLE, FILE = "EPFAST_DATA", "hierarchical.json.gz"
 ELECTION, SIX = (50, 6, 5, 30), (8, 10, 12, 16, 20, 30)
 
 
+def read(name: str) -> dict[str, Any]:
+    """A JSON file of the data folder."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        raise SystemExit(f"set {VARIABLE} to the folder with {name}")
+    with gzip.open(Path(folder) / name) as file:
+        found: dict[str, Any] = json.load(file)
+    return found
+
+
 def load(name: str) -> dict[str, Any]:
     """The data of one model, by name, as arrays."""
     if name in SIMULATED:
         return SIMULATED[name]()
-    folder = os.environ.get(VARIABLE)
-    if not folder:
-        raise SystemExit(f"set {VARIABLE} to the folder with {FILE}")
-    with gzip.open(Path(folder) / FILE) as file:
-        data = json.load(file)["models"][name]["data"]
+    data = read(FILE)["models"][name]["data"]
     return {key: np.asarray(value) for key, value in data.items()}
 
 
