@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,7 +35,6 @@ from epfast.graph.factors import (
     rows_of,
     variables_of,
 )
-from epfast.graph.priors import TINY
 from epfast.graph.variables import Index, LinearForm, Variables, joined
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ class CompoundGamma(Kind):
 
     kept: ClassVar[tuple[str, ...]] = ("match",)
     pattern: ClassVar[str] = "g"
-    numbers: ClassVar[dict[str, float]] = dict.fromkeys(("s1", "r1", "s2"), TINY)
+    numbers: ClassVar[dict[str, float]] = dict.fromkeys(("s1", "r1", "s2"), math.ulp(0.0))
     instead: ClassVar[str] = "post[tau], as the factor is the prior of tau alone"
     s1: Any = 1.0
     r1: Any = 1.0
