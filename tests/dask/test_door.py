@@ -9,6 +9,7 @@ import pytest
 import epfast
 import epfast.dask as epd
 from epfast import DAEP, DEP, EP, fit_linear
+from epfast.gaussian.engines import shards
 from tests.oracles.data import classes
 from tests.oracles.full_fits import TIGHT, assert_same
 
@@ -32,6 +33,37 @@ def test_a_bar_counts_the_rows_of_all_sweeps(capsys):
     pytest.importorskip("tqdm")
     post = epd.fit_linear(ROWS, LABELS, progress=True)
     assert f"{N * post.n_sweeps}factor" in capsys.readouterr().err
+
+
+OF_MINIBATCHES = {
+    "DEP": {"schedule": DEP(4, 2, 0.0, inner=EP(2)), "posterior": "factorized"},
+    "DEP in parallel": {
+        "schedule": DEP(3, 2, 0.0, order="parallel", damping=0.5, inner=EP(2)),
+        "posterior": "factorized",
+    },
+    "Laplace propagation": {"schedule": EP(2, 0.0, order="parallel"), "scheme": "laplace"},
+    "ADF": {"schedule": epfast.ADF(), "posterior": "factorized"},
+}
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize("name", OF_MINIBATCHES)
+def test_progress_counts_each_minibatch_once(name):
+    """17 minibatches, the last of which has 16 rows."""
+    done = []
+    given = OF_MINIBATCHES[name] | {"batch_size": 24, "progress": done.append}
+    post = epd.fit_linear(ROWS, LABELS, **given)
+    assert sum(done) == 17 * post.n_sweeps
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+def test_a_shard_that_is_refused_counts_its_minibatches(monkeypatch):
+    """A cavity that is no Gaussian: no site of its shard is taken."""
+    monkeypatch.setattr(shards, "is_proper", lambda precision: False)
+    schedule = DEP(4, 1, 0.0, order="parallel")
+    given = {"batch_size": 24, "posterior": "factorized", "schedule": schedule}
+    assert epd.fit_linear(ROWS, LABELS, **given).n_refused == 17
+    assert fit_linear(X, Y, **given).n_refused == 17
 
 
 @pytest.mark.parametrize("schedule", [DEP(tol=1e-8), epfast.ADF()], ids=["DEP", "ADF"])

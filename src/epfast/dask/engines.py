@@ -149,7 +149,9 @@ class Remote(Shards):
 
     def __init__(self, problem: Problem, shards: Sequence[Shard]) -> None:
         Full.__init__(self, problem)
-        self.sizes, self.n_sites = [shard.facts.rows for shard in shards], problem.shape[0]
+        self.sizes = [shard.facts.factors(problem.batch_size) for shard in shards]
+        # Laplace propagation has a site per row
+        self.n_sites = problem.shape[0] if problem.covariance == "full" else sum(self.sizes)
 
     def prior(self) -> Any:
         nothing = flat_site(self.problem.base.precision)
@@ -221,9 +223,8 @@ class RemoteGroups(_CountsBytes, SharedEngine):
         return np.array([shard.facts.size for shard in self.remote])
 
     def batch_count(self) -> int:
-        batch = self.schedule.batch
-        rows = [shard.facts.rows for shard in self.remote]
-        return sum(-(-n // (n if batch is None else batch)) for n in rows)
+        facts = [shard.facts for shard in self.remote]
+        return sum(part.factors(self.schedule.batch or part.rows) for part in facts)
 
     def calls(
         self, state: Swept, sites: Sites, schedule: Any, damping: float
@@ -282,7 +283,7 @@ class Passes(EPEngine):
                     reached[c] = passed.state
                     self.facts.append(passed.facts)
                     totals += passed.counts[:3]
-                    tick(passed.facts.rows)
+                    tick(passed.facts.factors(self.problem.batch_size))
                     done[c] += 1
                 if done[c] < len(self.streams[c]):
                     send(c)
@@ -294,7 +295,7 @@ class Passes(EPEngine):
         new = self._combined(begun, reached)
         size = sum(facts.size for facts in self.facts)
         self.evidence_bound = evidence_bound(self.problem.loss, size)
-        self.n_sites = -(-sum(f.rows for f in self.facts) // (self.problem.batch_size or 1))
+        self.n_sites = sum(facts.factors(self.problem.batch_size) for facts in self.facts)
         refused, failures, clipped = totals.tolist()
         counts = Counts(
             refused,

@@ -74,6 +74,10 @@ class Facts(NamedTuple):
     #: a weight that is no count; 0 without one
     fraction: float = 0.0
 
+    def factors(self, size: int | None) -> int:
+        """How many minibatches of this size the rows are. None: a factor per row."""
+        return -(-self.rows // (size or 1))
+
 
 #: of a shard that was not read
 NOTHING = Facts(0, 0, 0.0, 0, (False, False), 0)

@@ -156,9 +156,9 @@ class Problem(NamedTuple):
         return int(getattr(known, "shape", (1,))[0])
 
     @property
-    def n_sites(self) -> int:
-        """Number of sites, for warnings."""
-        return self.n_rows
+    def n_factors(self) -> int:
+        """Number of factors: of rows, or of minibatches of them."""
+        return -(-self.n_rows // (self.batch_size or 1))
 
     @property
     def has_rows(self) -> bool:

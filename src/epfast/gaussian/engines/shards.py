@@ -58,7 +58,7 @@ class Update(NamedTuple):
     site: Sites
     #: of its rows or minibatches, or None where these share the site, or store none
     rows: Sites | None
-    #: rows that kept their site
+    #: factors that kept their site
     refused: int
     #: change of the last sweep within the shard
     distance: float = 0.0
@@ -166,9 +166,8 @@ def local_update(
     Update
         With the site as it was where the cavity, or what was found, is no Gaussian.
     """
-    n, d = shard.shape
-    nothing = Update(site, rows, n)
-    with one_blas_thread(d):
+    nothing = Update(site, rows, shard.n_factors)
+    with one_blas_thread(shard.shape[1]):
         cavity = State(precision - site.precision, shift - site.shift, None, 0.0, 0)
         if not is_proper(cavity.precision):
             return nothing
@@ -273,8 +272,7 @@ class LaplaceEngine(EPEngine):
 
     def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         problem, q = self.problem, (state.precision, state.shift)
-        n, size = problem.shape[0], problem.batch_size or 1
-        count = -(-n // size)
+        n, size, count = problem.shape[0], problem.batch_size or 1, problem.n_factors
         parts = np.array_split(np.arange(count), min(count, self.tasks.width))
         takes = [slice(int(p[0]) * size, min(n, (int(p[-1]) + 1) * size)) for p in parts]
         shards = [shard_of(problem, take, problem.schedule) for take in takes]
@@ -594,7 +592,7 @@ class Shards(Full):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         schedule, (n, _), size = problem.schedule, problem.shape, problem.batch_size or 1
-        self.n_sites = -(-n // size)
+        self.n_sites = problem.n_factors
         by_rows = schedule.shards is not None and not isinstance(schedule.shards, int)
         labels = schedule.labels(n)[::size] if by_rows else schedule.labels(self.n_sites)
         of_rows = np.repeat(labels, size)[:n]
@@ -734,7 +732,7 @@ class AsTheyCome(Visits):
         self.engine, self.schedule, self.tasks = engine, engine.schedule, engine.tasks
         #: how often answers of a shard were refused in a row
         self.tries: Counter[int] = Counter()
-        #: rows that kept their sites, change of the last sweep in a shard, sum of all changes
+        #: factors that kept their sites, change of the last sweep in a shard, sum of all changes
         self.refused, self.distance, self.changed = 0, 0.0, 0.0
 
     def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
