@@ -156,8 +156,8 @@ class Problem(NamedTuple):
         return int(getattr(known, "shape", (1,))[0])
 
     @property
-    def n_factors(self) -> int:
-        """Number of factors: of rows, or of minibatches of them."""
+    def n_sites(self) -> int:
+        """Number of factors, of rows or of minibatches of them, for warnings too."""
         return -(-self.n_rows // (self.batch_size or 1))
 
     @property
@@ -285,6 +285,13 @@ class Problem(NamedTuple):
         """The same fit on these rows, by default with the weights of the fit."""
         given = self.data.weights if weights is None else weights
         return self._replace(data=data_of(self.given(X), y, given, self.loss, offset))
+
+    @property
+    def prior_norm(self) -> float:
+        """Half of the log of the determinant of the prior's precision, of all latents. O(d^3)."""
+        if self.levels is not None:
+            return 0.5 * float(self.levels.log_determinant)
+        return 0.5 * self.loss.latents * log_determinant(self.prior.precision)
 
     @property
     def n_columns(self) -> int:

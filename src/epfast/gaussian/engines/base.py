@@ -24,7 +24,6 @@ from epfast.gaussian.problem import (
     State,
     inverse_of,
     inverse_root,
-    log_determinant,
     not_proper,
 )
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary
@@ -387,8 +386,8 @@ class Full(Form):
         self.problem, self.shapes = problem, ((n,),) * 3
         self.weights = self.width = len(problem.base.shift)
         self.order = len(problem.base.shift) if problem.covariance == "full" else 0
-        #: half of the log of the determinant of the prior's precision
-        self.prior_norm = 0.5 * log_determinant(problem.prior.precision)
+        #: what the log evidence has of the prior
+        self.prior_norm = problem.prior_norm
         #: whether states have a root of the covariance
         self.rooted = False
         #: (2, n), of the rows, once they are asked for

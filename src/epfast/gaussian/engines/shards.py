@@ -166,7 +166,7 @@ def local_update(
     Update
         With the site as it was where the cavity, or what was found, is no Gaussian.
     """
-    nothing = Update(site, rows, shard.n_factors)
+    nothing = Update(site, rows, shard.n_sites)
     with one_blas_thread(shard.shape[1]):
         cavity = State(precision - site.precision, shift - site.shift, None, 0.0, 0)
         if not is_proper(cavity.precision):
@@ -272,7 +272,7 @@ class LaplaceEngine(EPEngine):
 
     def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         problem, q = self.problem, (state.precision, state.shift)
-        n, size, count = problem.shape[0], problem.batch_size or 1, problem.n_factors
+        n, size, count = problem.shape[0], problem.batch_size or 1, problem.n_sites
         parts = np.array_split(np.arange(count), min(count, self.tasks.width))
         takes = [slice(int(p[0]) * size, min(n, (int(p[-1]) + 1) * size)) for p in parts]
         shards = [shard_of(problem, take, problem.schedule) for take in takes]
@@ -592,7 +592,7 @@ class Shards(Full):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         schedule, (n, _), size = problem.schedule, problem.shape, problem.batch_size or 1
-        self.n_sites = problem.n_factors
+        self.n_sites = problem.n_sites
         by_rows = schedule.shards is not None and not isinstance(schedule.shards, int)
         labels = schedule.labels(n)[::size] if by_rows else schedule.labels(self.n_sites)
         of_rows = np.repeat(labels, size)[:n]
