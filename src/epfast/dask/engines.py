@@ -17,10 +17,11 @@ from epfast._arrays import Array
 from epfast.dask.worker import (
     NOTHING,
     Facts,
-    Packed,
     Visit,
     answers,
     bytes_of,
+    packed,
+    unpacked,
     visit_factors,
     visit_pass,
     visit_rows,
@@ -28,17 +29,18 @@ from epfast.dask.worker import (
 )
 from epfast.gaussian.engines.base import EPEngine, Full, Swept, plain, with_moments
 from epfast.gaussian.engines.passes import adf_begun
-from epfast.gaussian.engines.shards import ShardEngine, Shards, ShardSite, SharedEngine, flat_site
-from epfast.gaussian.problem import Data, Problem, State, is_proper, product_over
+from epfast.gaussian.engines.shards import (
+    ShardEngine,
+    Shards,
+    ShardSite,
+    SharedEngine,
+    Update,
+    flat_site,
+)
+from epfast.gaussian.problem import Problem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import LOST, Tasks
 from epfast.inference.runtime import Tick, no_tick
-
-
-class RemoteRows(NamedTuple):
-    """In place of rows that the workers have."""
-
-    shape: tuple[int, int]
 
 
 class Shard(NamedTuple):
@@ -65,7 +67,7 @@ class Workers(Tasks):
 
     def __init__(self, threads: int) -> None:
         super().__init__(cast(Any, self), threads)
-        self.threads, self.n_bytes = threads, 0
+        self.threads = threads
 
     def shard_bytes(self, persist: bool, rows: float) -> int | None:
         """Most bytes of a shard of so many rows, or NaN, in all. None: not known."""
@@ -95,9 +97,11 @@ class Workers(Tasks):
         key, values = super().take()
         if values is LOST:
             return key, LOST
-        self.n_bytes += sum(value.n_bytes for value in values)
-        opened = [value.opened() for value in values]
-        return key, opened if len(opened) > 1 else opened[0]
+        self.n_bytes += sum(bytes_of(value[0]) for value in values)
+        for i, value in enumerate(values):
+            if isinstance(value, Update):
+                values[i] = value._replace(site=unpacked(value.site))
+        return key, values if len(values) > 1 else values[0]
 
     def idles(self, shard: Shard, flying: Sequence[Shard]) -> bool:
         """Whether a worker that has a shard does nothing while others are visited."""
@@ -127,21 +131,9 @@ def _asked(
     tasks: Any, token: str, k: int, number: int, q: tuple[Array, Array], site: Sites, share: float
 ) -> Visit:
     """What is sent to a shard."""
-    posterior, own = Packed.of(*q), Packed.of(*site)
-    tasks.n_bytes += posterior.numbers.nbytes + own.numbers.nbytes
+    posterior, own = packed(Sites(*q, np.zeros(()))), packed(site)
+    tasks.n_bytes += bytes_of(posterior) + bytes_of(own)
     return Visit(token, k, number, posterior, own, share)
-
-
-class _CountsBytes:
-    """Base of an engine on a cluster: a sweep says what it has sent and got."""
-
-    tasks: Any
-
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
-        before = self.tasks.n_bytes
-        swept: Any = super()
-        new, counts = swept.sweep(state, keep, tick)
-        return new, counts._replace(bytes_sent=self.tasks.n_bytes - before)
 
 
 class Remote(Shards):
@@ -151,7 +143,8 @@ class Remote(Shards):
         Full.__init__(self, problem)
         self.sizes = [shard.facts.factors(problem.batch_size) for shard in shards]
         # Laplace propagation has a site per row
-        self.n_sites = problem.shape[0] if problem.covariance == "full" else sum(self.sizes)
+        size = None if problem.covariance == "full" else problem.batch_size
+        self.n_sites = sum(shard.facts.factors(size) for shard in shards)
 
     def prior(self) -> Any:
         nothing = flat_site(self.problem.base.precision)
@@ -172,18 +165,16 @@ class Remote(Shards):
         return Sites(*map(np.stack, zip(*(part.site for part in parts), strict=True)))
 
 
-class RemoteShards(_CountsBytes, ShardEngine):
+class RemoteShards(ShardEngine):
     """DEP: sites of rows stay with the worker that has them, those of shards are here.
 
     Laplace propagation, all factors from one posterior, is the same picture: what comes from a
     shard is the product of its factors' sites.
     """
 
-    def __init__(
-        self, problem: Problem, shards: Sequence[Shard], tasks: Workers, token: str
-    ) -> None:
+    def __init__(self, problem: Problem, shards: Sequence[Shard], token: str) -> None:
         super().__init__(problem, Remote(problem, shards))
-        self.remote, self.token, self.tasks = shards, token, tasks
+        self.remote, self.token = shards, token
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
         shards_of_rows = self.schedule.stores == "shard"
@@ -205,15 +196,13 @@ class RemoteShards(_CountsBytes, ShardEngine):
         return bool(self.tasks.idles(self.remote[k], others))
 
 
-class RemoteGroups(_CountsBytes, SharedEngine):
+class RemoteGroups(SharedEngine):
     """DSEP and DAEP in rounds: nothing stays on a worker but rows."""
 
-    def __init__(
-        self, problem: Problem, shards: Sequence[Shard], tasks: Workers, token: str
-    ) -> None:
+    def __init__(self, problem: Problem, shards: Sequence[Shard], token: str) -> None:
         self.remote, self.token = shards, token
         super().__init__(problem)
-        self.tasks: Workers = tasks
+        self.n_sites = sum(shard.facts.rows for shard in shards)
         self.evidence_bound = evidence_bound(problem.loss, float(self.sizes.sum()))
         nothing: Any = None
         #: of a schedule the power counts, which has no arrays
@@ -247,24 +236,20 @@ class Passes(EPEngine):
     over all but one of what they began with. A worker that dies takes with it a shard's worth.
     """
 
-    def __init__(
-        self, problem: Problem, streams: Sequence[Sequence[Shard]], tasks: Workers
-    ) -> None:
+    def __init__(self, problem: Problem, streams: Sequence[Sequence[Shard]], token: str) -> None:
         super().__init__(problem, Full(problem))
-        self.streams, self.tasks = streams, tasks
-        self.template = problem._replace(data=Data(None, None))
+        self.streams = streams
         #: what the passes have seen
         self.facts: list[Facts] = []
 
     def init(self, start: Any) -> Swept:
         return adf_begun(self.problem, start)
 
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        before = self.tasks.n_bytes
+    def visit(self, state: Swept, sites: None, tick: Tick) -> Counts:
         self.tasks.cancel()
         begun = plain(state)
         # engines begin at the base
-        template = self.template._replace(base=begun)
+        template = self.problem._replace(base=begun)
         reached: list[Any] = [None] * len(self.streams)
         done = [0] * len(self.streams)
         totals = np.zeros(3, dtype=np.intp)
@@ -289,23 +274,16 @@ class Passes(EPEngine):
                     send(c)
         except KeyboardInterrupt:
             raise PartOfSweep(self._combined(begun, reached)) from None
-        except ExecutorFailed as failed:
-            failed.posterior = self._combined(begun, reached)
+        except ExecutorFailed as error:
+            error.posterior = self._combined(begun, reached)
             raise
         new = self._combined(begun, reached)
         size = sum(facts.size for facts in self.facts)
         self.evidence_bound = evidence_bound(self.problem.loss, size)
         self.n_sites = sum(facts.factors(self.problem.batch_size) for facts in self.facts)
-        refused, failures, clipped = totals.tolist()
-        counts = Counts(
-            refused,
-            failures,
-            clipped,
-            lost=self.tasks.n_lost,
-            in_flight=len(self.streams),
-            bytes_sent=self.tasks.n_bytes - before,
-        )
-        return new._replace(sweeps=new.sweeps + 1), counts
+        made = new._replace(sweeps=new.sweeps + 1)
+        refused, failed, clipped = totals.tolist()
+        return Counts(refused, failed, clipped, made=made, in_flight=len(self.streams))
 
     def _combined(self, begun: State, reached: Sequence[Any]) -> Swept:
         """The product of the passes, over all but one of where they began."""

@@ -15,7 +15,6 @@ from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_
 from epfast.dask.engines import (
     Passes,
     RemoteGroups,
-    RemoteRows,
     RemoteShards,
     Shard,
     Workers,
@@ -24,12 +23,12 @@ from epfast.dask.worker import Facts
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.diagonal import warm_up_rows
-from epfast.gaussian.fit_linear import FULL_UP_TO, KINDS, check_start
+from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_variance, prior_of_fit
 from epfast.gaussian.problem import Data, Problem
 from epfast.gaussian.sources import check_names
-from epfast.inference import Callback, ExecutorFailed, Fit, interrupted, run, warn_of
+from epfast.inference import Callback, Fit, warn_of
 from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick
 from epfast.losses import Loss
@@ -194,7 +193,7 @@ def fit_linear(
         if center is not None:
             prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
         problem = Problem(
-            Data(RemoteRows((n, width)), None),
+            Data(None, None),
             chosen.loss,
             chosen.scheme.bound(chosen.loss, posterior, chosen.schedule, n),
             chosen.schedule,
@@ -206,8 +205,23 @@ def fit_linear(
             center=center,
             names=rows.names,
         )
-        run_on = problem, found, workers, token, start, callback, progress
-        fitted: FullPosterior | FactorizedPosterior = _run(*run_on)
+        kinds = {"none": Passes, "shared": RemoteGroups}
+        kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)
+
+        def warn(fit: Fit, engine: Any, schedule: Schedule) -> None:
+            if isinstance(engine, Passes):
+                _check_rows(engine.facts, problem.loss)
+            warn_of(fit, engine, schedule)
+
+        fitted: FullPosterior | FactorizedPosterior = fit_problem(
+            problem,
+            start,
+            callback=callback,
+            progress=progress,
+            warn=warn,
+            tasks=workers,
+            make_engine=lambda problem: kind(problem, found, token),
+        )
         return fitted
     finally:
         workers.close(token)
@@ -307,38 +321,3 @@ def _check_rows(facts: list[Facts], loss: Loss) -> None:
                 f"y has the label {'+1' if positive else '-1'} alone; allowed: -1 and +1"
             )
     note_weights(np.array([part.fraction for part in facts]))
-
-
-def _run(
-    problem: Problem,
-    shards: Any,
-    workers: Workers,
-    token: str,
-    start: Any,
-    callback: Callback | None,
-    progress: bool | Tick,
-) -> Any:
-    """Sweep over the shards, or pass over them."""
-    kept = problem._replace(data=Data(None, None))
-
-    def result(fit: Fit) -> Any:
-        return KINDS[problem.covariance](fit.state, kept, fit.converged, fit.history)
-
-    fit = None
-    try:
-        engine: Any
-        if problem.schedule.stores == "none":
-            engine = Passes(problem, shards, workers)
-        elif problem.schedule.stores == "shared":
-            engine = RemoteGroups(problem, shards, workers, token)
-        else:
-            engine = RemoteShards(problem, shards, workers, token)
-        fit = run(engine, problem.schedule, start, callback=callback, progress=progress)
-        if isinstance(engine, Passes):
-            _check_rows(engine.facts, problem.loss)
-        warn_of(fit, engine, problem.schedule)
-        return result(fit)
-    except (KeyboardInterrupt, ExecutorFailed) as stopped:
-        raise interrupted(stopped, fit, result, start, lambda: None) from stopped.__cause__
-    finally:
-        workers.cancel()

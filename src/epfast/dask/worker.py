@@ -176,50 +176,33 @@ def facts_of(shard: Loaded | Exception) -> Facts:
     return good(shard).facts
 
 
-class Packed(NamedTuple):
-    """A site, or a posterior: an upper triangle, d (d + 3) / 2 numbers, or a diagonal, 2 d."""
-
-    numbers: Array
-    d: int
-    diagonal: bool
-    log_scale: float
-
-    @classmethod
-    def of(cls, precision: Array, shift: Array, log_scale: Any = 0.0) -> Packed:
-        """Pack a matrix or a diagonal, and a vector."""
-        d, diagonal = len(shift), precision.ndim == 1
-        given = precision if diagonal else precision[np.triu_indices(d)]
-        return cls(np.concatenate([given, shift]), d, diagonal, float(log_scale))
-
-    def unpacked(self) -> Sites:
-        """The matrix, or the diagonal, and the vector."""
-        d, log_scale = self.d, np.asarray(self.log_scale)
-        if self.diagonal:
-            return Sites(self.numbers[:d].copy(), self.numbers[d:].copy(), log_scale)
-        upper = np.zeros((d, d))
-        count = d * (d + 1) // 2
-        upper[np.triu_indices(d)] = self.numbers[:count]
-        return Sites(symmetric_from_upper(upper), self.numbers[count:].copy(), log_scale)
+def packed(site: Any) -> Any:
+    """A site, or a posterior, as it travels: of a matrix the upper triangle, (1, d (d + 1) / 2)."""
+    matrix = site.precision
+    if matrix.ndim == 1:
+        return site
+    return site._replace(precision=matrix[np.triu_indices(len(matrix))][None])
 
 
-class Answered(NamedTuple):
-    """What a worker sends back: an update, its site apart."""
+def unpacked(site: Any) -> Any:
+    """What :func:`packed` was given."""
+    triangle, d = site.precision, len(site.shift)
+    if triangle.ndim == 1:
+        return site
+    upper = np.zeros((d, d))
+    upper[np.triu_indices(d)] = triangle[0]
+    return site._replace(precision=symmetric_from_upper(upper))
 
-    site: Packed
-    update: Update
 
-    @classmethod
-    def of(cls, update: Update) -> Answered:
-        nothing: Any = None
-        return cls(Packed.of(*update.site), update._replace(site=nothing, rows=None))
+def bytes_of(state: Any) -> int:
+    """Of the arrays of a state, or of a site. None: 0."""
+    parts = state or ()
+    return sum(part.nbytes for part in parts if isinstance(part, np.ndarray) and part.ndim)
 
-    @property
-    def n_bytes(self) -> int:
-        return self.site.numbers.nbytes
 
-    def opened(self) -> Update:
-        """Unpack it."""
-        return self.update._replace(site=self.site.unpacked())
+def _answer(update: Update) -> Update:
+    """What a worker sends back: the site, and no sites of rows."""
+    return update._replace(site=packed(update.site), rows=None)
 
 
 class Visit(NamedTuple):
@@ -230,17 +213,18 @@ class Visit(NamedTuple):
     shard: int
     #: answers that the shard has given so far
     number: int
-    posterior: Packed
-    site: Packed
+    #: both :func:`packed`
+    posterior: Sites
+    site: Sites
     damping: float
 
     def numbers(self) -> tuple[Array, Array, Sites]:
         """Precision and shift of the posterior, and the site."""
-        precision, shift, _ = self.posterior.unpacked()
-        return precision, shift, self.site.unpacked()
+        precision, shift, _ = unpacked(self.posterior)
+        return precision, shift, unpacked(self.site)
 
 
-def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
+def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Update:
     """EP, or a pass of ADF, on the rows of a shard. Their sites stay here."""
     mine = problem._replace(data=shard.data)
 
@@ -249,11 +233,11 @@ def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
         return local_update(mine, *asked.numbers(), rows, damping, made)
 
     if problem.schedule.stores == "none":
-        return Answered.of(update(None, asked.damping))
+        return _answer(update(None, asked.damping))
     return _with_kept(asked, update)
 
 
-def visit_factors(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
+def visit_factors(shard: Loaded, problem: Problem, asked: Visit) -> Update:
     """Laplace propagation on the minibatches of a shard. The sites of their rows stay here."""
     n = shard.facts.rows
     precision, shift, site = asked.numbers()
@@ -275,7 +259,7 @@ def visit_factors(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
     return _with_kept(asked, update)
 
 
-def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> Answered:
+def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> Update:
     """What an update makes of the sites that are kept here for a visit. Its own are kept.
 
     Who asks twice for the same visit gets the same: the sites that it began with are kept.
@@ -284,7 +268,7 @@ def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> 
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None
     kept = own.get(asked.number, latest)
-    site = asked.site.unpacked()
+    site = unpacked(asked.site)
     # of a site whose rows are flat again nothing can be damped row by row
     cold = kept is None and bool(site.precision.any() or site.shift.any())
     found = update(kept, 1.0 if cold else asked.damping)
@@ -297,7 +281,7 @@ def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> 
         ROWS.pop(asked.token, None)
     if cold:
         found = found._replace(site=families.damped(site, found.site, asked.damping))
-    return Answered.of(found)
+    return _answer(found)
 
 
 def visit_shared(
@@ -306,7 +290,7 @@ def visit_shared(
     asked: Visit,
     batch: int | None,
     checked: bool,
-) -> Answered:
+) -> Update:
     """A sweep over the batches of a group whose rows share a site. No state stays here."""
     n = shard.facts.rows
     step = n if batch is None else batch
@@ -316,10 +300,8 @@ def visit_shared(
     precision, shift, site = asked.numbers()
     numbers = EP(power=problem.schedule.power, damping=asked.damping)
     mine = problem._replace(data=shard.data, schedule=numbers)
-    size = shard.facts.size
-    return Answered.of(
-        local_shared(mine, precision, shift, site, size, last, checked, asked.number)
-    )
+    rest = shard.facts.size, last, checked, asked.number
+    return _answer(local_shared(mine, precision, shift, site, *rest))
 
 
 class Passed(NamedTuple):
@@ -329,19 +311,6 @@ class Passed(NamedTuple):
     state: Any
     counts: Counts
     facts: Facts
-
-    @property
-    def n_bytes(self) -> int:
-        return bytes_of(self.state)
-
-    def opened(self) -> Passed:
-        return self
-
-
-def bytes_of(state: Any) -> int:
-    """Of the arrays of a state."""
-    parts = () if state is None else state
-    return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
 
 
 def visit_pass(shard: Loaded, problem: Problem, state: Any) -> Passed:

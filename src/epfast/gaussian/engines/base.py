@@ -268,7 +268,7 @@ class EPEngine(Visits):
             tick(self.n_sites)
             return state._replace(sweeps=state.sweeps + 1), Counts()
         last, sweeps, tasks = state, state.sweeps + 1, self.tasks
-        lost = 0 if tasks is None else tasks.n_lost
+        lost, n_bytes = (0, 0) if tasks is None else (tasks.n_lost, tasks.n_bytes)
         state = self.before(state) if self.steps else state
         if self.tilted is not None:
             self.tilted.begin_sweep(state.sweeps)
@@ -298,8 +298,10 @@ class EPEngine(Visits):
             new, left, settled = self._halved(state, sites, sweeps), None, False
         if new is None:
             return self.unswept(last)
-        lost = 0 if tasks is None else tasks.n_lost - lost
-        counts = counts._replace(left=left, made=None, settled=settled, lost=lost)
+        counts = counts._replace(left=left, made=None, settled=settled)
+        if tasks is not None:
+            sent = tasks.n_bytes - n_bytes
+            counts = counts._replace(lost=tasks.n_lost - lost, bytes_sent=sent or None)
         return visits.after(state, following(state, new), counts)
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
