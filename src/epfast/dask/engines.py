@@ -15,7 +15,6 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array
 from epfast.dask.worker import (
-    NOTHING,
     Facts,
     Visit,
     answers,
@@ -49,8 +48,7 @@ class Shard(NamedTuple):
     number: int
     #: a future or a delayed object: what a worker has loaded, or loads for each visit
     rows: Any
-    #: NOTHING before it was read
-    facts: Facts
+    facts: Facts = Facts()
     #: workers that have it, or are to read it. None: whoever has nothing to do
     homes: Sequence[str] = ()
 
@@ -84,7 +82,7 @@ class Workers(Tasks):
 
     def unread(self, loads: list[Any]) -> list[Shard]:
         """Shards that are loaded when they are visited."""
-        return [Shard(k, load, NOTHING) for k, load in enumerate(loads)]
+        return [Shard(k, load) for k, load in enumerate(loads)]
 
     def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
         """Start a task for each list of calls: :func:`attempted` :func:`answers`."""

@@ -20,7 +20,15 @@ from epfast.gaussian.engines.shards import (
     site_of,
 )
 from epfast.gaussian.online import joined_data
-from epfast.gaussian.problem import Data, Problem, data_of, is_proper, mean_of_rows, with_ones
+from epfast.gaussian.problem import (
+    Data,
+    Problem,
+    copies_of,
+    data_of,
+    is_proper,
+    mean_of_rows,
+    with_ones,
+)
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
 from epfast.inference.report import fraction
@@ -57,17 +65,13 @@ def answers(shards: Iterable[Any], calls: Opaque) -> list[Any]:
 
 
 class Facts(NamedTuple):
-    """What the coordinator knows of a shard."""
+    """What the coordinator knows of a shard: nothing before it is read."""
 
-    rows: int
-    columns: int
+    rows: int = 0
     #: with their copies
-    size: float
-    #: chunks without a row
-    empty: int
+    size: float = 0.0
     #: whether there are labels -1, +1
-    labels: tuple[bool, bool]
-    n_bytes: int
+    labels: tuple[bool, bool] = (False, False)
     #: sum of the weights of rows, and their weighted mean, (d,). None without rows
     total: float = 0.0
     mean: Array | None = None
@@ -77,10 +81,6 @@ class Facts(NamedTuple):
     def factors(self, size: int | None) -> int:
         """How many minibatches of this size the rows are. None: a factor per row."""
         return -(-self.rows // (size or 1))
-
-
-#: of a shard that was not read
-NOTHING = Facts(0, 0, 0.0, 0, (False, False), 0)
 
 
 class Loaded(NamedTuple):
@@ -123,29 +123,17 @@ def _loaded(
             raise ValueError(
                 f"chunk {number} of X has {parts[-1].X.shape[1]} columns; allowed: {columns}"
             )
-    empty = len(numbers) - len(parts)
     if not parts:
-        return Loaded(Data(None, None), Facts(0, columns, 0.0, empty, (False, False), 0))
+        return Loaded(Data(None, None), Facts())
     data = joined_data(parts)
     if intercept:
         data = data._replace(X=with_ones(data.X))
-    (n, n_columns), counted = data.X.shape, data.weights
-    size = float(n) if counted is None else float(_copies(counted).sum())
-    first = data.y[:, 0]
+    n, first = len(data.y), data.y[:, 0]
+    counted = np.ones(n) if data.weights is None else data.weights
+    size, total = float(copies_of(counted).sum()), float(counted.sum())
     labels = bool((first < 0.0).any()), bool((first > 0.0).any())
-    total = float(n) if counted is None else float(counted.sum())
-    mean = mean_of_rows(data.X, counted) if total > 0.0 else None
-    part = 0.0 if counted is None else fraction(counted)
-    facts = Facts(n, n_columns, size, empty, labels, _bytes_of(data.X), total, mean, part)
-    return Loaded(data, facts)
-
-
-def _copies(weights: Array) -> Array:
-    return np.where(weights > 0.0, np.maximum(weights, 1.0), 0.0)
-
-
-def _bytes_of(rows: Any) -> int:
-    return int(rows.data.nbytes + rows.indices.nbytes if hasattr(rows, "indptr") else rows.nbytes)
+    mean = mean_of_rows(data.X, data.weights) if total > 0.0 else None
+    return Loaded(data, Facts(n, size, labels, total, mean, fraction(counted)))
 
 
 def _checked(X: Any, y: Any, weights: Any, loss: Loss) -> Data:

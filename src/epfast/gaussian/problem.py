@@ -184,8 +184,7 @@ class Problem(NamedTuple):
 
     def copies(self) -> Array | None:
         """(n,), the number of copies that each row counts as. None: one each."""
-        w = self.data.weights
-        return None if w is None else np.where(w > 0.0, np.maximum(w, 1.0), 0.0)
+        return None if self.data.weights is None else copies_of(self.data.weights)
 
     def pieces(
         self, order: NDArray[np.intp] | range, work_per_number: int = 1
@@ -581,6 +580,11 @@ def weights_of(weights: Any, n: int) -> Array | None:
     if not result.any():
         raise ValueError("weights are all 0; allowed: one row at least that counts")
     return None if (result == 1.0).all() else result
+
+
+def copies_of(weights: Array) -> Array:
+    """The number of copies that a row of each weight counts as, (n,)."""
+    return np.where(weights > 0.0, np.maximum(weights, 1.0), 0.0)
 
 
 # ---- kernel matrices of the user ----
