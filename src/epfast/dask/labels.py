@@ -22,7 +22,7 @@ def computed(parts: Sequence[Any], client: Any) -> list[Any]:
 
 
 def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[Any]:
-    """What a function says of each chunk of rows, labels and weights (or None)."""
+    """What a function says of each chunk of rows, labels (or numbers) and weights, (n,)."""
     rows = rows_at_door(X, y, weights)
     parts = [rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()]
     parts.append([None] * len(parts[0]) if weights is None else rows.weights.to_delayed().ravel())
@@ -30,8 +30,9 @@ def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[A
     return computed([delayed(_called)(asked, *each) for each in zip(*parts, strict=True)], client)
 
 
-def _called(function: Any, *args: Any) -> Any:
-    return function(*args)
+def _called(function: Any, block: Any, y: Any, weights: Any) -> Any:
+    y = np.asarray(y).ravel()
+    return function(block, y, np.ones(len(y)) if weights is None else np.asarray(weights).ravel())
 
 
 def labels_at_door(y: Any) -> Any:
