@@ -70,17 +70,6 @@ class LatentLoss(NamedLoss):
     def offset_of(self, responses: Array) -> Array | float:
         return responses[:, -self.latents :] if self.has_offset else 0.0
 
-    def observed(self, y: Any, n: int, offset: Any = None) -> Array:
-        responses = self.responses("y", y, n)
-        if offset is not None:
-            shift = _checks.array("offset", offset, shape=(n, self.latents))
-            return self.add_offset(responses, shift)
-        if self.has_offset:
-            raise ValueError(
-                f"offset is None; allowed: that of each row, (n, {self.latents}), as in the fit"
-            )
-        return responses
-
     def tilted_moments(
         self, responses: Array, mean: Array, variance: Array
     ) -> tuple[Array, Array, Array]:
@@ -207,15 +196,9 @@ class Multiclass(LatentLoss):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check the classes, and return them as (n, 1) numbers."""
-        given, count = _checks.array(name, y, shape=(n,)), self._count()
-        good = (given >= 0.0) & (given < count) & (given == np.floor(given))
-        if not good.all():
-            row = int(np.argmin(good))
-            raise ValueError(
-                f"{name} holds {given[row]:g}, in row {row}; allowed: whole numbers from 0 to "
-                f"{count - 1}"
-            )
-        return given[:, None].copy()
+        most = self._count() - 1
+        given = _checks.array(name, y, shape=(n,))
+        return _checks.whole(name, given, most, f"whole numbers from 0 to {most}")[:, None].copy()
 
     def predict_log_proba(self, mean: Array, variance: Array) -> Array:
         """Log probability of each class, (n, n_classes), accurate where that underflows."""
