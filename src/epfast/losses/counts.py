@@ -74,6 +74,21 @@ class LogLink(Likelihood):
         """Draw y exp(-h), or of counts their rate times exp(-h)."""
         return 1.0
 
+    def _tails(self, x: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        """Both of :meth:`tails_given` for h ~ N(mean, variance), (n,)."""
+        center = np.log(np.maximum(x, 0.5)) if self.discrete else x
+        width, sd = self.turn(np.maximum(x, 0.0)), np.sqrt(variance)
+        below, above = quantiles.expected(self.tails_given, x, center, width, mean, sd)
+        return below, above
+
+    def _root(self, level: float, mean: Array, variance: Array, guess: Array, step: Array) -> Array:
+        """x at which they come to a level, (n,), from a guess."""
+
+        def tails(x: Array, rows: Any) -> tuple[Array, Array]:
+            return self._tails(x, mean[rows], variance[rows])
+
+        return quantiles.root(tails, level, guess, step, whole=self.discrete)
+
     @property
     def log_mean(self) -> float:
         """log E[y | h] - h."""
@@ -113,11 +128,14 @@ class CountLikelihood(LogLink):
         return units.log_mean(responses[:, 0], offset, weights), 1.0
 
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
-        below, above = quantiles.tails_of_counts(self.tails_given, y, mean, variance, self.turn)
-        return below, above
+        return self._tails(y, mean, variance)
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        return quantiles.of_counts(self.tails_given, level, mean, variance, self.turn)
+        # as if log y were normal; a search of whole numbers corrects it
+        most, normal = quantiles.LOG_MOST, special.ndtri(quantiles.level_of(level))
+        spread = np.hypot(np.sqrt(variance), self.turn(np.exp(np.minimum(mean, most))))
+        guess = np.exp(np.clip(mean + normal * spread, -1.0, most))
+        return self._root(level, mean, variance, guess, np.clip(spread, 0.1, 8.0))
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw counts. A mean above 1e15 counts as 1e15."""

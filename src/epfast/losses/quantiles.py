@@ -139,48 +139,6 @@ def expected(given: TailsGiven, x: Array, center: Array, width: Any, m: Array, s
     return [np.einsum("ijk,ijk->i", weight, part) for part in given(x[:, None, None], h)]
 
 
-def of_location(
-    given: TailsGiven, level: float, mean: Array, variance: Array, scale: Array, width: float
-) -> Array:
-    """Quantiles of x, of which h is a location: P(x | h) turns at h = x, over about a width."""
-
-    def tails(x: Array, rows: slice) -> tuple[Array, Array]:
-        below, above = expected(given, x, x, width, mean[rows], np.sqrt(variance[rows]))
-        return below, above
-
-    return root(tails, level, mean, scale)
-
-
-def tails_of_counts(
-    given: TailsGiven, k: Array, mean: Array, variance: Array, width: Callable[[Array], Array]
-) -> Any:
-    """P(y <= k) and P(y > k), (n,). The arguments are those of :func:`of_counts`."""
-    center = np.log(np.maximum(k, 0.5))
-    return expected(given, k, center, width(np.maximum(k, 0.0)), mean, np.sqrt(variance))
-
-
-def of_counts(
-    given: TailsGiven,
-    level: float,
-    mean: Array,
-    variance: Array,
-    width: Callable[[Array], Array],
-) -> Array:
-    """Least counts k with P(y <= k) >= level. k = exp(h) is about the mean of y given h.
-
-    Infinite beyond exp(700). given: tails at real k, between counts an increasing interpolation.
-    """
-
-    def tails(k: Array, rows: Any) -> tuple[Array, Array]:
-        below, above = tails_of_counts(given, k, mean[rows], variance[rows], width)
-        return below, above
-
-    # as if log y were normal; a search of whole numbers corrects it
-    spread = np.hypot(np.sqrt(variance), width(np.exp(np.minimum(mean, LOG_MOST))))
-    guess = np.exp(np.clip(mean + special.ndtri(level_of(level)) * spread, -1.0, LOG_MOST))
-    return root(tails, level, guess, np.clip(spread, 0.1, 8.0), whole=True)
-
-
 def laplace_tails(x: Array, sd: Array, left: float, right: float) -> tuple[Array, Array]:
     """P(g + e <= x) and its rest: g ~ N(0, sd^2), e falling at rates left and right of 0."""
     sd = np.maximum(sd, 1e-12 * (1.0 / left + 1.0 / right))

@@ -10,7 +10,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses import quantiles, units
+from epfast.losses import units
 from epfast.losses.counts import LogLink
 
 
@@ -56,14 +56,11 @@ class TimeLikelihood(LogLink):
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         with np.errstate(divide="ignore"):
             log_y = np.log(np.maximum(y, 0.0))
-        at, sd = np.maximum(log_y, -1e3), np.sqrt(variance)
-        below, above = quantiles.expected(self.tails_given, at, at, self.turn(at), mean, sd)
-        return below, above
+        return self._tails(np.maximum(log_y, -1e3), mean, variance)
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         sd = np.sqrt(variance + self.log_variance)
-        found = quantiles.of_location(self.tails_given, level, mean, variance, sd, self.turn(mean))
-        return np.exp(found)
+        return np.exp(self._root(level, mean, variance, mean, sd))
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw times."""
