@@ -137,6 +137,10 @@ class Multiclass(LatentLoss):
     n_classes: int | None = None
     correlated: bool | None = None  # type: ignore[assignment]
 
+    #: jointly in all latents
+    log_concave = True
+    bounded = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         count, together = self.n_classes, self.correlated
@@ -171,16 +175,6 @@ class Multiclass(LatentLoss):
         """Whether a linear model of so many weights per class should have them."""
         few = self.latents * weights <= CORRELATED_WEIGHTS and self.latents <= CORRELATED_CLASSES
         return few if self.correlated is None else self.correlated
-
-    @property
-    def log_concave(self) -> bool:
-        """True, jointly in all latents."""
-        return True
-
-    @property
-    def bounded(self) -> bool:
-        """True: it is a probability."""
-        return True
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -250,15 +244,8 @@ class Heteroscedastic(LatentLoss):
     """
 
     latents = 2
-
-    @property
-    def log_concave(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return "mean", "log variance"
+    log_concave = False
+    labels = "mean", "log variance"
 
     def predict_proba(self, mean: Array, variance: Array) -> NoReturn:
         self.predict_log_proba(mean, variance)
