@@ -11,7 +11,7 @@ from typing import Any
 from epfast import _checks
 from epfast.dask.engines import Shard, Workers
 from epfast.dask.needs import annotate, delayed, distributed
-from epfast.dask.worker import Facts, Opaque, answers, facts_of, forget, version
+from epfast.dask.worker import Opaque, answers, facts_of, forget, good, version
 from epfast.inference.executors import attempted
 from epfast.inference.runtime import cores
 
@@ -168,26 +168,12 @@ class LocalThreads(Workers):
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="epfast-dask")
 
     def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
-        rows = list(self.pool.map(_computed, loads)) if persist else loads
-        facts = [facts_of(row) for row in rows] if persist else list(self.pool.map(_facts, loads))
-        return rows, facts, [()] * len(rows)
+        rows = list(self.pool.map(good, loads)) if persist else loads
+        return rows, self.pool.map(facts_of, rows), [()] * len(rows)
 
     def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
-        return [self.pool.submit(attempted, _here, *_apart(parcel)) for parcel in parcels]
+        return [self.pool.submit(attempted, answers, *_apart(parcel)) for parcel in parcels]
 
     def close(self, token: str) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
         forget(token)
-
-
-def _computed(load: Any) -> Any:
-    """A shard, in this thread."""
-    return load.compute(scheduler="synchronous") if hasattr(load, "compute") else load
-
-
-def _facts(load: Any) -> Facts:
-    return facts_of(_computed(load))
-
-
-def _here(loads: Sequence[Any], calls: Opaque) -> list[Any]:
-    return answers(map(_computed, loads), calls)

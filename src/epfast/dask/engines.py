@@ -80,10 +80,6 @@ class Workers(Tasks):
         """See :meth:`shards`: rows, facts and homes."""
         raise NotImplementedError
 
-    def unread(self, loads: list[Any]) -> list[Shard]:
-        """Shards that are loaded when they are visited."""
-        return [Shard(k, load) for k, load in enumerate(loads)]
-
     def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
         """Start a task for each list of calls: :func:`attempted` :func:`answers`."""
         raise NotImplementedError

@@ -26,7 +26,7 @@ from epfast.gaussian.engines.diagonal import warm_up_rows
 from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_variance, prior_of_fit
-from epfast.gaussian.problem import Data, Problem
+from epfast.gaussian.problem import Data
 from epfast.gaussian.sources import check_names
 from epfast.inference import Callback, Fit, warn_of
 from epfast.inference.report import note_weights
@@ -180,37 +180,24 @@ def fit_linear(
         at_means = wide is not None and posterior == "full"
         if isinstance(schedule, ADF):
             found = shards.of_passes(workers.threads if streams is None else streams)
-            n = 1  # found on the way
             if at_means:
                 center = shards.first_mean() if start is None else start.problem.center
         else:
             found = shards.of_schedule(persist)
             facts = [shard.facts for shard in found]
             _check_rows(facts, chosen.loss)
-            n = sum(part.rows for part in facts)
             if at_means:
                 center = _mean_of(facts)
         if center is not None:
             prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
-        problem = Problem(
-            Data(None, None),
-            chosen.loss,
-            chosen.scheme.bound(chosen.loss, posterior, chosen.schedule, n),
-            chosen.schedule,
-            posterior,
-            batch_size,
-            prior,
-            prior,
-            intercept=wide is not None,
-            center=center,
-            names=rows.names,
-        )
+        known = {"intercept": wide is not None, "center": center, "names": rows.names}
+        problem = chosen.problem(Data(None, None), prior, **known)
         kinds = {"none": Passes, "shared": RemoteGroups}
         kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)
 
         def warn(fit: Fit, engine: Any, schedule: Schedule) -> None:
             if isinstance(engine, Passes):
-                _check_rows(engine.facts, problem.loss)
+                _check_rows(engine.facts, chosen.loss)
             warn_of(fit, engine, schedule)
 
         fitted: FullPosterior | FactorizedPosterior = fit_problem(
@@ -257,7 +244,7 @@ class _Shards(NamedTuple):
         most = self.most or self.workers.shard_bytes(False, 0.0)
         given = self.rows, streams, most, least
         rows, groups, takes = shards_of_passes(*given, chosen.batch_size)
-        shards = self.workers.unread(self._loads(rows, groups))
+        shards = [Shard(k, load) for k, load in enumerate(self._loads(rows, groups))]
         return [shards[take] for take in takes]
 
     def first_mean(self) -> Array | None:

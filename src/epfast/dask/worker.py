@@ -152,14 +152,17 @@ def _checked(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
     return found._replace(weights=given)
 
 
-def good(shard: Loaded | Exception) -> Loaded:
-    """A shard whose rows are good. Else raises what is wrong."""
+def good(shard: Any) -> Loaded:
+    """A shard whose rows are good, loaded here if it was not. Else raises what is wrong."""
+    if hasattr(shard, "compute"):
+        shard = shard.compute(scheduler="synchronous")
     if isinstance(shard, Exception):
         raise shard
-    return shard
+    found: Loaded = shard
+    return found
 
 
-def facts_of(shard: Loaded | Exception) -> Facts:
+def facts_of(shard: Any) -> Facts:
     """What the coordinator asks of each shard."""
     return good(shard).facts
 
