@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -52,7 +51,6 @@ class Cluster(Workers):
 
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name, self.count = client, name, 0
-        self.token = uuid.uuid4().hex
         #: whether shards stay in memory
         self.are_kept = False
         self._check_versions()
@@ -150,9 +148,9 @@ class Cluster(Workers):
         self.count += 1
         return f"{self.name}-{self.token}", f"shard {shard.number}", self.count
 
-    def close(self, token: str) -> None:
+    def close(self) -> None:
         if self.client.status == "running":
-            self.client.run(forget, token, on_error="ignore")
+            self.client.run(forget, self.token, on_error="ignore")
 
 
 def _apart(parcel: Sequence[tuple[Any, ...]]) -> tuple[list[Any], Opaque]:
@@ -165,7 +163,7 @@ class LocalThreads(Workers):
 
     def __init__(self) -> None:
         super().__init__(cores())
-        self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="epfast-dask")
+        self.pool = ThreadPoolExecutor(self.width, thread_name_prefix="epfast-dask")
 
     def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
         rows = list(self.pool.map(good, loads)) if persist else loads
@@ -174,6 +172,6 @@ class LocalThreads(Workers):
     def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
         return [self.pool.submit(attempted, answers, *_apart(parcel)) for parcel in parcels]
 
-    def close(self, token: str) -> None:
+    def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
-        forget(token)
+        forget(self.token)

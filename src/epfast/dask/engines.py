@@ -6,6 +6,7 @@ time.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, cast
@@ -65,7 +66,8 @@ class Workers(Tasks):
 
     def __init__(self, threads: int) -> None:
         super().__init__(cast(Any, self), threads)
-        self.threads = threads
+        #: of the fit
+        self.token = uuid.uuid4().hex
 
     def shard_bytes(self, persist: bool, rows: float) -> int | None:
         """Most bytes of a shard of so many rows, or NaN, in all. None: not known."""
@@ -105,8 +107,16 @@ class Workers(Tasks):
         """Positions of the shards that are best visited by one task."""
         return [[i] for i in range(len(shards))]
 
-    def close(self, token: str) -> None:
-        """Forget a fit."""
+    def asked(
+        self, shard: int, number: int, precision: Array, shift: Array, site: Sites, damping: float
+    ) -> Visit:
+        """What is sent to a shard."""
+        q, own = packed(Sites(precision, shift, np.zeros(()))), packed(site)
+        self.n_bytes += bytes_of(q) + bytes_of(own)
+        return Visit(self.token, shard, number, q, own, damping)
+
+    def close(self) -> None:
+        """Forget the fit."""
         raise NotImplementedError
 
     def together(
@@ -121,15 +131,6 @@ class Workers(Tasks):
         return [values[k] for k in range(len(calls))]
 
 
-def _asked(
-    tasks: Any, token: str, k: int, number: int, q: tuple[Array, Array], site: Sites, share: float
-) -> Visit:
-    """What is sent to a shard."""
-    posterior, own = packed(Sites(*q, np.zeros(()))), packed(site)
-    tasks.n_bytes += bytes_of(posterior) + bytes_of(own)
-    return Visit(token, k, number, posterior, own, share)
-
-
 class Remote(Shards):
     """Sites of shards alone: those of rows stay with the workers that have them."""
 
@@ -139,21 +140,17 @@ class Remote(Shards):
         # Laplace propagation has a site per row
         size = None if problem.covariance == "full" else problem.batch_size
         self.n_sites = sum(shard.facts.factors(size) for shard in shards)
+        count, precision = len(shards), problem.base.precision
+        self.shapes = (count, *precision.shape), (count, len(precision)), (count,)
+        self.weights = None
 
     def prior(self) -> Any:
         nothing = flat_site(self.problem.base.precision)
         return self.built([ShardSite(nothing, None)] * len(self.sizes), 0)
 
     def taken(self, start: Any) -> list[ShardSite]:
-        count, precision = len(self.sizes), self.problem.base.precision
-        shapes = [] if start.sites is None else [part.shape for part in start.sites]
-        allowed = [(count, *precision.shape), (count, len(precision)), (count,)]
-        if shapes != allowed:
-            raise ValueError(
-                f"start has sites of shape {shapes[0] if shapes else None}; allowed: "
-                f"{allowed[0]}, a result of epfast.dask.fit_linear with as many shards and columns"
-            )
-        return [ShardSite(families.taken(start.sites, k), None) for k in range(count)]
+        sites = Full.taken(self, start)
+        return [ShardSite(families.taken(sites, k), None) for k in range(len(self.sizes))]
 
     def sites_of(self, parts: Sequence[ShardSite]) -> Sites:
         return Sites(*map(np.stack, zip(*(part.site for part in parts), strict=True)))
@@ -166,9 +163,9 @@ class RemoteShards(ShardEngine):
     shard is the product of its factors' sites.
     """
 
-    def __init__(self, problem: Problem, shards: Sequence[Shard], token: str) -> None:
+    def __init__(self, problem: Problem, shards: Sequence[Shard]) -> None:
         super().__init__(problem, Remote(problem, shards))
-        self.remote, self.token = shards, token
+        self.remote = shards
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
         shards_of_rows = self.schedule.stores == "shard"
@@ -182,7 +179,7 @@ class RemoteShards(ShardEngine):
     def call(
         self, k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
     ) -> tuple[Any, ...]:
-        asked = _asked(self.tasks, self.token, k, visit, (precision, shift), part.site, share)
+        asked = self.tasks.asked(k, visit, precision, shift, part.site, share)
         return self.function, self.remote[k], self.template, asked
 
     def idles(self, k: int, flying: set[int]) -> bool:
@@ -193,8 +190,8 @@ class RemoteShards(ShardEngine):
 class RemoteGroups(SharedEngine):
     """DSEP and DAEP in rounds: nothing stays on a worker but rows."""
 
-    def __init__(self, problem: Problem, shards: Sequence[Shard], token: str) -> None:
-        self.remote, self.token = shards, token
+    def __init__(self, problem: Problem, shards: Sequence[Shard]) -> None:
+        self.remote = shards
         super().__init__(problem)
         self.n_sites = sum(shard.facts.rows for shard in shards)
         self.evidence_bound = evidence_bound(problem.loss, float(self.sizes.sum()))
@@ -213,11 +210,9 @@ class RemoteGroups(SharedEngine):
         self, state: Swept, sites: Sites, schedule: Any, damping: float
     ) -> tuple[list[tuple[Any, ...]], list[int]]:
         calls: list[tuple[Any, ...]] = []
-        q = state.precision, state.shift
-        for shard in self.remote:
-            k = shard.number
-            site: Sites = families.taken(sites, k)
-            asked = _asked(self.tasks, self.token, k, state.sweeps, q, site, damping)
+        for k, shard in enumerate(self.remote):
+            q, site = (state.precision, state.shift), families.taken(sites, k)
+            asked = self.tasks.asked(k, state.sweeps, *q, site, damping)
             rest = schedule.batch, state.memory.checked
             calls.append((visit_shared, shard, self.template, asked, *rest))
         return calls, [shard.facts.rows for shard in self.remote]
@@ -230,7 +225,7 @@ class Passes(EPEngine):
     over all but one of what they began with. A worker that dies takes with it a shard's worth.
     """
 
-    def __init__(self, problem: Problem, streams: Sequence[Sequence[Shard]], token: str) -> None:
+    def __init__(self, problem: Problem, streams: Sequence[Sequence[Shard]]) -> None:
         super().__init__(problem, Full(problem))
         self.streams = streams
         #: what the passes have seen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,15 +170,14 @@ def fit_linear(
     width = d + (wide is not None)
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
     prior = prior_of_fit(normal, start, chosen.schedule, width, wide, posterior == "full")
-    name, token = type(schedule).__name__, uuid.uuid4().hex
-    workers = workers_of(client, name)
+    workers = workers_of(client, type(schedule).__name__)
     try:
-        shards = _Shards(workers, rows, chosen, wide is not None, token, shard_bytes)
+        shards = _Shards(workers, rows, chosen, wide is not None, shard_bytes)
         found: Any
         center: Any = None
         at_means = wide is not None and posterior == "full"
         if isinstance(schedule, ADF):
-            found = shards.of_passes(workers.threads if streams is None else streams)
+            found = shards.of_passes(workers.width if streams is None else streams)
             if at_means:
                 center = shards.first_mean() if start is None else start.problem.center
         else:
@@ -207,11 +205,11 @@ def fit_linear(
             progress=progress,
             warn=warn,
             tasks=workers,
-            make_engine=lambda problem: kind(problem, found, token),
+            make_engine=lambda problem: kind(problem, found),
         )
         return fitted
     finally:
-        workers.close(token)
+        workers.close()
 
 
 class _Shards(NamedTuple):
@@ -221,18 +219,17 @@ class _Shards(NamedTuple):
     rows: Rows
     chosen: Choices
     intercept: bool
-    token: str
     most: int | None
 
     def _loads(self, rows: Rows, groups: list[tuple[int, int]]) -> list[Any]:
-        return loads_of(rows, groups, self.chosen.loss, self.intercept, self.token)
+        return loads_of(rows, groups, self.chosen.loss, self.intercept, self.workers.token)
 
     def of_schedule(self, persist: bool) -> list[Shard]:
         """Those that are visited again and again."""
         workers, chosen = self.workers, self.chosen
         most = self.most or workers.shard_bytes(persist, sum(self.rows.sizes))
         count = _count(chosen.schedule)
-        cut = shards_of(self.rows, count, workers.threads, most, chosen.batch_size)
+        cut = shards_of(self.rows, count, workers.width, most, chosen.batch_size)
         return workers.shards(self._loads(*cut), persist)
 
     def of_passes(self, streams: int) -> list[list[Shard]]:
