@@ -22,7 +22,6 @@ from epfast.dask.worker import (
     bytes_of,
     packed,
     unpacked,
-    visit_factors,
     visit_pass,
     visit_rows,
     visit_shared,
@@ -41,6 +40,7 @@ from epfast.gaussian.problem import Problem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import LOST, Tasks
 from epfast.inference.runtime import Tick, no_tick
+from epfast.schedules import EP
 
 
 class Shard(NamedTuple):
@@ -168,19 +168,19 @@ class RemoteShards(ShardEngine):
         self.remote = shards
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
-        shards_of_rows = self.schedule.stores == "shard"
-        self.function: Any = visit_rows if shards_of_rows else visit_factors
+        # of Laplace propagation one sweep, which is damped as a whole
+        once: Any = EP(1, 0.0, damping=1.0, power=self.schedule.power, order="parallel")
+        schedule = self.schedule.inner if self.schedule.stores == "shard" else once
         #: what a worker does not know of itself
         self.template = problem._replace(
-            schedule=self.schedule.inner if shards_of_rows else self.schedule,
-            **{"prior": nothing, "base": nothing, "data": nothing},
+            schedule=schedule, prior=nothing, base=nothing, data=nothing
         )
 
     def call(
         self, k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
     ) -> tuple[Any, ...]:
         asked = self.tasks.asked(k, visit, precision, shift, part.site, share)
-        return self.function, self.remote[k], self.template, asked
+        return visit_rows, self.remote[k], self.template, asked
 
     def idles(self, k: int, flying: set[int]) -> bool:
         others = [self.remote[other] for other in flying]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +11,10 @@ import numpy as np
 from epfast import _checks, families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.vector import build_facts
-from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.shards import (
     Update,
-    local_laplace,
     local_shared,
     local_update,
-    site_of,
 )
 from epfast.gaussian.online import joined_data
 from epfast.gaussian.problem import (
@@ -25,7 +22,6 @@ from epfast.gaussian.problem import (
     Problem,
     copies_of,
     data_of,
-    is_proper,
     mean_of_rows,
     with_ones,
 )
@@ -216,53 +212,22 @@ class Visit(NamedTuple):
 
 
 def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Update:
-    """EP, or a pass of ADF, on the rows of a shard. Their sites stay here."""
-    mine = problem._replace(data=shard.data)
-
-    def update(kept: Kept | None, damping: float) -> Update:
-        rows, made = (None, None) if kept is None else kept
-        return local_update(mine, *asked.numbers(), rows, damping, made)
-
-    if problem.schedule.stores == "none":
-        return _answer(update(None, asked.damping))
-    return _with_kept(asked, update)
-
-
-def visit_factors(shard: Loaded, problem: Problem, asked: Visit) -> Update:
-    """Laplace propagation on the minibatches of a shard. The sites of their rows stay here."""
-    n = shard.facts.rows
-    precision, shift, site = asked.numbers()
-
-    def update(kept: Kept | None, damping: float) -> Update:
-        schedule: Any = EP(power=problem.schedule.power, damping=damping, order="parallel")
-        mine = problem._replace(data=shard.data, schedule=schedule)
-        if kept is not None:
-            new = local_laplace(mine, precision, shift, kept.rows)
-        else:
-            # beside flat sites the posterior is the cavity of the shard
-            cavity = precision - site.precision, shift - site.shift
-            if not is_proper(cavity[0]):
-                return Update(site, None, n)
-            new = local_laplace(mine, *cavity, flat(n))
-        assert new.rows is not None
-        return new._replace(site=site_of(mine, new.rows))
-
-    return _with_kept(asked, update)
-
-
-def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> Update:
-    """What an update makes of the sites that are kept here for a visit. Its own are kept.
+    """EP, or a pass of ADF, on the rows of a shard. Their sites stay here.
 
     Who asks twice for the same visit gets the same: the sites that it began with are kept.
     """
+    mine, (precision, shift, site) = problem._replace(data=shard.data), asked.numbers()
+    if problem.schedule.stores == "none":
+        return _answer(local_update(mine, precision, shift, site, None, asked.damping))
     own = ROWS.setdefault(asked.token, {}).setdefault(asked.shard, {})
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None
     kept = own.get(asked.number, latest)
-    site = unpacked(asked.site)
+    rows, made = (None, None) if kept is None else kept
     # of a site whose rows are flat again nothing can be damped row by row
     cold = kept is None and bool(site.precision.any() or site.shift.any())
-    found = update(kept, 1.0 if cold else asked.damping)
+    damping = 1.0 if cold else asked.damping
+    found = local_update(mine, precision, shift, site, rows, damping, made)
     after = kept
     if found.rows is not None and (kept is None or found.rows is not kept.rows):
         after = Kept(found.rows, found.site)

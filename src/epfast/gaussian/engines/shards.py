@@ -90,9 +90,12 @@ def neighbours(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
 
 def engine_of_shard(problem: Problem) -> Any:
     """The engine of EP, or of ADF, within a shard."""
-    if problem.covariance == "full":
-        return (PassEngine if problem.schedule.stores == "none" else RowEngine)(problem)
-    return (DiagonalPass if problem.schedule.stores == "none" else DiagonalEngine)(problem)
+    passes = problem.schedule.stores == "none"
+    if problem.covariance != "full":
+        return (DiagonalPass if passes else DiagonalEngine)(problem)
+    if passes:
+        return PassEngine(problem)
+    return (RowEngine if problem.batch_size is None else LaplaceEngine)(problem)
 
 
 def site_of(shard: Problem, rows: Sites) -> Sites:
@@ -192,7 +195,9 @@ def local_update(
     if not (is_finite(found) and (new is None or is_finite(new))):
         return nothing
     last = fit.history[-1]
-    return Update(found, new, last.n_refused, last.change if stores else 0.0)
+    # what one sweep has changed is what the site has
+    distance = last.change if len(fit.history) > 1 else 0.0
+    return Update(found, new, last.n_refused, distance, last.n_failed)
 
 
 def _begun(shard: Problem, made: Sites, rows: Sites | None) -> WarmStart | None:
