@@ -39,7 +39,9 @@ from epfast.gaussian.engines.shards import (
 from epfast.gaussian.problem import Problem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import LOST, Tasks
+from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick, no_tick
+from epfast.losses import Loss
 from epfast.schedules import EP
 
 
@@ -218,6 +220,21 @@ class RemoteGroups(SharedEngine):
         return calls, [shard.facts.rows for shard in self.remote]
 
 
+def check_rows(facts: list[Facts], loss: Loss) -> None:
+    """Refuse what only all chunks together show; warn of weights that are no counts."""
+    if not any(part.rows for part in facts):
+        raise ValueError("X has no rows; allowed: one at least")
+    if not any(part.size for part in facts):
+        raise ValueError("weights are all 0; allowed: one row at least that counts")
+    if loss.by_margin:
+        negative, positive = (any(part.labels[i] for part in facts) for i in (0, 1))
+        if not (negative and positive):
+            raise ValueError(
+                f"y has the label {'+1' if positive else '-1'} alone; allowed: -1 and +1"
+            )
+    note_weights(np.array([part.fraction for part in facts]))
+
+
 class Passes(EPEngine):
     """ADF: each thread of the cluster passes over shards of its own, one after the other.
 
@@ -270,6 +287,7 @@ class Passes(EPEngine):
         size = sum(facts.size for facts in self.facts)
         self.evidence_bound = evidence_bound(self.problem.loss, size)
         self.n_sites = sum(facts.factors(self.problem.batch_size) for facts in self.facts)
+        check_rows(self.facts, self.problem.loss)
         made = new._replace(sweeps=new.sweeps + 1)
         refused, failed, clipped = totals.tolist()
         return Counts(refused, failed, clipped, made=made, in_flight=len(self.streams))

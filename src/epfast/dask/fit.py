@@ -17,6 +17,7 @@ from epfast.dask.engines import (
     RemoteShards,
     Shard,
     Workers,
+    check_rows,
 )
 from epfast.dask.worker import Facts
 from epfast.gaussian import notes
@@ -27,10 +28,8 @@ from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_variance, prior_of_fit
 from epfast.gaussian.problem import Data
 from epfast.gaussian.sources import check_names
-from epfast.inference import Callback, Fit, warn_of
-from epfast.inference.report import note_weights
+from epfast.inference import Callback
 from epfast.inference.runtime import Tick
-from epfast.losses import Loss
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
 from epfast.schemes import Scheme
 
@@ -183,7 +182,7 @@ def fit_linear(
         else:
             found = shards.of_schedule(persist)
             facts = [shard.facts for shard in found]
-            _check_rows(facts, chosen.loss)
+            check_rows(facts, chosen.loss)
             if at_means:
                 center = _mean_of(facts)
         if center is not None:
@@ -193,17 +192,11 @@ def fit_linear(
         kinds = {"none": Passes, "shared": RemoteGroups}
         kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)
 
-        def warn(fit: Fit, engine: Any, schedule: Schedule) -> None:
-            if isinstance(engine, Passes):
-                _check_rows(engine.facts, chosen.loss)
-            warn_of(fit, engine, schedule)
-
         fitted: FullPosterior | FactorizedPosterior = fit_problem(
             problem,
             start,
             callback=callback,
             progress=progress,
-            warn=warn,
             tasks=workers,
             make_engine=lambda problem: kind(problem, found),
         )
@@ -290,18 +283,3 @@ def _count(schedule: Any) -> int | None:
     """Shards or groups, if the schedule says how many."""
     count: Any = getattr(schedule, "shards", None) or getattr(schedule, "groups", None)
     return None if count is None else int(count)
-
-
-def _check_rows(facts: list[Facts], loss: Loss) -> None:
-    """Refuse what only all chunks together show; warn of weights that are no counts."""
-    if not any(part.rows for part in facts):
-        raise ValueError("X has no rows; allowed: one at least")
-    if not any(part.size for part in facts):
-        raise ValueError("weights are all 0; allowed: one row at least that counts")
-    if loss.by_margin:
-        negative, positive = (any(part.labels[i] for part in facts) for i in (0, 1))
-        if not (negative and positive):
-            raise ValueError(
-                f"y has the label {'+1' if positive else '-1'} alone; allowed: -1 and +1"
-            )
-    note_weights(np.array([part.fraction for part in facts]))
