@@ -139,7 +139,7 @@ def fit_linear(
     """
     schedule = DEP() if schedule is None else schedule
     batch_size = None if batch_size is None else _checks.integer("batch_size", batch_size, least=1)
-    _check_schedule(schedule, batch_size)
+    count = _shards_asked(schedule, batch_size)
     rows = rows_at_door(X, y, weights)
     d = int(rows.X.shape[1])
     if posterior is None:
@@ -180,7 +180,7 @@ def fit_linear(
             if at_means:
                 center = shards.first_mean() if start is None else start.problem.center
         else:
-            found = shards.of_schedule(persist)
+            found = shards.of_schedule(count, persist)
             facts = [shard.facts for shard in found]
             check_rows(facts, chosen.loss)
             if at_means:
@@ -217,11 +217,10 @@ class _Shards(NamedTuple):
     def _loads(self, rows: Rows, groups: list[tuple[int, int]]) -> list[Any]:
         return loads_of(rows, groups, self.chosen.loss, self.intercept, self.workers.token)
 
-    def of_schedule(self, persist: bool) -> list[Shard]:
+    def of_schedule(self, count: int | None, persist: bool) -> list[Shard]:
         """Those that are visited again and again."""
         workers, chosen = self.workers, self.chosen
         most = self.most or workers.shard_bytes(persist, sum(self.rows.sizes))
-        count = _count(chosen.schedule)
         cut = shards_of(self.rows, count, workers.width, most, chosen.batch_size)
         return workers.shards(self._loads(*cut), persist)
 
@@ -253,17 +252,17 @@ def _mean_of(facts: list[Facts]) -> Array:
     return np.asarray(sum(total / whole * mean for total, mean in some))[:-1]
 
 
-def _check_schedule(schedule: Any, batch_size: int | None) -> None:
-    """Refuse what is not for rows on many machines."""
+def _shards_asked(schedule: Any, batch_size: int | None) -> int | None:
+    """How many shards or groups the schedule asks for. Refuses what is not for many machines."""
     _checks.schedule(schedule, Schedule, "epfast.DEP, DSEP, DAEP, ADF or EP")
     if isinstance(schedule, ADF):
         if schedule.passes > 1 or schedule.order == "shuffled":
             raise ValueError(
                 f"schedule is {schedule!r}; allowed on a cluster: one pass in sequential order"
             )
-        return
+        return None
     if isinstance(schedule, EP) and schedule.order == "parallel" and batch_size is not None:
-        return
+        return None
     if not isinstance(schedule, DEP | GROUPS):
         meant = "DAEP()" if schedule.stores == "shared" else "DEP()"
         raise ValueError(
@@ -271,15 +270,10 @@ def _check_schedule(schedule: Any, batch_size: int | None) -> None:
             "DAEP(), ADF(), or EP(order='parallel') with a batch_size and scheme='laplace'; you "
             f"may mean {meant}"
         )
-    groups = schedule.shards if isinstance(schedule, DEP) else schedule.groups
-    if groups is not None and not isinstance(groups, int):
-        name = "shards" if isinstance(schedule, DEP) else "groups"
+    name = "shards" if isinstance(schedule, DEP) else "groups"
+    count: Any = getattr(schedule, name)
+    if count is not None and not isinstance(count, int):
         raise ValueError(
-            f"{name} is {_checks.describe(groups)}; allowed on a cluster: how many, or None"
+            f"{name} is {_checks.describe(count)}; allowed on a cluster: how many, or None"
         )
-
-
-def _count(schedule: Any) -> int | None:
-    """Shards or groups, if the schedule says how many."""
-    count: Any = getattr(schedule, "shards", None) or getattr(schedule, "groups", None)
-    return None if count is None else int(count)
+    return count
