@@ -420,11 +420,8 @@ class Loss:
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
         """Log probability of the responses, (n,). Accurate even if the probability underflows."""
         if self.has_offset and not self.by_residual:  # where it is in y
-            shift = responses[:, -1]
-            if self.by_margin:
-                shift = shift * responses[:, 0]
-            own = np.ascontiguousarray(responses[:, :-1])
-            return self.with_offset(False).log_predictive(own, mean + shift, variance)
+            own, mean = np.ascontiguousarray(responses[:, :-1]), mean + self.offset_of(responses)
+            return self.with_offset(False).log_predictive(own, mean, variance)
         if not self.by_margin:
             result = -self.values(mean, responses)  # where h is certain
             uncertain = variance > 0.0

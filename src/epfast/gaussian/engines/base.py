@@ -297,12 +297,14 @@ class EPEngine(Visits):
         if new is None:
             new, left, settled = self._halved(state, sites, sweeps), None, False
         if new is None:
-            return self.unswept(last)
-        counts = counts._replace(left=left, made=None, settled=settled)
+            new, counts = self.unswept(last)
+        else:
+            counts = counts._replace(left=left, made=None, settled=settled)
+            new, counts = visits.after(state, following(state, new), counts)
         if tasks is not None:
             sent = tasks.n_bytes - n_bytes
             counts = counts._replace(lost=tasks.n_lost - lost, bytes_sent=sent or None)
-        return visits.after(state, following(state, new), counts)
+        return new, counts
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
         """The state of half of the change of the sites, or half of that. None: no share is one."""
