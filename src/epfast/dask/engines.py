@@ -245,15 +245,12 @@ class Passes(EPEngine):
     def __init__(self, problem: Problem, streams: Sequence[Sequence[Shard]]) -> None:
         super().__init__(problem, Full(problem))
         self.streams = streams
-        #: what the passes have seen
-        self.facts: list[Facts] = []
 
     def init(self, start: Any) -> Swept:
         return adf_begun(self.problem, start)
 
     def visit(self, state: Swept, sites: None, tick: Tick) -> Counts:
-        self.tasks.cancel()
-        begun = plain(state)
+        begun, seen = plain(state), list[Facts]()
         # engines begin at the base
         template = self.problem._replace(base=begun)
         reached: list[Any] = [None] * len(self.streams)
@@ -272,7 +269,7 @@ class Passes(EPEngine):
                 c, passed = self.tasks.take()
                 if passed is not LOST:
                     reached[c] = passed.state
-                    self.facts.append(passed.facts)
+                    seen.append(passed.facts)
                     totals += passed.counts[:3]
                     tick(passed.facts.factors(self.problem.batch_size))
                     done[c] += 1
@@ -284,10 +281,9 @@ class Passes(EPEngine):
             error.posterior = self._combined(begun, reached)
             raise
         new = self._combined(begun, reached)
-        size = sum(facts.size for facts in self.facts)
-        self.evidence_bound = evidence_bound(self.problem.loss, size)
-        self.n_sites = sum(facts.factors(self.problem.batch_size) for facts in self.facts)
-        check_rows(self.facts, self.problem.loss)
+        check_rows(seen, self.problem.loss)
+        self.evidence_bound = evidence_bound(self.problem.loss, sum(facts.size for facts in seen))
+        self.n_sites = sum(facts.factors(self.problem.batch_size) for facts in seen)
         made = new._replace(sweeps=new.sweeps + 1)
         refused, failed, clipped = totals.tolist()
         return Counts(refused, failed, clipped, made=made, in_flight=len(self.streams))
@@ -297,8 +293,6 @@ class Passes(EPEngine):
         ends = [plain(end) for end in reached if end is not None]
         if not ends:
             return with_moments(begun)
-        if len(ends) == 1:
-            return with_moments(ends[0])
         whole = product_over(ends, begun, None)
         if not is_proper(whole.precision):
             raise FloatingPointError(

@@ -99,6 +99,10 @@ class LatentLoss(NamedLoss):
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
         return self.tilted_moments(responses, mean, variance)[0]
 
+    def predict_log_proba(self, mean: Array, variance: Array) -> Array:
+        """Log probability of each class, (n, latents), of a loss that has classes."""
+        return np.log(self.predict_proba(mean, variance))
+
 
 @dataclass(frozen=True)
 class Multiclass(LatentLoss):
@@ -247,20 +251,12 @@ class Heteroscedastic(LatentLoss):
     log_concave = False
     labels = "mean", "log variance"
 
-    def predict_proba(self, mean: Array, variance: Array) -> NoReturn:
-        self.predict_log_proba(mean, variance)
-
     def latent_moments(self) -> LatentMoments:
         return LatentMoments(HETEROSCEDASTIC, 2)
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y, and return it as (n, 1) numbers."""
         return _checks.array(name, y, shape=(n,))[:, None].copy()
-
-    def predict_log_proba(self, mean: Array, variance: Array) -> NoReturn:
-        raise ValueError(
-            f"loss is {self!r}, whose y are no labels; allowed for it: predict, log_predictive"
-        )
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, (n,)."""
