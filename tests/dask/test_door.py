@@ -16,6 +16,8 @@ from tests.oracles.full_fits import TIGHT, assert_same
 N, D = 400, 3
 X, Y = classes(N, D, seed=2)
 ROWS, LABELS = da.from_array(X, (100, D)), da.from_array(Y, 100)
+#: blocks have fewer columns than Dask was told
+NARROWER = ROWS.map_blocks(lambda block: block[:, :2], dtype=float, meta=np.empty((0, 0)))
 BAD = X.copy()
 BAD[250, 1] = np.nan
 
@@ -89,6 +91,7 @@ REFUSED = [
     ({"X": da.from_array(X, (100, 2))}, r"X has 2 chunks of columns; .*X.rechunk\(\{1: -1\}\)"),
     ({"X": ROWS[:, 0]}, r"X has shape \(400,\)"),
     ({"X": ROWS.astype(object)}, "X has dtype object"),
+    ({"X": NARROWER}, r"chunk 0: X has shape \(100, 2\); allowed: \(n, 3\)"),
     ({"y": LABELS.rechunk(200)}, r"y has the row chunks \(200, 200\) and X \(100, 100, 100, 100\)"),
     ({"weights": LABELS.rechunk(200)}, "weights has the row chunks"),
     ({"X": da.from_array(BAD, (100, D))}, "chunk 2: X holds NaN or infinity, first in row 50"),

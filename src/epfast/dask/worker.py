@@ -112,13 +112,10 @@ def _loaded(
         if X[i].shape[0] == 0:
             continue
         try:
-            parts.append(_checked(X[i], y[i], None if weights is None else weights[i], loss))
+            some = None if weights is None else weights[i]
+            parts.append(_checked(X[i], y[i], some, loss, columns))
         except (ValueError, TypeError) as error:
             raise type(error)(f"chunk {number}: {error}") from None
-        if parts[-1].X.shape[1] != columns:
-            raise ValueError(
-                f"chunk {number} of X has {parts[-1].X.shape[1]} columns; allowed: {columns}"
-            )
     if not parts:
         return Loaded(Data(None, None), Facts())
     data = joined_data(parts)
@@ -132,14 +129,14 @@ def _loaded(
     return Loaded(data, Facts(n, size, labels, total, mean, fraction(counted)))
 
 
-def _checked(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
+def _checked(X: Any, y: Any, weights: Any, loss: Loss, columns: int) -> Data:
     """One chunk. Weights of one chunk may all be 0."""
     if getattr(getattr(X, "dtype", None), "kind", "") == "O":
         raise TypeError("X has dtype object; allowed: real numbers")
     y = np.asarray(y)
     if loss.response_width == 1 and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    found = data_of(_checks.rows("X", X), y, None, loss)
+    found = data_of(_checks.rows("X", X, columns), y, None, loss)
     if weights is None:
         return found
     given = _checks.array("weights", np.asarray(weights), shape=(len(y),))
