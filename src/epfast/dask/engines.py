@@ -139,9 +139,7 @@ class Remote(Shards):
     def __init__(self, problem: Problem, shards: Sequence[Shard]) -> None:
         Full.__init__(self, problem)
         self.sizes = [shard.facts.factors(problem.batch_size) for shard in shards]
-        # Laplace propagation has a site per row
-        size = None if problem.covariance == "full" else problem.batch_size
-        self.n_sites = sum(shard.facts.factors(size) for shard in shards)
+        self.n_sites = sum(self.sizes)
         count, precision = len(shards), problem.base.precision
         self.shapes = (count, *precision.shape), (count, len(precision)), (count,)
         self.weights = None

@@ -228,7 +228,7 @@ class LaplaceFactors(Visits):
 
     def visit(self, state: State | Swept, sites: Sites, tick: Tick) -> Counts:
         core = self.core
-        before = core.n_refused, core.n_failed
+        before = core.n_failed
         precision, shift = state.precision.copy(), state.shift.copy()
         seen = (precision, shift) if self.in_turn else (state.precision, state.shift)
         for part, sizes in pieces_of(self.problem, self.size, state.sweeps):
@@ -237,7 +237,8 @@ class LaplaceFactors(Visits):
             core.sweep(*given, *seen, *target, precision, shift)
             families.put(sites, part.which, target)
             tick(len(sizes))
-        return Counts(core.n_refused - before[0], core.n_failed - before[1])
+        failed = core.n_failed - before
+        return Counts(failed, failed)
 
 
 def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) -> Update:
@@ -257,7 +258,7 @@ def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) ->
         state = State(precision, shift, sites, 0.0, 0)
         counts = LaplaceFactors(part).visit(state, sites, no_tick)
     if not is_finite(sites):
-        return Update(sites, rows, len(rows.shift))
+        return Update(sites, rows, part.n_sites)
     return Update(sites, sites, counts.refused, failed=counts.failed)
 
 
@@ -269,7 +270,7 @@ class LaplaceEngine(EPEngine):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
-        self.tasks = Tasks()
+        self.n_sites, self.tasks = problem.n_sites, Tasks()
         self._factors = LaplaceFactors(problem)
 
     def visits(self, state: Swept) -> Visits:
