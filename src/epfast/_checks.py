@@ -365,6 +365,16 @@ def responses(name: str, value: Any, n: int, *widths: int, finite: bool = True) 
     return array(name, given, shape=given.shape, finite=finite)
 
 
+def whole(name: str, given: Array, most: float, allowed: str) -> Array:
+    """The same numbers, checked to be whole, from 0 to ``most``. ``allowed`` says so in words."""
+    if not ((given >= 0.0) & (given <= most) & (given == np.floor(given))).all():
+        raise ValueError(
+            f"{name} holds numbers from {given.min():g} to {given.max():g}, or fractions; allowed: "
+            f"{allowed}"
+        )
+    return given
+
+
 def symmetric(
     name: str, given: NDArray[Any], tolerance: float | None = None, scale: Array | None = None
 ) -> float:

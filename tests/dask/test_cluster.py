@@ -14,6 +14,7 @@ import epfast
 import epfast.dask as epd
 from epfast import DAEP, DEP, DSEP, EP, fit_linear
 from epfast.dask import worker
+from epfast.inference import Sites
 from tests.oracles.data import classes
 from tests.oracles.full_fits import TIGHT, assert_same
 
@@ -259,22 +260,21 @@ def test_a_visit_that_is_made_twice_gives_the_same():
     problem = fit_linear(X, Y).problem
     inner = FEW.filled(power=1.0, damping=1.0)
     template = problem._replace(data=None, prior=None, base=None, schedule=inner)
-    flat = worker.Packed.of(np.zeros((D, D)), np.zeros(D))
-    q = worker.Packed.of(np.eye(D), np.zeros(D))
+    nothing = np.zeros(())
+    flat = worker.packed(Sites(np.zeros((D, D)), np.zeros(D), nothing))
+    q = worker.packed(Sites(np.eye(D), np.zeros(D), nothing))
     try:
         first = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 1.0))
         again = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 1.0))
-        np.testing.assert_array_equal(first.site.numbers, again.site.numbers)
-        site, q = (
-            first.opened().site,
-            worker.Packed.of(np.eye(D) + first.opened().site.precision, first.opened().site.shift),
-        )
+        np.testing.assert_array_equal(first.site.precision, again.site.precision)
+        site = worker.unpacked(first.site)
+        q = worker.packed(Sites(np.eye(D) + site.precision, site.shift, nothing))
         asked = worker.Visit("t", 0, 1, q, first.site, 0.5)
         second, twice = (worker.visit_rows(loaded, template, asked) for _ in range(2))
-        np.testing.assert_array_equal(second.site.numbers, twice.site.numbers)
+        np.testing.assert_array_equal(second.site.precision, twice.site.precision)
         worker.forget("t")  # the worker has died: the cavity is right all the same
-        cold = worker.visit_rows(loaded, template, asked).opened().site
-        warm = second.opened().site
+        cold = worker.unpacked(worker.visit_rows(loaded, template, asked).site)
+        warm = worker.unpacked(second.site)
         assert np.abs(cold.precision - warm.precision).max() < 0.1 * np.abs(site.precision).max()
     finally:
         worker.forget("t")

@@ -9,12 +9,15 @@ import pytest
 import epfast
 import epfast.dask as epd
 from epfast import DAEP, DEP, EP, fit_linear
+from epfast.gaussian.engines import shards
 from tests.oracles.data import classes
 from tests.oracles.full_fits import TIGHT, assert_same
 
 N, D = 400, 3
 X, Y = classes(N, D, seed=2)
 ROWS, LABELS = da.from_array(X, (100, D)), da.from_array(Y, 100)
+#: blocks have fewer columns than Dask was told
+NARROWER = ROWS.map_blocks(lambda block: block[:, :2], dtype=float, meta=np.empty((0, 0)))
 BAD = X.copy()
 BAD[250, 1] = np.nan
 
@@ -32,6 +35,42 @@ def test_a_bar_counts_the_rows_of_all_sweeps(capsys):
     pytest.importorskip("tqdm")
     post = epd.fit_linear(ROWS, LABELS, progress=True)
     assert f"{N * post.n_sweeps}factor" in capsys.readouterr().err
+
+
+OF_MINIBATCHES = {
+    # answers are taken as they come, one of each of these shards of equal size or two of one
+    "DEP": {
+        "schedule": DEP(4, 2, 0.0, inner=EP(2)),
+        "posterior": "factorized",
+        "batch_size": 25,
+    },
+    "DEP in parallel": {
+        "schedule": DEP(3, 2, 0.0, order="parallel", damping=0.5, inner=EP(2)),
+        "posterior": "factorized",
+    },
+    "Laplace propagation": {"schedule": EP(2, 0.0, order="parallel"), "scheme": "laplace"},
+    "ADF": {"schedule": epfast.ADF(), "posterior": "factorized"},
+}
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize("name", OF_MINIBATCHES)
+def test_progress_counts_each_minibatch_once(name):
+    """17 minibatches, the last of which has 16 rows, or 16."""
+    done = []
+    given = {"batch_size": 24, "progress": done.append} | OF_MINIBATCHES[name]
+    post = epd.fit_linear(ROWS, LABELS, **given)
+    assert sum(done) == -(-N // given["batch_size"]) * post.n_sweeps
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+def test_a_shard_that_is_refused_counts_its_minibatches(monkeypatch):
+    """A cavity that is no Gaussian: no site of its shard is taken."""
+    monkeypatch.setattr(shards, "is_proper", lambda precision: False)
+    schedule = DEP(4, 1, 0.0, order="parallel")
+    given = {"batch_size": 24, "posterior": "factorized", "schedule": schedule}
+    assert epd.fit_linear(ROWS, LABELS, **given).n_refused == 17
+    assert fit_linear(X, Y, **given).n_refused == 17
 
 
 @pytest.mark.parametrize("schedule", [DEP(tol=1e-8), epfast.ADF()], ids=["DEP", "ADF"])
@@ -52,6 +91,7 @@ REFUSED = [
     ({"X": da.from_array(X, (100, 2))}, r"X has 2 chunks of columns; .*X.rechunk\(\{1: -1\}\)"),
     ({"X": ROWS[:, 0]}, r"X has shape \(400,\)"),
     ({"X": ROWS.astype(object)}, "X has dtype object"),
+    ({"X": NARROWER}, r"chunk 0: X has shape \(100, 2\); allowed: \(n, 3\)"),
     ({"y": LABELS.rechunk(200)}, r"y has the row chunks \(200, 200\) and X \(100, 100, 100, 100\)"),
     ({"weights": LABELS.rechunk(200)}, "weights has the row chunks"),
     ({"X": da.from_array(BAD, (100, D))}, "chunk 2: X holds NaN or infinity, first in row 50"),

@@ -6,7 +6,6 @@ from epfast._core.loss import CoreLoss
 from epfast._core.rows import Rows
 
 class LaplaceSweep:
-    n_refused: int
     n_failed: int
     def __init__(
         self,

@@ -35,7 +35,7 @@ cdef class LaplaceSweep:
     cdef double[::1] center, theta, step, trial, gradient
     cdef double[:, ::1] rows                    # (9, s): see fit
     cdef ptrdiff_t first, s                     # the rows of the factor at hand
-    cdef readonly ptrdiff_t n_refused, n_failed
+    cdef readonly ptrdiff_t n_failed            # factors whose fit failed, or was refused
 
     def __init__(
         self, CoreLoss loss not None, ptrdiff_t d, ptrdiff_t s, double power, double damping,
@@ -287,7 +287,6 @@ cdef class LaplaceSweep:
                     break
                 if status == NO_FIT:
                     self.n_failed += 1
-                    self.n_refused += self.s
                 at += self.s
         if status == CALLBACK_FAILED:
             self.loss.reraise()

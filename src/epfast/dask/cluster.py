@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from epfast import _checks
 from epfast.dask.engines import Shard, Workers
 from epfast.dask.needs import annotate, delayed, distributed
-from epfast.dask.worker import Facts, Opaque, answers, facts_of, forget, version
+from epfast.dask.worker import Opaque, answers, facts_of, forget, good, version
 from epfast.inference.executors import attempted
 from epfast.inference.runtime import cores
 
@@ -52,7 +51,6 @@ class Cluster(Workers):
 
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name, self.count = client, name, 0
-        self.token = uuid.uuid4().hex
         #: whether shards stay in memory
         self.are_kept = False
         self._check_versions()
@@ -150,9 +148,9 @@ class Cluster(Workers):
         self.count += 1
         return f"{self.name}-{self.token}", f"shard {shard.number}", self.count
 
-    def close(self, token: str) -> None:
+    def close(self) -> None:
         if self.client.status == "running":
-            self.client.run(forget, token, on_error="ignore")
+            self.client.run(forget, self.token, on_error="ignore")
 
 
 def _apart(parcel: Sequence[tuple[Any, ...]]) -> tuple[list[Any], Opaque]:
@@ -165,29 +163,15 @@ class LocalThreads(Workers):
 
     def __init__(self) -> None:
         super().__init__(cores())
-        self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="epfast-dask")
+        self.pool = ThreadPoolExecutor(self.width, thread_name_prefix="epfast-dask")
 
     def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
-        rows = list(self.pool.map(_computed, loads)) if persist else loads
-        facts = [facts_of(row) for row in rows] if persist else list(self.pool.map(_facts, loads))
-        return rows, facts, [()] * len(rows)
+        rows = list(self.pool.map(good, loads)) if persist else loads
+        return rows, self.pool.map(facts_of, rows), [()] * len(rows)
 
     def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
-        return [self.pool.submit(attempted, _here, *_apart(parcel)) for parcel in parcels]
+        return [self.pool.submit(attempted, answers, *_apart(parcel)) for parcel in parcels]
 
-    def close(self, token: str) -> None:
+    def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
-        forget(token)
-
-
-def _computed(load: Any) -> Any:
-    """A shard, in this thread."""
-    return load.compute(scheduler="synchronous") if hasattr(load, "compute") else load
-
-
-def _facts(load: Any) -> Facts:
-    return facts_of(_computed(load))
-
-
-def _here(loads: Sequence[Any], calls: Opaque) -> list[Any]:
-    return answers(map(_computed, loads), calls)
+        forget(self.token)

@@ -6,6 +6,7 @@ time.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, cast
@@ -15,30 +16,33 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array
 from epfast.dask.worker import (
-    NOTHING,
     Facts,
-    Packed,
     Visit,
     answers,
     bytes_of,
-    visit_factors,
+    packed,
+    unpacked,
     visit_pass,
     visit_rows,
     visit_shared,
 )
 from epfast.gaussian.engines.base import EPEngine, Full, Swept, plain, with_moments
 from epfast.gaussian.engines.passes import adf_begun
-from epfast.gaussian.engines.shards import ShardEngine, Shards, ShardSite, SharedEngine, flat_site
-from epfast.gaussian.problem import Data, Problem, State, is_proper, product_over
+from epfast.gaussian.engines.shards import (
+    ShardEngine,
+    Shards,
+    ShardSite,
+    SharedEngine,
+    Update,
+    flat_site,
+)
+from epfast.gaussian.problem import Problem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import LOST, Tasks
+from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick, no_tick
-
-
-class RemoteRows(NamedTuple):
-    """In place of rows that the workers have."""
-
-    shape: tuple[int, int]
+from epfast.losses import Loss
+from epfast.schedules import EP
 
 
 class Shard(NamedTuple):
@@ -47,8 +51,7 @@ class Shard(NamedTuple):
     number: int
     #: a future or a delayed object: what a worker has loaded, or loads for each visit
     rows: Any
-    #: NOTHING before it was read
-    facts: Facts
+    facts: Facts = Facts()
     #: workers that have it, or are to read it. None: whoever has nothing to do
     homes: Sequence[str] = ()
 
@@ -65,7 +68,8 @@ class Workers(Tasks):
 
     def __init__(self, threads: int) -> None:
         super().__init__(cast(Any, self), threads)
-        self.threads, self.n_bytes = threads, 0
+        #: of the fit
+        self.token = uuid.uuid4().hex
 
     def shard_bytes(self, persist: bool, rows: float) -> int | None:
         """Most bytes of a shard of so many rows, or NaN, in all. None: not known."""
@@ -80,10 +84,6 @@ class Workers(Tasks):
         """See :meth:`shards`: rows, facts and homes."""
         raise NotImplementedError
 
-    def unread(self, loads: list[Any]) -> list[Shard]:
-        """Shards that are loaded when they are visited."""
-        return [Shard(k, load, NOTHING) for k, load in enumerate(loads)]
-
     def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
         """Start a task for each list of calls: :func:`attempted` :func:`answers`."""
         raise NotImplementedError
@@ -95,9 +95,11 @@ class Workers(Tasks):
         key, values = super().take()
         if values is LOST:
             return key, LOST
-        self.n_bytes += sum(value.n_bytes for value in values)
-        opened = [value.opened() for value in values]
-        return key, opened if len(opened) > 1 else opened[0]
+        self.n_bytes += sum(bytes_of(value[0]) for value in values)
+        for i, value in enumerate(values):
+            if isinstance(value, Update):
+                values[i] = value._replace(site=unpacked(value.site))
+        return key, values if len(values) > 1 else values[0]
 
     def idles(self, shard: Shard, flying: Sequence[Shard]) -> bool:
         """Whether a worker that has a shard does nothing while others are visited."""
@@ -107,8 +109,16 @@ class Workers(Tasks):
         """Positions of the shards that are best visited by one task."""
         return [[i] for i in range(len(shards))]
 
-    def close(self, token: str) -> None:
-        """Forget a fit."""
+    def asked(
+        self, shard: int, number: int, precision: Array, shift: Array, site: Sites, damping: float
+    ) -> Visit:
+        """What is sent to a shard."""
+        q, own = packed(Sites(precision, shift, np.zeros(()))), packed(site)
+        self.n_bytes += bytes_of(q) + bytes_of(own)
+        return Visit(self.token, shard, number, q, own, damping)
+
+    def close(self) -> None:
+        """Forget the fit."""
         raise NotImplementedError
 
     def together(
@@ -123,95 +133,67 @@ class Workers(Tasks):
         return [values[k] for k in range(len(calls))]
 
 
-def _asked(
-    tasks: Any, token: str, k: int, number: int, q: tuple[Array, Array], site: Sites, share: float
-) -> Visit:
-    """What is sent to a shard."""
-    posterior, own = Packed.of(*q), Packed.of(*site)
-    tasks.n_bytes += posterior.numbers.nbytes + own.numbers.nbytes
-    return Visit(token, k, number, posterior, own, share)
-
-
-class _CountsBytes:
-    """Base of an engine on a cluster: a sweep says what it has sent and got."""
-
-    tasks: Any
-
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
-        before = self.tasks.n_bytes
-        swept: Any = super()
-        new, counts = swept.sweep(state, keep, tick)
-        return new, counts._replace(bytes_sent=self.tasks.n_bytes - before)
-
-
 class Remote(Shards):
     """Sites of shards alone: those of rows stay with the workers that have them."""
 
     def __init__(self, problem: Problem, shards: Sequence[Shard]) -> None:
         Full.__init__(self, problem)
-        self.sizes, self.n_sites = [shard.facts.rows for shard in shards], problem.shape[0]
+        self.sizes = [shard.facts.factors(problem.batch_size) for shard in shards]
+        self.n_sites = sum(self.sizes)
+        count, precision = len(shards), problem.base.precision
+        self.shapes = (count, *precision.shape), (count, len(precision)), (count,)
+        self.weights = None
 
     def prior(self) -> Any:
         nothing = flat_site(self.problem.base.precision)
         return self.built([ShardSite(nothing, None)] * len(self.sizes), 0)
 
     def taken(self, start: Any) -> list[ShardSite]:
-        count, precision = len(self.sizes), self.problem.base.precision
-        shapes = [] if start.sites is None else [part.shape for part in start.sites]
-        allowed = [(count, *precision.shape), (count, len(precision)), (count,)]
-        if shapes != allowed:
-            raise ValueError(
-                f"start has sites of shape {shapes[0] if shapes else None}; allowed: "
-                f"{allowed[0]}, a result of epfast.dask.fit_linear with as many shards and columns"
-            )
-        return [ShardSite(families.taken(start.sites, k), None) for k in range(count)]
+        sites = Full.taken(self, start)
+        return [ShardSite(families.taken(sites, k), None) for k in range(len(self.sizes))]
 
     def sites_of(self, parts: Sequence[ShardSite]) -> Sites:
         return Sites(*map(np.stack, zip(*(part.site for part in parts), strict=True)))
 
 
-class RemoteShards(_CountsBytes, ShardEngine):
+class RemoteShards(ShardEngine):
     """DEP: sites of rows stay with the worker that has them, those of shards are here.
 
     Laplace propagation, all factors from one posterior, is the same picture: what comes from a
     shard is the product of its factors' sites.
     """
 
-    def __init__(
-        self, problem: Problem, shards: Sequence[Shard], tasks: Workers, token: str
-    ) -> None:
+    def __init__(self, problem: Problem, shards: Sequence[Shard]) -> None:
         super().__init__(problem, Remote(problem, shards))
-        self.remote, self.token, self.tasks = shards, token, tasks
+        self.remote = shards
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
-        shards_of_rows = self.schedule.stores == "shard"
-        self.function: Any = visit_rows if shards_of_rows else visit_factors
+        # of Laplace propagation one sweep, which is damped as a whole
+        once: Any = EP(1, 0.0, damping=1.0, power=self.schedule.power, order="parallel")
+        schedule = self.schedule.inner if self.schedule.stores == "shard" else once
         #: what a worker does not know of itself
         self.template = problem._replace(
-            schedule=self.schedule.inner if shards_of_rows else self.schedule,
-            **{"prior": nothing, "base": nothing, "data": nothing},
+            schedule=schedule, prior=nothing, base=nothing, data=nothing
         )
 
     def call(
         self, k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
     ) -> tuple[Any, ...]:
-        asked = _asked(self.tasks, self.token, k, visit, (precision, shift), part.site, share)
-        return self.function, self.remote[k], self.template, asked
+        asked = self.tasks.asked(k, visit, precision, shift, part.site, share)
+        return visit_rows, self.remote[k], self.template, asked
 
     def idles(self, k: int, flying: set[int]) -> bool:
         others = [self.remote[other] for other in flying]
         return bool(self.tasks.idles(self.remote[k], others))
 
 
-class RemoteGroups(_CountsBytes, SharedEngine):
+class RemoteGroups(SharedEngine):
     """DSEP and DAEP in rounds: nothing stays on a worker but rows."""
 
-    def __init__(
-        self, problem: Problem, shards: Sequence[Shard], tasks: Workers, token: str
-    ) -> None:
-        self.remote, self.token = shards, token
+    def __init__(self, problem: Problem, shards: Sequence[Shard]) -> None:
+        self.remote = shards
         super().__init__(problem)
-        self.tasks: Workers = tasks
+        self.n_sites = sum(shard.facts.rows for shard in shards)
         self.evidence_bound = evidence_bound(problem.loss, float(self.sizes.sum()))
         nothing: Any = None
         #: of a schedule the power counts, which has no arrays
@@ -221,22 +203,34 @@ class RemoteGroups(_CountsBytes, SharedEngine):
         return np.array([shard.facts.size for shard in self.remote])
 
     def batch_count(self) -> int:
-        batch = self.schedule.batch
-        rows = [shard.facts.rows for shard in self.remote]
-        return sum(-(-n // (n if batch is None else batch)) for n in rows)
+        facts = [shard.facts for shard in self.remote]
+        return sum(part.factors(self.schedule.batch or part.rows) for part in facts)
 
     def calls(
         self, state: Swept, sites: Sites, schedule: Any, damping: float
     ) -> tuple[list[tuple[Any, ...]], list[int]]:
         calls: list[tuple[Any, ...]] = []
-        q = state.precision, state.shift
-        for shard in self.remote:
-            k = shard.number
-            site: Sites = families.taken(sites, k)
-            asked = _asked(self.tasks, self.token, k, state.sweeps, q, site, damping)
+        for k, shard in enumerate(self.remote):
+            q, site = (state.precision, state.shift), families.taken(sites, k)
+            asked = self.tasks.asked(k, state.sweeps, *q, site, damping)
             rest = schedule.batch, state.memory.checked
             calls.append((visit_shared, shard, self.template, asked, *rest))
         return calls, [shard.facts.rows for shard in self.remote]
+
+
+def check_rows(facts: list[Facts], loss: Loss) -> None:
+    """Refuse what only all chunks together show; warn of weights that are no counts."""
+    if not any(part.rows for part in facts):
+        raise ValueError("X has no rows; allowed: one at least")
+    if not any(part.size for part in facts):
+        raise ValueError("weights are all 0; allowed: one row at least that counts")
+    if loss.by_margin:
+        negative, positive = (any(part.labels[i] for part in facts) for i in (0, 1))
+        if not (negative and positive):
+            raise ValueError(
+                f"y has the label {'+1' if positive else '-1'} alone; allowed: -1 and +1"
+            )
+    note_weights(np.array([part.fraction for part in facts]))
 
 
 class Passes(EPEngine):
@@ -246,24 +240,17 @@ class Passes(EPEngine):
     over all but one of what they began with. A worker that dies takes with it a shard's worth.
     """
 
-    def __init__(
-        self, problem: Problem, streams: Sequence[Sequence[Shard]], tasks: Workers
-    ) -> None:
+    def __init__(self, problem: Problem, streams: Sequence[Sequence[Shard]]) -> None:
         super().__init__(problem, Full(problem))
-        self.streams, self.tasks = streams, tasks
-        self.template = problem._replace(data=Data(None, None))
-        #: what the passes have seen
-        self.facts: list[Facts] = []
+        self.streams = streams
 
     def init(self, start: Any) -> Swept:
         return adf_begun(self.problem, start)
 
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        before = self.tasks.n_bytes
-        self.tasks.cancel()
-        begun = plain(state)
+    def visit(self, state: Swept, sites: None, tick: Tick) -> Counts:
+        begun, seen = plain(state), list[Facts]()
         # engines begin at the base
-        template = self.template._replace(base=begun)
+        template = self.problem._replace(base=begun)
         reached: list[Any] = [None] * len(self.streams)
         done = [0] * len(self.streams)
         totals = np.zeros(3, dtype=np.intp)
@@ -280,39 +267,30 @@ class Passes(EPEngine):
                 c, passed = self.tasks.take()
                 if passed is not LOST:
                     reached[c] = passed.state
-                    self.facts.append(passed.facts)
+                    seen.append(passed.facts)
                     totals += passed.counts[:3]
-                    tick(passed.facts.rows)
+                    tick(passed.facts.factors(self.problem.batch_size))
                     done[c] += 1
                 if done[c] < len(self.streams[c]):
                     send(c)
         except KeyboardInterrupt:
             raise PartOfSweep(self._combined(begun, reached)) from None
-        except ExecutorFailed as failed:
-            failed.posterior = self._combined(begun, reached)
+        except ExecutorFailed as error:
+            error.posterior = self._combined(begun, reached)
             raise
         new = self._combined(begun, reached)
-        size = sum(facts.size for facts in self.facts)
-        self.evidence_bound = evidence_bound(self.problem.loss, size)
-        self.n_sites = -(-sum(f.rows for f in self.facts) // (self.problem.batch_size or 1))
-        refused, failures, clipped = totals.tolist()
-        counts = Counts(
-            refused,
-            failures,
-            clipped,
-            lost=self.tasks.n_lost,
-            in_flight=len(self.streams),
-            bytes_sent=self.tasks.n_bytes - before,
-        )
-        return new._replace(sweeps=new.sweeps + 1), counts
+        check_rows(seen, self.problem.loss)
+        self.evidence_bound = evidence_bound(self.problem.loss, sum(facts.size for facts in seen))
+        self.n_sites = sum(facts.factors(self.problem.batch_size) for facts in seen)
+        made = new._replace(sweeps=new.sweeps + 1)
+        refused, failed, clipped = totals.tolist()
+        return Counts(refused, failed, clipped, made=made, in_flight=len(self.streams))
 
     def _combined(self, begun: State, reached: Sequence[Any]) -> Swept:
         """The product of the passes, over all but one of where they began."""
         ends = [plain(end) for end in reached if end is not None]
         if not ends:
             return with_moments(begun)
-        if len(ends) == 1:
-            return with_moments(ends[0])
         whole = product_over(ends, begun, None)
         if not is_proper(whole.precision):
             raise FloatingPointError(

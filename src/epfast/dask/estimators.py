@@ -15,8 +15,8 @@ from epfast.dask.cluster import client_at_door
 from epfast.dask.data import rows_at_door
 from epfast.dask.fit import fit_linear
 from epfast.dask.labels import by_chunk, classes_of, labels_at_door, signs_of
-from epfast.dask.prediction import lazily, predict_latent, rows_of
-from epfast.estimators.base import LatentClassifier, all_or_nothing, estimator
+from epfast.dask.prediction import lazily, rows_of
+from epfast.estimators.base import LatentClassifier, all_or_nothing, estimator, stacked
 from epfast.estimators.coupling import best, tally
 from epfast.estimators.linear_model import Coefficients, VectorCoefficients
 from epfast.losses import Loss
@@ -62,21 +62,50 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         return fit_linear(X, y, loss=loss, weights=weights, persist=self.persist, **given)
 
     def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> Array:
-        """What a function says of each chunk of rows, y and weights."""
+        """What a function says of each chunk of rows, y and weights: a weight, and numbers."""
         check_is_fitted(self)
         rows_of(X, self.posteriors_[0])
-        return np.array(by_chunk(function, X, labels_at_door(y), weights, self.client))
+        found = np.array(by_chunk(function, X, labels_at_door(y), weights, self.client))
+        if not found[:, 0].sum() > 0.0:
+            raise ValueError(
+                "sample_weight adds up to 0, or X has no rows; allowed: some that count"
+            )
+        return found
+
+    def _answers(self, X: Any, of_rows: Callable[[Any], Any]) -> Any:
+        """What a function says of rows to predict, lazily."""
+        check_is_fitted(self)
+        return lazily(of_rows, rows_of(X, self.posteriors_[0]))
+
+    def predict_latent(self, X: Any) -> tuple[Any, Any]:
+        """Mean and variance of x.theta, lazily.
+
+        Parameters
+        ----------
+        X : dask array, (n, d), or dask dataframe
+
+        Returns
+        -------
+        mean, variance : dask array, (n,) or (n, n_classes)
+            One column per class where there are more than two.
+        """
+        both = self._answers(X, self._moments)
+        return both[..., 0], both[..., 1]
+
+    def _moments(self, rows: Any) -> Array:
+        return np.stack(stacked(self._latents(rows)), axis=-1)
+
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        return [post.predict_latent(rows) for post in self.posteriors_]
 
     def _publish(self, posteriors: list[Any]) -> None:
         """Set the attributes of a fit, at its end: who is interrupted stays as it was."""
         self.__dict__.pop("feature_names_in_", None)
-        self.posteriors_, problem = posteriors, posteriors[0].problem
+        problem = posteriors[0].problem
         self.n_features_in_ = int(problem.n_columns)
         if problem.names is not None:
             self.feature_names_in_ = np.array(problem.names, dtype=object)
-        self.log_evidence_ = float(sum(post.log_evidence for post in posteriors))
-        self.n_iter_ = max(post.n_sweeps for post in posteriors)
-        self.converged_ = all(post.converged for post in posteriors)
+        self._set_fits(posteriors, float(sum(post.log_evidence for post in posteriors)))
 
 
 @estimator
@@ -193,33 +222,8 @@ class LinearClassifier(_Linear, LatentClassifier):
         self._publish(posteriors)
         if len(posteriors) > 1:
             sums = self._by_chunk(self._tally_of, X, labels, sample_weight)
-            self.coupling_ = best(sums.sum(axis=0))
+            self.coupling_ = best(sums.sum(axis=0)[1:])
         return self
-
-    def _answers(self, X: Any, of_rows: Callable[[Any], Any]) -> Any:
-        check_is_fitted(self)
-        return lazily(of_rows, rows_of(X, self.posteriors_[0]))
-
-    def predict_latent(self, X: Any) -> tuple[Any, Any]:
-        """Mean and variance of x.theta, lazily.
-
-        Parameters
-        ----------
-        X : dask array, (n, d), or dask dataframe
-
-        Returns
-        -------
-        mean, variance : dask array, (n,) or (n, n_classes)
-            One column per class where there are more than two.
-        """
-        both = self._answers(X, self._moments)
-        return both[..., 0], both[..., 1]
-
-    def _moments(self, rows: Any) -> Array:
-        return np.stack(self._stacked(rows), axis=-1)
-
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
-        return [post.predict_latent(rows) for post in self.posteriors_]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Share of rows whose class is predicted.
@@ -234,26 +238,19 @@ class LinearClassifier(_Linear, LatentClassifier):
         -------
         float
         """
-        right, every = self._by_chunk(self._hits, X, y, sample_weight).sum(axis=0)
-        if not every > 0.0:
-            raise ValueError(
-                "sample_weight adds up to 0, or X has no rows; allowed: some that count"
-            )
+        every, right = self._by_chunk(self._hits, X, y, sample_weight).sum(axis=0)
         return float(right / every)
 
-    def _hits(self, block: Any, labels: Any, weights: Any) -> Array:
-        """Of a chunk: sum of the weights of the rows whose label is predicted, and of all."""
-        if not block.shape[0]:
-            return np.zeros(2)
-        right = self._labels(block) == np.asarray(labels).ravel()
-        counted = np.ones(len(right)) if weights is None else np.asarray(weights).ravel()
-        return np.array([counted[right].sum(), counted.sum()])
+    def _hits(self, block: Any, labels: Any, weights: Array) -> Array:
+        """Of a chunk: sum of the weights of all rows, and of those whose label is predicted."""
+        right = weights[self._labels(block) == labels] if len(labels) else np.zeros(0)
+        return np.array([weights.sum(), right.sum()])
 
-    def _tally_of(self, block: Any, labels: Any, weights: Any) -> Array:
-        """Of a chunk: see :func:`epfast.estimators.coupling.tally`."""
-        index = np.searchsorted(self.classes_, np.asarray(labels).ravel())
-        scores = self._odds(block) if len(index) else None
-        return tally(scores, index, None if weights is None else np.asarray(weights).ravel())
+    def _tally_of(self, block: Any, labels: Any, weights: Array) -> Array:
+        """Of a chunk: sum of the weights, and see :func:`epfast.estimators.coupling.tally`."""
+        scores = self._odds(block) if len(labels) else None
+        sums = tally(scores, np.searchsorted(self.classes_, labels), weights)
+        return np.append(weights.sum(), sums)
 
 
 @estimator
@@ -310,20 +307,6 @@ class LinearRegressor(VectorCoefficients, RegressorMixin, _Linear):  # type: ign
         self._publish([self._fitted(X, y, loss, sample_weight)])
         return self
 
-    def predict_latent(self, X: Any) -> tuple[Any, Any]:
-        """Mean and variance of x.theta, lazily.
-
-        Parameters
-        ----------
-        X : dask array, (n, d), or dask dataframe
-
-        Returns
-        -------
-        mean, variance : dask array, (n,)
-        """
-        check_is_fitted(self, "posterior_")
-        return predict_latent(self.posterior_, X)
-
     def predict(self, X: Any) -> Any:
         """Predictive mean of y, lazily.
 
@@ -335,8 +318,8 @@ class LinearRegressor(VectorCoefficients, RegressorMixin, _Linear):  # type: ign
         -------
         dask array, (n,)
         """
-        check_is_fitted(self, "posterior_")
-        return lazily(self.posterior_.predict, rows_of(X, self.posterior_))
+        check_is_fitted(self)
+        return self._answers(X, self.posterior_.predict)
 
     def predict_variance(self, X: Any) -> Any:
         """Predictive variance of y, lazily.
@@ -349,8 +332,8 @@ class LinearRegressor(VectorCoefficients, RegressorMixin, _Linear):  # type: ign
         -------
         dask array, (n,)
         """
-        check_is_fitted(self, "posterior_")
-        return lazily(self.posterior_.predict_variance, rows_of(X, self.posterior_))
+        check_is_fitted(self)
+        return self._answers(X, self.posterior_.predict_variance)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Share of the variance of y that the predictive mean explains, R^2.
@@ -366,23 +349,18 @@ class LinearRegressor(VectorCoefficients, RegressorMixin, _Linear):  # type: ign
         float
         """
         size, mean, spread, rest = self._by_chunk(self._residuals, X, y, sample_weight).T
-        if not size.sum() > 0.0:
-            raise ValueError(
-                "sample_weight adds up to 0, or X has no rows; allowed: some that count"
-            )
         about = mean - (size @ mean) / size.sum()
         whole = float(spread.sum() + size @ about**2)
         if whole == 0.0:  # y is one number: as scikit-learn has it
             return float(rest.sum() == 0.0)
         return 1.0 - float(rest.sum()) / whole
 
-    def _residuals(self, block: Any, y: Any, weights: Any) -> Array:
+    def _residuals(self, block: Any, y: Any, weights: Array) -> Array:
         """Of a chunk: weight, mean of y, and sums of squares about it and about the prediction."""
-        values = np.asarray(y, dtype=np.float64).ravel()
-        counted = np.ones(len(values)) if weights is None else np.asarray(weights).ravel()
-        size = counted.sum()
+        size = weights.sum()
         if not size:
             return np.zeros(4)
-        mean = counted @ values / size
-        about, rest = values - mean, values - self.posterior_.predict(block)
-        return np.array([size, mean, counted @ about**2, counted @ rest**2])
+        y = y.astype(np.float64)
+        mean = weights @ y / size
+        about, rest = y - mean, y - self.posterior_.predict(block)
+        return np.array([size, mean, weights @ about**2, weights @ rest**2])

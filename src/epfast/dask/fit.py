@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,24 +14,22 @@ from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_
 from epfast.dask.engines import (
     Passes,
     RemoteGroups,
-    RemoteRows,
     RemoteShards,
     Shard,
     Workers,
+    check_rows,
 )
 from epfast.dask.worker import Facts
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.diagonal import warm_up_rows
-from epfast.gaussian.fit_linear import FULL_UP_TO, KINDS, check_start
+from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_variance, prior_of_fit
-from epfast.gaussian.problem import Data, Problem
+from epfast.gaussian.problem import Data
 from epfast.gaussian.sources import check_names
-from epfast.inference import Callback, ExecutorFailed, Fit, interrupted, run, warn_of
-from epfast.inference.report import note_weights
+from epfast.inference import Callback
 from epfast.inference.runtime import Tick
-from epfast.losses import Loss
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
 from epfast.schemes import Scheme
 
@@ -142,7 +139,7 @@ def fit_linear(
     """
     schedule = DEP() if schedule is None else schedule
     batch_size = None if batch_size is None else _checks.integer("batch_size", batch_size, least=1)
-    _check_schedule(schedule, batch_size)
+    count = _shards_asked(schedule, batch_size)
     rows = rows_at_door(X, y, weights)
     d = int(rows.X.shape[1])
     if posterior is None:
@@ -172,45 +169,40 @@ def fit_linear(
     width = d + (wide is not None)
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
     prior = prior_of_fit(normal, start, chosen.schedule, width, wide, posterior == "full")
-    name, token = type(schedule).__name__, uuid.uuid4().hex
-    workers = workers_of(client, name)
+    workers = workers_of(client, type(schedule).__name__)
     try:
-        shards = _Shards(workers, rows, chosen, wide is not None, token, shard_bytes)
+        shards = _Shards(workers, rows, chosen, wide is not None, shard_bytes)
         found: Any
         center: Any = None
         at_means = wide is not None and posterior == "full"
         if isinstance(schedule, ADF):
-            found = shards.of_passes(workers.threads if streams is None else streams)
-            n = 1  # found on the way
+            found = shards.of_passes(workers.width if streams is None else streams)
             if at_means:
                 center = shards.first_mean() if start is None else start.problem.center
         else:
-            found = shards.of_schedule(persist)
+            found = shards.of_schedule(count, persist)
             facts = [shard.facts for shard in found]
-            _check_rows(facts, chosen.loss)
-            n = sum(part.rows for part in facts)
+            check_rows(facts, chosen.loss)
             if at_means:
                 center = _mean_of(facts)
         if center is not None:
             prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
-        problem = Problem(
-            Data(RemoteRows((n, width)), None),
-            chosen.loss,
-            chosen.scheme.bound(chosen.loss, posterior, chosen.schedule, n),
-            chosen.schedule,
-            posterior,
-            batch_size,
-            prior,
-            prior,
-            intercept=wide is not None,
-            center=center,
-            names=rows.names,
+        known = {"intercept": wide is not None, "center": center, "names": rows.names}
+        problem = chosen.problem(Data(None, None), prior, **known)
+        kinds = {"none": Passes, "shared": RemoteGroups}
+        kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)
+
+        fitted: FullPosterior | FactorizedPosterior = fit_problem(
+            problem,
+            start,
+            callback=callback,
+            progress=progress,
+            tasks=workers,
+            make_engine=lambda problem: kind(problem, found),
         )
-        run_on = problem, found, workers, token, start, callback, progress
-        fitted: FullPosterior | FactorizedPosterior = _run(*run_on)
         return fitted
     finally:
-        workers.close(token)
+        workers.close()
 
 
 class _Shards(NamedTuple):
@@ -220,18 +212,16 @@ class _Shards(NamedTuple):
     rows: Rows
     chosen: Choices
     intercept: bool
-    token: str
     most: int | None
 
     def _loads(self, rows: Rows, groups: list[tuple[int, int]]) -> list[Any]:
-        return loads_of(rows, groups, self.chosen.loss, self.intercept, self.token)
+        return loads_of(rows, groups, self.chosen.loss, self.intercept, self.workers.token)
 
-    def of_schedule(self, persist: bool) -> list[Shard]:
+    def of_schedule(self, count: int | None, persist: bool) -> list[Shard]:
         """Those that are visited again and again."""
         workers, chosen = self.workers, self.chosen
         most = self.most or workers.shard_bytes(persist, sum(self.rows.sizes))
-        count = _count(chosen.schedule)
-        cut = shards_of(self.rows, count, workers.threads, most, chosen.batch_size)
+        cut = shards_of(self.rows, count, workers.width, most, chosen.batch_size)
         return workers.shards(self._loads(*cut), persist)
 
     def of_passes(self, streams: int) -> list[list[Shard]]:
@@ -243,7 +233,7 @@ class _Shards(NamedTuple):
         most = self.most or self.workers.shard_bytes(False, 0.0)
         given = self.rows, streams, most, least
         rows, groups, takes = shards_of_passes(*given, chosen.batch_size)
-        shards = self.workers.unread(self._loads(rows, groups))
+        shards = [Shard(k, load) for k, load in enumerate(self._loads(rows, groups))]
         return [shards[take] for take in takes]
 
     def first_mean(self) -> Array | None:
@@ -262,17 +252,17 @@ def _mean_of(facts: list[Facts]) -> Array:
     return np.asarray(sum(total / whole * mean for total, mean in some))[:-1]
 
 
-def _check_schedule(schedule: Any, batch_size: int | None) -> None:
-    """Refuse what is not for rows on many machines."""
+def _shards_asked(schedule: Any, batch_size: int | None) -> int | None:
+    """How many shards or groups the schedule asks for. Refuses what is not for many machines."""
     _checks.schedule(schedule, Schedule, "epfast.DEP, DSEP, DAEP, ADF or EP")
     if isinstance(schedule, ADF):
         if schedule.passes > 1 or schedule.order == "shuffled":
             raise ValueError(
                 f"schedule is {schedule!r}; allowed on a cluster: one pass in sequential order"
             )
-        return
+        return None
     if isinstance(schedule, EP) and schedule.order == "parallel" and batch_size is not None:
-        return
+        return None
     if not isinstance(schedule, DEP | GROUPS):
         meant = "DAEP()" if schedule.stores == "shared" else "DEP()"
         raise ValueError(
@@ -280,65 +270,10 @@ def _check_schedule(schedule: Any, batch_size: int | None) -> None:
             "DAEP(), ADF(), or EP(order='parallel') with a batch_size and scheme='laplace'; you "
             f"may mean {meant}"
         )
-    groups = schedule.shards if isinstance(schedule, DEP) else schedule.groups
-    if groups is not None and not isinstance(groups, int):
-        name = "shards" if isinstance(schedule, DEP) else "groups"
+    name = "shards" if isinstance(schedule, DEP) else "groups"
+    count: Any = getattr(schedule, name)
+    if count is not None and not isinstance(count, int):
         raise ValueError(
-            f"{name} is {_checks.describe(groups)}; allowed on a cluster: how many, or None"
+            f"{name} is {_checks.describe(count)}; allowed on a cluster: how many, or None"
         )
-
-
-def _count(schedule: Any) -> int | None:
-    """Shards or groups, if the schedule says how many."""
-    count: Any = getattr(schedule, "shards", None) or getattr(schedule, "groups", None)
-    return None if count is None else int(count)
-
-
-def _check_rows(facts: list[Facts], loss: Loss) -> None:
-    """Refuse what only all chunks together show; warn of weights that are no counts."""
-    if not any(part.rows for part in facts):
-        raise ValueError("X has no rows; allowed: one at least")
-    if not any(part.size for part in facts):
-        raise ValueError("weights are all 0; allowed: one row at least that counts")
-    if loss.by_margin:
-        negative, positive = (any(part.labels[i] for part in facts) for i in (0, 1))
-        if not (negative and positive):
-            raise ValueError(
-                f"y has the label {'+1' if positive else '-1'} alone; allowed: -1 and +1"
-            )
-    note_weights(np.array([part.fraction for part in facts]))
-
-
-def _run(
-    problem: Problem,
-    shards: Any,
-    workers: Workers,
-    token: str,
-    start: Any,
-    callback: Callback | None,
-    progress: bool | Tick,
-) -> Any:
-    """Sweep over the shards, or pass over them."""
-    kept = problem._replace(data=Data(None, None))
-
-    def result(fit: Fit) -> Any:
-        return KINDS[problem.covariance](fit.state, kept, fit.converged, fit.history)
-
-    fit = None
-    try:
-        engine: Any
-        if problem.schedule.stores == "none":
-            engine = Passes(problem, shards, workers)
-        elif problem.schedule.stores == "shared":
-            engine = RemoteGroups(problem, shards, workers, token)
-        else:
-            engine = RemoteShards(problem, shards, workers, token)
-        fit = run(engine, problem.schedule, start, callback=callback, progress=progress)
-        if isinstance(engine, Passes):
-            _check_rows(engine.facts, problem.loss)
-        warn_of(fit, engine, problem.schedule)
-        return result(fit)
-    except (KeyboardInterrupt, ExecutorFailed) as stopped:
-        raise interrupted(stopped, fit, result, start, lambda: None) from stopped.__cause__
-    finally:
-        workers.cancel()
+    return count

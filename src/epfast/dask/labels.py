@@ -22,7 +22,7 @@ def computed(parts: Sequence[Any], client: Any) -> list[Any]:
 
 
 def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[Any]:
-    """What a function says of each chunk of rows, labels and weights (or None)."""
+    """What a function says of each chunk of rows, labels (or numbers) and weights, (n,)."""
     rows = rows_at_door(X, y, weights)
     parts = [rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()]
     parts.append([None] * len(parts[0]) if weights is None else rows.weights.to_delayed().ravel())
@@ -30,8 +30,9 @@ def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[A
     return computed([delayed(_called)(asked, *each) for each in zip(*parts, strict=True)], client)
 
 
-def _called(function: Any, *args: Any) -> Any:
-    return function(*args)
+def _called(function: Any, block: Any, y: Any, weights: Any) -> Any:
+    y = np.asarray(y).ravel()
+    return function(block, y, np.ones(len(y)) if weights is None else np.asarray(weights).ravel())
 
 
 def labels_at_door(y: Any) -> Any:
@@ -71,7 +72,10 @@ def classes_of(labels: Any, client: Any) -> NDArray[Any]:
 def labels_of(chunk: Any, number: int) -> NDArray[Any]:
     """The different labels of a chunk, checked; number: of the chunk, for errors."""
     labels = np.asarray(chunk).ravel()
-    missing = _missing(labels)
+    if labels.dtype.kind == "O":
+        missing = np.array([_is_missing(label) for label in labels], dtype=bool)
+    else:
+        missing = labels != labels
     if missing.any():
         raise ValueError(
             f"chunk {number}: y holds a label that is missing, first in row "
@@ -100,19 +104,10 @@ def labels_of(chunk: Any, number: int) -> NDArray[Any]:
     return np.asarray(found)
 
 
-def _missing(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where there is no label: NaN, or None and NA of pandas."""
-    if labels.dtype.kind == "O":
-        # what is missing is not equal to itself, or does not say whether it is
-        return np.array([part is None or _is_not_itself(part) for part in labels], dtype=bool)
-    if labels.dtype.kind == "f":
-        return np.asarray(np.isnan(labels))
-    return np.zeros(len(labels), dtype=bool)
-
-
-def _is_not_itself(part: Any) -> bool:
+def _is_missing(label: Any) -> bool:
+    """Whether a label is None, NaN, or NA of pandas, which does not say whether it is itself."""
     try:
-        return not bool(part == part)
+        return label is None or not bool(label == label)
     except (TypeError, ValueError):
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,16 +11,20 @@ import numpy as np
 from epfast import _checks, families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.vector import build_facts
-from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.shards import (
     Update,
-    local_laplace,
     local_shared,
     local_update,
-    site_of,
 )
 from epfast.gaussian.online import joined_data
-from epfast.gaussian.problem import Data, Problem, data_of, is_proper, mean_of_rows, with_ones
+from epfast.gaussian.problem import (
+    Data,
+    Problem,
+    copies_of,
+    data_of,
+    mean_of_rows,
+    with_ones,
+)
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
 from epfast.inference.report import fraction
@@ -57,26 +61,22 @@ def answers(shards: Iterable[Any], calls: Opaque) -> list[Any]:
 
 
 class Facts(NamedTuple):
-    """What the coordinator knows of a shard."""
+    """What the coordinator knows of a shard: nothing before it is read."""
 
-    rows: int
-    columns: int
+    rows: int = 0
     #: with their copies
-    size: float
-    #: chunks without a row
-    empty: int
+    size: float = 0.0
     #: whether there are labels -1, +1
-    labels: tuple[bool, bool]
-    n_bytes: int
+    labels: tuple[bool, bool] = (False, False)
     #: sum of the weights of rows, and their weighted mean, (d,). None without rows
     total: float = 0.0
     mean: Array | None = None
     #: a weight that is no count; 0 without one
     fraction: float = 0.0
 
-
-#: of a shard that was not read
-NOTHING = Facts(0, 0, 0.0, 0, (False, False), 0)
+    def factors(self, size: int | None) -> int:
+        """How many minibatches of this size the rows are. None: a factor per row."""
+        return -(-self.rows // (size or 1))
 
 
 class Loaded(NamedTuple):
@@ -112,46 +112,31 @@ def _loaded(
         if X[i].shape[0] == 0:
             continue
         try:
-            parts.append(_checked(X[i], y[i], None if weights is None else weights[i], loss))
+            some = None if weights is None else weights[i]
+            parts.append(_checked(X[i], y[i], some, loss, columns))
         except (ValueError, TypeError) as error:
             raise type(error)(f"chunk {number}: {error}") from None
-        if parts[-1].X.shape[1] != columns:
-            raise ValueError(
-                f"chunk {number} of X has {parts[-1].X.shape[1]} columns; allowed: {columns}"
-            )
-    empty = len(numbers) - len(parts)
     if not parts:
-        return Loaded(Data(None, None), Facts(0, columns, 0.0, empty, (False, False), 0))
+        return Loaded(Data(None, None), Facts())
     data = joined_data(parts)
     if intercept:
         data = data._replace(X=with_ones(data.X))
-    (n, n_columns), counted = data.X.shape, data.weights
-    size = float(n) if counted is None else float(_copies(counted).sum())
-    first = data.y[:, 0]
+    n, first = len(data.y), data.y[:, 0]
+    counted = np.ones(n) if data.weights is None else data.weights
+    size, total = float(copies_of(counted).sum()), float(counted.sum())
     labels = bool((first < 0.0).any()), bool((first > 0.0).any())
-    total = float(n) if counted is None else float(counted.sum())
-    mean = mean_of_rows(data.X, counted) if total > 0.0 else None
-    part = 0.0 if counted is None else fraction(counted)
-    facts = Facts(n, n_columns, size, empty, labels, _bytes_of(data.X), total, mean, part)
-    return Loaded(data, facts)
+    mean = mean_of_rows(data.X, data.weights) if total > 0.0 else None
+    return Loaded(data, Facts(n, size, labels, total, mean, fraction(counted)))
 
 
-def _copies(weights: Array) -> Array:
-    return np.where(weights > 0.0, np.maximum(weights, 1.0), 0.0)
-
-
-def _bytes_of(rows: Any) -> int:
-    return int(rows.data.nbytes + rows.indices.nbytes if hasattr(rows, "indptr") else rows.nbytes)
-
-
-def _checked(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
+def _checked(X: Any, y: Any, weights: Any, loss: Loss, columns: int) -> Data:
     """One chunk. Weights of one chunk may all be 0."""
     if getattr(getattr(X, "dtype", None), "kind", "") == "O":
         raise TypeError("X has dtype object; allowed: real numbers")
     y = np.asarray(y)
     if loss.response_width == 1 and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    found = data_of(_checks.rows("X", X), y, None, loss)
+    found = data_of(_checks.rows("X", X, columns), y, None, loss)
     if weights is None:
         return found
     given = _checks.array("weights", np.asarray(weights), shape=(len(y),))
@@ -160,62 +145,48 @@ def _checked(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
     return found._replace(weights=given)
 
 
-def good(shard: Loaded | Exception) -> Loaded:
-    """A shard whose rows are good. Else raises what is wrong."""
+def good(shard: Any) -> Loaded:
+    """A shard whose rows are good, loaded here if it was not. Else raises what is wrong."""
+    if hasattr(shard, "compute"):
+        shard = shard.compute(scheduler="synchronous")
     if isinstance(shard, Exception):
         raise shard
-    return shard
+    found: Loaded = shard
+    return found
 
 
-def facts_of(shard: Loaded | Exception) -> Facts:
+def facts_of(shard: Any) -> Facts:
     """What the coordinator asks of each shard."""
     return good(shard).facts
 
 
-class Packed(NamedTuple):
-    """A site, or a posterior: an upper triangle, d (d + 3) / 2 numbers, or a diagonal, 2 d."""
-
-    numbers: Array
-    d: int
-    diagonal: bool
-    log_scale: float
-
-    @classmethod
-    def of(cls, precision: Array, shift: Array, log_scale: Any = 0.0) -> Packed:
-        """Pack a matrix or a diagonal, and a vector."""
-        d, diagonal = len(shift), precision.ndim == 1
-        given = precision if diagonal else precision[np.triu_indices(d)]
-        return cls(np.concatenate([given, shift]), d, diagonal, float(log_scale))
-
-    def unpacked(self) -> Sites:
-        """The matrix, or the diagonal, and the vector."""
-        d, log_scale = self.d, np.asarray(self.log_scale)
-        if self.diagonal:
-            return Sites(self.numbers[:d].copy(), self.numbers[d:].copy(), log_scale)
-        upper = np.zeros((d, d))
-        count = d * (d + 1) // 2
-        upper[np.triu_indices(d)] = self.numbers[:count]
-        return Sites(symmetric_from_upper(upper), self.numbers[count:].copy(), log_scale)
+def packed(site: Any) -> Any:
+    """A site, or a posterior, as it travels: of a matrix the upper triangle, (1, d (d + 1) / 2)."""
+    matrix = site.precision
+    if matrix.ndim == 1:
+        return site
+    return site._replace(precision=matrix[np.triu_indices(len(matrix))][None])
 
 
-class Answered(NamedTuple):
-    """What a worker sends back: an update, its site apart."""
+def unpacked(site: Any) -> Any:
+    """What :func:`packed` was given."""
+    triangle, d = site.precision, len(site.shift)
+    if triangle.ndim == 1:
+        return site
+    upper = np.zeros((d, d))
+    upper[np.triu_indices(d)] = triangle[0]
+    return site._replace(precision=symmetric_from_upper(upper))
 
-    site: Packed
-    update: Update
 
-    @classmethod
-    def of(cls, update: Update) -> Answered:
-        nothing: Any = None
-        return cls(Packed.of(*update.site), update._replace(site=nothing, rows=None))
+def bytes_of(state: Any) -> int:
+    """Of the arrays of a state, or of a site. None: 0."""
+    parts = state or ()
+    return sum(part.nbytes for part in parts if isinstance(part, np.ndarray) and part.ndim)
 
-    @property
-    def n_bytes(self) -> int:
-        return self.site.numbers.nbytes
 
-    def opened(self) -> Update:
-        """Unpack it."""
-        return self.update._replace(site=self.site.unpacked())
+def _answer(update: Update) -> Update:
+    """What a worker sends back: the site, and no sites of rows."""
+    return update._replace(site=packed(update.site), rows=None)
 
 
 class Visit(NamedTuple):
@@ -226,64 +197,34 @@ class Visit(NamedTuple):
     shard: int
     #: answers that the shard has given so far
     number: int
-    posterior: Packed
-    site: Packed
+    #: both :func:`packed`
+    posterior: Sites
+    site: Sites
     damping: float
 
     def numbers(self) -> tuple[Array, Array, Sites]:
         """Precision and shift of the posterior, and the site."""
-        precision, shift, _ = self.posterior.unpacked()
-        return precision, shift, self.site.unpacked()
+        precision, shift, _ = unpacked(self.posterior)
+        return precision, shift, unpacked(self.site)
 
 
-def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
-    """EP, or a pass of ADF, on the rows of a shard. Their sites stay here."""
-    mine = problem._replace(data=shard.data)
-
-    def update(kept: Kept | None, damping: float) -> Update:
-        rows, made = (None, None) if kept is None else kept
-        return local_update(mine, *asked.numbers(), rows, damping, made)
-
-    if problem.schedule.stores == "none":
-        return Answered.of(update(None, asked.damping))
-    return _with_kept(asked, update)
-
-
-def visit_factors(shard: Loaded, problem: Problem, asked: Visit) -> Answered:
-    """Laplace propagation on the minibatches of a shard. The sites of their rows stay here."""
-    n = shard.facts.rows
-    precision, shift, site = asked.numbers()
-
-    def update(kept: Kept | None, damping: float) -> Update:
-        schedule: Any = EP(power=problem.schedule.power, damping=damping, order="parallel")
-        mine = problem._replace(data=shard.data, schedule=schedule)
-        if kept is not None:
-            new = local_laplace(mine, precision, shift, kept.rows)
-        else:
-            # beside flat sites the posterior is the cavity of the shard
-            cavity = precision - site.precision, shift - site.shift
-            if not is_proper(cavity[0]):
-                return Update(site, None, n)
-            new = local_laplace(mine, *cavity, flat(n))
-        assert new.rows is not None
-        return new._replace(site=site_of(mine, new.rows))
-
-    return _with_kept(asked, update)
-
-
-def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> Answered:
-    """What an update makes of the sites that are kept here for a visit. Its own are kept.
+def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Update:
+    """EP, or a pass of ADF, on the rows of a shard. Their sites stay here.
 
     Who asks twice for the same visit gets the same: the sites that it began with are kept.
     """
+    mine, (precision, shift, site) = problem._replace(data=shard.data), asked.numbers()
+    if problem.schedule.stores == "none":
+        return _answer(local_update(mine, precision, shift, site, None, asked.damping))
     own = ROWS.setdefault(asked.token, {}).setdefault(asked.shard, {})
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None
     kept = own.get(asked.number, latest)
-    site = asked.site.unpacked()
+    rows, made = (None, None) if kept is None else kept
     # of a site whose rows are flat again nothing can be damped row by row
     cold = kept is None and bool(site.precision.any() or site.shift.any())
-    found = update(kept, 1.0 if cold else asked.damping)
+    damping = 1.0 if cold else asked.damping
+    found = local_update(mine, precision, shift, site, rows, damping, made)
     after = kept
     if found.rows is not None and (kept is None or found.rows is not kept.rows):
         after = Kept(found.rows, found.site)
@@ -293,7 +234,7 @@ def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> 
         ROWS.pop(asked.token, None)
     if cold:
         found = found._replace(site=families.damped(site, found.site, asked.damping))
-    return Answered.of(found)
+    return _answer(found)
 
 
 def visit_shared(
@@ -302,7 +243,7 @@ def visit_shared(
     asked: Visit,
     batch: int | None,
     checked: bool,
-) -> Answered:
+) -> Update:
     """A sweep over the batches of a group whose rows share a site. No state stays here."""
     n = shard.facts.rows
     step = n if batch is None else batch
@@ -312,10 +253,8 @@ def visit_shared(
     precision, shift, site = asked.numbers()
     numbers = EP(power=problem.schedule.power, damping=asked.damping)
     mine = problem._replace(data=shard.data, schedule=numbers)
-    size = shard.facts.size
-    return Answered.of(
-        local_shared(mine, precision, shift, site, size, last, checked, asked.number)
-    )
+    rest = shard.facts.size, last, checked, asked.number
+    return _answer(local_shared(mine, precision, shift, site, *rest))
 
 
 class Passed(NamedTuple):
@@ -325,19 +264,6 @@ class Passed(NamedTuple):
     state: Any
     counts: Counts
     facts: Facts
-
-    @property
-    def n_bytes(self) -> int:
-        return bytes_of(self.state)
-
-    def opened(self) -> Passed:
-        return self
-
-
-def bytes_of(state: Any) -> int:
-    """Of the arrays of a state."""
-    parts = () if state is None else state
-    return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
 
 
 def visit_pass(shard: Loaded, problem: Problem, state: Any) -> Passed:

@@ -219,6 +219,12 @@ class Posteriors:
         del variances
         return Points(np.ones(1), [self.posteriors_], [self._latents(rows)])
 
+    def _set_fits(self, posteriors: list[Any], log_evidence: float) -> None:
+        """Set the attributes that all fits have."""
+        self.posteriors_, self.log_evidence_ = posteriors, log_evidence
+        self.n_iter_ = max(len(post.history) for post in posteriors)
+        self.converged_ = all(post.converged for post in posteriors)
+
     @property
     def posterior_(self) -> Any:
         """The posterior, where there is one. Else there is ``posteriors_``."""

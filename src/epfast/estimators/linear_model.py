@@ -305,10 +305,8 @@ class LinearModel(Coefficients):
 
     def _publish(self, fits: Fits | Averaged, variance: Any) -> None:
         """Set the attributes of a fit."""
-        self.prior_variance_, self.posteriors_ = variance, fits.posteriors
-        self.log_evidence_ = fits.log_evidence
-        self.n_iter_ = max(len(post.history) for post in self.posteriors_)
-        self.converged_ = all(post.converged for post in self.posteriors_)
+        self.prior_variance_ = variance
+        self._set_fits(fits.posteriors, fits.log_evidence)
 
     def _parameters(self, binary: BinaryProblems) -> LossParameters:
         """The parameters to be learnt."""

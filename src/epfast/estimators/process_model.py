@@ -205,9 +205,7 @@ class ProcessModel(Posteriors):
             self.posteriors_ = posts if average is None else [average]
         for loss, post in zip(learnt, posts, strict=True):
             warn_ends(parameters, loss, post)
-        self.log_evidence_ = self._mean_evidence()
-        self.converged_ = all(post.converged for post in self.posteriors_)
-        self.n_iter_ = max(len(post.history) for post in self.posteriors_)
+        self._set_fits(self.posteriors_, self._mean_evidence())
 
     def _mean_evidence(self) -> float:
         return float(np.mean([post.log_evidence for post in self.posteriors_]))

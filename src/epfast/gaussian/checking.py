@@ -96,9 +96,7 @@ class LinearProposal(SiteProposal):
     @cached_property
     def log_volume(self) -> float:
         """Log of the normaliser of the normal prior over that of the Gaussian. O(d^3)."""
-        latents = self.size // len(self.problem.prior.shift)
-        prior = latents * log_determinant(self.problem.prior.precision)
-        return 0.5 * (prior - log_determinant(self.post.precision))
+        return float(self.problem.prior_norm) - 0.5 * log_determinant(self.post.precision)
 
     @property
     def is_plain(self) -> bool:

@@ -40,9 +40,10 @@ class Choices(NamedTuple):
         schedule = self.schedule
         if schedule.stores == "none":
             schedule = schedule.filled(order=notes.order_of_one_pass(data))
-        # a stream does not know how many rows it has
+        # streams do not know how many rows they have, nor do rows that are elsewhere
         n = None if data.y is None else len(data.y)
-        groups = schedule.labels(data.X.shape[0]) if schedule.stores == "shared" else None
+        shared = schedule.stores == "shared" and data.X is not None
+        groups = schedule.labels(data.X.shape[0]) if shared else None
         problem = Problem(
             data,
             self.loss,

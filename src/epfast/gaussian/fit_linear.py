@@ -426,6 +426,7 @@ def fit_problem(
     warn: Callable[..., Any] = warn_of,
     tasks: Tasks | None = None,
     learn: Callable[[Any], tuple[Problem | None, bool]] | None = None,
+    make_engine: Callable[..., Any] = engine_of,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
@@ -434,6 +435,7 @@ def fit_problem(
     tasks: where they are done, if not here.
     learn: from the posterior before a sweep, the problem with the prior and the loss of that sweep
     (None: the same) and whether it is far. For a site per row and matrices of order d.
+    make_engine: makes the engine of the problem. By default that of rows which are here.
     """
 
     def result(fit: Fit) -> Any:
@@ -470,7 +472,7 @@ def fit_problem(
     try:
         fitted = problem._replace(data=_kept(problem, callback, progress))
         settings = {"traced": True} if record == "factor" else {}
-        engine: Any = engine_of(fitted, **settings)
+        engine: Any = make_engine(fitted, **settings)
         try:
             if tasks is not None:
                 engine.tasks = tasks
@@ -495,6 +497,7 @@ def fit_problem(
         found = result(fit)
         sharp = is_sharp(scheme) and (problem.batch_size is None or problem.loss.kinks)
         sharp = sharp and found.sites is not None and problem.covariance == "full"
+        sharp = sharp and problem.has_rows
         if fit.converged and sharp and not_a_fixed_point(found.residual, schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)
@@ -538,6 +541,8 @@ def _from_peaks(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) 
 
 
 def unfitted(problem: Problem) -> Any:
-    """The prior as a posterior: before the first sweep, without a start."""
+    """The prior as a posterior: before the first sweep, without a start. None without rows."""
+    if problem.data.X is None:
+        return None
     kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
     return kind_of(problem)(at_start(problem), kept, False, [])

@@ -11,7 +11,7 @@ from scipy import special
 from epfast import families
 from epfast._arrays import Array
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engines.base import plain
+from epfast.gaussian.engines.base import plain, with_moments
 from epfast.gaussian.engines.latents import Stack
 from epfast.gaussian.engines.nested import (
     MOST_ROUNDS,
@@ -24,11 +24,7 @@ from epfast.gaussian.engines.nested import (
 )
 from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
-from epfast.gaussian.problem import (
-    Problem,
-    State,
-    log_determinant,
-)
+from epfast.gaussian.problem import Problem, State
 from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
 from epfast.losses import Multiclass
@@ -71,7 +67,8 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     @cached_property
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of prior times sites, with all constants."""
-        return float(self.state.log_scale + sum(part.log_evidence for part in self.parts))
+        norms = sum(with_moments(part.state).log_norm for part in self.parts)
+        return float(self.state.log_scale + norms + self.problem.prior_norm)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -172,6 +169,7 @@ class JointPosterior(LatentPosterior):
         return np.asarray(self._root @ self._root.T)
 
     colored, n_normals = FullPosterior.colored, FullPosterior.n_normals
+    log_evidence = FullPosterior.log_evidence
 
     @cached_property
     def mean(self) -> Array:
@@ -180,12 +178,6 @@ class JointPosterior(LatentPosterior):
     @property
     def variance(self) -> Array:
         return np.diag(self.covariance).reshape(self.n_latents, -1).copy()
-
-    @cached_property
-    def log_evidence(self) -> float:
-        """EP's log p(y): log of the integral of prior times sites, with all constants."""
-        prior = self.n_latents * log_determinant(self.prior_precision)
-        return self._moments.log_scale + self._moments.log_norm + 0.5 * prior
 
     def _proposal(self) -> Any:
         return LinearProposal(self)

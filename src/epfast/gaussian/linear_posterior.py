@@ -25,7 +25,6 @@ from epfast.gaussian.problem import (
     data_of,
     inverse_root,
     is_proper,
-    log_determinant,
     sum_of_sites,
     with_ones,
 )
@@ -122,8 +121,8 @@ class LinearPosterior(GaussianPosterior):
         A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1; of
         hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
         """
-        prior, moments = log_determinant(self.prior_precision), self._moments
-        return float(moments.log_scale + moments.log_norm + 0.5 * prior)
+        moments = self._moments
+        return float(moments.log_scale + moments.log_norm + self.problem.prior_norm)
 
     @cached_property
     def _moments(self) -> Swept:

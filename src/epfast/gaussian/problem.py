@@ -157,8 +157,8 @@ class Problem(NamedTuple):
 
     @property
     def n_sites(self) -> int:
-        """Number of sites, for warnings."""
-        return self.n_rows
+        """Number of factors, of rows or of minibatches of them, for warnings too."""
+        return -(-self.n_rows // (self.batch_size or 1))
 
     @property
     def has_rows(self) -> bool:
@@ -184,8 +184,7 @@ class Problem(NamedTuple):
 
     def copies(self) -> Array | None:
         """(n,), the number of copies that each row counts as. None: one each."""
-        w = self.data.weights
-        return None if w is None else np.where(w > 0.0, np.maximum(w, 1.0), 0.0)
+        return None if self.data.weights is None else copies_of(self.data.weights)
 
     def pieces(
         self, order: NDArray[np.intp] | range, work_per_number: int = 1
@@ -285,6 +284,13 @@ class Problem(NamedTuple):
         """The same fit on these rows, by default with the weights of the fit."""
         given = self.data.weights if weights is None else weights
         return self._replace(data=data_of(self.given(X), y, given, self.loss, offset))
+
+    @property
+    def prior_norm(self) -> float:
+        """Half of the log of the determinant of the prior's precision, of all latents. O(d^3)."""
+        if self.levels is not None:
+            return 0.5 * float(self.levels.log_determinant)
+        return 0.5 * self.loss.latents * log_determinant(self.prior.precision)
 
     @property
     def n_columns(self) -> int:
@@ -574,6 +580,11 @@ def weights_of(weights: Any, n: int) -> Array | None:
     if not result.any():
         raise ValueError("weights are all 0; allowed: one row at least that counts")
     return None if (result == 1.0).all() else result
+
+
+def copies_of(weights: Array) -> Array:
+    """The number of copies that a row of each weight counts as, (n,)."""
+    return np.where(weights > 0.0, np.maximum(weights, 1.0), 0.0)
 
 
 # ---- kernel matrices of the user ----

@@ -70,8 +70,9 @@ class Tasks:
         self.width = 1
         if executor is not None:
             self.width = workers_of(executor) if width is None else width
-        #: tasks that the executor lost, so far
-        self.n_lost = 0
+        #: tasks that the executor lost, so far, and bytes that went to tasks and came back, where
+        #: they are counted
+        self.n_lost = self.n_bytes = 0
         self._flying: dict[Future[Any], Any] = {}
         #: tasks that are done. Ctrl-C in ``concurrent.futures.wait`` could leave its locks closed
         self._done: SimpleQueue[Future[Any]] = SimpleQueue()

@@ -306,12 +306,13 @@ class Loss:
         """What the core reads of n rows, from y and offset as the user gave them."""
         responses = self.responses("y", y, n)
         if offset is not None:
-            shift = _checks.array("offset", offset, shape=(n,))
-            return self.add_offset(responses, shift)
+            shape = (n,) if self.latents == 1 else (n, self.latents)
+            return self.add_offset(responses, _checks.array("offset", offset, shape=shape))
         if self.has_offset:
+            shown = "(n,)" if self.latents == 1 else f"(n, {self.latents})"
             raise ValueError(
-                "offset is None; allowed: that of each row, (n,), as in the fit (for a posterior "
-                "without its rows post.with_rows(X, y, offset=...))"
+                f"offset is None; allowed: that of each row, {shown}, as in the fit (for a "
+                "posterior without its rows post.with_rows(X, y, offset=...))"
             )
         return responses
 
@@ -394,7 +395,10 @@ class Loss:
         ----------
         y, mean, variance : ndarray of shape (n,)
         """
-        raise ValueError(
+        raise self._has_no_tails()
+
+    def _has_no_tails(self) -> ValueError:
+        return ValueError(
             f"loss is {self!r}; allowed: a loss with a distribution function of its responses"
         )
 
@@ -410,19 +414,14 @@ class Loss:
         """
         level = quantiles.level_of(level)
         if not self.by_margin:
-            raise ValueError(
-                f"loss is {self!r}; allowed: a loss with a distribution function of its responses"
-            )
+            raise self._has_no_tails()
         return np.where(self.predict_proba(-mean, variance) >= level, -1.0, 1.0)
 
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
         """Log probability of the responses, (n,). Accurate even if the probability underflows."""
         if self.has_offset and not self.by_residual:  # where it is in y
-            shift = responses[:, -1]
-            if self.by_margin:
-                shift = shift * responses[:, 0]
-            own = np.ascontiguousarray(responses[:, :-1])
-            return self.with_offset(False).log_predictive(own, mean + shift, variance)
+            own, mean = np.ascontiguousarray(responses[:, :-1]), mean + self.offset_of(responses)
+            return self.with_offset(False).log_predictive(own, mean, variance)
         if not self.by_margin:
             result = -self.values(mean, responses)  # where h is certain
             uncertain = variance > 0.0

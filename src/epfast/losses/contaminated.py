@@ -61,6 +61,8 @@ class Contaminated(NamedLoss):
     log_density: float | str | Callable[[Any], ArrayLike] | None = None
 
     row = "contaminated"
+    #: a mixture is not
+    log_concave = False
     learnable = ("share",)
 
     def __post_init__(self) -> None:
@@ -142,11 +144,6 @@ class Contaminated(NamedLoss):
         else:
             log_c = np.full(n, self.log_density)
         return np.column_stack([rows, log_c])
-
-    @property
-    def log_concave(self) -> bool:
-        """False: a mixture is not."""
-        return False
 
     def as_given(self, responses: Array) -> Array | None:
         if self.by_margin:

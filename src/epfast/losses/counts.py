@@ -23,12 +23,7 @@ LEAST_LOG = -705.0
 
 
 def _counts(name: str, given: Array) -> Array:
-    if not ((given >= 0.0) & (given <= LARGEST) & (given == np.floor(given))).all():
-        raise ValueError(
-            f"{name} holds numbers from {given.min():g} to {given.max():g}, or fractions; allowed: "
-            "counts, integers >= 0"
-        )
-    return given
+    return _checks.whole(name, given, LARGEST, "counts, integers >= 0")
 
 
 def _log_factorial(count: Array) -> Array:
@@ -66,6 +61,33 @@ def _negative_binomial_tails(
 
 class LogLink(Likelihood):
     """Base of those whose mean is a multiple of exp(h), as is their standard deviation, or part."""
+
+    def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
+        """P(y <= k) and P(y > k) given h: x is the count k, or the log of a time k."""
+        raise NotImplementedError
+
+    def turn(self, x: Any) -> Any:
+        """The range of h over which these turn."""
+        raise NotImplementedError
+
+    def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array | float:
+        """Draw y exp(-h), or of counts their rate times exp(-h)."""
+        return 1.0
+
+    def _tails(self, x: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        """Both of :meth:`tails_given` for h ~ N(mean, variance), (n,)."""
+        center = np.log(np.maximum(x, 0.5)) if self.discrete else x
+        width, sd = self.turn(np.maximum(x, 0.0)), np.sqrt(variance)
+        below, above = quantiles.expected(self.tails_given, x, center, width, mean, sd)
+        return below, above
+
+    def _root(self, level: float, mean: Array, variance: Array, guess: Array, step: Array) -> Array:
+        """x at which they come to a level, (n,), from a guess."""
+
+        def tails(x: Array, rows: Any) -> tuple[Array, Array]:
+            return self._tails(x, mean[rows], variance[rows])
+
+        return quantiles.root(tails, level, guess, step, whole=self.discrete)
 
     @property
     def log_mean(self) -> float:
@@ -105,30 +127,21 @@ class CountLikelihood(LogLink):
         offset = responses[:, 2] if self.has_offset else None
         return units.log_mean(responses[:, 0], offset, weights), 1.0
 
-    def tails_given(self, k: Array, h: Array) -> tuple[Array, Array]:
-        """P(y <= k) and P(y > k) given h."""
-        raise NotImplementedError
-
-    def turn(self, k: Array) -> Array:
-        """The range of h over which these turn."""
-        raise NotImplementedError
-
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
-        below, above = quantiles.tails_of_counts(self.tails_given, y, mean, variance, self.turn)
-        return below, above
+        return self._tails(y, mean, variance)
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        return quantiles.of_counts(self.tails_given, level, mean, variance, self.turn)
+        # as if log y were normal; a search of whole numbers corrects it
+        most, normal = quantiles.LOG_MOST, special.ndtri(quantiles.level_of(level))
+        spread = np.hypot(np.sqrt(variance), self.turn(np.exp(np.minimum(mean, most))))
+        guess = np.exp(np.clip(mean + normal * spread, -1.0, most))
+        return self._root(level, mean, variance, guess, np.clip(spread, 0.1, 8.0))
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw counts. A mean above 1e15 counts as 1e15."""
         with np.errstate(over="ignore"):
-            rate = np.exp(latent) * self.rates(latent.shape, rng)
+            rate = np.exp(latent) * self.multiples(latent.shape, rng)
             return rng.poisson(np.minimum(rate, 1e15)).astype(np.float64)
-
-    def rates(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array | float:
-        """Draw what multiplies the means."""
-        return 1.0
 
 
 @dataclass(frozen=True)
@@ -138,12 +151,12 @@ class Poisson(CountLikelihood):
     row = "poisson"
     bounded = True
 
-    def tails_given(self, k: Array, h: Array) -> tuple[Array, Array]:
+    def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
         rate = np.exp(np.minimum(h, 700.0))
-        return special.gammaincc(k + 1.0, rate), special.gammainc(k + 1.0, rate)
+        return special.gammaincc(x + 1.0, rate), special.gammainc(x + 1.0, rate)
 
-    def turn(self, k: Array) -> Array:
-        return np.asarray(1.0 / np.sqrt(k + 1.0))
+    def turn(self, x: Array) -> Array:
+        return np.asarray(1.0 / np.sqrt(x + 1.0))
 
 
 @dataclass(frozen=True)
@@ -177,13 +190,13 @@ class NegativeBinomial(CountLikelihood):
     def log_square(self) -> float:
         return float(np.log1p(1.0 / self.size))
 
-    def tails_given(self, k: Array, h: Array) -> tuple[Array, Array]:
-        return _negative_binomial_tails(k, h, self.size, self.parameters[1])
+    def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
+        return _negative_binomial_tails(x, h, self.size, self.parameters[1])
 
-    def turn(self, k: Array) -> Array:
-        return np.asarray(np.sqrt(1.0 / (k + 1.0) + 1.0 / self.size))
+    def turn(self, x: Array) -> Array:
+        return np.asarray(np.sqrt(1.0 / (x + 1.0) + 1.0 / self.size))
 
-    def rates(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
         return rng.gamma(self.size, 1.0 / self.size, shape)
 
 

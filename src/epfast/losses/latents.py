@@ -70,17 +70,6 @@ class LatentLoss(NamedLoss):
     def offset_of(self, responses: Array) -> Array | float:
         return responses[:, -self.latents :] if self.has_offset else 0.0
 
-    def observed(self, y: Any, n: int, offset: Any = None) -> Array:
-        responses = self.responses("y", y, n)
-        if offset is not None:
-            shift = _checks.array("offset", offset, shape=(n, self.latents))
-            return self.add_offset(responses, shift)
-        if self.has_offset:
-            raise ValueError(
-                f"offset is None; allowed: that of each row, (n, {self.latents}), as in the fit"
-            )
-        return responses
-
     def tilted_moments(
         self, responses: Array, mean: Array, variance: Array
     ) -> tuple[Array, Array, Array]:
@@ -109,6 +98,10 @@ class LatentLoss(NamedLoss):
 
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
         return self.tilted_moments(responses, mean, variance)[0]
+
+    def predict_log_proba(self, mean: Array, variance: Array) -> Array:
+        """Log probability of each class, (n, latents), of a loss that has classes."""
+        return np.log(self.predict_proba(mean, variance))
 
 
 @dataclass(frozen=True)
@@ -148,6 +141,10 @@ class Multiclass(LatentLoss):
     n_classes: int | None = None
     correlated: bool | None = None  # type: ignore[assignment]
 
+    #: jointly in all latents
+    log_concave = True
+    bounded = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         count, together = self.n_classes, self.correlated
@@ -184,16 +181,6 @@ class Multiclass(LatentLoss):
         return few if self.correlated is None else self.correlated
 
     @property
-    def log_concave(self) -> bool:
-        """True, jointly in all latents."""
-        return True
-
-    @property
-    def bounded(self) -> bool:
-        """True: it is a probability."""
-        return True
-
-    @property
     def labels(self) -> tuple[str, ...]:
         return tuple(f"class {k}" for k in range(self._count()))
 
@@ -207,15 +194,9 @@ class Multiclass(LatentLoss):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check the classes, and return them as (n, 1) numbers."""
-        given, count = _checks.array(name, y, shape=(n,)), self._count()
-        good = (given >= 0.0) & (given < count) & (given == np.floor(given))
-        if not good.all():
-            row = int(np.argmin(good))
-            raise ValueError(
-                f"{name} holds {given[row]:g}, in row {row}; allowed: whole numbers from 0 to "
-                f"{count - 1}"
-            )
-        return given[:, None].copy()
+        most = self._count() - 1
+        given = _checks.array(name, y, shape=(n,))
+        return _checks.whole(name, given, most, f"whole numbers from 0 to {most}")[:, None].copy()
 
     def predict_log_proba(self, mean: Array, variance: Array) -> Array:
         """Log probability of each class, (n, n_classes), accurate where that underflows."""
@@ -267,18 +248,8 @@ class Heteroscedastic(LatentLoss):
     """
 
     latents = 2
-
-    @property
-    def log_concave(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return "mean", "log variance"
-
-    def predict_proba(self, mean: Array, variance: Array) -> NoReturn:
-        self.predict_log_proba(mean, variance)
+    log_concave = False
+    labels = "mean", "log variance"
 
     def latent_moments(self) -> LatentMoments:
         return LatentMoments(HETEROSCEDASTIC, 2)
@@ -286,11 +257,6 @@ class Heteroscedastic(LatentLoss):
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y, and return it as (n, 1) numbers."""
         return _checks.array(name, y, shape=(n,))[:, None].copy()
-
-    def predict_log_proba(self, mean: Array, variance: Array) -> NoReturn:
-        raise ValueError(
-            f"loss is {self!r}, whose y are no labels; allowed for it: predict, log_predictive"
-        )
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, (n,)."""

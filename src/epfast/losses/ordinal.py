@@ -78,14 +78,11 @@ class Ordinal(Likelihood):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check classes (n,)."""
-        given = _checks.responses(name, y, n, 1)
-        if not ((given >= 0.0) & (given < self.n_classes) & (given == np.floor(given))).all():
-            raise ValueError(
-                f"{name} holds numbers from {given.min():g} to {given.max():g}, or fractions; "
-                f"allowed: classes, integers 0 to {self.n_classes - 1} with {len(self.cuts)} cuts, "
-                "as losses.Ordinal(cuts) has them"
-            )
-        return given[:, None].copy()
+        given, most = _checks.responses(name, y, n, 1), len(self.cuts)
+        allowed = (
+            f"classes, integers 0 to {most} with {most} cuts, as losses.Ordinal(cuts) has them"
+        )
+        return _checks.whole(name, given, most, allowed)[:, None].copy()
 
     def started(self, responses: Array, weights: Array | None = None) -> Ordinal:
         """Cuts by the shares of the classes, each with half a row more."""

@@ -14,7 +14,7 @@ from epfast._arrays import Array
 from epfast.losses.prediction import panels
 
 #: P(y <= x) and P(y > x) at numbers x (n,), of these rows
-Tails = Callable[[Array, slice], tuple[Array, Array]]
+Tails = Callable[[Array, Any], tuple[Array, Array]]
 #: the same of a given h, of the same shape
 TailsGiven = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -41,48 +41,60 @@ def level_of(level: Any) -> float:
     return result
 
 
-def root(tails: Tails, level: float, guess: Array, scale: Array) -> Array:
-    """x with P(y <= x) = level, (n,), row by row; scale: a length over which it changes."""
+def root(tails: Tails, level: float, guess: Array, step: Array, whole: bool = False) -> Array:
+    """x at which P(y <= x) comes to the level, (n,), row by row.
+
+    Parameters
+    ----------
+    tails : callable
+    level : float
+    guess, step : ndarray of shape (n,)
+        Where to begin, and a length over which P changes.
+    whole : bool
+        Whether the least count x with P(y <= x) >= level is wanted: infinite beyond exp(700). Steps
+        are of log(1 + x).
+    """
     level, result = level_of(level), np.empty(len(guess))
     for first in range(0, len(guess), ROWS):
-        part = slice(first, first + ROWS)
-        result[part] = _root(tails, level, guess[part], scale[part], part)
+        rows = np.arange(first, min(first + ROWS, len(guess)))
+        result[rows] = _root(tails, level, guess[rows], step[rows], rows, whole)
     return result
 
 
-def _root(tails: Tails, level: float, guess: Array, scale: Array, part: slice) -> Array:
-    def excess(x: Array) -> Array:
-        return _over(level, *tails(x, part))
-
-    low, high = guess - scale, guess + scale
-    at_low, at_high = excess(low), excess(high)
-    for _ in range(DOUBLINGS):
-        far_low, far_high = at_low > 0.0, at_high < 0.0
-        if not (far_low.any() or far_high.any()):
+def _root(
+    tails: Tails, level: float, guess: Array, scale: Array, rows: NDArray[np.intp], whole: bool
+) -> Array:
+    x = np.clip(np.floor(guess), 0.0, MOST) if whole else guess
+    low, high = np.full(len(x), -1.0 if whole else -np.inf), np.full(len(x), np.inf)
+    at_low, at_high, step, side = -high, high.copy(), scale.copy(), np.zeros(len(x))
+    for trial in range(DOUBLINGS + STEPS):
+        # neighbours, or to rounding; beyond the largest count there is none
+        least = np.maximum(1.0, CLOSE * low) if whole else CLOSE * (scale + np.abs(x))
+        i = np.flatnonzero((high - low > least) & (low < MOST))
+        if not len(i):
             break
-        low, high = (
-            np.where(far_low, low - 2.0 * (high - low), np.where(far_high, high, low)),
-            np.where(far_high, high + 2.0 * (high - low), np.where(far_low, low, high)),
-        )
-        at_low, at_high = excess(low), excess(high)
-    side = np.zeros(len(guess))
-    for step in range(STEPS):
-        if (high - low <= CLOSE * (scale + np.abs(low))).all():
-            break
-        middle = 0.5 * (low + high)
-        with np.errstate(all="ignore"):
-            chord = (low * at_high - high * at_low) / (at_high - at_low)
-        inside = (chord > low) & (chord < high) & np.isfinite(chord)
-        x = np.where(inside, chord, middle) if step % 3 else middle
-        value = excess(x)
-        above = value >= 0.0
+        value = _over(level, *tails(x[i], rows[i]))
+        above, before = value >= 0.0, side[i]
         # an end that stays twice counts half (Illinois)
-        at_low = np.where(above, np.where(side > 0, 0.5 * at_low, at_low), value)
-        at_high = np.where(above, value, np.where(side < 0, 0.5 * at_high, at_high))
-        low, high = np.where(above, low, x), np.where(above, x, high)
-        side = np.where(above, 1.0, -1.0)
-        exact = value == 0.0
-        low, high = np.where(exact, x, low), np.where(exact, x, high)
+        at_low[i] = np.where(above, np.where(before > 0.0, 0.5, 1.0) * at_low[i], value)
+        at_high[i] = np.where(above, value, np.where(before < 0.0, 0.5, 1.0) * at_high[i])
+        low[i] = np.where(above & ((value > 0.0) | whole), low[i], x[i])
+        high[i] = np.where(above, x[i], high[i])
+        side[i] = np.where(above, 1.0, -1.0)
+        with np.errstate(all="ignore"):
+            left, right = (np.log1p(end[i]) if whole else end[i] for end in (low, high))
+            chord = (left * at_high[i] - right * at_low[i]) / (at_high[i] - at_low[i])
+            middle = 0.5 * (left + right)
+        inside = (chord > left) & (chord < right) & (trial % 3 < 2)
+        u = np.where(inside, chord, middle)
+        u = np.where(np.isinf(left), right - step[i], np.where(np.isinf(right), left + step[i], u))
+        step[i] *= 2.0
+        if whole:
+            u = np.floor(np.expm1(np.clip(u, 0.0, LOG_MOST)))
+            u = np.clip(u, low[i] + 1.0, np.minimum(np.maximum(high[i] - 1.0, low[i] + 1.0), MOST))
+        x[i] = u
+    if whole:
+        return np.where(high > MOST, np.inf, high)
     return np.asarray(0.5 * (low + high))
 
 
@@ -111,22 +123,12 @@ def of_mixture(level: float, losses: Any, weights: Array, latents: Any) -> Array
         below, above = (weights @ np.stack(part) for part in zip(*both, strict=True))
         return below, above
 
-    if not losses[0].discrete:
-        main, latent = parts[int(np.argmax(weights))]
-        guess, lower = (main.predict_quantile(p, *latent) for p in (level, 0.8 * level))
-        return root(tails, level, guess, np.maximum(guess - lower, np.finfo(np.float64).tiny))
-    each = np.stack([loss.predict_quantile(level, *latent) for loss, latent in parts])
-    low, high = each.min(axis=0) - 1.0, each.max(axis=0)
-    while True:
-        open_ = np.flatnonzero(high - low > 1.0)
-        middle = np.floor(0.5 * (low[open_] + high[open_]))
-        # neighbours, to the digits that there are
-        inside = (middle > low[open_]) & (middle < high[open_])
-        open_, middle = open_[inside], middle[inside]
-        if not len(open_):
-            return np.asarray(high)
-        enough = tails(middle, open_)[0] >= level
-        high[open_[enough]], low[open_[~enough]] = middle[enough], middle[~enough]
+    main, latent = parts[int(np.argmax(weights))]
+    guess = main.predict_quantile(level, *latent)
+    if losses[0].discrete:
+        return root(tails, level, guess, np.ones(len(guess)), whole=True)
+    lower = main.predict_quantile(0.8 * level, *latent)
+    return root(tails, level, guess, np.maximum(guess - lower, np.finfo(np.float64).tiny))
 
 
 def expected(given: TailsGiven, x: Array, center: Array, width: Any, m: Array, sd: Array) -> Any:
@@ -135,88 +137,6 @@ def expected(given: TailsGiven, x: Array, center: Array, width: Any, m: Array, s
     h, log_weight = panels(m, sd, near)
     weight = np.exp(log_weight)
     return [np.einsum("ijk,ijk->i", weight, part) for part in given(x[:, None, None], h)]
-
-
-def of_location(
-    given: TailsGiven, level: float, mean: Array, variance: Array, scale: Array, width: float
-) -> Array:
-    """Quantiles of x, of which h is a location: P(x | h) turns at h = x, over about a width."""
-
-    def tails(x: Array, rows: slice) -> tuple[Array, Array]:
-        below, above = expected(given, x, x, width, mean[rows], np.sqrt(variance[rows]))
-        return below, above
-
-    return root(tails, level, mean, scale)
-
-
-def tails_of_counts(
-    given: TailsGiven, k: Array, mean: Array, variance: Array, width: Callable[[Array], Array]
-) -> Any:
-    """P(y <= k) and P(y > k), (n,). The arguments are those of :func:`of_counts`."""
-    center = np.log(np.maximum(k, 0.5))
-    return expected(given, k, center, width(np.maximum(k, 0.0)), mean, np.sqrt(variance))
-
-
-def of_counts(
-    given: TailsGiven,
-    level: float,
-    mean: Array,
-    variance: Array,
-    width: Callable[[Array], Array],
-) -> Array:
-    """Least counts k with P(y <= k) >= level. k = exp(h) is about the mean of y given h.
-
-    Infinite beyond exp(700). given: tails at real k, between counts an increasing interpolation.
-    """
-    level, sd = level_of(level), np.sqrt(variance)
-
-    def excess(k: Array, rows: NDArray[np.intp]) -> Array:
-        return _over(level, *tails_of_counts(given, k, mean[rows], variance[rows], width))
-
-    # as if log y were normal; a search of whole numbers corrects it
-    spread = np.hypot(sd, width(np.exp(np.minimum(mean, LOG_MOST))))
-    guess = np.exp(np.clip(mean + special.ndtri(level) * spread, -1.0, LOG_MOST))
-    result = np.empty(len(mean))
-    for first in range(0, len(mean), ROWS):
-        rows = np.arange(first, min(first + ROWS, len(mean)))
-        result[rows] = _least(excess, np.floor(guess[rows]), np.clip(spread[rows], 0.1, 8.0), rows)
-    return result
-
-
-def _least(
-    excess: Callable[[Array, NDArray[np.intp]], Array],
-    k: Array,
-    step: Array,
-    rows: NDArray[np.intp],
-) -> Array:
-    """Least counts at which the excess is not negative, from guesses. Steps are of log(1 + k)."""
-    low, high = np.full(len(k), -1.0), np.full(len(k), np.inf)
-    at_low, at_high, side = np.full(len(k), -np.inf), np.full(len(k), np.inf), np.zeros(len(k))
-    for trial in range(DOUBLINGS + STEPS):
-        # neighbours, or to rounding; beyond the largest there is none
-        i = np.flatnonzero((high - low > np.maximum(1.0, CLOSE * low)) & (low < MOST))
-        if not len(i):
-            break
-        value = excess(k[i], rows[i])
-        above, before = value >= 0.0, side[i]
-        # an end that stays twice counts half (Illinois)
-        at_low[i] = np.where(above, np.where(before > 0.0, 0.5, 1.0) * at_low[i], value)
-        at_high[i] = np.where(above, value, np.where(before < 0.0, 0.5, 1.0) * at_high[i])
-        low[i], high[i] = np.where(above, low[i], k[i]), np.where(above, k[i], high[i])
-        side[i] = np.where(above, 1.0, -1.0)
-        with np.errstate(all="ignore"):
-            left, right = np.log1p(low[i]), np.log1p(high[i])
-            chord = (left * at_high[i] - right * at_low[i]) / (at_high[i] - at_low[i])
-            middle = 0.5 * (left + right)
-        inside = (chord > left) & (chord < right) & (trial % 3 < 2)
-        u = np.where(inside, chord, middle)
-        u = np.where(np.isinf(left), right - step[i], np.where(np.isinf(right), left + step[i], u))
-        step[i] *= 2.0
-        k[i] = np.floor(np.expm1(np.clip(u, 0.0, LOG_MOST)))
-        k[i] = np.clip(
-            k[i], low[i] + 1.0, np.minimum(np.maximum(high[i] - 1.0, low[i] + 1.0), MOST)
-        )
-    return np.asarray(np.where(high > MOST, np.inf, high))
 
 
 def laplace_tails(x: Array, sd: Array, left: float, right: float) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses import quantiles, units
+from epfast.losses import units
 from epfast.losses.counts import LogLink
 
 
@@ -48,15 +48,6 @@ class TimeLikelihood(LogLink):
     def limits(self, name: str) -> tuple[float, float]:
         return 1e-2, 5e3
 
-    def tails_given(self, log_y: Array, h: Array) -> tuple[Array, Array]:
-        """P(log y' <= log y) and its rest, given h."""
-        raise NotImplementedError
-
-    @property
-    def turn(self) -> float:
-        """The range of h over which these turn."""
-        raise NotImplementedError
-
     @property
     def log_variance(self) -> float:
         """Variance of log y given h, about."""
@@ -65,23 +56,16 @@ class TimeLikelihood(LogLink):
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         with np.errstate(divide="ignore"):
             log_y = np.log(np.maximum(y, 0.0))
-        at, sd = np.maximum(log_y, -1e3), np.sqrt(variance)
-        below, above = quantiles.expected(self.tails_given, at, at, self.turn, mean, sd)
-        return below, above
+        return self._tails(np.maximum(log_y, -1e3), mean, variance)
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         sd = np.sqrt(variance + self.log_variance)
-        found = quantiles.of_location(self.tails_given, level, mean, variance, sd, self.turn)
-        return np.exp(found)
+        return np.exp(self._root(level, mean, variance, mean, sd))
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw times."""
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(latent) * self.multiples(latent.shape, rng))
-
-    def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-        """Draw y exp(-h)."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -108,12 +92,11 @@ class GammaNoise(TimeLikelihood):
     def log_square(self) -> float:
         return float(np.log1p(1.0 / self.shape))
 
-    def tails_given(self, log_y: Array, h: Array) -> tuple[Array, Array]:
-        x = self.shape * np.exp(np.minimum(log_y - h, 700.0))
-        return special.gammainc(self.shape, x), special.gammaincc(self.shape, x)
+    def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
+        rate = self.shape * np.exp(np.minimum(x - h, 700.0))
+        return special.gammainc(self.shape, rate), special.gammaincc(self.shape, rate)
 
-    @property
-    def turn(self) -> float:
+    def turn(self, x: Any) -> float:
         return float(1.0 / np.sqrt(1.0 + self.shape))
 
     @property
@@ -151,17 +134,16 @@ class Weibull(TimeLikelihood):
     def log_square(self) -> float:
         return float(special.gammaln(1.0 + 2.0 / self.shape)) - 2.0 * self.log_mean
 
-    def tails_given(self, log_y: Array, h: Array) -> tuple[Array, Array]:
-        hazard = np.exp(np.minimum(self.shape * (log_y - h), 700.0))
+    def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
+        hazard = np.exp(np.minimum(self.shape * (x - h), 700.0))
         return -np.expm1(-hazard), np.exp(-hazard)
 
-    @property
-    def turn(self) -> float:
+    def turn(self, x: Any) -> float:
         return 1.0 / self.shape
 
     @property
     def log_variance(self) -> float:
-        return 2.0 * self.turn**2
+        return 2.0 / self.shape**2
 
     def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
         return rng.weibull(self.shape, shape)

@@ -200,6 +200,19 @@ def test_log_evidence_is_near_brute_force(loss, scheme):
     assert abs(post.mean[0] - mean) < 0.3 * np.sqrt(post.variance[0])
 
 
+@pytest.mark.parametrize("schedule", [epfast.ADF(), epfast.EP(2, 0.0)], ids=["ADF", "EP"])
+def test_minibatches_whose_fit_fails_are_counted_once_with_a_full_posterior(schedule):
+    X, y = data(n=20, d=2)
+    wall = epfast.CustomLoss(
+        lambda m: np.where(m < 100, np.inf, 0.0), lambda m: -np.ones_like(m), np.ones_like
+    )
+    given = {"scheme": "laplace", "posterior": "full", "batch_size": 10}
+    with pytest.warns(epfast.ConvergenceWarning, match="2 of 2 sites were refused"):
+        post = epfast.fit_linear(X, y, loss=wall, schedule=schedule, **given)
+    assert [info.n_refused for info in post.history] == [2] * post.n_sweeps
+    assert [info.n_failed for info in post.history] == [2] * post.n_sweeps
+
+
 def test_failed_fits_are_counted_and_said():
     X, y = data(n=20, d=2)
     wall = epfast.CustomLoss(lambda m: np.where(m < 100, np.inf, 0.0))

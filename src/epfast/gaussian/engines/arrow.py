@@ -139,8 +139,7 @@ class ArrowMoments(NamedTuple):
 def log_evidence(problem: Problem, state: GPState) -> float:
     """EP's log p(y), with all constants."""
     moments, scale = state.moments, float(state.sites.log_scale.sum())
-    prior = 0.5 * problem.levels.log_determinant
-    return float(problem.base.log_scale + scale + prior + moments.log_norm)
+    return float(problem.base.log_scale + scale + problem.prior_norm + moments.log_norm)
 
 
 class Arrow(Form):

@@ -24,7 +24,6 @@ from epfast.gaussian.problem import (
     State,
     inverse_of,
     inverse_root,
-    log_determinant,
     not_proper,
 )
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary
@@ -269,7 +268,7 @@ class EPEngine(Visits):
             tick(self.n_sites)
             return state._replace(sweeps=state.sweeps + 1), Counts()
         last, sweeps, tasks = state, state.sweeps + 1, self.tasks
-        lost = 0 if tasks is None else tasks.n_lost
+        lost, n_bytes = (0, 0) if tasks is None else (tasks.n_lost, tasks.n_bytes)
         state = self.before(state) if self.steps else state
         if self.tilted is not None:
             self.tilted.begin_sweep(state.sweeps)
@@ -298,10 +297,14 @@ class EPEngine(Visits):
         if new is None:
             new, left, settled = self._halved(state, sites, sweeps), None, False
         if new is None:
-            return self.unswept(last)
-        lost = 0 if tasks is None else tasks.n_lost - lost
-        counts = counts._replace(left=left, made=None, settled=settled, lost=lost)
-        return visits.after(state, following(state, new), counts)
+            new, counts = self.unswept(last)
+        else:
+            counts = counts._replace(left=left, made=None, settled=settled)
+            new, counts = visits.after(state, following(state, new), counts)
+        if tasks is not None:
+            sent = tasks.n_bytes - n_bytes
+            counts = counts._replace(lost=tasks.n_lost - lost, bytes_sent=sent or None)
+        return new, counts
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
         """The state of half of the change of the sites, or half of that. None: no share is one."""
@@ -387,8 +390,8 @@ class Full(Form):
         self.problem, self.shapes = problem, ((n,),) * 3
         self.weights = self.width = len(problem.base.shift)
         self.order = len(problem.base.shift) if problem.covariance == "full" else 0
-        #: half of the log of the determinant of the prior's precision
-        self.prior_norm = 0.5 * log_determinant(problem.prior.precision)
+        #: what the log evidence has of the prior
+        self.prior_norm = problem.prior_norm
         #: whether states have a root of the covariance
         self.rooted = False
         #: (2, n), of the rows, once they are asked for

@@ -158,7 +158,6 @@ class Stack(Full):
         latents, n = problem.loss.latents, problem.n_rows
         self.shapes = (n, latents), (n, latents), (n,)
         self.weights = latents * self.order
-        self.prior_norm *= latents
 
     prior = Form.prior
 

@@ -198,7 +198,6 @@ class Joint(Full):
         self.order *= self.count
         n = problem.n_rows
         self.shapes, self.weights = ((n, self.count - 1),) * 2 + ((n,),), None
-        self.prior_norm *= self.count
         y = problem.data.y
         self.classes = y[:, 0].astype(np.intp)
         self.offset = y[:, 1:] if y.shape[1] > 1 else None

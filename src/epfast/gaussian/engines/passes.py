@@ -105,7 +105,7 @@ class PassEngine(EPEngine):
             log_scale=state.log_scale + float(sites.log_scale.sum()),
             rows_seen=state.rows_seen + part.rows.n,
         )
-        return new, (core.n_refused, core.n_failed)
+        return new, (core.n_failed, core.n_failed)
 
     def _whole(self, state: Swept) -> Swept:
         """The other picture of a posterior, which visits leave behind. O(d^3)."""

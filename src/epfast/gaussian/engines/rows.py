@@ -40,7 +40,7 @@ from epfast.gaussian.engines.chunks import (
     taken_in,
 )
 from epfast.gaussian.engines.joint import cavities, fitted_at, log_mass
-from epfast.gaussian.problem import Problem, State, log_determinant
+from epfast.gaussian.problem import Problem, State
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, each
@@ -354,7 +354,7 @@ class RowEngine(EPEngine):
             self.tilted, self._made = there.tilted(), {}
         prior, base, loss = there.prior, there.base, there.loss
         self.problem = self.form.problem = problem._replace(prior=prior, base=base, loss=loss)
-        self.form.prior_norm = 0.5 * log_determinant(prior.precision)
+        self.form.prior_norm = self.problem.prior_norm
         self.evidence_bound = self.problem.evidence_bound
         if memory is not None:  # sweeps under another prior are not mixed with those that follow
             memory = memory._replace(steps=())

@@ -58,7 +58,7 @@ class Update(NamedTuple):
     site: Sites
     #: of its rows or minibatches, or None where these share the site, or store none
     rows: Sites | None
-    #: rows that kept their site
+    #: factors that kept their site
     refused: int
     #: change of the last sweep within the shard
     distance: float = 0.0
@@ -90,9 +90,12 @@ def neighbours(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
 
 def engine_of_shard(problem: Problem) -> Any:
     """The engine of EP, or of ADF, within a shard."""
-    if problem.covariance == "full":
-        return (PassEngine if problem.schedule.stores == "none" else RowEngine)(problem)
-    return (DiagonalPass if problem.schedule.stores == "none" else DiagonalEngine)(problem)
+    passes = problem.schedule.stores == "none"
+    if problem.covariance != "full":
+        return (DiagonalPass if passes else DiagonalEngine)(problem)
+    if passes:
+        return PassEngine(problem)
+    return (RowEngine if problem.batch_size is None else LaplaceEngine)(problem)
 
 
 def site_of(shard: Problem, rows: Sites) -> Sites:
@@ -166,9 +169,8 @@ def local_update(
     Update
         With the site as it was where the cavity, or what was found, is no Gaussian.
     """
-    n, d = shard.shape
-    nothing = Update(site, rows, n)
-    with one_blas_thread(d):
+    nothing = Update(site, rows, shard.n_sites)
+    with one_blas_thread(shard.shape[1]):
         cavity = State(precision - site.precision, shift - site.shift, None, 0.0, 0)
         if not is_proper(cavity.precision):
             return nothing
@@ -193,7 +195,9 @@ def local_update(
     if not (is_finite(found) and (new is None or is_finite(new))):
         return nothing
     last = fit.history[-1]
-    return Update(found, new, last.n_refused, last.change if stores else 0.0)
+    # what one sweep has changed is what the site has
+    distance = last.change if len(fit.history) > 1 else 0.0
+    return Update(found, new, last.n_refused, distance, last.n_failed)
 
 
 def _begun(shard: Problem, made: Sites, rows: Sites | None) -> WarmStart | None:
@@ -224,7 +228,7 @@ class LaplaceFactors(Visits):
 
     def visit(self, state: State | Swept, sites: Sites, tick: Tick) -> Counts:
         core = self.core
-        before = core.n_refused, core.n_failed
+        before = core.n_failed
         precision, shift = state.precision.copy(), state.shift.copy()
         seen = (precision, shift) if self.in_turn else (state.precision, state.shift)
         for part, sizes in pieces_of(self.problem, self.size, state.sweeps):
@@ -233,7 +237,8 @@ class LaplaceFactors(Visits):
             core.sweep(*given, *seen, *target, precision, shift)
             families.put(sites, part.which, target)
             tick(len(sizes))
-        return Counts(core.n_refused - before[0], core.n_failed - before[1])
+        failed = core.n_failed - before
+        return Counts(failed, failed)
 
 
 def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) -> Update:
@@ -253,7 +258,7 @@ def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) ->
         state = State(precision, shift, sites, 0.0, 0)
         counts = LaplaceFactors(part).visit(state, sites, no_tick)
     if not is_finite(sites):
-        return Update(sites, rows, len(rows.shift))
+        return Update(sites, rows, part.n_sites)
     return Update(sites, sites, counts.refused, failed=counts.failed)
 
 
@@ -265,7 +270,7 @@ class LaplaceEngine(EPEngine):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
-        self.tasks = Tasks()
+        self.n_sites, self.tasks = problem.n_sites, Tasks()
         self._factors = LaplaceFactors(problem)
 
     def visits(self, state: Swept) -> Visits:
@@ -273,8 +278,7 @@ class LaplaceEngine(EPEngine):
 
     def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
         problem, q = self.problem, (state.precision, state.shift)
-        n, size = problem.shape[0], problem.batch_size or 1
-        count = -(-n // size)
+        n, size, count = problem.shape[0], problem.batch_size or 1, problem.n_sites
         parts = np.array_split(np.arange(count), min(count, self.tasks.width))
         takes = [slice(int(p[0]) * size, min(n, (int(p[-1]) + 1) * size)) for p in parts]
         shards = [shard_of(problem, take, problem.schedule) for take in takes]
@@ -594,7 +598,7 @@ class Shards(Full):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         schedule, (n, _), size = problem.schedule, problem.shape, problem.batch_size or 1
-        self.n_sites = -(-n // size)
+        self.n_sites = problem.n_sites
         by_rows = schedule.shards is not None and not isinstance(schedule.shards, int)
         labels = schedule.labels(n)[::size] if by_rows else schedule.labels(self.n_sites)
         of_rows = np.repeat(labels, size)[:n]
@@ -734,7 +738,7 @@ class AsTheyCome(Visits):
         self.engine, self.schedule, self.tasks = engine, engine.schedule, engine.tasks
         #: how often answers of a shard were refused in a row
         self.tries: Counter[int] = Counter()
-        #: rows that kept their sites, change of the last sweep in a shard, sum of all changes
+        #: factors that kept their sites, change of the last sweep in a shard, sum of all changes
         self.refused, self.distance, self.changed = 0, 0.0, 0.0
 
     def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
