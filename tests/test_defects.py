@@ -227,8 +227,7 @@ def test_refusals_count_sites(kind):
         lambda m: np.full_like(m, np.inf), lambda m: np.zeros_like(m), lambda m: np.zeros_like(m)
     )
     post = run(kind, 3, 0.0, loss=wall)
-    # Laplace propagation shares out the site of a factor over its rows
-    sites = 8 if kind == "minibatches" else 40
+    sites = 8 if "batch_size" in KINDS[kind] else 40
     assert [info.n_refused for info in post.history] == 3 * [sites]
 
 

@@ -397,7 +397,7 @@ def descent_of(monkeypatch, objective):
 
     def at(self, theta, **given):
         asked.append(float(theta[0]))
-        return processes.Point(None, lambda post: post.slope)
+        return processes.ProcessPoint(None, lambda post: post.slope)
 
     monkeypatch.setattr(process_search, "fitted", fitted)
     monkeypatch.setattr(processes.BinaryProcess, "at", at)

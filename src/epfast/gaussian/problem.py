@@ -290,7 +290,9 @@ class Problem(NamedTuple):
         """Half of the log of the determinant of the prior's precision, of all latents. O(d^3)."""
         if self.levels is not None:
             return 0.5 * float(self.levels.log_determinant)
-        return 0.5 * self.loss.latents * log_determinant(self.prior.precision)
+        # files have no loss of functions, which have one latent value
+        latents = 1 if self.loss is None else self.loss.latents
+        return 0.5 * latents * log_determinant(self.prior.precision)
 
     @property
     def n_columns(self) -> int:
