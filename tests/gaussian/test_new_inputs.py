@@ -156,3 +156,19 @@ def test_no_gradient_of_shared_sites():
     good = fit_gp(K, Y, rank=5)
     with pytest.raises(ValueError, match="dK has shape"):
         good.log_evidence_gradient(np.zeros((1, 60, 60)))
+
+
+def test_kernels_that_overflow_are_refused():
+    """Sites of both signs, as with Student-t noise, have infinite terms of both signs."""
+    rng = np.random.default_rng(0)
+    post = fit_gp(rbf(Z[:7], Z[:7]) + np.eye(7), 30.0 * rng.standard_t(1, size=7), loss="student_t")
+    assert (post.sites.precision < 0.0).any()
+    cross = 1.7e308 * np.sign(post.alpha)[None]
+    for ask in (
+        lambda: post.predict_latent(cross, [2.0]),
+        lambda: post.predict_latent(cross, [[2.0]], joint=True),
+        lambda: post.predict_mean(cross),
+        lambda: post.sample_latent(cross, [[2.0]], 3, 0),
+    ):
+        with pytest.raises(ValueError, match=r"^K_star or K_star_star overflows"):
+            ask()

@@ -66,6 +66,12 @@ def contracted(alpha: Array, R: Array, dK: Any) -> float:
     return 0.5 * total
 
 
+def moderate(*latent: Array) -> None:
+    """Refuse latent values at new inputs that are not finite."""
+    if not all(np.isfinite(part).all() for part in latent):
+        raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
+
+
 def missing() -> TypeError:
     """The error for rows of features in the place of kernels."""
     return TypeError(
@@ -128,10 +134,7 @@ class ProcessPosterior(GaussianPosterior):
         """
         size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean, covariance = self.predict_latent(K_star, K_star_star, joint=True)
-        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
-            raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
+        mean, covariance = self.predict_latent(K_star, K_star_star, joint=True)
         if self.axes == 1:
             return draws_of(mean, covariance, size, draws)
         pairs = zip(mean.T, covariance, strict=True)
@@ -620,12 +623,16 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
         joint = _checks.flag("joint", joint)
         prior = prior_at("K_star_star", K_star_star, len(rows), joint)
-        if joint:
-            return rows @ self.alpha, self._conditioned(rows, prior)
-        variance = np.empty(len(rows))
-        for part in slices(len(rows)):
-            variance[part] = self._conditioned(rows[part], prior[part])
-        return rows @ self.alpha, variance
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = rows @ self.alpha
+            if joint:
+                variance = self._conditioned(rows, prior)
+            else:
+                variance = np.empty(len(rows))
+                for part in slices(len(rows)):
+                    variance[part] = self._conditioned(rows[part], prior[part])
+        moderate(mean, variance)
+        return mean, variance
 
     def predict_mean(self, K_star: ArrayLike) -> Array:
         """Mean of the process at new inputs, without its variance. O(n) each.
@@ -640,7 +647,10 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         ndarray of shape (m,)
         """
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
-        return np.asarray(rows @ self.alpha)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = np.asarray(rows @ self.alpha)
+        moderate(mean)
+        return mean
 
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
         return draws_of(self.mean, self.covariance, size, rng)
