@@ -324,9 +324,16 @@ def test_slow_tails_are_mixed_and_end_at_the_same_fixed_point(monkeypatch):
     X = np.where(rng.random((3000, 60)) < 0.02, 1.0, 0.0)
     X[:, 0] = 1.0
     y = np.where(rng.random(3000) < 0.03, 1.0, -1.0)
-    given = {"loss": "probit", "prior_variance": 100.0, **ROWS}
-    schedule = EP(**TIGHT, order="chunked")
+    given, orders = {"loss": "probit", "prior_variance": 100.0, **ROWS}, []
+    schedule, visits = EP(**TIGHT, order="chunked"), rows.RowEngine.visits
+
+    def seen(engine, state):
+        orders.append(state.order)
+        return visits(engine, state)
+
+    monkeypatch.setattr(rows.RowEngine, "visits", seen)
     post = fit_linear(X, y, schedule=schedule, **given)
+    assert orders == ["chunked"] * post.n_sweeps
     monkeypatch.setattr(chunks, "MIX_BELOW", 0.0)
     without = fit_linear(X, y, schedule=schedule, **given)
     assert post.converged

@@ -23,6 +23,7 @@ from epfast.gaussian.engines.base import (
     Swept,
     Visits,
     contraction,
+    following,
     gaussian,
     plain,
     with_moments,
@@ -333,7 +334,10 @@ class InChunks(Visits):
         if self.spread is not None:
             moves = moves_of(old.sites, new.sites, self.spread)
             steps, better = taken_in(memory.steps, new, moves)
-            memory, new = memory._replace(steps=steps), new if better is None else better
+            memory = memory._replace(steps=steps)
+            # of a state that was formed anew the loop asks what rounding has left
+            if better is not None and not self.refreshed:
+                new = following(new, better)
         return new._replace(memory=memory), counts
 
     def _lay_out(self, sweep: int) -> Layout:

@@ -313,6 +313,7 @@ def visits_of(
     if order in ("parallel", "parallel_damped"):
         damping = RESTART_DAMPING if order == "parallel_damped" else problem.schedule.damping
         return AtOnce(problem, tilted, form, damping, threads)
+    assert order in ("sequential", "shuffled"), order
     return InTurn(problem, tilted, form)
 
 
