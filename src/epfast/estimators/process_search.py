@@ -18,12 +18,12 @@ from epfast.estimators.processes import (
     PILOT,
     AnyProcess,
     BinaryProcess,
-    Guess,
     LowRankProcess,
     NearestProcess,
     fitted,
 )
 from epfast.gaussian import GPPosterior, LowRankGPPosterior
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.inference import FAILURES, ConvergenceWarning, Interrupted, Sites
 from epfast.schedules import EP
 
@@ -65,13 +65,13 @@ class Maximum(NamedTuple):
     theta: Array
     value: float
     #: sites to start from there, where each row has one
-    start: Guess | None = None
+    start: WarmStart | None = None
     #: truncation error there, in nats, of a process of low rank
     error: float = 0.0
 
 
 #: hyper-parameters, and sites of a fit of the same rows near them
-Start = tuple[Array, Guess | None]
+Start = tuple[Array, WarmStart | None]
 
 
 class Trail:
@@ -91,7 +91,7 @@ class Trail:
         same = [one for one in self.points if not np.array_equal(one[0], theta)]
         self.points = [*same, (np.array(theta), known)][-self.p - 1 :]
 
-    def guess(self, theta: Array) -> Guess | None:
+    def guess(self, theta: Array) -> WarmStart | None:
         """By the plane through the last points, or the nearest to one. Near them only."""
         if len(self.points) < 2:
             return None
@@ -107,14 +107,14 @@ class Trail:
         precision = np.exp(log_precision)
         shift = scaled * np.sqrt(precision)
         good = np.isfinite(precision).all() and np.isfinite(shift).all()
-        return Guess(Sites(precision, shift, np.zeros(len(shift)))) if good else None
+        return WarmStart(Sites(precision, shift, np.zeros(len(shift)))) if good else None
 
 
 class Descent:
     """One run of an optimizer over minus the log evidence of a problem."""
 
     def __init__(
-        self, problem: AnyProcess, start: Guess | None = None, *, pilot: bool = False
+        self, problem: AnyProcess, start: WarmStart | None = None, *, pilot: bool = False
     ) -> None:
         schedule = problem.schedule
         self.plain, self.refine = schedule, not pilot and len(problem.X) <= PILOT
@@ -132,7 +132,7 @@ class Descent:
         #: of the objective at the best hyper-parameters
         self.slope = np.zeros(len(problem.bounds))
         #: at the best hyper-parameters
-        self.start: Guess | None = None
+        self.start: WarmStart | None = None
         #: truncation error there, and that at which the search ends, to go on with other pivots
         self.error, self.stale = 0.0, np.inf
         #: what L-BFGS sees as 0: with densities, the first value, which has the unit of y in it
@@ -175,7 +175,7 @@ class Descent:
         if np.isfinite(value) and np.isfinite(slope).all():
             if value < self.best[0]:
                 self.best, self.slope = (value, np.array(theta)), slope
-                self.start = Guess(post.state.sites) if isinstance(post, OF_ROWS) else None
+                self.start = WarmStart(post.state.sites) if isinstance(post, OF_ROWS) else None
                 self.error = getattr(post, "truncation_error", None) or 0.0
                 if self.error > self.stale:
                     raise _Ended
@@ -260,7 +260,7 @@ class Descent:
         if not np.isfinite(value):
             return theta
         if isinstance(self.last, GPPosterior):
-            self.start = Guess(self.last.state.sites)
+            self.start = WarmStart(self.last.state.sites)
         return root
 
     def _descend(self, theta: Array) -> None:

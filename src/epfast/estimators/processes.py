@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Never
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from epfast.gaussian import (
 )
 from epfast.gaussian.choices import Choices, choose_process
 from epfast.gaussian.diagnostics import trusted
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
 from epfast.gaussian.hyper_gp import ProcessPoint
@@ -34,7 +35,7 @@ from epfast.gaussian.low_rank import fit_factor, without_columns
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
 from epfast.gaussian.problem import Data, Problem, checked_kernel
 from epfast.gaussian.process_posterior import contracted
-from epfast.inference import FAILURES, Callback, Sites, SweepInfo
+from epfast.inference import FAILURES, Callback, SweepInfo
 from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
 from epfast.schedules import EP, DoubleLoop
 
@@ -112,14 +113,6 @@ class Process:
         if not self.parameters.names:
             return by_kernel
         return np.append(by_kernel, self.parameters.slopes(post.loss, post.loss_gradient()))
-
-
-class Guess(NamedTuple):
-    """Sites to start a fit from."""
-
-    sites: Sites
-    n_sweeps: int = 0
-    relaxed: None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -513,7 +506,7 @@ def settled(
         post = both[0]
         if post.truncation_error <= NATS:
             return both
-        sites, start = post.sites, Guess(post.sites)
+        sites, start = post.sites, WarmStart(post.sites)
     last = problem.unfactored()
     return fit(last.searched() if last is problem else last, start)
 
@@ -521,7 +514,7 @@ def settled(
 def taken(start: Any) -> Any:
     """A start of an exact process."""
     others = LowRankGPPosterior, NearestGPPosterior
-    return Guess(start.sites) if isinstance(start, others) else start
+    return WarmStart(start.sites) if isinstance(start, others) else start
 
 
 def _owned(K: Any, *others: Array) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import GPPosterior, fit_process
 from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import broken
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
 from epfast.gaussian.problem import Data, checked_kernel
 from epfast.inference import Sites, fit_from
@@ -138,7 +139,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         #: Y of the latest evaluation
         self._given: Array | None = None
         #: sites that were read from a file
-        self._loaded: _Start | None = None
+        self._loaded: WarmStart | None = None
 
     def inference(
         self,
@@ -288,7 +289,9 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         found: EP = inference_class(**given)
         if sites is not None:
             parts = (_checks.array("sites", sites[name], shape=(None,)) for name in Sites._fields)
-            found._loaded = _Start(Sites(*parts), _checks.integer("sweeps", sweeps, least=0))
+            found._loaded = WarmStart(
+                Sites(*parts), n_sweeps=_checks.integer("sweeps", sweeps, least=0)
+            )
         return found
 
     def _fit(self, K: Any, Y: Any, reading: Reading) -> GPPosterior:
@@ -318,10 +321,3 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             raise np.linalg.LinAlgError(reason)
         warn_of_process(post)
         return post
-
-
-class _Start(NamedTuple):
-    """The parts of a posterior that a warm start needs."""
-
-    sites: Sites
-    n_sweeps: int

@@ -43,9 +43,10 @@ class WarmStart(NamedTuple):
     """Sites from which a fit begins, and the state that they add up to."""
 
     sites: Sites
-    shift: Array
+    #: of a linear model; of a process, None
+    shift: Any = None
     #: None: it is to be summed up
-    state: State | None
+    state: State | None = None
     n_sweeps: int = 0
     #: of which they make the state. None: they are to be summed up
     problem: Problem | None = None
