@@ -88,7 +88,10 @@ def test_weights_that_are_no_counts_are_named(schedule):
 REFUSED = [
     ({"X": X}, "X is an array of shape .*; allowed: a dask array"),
     ({"y": Y}, "y is an array of shape .*; allowed: a dask array"),
-    ({"X": da.from_array(X, (100, 2))}, r"X has 2 chunks of columns; .*X.rechunk\(\{1: -1\}\)"),
+    (
+        {"X": da.from_array(X, (100, 2))},
+        r"X has shape .* in .4, 2. chunks; .*X.rechunk\(\{1: -1\}\)",
+    ),
     ({"X": ROWS[:, 0]}, r"X has shape \(400,\)"),
     ({"X": ROWS.astype(object)}, "X has dtype object"),
     ({"X": NARROWER}, r"chunk 0: X has shape \(100, 2\); allowed: \(n, 3\)"),
