@@ -134,7 +134,8 @@ def first_sites(batch: Batch, d: int) -> Array:
         center, unit = center + middle, max(1.0, float(np.abs(middle).max()))
     # rows that are all equal
     unit = unit or float(np.abs(center).max()) or 1.0
-    precision = np.full(batch.n, min(1.0, d / batch.n) / (UNITS * unit * unit))
+    # a unit whose square underflows makes them infinite
+    precision = np.full(batch.n, min(1.0, d / batch.n) / UNITS / unit / unit)
     return np.stack([precision, precision * center], axis=1)
 
 
