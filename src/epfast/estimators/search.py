@@ -184,9 +184,9 @@ class Search:
             if attempt is not None and self.problem.certified(attempt):
                 if schedule.stores != "none":  # ADF would count the rows again
                     self.last, self.latest = attempt.posteriors, (variance, attempt)
-                if not self.alone and self.value(u, attempt) > self.best[0]:
-                    self.best = self.value(u, attempt), u.copy()
-                    self.starts = attempt.posteriors
+                value = -math.inf if self.alone else self.value(u, attempt)
+                if value > self.best[0]:
+                    self.best, self.starts = (value, u.copy()), attempt.posteriors
                 return attempt
         self.n_lost += 1
         logger.info("prior variance %s: no fit was valid", variance)

@@ -34,10 +34,12 @@ from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property, one_blas_thread
 
 
-def finite(*latent: Array) -> None:
-    """Refuse latent values of rows that are not finite."""
+def finite(
+    *latent: Array, said: str = "X holds NaN or infinity, or overflows; allowed: finite numbers"
+) -> None:
+    """Refuse latent values that are not finite; said: the error."""
     if not all(np.isfinite(part).all() for part in latent):
-        raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+        raise ValueError(said)
 
 
 class LinearPosterior(GaussianPosterior):

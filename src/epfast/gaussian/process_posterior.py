@@ -17,12 +17,13 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments, log_evidence
 from epfast.gaussian.engines.latents import evidence_of, one_of
-from epfast.gaussian.linear_posterior import FullPosterior
+from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.posterior import GaussianPosterior, SeveralLatents, shifted
 from epfast.gaussian.problem import Problem, kernel_in_memory, not_proper, prior_of
 from epfast.inference import learning
 from epfast.inference.runtime import cached_property
 
+OVERFLOWS = "K_star or K_star_star overflows; allowed: moderate numbers"
 #: an array, or none
 Maybe = ArrayLike | None
 
@@ -64,12 +65,6 @@ def contracted(alpha: Array, R: Array, dK: Any) -> float:
     if not np.isfinite(total):
         raise ValueError("dK overflows; allowed: moderate numbers")
     return 0.5 * total
-
-
-def moderate(*latent: Array) -> None:
-    """Refuse latent values at new inputs that are not finite."""
-    if not all(np.isfinite(part).all() for part in latent):
-        raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
 
 
 def missing() -> TypeError:
@@ -631,7 +626,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
                 variance = np.empty(len(rows))
                 for part in slices(len(rows)):
                     variance[part] = self._conditioned(rows[part], prior[part])
-        moderate(mean, variance)
+        finite(mean, variance, said=OVERFLOWS)
         return mean, variance
 
     def predict_mean(self, K_star: ArrayLike) -> Array:
@@ -649,7 +644,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
         with np.errstate(over="ignore", invalid="ignore"):
             mean = np.asarray(rows @ self.alpha)
-        moderate(mean)
+        finite(mean, said=OVERFLOWS)
         return mean
 
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
