@@ -86,7 +86,7 @@ cdef class MinibatchSweep:
     cdef RowScratch row
     cdef ColumnScratch column
     cdef public double log_scale_total
-    cdef readonly ptrdiff_t n_refused, n_clipped, n_failed, bad_row
+    cdef readonly ptrdiff_t n_refused, n_clipped, n_failed, n_visited, bad_row
     cdef int lay_out(self, ptrdiff_t d) except -1
     cdef void take_rows(
         self, Minibatch *rows, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y

@@ -24,6 +24,7 @@ class MinibatchSweep:
     n_refused: int
     n_clipped: int
     n_failed: int
+    n_visited: int
     bad_row: int
     def __init__(
         self,

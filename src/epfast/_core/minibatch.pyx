@@ -118,7 +118,8 @@ cdef class MinibatchSweep:
 
     n_failed: factors that had no fit. n_refused: these, and the sites that kept their old value in
     some coordinate since cavity, fit or posterior would be improper. n_clipped: coordinates where
-    the site rule changed the precision. The arguments are checked by the callers.
+    the site rule changed the precision. n_visited: rows of the factors that sweeps visited. The
+    arguments are checked by the callers.
     """
 
     def __init__(
@@ -1065,6 +1066,7 @@ cdef class MinibatchSweep:
                 )
                 if status == CALLBACK_FAILED or status == NOT_FINITE:
                     break
+                self.n_visited += s
                 if traced:
                     for j in range(d):
                         trace[u, j] = new_nu[j] / new_tau[j]

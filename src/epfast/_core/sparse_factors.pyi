@@ -19,7 +19,6 @@ class SparseRows:
 
 class SparseSweep(MinibatchSweep):
     columns: int
-    n_visited: int
     one_row: bool
     evidence: float
     def __init__(

@@ -120,11 +120,10 @@ cdef class SparseSweep(MinibatchSweep):
     """A :class:`MinibatchSweep` for CSR rows: its scratch has the size of a factor.
 
     columns: of the rows that it serves. one_row: factors are rows with tilted moments.
-    n_visited counts rows, evidence adds up the log normalisers of rows that store no site.
+    evidence adds up the log normalisers of rows that store no site.
     """
 
     cdef public ptrdiff_t columns
-    cdef readonly ptrdiff_t n_visited
     cdef readonly bint one_row
     cdef bint probit                            # moments are those of the plain probit
     cdef ptrdiff_t since                        # rows since the last look at signals

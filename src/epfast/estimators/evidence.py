@@ -379,7 +379,7 @@ class Columns(NamedTuple):
         rounding, largest = rows.shape[0] * np.finfo(float).eps, None
         with np.errstate(all="ignore"):
             if sparse.issparse(rows):
-                square = mean_of_rows(rows.multiply(rows), weights)
+                square = mean_of_rows(rows.power(2, float), weights)
                 variance, lost = square - mean**2, rounding
             else:
                 largest, variance = np.zeros((2, len(mean)))

@@ -116,7 +116,7 @@ def places(X: Any) -> tuple[Array, Array]:
     mean = mean_of_rows(rows)
     with np.errstate(over="ignore", invalid="ignore"):
         if hasattr(rows, "indptr"):
-            spread = mean_of_rows(rows.multiply(rows)) - mean**2
+            spread = mean_of_rows(rows.power(2, float)) - mean**2
             lost = len(mean) * ROUNDING * mean**2
         else:
             spread, lost = np.square(rows - mean).mean(axis=0), (ROUNDING * mean) ** 2

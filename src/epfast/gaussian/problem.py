@@ -529,9 +529,10 @@ def with_ones(rows: Any) -> Any:
 def mean_of_rows(rows: Any, weights: Array | None = None) -> Array:
     """(d,), of rows dense or CSR."""
     with np.errstate(over="ignore", invalid="ignore"):
-        if weights is None:
-            return np.asarray(rows.mean(axis=0, dtype=np.float64)).ravel()
-        return np.asarray(rows.T @ (weights / weights.sum()), dtype=np.float64)
+        if weights is None and not hasattr(rows, "indptr"):
+            return np.asarray(rows.mean(axis=0, dtype=np.float64))
+        given = np.ones(rows.shape[0]) if weights is None else weights
+        return np.asarray(rows.T @ (given / given.sum()), dtype=np.float64)
 
 
 def data_of(

@@ -440,7 +440,7 @@ class DiagonalPass(DiagonalEngine):
         warms_up = sweeps == 0 and state.rows_seen == 0
         first = warm_up_rows(self.schedule, form.size, form.shape[1]) if warms_up else 0
         before, counts = counters(core), np.zeros(3, dtype=int)
-        known = reached = state
+        known, begun = state, core.n_visited
         trace, seen, q = None, 0, None
         core.begin_sweep(sweeps)
         try:
@@ -455,33 +455,33 @@ class DiagonalPass(DiagonalEngine):
                     warm = self._warmed_up(data, order[: first // form.size]) if first else None
                     if warm is not None:
                         known, counts, done = warm
-                        reached = known
                         tick(done)
                         if trace is not None:
                             trace[:done] = known.shift / known.precision
-                    q = form.begin(known, core)
                     core.log_scale_total = 0.0
                     if isinstance(core, SparseSweep):
                         core.evidence = 0.0
+                    q = form.begin(known, core)
                 for part in TimedPieces(count - done):
                     some = order[done:][part]
                     here = None if trace is None else trace[done:][part]
                     form.visit(core, rows, some, q, None, here, first=seen)
-                    # one assignment, which Ctrl-C cannot divide
-                    reached = self._after(q, known, reached, rows_of(some, form.size, n))
                     tick(len(some))
                 seen += n
+            reached = self._after(q, known, core.n_visited - begun)
         except KeyboardInterrupt:
-            raise PartOfSweep(reached) from None
+            # rows are counted where they are visited: Ctrl-C cannot come between
+            left = known if q is None else self._after(q, known, core.n_visited - begun)
+            raise PartOfSweep(left) from None
         self.n_sites = -(-seen // form.size)
         refused, failed, clipped = map(int, counts + since(core, before))
         new = reached._replace(sweeps=sweeps + 1)
         return Counts(refused, failed, clipped, made=new, trace=trace)
 
-    def _after(self, q: Any, known: Swept, reached: Swept, rows: int) -> Swept:
-        """The posterior that visits have left."""
+    def _after(self, q: Any, known: Swept, rows: int) -> Swept:
+        """The posterior that visits of so many rows have left, and that was known before."""
         precision, shift = self.form.natural(q, known)
-        seen = reached.rows_seen + rows
+        seen = known.rows_seen + rows
         new = with_moments(State(precision, shift, None, 0.0, known.sweeps, seen))
         scale = self.form.log_scale(new, known, self.core)
         return new._replace(log_scale=scale)
@@ -503,14 +503,23 @@ class DiagonalPass(DiagonalEngine):
         numbers = {"power": self.schedule.power, "site_rule": self.schedule.site_rule}
         schedule = schedule.filled(damping=1.0, **numbers)
         which = (np.sort(some)[:, None] * size + np.arange(min(size, n))).ravel()
-        problem = self.problem._replace(data=data.taken(which[which < n]), schedule=schedule)
+        data, base = data.taken(which[which < n]), self.problem.base
+        columns: Any = slice(None)
+        if getattr(self.core, "one_row", False):
+            # the other columns keep their prior: sweeps over 2^20 of them would take half of a pass
+            columns = np.unique(data.X.indices)
+            data = data._replace(X=data.X[:, columns])
+        prior = base._replace(precision=base.precision[columns], shift=base.shift[columns])
+        problem = self.problem._replace(data=data, schedule=schedule, prior=prior, base=prior)
         try:
             fit = run(DiagonalEngine(problem), schedule)
         except FloatingPointError:
             return None
         last = fit.history[-1]
         counts = np.array([last.n_refused, last.n_failed, last.n_clipped])
-        state = fit.state._replace(sites=None, sweeps=0, rows_seen=rows_of(some, size, n))
+        precision, shift = base.precision.copy(), base.shift.copy()
+        precision[columns], shift[columns] = fit.state.precision, fit.state.shift
+        state = State(precision, shift, None, fit.state.log_scale, 0, rows_of(some, size, n))
         return with_moments(state), counts, len(some)
 
 
