@@ -27,8 +27,8 @@ FEW = 9
 FAMILIES = {
     "Fit": "fit partial_fit fit_predict remove with_rows update copy add",
     "Predict": (
-        "predict predict_proba predict_log_proba predict_latent predict_variance predict_quantile "
-        "decision_function latent_mean_and_variance log_predictive "
+        "predict predict_proba predict_log_proba log_odds predict_latent predict_variance "
+        "predict_quantile decision_function latent_mean_and_variance log_predictive "
         "loo_log_predictive score score_samples one_step_ahead"
     ),
     "Posterior": (
@@ -60,7 +60,7 @@ FAMILIES = {
     "Evaluate": "evaluate tilted tempered core as_given add_offset with_offset responses limits",
     "For engines": (
         "typical started exact_sites steps check_power shifted_core own_moments panel_ends "
-        "break_points gives correlated response_width"
+        "gives correlated response_width"
     ),
 }
 FAMILY_OF = {name: title for title, names in FAMILIES.items() for name in names.split()}

@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy import special
 
 import epfast
 from epfast import losses
@@ -290,6 +291,24 @@ def test_predict_proba(loss):
     labels = checked(loss)
     of_label = np.where(labels[:, 0] > 0, p, 1.0 - p)
     np.testing.assert_allclose(np.exp(loss.log_predictive(labels, M, V)), of_label, rtol=1e-7)
+
+
+@every_loss
+def test_log_odds_of_labels_reach_the_tails(loss):
+    """Against sums over a fine grid, 50 sd to both sides; where h is certain, against t itself."""
+    if not loss.by_margin:
+        return
+    places = [(-40.0, 1.0), (-7500.0, 374.0), (3.0, 100.0), (0.0, 2.0), (-0.5, 0.0)]
+    for m, sd in places:
+        h = m + sd * np.linspace(-50.0, 50.0, 400_001)
+        log_t = log_factor(loss, np.ones(1))
+        log_n = -0.5 * np.linspace(-50.0, 50.0, h.size) ** 2
+        up, down = (special.logsumexp(log_t(s * h) + log_n) for s in (1.0, -1.0))
+        found = loss.log_odds(np.array([m]), np.array([sd**2]))
+        # a step between two points of the grid
+        assert found == pytest.approx(up - down, rel=1e-5, abs=2e-4)
+        label = loss.log_predictive(-np.ones((1, 1)), np.array([m]), np.array([sd**2]))
+        assert label == pytest.approx(-np.logaddexp(0.0, found))
 
 
 @pytest.mark.parametrize("loss", LIKELIHOODS, ids=repr)

@@ -21,8 +21,6 @@ SMOOTH = frozenset({"values", "derivatives", "continuous", "powers"})
 
 #: no ends of panels: where t changes depends on y
 NOWHERE = np.empty(0)
-#: distances at which panels of prediction end
-NEAR = np.array([0.25, 1.0, 3.0, 9.0, 30.0])
 #: distances at which panels of tilted moments end: whatever the width of a cavity, and wherever its
 #: mean is, panels close in on the few units of h where t changes
 SPREAD = 0.25 * 4.0 ** np.arange(26)
@@ -246,12 +244,6 @@ class Loss:
             return NOWHERE
         return ABOUT_0 if self.beta <= 1.0 else closing_in(0.0, 1.0 / self.beta)
 
-    def break_points(self) -> Array:
-        """Ends of the panels of prediction, beside their mirror images: close to 0 and wider."""
-        if not self.by_margin:
-            return NOWHERE
-        return NEAR if self.beta == 1.0 else np.concatenate([NEAR, NEAR / self.beta])
-
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y, and make the numbers that the core reads.
 
@@ -375,7 +367,13 @@ class Loss:
             raise ValueError(
                 f"loss is {self!r}, whose y are no labels; allowed for it: predict, log_predictive"
             )
-        return prediction.label_probability(self, mean, variance)
+        return special.expit(self.log_odds(mean, variance))  # type: ignore[no-any-return]
+
+    def log_odds(self, mean: Array, variance: Array) -> Array:
+        """Log of E[t(h)] / E[t(-h)], (n,)."""
+        up = np.ones((len(mean), 1))
+        terms = (prediction.log_integral(self, y, mean, variance) for y in (up, -up))
+        return np.subtract(*terms)
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """The most probable label, (n,)."""
@@ -423,23 +421,8 @@ class Loss:
             own, mean = np.ascontiguousarray(responses[:, :-1]), mean + self.offset_of(responses)
             return self.with_offset(False).log_predictive(own, mean, variance)
         if not self.by_margin:
-            result = -self.values(mean, responses)  # where h is certain
-            uncertain = variance > 0.0
-            if uncertain.any():
-                result[uncertain] = prediction.log_integral(
-                    self, responses[uncertain], mean[uncertain], variance[uncertain]
-                )
-            return result
-        if self.is_likelihood and self.beta == 1.0 and (variance > 0.0).all():
             return prediction.log_integral(self, responses, mean, variance)
-        margin = responses[:, 0] * mean
-        p = self.predict_proba(margin, variance)
-        with np.errstate(divide="ignore"):
-            result = np.log(p)
-        lost = (p == 0.0) & (variance > 0.0)
-        if lost.any() and "values" in self.gives:
-            result[lost] = prediction.log_label_probability(self, margin[lost], variance[lost])
-        return np.asarray(result)
+        return special.log_expit(self.log_odds(responses[:, 0] * mean, variance))  # type: ignore[no-any-return]
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw a response for each latent value, of the shape of ``latent``: here labels.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses.base import NEAR, SMOOTH, SPREAD, NamedLoss, closing_in
+from epfast.losses.base import SMOOTH, SPREAD, NamedLoss, closing_in
 
 
 class SmoothMargin(NamedLoss):
@@ -35,11 +34,6 @@ class Probit(SmoothMargin):
     row = "probit"
     is_likelihood = True
 
-    def predict_proba(self, mean: Array, variance: Array) -> Array:
-        if self.beta == 1.0:
-            return np.asarray(special.ndtr(mean / np.sqrt(1.0 + variance)))
-        return super().predict_proba(mean, variance)
-
 
 @dataclass(frozen=True)
 class SquaredHinge(SmoothMargin):
@@ -49,11 +43,6 @@ class SquaredHinge(SmoothMargin):
 
     def panel_ends(self) -> Array:
         return closing_in(1.0, min(1.0, 1.0 / np.sqrt(self.beta)))
-
-    def break_points(self) -> Array:
-        """The margin where the slope changes, and closing in on it where t falls."""
-        near = np.array([0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0])
-        return np.asarray(1.0 - near / np.sqrt(self.beta))
 
 
 @dataclass(frozen=True)
@@ -137,15 +126,6 @@ class PiecewiseLinear(NamedLoss):
         kinks = np.array(self.kinks)
         return np.concatenate([kinks[0] - SPREAD[::-1], kinks, kinks[-1] + SPREAD])
 
-    def break_points(self) -> Array:
-        """Ends of the panels of prediction: the knots, and points near them where t changes."""
-        points = [np.array(self.kinks)]
-        if len(self.kinks) <= 16:
-            for knot, *slopes in zip(self.knots, self.slopes[:-1], self.slopes[1:], strict=True):
-                for rate in {abs(slope) * self.beta for slope in slopes if slope}:
-                    points += [knot - NEAR / rate, knot + NEAR / rate]
-        return np.concatenate(points)
-
 
 @dataclass(frozen=True)
 class Hinge(PiecewiseLinear):
@@ -216,10 +196,3 @@ class NoisyStep(PiecewiseLinear):
         value = float(-np.log(epsilon))
         self._set(epsilon=epsilon, value=value, jumps=(float(-np.log1p(-epsilon)) - value,))
         super().__post_init__()
-
-    def predict_proba(self, mean: Array, variance: Array) -> Array:
-        if self.beta != 1.0:
-            return super().predict_proba(mean, variance)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            above = special.ndtr(np.where(mean == 0.0, 0.0, mean / np.sqrt(variance)))
-        return np.asarray(self.epsilon + (1.0 - 2.0 * self.epsilon) * above)

@@ -180,17 +180,7 @@ class Contaminated(NamedLoss):
         found = getattr(base, name)(own, weights)
         return found.with_offset(False) if isinstance(found, Loss) else found
 
-    def break_points(self) -> Array:
-        return self.base.break_points()
-
     # ---- prediction ----
-
-    def predict_proba(self, mean: Array, variance: Array) -> Array:
-        """Probability of the label +1."""
-        if not (self.by_margin and self.base.is_likelihood and self.beta == 1.0):
-            return super().predict_proba(mean, variance)
-        p = self.base.predict_proba(mean, variance)
-        return (1.0 - self.share) * p + 0.5 * self.share
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y with "zero", else what the base predicts of a response of the model."""

@@ -10,7 +10,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses import prediction, quantiles, units
+from epfast.losses import quantiles, units
 from epfast.losses.base import Likelihood
 from epfast.losses.classification import Logistic
 
@@ -225,7 +225,7 @@ class Binomial(Likelihood):
 
     def predict_proba(self, mean: Array, variance: Array) -> Array:
         """Probability of success in one trial, E[1 / (1 + exp(-h))]."""
-        return prediction.label_probability(_BERNOULLI, mean, variance)
+        return _BERNOULLI.predict_proba(mean, variance)
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of count / trials, which is the probability of success."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import LowLevelCallable, special
+from scipy import LowLevelCallable
 
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.loss import CoreLoss
 from epfast._core.scalar_schemes import SITE_SIGNATURE, UserSite
+from epfast.losses import prediction
 from epfast.losses.base import SMOOTH, NamedLoss
-from epfast.losses.prediction import finite_probability
 
 #: draws of a prediction
 DRAWS = 4000
@@ -86,6 +86,11 @@ class CustomLoss(NamedLoss):
         if isinstance(self.value, LowLevelCallable):
             return CoreLoss.low_level(self.value, self.beta)[0]
         return CoreLoss.python(self.value, self.slope, self.curvature, self.beta)
+
+    def log_odds(self, mean: Array, variance: Array) -> Array:
+        if isinstance(self.value, LowLevelCallable):
+            return super().log_odds(mean, variance)
+        return prediction.log_odds_by_panels(self, mean, variance)
 
 
 @dataclass(frozen=True)
@@ -166,14 +171,6 @@ class CustomSite(NamedLoss):
 
     def own_moments(self, core: CoreLoss) -> UserSite:
         return UserSite(core, self.moments, isinstance(self.moments, LowLevelCallable))
-
-    def predict_proba(self, mean: Array, variance: Array) -> Array:
-        """Z(+) / (Z(+) + Z(-)) for h ~ N(mean, variance), Z(-) at the mirrored mean."""
-        triple, ones = self.tilted(), np.ones((len(mean), 1))
-        up, down = np.empty((2, 3, len(mean)))
-        triple.many(ones, mean, variance, ones[:, 0], *up)
-        triple.many(ones, -mean, variance, ones[:, 0], *down)
-        return finite_probability(np.asarray(special.expit(up[0] - down[0])))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses import prediction, quantiles
+from epfast.losses import quantiles
 from epfast.losses.base import Likelihood
 from epfast.losses.classification import Logistic
 
@@ -124,7 +124,7 @@ class Ordinal(Likelihood):
         """E[F(margin - h)], h ~ N(0, variance)."""
         if self.link == "probit":
             return np.asarray(special.ndtr(margin / np.sqrt(1.0 + variance)))
-        return prediction.label_probability(_LOGISTIC, margin, variance)
+        return _LOGISTIC.predict_proba(margin, variance)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw classes."""

@@ -1,4 +1,4 @@
-"""Predictions by panels of Gauss-Legendre quadrature over h, and those of labels."""
+"""Integrals over h for predictions: by the core, or by panels of Gauss-Legendre quadrature."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from epfast._arrays import Array, row_chunks
 
 #: nodes per panel, reach of the panels in standard deviations, and how many there are at least
 NODES, REACH, PANELS = 12, 11.0, 16
+#: ends of panels about where a function of h turns, in its widths
+NEAR = np.array([-30.0, -9.0, -3.0, -1.0, -0.25, 0.0, 0.25, 1.0, 3.0, 9.0, 30.0])
 
 
 def panels(mean: Array, sd: Array, breaks: Array) -> tuple[Array, Array]:
@@ -28,68 +30,45 @@ def panels(mean: Array, sd: Array, breaks: Array) -> tuple[Array, Array]:
         return mean[:, None, None] + sd[:, None, None] * z, log_weight
 
 
-def label_probability(loss: Any, mean: Array, variance: Array) -> Array:
-    """Probability of the label +1 for h ~ N(mean, variance), (n,), some rows at a time."""
+def log_odds_by_panels(loss: Any, mean: Array, variance: Array) -> Array:
+    """Log of E[t(h)] / E[t(-h)], h ~ N(mean, variance), (n,), some rows at a time.
+
+    For losses whose values are a function of Python: one call of it has all nodes of many rows.
+    """
+    points = NEAR if loss.beta == 1.0 else np.concatenate([NEAR, NEAR / loss.beta])
     result = np.empty(len(mean))
-    points = loss.break_points()
-    numbers_per_row = NODES * (PANELS + 2 * len(points))
-    for part in row_chunks(mean[:, None], max(1, (1 << 21) // numbers_per_row)):
-        result[part] = _by_panels(loss, points, mean[part], np.sqrt(variance[part]))
-    return finite_probability(result)
-
-
-def log_label_probability(loss: Any, mean: Array, variance: Array) -> Array:
-    """log of the probability of the label +1, (n,), where it may be below the least double."""
-    up, down = _terms(loss, loss.break_points(), mean, np.sqrt(variance))
-    with np.errstate(all="ignore"):
-        tops = up.max(axis=(1, 2)), down.max(axis=(1, 2))
-        masses = [
-            np.log(np.exp(part - top[:, None, None]).sum(axis=(1, 2))) + top
-            for part, top in zip((up, down), tops, strict=True)
-        ]
-        return finite_probability(-np.logaddexp(0.0, masses[1] - masses[0]))
-
-
-def _by_panels(loss: Any, points: Array, mean: Array, sd: Array) -> Array:
-    """E[t(h)] / (E[t(h)] + E[t(-h)]), h ~ N(mean, sd^2)."""
-    up, down = _terms(loss, points, mean, sd)
-    with np.errstate(all="ignore"):
-        top = np.maximum(up.max(axis=(1, 2)), down.max(axis=(1, 2)))[:, None, None]
-        mass_up = np.exp(up - top).sum(axis=(1, 2))
-        mass_down = np.exp(down - top).sum(axis=(1, 2))
-        return np.asarray(mass_up / (mass_up + mass_down))
-
-
-def _terms(loss: Any, points: Array, mean: Array, sd: Array) -> tuple[Array, Array]:
-    """Terms of log t(h) and of log t(-h) for h ~ N(mean, sd^2). Panels end where the loss bends."""
-    h, log_weight = panels(mean, sd, np.concatenate([-points, [0.0], points]))
-    with np.errstate(all="ignore"):
-        up, down = (
-            log_weight - loss.beta * loss.evaluate(x, derivatives=False)[0] for x in (h, -h)
-        )
-        return up, down
-
-
-def finite_probability(p: Array) -> Array:
-    """The same probabilities. Raises if one is not finite."""
-    if not np.isfinite(p).all():
+    for part in row_chunks(mean[:, None], max(1, (1 << 21) // (NODES * (PANELS + len(points))))):
+        h, log_weight = panels(mean[part], np.sqrt(variance[part]), points)
+        masses = []
+        with np.errstate(all="ignore"):
+            for x in (h, -h):
+                terms = log_weight - loss.beta * loss.evaluate(x, derivatives=False)[0]
+                top = terms.max(axis=(1, 2), keepdims=True)
+                masses.append(top[:, 0, 0] + np.log(np.exp(terms - top).sum(axis=(1, 2))))
+            result[part] = masses[0] - masses[1]
+    if np.isnan(result).any():
         raise FloatingPointError("the loss leaves both labels without probability at some row of X")
-    return p
+    return result
 
 
 def log_integral(loss: Any, responses: Array, mean: Array, variance: Array) -> Array:
-    """log E[t(h)], (n,), by the exact tilted moments.
+    """log E[t(h)], (n,), by the exact tilted moments; where h is certain, log t(h).
 
     Raises
     ------
     FloatingPointError
         Where there is none.
     """
+    certain = (variance == 0.0) & ("values" in loss.gives)
+    variance = np.where(certain, 1.0, variance)
     log_z, *others = np.empty((3, len(mean)))
     lost = loss.tilted().many(responses, mean, variance, np.ones(len(mean)), log_z, *others)
+    if certain.any():
+        log_z[certain] = -loss.values(mean[certain], responses[certain])
     if lost:
         raise FloatingPointError(
             f"{lost} of {len(mean)} predictive probabilities could not be integrated: the latent "
-            "mean or variance there is out of range; scale the columns of X, or narrow the prior"
+            "mean or variance there is out of range, or moments of your own are not finite; scale "
+            "the columns of X, or narrow the prior"
         )
     return log_z

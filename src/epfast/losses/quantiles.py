@@ -11,7 +11,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses.prediction import panels
+from epfast.losses.prediction import NEAR, panels
 
 #: P(y <= x) and P(y > x) at numbers x (n,), of these rows
 Tails = Callable[[Array, Any], tuple[Array, Array]]
@@ -27,8 +27,6 @@ CLOSE = 1e-13
 #: the largest count
 LOG_MOST = 700.0
 MOST = np.exp(LOG_MOST)
-#: ends of panels about where P(y <= x | h) turns, in its widths
-NEAR = np.array([-30.0, -9.0, -4.0, -1.5, 0.0, 1.5, 4.0, 9.0, 30.0])
 #: nats that the weights of a mixture reach down
 MIXTURE_REACH = 40.0
 
