@@ -25,7 +25,6 @@ from epfast.gaussian import (
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.fit_linear import unfitted
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
-from epfast.gaussian.notes import sizes_of_all
 from epfast.gaussian.problem import Data, State, data_of, mean_of_rows, prior_of, with_ones
 from epfast.gaussian.wide import wide_rows
 from epfast.inference import Sites, start_may_be_dropped
@@ -362,46 +361,37 @@ def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
 
 
 class Columns(NamedTuple):
-    """Of the columns of rows, weighted: (d,) each."""
+    """Variances of the columns of rows, weighted: (d,) each."""
 
-    mean: Array
     #: about the mean, and about 0
     variance: Array
     square: Array
-    #: the largest distance from the mean. None of sparse rows
-    largest: Array | None
 
     @classmethod
     def of(cls, rows: Any, weights: Array | None, center: Array | None) -> Columns:
         """In one pass beside that for the mean; center: the mean, where it is known."""
         mean = mean_of_rows(rows, weights) if center is None else center
-        share = None if weights is None else weights / weights.sum()
-        rounding, largest = rows.shape[0] * np.finfo(float).eps, None
+        rounding = rows.shape[0] * np.finfo(float).eps
         with np.errstate(all="ignore"):
             if sparse.issparse(rows):
                 square = mean_of_rows(rows.power(2, float), weights)
                 variance, lost = square - mean**2, rounding
             else:
-                largest, variance = np.zeros((2, len(mean)))
-                for part in row_chunks(rows):
-                    away = rows[part] - mean
-                    most, squares = sizes_of_all(away)
-                    np.maximum(largest, most, out=largest)
-                    variance += squares / len(rows) if share is None else share[part] @ away**2
+                given = np.ones(len(rows)) if weights is None else weights
+                parts = ((given[part], rows[part] - mean) for part in row_chunks(rows))
+                variance = sum(some @ away**2 for some, away in parts) / given.sum()
                 square, lost = variance + mean**2, rounding**2
             # a constant column leaves the rounding of its mean
             constant = variance <= lost * square
             variance[constant] = 0.0
-            if largest is not None:
-                largest[constant] = 0.0
-        return cls(mean, variance, square, largest)
+        return cls(variance, square)
 
     def total(self, centred: bool, groups: NDArray[np.intp] | None = None) -> Array:
         """The total variance of the columns of each group, of all without groups, (k,).
 
         About 0 if it is not to be centred, or is 0 or overflows. 1 where that does, too.
         """
-        groups = np.zeros(len(self.mean), dtype=np.intp) if groups is None else groups
+        groups = np.zeros(len(self.square), dtype=np.intp) if groups is None else groups
         of_squares, total = np.zeros((2, groups.max() + 1))
         np.add.at(of_squares, groups, self.square)
         np.add.at(total, groups, self.variance if centred else self.square)

@@ -224,20 +224,12 @@ class LinearModel(Coefficients):
         variance = intercept if self.fit_intercept else None
         return BinaryProblems(problems, rows.shape[1], variance, jobs)
 
-    def _columns(self, rows: Any, weights: Array | None, binary: BinaryProblems) -> Columns:
-        """Means and variances of the columns.
-
-        With a note where their scale or place is hardly what one prior variance is for.
-        """
-        center = binary.problems[0].center
-        found = Columns.of(rows, weights, center)
+    def _note_columns(self, rows: Any, center: Array | None) -> None:
+        """Note columns whose scale or place is hardly what one prior variance is for."""
         if self.fit_intercept:
-            notes.note_far(found.mean, found.variance, center is not None)
+            notes.note_far(*notes.places(rows), center is not None)
         if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
-            about_mean = found.largest is not None and center is not None
-            largest = found.largest if about_mean else notes.column_sizes(rows).largest
-            notes.note_scales(cast(Array, largest))
-        return found
+            notes.note_scales(notes.column_sizes(rows, center).largest)
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
         """The loss of these fits, of responses y."""
@@ -340,14 +332,14 @@ class LinearModel(Coefficients):
         few: finds the prior variance and the loss in place of :meth:`_learnt`.
         """
         binary = self._problems(rows, targets, weights, self._schedule(rows), offset=offset)
-        columns = self._columns(rows, weights, binary)
+        self._note_columns(rows, binary.problems[0].center)
         self._after_interrupt = binary.unfitted
         with one_blas_thread(binary.d):
             starts = None
             if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
                 starts = [at_mode(post) for post in getattr(self, "posteriors_", ())]
                 starts = starts if starts and alike(starts, binary) else None
-            given = binary, starts, rows, columns, weights
+            given = binary, starts, rows, weights
             search, learnt = few(binary, starts) if few else self._learnt(*given)
             fits = search.final(learnt, self.schedule is None)
             warn_of_fits(fits.reports)
@@ -360,7 +352,6 @@ class LinearModel(Coefficients):
         binary: BinaryProblems,
         start: list[Posterior] | None,
         rows: Any,
-        columns: Columns,
         weights: Array | None,
     ) -> tuple[Search, Learnt]:
         """Prior variance and loss, given or found, and the search that found them."""
@@ -378,6 +369,7 @@ class LinearModel(Coefficients):
                 "by scheme 'exact' (batch_size=None), whose evidence has a known slope"
             )
         unit = problem.loss.typical(problem.data.y, weights)[1] ** 2
+        columns = Columns.of(rows, weights, problem.center)
 
         def ends(groups: NDArray[np.intp] | None) -> Array:  # (k, 2)
             totals = columns.total(bool(self.fit_intercept), groups)
