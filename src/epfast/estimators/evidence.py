@@ -25,7 +25,7 @@ from epfast.gaussian import (
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.fit_linear import unfitted
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
-from epfast.gaussian.problem import Data, State, data_of, mean_of_rows, prior_of, with_ones
+from epfast.gaussian.problem import Data, State, mean_of_rows, prior_of, responses_of, with_ones
 from epfast.gaussian.wide import wide_rows
 from epfast.inference import Sites, start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
@@ -73,10 +73,11 @@ def problems_of(
     """
     full = chosen.covariance == "full"
     X = with_ones(rows) if intercept else rows
-    data = [data_of(X, target, weights, chosen.loss, offset, True) for target in targets]
+    n, given = X.shape[0], (weights, offset)
+    data = [responses_of(chosen.loss, y, n, *given)._replace(X=X) for y in targets]
     center = mean_of_rows(X, data[0].weights)[:-1] if intercept and full else None
     several = chosen.loss.latents > 1
-    wide = None if several else wide_rows(chosen, data[0], intercept, center)
+    wide = None if several else wide_rows(chosen, X, intercept, center)
     if wide is not None:  # the kernel of one prior variance is a multiple of that of another
         wide = wide.remembering()
         data = [part._replace(X=wide.X) for part in data]

@@ -26,9 +26,10 @@ from epfast.gaussian.problem import (
     Data,
     Problem,
     State,
-    data_of,
+    check_finite,
     mean_of_rows,
     prior_of,
+    responses_of,
     weights_of,
     with_ones,
 )
@@ -285,31 +286,34 @@ def fit_linear(
         beside = f"{chosen.loss!r}, which has no values" if prior is None else f"prior={prior!r}"
         raise ValueError(f"record is {record!r} beside {beside}; allowed: None")
     check_start(start, chosen, prior)
+    row_weights = None
     if stream:
         all_rows = {"y": y, "weights": weights, "record": record, "offset": offset}
         rows: Any = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
         d, names = rows.d, rows.names
         if posterior is None and d > FULL_UP_TO:
             is_small, chosen = False, choose(loss, scheme, "factorized", *numbers)
-        data = Data(rows.read_by(chosen.loss), None)
+        rows, data = rows.read_by(chosen.loss), Data(None, None)
     else:
         if y is None:
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
         rows = _checks.rows("X", X)
         rows, d = rows if ones is None else with_ones(rows), rows.shape[1] + (ones is not None)
+        row_weights = weights_of(weights, rows.shape[0])
         if isinstance(loss, losses.LatentLoss):
-            counts = weights_of(weights, rows.shape[0])
-            if counts is not None:
-                y, places = _checks.responses("y", y, rows.shape[0], 1), copies(loss, counts)
-                rows, y, weights = rows[places], y[places], None
+            if row_weights is not None:
+                places = copies(loss, row_weights)
+                y = _checks.responses("y", y, rows.shape[0], 1)[places]
+                rows, row_weights = rows[places], None
                 offset = None if offset is None else np.asarray(offset)[places]
             chosen = chosen._replace(loss=filled(loss, y, d, chosen.schedule, start))
             if not hasattr(rows, "indptr"):
                 rows = np.ascontiguousarray(rows, dtype=np.float64)
         if offset is not None:
             chosen = chosen._replace(loss=chosen.loss.with_offset())
-        # of a factorised posterior the core checks rows as it visits them
-        data = data_of(rows, y, weights, chosen.loss, offset, chosen.covariance != "full")
+        if chosen.covariance == "full":  # of others the core checks rows as it visits them
+            check_finite(rows)
+        data = responses_of(chosen.loss, y, rows.shape[0], row_weights, offset)
     if posterior is None and not is_small:
         notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
     if start is not None:
@@ -319,14 +323,15 @@ def fit_linear(
         if start is not None and chosen.schedule.stores == "none":
             center = start.problem.center
         else:
-            center = mean_of_rows(rows.first_X if stream else data.X, data.weights)[:-1]
+            center = mean_of_rows(rows.first_X if stream else rows, row_weights)[:-1]
     if ones is not None and not stream:
-        notes.note_far(*notes.places(data.X), center is not None)
-    kernel_rows = wide_rows(chosen, data, ones is not None, center)
+        notes.note_far(*notes.places(rows), center is not None)
+    kernel_rows = wide_rows(chosen, rows, ones is not None, center)
     if kernel_rows is not None:
-        data = data._replace(X=kernel_rows.X)
+        rows = kernel_rows.X
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
+    data = data._replace(X=rows)
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
     known: dict[str, Any] = {"intercept": ones is not None, "center": center}
     known |= {"names": names, "wide": kernel_rows}
@@ -341,8 +346,8 @@ def fit_linear(
         at = center if kernel_rows is None else None
         normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
         problem = in_best_form(chosen.problem(data, normal_prior)._replace(**known))
-        if data.weights is not None:
-            note_weights(data.weights)
+        if row_weights is not None:
+            note_weights(row_weights)
         scale = None if stream else _notes(problem, prior_variance, is_matrix)
     found: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
         problem,

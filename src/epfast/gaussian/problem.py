@@ -535,17 +535,11 @@ def mean_of_rows(rows: Any, weights: Array | None = None) -> Array:
         return np.asarray(rows.T @ (given / given.sum()), dtype=np.float64)
 
 
-def data_of(
-    rows: Any, y: Any, weights: Any, loss: Loss, offset: Any = None, finite: bool = False
-) -> Data:
-    """Rows that ``_checks.rows`` made, with their responses and weights, checked. O(n d).
-
-    finite: entries were looked at before, or the core does so as it visits them.
-    """
+def data_of(rows: Any, y: Any, weights: Any, loss: Loss, offset: Any = None) -> Data:
+    """Rows that ``_checks.rows`` made, with their responses and weights, checked. O(n d)."""
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
-    if not finite:
-        _check_finite(rows)
+    check_finite(rows)
     return responses_of(loss, y, rows.shape[0], weights, offset)._replace(X=rows)
 
 
@@ -554,7 +548,8 @@ def responses_of(loss: Loss, y: Any, n: int, weights: Any = None, offset: Any = 
     return Data(None, loss.observed(y, n, offset), weights_of(weights, n))
 
 
-def _check_finite(rows: Any) -> None:
+def check_finite(rows: Any) -> None:
+    """Refuse rows, dense or CSR, with an entry that is not finite. O(n d)."""
     entries = rows.data[:, None] if hasattr(rows, "indptr") else rows
     for part in row_chunks(entries):
         with np.errstate(all="ignore"):

@@ -252,7 +252,7 @@ def mean_of(problem: Problem, alpha: Array) -> Array:
 
 
 def wide_rows(
-    choices: Any, data: Data, intercept: bool, center: Array | None = None
+    choices: Any, X: Any, intercept: bool, center: Array | None = None
 ) -> WideRows | None:
     """The rows, if a fit by these choices takes the n x n form.
 
@@ -262,11 +262,11 @@ def wide_rows(
     if not (isinstance(schedule, EP) and choices.covariance == "full"):
         return None
     by_rows = choices.batch_size is None and choices.loss.latents == 1
-    if not by_rows or choices.scheme.relaxes or not hasattr(data.X, "shape"):
+    if not by_rows or choices.scheme.relaxes or not hasattr(X, "shape"):
         return None
-    if schedule.order == "chunked" or not is_wide(*data.X.shape):
+    if schedule.order == "chunked" or not is_wide(*X.shape):
         return None
-    return WideRows(_own(data.X, intercept), intercept, center)
+    return WideRows(_own(X, intercept), intercept, center)
 
 
 def is_wide(n: int, d: int) -> bool:
