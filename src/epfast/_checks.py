@@ -700,9 +700,14 @@ def callback(value: Any) -> None:
 
 
 def function(name: str, value: Any, *wanted: str, other: str = "") -> None:
-    """A function of these arguments, by position, as far as Python tells; other: also allowed."""
+    """A function of these arguments, by position, as far as Python tells; other: also allowed.
+
+    Without arguments it is any function.
+    """
     if not callable(value):
         raise TypeError(f"{name} is {describe(value)}; allowed: a callable{other}")
+    if not wanted:
+        return
     try:
         known = inspect.signature(value)
     except (TypeError, ValueError):  # of C

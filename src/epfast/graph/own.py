@@ -208,19 +208,14 @@ class Factor(Kind):
         if not known and self.log_t is not None:
             what = "an operator" if learns else "a scheme with project()"
             raise TypeError(f"log_t is given with {what}; allowed: None")
-        if known and not callable(self.log_t):
-            raise TypeError(
-                f"log_t is {_checks.describe(self.log_t)}; allowed: a function of arrays (n,), one "
-                "for each neighbour"
-            )
+        if known:
+            _checks.function("log_t", self.log_t)
         for name in ("gradient", "hessian"):
             given = getattr(self, name)
-            if given is not None and not callable(given):
-                raise TypeError(
-                    f"{name} is {_checks.describe(given)}; allowed: a function of the arguments of "
-                    "log_t, or None"
-                )
-            if given is not None and not isinstance(scheme, LaplaceMessages):
+            if given is None:
+                continue
+            _checks.function(name, given, other=" or None")
+            if not isinstance(scheme, LaplaceMessages):
                 raise ValueError(f"{name} is given; allowed for scheme='laplace'")
 
     @property

@@ -247,10 +247,7 @@ class DensityOracle(Oracle):
     )
 
     def __post_init__(self) -> None:
-        if not callable(self.log_density):
-            raise TypeError(
-                f"log_density is {_checks.describe(self.log_density)}; allowed: a callable"
-            )
+        _checks.function("log_density", self.log_density)
         families, places = check_places(self.inputs, self.outputs)
         if len(families) > 2:
             raise ValueError(f"inputs is {families}; allowed: one or two, or a SampledFactor")
@@ -318,8 +315,7 @@ class CallableOracle(Oracle):
     reasons = ("", "the function returned NaN", NOT_REPRESENTABLE)
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"function is {_checks.describe(self.function)}; allowed: a callable")
+        _checks.function("function", self.function)
         families, places = check_places(self.inputs, self.outputs)
         _checks.choice("gives", self.gives, ("targets", "beliefs"))
         for name in ("exact", "has_log_z"):
