@@ -141,7 +141,7 @@ class JointEngine:
         self.at = [batch.table for batch in problem.batches]
         self.rows = [FactorRows(batch.data, batch.rows) for batch in problem.batches]
         self.tilted = [
-            Tilted(batch.factor.density, ("gaussian",) * at.shape[1])
+            batch.factor.tilted(("gaussian",) * at.shape[1])
             for batch, at in zip(problem.batches, self.at, strict=True)
         ]
         starts = np.cumsum([0, *(batch.n for batch in problem.batches)])
@@ -293,7 +293,7 @@ class JointEngine:
             width = np.where(tau > 0.0, 1.0 / np.sqrt(tau), wide)[None]
             mode = maximum(density, asked, start[None], width)
         reason = 0 if mode.found[0] else 2 if mode.finite[0] else 1
-        if not reason and tilted.density.hessian is None:
+        if not reason and tilted.hessian is None:
             reason = 4 * len(kinks(density, asked, mode, np.zeros(1, dtype=np.intp)))
         if reason:
             self.waited[LaplaceMessages.reasons[reason]] += 1

@@ -17,7 +17,7 @@ from epfast.operators.just_in_time import Operator
 from epfast.operators.messages import KINDS
 from epfast.operators.oracles import Oracle
 from epfast.operators.scheme import audit_warning
-from epfast.operators.tilted import Density, FactorCavities, Projections
+from epfast.operators.tilted import FactorCavities, Projections
 
 #: an operator for all neighbours, or one for each. None: that neighbour gets no message
 Given = Operator | tuple[Operator | None, ...]
@@ -81,11 +81,9 @@ class LearnedMessages:
             return changed(self.given)
         return tuple(None if op is None else changed(op) for op in self.given)
 
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections:
+    def fit(self, tilted: None, asked: FactorCavities) -> Projections:
         """Projections by the operators, which learn on the way."""
-        n, kinds = asked.n, [KINDS[family] for family in families]
+        n, kinds = asked.n, [KINDS[family] for family in self.inputs]
         with np.errstate(all="ignore"):  # overflows are refused below
             messages = tuple(
                 kind.usual(eta) for kind, eta in zip(kinds, asked.messages, strict=True)

@@ -30,7 +30,7 @@ from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
 from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.tilted import Density, FactorCavities, FactorRows, Projections
+from epfast.operators.tilted import FactorCavities, FactorRows, Projections, Tilted, called
 from epfast.priors import InverseGamma, Scale
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ class Projecting:
     def refuses(self, families: tuple[str, ...]) -> str | None:
         return None
 
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections:
+    def fit(self, tilted: None, asked: FactorCavities) -> Projections:
         more = {"power": asked.power} if self.takes_power else {}
         messages = tuple(eta.copy() for eta in asked.messages)
         found = self.given.project(messages, asked.rows.data, **more)
@@ -231,9 +229,11 @@ class Factor(Kind):
         messages = self.messages
         return messages if isinstance(messages, LearnedMessages) else None
 
-    @property
-    def density(self) -> Density:
-        return Density(self.log_t, self.gradient, self.hessian)
+    def tilted(self, families: tuple[str, ...]) -> Tilted | None:
+        """The tilted density of neighbours of these families. None without a log_t."""
+        if self.log_t is None:
+            return None
+        return Tilted(families, self.log_t, self.gradient, self.hessian)
 
     def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
         scheme = self.messages
@@ -290,7 +290,7 @@ class Factor(Kind):
         k = len(theta)
         x = theta[:, batch.table].reshape(k * batch.n, -1)
         rows = FactorRows(batch.data, batch.rows).taken(np.tile(np.arange(batch.n), k))
-        return np.asarray(self.density.values(x, rows).reshape(k, batch.n).sum(axis=1))
+        return np.asarray(called("log_t", self.log_t, x, rows).reshape(k, -1).sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ class BatchFits:
     def __init__(
         self, kind: Factor, batch: Batch, families: tuple[str, ...], widths: Index
     ) -> None:
-        self.scheme, self.density = kind.messages, kind.density
+        self.scheme, self.tilted = kind.messages, kind.tilted(families)
         self.families, self.ends = families, np.cumsum(widths)[:-1]
         self.rows = FactorRows(batch.data, batch.rows)
         for value in batch.data.values():
@@ -396,7 +396,7 @@ class BatchFits:
         rows = self.rows if m == len(self.rows.rows) else self.rows.taken(slice(first, stop))
         asked = FactorCavities(tuple(_split(cavity, self.ends)), flat, start, rows, power)
         asked = asked if len(good) == m else asked.taken(good)
-        answer = self.scheme.fit(self.density, self.families, asked)
+        answer = self.scheme.fit(self.tilted, asked)
         for number in np.unique(answer.reason):
             if number:
                 self._count(self.scheme.reasons[number], int((answer.reason == number).sum()))
