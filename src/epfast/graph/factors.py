@@ -122,14 +122,12 @@ class Kind:
     """Base of the kinds of factors. A kind is a definition, and a batch has the data.
 
     A kind makes a batch from the arguments of the user (``attach``), gives it to the core for
-    sweeps (``sweep``), and has its log density for the check. Predictions are optional methods with
+    sweeps (``sweep``), and has its log density for the check. The kind in a batch is without what
+    the batch has, so that files hold it once. Predictions are optional methods with
     the names of those of a posterior. They take the posterior and the arguments of :meth:`attach`,
     without the observations.
     """
 
-    #: attributes that a file holds of the kind, beside the data of batches. None: it cannot be
-    #: saved
-    kept: ClassVar[tuple[str, ...] | None] = ()
     #: families of the neighbours of a factor, as a regular expression of LETTERS
     pattern: ClassVar[str] = "[ngbc]+"
     #: names of data with a number for each factor, (n,), and their least allowed values
@@ -437,7 +435,6 @@ def by_loss(method: str) -> Callable[..., Array]:
 class LinearFactor(Kind):
     """A loss or likelihood of the library on linear forms, h = sum_j a_j x_j + offset + noise."""
 
-    kept: ClassVar[tuple[str, ...]] = ("loss", "scheme")
     pattern: ClassVar[str] = "n+"
     numbers: ClassVar[dict[str, float]] = {"offset": -np.inf, "noise": 0.0}
     #: as the user gave it. In a batch an object
@@ -567,7 +564,6 @@ class Between(Kind):
     Herbrich, Minka & Graepel (2006), TrueSkill: a Bayesian skill rating system.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ()
     pattern: ClassVar[str] = "n+"
     numbers: ClassVar[dict[str, float]] = {"offset": -np.inf, "noise": 0.0}
     bounded: ClassVar[bool] = True
@@ -584,7 +580,7 @@ class Between(Kind):
         ]
         if not (ends[0] < ends[1]).all():
             raise ValueError("lower is not below upper; allowed: lower < upper, no NaN")
-        return batch_of_forms(self, model.added, h, noise, np.stack(ends, axis=1))
+        return batch_of_forms(Between(), model.added, h, noise, np.stack(ends, axis=1))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)

@@ -175,7 +175,6 @@ class Factor(Kind):
     just-in-time learning for passing expectation propagation messages.
     """
 
-    kept: ClassVar[None] = None
     instead: ClassVar[str] = (
         "post[...] of its neighbours: draw from their beliefs and call your log_t"
     )
@@ -300,7 +299,6 @@ class ScaleFactor(Kind):
     Messages begin at this gamma prior.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("prior", "shape", "rate")
     pattern: ClassVar[str] = "g"
     instead: ClassVar[str] = "post[s], as the factor is the prior of a scale alone"
     prior: Scale

@@ -157,8 +157,8 @@ class GraphPosterior(Recorded):
             For factors of your own, and for losses and schemes with functions of yours. Pickle
             such posteriors.
         """
-        problem, state = files.parted(self.problem, self.state)
-        write(path, *contents(GraphPosterior(state, problem, self.converged, self.history)))
+        state = files.parted(self.problem, self.state)
+        write(path, *contents(GraphPosterior(state, self.problem, self.converged, self.history)))
 
     def operator(self, batch: int) -> Operator | tuple[Operator | None, ...]:
         """The operator that learned the messages of a batch, or the tuple of them.
