@@ -33,8 +33,7 @@ from epfast.graph.blocks import (
 from epfast.graph.factors import Batch
 from epfast.graph.limit import FIRST, SLOW, Limit
 from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
-from epfast.graph.resuming import kept_sites
-from epfast.graph.variables import Index, LinearForm
+from epfast.graph.variables import Index, LinearForm, Terms
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import cached_property
@@ -88,6 +87,35 @@ def for_core(
         made = BlockBatch(made, part.rows, slot, part.at, block_size(None, part.rows.d))
         made.about(*moving[part.block])
     return made, about
+
+
+def kept_sites(problem: GraphProblem, program: UpdateOrder, start: Any) -> tuple[Array, Array]:
+    """Sites and log scales of factors that an earlier posterior has, in the order of the program.
+
+    Sites of new factors are flat. If the factors of a batch now share a site, it is the mean of
+    their old sites. If they shared a site before, each factor gets that site.
+    """
+    before = start.by_batch
+    sites, scales = [], []
+    for batch, rows in zip(problem.batches, program.rows, strict=True):
+        taken = batch.taken(rows)
+        counts = problem.numbers(taken)
+        found, scale = np.zeros(counts.sum()), np.zeros(batch.n)
+        if batch.key in before:
+            known, starts, old_sites, old_scale = before[batch.key]
+            turn = np.argsort(known)
+            place = np.searchsorted(known, taken.rows, sorter=turn)
+            at = turn[np.minimum(place, len(known) - 1)]
+            old = Terms(starts, np.arange(len(old_sites)), old_sites)
+            old = old.taken(at if len(starts) > len(known) else 0 * at)  # 0: one site for all
+            there = (known[at] == taken.rows) & (old.counts == counts)
+            found[np.repeat(there, counts)] = old.coefficient[np.repeat(there, old.counts)]
+            scale[there] = old_scale[at[there]]
+        if problem.tied:
+            found = found.reshape(batch.n, -1).mean(axis=0)
+        sites.append(found)
+        scales.append(scale)
+    return np.concatenate(sites), np.concatenate(scales)
 
 
 def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Array:
