@@ -330,17 +330,14 @@ class GraphEngine:
         """For each number of the sites its place in the beliefs, and its weight. None: 1."""
         pairs = zip(self.problem.batches, self.program.rows, strict=True)
         found = [self.problem.site_places(batch.taken(rows))[0] for batch, rows in pairs]
+        where = np.concatenate([np.empty(0, dtype=np.intp), *found])
         if not self.problem.tied:
-            return np.concatenate(found), None
-        counts = [batch.n for batch in self.problem.batches]
-        return np.concatenate(found), np.repeat(
-            np.array(counts, dtype=np.float64), [len(part) for part in found]
-        )
+            return where, None
+        counts = np.array([batch.n for batch in self.problem.batches], dtype=np.float64)
+        return where, np.repeat(counts, [len(part) for part in found])
 
     def added_up(self, sites: Array) -> Array:
         """Beliefs as the sum of priors and sites."""
-        if not self.batches:
-            return self.problem.prior.copy()
         places, times = self.places
         prior, weights = self.problem.prior, sites if times is None else sites * times
         return np.asarray(prior + np.bincount(places, weights, len(prior)))
@@ -356,8 +353,6 @@ class GraphEngine:
             blocks[k] = part.belief(linear, hurry)
         state = state._replace(blocks=tuple(blocks))
         if self.problem.schedule.stores == "none" or (state.change <= DIVERGES and not hurry):
-            return state
-        if not self.batches:
             return state
         places, times = self.places
         sites = state.sites if times is None else state.sites * times
