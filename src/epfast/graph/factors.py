@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from epfast import _checks, schemes
-from epfast._arrays import Array
+from epfast._arrays import Array, entries_of
 from epfast._core.graph import GaussianBatch, GraphBatch, LinearBatch
 from epfast.graph.variables import (
     BlockTerms,
@@ -23,7 +23,6 @@ from epfast.graph.variables import (
     Terms,
     Variables,
     ends,
-    entries_of,
     joined,
     merged,
     spread,
