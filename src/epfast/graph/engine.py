@@ -376,22 +376,18 @@ class GraphEngine:
 
     def sweep(self, state: GraphState, keep: bool, tick: Any) -> tuple[GraphState, Counts]:
         new, counts = self._sweep(state, keep, tick)
-        linear = []
-        for part, old in zip(self.linear.values(), state.linear, strict=True):
-            swept, theirs = part.sweep(old, keep, tick)
-            linear.append(swept)
-            assert counts.measured is not None
-            assert theirs.measured is not None
-            counts = counts._replace(
-                refused=counts.refused + theirs.refused,
-                failed=counts.failed + theirs.failed,
-                settled=False if theirs.settled is False else counts.settled,
-                measured=(
-                    max(counts.measured[0], theirs.measured[0]),
-                    counts.measured[1] + theirs.measured[1],
-                ),
-            )
-        return new._replace(linear=tuple(linear)), counts
+        if not self.linear:
+            return new, counts
+        pairs = zip(self.linear.values(), state.linear, strict=True)
+        linear, others = zip(*(part.sweep(old, keep, tick) for part, old in pairs), strict=True)
+        every: list[Any] = [counts, *others]
+        distances, evidences = zip(*(part.measured for part in every), strict=True)
+        return new._replace(linear=linear), counts._replace(
+            refused=sum(part.refused for part in every),
+            failed=sum(part.failed for part in every),
+            settled=False if any(part.settled is False for part in others) else counts.settled,
+            measured=(max(distances), sum(evidences)),
+        )
 
     def _sweep(self, state: GraphState, keep: bool, tick: Any) -> tuple[GraphState, Counts]:
         """One sweep of the factors of the core."""
