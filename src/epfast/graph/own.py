@@ -183,30 +183,31 @@ class Factor(Kind):
     gradient: Callable[..., Any] | None = field(default=None, kw_only=True)
     hessian: Callable[..., Any] | None = field(default=None, kw_only=True)
 
+    #: the scheme with the methods ``refuses`` and ``fit`` of those of the library
+    messages: Any = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         scheme = self.scheme
         if isinstance(scheme, str):
             scheme = NAMED[_checks.choice("scheme", scheme, tuple(NAMED))]()
-            object.__setattr__(self, "scheme", scheme)
-        known = isinstance(scheme, tuple(NAMED.values()))
-        learns = isinstance(scheme, Operator | tuple | list)
-        if learns:
+        messages, own = scheme, ""
+        if isinstance(scheme, Operator | tuple | list):
             check_operators(scheme)
             scheme = scheme if isinstance(scheme, Operator) else tuple(scheme)
-            object.__setattr__(self, "scheme", scheme)
-        elif not known and (
-            isinstance(scheme, type) or not callable(getattr(scheme, "project", None))
-        ):
-            raise TypeError(
-                f"scheme is {_checks.describe(scheme)}; allowed: {', '.join(map(repr, NAMED))}, an "
-                "object of their classes, an epfast.Operator or a tuple of them, or an object with "
-                "project(messages, data)"
-            )
-        if not known and self.log_t is not None:
-            what = "an operator" if learns else "a scheme with project()"
-            raise TypeError(f"log_t is given with {what}; allowed: None")
-        if known:
+            messages, own = LearnedMessages(scheme), "an operator"
+        elif not isinstance(scheme, tuple(NAMED.values())):
+            if isinstance(scheme, type) or not callable(getattr(scheme, "project", None)):
+                raise TypeError(
+                    f"scheme is {_checks.describe(scheme)}; allowed: "
+                    f"{', '.join(map(repr, NAMED))}, an object of their classes, an "
+                    "epfast.Operator or a tuple of them, or an object with project(messages, data)"
+                )
+            messages, own = Projecting(scheme), "a scheme with project()"
+        if not own:
             _checks.function("log_t", self.log_t)
+        elif self.log_t is not None:
+            raise TypeError(f"log_t is given with {own}; allowed: None")
+        _checks.freeze(self, scheme=scheme, messages=messages)
         for name in ("gradient", "hessian"):
             given = getattr(self, name)
             if given is None:
@@ -216,17 +217,8 @@ class Factor(Kind):
                 raise ValueError(f"{name} is given; allowed for scheme='laplace'")
 
     @property
-    def messages(self) -> Any:
-        """The scheme with the methods ``refuses`` and ``fit`` of those of the library."""
-        if isinstance(self.scheme, tuple(NAMED.values())):
-            return self.scheme
-        learns = isinstance(self.scheme, Operator | tuple)
-        return LearnedMessages(self.scheme) if learns else Projecting(self.scheme)
-
-    @property
     def learned(self) -> LearnedMessages | None:
-        messages = self.messages
-        return messages if isinstance(messages, LearnedMessages) else None
+        return self.messages if isinstance(self.messages, LearnedMessages) else None
 
     def tilted(self, families: tuple[str, ...]) -> Tilted | None:
         """The tilted density of neighbours of these families. None without a log_t."""
