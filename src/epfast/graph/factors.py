@@ -220,12 +220,13 @@ def only_power_1(power: float, where: Any, what: str) -> None:
 LARGE = 1e290
 
 
-def check_instance(factor: Any) -> None:
-    """Refuse a class in place of a factor."""
+def kind_of(factor: Any) -> Any:
+    """The kind of a factor that a user gives: a loss is a factor of a form. Refuses a class."""
     if isinstance(factor, type) and issubclass(factor, (Kind, Loss)):
         raise TypeError(
             f"factor is the class {factor.__name__}; allowed: an instance, {factor.__name__}()"
         )
+    return factor if isinstance(factor, Kind) else LinearFactor(factor)
 
 
 def form_of(model: GraphProblem, name: str, value: Any, blocks: bool = False) -> LinearForm:

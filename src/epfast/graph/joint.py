@@ -54,14 +54,9 @@ def is_joint(problem: GraphProblem) -> bool:
             "reading='joint': Graph.gaussian"
         )
     schedule = problem.schedule
-    if (
-        not isinstance(schedule, EP)
-        or schedule.order not in (None, "auto", "sequential", "parallel")
-        or schedule.power != 1.0
-    ):
+    if not isinstance(schedule, EP) or schedule.power != 1.0:
         raise ValueError(
-            f"schedule is {_checks.describe(schedule)}; allowed with reading='joint': EP of "
-            "power 1 and order 'auto', 'sequential' or 'parallel'"
+            f"schedule is {_checks.describe(schedule)}; allowed with reading='joint': EP of power 1"
         )
     return True
 

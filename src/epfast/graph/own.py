@@ -374,8 +374,8 @@ class BatchFits:
                     start[:, j] = np.where(
                         kind.is_proper(q), mean, np.where(proper[:, j], incoming, 0.0)
                     )
-                elif kind.mean(eta).ndim == 1:
-                    start[:, j] = self._inner_start(j, eta)
+                elif self.families[j] in KINDS:
+                    start[:, j] = KINDS[self.families[j]].location(eta)[0]
         good = np.flatnonzero((proper | flat).all(axis=1))
         self._count("a cavity is improper", m - len(good))
         steps, scales = np.full(beliefs.shape, np.nan), np.full(m, np.nan)
@@ -412,11 +412,6 @@ class BatchFits:
         steps[good[fine]] = step[fine]
         scales[good[fine]] = scale[fine] / power
         return steps, scales, failed
-
-    def _inner_start(self, j: int, eta: Array) -> Array:
-        """Start of a search for a neighbour that is not Gaussian: the centre of the cavity."""
-        name = self.families[j]
-        return KINDS[name].location(eta)[0] if name in KINDS else np.zeros(len(eta))
 
     def _count(self, reason: str, n: int) -> None:
         if n:

@@ -18,7 +18,7 @@ from epfast.graph import files
 from epfast.graph.blocks import BlockBelief, linear_sites, prior_belief
 from epfast.graph.checking import checked, observations
 from epfast.graph.engine import log_integrals
-from epfast.graph.factors import Batch, Kind, LinearFactor, check_instance, form_of
+from epfast.graph.factors import Batch, form_of, kind_of
 from epfast.graph.learned import operator_of
 from epfast.graph.problem import (
     GraphProblem,
@@ -307,9 +307,8 @@ class GraphPosterior(Recorded):
         self, method: str, factor: Any, neighbours: tuple[Any, ...], data: dict[str, Any]
     ) -> Array:
         """The prediction of a factor. Errors list the predictions of its kind."""
-        check_instance(factor)
-        name = type(factor).__name__ if isinstance(factor, Kind) else repr(factor)
-        kind = factor if isinstance(factor, Kind) else LinearFactor(factor)
+        kind = kind_of(factor)
+        name = type(factor).__name__ if kind is factor else repr(factor)
         predict = getattr(kind, method, None)
         if predict is None:
             there = ", ".join(known for known in METHODS if hasattr(kind, known))
