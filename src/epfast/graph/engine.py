@@ -527,13 +527,9 @@ class GraphEngine:
                 first, stop, False, beliefs, beliefs, sites, sites, scale, 1.0, 1.0, found
             )
         self._refuse_the_impossible()
-        result, first = [], 0
-        for rows in self.program.rows:
-            part = np.empty(len(rows))
-            part[rows] = found[first : first + len(rows)]
-            result.append(part)
-            first += len(rows)
-        return tuple(result)
+        rows = self.program.rows
+        parts = np.split(found, np.cumsum([len(some) for some in rows])[:-1])
+        return tuple(part[np.argsort(some)] for part, some in zip(parts, rows, strict=True))
 
     def _accepted(
         self, state: GraphState, before: Array, beliefs: Array, sites: Array
