@@ -18,6 +18,11 @@ def slices(n: int) -> list[slice]:
     return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
 
 
+def entries_of(rows: Any) -> NDArray[Any]:
+    """The entries of rows, or of sites. Of a sparse matrix the stored ones."""
+    return np.asarray(rows.data if hasattr(rows, "indptr") else rows)
+
+
 def pieces(n: int, width: int, entries: int = 1 << 20) -> list[slice]:
     """Slices of n things of ``width`` numbers each, with about ``entries`` numbers."""
     step = max(1, entries // max(1, width))

@@ -78,6 +78,14 @@ def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
     return int(value)
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN, NaT, or NA of pandas, which does not say whether it is NA."""
+    try:
+        return value is None or bool(value != value)
+    except (TypeError, ValueError):
+        return True
+
+
 def freeze(target: Any, **values: Any) -> None:
     """Set checked values on an instance of a frozen class."""
     for name, value in values.items():
@@ -700,9 +708,14 @@ def callback(value: Any) -> None:
 
 
 def function(name: str, value: Any, *wanted: str, other: str = "") -> None:
-    """A function of these arguments, by position, as far as Python tells; other: also allowed."""
+    """A function of these arguments, by position, as far as Python tells; other: also allowed.
+
+    Without arguments it is any function.
+    """
     if not callable(value):
         raise TypeError(f"{name} is {describe(value)}; allowed: a callable{other}")
+    if not wanted:
+        return
     try:
         known = inspect.signature(value)
     except (TypeError, ValueError):  # of C

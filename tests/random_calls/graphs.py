@@ -414,7 +414,7 @@ class Life:
         self.batches = [key for key in self.batches if key in now]
 
     def has_own(self) -> bool:
-        return any(b.factor.kept is None for b in self.post.problem.batches)
+        return any(isinstance(b.factor, graph.Factor) for b in self.post.problem.batches)
 
     def ahead(self) -> None:
         with warnings.catch_warnings():

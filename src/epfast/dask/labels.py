@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.dask.cluster import client_at_door
 from epfast.dask.data import array_of, rows_at_door
@@ -73,7 +74,7 @@ def labels_of(chunk: Any, number: int) -> NDArray[Any]:
     """The different labels of a chunk, checked; number: of the chunk, for errors."""
     labels = np.asarray(chunk).ravel()
     if labels.dtype.kind == "O":
-        missing = np.array([_is_missing(label) for label in labels], dtype=bool)
+        missing = np.array([_checks.is_missing(label) for label in labels], dtype=bool)
     else:
         missing = labels != labels
     if missing.any():
@@ -102,14 +103,6 @@ def labels_of(chunk: Any, number: int) -> NDArray[Any]:
                 "fractions (LinearRegressor takes others)"
             )
     return np.asarray(found)
-
-
-def _is_missing(label: Any) -> bool:
-    """Whether a label is None, NaN, or NA of pandas, which does not say whether it is itself."""
-    try:
-        return label is None or not bool(label == label)
-    except (TypeError, ValueError):
-        return True
 
 
 def signs_of(chunk: Any, positive: Any) -> Array:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import blas, lapack
 
-from epfast._arrays import Array, row_chunks
+from epfast._arrays import Array, pieces, row_chunks
 from epfast.estimators.evidence import BinaryProblems, Slopes
 from epfast.gaussian.engines.joint import cavities, fitted_at
 from epfast.gaussian.engines.rows import ENOUGH, MEAN_STEPS, settles_means
@@ -186,7 +186,7 @@ class Leading:
         scales = np.sqrt(np.maximum(sites.precision, 0.0)).reshape(-1, n).astype(Z.dtype)
         for k, scale in enumerate(scales):
             P = np.zeros((r, r), Z.dtype, order="F")
-            for part in self._parts(n):
+            for part in pieces(n, 1, ROWS):
                 some = scale[part, None] * Z[part]
                 P = blas.ssyrk(1.0, some.T, beta=1.0, c=P, lower=1, overwrite_c=1)
             diagonal = np.einsum("ii->i", P)
@@ -197,7 +197,7 @@ class Leading:
             if info != 0:
                 raise FloatingPointError("a posterior is improper in single precision")
             root = _inverse(root)
-            for part in self._parts(n):
+            for part in pieces(n, 1, ROWS):
                 half = blas.strmm(1.0, root, Z[part].T, lower=1)
                 s[k, part] = np.einsum("ij,ij->j", half, half)
             roots.append(root)
@@ -219,7 +219,7 @@ class Leading:
         shares[order[np.cumsum(worth[order]) <= LEFT_OUT * worth.sum()]] = 0.0
         for root, share in zip(roots, shares.reshape(-1, n), strict=True):
             rows = np.flatnonzero(share)
-            for some in (rows[part] for part in self._parts(len(rows))):
+            for some in (rows[part] for part in pieces(len(rows), 1, ROWS)):
                 half = blas.strmm(1.0, root, self.Z[some].T, lower=1, overwrite_b=1)
                 whole = blas.strmm(1.0, root, half, lower=1, trans_a=1, overwrite_b=1)[:d]
                 total -= float(share[some] @ np.einsum("ij,ij->j", whole, whole))
@@ -255,10 +255,6 @@ class Leading:
     def _rows(self, mean: Array) -> Array:
         """Means of the rows, (k n,)."""
         return (self.Z @ mean).T.ravel().astype(np.float64)
-
-    @staticmethod
-    def _parts(n: int) -> list[slice]:
-        return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
 
 
 def _inverse(L: Array) -> Array:

@@ -62,10 +62,7 @@ class KernelColumns:
                 f"diagonal is {_checks.describe(self.diagonal)}, empty or with a negative entry; "
                 "allowed: numbers >= 0, one at least"
             )
-        if not callable(self.column):
-            raise TypeError(
-                f"column is {_checks.describe(self.column)}; allowed: a callable, column(i) -> (n,)"
-            )
+        _checks.function("column", self.column, "i")
         diagonal.flags.writeable = False
         object.__setattr__(self, "diagonal", diagonal)
 

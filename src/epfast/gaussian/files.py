@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array
+from epfast._arrays import Array, entries_of
 from epfast.inference.files import as_ours, plain
 from epfast.inference.records import SweepInfo
 from epfast.losses import LatentLoss, Loss, Prior, restore_prior
@@ -162,7 +162,7 @@ def _check_shape(place: str, value: Any, allowed: list[str], lengths: dict[str, 
         more = len(axis) - 1
         if lengths.setdefault(axis[0], length - more) != length - more:
             raise ValueError(f"{place} has shape {value.shape}, and others {lengths[axis[0]]}")
-    numbers = value.data if hasattr(value, "indptr") else value
+    numbers = entries_of(value)
     if below:
         if numbers.dtype.kind not in "iu" or (numbers.size and not numbers.min() >= 0):
             raise ValueError(f"{place} holds no numbers of rows or columns")

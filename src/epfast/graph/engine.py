@@ -33,8 +33,7 @@ from epfast.graph.blocks import (
 from epfast.graph.factors import Batch
 from epfast.graph.limit import FIRST, SLOW, Limit
 from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
-from epfast.graph.resuming import kept_sites
-from epfast.graph.variables import Index, LinearForm
+from epfast.graph.variables import Index, LinearForm, Terms
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import cached_property
@@ -88,6 +87,35 @@ def for_core(
         made = BlockBatch(made, part.rows, slot, part.at, block_size(None, part.rows.d))
         made.about(*moving[part.block])
     return made, about
+
+
+def kept_sites(problem: GraphProblem, program: UpdateOrder, start: Any) -> tuple[Array, Array]:
+    """Sites and log scales of factors that an earlier posterior has, in the order of the program.
+
+    Sites of new factors are flat. If the factors of a batch now share a site, it is the mean of
+    their old sites. If they shared a site before, each factor gets that site.
+    """
+    before = start.by_batch
+    sites, scales = [], []
+    for batch, rows in zip(problem.batches, program.rows, strict=True):
+        taken = batch.taken(rows)
+        counts = problem.numbers(taken)
+        found, scale = np.zeros(counts.sum()), np.zeros(batch.n)
+        if batch.key in before:
+            known, starts, old_sites, old_scale = before[batch.key]
+            turn = np.argsort(known)
+            place = np.searchsorted(known, taken.rows, sorter=turn)
+            at = turn[np.minimum(place, len(known) - 1)]
+            old = Terms(starts, np.arange(len(old_sites)), old_sites)
+            old = old.taken(at if len(starts) > len(known) else 0 * at)  # 0: one site for all
+            there = (known[at] == taken.rows) & (old.counts == counts)
+            found[np.repeat(there, counts)] = old.coefficient[np.repeat(there, old.counts)]
+            scale[there] = old_scale[at[there]]
+        if problem.tied:
+            found = found.reshape(batch.n, -1).mean(axis=0)
+        sites.append(found)
+        scales.append(scale)
+    return np.concatenate(sites), np.concatenate(scales)
 
 
 def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Array:
@@ -302,17 +330,14 @@ class GraphEngine:
         """For each number of the sites its place in the beliefs, and its weight. None: 1."""
         pairs = zip(self.problem.batches, self.program.rows, strict=True)
         found = [self.problem.site_places(batch.taken(rows))[0] for batch, rows in pairs]
+        where = np.concatenate([np.empty(0, dtype=np.intp), *found])
         if not self.problem.tied:
-            return np.concatenate(found), None
-        counts = [batch.n for batch in self.problem.batches]
-        return np.concatenate(found), np.repeat(
-            np.array(counts, dtype=np.float64), [len(part) for part in found]
-        )
+            return where, None
+        counts = np.array([batch.n for batch in self.problem.batches], dtype=np.float64)
+        return where, np.repeat(counts, [len(part) for part in found])
 
     def added_up(self, sites: Array) -> Array:
         """Beliefs as the sum of priors and sites."""
-        if not self.batches:
-            return self.problem.prior.copy()
         places, times = self.places
         prior, weights = self.problem.prior, sites if times is None else sites * times
         return np.asarray(prior + np.bincount(places, weights, len(prior)))
@@ -328,8 +353,6 @@ class GraphEngine:
             blocks[k] = part.belief(linear, hurry)
         state = state._replace(blocks=tuple(blocks))
         if self.problem.schedule.stores == "none" or (state.change <= DIVERGES and not hurry):
-            return state
-        if not self.batches:
             return state
         places, times = self.places
         sites = state.sites if times is None else state.sites * times
@@ -353,22 +376,18 @@ class GraphEngine:
 
     def sweep(self, state: GraphState, keep: bool, tick: Any) -> tuple[GraphState, Counts]:
         new, counts = self._sweep(state, keep, tick)
-        linear = []
-        for part, old in zip(self.linear.values(), state.linear, strict=True):
-            swept, theirs = part.sweep(old, keep, tick)
-            linear.append(swept)
-            assert counts.measured is not None
-            assert theirs.measured is not None
-            counts = counts._replace(
-                refused=counts.refused + theirs.refused,
-                failed=counts.failed + theirs.failed,
-                settled=False if theirs.settled is False else counts.settled,
-                measured=(
-                    max(counts.measured[0], theirs.measured[0]),
-                    counts.measured[1] + theirs.measured[1],
-                ),
-            )
-        return new._replace(linear=tuple(linear)), counts
+        if not self.linear:
+            return new, counts
+        pairs = zip(self.linear.values(), state.linear, strict=True)
+        linear, others = zip(*(part.sweep(old, keep, tick) for part, old in pairs), strict=True)
+        every: list[Any] = [counts, *others]
+        distances, evidences = zip(*(part.measured for part in every), strict=True)
+        return new._replace(linear=linear), counts._replace(
+            refused=sum(part.refused for part in every),
+            failed=sum(part.failed for part in every),
+            settled=False if any(part.settled is False for part in others) else counts.settled,
+            measured=(max(distances), sum(evidences)),
+        )
 
     def _sweep(self, state: GraphState, keep: bool, tick: Any) -> tuple[GraphState, Counts]:
         """One sweep of the factors of the core."""
@@ -508,13 +527,9 @@ class GraphEngine:
                 first, stop, False, beliefs, beliefs, sites, sites, scale, 1.0, 1.0, found
             )
         self._refuse_the_impossible()
-        result, first = [], 0
-        for rows in self.program.rows:
-            part = np.empty(len(rows))
-            part[rows] = found[first : first + len(rows)]
-            result.append(part)
-            first += len(rows)
-        return tuple(result)
+        rows = self.program.rows
+        parts = np.split(found, np.cumsum([len(some) for some in rows])[:-1])
+        return tuple(part[np.argsort(some)] for part, some in zip(parts, rows, strict=True))
 
     def _accepted(
         self, state: GraphState, before: Array, beliefs: Array, sites: Array

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from epfast import _checks, schemes
-from epfast._arrays import Array
+from epfast._arrays import Array, entries_of
 from epfast._core.graph import GaussianBatch, GraphBatch, LinearBatch
 from epfast.graph.variables import (
     BlockTerms,
@@ -23,7 +23,6 @@ from epfast.graph.variables import (
     Terms,
     Variables,
     ends,
-    entries_of,
     joined,
     merged,
     spread,
@@ -122,14 +121,12 @@ class Kind:
     """Base of the kinds of factors. A kind is a definition, and a batch has the data.
 
     A kind makes a batch from the arguments of the user (``attach``), gives it to the core for
-    sweeps (``sweep``), and has its log density for the check. Predictions are optional methods with
+    sweeps (``sweep``), and has its log density for the check. The kind in a batch is without what
+    the batch has, so that files hold it once. Predictions are optional methods with
     the names of those of a posterior. They take the posterior and the arguments of :meth:`attach`,
     without the observations.
     """
 
-    #: attributes that a file holds of the kind, beside the data of batches. None: it cannot be
-    #: saved
-    kept: ClassVar[tuple[str, ...] | None] = ()
     #: families of the neighbours of a factor, as a regular expression of LETTERS
     pattern: ClassVar[str] = "[ngbc]+"
     #: names of data with a number for each factor, (n,), and their least allowed values
@@ -223,12 +220,13 @@ def only_power_1(power: float, where: Any, what: str) -> None:
 LARGE = 1e290
 
 
-def check_instance(factor: Any) -> None:
-    """Refuse a class in place of a factor."""
+def kind_of(factor: Any) -> Any:
+    """The kind of a factor that a user gives: a loss is a factor of a form. Refuses a class."""
     if isinstance(factor, type) and issubclass(factor, (Kind, Loss)):
         raise TypeError(
             f"factor is the class {factor.__name__}; allowed: an instance, {factor.__name__}()"
         )
+    return factor if isinstance(factor, Kind) else LinearFactor(factor)
 
 
 def form_of(model: GraphProblem, name: str, value: Any, blocks: bool = False) -> LinearForm:
@@ -437,7 +435,6 @@ def by_loss(method: str) -> Callable[..., Array]:
 class LinearFactor(Kind):
     """A loss or likelihood of the library on linear forms, h = sum_j a_j x_j + offset + noise."""
 
-    kept: ClassVar[tuple[str, ...]] = ("loss", "scheme")
     pattern: ClassVar[str] = "n+"
     numbers: ClassVar[dict[str, float]] = {"offset": -np.inf, "noise": 0.0}
     #: as the user gave it. In a batch an object
@@ -567,7 +564,6 @@ class Between(Kind):
     Herbrich, Minka & Graepel (2006), TrueSkill: a Bayesian skill rating system.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ()
     pattern: ClassVar[str] = "n+"
     numbers: ClassVar[dict[str, float]] = {"offset": -np.inf, "noise": 0.0}
     bounded: ClassVar[bool] = True
@@ -584,7 +580,7 @@ class Between(Kind):
         ]
         if not (ends[0] < ends[1]).all():
             raise ValueError("lower is not below upper; allowed: lower < upper, no NaN")
-        return batch_of_forms(self, model.added, h, noise, np.stack(ends, axis=1))
+        return batch_of_forms(Between(), model.added, h, noise, np.stack(ends, axis=1))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)

@@ -81,7 +81,6 @@ class Table(Kind):
     Pearl (1988), Probabilistic reasoning in intelligent systems (belief propagation).
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("p",)
     pattern: ClassVar[str] = "c+"
     p: Any
 
@@ -241,7 +240,6 @@ class Mixture(Kind):
     (2008), Gates.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("loss", "vectors")
     pattern: ClassVar[str] = "n*c"
     log_predictive = Kind.log_z
     h: Any
@@ -295,6 +293,7 @@ class Mixture(Kind):
         for k, loss in enumerate(each):
             data[f"y{k}"] = loss.observed(given, n * P).reshape(n, P, -1)
         labels = np.broadcast_to(self.h.numbers, rows)[..., None]
+        kind = replace(kind, h=None, loss=tuple(each))
         batch = plain_batch(kind, model.added, labels, data)
         return batch._replace(terms=joined(terms, batch.terms))
 

@@ -97,7 +97,7 @@ class Transition(GaussianStep):
         pairs = rows_of(model, given)
         numbers = np.unique(pairs)
         steps = self.steps(pairs.shape[:-1])
-        batch = plain_batch(self, model.added, pairs, steps)
+        batch = plain_batch(Transition(None), model.added, pairs, steps)
         return batch._replace(times=(numbers, numbers.astype(np.float64)))
 
     def steps(self, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -161,7 +161,6 @@ class Walk(GaussianStep):
     chess.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("rate",)
     instead: ClassVar[str] = (
         "the steps of a walk one by one, Transition(rate * (t' - t)) from its variables"
     )

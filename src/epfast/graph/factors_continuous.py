@@ -89,7 +89,6 @@ class Noise(Kind):
     West (1987), On scale mixtures of normal distributions: the integral is a Student-t density.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("match",)
     pattern: ClassVar[str] = "n+g"
     numbers: ClassVar[dict[str, float]] = {"offset": -np.inf}
     tau: Any
@@ -106,8 +105,8 @@ class Noise(Kind):
 
     def attach(self, model: GraphProblem, form: Any = None) -> Batch:
         h, numbers = self.known(model, form)
-        terms, parts = neighbours_of(h)
-        batch = plain_batch(self, model.added, numbers, {"offset": h.offset.copy()})
+        (terms, parts), data = neighbours_of(h), {"offset": h.offset.copy()}
+        batch = plain_batch(Noise(None, self.match), model.added, numbers, data)
         times = chain_times(batch._replace(terms=terms, parts=parts))
         return batch._replace(terms=joined(terms, batch.terms), parts=parts, times=times)
 
@@ -197,7 +196,7 @@ class Product(Kind):
             numbers = rows_of(model, neighbours | {"z": (z, "gaussian")})
             data = {"z": np.empty((numbers.size // 3, 0))}
         data["variance"] = numbers_of("variance", self.variance, numbers.shape[:-1], 0.0, observed)
-        return plain_batch(self, model.added, numbers, data)
+        return plain_batch(Product(), model.added, numbers, data)
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -281,7 +280,6 @@ class LogisticLink(Kind):
     messages, section 4.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("match",)
     pattern: ClassVar[str] = "nb"
     match: str = "statistics"
 
@@ -343,7 +341,6 @@ class CompoundGamma(Kind):
     messages, section 4.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("match",)
     pattern: ClassVar[str] = "g"
     numbers: ClassVar[dict[str, float]] = dict.fromkeys(("s1", "r1", "s2"), math.ulp(0.0))
     instead: ClassVar[str] = "post[tau], as the factor is the prior of tau alone"
@@ -361,7 +358,7 @@ class CompoundGamma(Kind):
             name: numbers_of(name, getattr(self, name), numbers.shape[:-1], least=0.0, above=True)
             for name in self.numbers
         }
-        return plain_batch(self, model.added, numbers, data)
+        return plain_batch(CompoundGamma(match=self.match), model.added, numbers, data)
 
     def first_sites(self, batch: Batch) -> Array:
         s1, r1, s2 = (batch.data[name] for name in self.numbers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import numpy as np
@@ -55,42 +54,33 @@ SHAPES = """problem.families n, problem.sizes n, problem.at n+, problem.times n?
     problem.prior p, state.beliefs p, state.sites s, state.log_scale f"""
 
 
-def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphProblem, GraphState]:
-    """The parts of a problem and a state that a file holds.
-
-    These are the sites of linear models, and the attributes of factors that are not in the data of
-    their batches.
+def parted(problem: GraphProblem, state: GraphState) -> GraphState:
+    """The state as a file holds it, with the sites of linear models.
 
     Raises
     ------
     TypeError
         For factors that the user defined, and for losses and schemes with functions.
     """
+    for batch in problem.batches:
+        check_saved(batch)
     linear = tuple(
         WarmStart(found.sites, problem.blocks[place].mean, None, int(found.sweeps))
         for place, found in zip(problem.linear(), state.linear, strict=True)
     )
-    return problem._replace(batches=tuple(map(_parted, problem.batches))), state._replace(
-        linear=linear, change=float(state.change)
-    )
+    return state._replace(linear=linear, change=float(state.change))
 
 
-def _parted(batch: Batch) -> Batch:
+def check_saved(batch: Batch) -> None:
+    """Refuse factors, losses and schemes with functions of the user."""
     factor = batch.factor
-    if factor.kept is None:
+    if not isinstance(factor, KINDS):
         raise_unsaved(batch, "has factors of your own")
-    values: dict[str, Any] = {
-        f.name: None if f.default is MISSING else f.default for f in fields(factor)
-    }
-    values |= {name: getattr(factor, name) for name in factor.kept}
-    if isinstance(factor, Mixture):
-        values["loss"] = tuple(factor.losses(factor.categories(batch)[0]))
-    for loss in np.atleast_1d(np.array(values.get("loss", ()), dtype=object)):
+    for loss in np.atleast_1d(np.array(getattr(factor, "loss", ()), dtype=object)):
         if describe_loss(loss) is None:
             raise_unsaved(batch, f"has a loss of your own, {loss!r}")
-    if values.get("scheme") is not None and schemes.describe(values["scheme"]) is None:
-        raise_unsaved(batch, f"has a scheme of your own, {values['scheme']!r}")
-    return batch._replace(factor=replace(factor, **values))
+    if isinstance(factor, LinearFactor) and schemes.describe(factor.scheme) is None:
+        raise_unsaved(batch, f"has a scheme of your own, {factor.scheme!r}")
 
 
 def raise_unsaved(batch: Batch, why: str) -> None:

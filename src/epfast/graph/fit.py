@@ -15,12 +15,7 @@ from epfast.gaussian.priors import normal_prior
 from epfast.graph import priors
 from epfast.graph.blocks import BlockPrior
 from epfast.graph.engine import GraphEngine
-from epfast.graph.factors import (
-    Kind,
-    LinearFactor,
-    check_instance,
-    form_of,
-)
+from epfast.graph.factors import form_of, kind_of
 from epfast.graph.joint import JointEngine, JointGraphPosterior, has_joint_sites, is_joint
 from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.own import ScaleFactor
@@ -410,12 +405,9 @@ class Graph:
           refused with ``noise``. Give an object, as ``losses.StudentT(scale=0.5)``.
         - Other names, such as "probit", have the parameters of their class.
         """
-        check_instance(factor)
-        model = self._model
-        if not isinstance(factor, Kind):
-            factor = LinearFactor(factor)
+        kind, model = kind_of(factor), self._model
         try:
-            batch = factor.attach(model, *neighbours, **data)
+            batch = kind.attach(model, *neighbours, **data)
         except TypeError as error:
             if "attach() " not in str(error):
                 raise

@@ -10,14 +10,16 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.graph.blocks import belief_of
+from epfast.gaussian.problem import is_proper
+from epfast.graph.blocks import BlockBelief, BlockPrior, belief_of, prior_belief
 from epfast.graph.engine import FAR, remedy_for
 from epfast.graph.factors import Batch, form_of
 from epfast.graph.posterior import GraphPosterior
-from epfast.graph.problem import GraphProblem, UpdateOrder
+from epfast.graph.problem import GraphProblem
+from epfast.graph.variables import Index
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import change
-from epfast.operators.laplace import LOG_2PI, LaplaceMessages, kinks
+from epfast.operators.laplace import LaplaceMessages, kinks
 from epfast.operators.tilted import FactorCavities, FactorRows, Tilted, maximum
 from epfast.schedules import EP
 
@@ -52,14 +54,9 @@ def is_joint(problem: GraphProblem) -> bool:
             "reading='joint': Graph.gaussian"
         )
     schedule = problem.schedule
-    if (
-        not isinstance(schedule, EP)
-        or schedule.order not in (None, "auto", "sequential", "parallel")
-        or schedule.power != 1.0
-    ):
+    if not isinstance(schedule, EP) or schedule.power != 1.0:
         raise ValueError(
-            f"schedule is {_checks.describe(schedule)}; allowed with reading='joint': EP of "
-            "power 1 and order 'auto', 'sequential' or 'parallel'"
+            f"schedule is {_checks.describe(schedule)}; allowed with reading='joint': EP of power 1"
         )
     return True
 
@@ -138,14 +135,17 @@ class JointEngine:
         self.order_of_matrices = d = len(problem.families)
         self.evidence_bound = problem.evidence_bound
         self.tau, self.nu = problem.prior.reshape(d, 2).T
+        mean = np.divide(self.nu, self.tau, out=np.zeros(d), where=self.tau > 0.0)
+        self.prior: Any = prior_belief(BlockPrior(0, np.diag(self.tau), mean))
         self.at = [batch.table for batch in problem.batches]
         self.rows = [FactorRows(batch.data, batch.rows) for batch in problem.batches]
         self.tilted = [
-            Tilted(batch.factor.density, ("gaussian",) * at.shape[1])
+            batch.factor.tilted(("gaussian",) * at.shape[1])
             for batch, at in zip(problem.batches, self.at, strict=True)
         ]
         starts = np.cumsum([0, *(batch.n for batch in problem.batches)])
         order = problem.order()
+        self.program = problem.program(order)
         which = np.searchsorted(starts, order, side="right") - 1
         self.order = list(zip(which.tolist(), (order - starts[which]).tolist(), strict=True))
         self.waited: Counter[str] = Counter()
@@ -158,11 +158,6 @@ class JointEngine:
     @property
     def remedy(self) -> str:
         return remedy_for(self.waited)
-
-    @property
-    def program(self) -> UpdateOrder:
-        """Rows in the order in which they were added, since sites are stored by batch."""
-        return self.problem.program(self.problem.order())
 
     def init(self, start: Any) -> JointState:
         if start is not None:
@@ -179,10 +174,7 @@ class JointEngine:
             JointSites(np.zeros((*at.shape, at.shape[1])), np.zeros(at.shape), np.zeros(len(at)))
             for at in self.at
         )
-        with np.errstate(divide="ignore"):
-            spread = np.where(self.tau > 0.0, 1.0 / self.tau, np.inf)
-        mean = np.where(self.tau > 0.0, self.nu / np.where(self.tau > 0.0, self.tau, 1.0), 0.0)
-        return JointState(mean, np.diag(spread), sites, 0)
+        return JointState(self.prior.mean, self.prior.covariance, sites, 0)
 
     def added_up(self, sites: tuple[JointSites, ...]) -> tuple[Array, Array]:
         """Natural parameters of priors times sites, (d, d) and (d,)."""
@@ -202,7 +194,8 @@ class JointEngine:
         sites = tuple(JointSites(*(part.copy() for part in site)) for site in state.sites)
         precision, shift = self.added_up(sites)
         now = belief_of(precision, shift)
-        parallel = self.problem.schedule.order == "parallel"
+        schedule = self.problem.schedule
+        parallel, damping = schedule.order == "parallel", schedule.damping
         before = sites if not parallel else state.sites
         mean, refused = state.mean, 0
         for b, i in self.order[:: -1 if state.sweeps % 2 else 1]:
@@ -214,18 +207,22 @@ class JointEngine:
                 belief, incoming = without_others(precision, shift, at)
             old = JointSites(*(part[i] for part in before[b]))
             new = self.fitted(b, i, belief - old.precision, incoming - old.shift, mean[at])
-            after = None
-            if new is not None:
-                damping = self.problem.schedule.damping
-                step = JointSites(*(damping * (a - z) for a, z in zip(new, old, strict=True)))
-                known = None if parallel else (now, precision, shift, belief)
-                after = self.stepped(sites, b, i, step, known)
-            if after is None:
-                refused += 1
-            elif not parallel:
-                now, precision, shift = after
-                mean = mean if now is None else now.mean
             tick(1)
+            if new is not None:
+                step = JointSites(*(damping * (a - z) for a, z in zip(new, old, strict=True)))
+            known = not parallel and now is not None
+            if new is None or (known and not is_proper(belief + step.precision)):
+                refused += 1
+                continue
+            for part, more in zip(sites[b], step, strict=True):
+                part[i] += more
+            if not parallel:
+                precision[np.ix_(at, at)] += step.precision
+                shift[at] += step.shift
+                now = (
+                    belief_of(precision, shift) if now is None else with_site(now, at, step, shift)
+                )
+                mean = mean if now is None else now.mean
         precision, shift = self.added_up(sites)
         end = belief_of(precision, shift)
         if end is None:
@@ -234,51 +231,13 @@ class JointEngine:
                     refused=self.n_sites, settled=False, measured=(FAR, state.log_evidence)
                 )
             raise FloatingPointError(f"the factors do not determine all variables; {self.remedy}")
-        proper = self.tau > 0.0
-        tau, nu = self.tau[proper], self.nu[proper]
-        evidence = (
-            sum(float(site.scale.sum()) for site in sites)
-            + end.partition
-            - float((0.5 * nu * nu / tau - 0.5 * np.log(tau)).sum())
-            + 0.5 * LOG_2PI * float((~proper).sum())
-        )
+        evidence = sum(float(site.scale.sum()) for site in sites) + end.partition
+        evidence -= self.prior.partition
         new_state = JointState(end.mean, end.covariance, sites, state.sweeps + 1, evidence)
         with np.errstate(all="ignore"):
             far = float(change(self.summary(state), self.summary(new_state)))
         far = min(far, FAR) if far >= 0.0 else FAR  # NaN: some variable was not determined
         return new_state, Counts(refused=refused, measured=(far, evidence))
-
-    def stepped(
-        self, sites: tuple[JointSites, ...], b: int, i: int, step: JointSites, known: Any
-    ) -> tuple[Any, Array, Array] | None:
-        """Take a step of a site, and return the belief after it. None, without a step, if improper.
-
-        known: the belief, its natural parameters, and the precision of the neighbours. None: take
-        the step without computing the belief.
-        """
-        found = None, np.empty(0), np.empty(0)
-        if known is not None:
-            now, precision, shift, of_neighbours = known
-            at = self.at[b][i]
-            if now is not None:
-                try:
-                    np.linalg.cholesky(of_neighbours + step.precision)
-                except np.linalg.LinAlgError:
-                    return None
-            precision[np.ix_(at, at)] += step.precision
-            shift[at] += step.shift
-            if now is None:
-                now = belief_of(precision, shift)
-            else:
-                beside = now.covariance[:, at]
-                inner, added = beside[at], beside[at] @ step.precision
-                pull = np.linalg.solve(inner + added @ inner, added @ beside.T)
-                covariance = now.covariance - beside @ pull
-                now = now._replace(covariance=covariance, mean=covariance @ shift)
-            found = now, precision, shift
-        for part, more in zip(sites[b], step, strict=True):
-            part[i] += more
-        return found
 
     def fitted(
         self, b: int, i: int, precision: Array, shift: Array, start: Array
@@ -293,7 +252,7 @@ class JointEngine:
             width = np.where(tau > 0.0, 1.0 / np.sqrt(tau), wide)[None]
             mode = maximum(density, asked, start[None], width)
         reason = 0 if mode.found[0] else 2 if mode.finite[0] else 1
-        if not reason and tilted.density.hessian is None:
+        if not reason and tilted.hessian is None:
             reason = 4 * len(kinks(density, asked, mode, np.zeros(1, dtype=np.intp)))
         if reason:
             self.waited[LaplaceMessages.reasons[reason]] += 1
@@ -306,6 +265,15 @@ class JointEngine:
             slope + curvature @ x,
             np.asarray(log_t - slope @ x - 0.5 * x @ curvature @ x),
         )
+
+
+def with_site(now: BlockBelief, at: Index, step: JointSites, shift: Array) -> BlockBelief:
+    """The belief after a step of a site over some variables. shift: of the new belief. O(k d^2)."""
+    beside = now.covariance[:, at]
+    inner, added = beside[at], beside[at] @ step.precision
+    pull = np.linalg.solve(inner + added @ inner, added @ beside.T)
+    covariance = now.covariance - beside @ pull
+    return now._replace(covariance=covariance, mean=covariance @ shift)
 
 
 def without_others(precision: Array, shift: Array, at: Array) -> tuple[Array, Array]:

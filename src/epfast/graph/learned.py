@@ -17,7 +17,7 @@ from epfast.operators.just_in_time import Operator
 from epfast.operators.messages import KINDS
 from epfast.operators.oracles import Oracle
 from epfast.operators.scheme import audit_warning
-from epfast.operators.tilted import Density, FactorCavities, Projections
+from epfast.operators.tilted import FactorCavities, Projections
 
 #: an operator for all neighbours, or one for each. None: that neighbour gets no message
 Given = Operator | tuple[Operator | None, ...]
@@ -81,11 +81,9 @@ class LearnedMessages:
             return changed(self.given)
         return tuple(None if op is None else changed(op) for op in self.given)
 
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections:
+    def fit(self, tilted: None, asked: FactorCavities) -> Projections:
         """Projections by the operators, which learn on the way."""
-        n, kinds = asked.n, [KINDS[family] for family in families]
+        n, kinds = asked.n, [KINDS[family] for family in self.inputs]
         with np.errstate(all="ignore"):  # overflows are refused below
             messages = tuple(
                 kind.usual(eta) for kind, eta in zip(kinds, asked.messages, strict=True)
@@ -172,13 +170,18 @@ def columns_of(data: dict[str, Array]) -> Array | None:
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
+def learning_of(batches: tuple[Batch, ...]) -> dict[int, LearnedMessages]:
+    """The messages that are learned, by the keys of their batches."""
+    return {batch.key: batch.factor.learned for batch in batches if batch.factor.learned}
+
+
 def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[Batch, ...]:
     """Batches whose operators are copies, which a fit may train.
 
     An operator of several batches has one copy. before: batches of the posterior from which the fit
     starts. Its operators continue with what they have learned.
     """
-    earlier = {batch.key: batch.factor.learned for batch in before}
+    earlier, learning = learning_of(before), learning_of(batches)
     source: dict[int, Operator] = {}
     copies: dict[int, Operator] = {}
 
@@ -188,14 +191,13 @@ def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[B
             copies[id(known)] = known.copy()
         return copies[id(known)]
 
-    learning = [batch for batch in batches if batch.factor.learned is not None]
-    for batch in learning:
-        mine, old = batch.factor.learned.operators, earlier.get(batch.key)
+    for key, learned in learning.items():
+        mine, old = learned.operators, earlier.get(key)
         if old is not None and len(old.operators) == len(mine):
             for op, known in zip(mine, old.operators, strict=True):
                 if op.settings == known.settings:
                     source.setdefault(id(op), known)
-    schemes = {batch.key: batch.factor.learned.with_operators(copied) for batch in learning}
+    schemes = {key: learned.with_operators(copied) for key, learned in learning.items()}
     return tuple(
         batch._replace(factor=replace(batch.factor, scheme=schemes[batch.key]))
         if batch.key in schemes
@@ -206,13 +208,8 @@ def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[B
 
 def _operators_of(batches: tuple[Batch, ...]) -> list[Operator]:
     """Each operator once."""
-    found = {
-        id(op): op
-        for batch in batches
-        if batch.factor.learned is not None
-        for op in batch.factor.learned.operators
-    }
-    return list(found.values())
+    every = learning_of(batches).values()
+    return list({id(op): op for learned in every for op in learned.operators}.values())
 
 
 def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
@@ -229,7 +226,7 @@ def warn_of_operators(batches: tuple[Batch, ...]) -> None:
 
 def operator_of(batches: tuple[Batch, ...], batch: Any) -> Given:
     """The trained operators of a batch, in the form in which they were given."""
-    learning = {known.key: known.factor.learned for known in batches if known.factor.learned}
+    learning = learning_of(batches)
     if batch not in learning:
         raise ValueError(
             f"batch is {_checks.describe(batch)}; allowed: batches with operators, {list(learning)}"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from epfast._arrays import Array
 from epfast.families import FAMILIES, POSSIBLE, Categorical, Family
 from epfast.graph.variables import Index
+from epfast.inference.loop import change
 
 #: the change of a belief that was improper before, in standard deviations
 APPEARED = 1e8
@@ -42,20 +43,18 @@ class Group(NamedTuple):
         """
         was, _ = self.proper(before)
         proper, _ = self.proper(after)
-        both = was & proper
-        old, new = before[self.at[both]], after[self.at[both]]
         appeared = APPEARED if (proper & ~was).any() else 0.0
-        if not len(new):
+        if not (was & proper).any():
             return appeared
+        at, family = self.at[was & proper], self.family
+        pair = before[at], after[at]
         with np.errstate(all="ignore"):
-            mean = [self.family.mean(eta) for eta in (old, new)]
-            if self.family is Categorical:
-                return max(appeared, float(np.abs(mean[1] - mean[0]).max()))
-            variance = [self.family.variance(eta) for eta in (old, new)]
-            step = np.abs(mean[1] - mean[0]) / np.sqrt(variance[1])
-            grown = 0.5 * np.abs(np.log(variance[1] / variance[0]))
-        most = float(np.maximum(step, grown).max())
-        return max(appeared, most) if most == most else most
+            mean = list(map(family.mean, pair))
+            if family is Categorical:
+                most = np.abs(mean[1] - mean[0]).max()
+            else:
+                most = change(*zip(mean, map(family.variance, pair), strict=True))
+        return float(np.maximum(appeared, most))
 
 
 class Others(NamedTuple):

@@ -30,7 +30,7 @@ from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
 from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.tilted import Density, FactorCavities, FactorRows, Projections
+from epfast.operators.tilted import FactorCavities, FactorRows, Projections, Tilted, called
 from epfast.priors import InverseGamma, Scale
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ class Projecting:
     def refuses(self, families: tuple[str, ...]) -> str | None:
         return None
 
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections:
+    def fit(self, tilted: None, asked: FactorCavities) -> Projections:
         more = {"power": asked.power} if self.takes_power else {}
         messages = tuple(eta.copy() for eta in asked.messages)
         found = self.given.project(messages, asked.rows.data, **more)
@@ -177,7 +175,6 @@ class Factor(Kind):
     just-in-time learning for passing expectation propagation messages.
     """
 
-    kept: ClassVar[None] = None
     instead: ClassVar[str] = (
         "post[...] of its neighbours: draw from their beliefs and call your log_t"
     )
@@ -186,59 +183,48 @@ class Factor(Kind):
     gradient: Callable[..., Any] | None = field(default=None, kw_only=True)
     hessian: Callable[..., Any] | None = field(default=None, kw_only=True)
 
+    #: the scheme with the methods ``refuses`` and ``fit`` of those of the library
+    messages: Any = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         scheme = self.scheme
         if isinstance(scheme, str):
             scheme = NAMED[_checks.choice("scheme", scheme, tuple(NAMED))]()
-            object.__setattr__(self, "scheme", scheme)
-        known = isinstance(scheme, tuple(NAMED.values()))
-        learns = isinstance(scheme, Operator | tuple | list)
-        if learns:
+        messages, own = scheme, ""
+        if isinstance(scheme, Operator | tuple | list):
             check_operators(scheme)
             scheme = scheme if isinstance(scheme, Operator) else tuple(scheme)
-            object.__setattr__(self, "scheme", scheme)
-        elif not known and (
-            isinstance(scheme, type) or not callable(getattr(scheme, "project", None))
-        ):
-            raise TypeError(
-                f"scheme is {_checks.describe(scheme)}; allowed: {', '.join(map(repr, NAMED))}, an "
-                "object of their classes, an epfast.Operator or a tuple of them, or an object with "
-                "project(messages, data)"
-            )
-        if not known and self.log_t is not None:
-            what = "an operator" if learns else "a scheme with project()"
-            raise TypeError(f"log_t is given with {what}; allowed: None")
-        if known and not callable(self.log_t):
-            raise TypeError(
-                f"log_t is {_checks.describe(self.log_t)}; allowed: a function of arrays (n,), one "
-                "for each neighbour"
-            )
+            messages, own = LearnedMessages(scheme), "an operator"
+        elif not isinstance(scheme, tuple(NAMED.values())):
+            if isinstance(scheme, type) or not callable(getattr(scheme, "project", None)):
+                raise TypeError(
+                    f"scheme is {_checks.describe(scheme)}; allowed: "
+                    f"{', '.join(map(repr, NAMED))}, an object of their classes, an "
+                    "epfast.Operator or a tuple of them, or an object with project(messages, data)"
+                )
+            messages, own = Projecting(scheme), "a scheme with project()"
+        if not own:
+            _checks.function("log_t", self.log_t)
+        elif self.log_t is not None:
+            raise TypeError(f"log_t is given with {own}; allowed: None")
+        _checks.freeze(self, scheme=scheme, messages=messages)
         for name in ("gradient", "hessian"):
             given = getattr(self, name)
-            if given is not None and not callable(given):
-                raise TypeError(
-                    f"{name} is {_checks.describe(given)}; allowed: a function of the arguments of "
-                    "log_t, or None"
-                )
-            if given is not None and not isinstance(scheme, LaplaceMessages):
+            if given is None:
+                continue
+            _checks.function(name, given, other=" or None")
+            if not isinstance(scheme, LaplaceMessages):
                 raise ValueError(f"{name} is given; allowed for scheme='laplace'")
 
     @property
-    def messages(self) -> Any:
-        """The scheme with the methods ``refuses`` and ``fit`` of those of the library."""
-        if isinstance(self.scheme, tuple(NAMED.values())):
-            return self.scheme
-        learns = isinstance(self.scheme, Operator | tuple)
-        return LearnedMessages(self.scheme) if learns else Projecting(self.scheme)
-
-    @property
     def learned(self) -> LearnedMessages | None:
-        messages = self.messages
-        return messages if isinstance(messages, LearnedMessages) else None
+        return self.messages if isinstance(self.messages, LearnedMessages) else None
 
-    @property
-    def density(self) -> Density:
-        return Density(self.log_t, self.gradient, self.hessian)
+    def tilted(self, families: tuple[str, ...]) -> Tilted | None:
+        """The tilted density of neighbours of these families. None without a log_t."""
+        if self.log_t is None:
+            return None
+        return Tilted(families, self.log_t, self.gradient, self.hessian)
 
     def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
         scheme = self.messages
@@ -295,7 +281,7 @@ class Factor(Kind):
         k = len(theta)
         x = theta[:, batch.table].reshape(k * batch.n, -1)
         rows = FactorRows(batch.data, batch.rows).taken(np.tile(np.arange(batch.n), k))
-        return np.asarray(self.density.values(x, rows).reshape(k, batch.n).sum(axis=1))
+        return np.asarray(called("log_t", self.log_t, x, rows).reshape(k, -1).sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -305,7 +291,6 @@ class ScaleFactor(Kind):
     Messages begin at this gamma prior.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("prior", "shape", "rate")
     pattern: ClassVar[str] = "g"
     instead: ClassVar[str] = "post[s], as the factor is the prior of a scale alone"
     prior: Scale
@@ -356,7 +341,7 @@ class BatchFits:
     def __init__(
         self, kind: Factor, batch: Batch, families: tuple[str, ...], widths: Index
     ) -> None:
-        self.scheme, self.density = kind.messages, kind.density
+        self.scheme, self.tilted = kind.messages, kind.tilted(families)
         self.families, self.ends = families, np.cumsum(widths)[:-1]
         self.rows = FactorRows(batch.data, batch.rows)
         for value in batch.data.values():
@@ -389,8 +374,8 @@ class BatchFits:
                     start[:, j] = np.where(
                         kind.is_proper(q), mean, np.where(proper[:, j], incoming, 0.0)
                     )
-                elif kind.mean(eta).ndim == 1:
-                    start[:, j] = self._inner_start(j, eta)
+                elif self.families[j] in KINDS:
+                    start[:, j] = KINDS[self.families[j]].location(eta)[0]
         good = np.flatnonzero((proper | flat).all(axis=1))
         self._count("a cavity is improper", m - len(good))
         steps, scales = np.full(beliefs.shape, np.nan), np.full(m, np.nan)
@@ -401,7 +386,7 @@ class BatchFits:
         rows = self.rows if m == len(self.rows.rows) else self.rows.taken(slice(first, stop))
         asked = FactorCavities(tuple(_split(cavity, self.ends)), flat, start, rows, power)
         asked = asked if len(good) == m else asked.taken(good)
-        answer = self.scheme.fit(self.density, self.families, asked)
+        answer = self.scheme.fit(self.tilted, asked)
         for number in np.unique(answer.reason):
             if number:
                 self._count(self.scheme.reasons[number], int((answer.reason == number).sum()))
@@ -427,11 +412,6 @@ class BatchFits:
         steps[good[fine]] = step[fine]
         scales[good[fine]] = scale[fine] / power
         return steps, scales, failed
-
-    def _inner_start(self, j: int, eta: Array) -> Array:
-        """Start of a search for a neighbour that is not Gaussian: the centre of the cavity."""
-        name = self.families[j]
-        return KINDS[name].location(eta)[0] if name in KINDS else np.zeros(len(eta))
 
     def _count(self, reason: str, n: int) -> None:
         if n:

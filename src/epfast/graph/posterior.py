@@ -18,7 +18,7 @@ from epfast.graph import files
 from epfast.graph.blocks import BlockBelief, linear_sites, prior_belief
 from epfast.graph.checking import checked, observations
 from epfast.graph.engine import log_integrals
-from epfast.graph.factors import Batch, Kind, LinearFactor, check_instance, form_of
+from epfast.graph.factors import Batch, form_of, kind_of
 from epfast.graph.learned import operator_of
 from epfast.graph.problem import (
     GraphProblem,
@@ -157,8 +157,8 @@ class GraphPosterior(Recorded):
             For factors of your own, and for losses and schemes with functions of yours. Pickle
             such posteriors.
         """
-        problem, state = files.parted(self.problem, self.state)
-        write(path, *contents(GraphPosterior(state, problem, self.converged, self.history)))
+        state = files.parted(self.problem, self.state)
+        write(path, *contents(GraphPosterior(state, self.problem, self.converged, self.history)))
 
     def operator(self, batch: int) -> Operator | tuple[Operator | None, ...]:
         """The operator that learned the messages of a batch, or the tuple of them.
@@ -307,9 +307,8 @@ class GraphPosterior(Recorded):
         self, method: str, factor: Any, neighbours: tuple[Any, ...], data: dict[str, Any]
     ) -> Array:
         """The prediction of a factor. Errors list the predictions of its kind."""
-        check_instance(factor)
-        name = type(factor).__name__ if isinstance(factor, Kind) else repr(factor)
-        kind = factor if isinstance(factor, Kind) else LinearFactor(factor)
+        kind = kind_of(factor)
+        name = type(factor).__name__ if kind is factor else repr(factor)
         predict = getattr(kind, method, None)
         if predict is None:
             there = ", ".join(known for known in METHODS if hasattr(kind, known))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, entries_of
 
 Index = NDArray[np.intp]
 
@@ -257,11 +257,6 @@ class LinearForm(Linear):
             offset,
             tuple(part._replace(rows=sums @ part.rows) for part in self.parts),
         )
-
-
-def entries_of(rows: Any) -> Array:
-    """The entries of rows. Of a sparse matrix the stored ones."""
-    return np.asarray(rows.data if hasattr(rows, "indptr") else rows)
 
 
 def finite_rows(X: Any, d: int) -> Any:

@@ -125,9 +125,7 @@ class Loss:
             )
         self._set(parameters=tuple(map(float, parameters)))
 
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+    _set = _checks.freeze
 
     def tempered(self, beta: float | None) -> Self:
         """The loss of the factor t^beta. None: itself.

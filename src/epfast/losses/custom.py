@@ -213,10 +213,8 @@ class Implicit(NamedLoss):
         self._set(gives=frozenset())
         self.check_power(self.beta, "beta")
         self._set(width=_checks.integer("width", self.width, least=1, most=64))
-        if self.simulate is not None and not callable(self.simulate):
-            raise TypeError(
-                f"simulate is {_checks.describe(self.simulate)}; allowed: a callable, or None"
-            )
+        if self.simulate is not None:
+            _checks.function("simulate", self.simulate, other=" or None")
 
     @property
     def response_width(self) -> int:  # type: ignore[override]

@@ -80,7 +80,7 @@ class LaplaceMessages(MessageScheme):
         width = np.where(asked.flat, wide, 1.0 / np.sqrt(tau))
         mode = maximum(tilted, asked, asked.start, width)
         reason = np.where(mode.finite, np.where(mode.found, 0, 2), 1)
-        if tilted.density.hessian is None and (reason == 0).any():
+        if tilted.hessian is None and (reason == 0).any():
             reason[kinks(tilted, asked, mode, np.flatnonzero(reason == 0))] = 4
         good = reason == 0
         curvature = np.where(good[:, None, None], mode.curvature, np.eye(k))

@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast.losses import CustomSite, Loss
 from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.tilted import Density, FactorCavities, FactorRows
+from epfast.operators.tilted import FactorCavities, FactorRows, Tilted
 from epfast.schemes import ImportanceSampling
 
 #: the last reason of every oracle
@@ -247,10 +247,7 @@ class DensityOracle(Oracle):
     )
 
     def __post_init__(self) -> None:
-        if not callable(self.log_density):
-            raise TypeError(
-                f"log_density is {_checks.describe(self.log_density)}; allowed: a callable"
-            )
+        _checks.function("log_density", self.log_density)
         families, places = check_places(self.inputs, self.outputs)
         if len(families) > 2:
             raise ValueError(f"inputs is {families}; allowed: one or two, or a SampledFactor")
@@ -268,14 +265,14 @@ class DensityOracle(Oracle):
             FactorRows({} if data is None else {"data": data}, np.arange(n)),
             power,
         )
-        density = Density(with_data(self.log_density), name="log_density")
-        found = QuadratureMessages().fit(density, self.inputs, asked)
+        tilted = Tilted(self.inputs, with_data(self.log_density), name="log_density")
+        found = QuadratureMessages().fit(tilted, asked)
         beliefs = [kinds[j].usual(found.targets[j]) for j in self.outputs]
         return self.finished(messages, beliefs, found.log_z, reason=found.reason)
 
 
 def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of draws, and of data as the keyword that a Density gives."""
+    """The function of draws, and of data as the keyword that Tilted gives."""
 
     def called(*x: Array, data: Array | None = None) -> Any:
         return function(*x) if data is None else function(*x, data)
@@ -318,8 +315,7 @@ class CallableOracle(Oracle):
     reasons = ("", "the function returned NaN", NOT_REPRESENTABLE)
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"function is {_checks.describe(self.function)}; allowed: a callable")
+        _checks.function("function", self.function)
         families, places = check_places(self.inputs, self.outputs)
         _checks.choice("gives", self.gives, ("targets", "beliefs"))
         for name in ("exact", "has_log_z"):

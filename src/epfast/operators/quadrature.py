@@ -17,7 +17,6 @@ from epfast.operators.messages import MessageKind
 from epfast.operators.tilted import (
     HASTY,
     LESS,
-    Density,
     FactorCavities,
     FactorRows,
     MessageScheme,
@@ -349,12 +348,12 @@ def over_one(
 
 def sliced(tilted: Tilted) -> Tilted:
     """The density of two variables as one of the second. The first is in the data, as FIRST."""
-    log_t, (_, second) = tilted.density.log_t, tilted.kinds
+    log_t, (_, second) = tilted.function, tilted.kinds
 
     def at_first(x: Array, **data: Array) -> Any:
         return log_t(data.pop(FIRST).copy(), x, **data)
 
-    return Tilted(Density(at_first, name=tilted.density.name), (second.name,))
+    return Tilted((second.name,), at_first, name=tilted.name)
 
 
 def integrands(kind: MessageKind, u: Array, centre: Array, width: Array) -> list[Array]:

@@ -198,9 +198,7 @@ class SampledFactor(Oracle):
                 f"{' and '.join(given) or 'no function'} is given; allowed: one of log_density, "
                 "density and sample"
             )
-        function = getattr(self, given[0])
-        if not callable(function):
-            raise TypeError(f"{given[0]} is {_checks.describe(function)}; allowed: a callable")
+        _checks.function(given[0], getattr(self, given[0]))
         if self.observe is not None:
             _checks.freeze(self, observe=_checks.number("observe", self.observe, least=0.0))
             if self.sample is None:

@@ -45,37 +45,12 @@ class FactorRows(NamedTuple):
         )
 
 
-class Density:
-    """log t(x_1, ..., x_k) of n rows, by a function of the user's.
-
-    gradient and hessian, where they are given, return a sequence of k arrays, and k of k. name: of
-    the argument that log_t was given as.
-    """
-
-    def __init__(
-        self, log_t: Any, gradient: Any = None, hessian: Any = None, name: str = "log_t"
-    ) -> None:
-        self.log_t, self.gradient, self.hessian, self.name = log_t, gradient, hessian, name
-
-    def values(self, x: Array, rows: FactorRows) -> Array:
-        """log t, (n,), at x (n, k)."""
-        return row_values(self.name, self._called(self.log_t, x, rows), len(x))
-
-    def slopes(self, x: Array, rows: FactorRows) -> Array:
-        """The user's gradient, (n, k)."""
-        return row_values("gradient", self._called(self.gradient, x, rows), *x.shape)
-
-    def curvatures(self, x: Array, rows: FactorRows) -> Array:
-        """The user's hessian, (n, k, k), symmetric."""
-        n, k = x.shape
-        full = row_values("hessian", self._called(self.hessian, x, rows), n, k, k)
-        return np.asarray(0.5 * (full + full.transpose(0, 2, 1)))
-
-    @staticmethod
-    def _called(function: Callable[..., Any], x: Array, rows: FactorRows) -> Any:
-        # the arrays of the call are its own: what it writes into them is lost
-        with np.errstate(all="ignore"):
-            return function(*[column.copy() for column in x.T], **rows.data)
+def called(name: str, function: Any, x: Array, rows: FactorRows, *neighbours: int) -> Array:
+    """What a function of the user's returns at x (n, k), see :func:`row_values`."""
+    # the arrays of the call are its own: what it writes into them is lost
+    with np.errstate(all="ignore"):
+        found = function(*[column.copy() for column in x.T], **rows.data)
+    return row_values(name, found, len(x), *neighbours)
 
 
 def row_values(name: str, found: Any, n: int, *neighbours: int) -> Array:
@@ -216,10 +191,21 @@ class Projections(NamedTuple):
 
 
 class Tilted:
-    """Log of t^a times the cavities, as a function of u (m, k)."""
+    """Log of t^a times the cavities, as a function of u (m, k). log t is a function of the user's.
 
-    def __init__(self, density: Density, families: tuple[str, ...]) -> None:
-        self.density = density
+    gradient and hessian, where they are given, return a sequence of k arrays, and k of k. name: of
+    the argument that log_t was given as.
+    """
+
+    def __init__(
+        self,
+        families: tuple[str, ...],
+        log_t: Any,
+        gradient: Any = None,
+        hessian: Any = None,
+        name: str = "log_t",
+    ) -> None:
+        self.function, self.gradient, self.hessian, self.name = log_t, gradient, hessian, name
         self.kinds = tuple(KINDS[name] for name in families)
         #: whether derivatives of the user's serve as they are
         self.straight = all(name == "gaussian" for name in families)
@@ -234,7 +220,7 @@ class Tilted:
         return np.stack([kind.x(u[:, j]) for j, kind in enumerate(self.kinds)], axis=1)
 
     def log_t(self, u: Array, rows: FactorRows) -> Array:
-        return self.density.values(self.x(u), rows)
+        return called(self.name, self.function, self.x(u), rows)
 
     def cavities(self, u: Array, asked: FactorCavities) -> Array:
         """Sum of the log densities of the cavities at u (m, k), or (m, p, k)."""
@@ -259,16 +245,21 @@ class Tilted:
 
     def factor(self, u: Array, rows: FactorRows, width: Array) -> tuple[Array, Array, Array]:
         """log t, its gradient (m, k) and Hessian (m, k, k), by the user's functions or steps."""
-        mine = self.density
-        if self.straight and mine.gradient is not None:
-            value = self.log_t(u, rows)
-            if mine.hessian is not None:
-                return value, mine.slopes(u, rows), mine.curvatures(u, rows)
-            return value, *slope_differences(mine.slopes, u, rows, width)
-        value, slope, curvature = differences(self.log_t, u, rows, width)
-        if self.straight and mine.hessian is not None:
-            curvature = mine.curvatures(u, rows)
+        if self.gradient is None or not self.straight:
+            value, slope, curvature = differences(self.log_t, u, rows, width)
+        elif self.hessian is None:
+            return self.log_t(u, rows), *slope_differences(self.slopes, u, rows, width)
+        else:
+            value, slope = self.log_t(u, rows), self.slopes(u, rows)
+        if self.hessian is not None and self.straight:
+            k = u.shape[1]
+            full = called("hessian", self.hessian, u, rows, k, k)
+            curvature = 0.5 * (full + full.transpose(0, 2, 1))
         return value, slope, curvature
+
+    def slopes(self, x: Array, rows: FactorRows) -> Array:
+        """The user's gradient, (n, k)."""
+        return called("gradient", self.gradient, x, rows, x.shape[1])
 
     def derivatives(
         self, u: Array, asked: FactorCavities, width: Array
@@ -305,12 +296,9 @@ class MessageScheme:
         """Fit factors, so few that no large arrays are built."""
         raise NotImplementedError
 
-    def fit(
-        self, density: Density, families: tuple[str, ...], asked: FactorCavities
-    ) -> Projections:
+    def fit(self, tilted: Tilted, asked: FactorCavities) -> Projections:
         """Fit the factors of a run."""
-        tilted = Tilted(density, families)
-        some = parts(asked.n, self.numbers(len(families)))
+        some = parts(asked.n, self.numbers(len(tilted.kinds)))
         with np.errstate(all="ignore"):  # what overflows is a fit that failed
             found = [self.fit_some(tilted, asked.taken(part)) for part in some]
         log_z, targets, reason = zip(*found, strict=True)

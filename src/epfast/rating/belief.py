@@ -248,9 +248,7 @@ def product_fit(
     rows = rows[model.order_of(rows)]
     made = product_graph(model, numbers, variables, rows, known)
     post = made.graph.fit(USUAL if schedule is None else schedule, watch=made.watch)
-    belief = post[made.variables]
-    precision = 1.0 / belief.variance
-    into.natural[variables] = np.stack([precision, belief.mean * precision], axis=1)
+    into.natural[variables] = post[made.variables].natural
     for key, part in made.games:
         where, _, sites, scale = post.by_batch[key]
         which = rows[part[where]]

@@ -97,14 +97,6 @@ def stacked(a: Any, b: Any, width: int) -> Any:
     return sparse.csr_array((entries, columns, starts), (len(starts) - 1, width))
 
 
-def missing(value: Any) -> bool:
-    """Whether a value is None, NaN, NaT or NA."""
-    try:
-        return value is None or bool(value != value)
-    except (TypeError, ValueError):
-        return True
-
-
 def several(value: Any) -> list[Any] | None:
     """The entries of a list, an array or a column of a frame. None for a single value."""
     if isinstance(value, (str, bytes, Mapping)):
@@ -175,7 +167,7 @@ class Reader:
             found = [self.code.setdefault(who, len(self.code)) for who in names]
         except TypeError:
             raise TypeError(f"{name} holds values that cannot be hashed; allowed: names") from None
-        if any(missing(who) for who in names):
+        if any(_checks.is_missing(who) for who in names):
             raise ValueError(f"{name} holds None or NaN; allowed: names of players")
         return np.array(found, dtype=np.intp)
 
@@ -301,7 +293,9 @@ def days(name: str, values: Any) -> Array | None:
         inside = [isinstance(one, (numbers.Number, np.bool_)) for one in given]
         if all(inside):
             return None
-        if any(missing(one) and not known for one, known in zip(given, inside, strict=True)):
+        if any(
+            _checks.is_missing(one) and not known for one, known in zip(given, inside, strict=True)
+        ):
             raise ValueError(f"{name} holds None, NaT or NA; allowed: numbers, or dates")
         if any(inside):
             raise ValueError(f"{name} holds both numbers and dates; allowed: only one of them")

@@ -46,14 +46,14 @@ class League(NamedTuple):
     #: (players, 2), given prior means and sds of single players. NaN: not given
     own: Array
 
-    def find(self, player: Any, time: Any) -> tuple[Index, Any]:
-        """The last rating of each player up to a time, else the first, and whether times agree."""
+    def find(self, player: Any, time: Any) -> Index:
+        """The last rating of each player up to a time, else the first."""
         key = player + 1j * (0.0 * time if self.still else time)
         place = np.searchsorted(self.keys, key, "right") - 1
         at = self.order[np.maximum(place, 0)]
         earlier = (place >= 0) & (self.player[at] == player)
-        at = np.where(earlier, at, self.order[np.minimum(place + 1, len(self.order) - 1)])
-        return at, earlier & (self.keys[np.maximum(place, 0)] == key)
+        later = self.order[np.minimum(place + 1, len(self.order) - 1)]
+        return np.asarray(np.where(earlier, at, later))
 
     def order_of(self, rows: Index) -> Index:
         """The order of these rows by time. Rows of one game keep their order."""
@@ -83,79 +83,61 @@ class League(NamedTuple):
 
 def build(games: Games, still: bool, own: Array, copies: int = COPIES) -> League:
     """The model of games."""
-    n_players = games.teams.shape[1]
-    counts = np.diff(games.teams.indptr)
-    moments = np.zeros(len(games.time)) if still else games.time
+    at_home = 0 if games.home is None else np.count_nonzero(games.home)
+    copy = np.arange(0 if games.home is None else min(copies, max(1, at_home)))
+    first, none = 0.0 if still else games.time.min(), np.arange(0)
+    # the copies of the home advantage, one after the other
+    numbers = np.full(len(copy), -1), np.full(len(copy), first), copy - 1
+    X = sparse.csr_array((0, len(copy)))
+    return appended(League(games, X, *numbers, none, 1j * none, still, own), games, games, own)
+
+
+def appended(model: League, more: Games, games: Games, own: Array) -> League:
+    """The model with more games, whose variables and rows come last. O(entries).
+
+    games: all of them.
+    """
+    n = model.X.shape[1]
+    counts, n_players = np.diff(more.teams.indptr), more.teams.shape[1]
+    moments = np.zeros(len(more.time)) if model.still else more.time
     times, when = np.unique(moments, return_inverse=True)
     # a rating for each player and time, in the order of time
-    pairs = np.repeat(when.ravel()[games.game], counts) * n_players + games.teams.indices
-    states, at = np.unique(pairs, return_inverse=True)
-    player, time = states % n_players, times[states // n_players]
-    X = rows_of(games.teams.data.copy(), at.ravel(), counts, len(states))
-    more: list[Any] = [X]
-    n_copies = 0
-    if games.home is not None:
-        home = games.home[games.game]
-        there = np.flatnonzero(home)
-        n_copies = min(copies, max(1, len(there)))
-        column = np.arange(len(there)) % n_copies
-        more.append(rows_of(home[there], column, home != 0.0, n_copies))
-    if games.shared.shape[1]:
-        more.append(games.shared)
-    if len(more) > 1:
-        X = sparse.csr_array(sparse.hstack(more, format="csr"))
-    X.eliminate_zeros()
-    n_shared = games.shared.shape[1]
-    order = np.lexsort((time, player))
-    same = np.flatnonzero(player[order][1:] == player[order][:-1])
-    before = np.full(X.shape[1], -1)
-    before[order[same + 1]] = order[same]
-    copy = len(states) + np.arange(n_copies)
-    before[copy[1:]] = copy[:-1]
-    return League(
-        games,
-        X,
-        np.concatenate([player, np.full(n_copies, -1), np.full(n_shared, -2)]),
-        np.concatenate([time, np.full(n_copies + n_shared, times[0])]),
-        before,
-        order,
-        (player + 1j * time)[order],
-        still,
-        own,
+    pairs = np.repeat(when.ravel()[more.game], counts) * n_players + more.teams.indices
+    pairs, which = np.unique(pairs, return_inverse=True)
+    player, time = pairs % n_players, times[pairs // n_players]
+    first, last = (
+        np.searchsorted(model.keys, player + 1j * time, side) for side in ("left", "right")
     )
-
-
-def appended(model: League, more: Games, own: Array) -> League:
-    """The model with more games, whose variables and rows come last. O(entries)."""
-    n = model.X.shape[1]
-    counts, player = np.diff(more.teams.indptr), more.teams.indices
-    time = 0.0 * player if model.still else np.repeat(more.time[more.game], counts)
-    at, there = model.find(player, time)
-    new, which = np.unique((player + 1j * time)[~there], return_inverse=True)
-    at[~there] = n + which.ravel()
-    X = rows_of(more.teams.data.copy(), at, counts, n + len(new))
+    new = first == last
+    player, time = player[new], time[new]
+    at = n + np.cumsum(new) - 1
+    at[~new] = model.order[first[~new]]
+    X = rows_of(more.teams.data.copy(), at[which.ravel()], counts, n + len(player))
     if more.home is not None:
-        copies = np.flatnonzero(model.player == -1)
-        column = copies[np.arange(len(counts)) % len(copies)]
-        X = X + rows_of(more.home, column, np.ones(len(counts), dtype=int), n + len(new))
-    X = sparse.csr_array(sparse.hstack([X, more.shared], format="csr"))
+        home = more.home[more.game]
+        copies, played = np.flatnonzero(model.player == -1), np.flatnonzero(home)
+        column = copies[np.arange(len(played)) % len(copies)]
+        X = X + rows_of(home[played], column, home != 0.0, n + len(player))
+    if more.shared.shape[1]:
+        X = sparse.csr_array(sparse.hstack([X, more.shared], format="csr"))
     X.eliminate_zeros()
-    place = np.searchsorted(model.keys, new)
-    order = np.insert(model.order, place, n + np.arange(len(new)))
-    keys = np.insert(model.keys, place, new)
+    turn = np.lexsort((time, player))
+    added = (player + 1j * time)[turn]
+    place = np.searchsorted(model.keys, added)
+    order, keys = np.insert(model.order, place, n + turn), np.insert(model.keys, place, added)
     n_shared = more.shared.shape[1]
-    all_of = np.concatenate([model.player, new.real.astype(np.intp), np.full(n_shared, -2)])
-    before = np.concatenate([model.before, np.full(len(new) + n_shared, -1)])
+    all_of = np.concatenate([model.player, player, np.full(n_shared, -2)])
+    before = np.concatenate([model.before, np.full(len(player) + n_shared, -1)])
     for k in (0, 1):  # the new variables, and those after them
-        later = place + np.arange(len(new)) + k
+        later = place + np.arange(len(place)) + k
         later = later[(later > 0) & (later < len(order))]
         same = later[all_of[order[later]] == all_of[order[later - 1]]]
         before[order[same]] = order[same - 1]
     return League(
-        model.games.joined(more),
+        games,
         stacked(model.X, X, X.shape[1]),
         all_of,
-        np.concatenate([model.time, new.imag, np.zeros(n_shared)]),
+        np.concatenate([model.time, time, np.zeros(n_shared)]),
         before,
         order,
         keys,

@@ -311,7 +311,7 @@ class Ratings:
         teams, games = self._model.games.teams, self._model.games
         rows = np.searchsorted(teams.indptr, np.flatnonzero(teams.indices == number), "right") - 1
         times = np.unique(games.time[games.game[rows]])
-        at, _ = self._model.find(np.full(len(times), number), times)
+        at = self._model.find(np.full(len(times), number), times)
         mean, variance = self._belief.mean[at], self._belief.variance[at]
         return History(self._reader.shown(times), mean, np.sqrt(variance))
 
@@ -361,7 +361,7 @@ class Ratings:
             if len(when) not in (1, n):
                 raise ValueError(f"time has {len(when)} values; allowed: 1 or {n}")
             when = np.broadcast_to(when, (n,))[row]
-            at = np.where(known, self._model.find(number, when)[0], 0)
+            at = np.where(known, self._model.find(number, when), 0)
             gap = 0.0 if self._model.still else np.abs(when - self._model.time[at])
             own = np.where(known, self.drift * gap, own)
         entries = [np.where(known, weight, 0.0)]
@@ -504,13 +504,14 @@ class Ratings:
                 f"{more.draw.sum()} games are drawn, and margin is 0; allowed: games without draws"
             )
         old, own = self._model, own_of(self._priors, reader.code)
+        whole = old.games.joined(more)
         moves = self.drift > 0.0 and bool((more.time != old.games.time[0]).any())
         belief = None
         if not (old.still and moves):
-            model = appended(old, more, own)
+            model = appended(old, more, whole, own)
             belief = updated(model, old, self._belief, self._numbers, self._schedule)
         if belief is None:
-            model = build(old.games.joined(more), old.still and not moves, own)
+            model = build(whole, old.still and not moves, own)
             belief = fitted(model, self._numbers, self._schedule, EXACT)
         return Ratings(reader, self._priors, model, self._numbers, self._schedule, belief)
 

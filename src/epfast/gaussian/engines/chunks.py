@@ -150,18 +150,23 @@ def taken_in(
     moves: Array,
     build: Build | None = None,
     depth: int = DEPTH,
+    mixes: bool = True,
 ) -> tuple[tuple[Step, ...], Any]:
-    """The last sweeps and this one, and these mixed. None: its state is the best there is.
+    """The last sweeps and this one, and what follows from them mixed. None: its state is the best.
 
     build: what sites make, see :class:`epfast.gaussian.engines.base.Form`, where precision and
-    shift are no sums over them.
+    shift are no sums over them. mixes: False where the sweep is only kept.
     """
-    steps, found = (*steps, Step(plain(state), moves))[-depth:], None
-    if len(steps) < 2:
+    nothing: Any = None  # is kept of what is built anew
+    kept = (
+        plain(state) if build is None else State(nothing, nothing, state.sites, 0.0, state.sweeps)
+    )
+    steps, found = (*steps, Step(kept, moves))[-depth:], None
+    if len(steps) < 2 or not mixes:
         return steps, None
     if moves @ moves < steps[-2].moves @ steps[-2].moves:
         found = mixed(steps, build)
-    return steps[-1:] if found is None else steps, found
+    return (steps[-1:], None) if found is None else (steps, following(state, found))
 
 
 def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Swept | None:
@@ -337,7 +342,7 @@ class InChunks(Visits):
             memory = memory._replace(steps=steps)
             # of a state that was formed anew the loop asks what rounding has left
             if better is not None and not self.refreshed:
-                new = following(new, better)
+                new = better
         return new._replace(memory=memory), counts
 
     def _lay_out(self, sweep: int) -> Layout:

@@ -27,7 +27,6 @@ from epfast.gaussian.engines.base import (
     Full,
     Swept,
     contraction,
-    following,
     gaussian,
 )
 from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, taken_in
@@ -333,7 +332,7 @@ class NestedEngine(EPEngine):
         moves = np.concatenate([step, 0.5 * np.log(variance / old.covariance.diagonal())])
         # the precision of a row is no linear function of its sites, with u integrated out
         steps, better = taken_in(old.memory.steps, new, moves, self.form.built)
-        new = new if better is None else following(new, better)
+        new = better or new
         return new._replace(memory=memory._replace(steps=steps)), counts
 
     def _pass(self, state: Swept) -> Swept | None:

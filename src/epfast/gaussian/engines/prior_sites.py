@@ -436,16 +436,11 @@ class WeightEngine(EPEngine):
         precision = (weights.precision - old.precision) * spread
         moves = np.concatenate([precision, (weights.shift - old.shift) * np.sqrt(spread)])
         moves /= before.memory.damping
-        nothing: Any = None
-        last = State(nothing, nothing, new.sites, 0.0, new.sweeps)
-        if not memory.mixes:
-            steps = (*memory.steps, Step(last, moves))[-DEPTH:]
-            return new._replace(memory=memory._replace(steps=steps))
-        steps, made = taken_in(memory.steps, last, moves, form.built, DEPTH)
+        steps, made = taken_in(memory.steps, new, moves, form.built, DEPTH, memory.mixes)
         if made is not None:
             precision = split(made.sites, form.n)[1].precision
             if (precision * form.summary(made, False).variance < 1.0)[form.given.visits].all():
-                return made._replace(order=new.order, memory=memory._replace(steps=steps))
+                return made._replace(memory=memory._replace(steps=steps))
             steps = steps[-1:]
         return new._replace(memory=memory._replace(steps=steps))
 

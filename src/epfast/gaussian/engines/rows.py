@@ -24,7 +24,6 @@ from epfast.gaussian.engines.base import (
     Full,
     Swept,
     Visits,
-    following,
     gaussian,
 )
 from epfast.gaussian.engines.chunks import (
@@ -227,7 +226,7 @@ class MeansFirst(Visits):
         moves = moves_of(taken.before, ahead.before, taken.s)
         self.steps, better = taken_in(self.steps, new, moves)
         if better is not None and rate > SLOW and rate * moved > tol:
-            new = following(new, better)
+            new = better
         if new.memory is not None:  # of chunks: the sites have made this state
             new = new._replace(memory=new.memory._replace(since=0))
         return new, counts._replace(remaining=rate * moved)

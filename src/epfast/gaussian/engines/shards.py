@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks, families
-from epfast._arrays import Array
+from epfast._arrays import Array, entries_of
 from epfast._core.shared_sites import SharedSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
@@ -109,12 +109,6 @@ def site_of(shard: Problem, rows: Sites) -> Sites:
 def flat_site(precision: Array) -> Sites:
     """A flat site of a shard, beside a posterior with this precision."""
     return Sites(np.zeros_like(precision), np.zeros(len(precision)), np.zeros(()))
-
-
-def entries_of(part: Any) -> Array:
-    """The numbers of sites, (n, d) or of all nonzeros."""
-    numbers: Array = part.data if hasattr(part, "indptr") else part
-    return numbers
 
 
 def with_entries(part: Any, numbers: Array) -> Any:
