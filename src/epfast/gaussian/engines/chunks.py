@@ -60,10 +60,12 @@ FEW_ROWS, ROWS_PER_DIMENSION = 700, 8
 FIRST = 32
 #: sweeps are mixed below this change, if it falls by no smaller a factor than this: the 40 fits
 #: take 751 sweeps without mixing, 690 below .03 and 686 below .3, and 682 and 698 with factors of
-#: .1 and .4
+#: .1 and .4. So do 120 with a site per weight: 1,444, 1,120 and 1,147, and 1,080 and 1,197 with .1
+#: and .6, in place of 1,083
 MIX_BELOW, SLOW = 0.1, 0.2
 #: sweeps that are mixed, and the most rows of which they are kept, for their memory: the 40 fits
-#: take 720 sweeps with two, and 686 to 688 with three to twelve
+#: take 720 sweeps with two, and 686 to 688 with three to twelve, and the 120 take 1,103 to 1,110
+#: with five to twelve
 DEPTH, MOST_MIXED = 5, 1_000_000
 #: dimensions from which sequential sweeps keep one triangle of the covariance only: they take 1.07
 #: times as long with it at 64 and 128, .95 at 200 and 256, and .91 at 600
@@ -154,14 +156,13 @@ def taken_in(
     state: Any,
     moves: Array,
     build: Build | None = None,
-    depth: int = DEPTH,
 ) -> tuple[tuple[Step, ...], Any]:
     """The last sweeps and this one, and these mixed. None: its state is the best there is.
 
     build: what sites make, see :class:`epfast.gaussian.engines.base.Form`, where precision and
     shift are no sums over them.
     """
-    steps, found = (*steps, Step(plain(state), moves))[-depth:], None
+    steps, found = (*steps, Step(plain(state), moves))[-DEPTH:], None
     if len(steps) < 2:
         return steps, None
     if moves @ moves < steps[-2].moves @ steps[-2].moves:
