@@ -37,7 +37,7 @@ RISE = """problem files
     / combining fit_linear held / hyper / low_rank / fit_gp / hyper_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint / chunks
-    / nested rows / kernel passes prior_sites
+    / rows / kernel nested passes prior_sites
     / latents / means / arrow diagonal double_loop nearest
     / shards / __init__"""
 ENGINES = {name: k for k, floor in enumerate(ENGINES.split("/")) for name in floor.split()}

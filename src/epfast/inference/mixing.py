@@ -10,9 +10,12 @@ from epfast._arrays import Array
 
 #: the largest coefficient of a step that says something
 LARGEST_SHARE = 100.0
+#: the largest condition of the Gram matrix of the differences between changes: 37 fits of processes
+#: take as many sweeps from 1e6 on
+CONDITION = 1e10
 
 
-def shares_of(moves: Sequence[Array], condition: float = 1e10) -> Array | None:
+def shares_of(moves: Sequence[Array]) -> Array | None:
     """Coefficients of steps with these changes, which sum to 1. None if they are ill-conditioned.
 
     The combined change is the shortest. A linear map would have its fixed point there
@@ -22,8 +25,6 @@ def shares_of(moves: Sequence[Array], condition: float = 1e10) -> Array | None:
     ----------
     moves : sequence of ndarray of shape (n,)
         Two or more.
-    condition : float, default=10000000000.0
-        Largest condition of the Gram matrix of the differences between the changes.
 
     Returns
     -------
@@ -38,7 +39,7 @@ def shares_of(moves: Sequence[Array], condition: float = 1e10) -> Array | None:
         return None
     values, vectors = np.linalg.eigh(gram)
     # a direction of almost no length has no information
-    kept = values > values[-1] / condition
+    kept = values > values[-1] / CONDITION
     back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ last)
     share = np.append(back, 1.0) - np.append(0.0, back)
     return share if np.abs(share).max() <= LARGEST_SHARE else None

@@ -189,10 +189,3 @@ def test_steps_begin_where_sweeps_creep():
         slow, fast = slow.next(creeping, tol), fast.next(quick, tol)
     assert slow.steps
     assert not fast.steps
-
-
-def test_steps_end_where_they_gain_nothing():
-    memory = means.MeansMemory()
-    for _ in range(means.IN_VAIN + 5):
-        memory = memory.next(1.0, 1e-5)
-    assert memory.steps is None

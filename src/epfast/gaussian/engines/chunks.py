@@ -20,6 +20,7 @@ from epfast._core.rows import Rows
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
+    STALLED,
     Swept,
     Visits,
     contraction,
@@ -38,31 +39,39 @@ Indices = NDArray[np.intp]
 #: the state that sites make after so many sweeps. None: an improper one
 Build = Callable[[Sites, int], Swept | None]
 
-#: rows per block of marginals by the number of columns, so that a block of few columns stays in the
-#: first cache, others in the second; of more columns, and of sparse rows
-BLOCKS = {256: 128, 512: 64}
-WIDE_BLOCK, SPARSE_BLOCK = 512, 1024
-#: a chunk that is not taken is halved to no fewer rows, which then go one by one
+#: rows per block of marginals, of dense rows up to so many columns, and of all others: 150,000 rows
+#: of 10 columns take 59 ms in blocks of 128 and 67 ms in those of 512 or 1,024. Those of 600 and
+#: 1,000 columns take .94 and .96 of the time in blocks of 1,024, as do sparse ones (w8a, a9a)
+BLOCK, NARROW, WIDE_BLOCK = 128, 256, 1024
+#: a chunk that is not taken is halved to no fewer rows, which then go one by one: 40 fits, some of
+#: them of losses with jumps, take 1.2 times as long with 4. With 256 a quasi01 one (1,500 x 10)
+#: does not converge, which takes 48 sweeps with 32
 LEAST = 32
-#: sweeps without a new least change, after which chunks are made smaller
-STALLED = 3
-#: a chunk is this part of the rows, but large beside d, and no larger than this; it may grow to
-#: LARGEST of the rows. There are FEWEST of them
-SHARE, PER_DIMENSION, MOST, LARGEST, FEWEST = 16, 2, 8192, 8, 4
-#: with fewer rows than these, or than so many per dimension, sequential sweeps cost less
+#: a chunk is this part of the rows, or so many for each column, and there are FEWEST of them at
+#: least: the 40 fits take 1.1 times as long with a quarter of the rows, and as long with a 32nd.
+#: Those of 8 to 24 rows a column take 1.1 times as long without the second rule. Fits of several
+#: latents with few rows take 1.2 times as long with 8 chunks, and as long with 2
+SHARE, PER_DIMENSION, FEWEST = 16, 2, 4
+#: with fewer rows than these, or than so many per dimension, sweeps are sequential: with 300, 500
+#: and 700 rows chunks take .7 to 1, .6 to .7 and .5 to .6 of the time, with 4 rows a column .6 to 1
 FEW_ROWS, ROWS_PER_DIMENSION = 700, 8
-#: from flat sites the first chunk is of so many rows, and each of the next is twice as large
+#: from flat sites the first chunk is of so many rows, and each of the next is twice as large: the
+#: 40 fits take 671 sweeps with 8, 686 with 32 and 704 with 128
 FIRST = 32
-#: chunks grow while a sweep changes less than this share of what the last one did
-CONTRACTS = 0.6
-#: sweeps are mixed below this change, if it falls by no smaller a factor than this
+#: sweeps are mixed below this change, if it falls by no smaller a factor than this: the 40 fits
+#: take 751 sweeps without mixing, 690 below .03 and 686 below .3, and 682 and 698 with factors of
+#: .1 and .4. So do 120 with a site per weight: 1,444, 1,120 and 1,147, and 1,080 and 1,197 with .1
+#: and .6, in place of 1,083
 MIX_BELOW, SLOW = 0.1, 0.2
-#: sweeps that are mixed, and the most rows of which they are kept
+#: sweeps that are mixed, and the most rows of which they are kept, for their memory: the 40 fits
+#: take 720 sweeps with two, and 686 to 688 with three to twelve, and the 120 take 1,103 to 1,110
+#: with five to twelve
 DEPTH, MOST_MIXED = 5, 1_000_000
-#: dimensions from which sequential sweeps keep one triangle of the covariance only
+#: dimensions from which sequential sweeps keep one triangle of the covariance only: they take 1.07
+#: times as long with it at 64 and 128, .95 at 200 and 256, and .91 at 600
 HALF_FROM = 256
-#: sweeps, and growth of the precision's diagonal, after which it is formed anew
-REFRESH, DRIFT = 25, 64.0
+#: growth of the precision's diagonal after which it is formed anew, for its rounding
+DRIFT = 64.0
 
 
 def overshoots(problem: Problem) -> bool:
@@ -84,13 +93,13 @@ def is_for_chunks(problem: Problem) -> bool:
 def chunk_size(problem: Problem) -> int:
     """Rows per chunk to begin with, if none are asked for."""
     n, d = problem.shape
-    size = max(64, PER_DIMENSION * d, min(n // SHARE, max(MOST, 16 * d)))
+    size = max(64, PER_DIMENSION * d, n // SHARE)
     return problem.schedule.block or max(1, min(n // FEWEST, size))
 
 
-def block_of(d: int) -> int:
-    """Dense rows per block of marginals."""
-    return next((rows for most, rows in BLOCKS.items() if d <= most), WIDE_BLOCK)
+def block_of(d: int, is_sparse: bool) -> int:
+    """Rows per block of marginals."""
+    return WIDE_BLOCK if is_sparse or d > NARROW else BLOCK
 
 
 class Step(NamedTuple):
@@ -130,8 +139,6 @@ class ChunkMemory(NamedTuple):
         size = self.size
         if stalled >= STALLED and not fixed:
             size, least, stalled = max(min(LEAST, size), size // 4), np.inf, 0
-        elif change < CONTRACTS * self.last and not (fixed or self.flat):
-            size = max(size, min(2 * size, n // LARGEST))
         slow = SLOW * self.last < change < MIX_BELOW and n <= MOST_MIXED
         return self._replace(
             size=size,
@@ -149,7 +156,6 @@ def taken_in(
     state: Any,
     moves: Array,
     build: Build | None = None,
-    depth: int = DEPTH,
     mixes: bool = True,
 ) -> tuple[tuple[Step, ...], Any]:
     """The last sweeps and this one, and what follows from them mixed. None: its state is the best.
@@ -161,7 +167,7 @@ def taken_in(
     kept = (
         plain(state) if build is None else State(nothing, nothing, state.sites, 0.0, state.sweeps)
     )
-    steps, found = (*steps, Step(kept, moves))[-depth:], None
+    steps, found = (*steps, Step(kept, moves))[-DEPTH:], None
     if len(steps) < 2 or not mixes:
         return steps, None
     if moves @ moves < steps[-2].moves @ steps[-2].moves:
@@ -318,7 +324,7 @@ class InChunks(Visits):
         counts = Counts(min(len(visits), refused), residual=core.residual)
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
         made = gaussian(State(precision, shift, sites, total, state.sweeps + 1))
-        self.refreshed = made is None or memory.since >= REFRESH or core.drift() > DRIFT
+        self.refreshed = made is None or core.drift() > DRIFT
         if made is None:
             return counts
         now = Summary(made.mean, made.covariance.diagonal().copy())
@@ -356,7 +362,7 @@ class InChunks(Visits):
             self.core = ChunkedSweep(
                 self.tilted,
                 d,
-                min(SPARSE_BLOCK if layout.is_sparse else block_of(d), len(visits)),
+                min(block_of(d, layout.is_sparse), len(visits)),
                 schedule.power,
                 schedule.damping,
                 layout.is_sparse,

@@ -33,7 +33,7 @@ from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, symmetric_times
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import flat
-from epfast.gaussian.engines.kernel import SMALL, GPState, Kernel, ValueMoments, log_evidence
+from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments, log_evidence
 from epfast.gaussian.problem import Problem
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
@@ -189,7 +189,6 @@ class DescentEngine:
 
     def __init__(self, problem: Problem, form: Kernel | None = None) -> None:
         self.form, self.pool = form or Kernel(problem.kernel), problem.kernel.pool
-        self.form.small = SMALL
         self.tilted, self.y = problem.tilted(), problem.responses(slice(None))
         schedule = problem.schedule
         self.power, self.match = schedule.start.power, schedule.match

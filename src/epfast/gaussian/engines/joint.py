@@ -25,18 +25,16 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites
 from epfast.inference.mixing import shares_of
 
-#: a first move of the cavities, in their sd or log variance, beyond which a sweep goes first
-FAR = 10.0
-#: passes over Sigma at most, and the share of the first move that must be left then
-PASSES, MOST_LEFT = 30, 0.05
-#: passes that are mixed, once their change is at most this
+#: passes over Sigma at most: of 76 steps in 37 fits of 150 to 600 values that came to an end the
+#: longest had 15 passes, half of them six or fewer
+PASSES = 30
+#: passes that are mixed, once their change is at most this: with 3 or 12 no fit takes another
+#: sweep. Probit with a prior variance of 400 takes 4, 5 and 6 sweeps where it is 1, .3 and .1
 MIXED, NEAR = 6, 1.0
-#: of the passes that are mixed, the largest condition
-CONDITION = 1e12
-#: accuracy of the passes: of the tolerance, and of the square of the first move
+#: accuracy of the passes, as a share of the tolerance, and of the square of the first move: with
+#: shares of .01 to 1 the fits take 1.02 to .98 of the time. Without the second rule they take 1.07
+#: times as long, and with .1 in its place 141 sweeps instead of 135
 OF_TOL, OF_SQUARE = 0.1, 1e-3
-#: largest log ratio of the variance of a cavity to that before
-WIDEST = 20.0
 
 
 class Cavities(NamedTuple):
@@ -98,7 +96,7 @@ def joint_sites(
 ) -> Cavities | None:
     """EP's fixed point by the covariance in the array of ``kernel``, and its tilted moments.
 
-    None if it is too far away. O(n^2) per pass.
+    None if passes do not come to it. O(n^2) per pass.
     """
     if not (variance > 0.0).all():
         return None
@@ -127,7 +125,7 @@ def joint_sites(
         if not (left > 0.0).all():
             return None
         image = np.concatenate([((h - nu0 * u) / left - m0) / sd0, np.log(u / left / v0)])
-        return (found, image) if np.abs(image[n:]).max() <= WIDEST else None
+        return (found, image) if np.isfinite(image).all() else None
 
     with np.errstate(all="ignore"):  # what overflows ends the passes
         return _fixed_point(at, np.zeros(2 * n), tol)
@@ -137,7 +135,7 @@ def _fixed_point(
     at: Callable[[Array], tuple[Cavities, Array] | None], x: Array, tol: float
 ) -> Cavities | None:
     """The fixed point of cavities, by passes that Anderson's rule mixes."""
-    first = size = 0.0
+    first = 0.0
     past: list[tuple[Array, Array]] = []
     for k in range(PASSES):
         answer = at(x)
@@ -146,19 +144,16 @@ def _fixed_point(
         found, image = answer
         f = image - x
         size = float(np.abs(f).max())
-        if k == 0:
-            first = size
-            if not size <= FAR:
-                return None
+        first = size if k == 0 else first
         if size <= max(OF_TOL * tol, OF_SQUARE * first * min(1.0, first)):
             return found
         past = [*past, (f, image)][-MIXED - 1 :] if size <= NEAR else []
         if len(past) < 2:
             x = image if past else x + 0.5 * f
             continue
-        share = shares_of([move for move, _ in past], CONDITION)
+        share = shares_of([move for move, _ in past])
         mixed = None if share is None else share @ np.array([to for _, to in past])
         if mixed is None or not np.abs(mixed - x).max() <= 3.0 * NEAR:
             mixed, past = x + 0.5 * f, []
         x = mixed
-    return found if size <= MOST_LEFT * first else None
+    return None

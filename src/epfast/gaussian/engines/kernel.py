@@ -41,17 +41,18 @@ SHARP = 1e10
 #: long, one in sequential order 1.5 times
 REFRESH = 5
 #: q is built again, too, when a variance shrank below this fraction: so far a sweep has no digits
-#: left (cancellation)
+#: left (cancellation). 37 fits of 150 to 600 values take 1.1 times as long with .01, and without
+#: the rule their log evidence changes by 2e-11
 SHRUNK = 1e-4
 #: values from which the automatic order takes joint steps: of easy fits (probit, rbf) those of
 #: n = 128 take 1.3 times as long with them, of 200 as long, of 300 0.6, of 1,000 half as long
 JOINT_FROM = 128
 #: a joint step that leaves more than this share of the distance to a fixed point is followed by a
-#: sweep of one value after the other
+#: sweep of one value after the other: the 37 fits take 142 sweeps with .1, and 135 with .3 to .9
 CONTRACTS = 0.3
 #: precision of a site, over that of the prior, from which its covariances come from R, eps over
-#: which is lost: of sweeps, and of joint steps, whose results do not depend on it
-SMALL, ROUGH = 1e-3, 1e-6
+#: which is lost. The 37 fits take as long from 0 to 1
+SMALL = 1e-3
 
 
 class ValueMoments(NamedTuple):
@@ -131,8 +132,6 @@ class Kernel(Form):
         self.order, self.shapes = matrix.n, ((matrix.n,),) * 3
         #: log evidence of what has made this prior
         self.known = 0.0
-        #: see :meth:`KernelMatrix.covariance`
-        self.small = SMALL
         #: whether marginals are all that sweeps ask for
         self.cheap = False
         #: whether slopes of the evidence by K are wanted in the end, for which the array has R then
@@ -197,7 +196,7 @@ class Kernel(Form):
         if self.covariance_of is not moments:
             self.hold_precision(sites, moments)
             self.precision_of = None
-            self.matrix.covariance(sites.precision, self.small)
+            self.matrix.covariance(sites.precision, SMALL)
             self.covariance_of = moments
 
     def solved(self, state: GPState) -> GPState:
@@ -368,7 +367,6 @@ class ProcessEngine(EPEngine):
         joins = joins and problem.data.weights is None
         joins = joins and scheme.integrates and not scheme.relaxes
         self.order = "joint" if joins else schedule.order
-        self.form.small = ROUGH if joins else SMALL
         self.form.cheap = parallel = schedule.order == "parallel"
         self._visits: Visits = (
             AtOnce(problem, self.tilted, self.form, schedule.damping)

@@ -23,29 +23,38 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.engines.base import Swept, contraction
-from epfast.gaussian.engines.chunks import DEPTH, Step
+from epfast.gaussian.engines.base import Swept
+from epfast.gaussian.engines.chunks import DEPTH, MOST_MIXED, Step
 from epfast.gaussian.engines.latents import conjugate_gradients
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Sites
 
-#: steps begin where sweeps at this pace would need so many more
+#: steps begin where sweeps at this pace would need so many more: 88 fits of correlated columns,
+#: separable labels, counts and sharp noise take 1,729 sweeps with 6, 1,783 with 12 and 1,897 with
+#: 24, in 1.02, 1 and .99 of the time. Without steps eight more do not converge
 PATIENCE = 12
-#: sweeps with steps but without a new least change, after which steps end
-IN_VAIN = 40
-#: x.theta moves by so many of its scales at a time, at first, at least and at most
-REACH, LEAST_REACH, MOST_REACH = 4.0, 1.0, 32.0
-#: cosine of two steps from which on they go in one direction
+#: x.theta moves by so many of its scales at a time, at first: 64 of these fits take 1,346, 1,355,
+#: 1,499 and 1,695 sweeps with 1, 4, 8 and 32, of which 4, 4, 5 and 8 do not converge
+REACH = 4.0
+#: cosine of two steps from which on they go in one direction, and reach twice as far: where they
+#: never do, spambase under a prior variance of 1e4 takes 22 sweeps in place of 14
 ONWARD = 0.5
-#: columns up to which X' W X is formed; beyond, so many conjugate gradients, to this residual
-DENSE, ITERATIONS, RESIDUAL = 512, 100, 1e-3
-#: sweeps are mixed where a mean moves by less than this of its sd, and sites have no more numbers
-MIX_BELOW, MOST_MIXED = 1.0, 1 << 20
+#: columns up to which X' W X is formed, and beyond, conjugate gradients: fits of 2,000 rows and 600
+#: columns take 1.5 times as long with X' W X. Those of 800 rows and 200, 300 and 500 columns take
+#: .9, .8 and .7 of the time with conjugate gradients, but of 30 columns 1.2 times as long
+DENSE = 512
+#: most conjugate gradients, and their residual: 30 or 300 of them change no fit of five with 300 to
+#: 3,000 columns. With residuals of .1 and 1e-5 they take 106 and 99 sweeps in place of 103
+ITERATIONS, RESIDUAL = 100, 1e-3
+#: sweeps are mixed where a mean moves by less than this of its sd: without mixing five fits of 300
+#: to 3,000 columns take 175 sweeps in place of 103, and the 88 take 1,994 in place of 1,783
+MIX_BELOW = 1.0
 #: memory that sweeps with steps take per number of the sites
 BYTES = 64
 #: numbers of X at a time
 NUMBERS = 1 << 16
-#: curvatures above -ROUNDING of what they could be are 0
+#: curvatures above -ROUNDING of what they could be are 0: with 0 in its place 11 more of the 88 do
+#: not converge, and from 1e-12 to 1e-6 all take as many sweeps
 ROUNDING = 1e-9
 
 
@@ -67,10 +76,8 @@ def may_step(problem: Problem, seen: bool = False) -> bool:
 class MeansMemory(NamedTuple):
     """What the next sweep depends on."""
 
-    #: the change of the last sweep, its least so far, and the number of sweeps since
+    #: the change of the last sweep
     last: float = np.inf
-    least: float = np.inf
-    stalled: int = 0
     #: whether sweeps begin with a step. None: never again
     steps: bool | None = False
     #: the longest step, and what x.theta moved by in the last one
@@ -104,15 +111,11 @@ class MeansMemory(NamedTuple):
 
     def next(self, distance: float, tol: float) -> MeansMemory:
         """The memory after a sweep that changed the posterior so far."""
-        least, stalled = contraction(distance, self.least, self.stalled)
         steps = self.steps
         if steps is False and tol < distance < np.inf and self.last < np.inf:
             far, rate = math.log(distance / tol), math.log(self.last / distance)
             steps = far > PATIENCE * rate
-            least, stalled = (distance, 0) if steps else (least, stalled)
-        elif steps and stalled >= IN_VAIN:
-            steps = None
-        return self._replace(last=distance, least=least, stalled=stalled, steps=steps)
+        return self._replace(last=distance, steps=steps)
 
 
 class _Part:
@@ -221,9 +224,9 @@ def step_to(
         # on in the same direction, or back
         turn = float(in_scale @ before) / float(linalg.norm(in_scale) * linalg.norm(before))
         if turn > ONWARD:
-            reach = min(2.0 * reach, MOST_REACH)
+            reach = 2.0 * reach
         elif turn < 0.0:
-            reach = max(0.5 * reach, LEAST_REACH)
+            reach = 0.5 * reach
     length = min(1.0, reach / far) if far > 0.0 else 1.0
     for part in parts:
         some = _Part(X, part)

@@ -20,6 +20,7 @@ from epfast._core.shared_sites import SharedSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     LEAST_SHARE,
+    STALLED,
     EPEngine,
     Full,
     Swept,
@@ -292,10 +293,8 @@ class LaplaceEngine(EPEngine):
 
 #: rows fitted to a cavity per call
 ROWS_AT_ONCE = 64
-#: batches give way to whole groups at the first change below this, ...
+#: batches give way to whole groups at the first change below this, or where they do not contract
 NEAR = 0.1
-#: ... or once this many sweeps did not contract
-STALLED_BATCHES = 3
 #: damping of the sweeps over whole groups that follow. Halved down to the least where they diverge
 DAMPING, LEAST_DAMPING = 0.5, 0.05
 
@@ -316,10 +315,10 @@ class Ending(NamedTuple):
         """After a sweep with this change."""
         least, stalled = contraction(distance, self.least, self.stalled)
         if self.damping is None:
-            near = distance <= NEAR or stalled >= STALLED_BATCHES
+            near = distance <= NEAR or stalled >= STALLED
             go_on = self._replace(least=least, stalled=stalled)
             return Ending(DAMPING, self.checked) if near else go_on
-        if stalled < STALLED_BATCHES:
+        if stalled < STALLED:
             return self._replace(least=least, stalled=stalled)
         return Ending(max(LEAST_DAMPING, 0.5 * self.damping), self.checked)
 
@@ -533,9 +532,9 @@ class SharedEngine(EPEngine):
 # ---- dEP: each shard of the rows is fitted by an EP of its own, with the cavity as its prior ----
 
 
-#: passes without a contraction after which the share of an answer that is taken is halved, over
-#: the share, and the least share
-STALLED, LEAST_RATE = 3, 1.0 / 16.0
+#: least share of an answer that is taken. It is halved after STALLED passes without a contraction,
+#: over the share
+LEAST_RATE = 1.0 / 16.0
 #: passes after which a shard that is in flight is sent once more
 LATE = 3
 #: passes since an answer that never was
