@@ -31,6 +31,15 @@ def test_without_a_client_threads_do_it(schedule, persist):
     assert_same(post, fit_linear(X, Y, schedule=ours), 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+def test_sweeps_are_those_of_one_machine():
+    """Each goes on from the sites of the rows, which stay with their shard."""
+    for inner in (EP(1, 0.0), EP(1, 0.0, damping=0.5), epfast.ADF()):
+        schedule = DEP(4, 3, 0.0, order="parallel", damping=0.5, inner=inner)
+        post = epd.fit_linear(ROWS, LABELS, schedule=schedule)
+        assert_same(post, fit_linear(X, Y, schedule=schedule), 1e-9)
+
+
 def test_a_bar_counts_the_rows_of_all_sweeps(capsys):
     pytest.importorskip("tqdm")
     post = epd.fit_linear(ROWS, LABELS, progress=True)
