@@ -124,7 +124,7 @@ def main() -> None:
         old = mutant.path.read_bytes()[mutant.begin : mutant.end].decode()
         place = f"{mutant.path.relative_to(package)}:{mutant.line}: {old} -> {mutant.text}"
         visits = record.contexts_by_lineno(str(mutant.path)).get(mutant.line, ())
-        tests = sorted({visit.partition("|")[0] for visit in visits} - {""})
+        tests = sorted({visit.rpartition("|")[0] for visit in visits} - {""})
         fails = killer(mutant, package, tests, given.pytest) if tests else ""
         killed += bool(fails)
         print(f"{place}\n    {len(tests)} tests: {fails[:150] or 'ALIVE'}", flush=True)
