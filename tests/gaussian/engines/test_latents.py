@@ -249,7 +249,8 @@ def test_rows_of_zeros_say_nothing(loss):
 def test_chunks_are_made_smaller_where_sweeps_do_not_contract(monkeypatch):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 1))
-    y = (X @ np.array([[0.4, -0.4, 1.9]]) + 0.1 * rng.gumbel(size=(200, 3))).argmax(axis=1)
+    scores = X @ (3.0 * rng.normal(size=(1, 3))) + 0.1 * rng.gumbel(size=(200, 3))
+    y = scores.argmax(axis=1)
     given = {"loss": "multiclass", "schedule": epfast.EP(100, order="chunked")}
     small = epfast.fit_linear(X, y, **given)
     monkeypatch.setattr(latents, "chunk_size", lambda problem: 200)
