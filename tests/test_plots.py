@@ -165,11 +165,14 @@ def test_sweeps(fit):
     assert level == [post.schedule.tol]
     (words,) = ax.texts
     assert (words.get_text(), words.xy) == ("tolerance", (1.0, post.schedule.tol))
-    changes = zip([1.0, 0.1, 0.0], [0, 2, 0], strict=True)
-    some = [info._replace(change=c, n_refused=n) for info, (c, n) in zip(post.history, changes)]
+    info = post.history[0]
+    some = [
+        info._replace(sweep=sweep, change=change, n_refused=refused)
+        for sweep, change, refused in ((1, 1.0, 0), (2, 0.1, 2), (3, 0.0, 0))
+    ]
     line, crosses = plots.sweeps(some).lines
     np.testing.assert_array_equal(line.get_ydata(), [1.0, 0.1, np.nan])
-    np.testing.assert_array_equal(crosses.get_xydata(), [[some[1].sweep, 0.1]])
+    np.testing.assert_array_equal(crosses.get_xydata(), [[2, 0.1]])
     with pytest.raises(ValueError, match="no history of sweeps"):
         plots.sweeps([])
 
