@@ -56,6 +56,11 @@ def test_steps_converge_quadratically():
         assert after <= max(before**2, 1e-12)
 
 
+def test_steps_that_rounding_keeps_from_the_fixed_point_are_followed_by_sweeps():
+    K, values = process(1e4)
+    assert fit_gp(K, labels(values), schedule=EP(50, 1e-11)).converged
+
+
 @pytest.mark.parametrize("loss", ["noisy_step", "hinge", "quasi01", "poisson"])
 def test_where_sites_are_not_log_concave_or_smooth(loss):
     K, values = process()

@@ -2,8 +2,8 @@
 
 One after the other by the exact blocked sweep (``_core/row_sweeps.pyx``), or all from one
 posterior by the Cholesky factor of B = I + S K S (``_core/kernel_matrix.pyx``). The automatic order
-is a sweep of the first kind, then joint steps (``joint.py``), and such a sweep again where these
-lead too far away.
+is a sweep of the first kind, then joint steps (``joint.py``), and such a sweep again where these do
+not contract.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ SHRUNK = 1e-4
 #: values from which the automatic order takes joint steps: of easy fits (probit, rbf) those of
 #: n = 128 take 1.3 times as long with them, of 200 as long, of 300 0.6, of 1,000 half as long
 JOINT_FROM = 128
+#: a joint step that leaves more than this share of the distance to a fixed point is followed by a
+#: sweep of one value after the other
+CONTRACTS = 0.3
 #: precision of a site, over that of the prior, from which its covariances come from R, eps over
 #: which is lost: of sweeps, and of joint steps, whose results do not depend on it
 SMALL, ROUGH = 1e-3, 1e-6
@@ -316,10 +319,12 @@ class Jointly(Visits):
         return Counts(made=made)
 
     def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
-        """The state, which another step follows."""
+        """The state; another step if this one went most of the way to a fixed point."""
         if self.left is None:
             return self.otherwise.after(old, new, counts)
-        return new._replace(order="joint", memory=0), counts._replace(remaining=self.left)
+        now, then = (Summary(*state.moments[1:3]) for state in (old, new))
+        order = "joint" if self.left <= CONTRACTS * change(now, then) else ""
+        return new._replace(order=order, memory=0), counts._replace(remaining=self.left)
 
     def _stepped(self, old: GPState) -> tuple[GPState, float] | tuple[None, None]:
         """What a step makes, and how far that is from a fixed point.
