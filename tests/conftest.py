@@ -22,7 +22,7 @@ TIERS = ("fast", "full", "long")
 CASES = {"fast": 1, "full": 2}
 #: parameters whose values are groups: entries of registries and tables, and what refusals say
 ENTRIES = {"family", "loss", "scheme", "schedule", "order", "name", "kind"}
-ENTRIES |= {"match", "message", "reason", "said", "says", "text", "words"}
+ENTRIES |= {"call", "match", "message", "reason", "said", "says", "text", "word", "words"}
 
 
 def pytest_addoption(parser):
