@@ -1,9 +1,11 @@
 """Parameters of likelihoods that end where their search ends, or that y does not tell: said."""
 
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from scipy import stats
 
 pytest.importorskip("sklearn")
 
@@ -93,6 +95,39 @@ def test_what_y_hardly_tells_is_told():
     y = rng.poisson(np.exp(H) * rng.gamma(20.0, 0.05, N))
     with pytest.warns(EvidenceWarning, match=r"hardly tells size=\S+ from larger .*Poisson"):
         LinearRegressor(loss=losses.NegativeBinomial(), learn=("size",)).fit(X, y)
+
+
+@dataclass(frozen=True)
+class Own(losses.Loss):
+    """Normal noise of the user's."""
+
+    scale: float = 1.0
+
+    by_margin = False
+    is_likelihood = True
+    log_concave = True
+    learnable = ("scale",)
+
+    def __post_init__(self):
+        self._set(beta=1.0, gives=frozenset({"values", "continuous", "powers"}))
+
+    def responses(self, name, y, n):
+        return np.asarray(y, dtype=np.float64).reshape(n, 1)
+
+    def core(self):
+        def value(h, y):
+            return -stats.norm.logpdf(y[:, 0], h, self.scale)
+
+        return losses.CoreLoss.python(value, beta=1.0, width=1)
+
+
+def test_a_parameter_of_a_loss_of_ones_own_is_learnt():
+    few = slice(0, 20)
+    y = H[few] + 0.3 * NOISE[few]
+    model = LinearRegressor(loss=Own(scale=0.5), learn=("scale",), prior_variance=1.0)
+    ours = LinearRegressor(loss=losses.Gaussian(), prior_variance=1.0).fit(X[few], y)
+    found = model.fit(X[few], y).loss_.scale ** 2
+    assert found == pytest.approx(ours.loss_.variance, rel=1e-2)
 
 
 #: a loss, what is learnt, and y that tells it

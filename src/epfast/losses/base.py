@@ -164,7 +164,8 @@ class Loss:
 
     def limits(self, name: str) -> tuple[float, float]:
         """Least and most of a parameter, in a search that begins with those of this loss."""
-        raise NotImplementedError
+        value = float(getattr(self, name))
+        return 1e-4 * value, 1e4 * value
 
     def peaks(self, responses: Array) -> tuple[Array, Array, Array]:
         """Where each log-concave t(h) is largest, log t there, and minus its second derivative.
