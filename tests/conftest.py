@@ -20,8 +20,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 TIERS = ("fast", "full", "long")
 #: cases of a group that a tier runs
 CASES = {"fast": 1, "full": 2}
-#: parameters whose values are groups: entries of registries and tables
-ENTRIES = {"loss", "scheme", "schedule", "order", "name", "kind"}
+#: parameters whose values are groups: entries of registries and tables, and what refusals say
+ENTRIES = {"family", "loss", "scheme", "schedule", "order", "name", "kind"}
+ENTRIES |= {"call", "match", "message", "reason", "said", "says", "text", "word", "words"}
 
 
 def pytest_addoption(parser):

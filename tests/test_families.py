@@ -93,7 +93,7 @@ def test_different_kinds_do_not_mix(pair):
 MEMBERS = {
     "gaussian": [[0.5, 1.0], [1e-6, 1e-3], [1e8, -1e8]],
     "gamma": [[0.0, 1.0], [-0.99, 3.0], [1.5, 1e-4], [1e4, 2.0], [1e6, 1e6]],
-    "beta": [[0.0, 0.0], [-0.99, -0.99], [1e4, 0.5], [-0.99, 1e4], [3.0, 7.0], [1e4, 1e4]],
+    "beta": [[3.0, 7.0], [0.0, 0.0], [-0.99, -0.99], [1e4, 0.5], [-0.99, 1e4], [1e4, 1e4]],
     "categorical": [[0.0, 1.0, -2.0], [-700.0, 3.0, 2.0]],
 }
 
@@ -204,6 +204,16 @@ def test_matching_by_moments_keeps_mean_and_variance(family):
     found = family.by_moments(family.mean(eta), family.variance(eta))
     np.testing.assert_allclose(family.mean(found), family.mean(eta), rtol=1e-9)
     np.testing.assert_allclose(family.variance(found), family.variance(eta), rtol=1e-9)
+
+
+def test_draws_have_mean_and_variance(family):
+    eta = members(family)[:2]
+    drawn = family.draw(eta, 20_000, np.random.default_rng(0))
+    if family.name == "categorical":
+        drawn = np.eye(3)[drawn]  # indicators
+    mean, variance = family.mean(eta), family.variance(eta)
+    assert (np.abs(drawn.mean(axis=0) - mean) <= 5.0 * np.sqrt(variance / 20_000)).all()
+    np.testing.assert_allclose(drawn.var(axis=0), variance, rtol=0.15, atol=1e-4)
 
 
 def test_statistics_of_no_member_have_no_match():

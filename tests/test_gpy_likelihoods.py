@@ -18,7 +18,7 @@ import epfast
 import epfast.gpy as face
 from epfast import ConvergenceWarning, losses
 from epfast.gpy import EP
-from epfast.gpy.likelihoods import read
+from epfast.gpy.likelihoods import BinomialProbit, read
 
 pytestmark = pytest.mark.full
 
@@ -500,3 +500,10 @@ def test_parameters_out_of_range_are_told():
     _, X, Y, _ = case("StudentT")
     with pytest.raises(ValueError, match=r"df is 0.01; allowed"):
         EP().inference(kernel(), X, GPy.likelihoods.StudentT(deg_free=0.01), Y)
+
+
+def test_trials_that_are_certain_far_out():
+    """Where the log of a probability of 0 is infinite, and so many trials have it that it is 0."""
+    rows = losses.Binomial().responses("y", [[0, 3], [3, 3], [0, 3]], 3)
+    found = BinomialProbit().values(np.array([-1e200, 1e200, 1e200]), rows)
+    np.testing.assert_array_equal(found, [0.0, 0.0, np.inf])

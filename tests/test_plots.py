@@ -64,10 +64,21 @@ def test_coefficients(fit):
     np.testing.assert_allclose(points[:, 0], np.sort(post.mean)[::-1])
     outer = np.array([segment[:, 0] for segment in ax.collections[0].get_segments()])
     np.testing.assert_allclose(outer, post.credible_interval()[np.argsort(-post.mean)])
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0.0, 0.0])
     one = plots.coefficients(post, names=["x1"])
     assert [text.get_text() for text in one.get_yticklabels()] == ["x1"]
     with pytest.raises(ValueError, match="names holds 'x7'; allowed: x0, x1"):
         plots.coefficients(post, names=["x7"])
+
+
+def test_intervals_that_contain_0_are_grey():
+    X, y = classes(80, 2, seed=1)
+    for column, sign in ((X[:, 0], 1), (X[:, 0], -1), (np.resize([1.0, -1.0], 80), 1)):
+        post = epfast.fit_linear(sign * column[:, None], y)
+        low, high = post.credible_interval()[0]
+        color = plots.coefficients(post).collections[0].get_colors()[0]
+        grey = matplotlib.colors.to_rgba(plots.GREY)
+        assert (tuple(color) == grey) == (low < 0.0 < high)
 
 
 def test_estimators_stand_for_their_posteriors():
@@ -150,6 +161,18 @@ def test_sweeps(fit):
     np.testing.assert_allclose(
         right.lines[0].get_ydata(), [info.log_evidence for info in post.history]
     )
+    level = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1]
+    assert level == [post.schedule.tol]
+    (words,) = ax.texts
+    assert (words.get_text(), words.xy) == ("tolerance", (1.0, post.schedule.tol))
+    info = post.history[0]
+    some = [
+        info._replace(sweep=sweep, change=change, n_refused=refused)
+        for sweep, change, refused in ((1, 1.0, 0), (2, 0.1, 2), (3, 0.0, 0))
+    ]
+    line, crosses = plots.sweeps(some).lines
+    np.testing.assert_array_equal(line.get_ydata(), [1.0, 0.1, np.nan])
+    np.testing.assert_array_equal(crosses.get_xydata(), [[2, 0.1]])
     with pytest.raises(ValueError, match="no history of sweeps"):
         plots.sweeps([])
 

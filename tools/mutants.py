@@ -69,14 +69,16 @@ def mutants(path: Path) -> Iterator[Mutant]:
     lines = text.encode().splitlines(keepends=True)
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     bodies = (inner for function in functions for inner in function.body)
-    messages = {
+    # messages, and what only guards against errors of ours
+    kept = {
         id(inner)
         for node in ast.walk(tree)
         if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
+        or (isinstance(node, ast.keyword) and node.arg == "strict")
         for inner in ast.walk(node)
     }
     for node in {id(n): n for body in bodies for n in ast.walk(body)}.values():
-        for place, new in changed(node) if id(node) not in messages else ():
+        for place, new in changed(node) if id(node) not in kept else ():
             if place.lineno == place.end_lineno:
                 start = sum(map(len, lines[: place.lineno - 1]))
                 begin, end = start + place.col_offset, start + place.end_col_offset
@@ -124,7 +126,7 @@ def main() -> None:
         old = mutant.path.read_bytes()[mutant.begin : mutant.end].decode()
         place = f"{mutant.path.relative_to(package)}:{mutant.line}: {old} -> {mutant.text}"
         visits = record.contexts_by_lineno(str(mutant.path)).get(mutant.line, ())
-        tests = sorted({visit.partition("|")[0] for visit in visits} - {""})
+        tests = sorted({visit.rpartition("|")[0] for visit in visits} - {""})
         fails = killer(mutant, package, tests, given.pytest) if tests else ""
         killed += bool(fails)
         print(f"{place}\n    {len(tests)} tests: {fails[:150] or 'ALIVE'}", flush=True)

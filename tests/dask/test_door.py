@@ -22,6 +22,9 @@ BAD = X.copy()
 BAD[250, 1] = np.nan
 
 
+SITE = epfast.CustomSite(lambda m, v: (0.0 * m, 0.0 * m, 0.0 * m))
+
+
 @pytest.mark.parametrize("persist", [True, False])
 @pytest.mark.parametrize("schedule", [DEP(tol=1e-8), DAEP(tol=1e-8)], ids=["DEP", "DAEP"])
 def test_without_a_client_threads_do_it(schedule, persist):
@@ -29,6 +32,15 @@ def test_without_a_client_threads_do_it(schedule, persist):
     assert post.converged
     ours = EP(**TIGHT) if isinstance(schedule, DEP) else DAEP(4, tol=1e-8)
     assert_same(post, fit_linear(X, Y, schedule=ours), 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+def test_sweeps_are_those_of_one_machine():
+    """Each goes on from the sites of the rows, which stay with their shard."""
+    for inner in (EP(1, 0.0), EP(1, 0.0, damping=0.5), epfast.ADF()):
+        schedule = DEP(4, 3, 0.0, order="parallel", damping=0.5, inner=inner)
+        post = epd.fit_linear(ROWS, LABELS, schedule=schedule)
+        assert_same(post, fit_linear(X, Y, schedule=schedule), 1e-9)
 
 
 def test_a_bar_counts_the_rows_of_all_sweeps(capsys):
@@ -102,6 +114,10 @@ REFUSED = [
     ({"y": abs(LABELS)}, r"y has the label \+1 alone; allowed: -1 and \+1"),
     ({"weights": da.zeros(N, chunks=100)}, "weights are all 0"),
     ({"weights": -da.ones(N, chunks=100)}, "chunk 0: weights holds numbers below 0"),
+    (
+        {"weights": 2.0 * da.ones(N, chunks=100), "loss": SITE},
+        "a weight is 0.5; .*those of t itself",
+    ),
     ({"X": ROWS[:0], "y": LABELS[:0]}, "X has no rows"),
     ({"schedule": DEP(401)}, "401 shards and X 400 rows"),
     ({"schedule": DEP(np.arange(N) % 2)}, "shards is an array .*allowed on a cluster: how many"),

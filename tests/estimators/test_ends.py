@@ -1,9 +1,11 @@
 """Parameters of likelihoods that end where their search ends, or that y does not tell: said."""
 
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from scipy import stats
 
 pytest.importorskip("sklearn")
 
@@ -65,11 +67,7 @@ ENDS = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
-@pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor])
-@pytest.mark.parametrize("name", ENDS)
-def test_ends_are_told(name, kind):
+def end_is_told(name, kind):
     loss, learn, y, said = ENDS[name]
     with pytest.warns(EvidenceWarning, match=said):
         model = kind(loss=loss, learn=learn).fit(X, y)
@@ -77,6 +75,59 @@ def test_ends_are_told(name, kind):
     mean, std = model.predict(X, return_std=True)
     assert not np.isnan(mean).any()
     assert not np.isnan(std).any()
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize("name", ENDS)
+def test_ends_are_told(name):
+    end_is_told(name, LinearRegressor)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize("name", ENDS)
+def test_ends_of_processes_are_told(name):
+    end_is_told(name, GPRegressor)
+
+
+def test_what_y_hardly_tells_is_told():
+    rng = np.random.default_rng(4)
+    y = rng.poisson(np.exp(H) * rng.gamma(20.0, 0.05, N))
+    with pytest.warns(EvidenceWarning, match=r"hardly tells size=\S+ from larger .*Poisson"):
+        LinearRegressor(loss=losses.NegativeBinomial(), learn=("size",)).fit(X, y)
+
+
+@dataclass(frozen=True)
+class Own(losses.Loss):
+    """Normal noise of the user's."""
+
+    scale: float = 1.0
+
+    by_margin = False
+    is_likelihood = True
+    log_concave = True
+    learnable = ("scale",)
+
+    def __post_init__(self):
+        self._set(beta=1.0, gives=frozenset({"values", "continuous", "powers"}))
+
+    def responses(self, name, y, n):
+        return np.asarray(y, dtype=np.float64).reshape(n, 1)
+
+    def core(self):
+        def value(h, y):
+            return -stats.norm.logpdf(y[:, 0], h, self.scale)
+
+        return losses.CoreLoss.python(value, beta=1.0, width=1)
+
+
+def test_a_parameter_of_a_loss_of_ones_own_is_learnt():
+    few = slice(0, 20)
+    y = H[few] + 0.3 * NOISE[few]
+    model = LinearRegressor(loss=Own(scale=0.5), learn=("scale",), prior_variance=1.0)
+    ours = LinearRegressor(loss=losses.Gaussian(), prior_variance=1.0).fit(X[few], y)
+    found = model.fit(X[few], y).loss_.scale ** 2
+    assert found == pytest.approx(ours.loss_.variance, rel=1e-2)
 
 
 #: a loss, what is learnt, and y that tells it
@@ -94,14 +145,22 @@ INSIDE = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor])
-@pytest.mark.parametrize("name", INSIDE)
-def test_nothing_is_said_of_what_y_tells(name, kind):
+def nothing_is_said(name, kind):
     loss, learn, y = INSIDE[name]
     with warnings.catch_warnings():
         warnings.simplefilter("error", EvidenceWarning)
         kind(loss=loss, learn=learn).fit(X, y)
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_nothing_is_said_of_what_y_tells(name):
+    nothing_is_said(name, LinearRegressor)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", INSIDE)
+def test_nothing_is_said_of_processes_that_y_tells(name):
+    nothing_is_said(name, GPRegressor)
 
 
 def test_the_gain_is_that_of_the_evidence_to_first_order():

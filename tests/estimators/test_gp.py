@@ -417,6 +417,12 @@ def test_a_kernel_that_is_no_covariance_is_named(kind, optimizer, kernel):
 
 @pytest.mark.parametrize("kind", [GPClassifier, GPRegressor])
 def test_rows_whose_matrices_do_not_fit_are_refused(kind, monkeypatch):
+    """A search over a kernel without a closed form has a matrix of slopes per hyper-parameter."""
+    many = ConstantKernel() * RBF() + ConstantKernel() * RBF(10.0)
+    monkeypatch.setattr(process_model, "memory_left", lambda: 4.0 * 8.0 * len(X) ** 2)
+    kind(many, optimizer=None).fit(X, SIGNS)
+    with pytest.raises(ValueError, match="80 rows"):
+        kind(many).fit(X, SIGNS)
     monkeypatch.setattr(process_model, "memory_left", lambda: 1e5)
     with pytest.raises(ValueError, match=r"80 rows: .* more than 1e\+05 bytes.*rank="):
         kind().fit(X, SIGNS)

@@ -5,6 +5,7 @@ import pytest
 from scipy import linalg, sparse
 
 from epfast import KernelColumns, fit_gp, incomplete_cholesky
+from epfast.gaussian import factor as factors
 from epfast.gaussian.factor import PROJECTED, certified_factor, factor_at, kernel_columns
 from tests.oracles.data import process, rbf
 
@@ -224,6 +225,17 @@ def test_as_few_columns_as_a_truncation_error_asks_for(nats):
     assert 0.5 * np.abs(precision) @ fewer > nats
     assert certified_factor(kernel_columns("K", K), precision, factor.rank - 1, nats) is None
     assert certified_factor(kernel_columns("K", K), precision, factor.rank, nats) is not None
+
+
+def test_memory_grows_with_the_rank(monkeypatch):
+    """Columns that go beyond the memory at first are those of a factor that has all of it."""
+    monkeypatch.setattr(factors, "PROJECTED", factors.AHEAD)
+    monkeypatch.setattr(factors, "SLACK", np.inf)
+    X = np.random.default_rng(1).normal(size=(300, 3))
+    K = rbf(X, width=1.0)
+    found = certified_factor(kernel_columns("K", K), 1.0, 300, 0.1)
+    assert 4 * factors.AHEAD < found.rank < 300
+    np.testing.assert_allclose(found.G, incomplete_cholesky(K, found.rank).G, atol=1e-10)
 
 
 def test_ranks_beyond_reach_are_given_up_early():

@@ -390,10 +390,11 @@ def test_a_prior_that_ends():
     assert mass == pytest.approx(1.0, abs=0.02)
     assert post.hyper.loc["1|g", "mean"] == pytest.approx(mean / mass, rel=0.05)
     assert (post.points <= upper).all()
-    with pytest.warns(DataWarning, match=r"posterior of '1\|g' leans on the end of its prior, 0.2"):
-        epfast.fit_hyper(
-            X, y, loss=losses.Gaussian(0.25), sds={"1|g": (slice(0, J), priors.Uniform(0.2))}
-        )
+    for unit in (1.0, 0.1):
+        sds = {"1|g": (slice(0, J), priors.Uniform(0.2 / unit))}
+        said = rf"posterior of '1\|g' leans on the end of its prior, {0.2 / unit:g}"
+        with pytest.warns(DataWarning, match=said):
+            epfast.fit_hyper(unit * X, y, loss=losses.Gaussian(0.25), sds=sds)
 
 
 def test_improper_posteriors():

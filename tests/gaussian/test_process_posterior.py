@@ -8,6 +8,7 @@ from scipy import linalg, special
 
 import epfast
 from epfast import EP, ConvergenceWarning, NoisyStep, fit_gp
+from tests import batteries
 from tests.oracles.data import process, rbf
 
 TIGHT = {"sweeps": 300, "tol": 1e-11}
@@ -153,3 +154,18 @@ def test_bad_prediction():
     for dK in (np.ones((3, 3)), np.full((2, 2), np.nan), np.ones((1, 2, 3))):
         with pytest.raises(ValueError, match="dK"):
             gp.log_evidence_gradient(dK)
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "name", [name for name, loss in batteries.LOSSES.items() if loss.latents == 1]
+)
+def test_responses_of_every_loss_come_back(name, tmp_path):
+    """Intervals without an end among them."""
+    X, y = batteries.rows(batteries.LOSSES[name])
+    gp = fit_gp(rbf(X), y, loss=name, schedule=EP(3, 0.0))
+    gp.save(tmp_path / "gp.npz")
+    for given in (None, name):
+        again = epfast.load(tmp_path / "gp.npz", loss=given)
+        np.testing.assert_array_equal(again.y, gp.y)
+        np.testing.assert_array_equal(again.loo_log_predictive(), gp.loo_log_predictive())

@@ -5,8 +5,8 @@ import pickle
 
 import numpy as np
 import pytest
-from scipy import sparse
-from scipy.special import logsumexp
+from scipy import sparse, stats
+from scipy.special import expit, logsumexp
 
 import epfast
 from epfast import losses
@@ -260,6 +260,21 @@ def test_a_mixture_with_known_means_is_exact():
     g.add(Mixture(h, [losses.Gaussian(v) for v in variances]), list(x), y)
     post = g.fit()
     each = np.log(prior) + log_normal(y[:, None], means, np.array(variances))
+    total = logsumexp(each, axis=1)
+    np.testing.assert_allclose(post[h].probabilities, np.exp(each - total[:, None]), atol=1e-6)
+    np.testing.assert_allclose(post.log_evidence, total.sum(), rtol=1e-6)
+
+
+def test_responses_of_a_mixture_may_be_pairs():
+    """Counts out of trials, from known probabilities."""
+    rng, logits, prior = np.random.default_rng(2), np.array([-1.0, 1.5]), np.array([0.3, 0.7])
+    trials = rng.integers(1, 9, size=12)
+    count = rng.binomial(trials, 0.5)
+    g = Graph()
+    x, h = g.gaussian(mean=logits, variance=1e-8), g.categorical(12, probabilities=prior)
+    g.add(Mixture(h, losses.Binomial()), list(x), np.column_stack([count, trials]))
+    post = g.fit()
+    each = np.log(prior) + stats.binom.logpmf(count[:, None], trials[:, None], expit(logits))
     total = logsumexp(each, axis=1)
     np.testing.assert_allclose(post[h].probabilities, np.exp(each - total[:, None]), atol=1e-6)
     np.testing.assert_allclose(post.log_evidence, total.sum(), rtol=1e-6)

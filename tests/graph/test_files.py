@@ -255,6 +255,24 @@ def test_damaged_numbers_are_refused_or_harmless(name, saved, tmp_path, pytestco
             goes_on(path)
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+def test_numbers_of_no_variable_are_refused(name, saved, tmp_path):
+    """Of any array of whole numbers; compiled code goes where they say."""
+    path, members = tmp_path / "bad.npz", parts(saved[name])
+    for key in members:
+        array = np.load(io.BytesIO(members[key]))
+        for value in (-1, 2**31) if array.dtype.kind in "iu" and array.size else ():
+            if value > 0 and key.endswith(".rows.npy"):  # numbers of rows have no end
+                continue
+            bad = array.astype(np.int64)
+            bad.flat[-1] = value
+            buffer = io.BytesIO()
+            np.save(buffer, bad)
+            rewritten(path, members | {key: buffer.getvalue()}, True)
+            with pytest.raises(ValueError, match="path is"):
+                load(path)
+
+
 def goes_on(path):
     said = ""
     try:

@@ -331,6 +331,24 @@ def test_draws_have_the_predicted_moments_and_quantiles(loss):
         assert (np.mean(y < found, axis=0) < level + spread).all()
 
 
+TAILED = {
+    **{name: kind() for name, kind in losses.NAMED.items() if not kind().by_margin},
+    "zeros": losses.Contaminated(losses.Poisson(), share=0.3, log_density="zero"),
+}
+
+
+@pytest.mark.parametrize("name", TAILED)
+def test_tails_are_shares_of_draws(name):
+    """At responses, and beyond all of them. They add up to 1."""
+    loss, rng, count = TAILED[name], np.random.default_rng(4), 20_000
+    y = loss.sample(0.4 + 0.8 * rng.standard_normal(count), rng)
+    at = np.unique([-1.0, 0.0, 1.0, *np.quantile(y, [0.02, 0.5, 0.98]), y.max() + 2.0])
+    low, high = loss.predict_tails(at, np.full(len(at), 0.4), np.full(len(at), 0.64))
+    np.testing.assert_allclose(low + high, 1.0, atol=1e-12)
+    share = np.mean(y <= at[:, None], axis=1)
+    assert (np.abs(low - share) < 5.0 * (np.sqrt(low * high / count) + 1.0 / count)).all()
+
+
 def below(loss, y, m, v):
     """P(Y <= y), by SciPy's distribution given h and dense quadrature."""
     z = np.concatenate([a + 0.05 * NODES for a in np.arange(-9.95, 10.0, 0.1)])

@@ -280,6 +280,28 @@ def test_bytes_damaged_at_random(tmp_path):
     assert zipfile.is_zipfile(io.BytesIO(good))
 
 
+@pytest.mark.parametrize("kind", ["site", "belief", "moments"])
+def test_errors_of_targets_are_those_of_draws_of_the_answer(kind):
+    """Of an oracle whose site targets u have errors: the spread of the targets they lead to."""
+    values, errors = np.array([0.3, -0.2]), np.array([0.02, 0.03])
+    op = epfast.Operator(
+        CallableOracle(lambda m: (0.0 * m + values, 0.0 * m + errors)), targets=kind
+    )
+    op.project(cavities(6))
+    u = values + errors * np.random.default_rng(0).normal(size=(100_000, 2))
+    assert len(op.store) == 6
+    for row in op.store:
+        m, v = row.messages
+        mean, variance = m + np.sqrt(v) * u[:, 0], v * np.exp(u[:, 1])
+        targets = {
+            "site": u.T,
+            "belief": (mean, np.log(variance)),
+            "moments": (mean, variance + mean**2),
+        }[kind]
+        assert_allclose(row.errors[:2], np.std(targets, axis=1), rtol=0.02)
+        assert_allclose(row.targets[:2], np.median(targets, axis=1), rtol=0.02, atol=0.01)
+
+
 # ---- oracles that fail ----
 
 

@@ -304,7 +304,7 @@ class TestCallables:
             (lambda p: (p, p[:, :1]), {}, "errors that function returned has shape"),
             (lambda p: (p, -np.ones_like(p)), {}, "hold a negative number; allowed"),
             (lambda p: (p, p * np.nan), {}, "errors that function returned holds NaN"),
-            (lambda p: (p * np.inf, None), {}, "holds infinity"),
+            (lambda p: (p * np.inf, None), {}, "holds NaN or infinity"),
             (lambda p: (p, np.ones_like(p)), {"exact": True}, "are not 0; allowed with exact="),
             (lambda p: (-p, None), {"gives": "beliefs"}, "returned holds variance = "),
             (lambda p: (p, None), {"has_log_z": True}, "a tuple (values, errors, log_z)"),

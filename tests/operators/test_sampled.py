@@ -7,7 +7,7 @@ from scipy import special
 
 from epfast.operators.messages import KINDS
 from epfast.operators.oracles import DensityOracle
-from epfast.operators.sampled import SampledFactor
+from epfast.operators.sampled import MessageProposal, SampledFactor
 from tests.oracles.learned_factors import compound, divergence, logistic
 
 MESSAGES = np.array([[0.3, 1.0], [-2.0, 4.0], [1.0, 0.01]])
@@ -145,6 +145,15 @@ class TestProposals:
         assert_allclose(found.belief[0, 1], 1.0 / tau, rtol=6.0 * found.sd[0, 1])
         at_the_cavity = SampledFactor(log_density=log_density, proposal="cavity", draws=5000)
         assert at_the_cavity.answer(messages, [6.0]).reason[0] == 1
+
+    def test_draws_of_a_mixture_have_its_density(self):
+        """The weights of another density over it are 1 on average."""
+        parts = np.array([[-1.0, 1.0]]), np.array([[3.0, 0.5]])
+        for shares, products in (((1.0,), parts[:1]), ((0.3, 0.7), parts)):
+            proposal = MessageProposal([KINDS["gaussian"]], tuple((p,) for p in products), shares)
+            (u,) = proposal.draw(np.random.default_rng(0), 50_000)
+            weight = np.exp(-((u + 0.5) ** 2) - proposal.log_density([u])) / np.sqrt(np.pi)
+            assert abs(weight.mean() - 1.0) < 5.0 * weight.std() / np.sqrt(50_000)
 
     def test_draws_double(self):
         few = SampledFactor(log_density=logistic, draws=200, min_ess=500.0)

@@ -66,7 +66,8 @@ def test_laplace_is_the_expansion_at_the_mode(name, power, beta):
         b, tau = -a * y * slope, a * curve
         rows.append((-a * value + b * step - 0.5 * tau * step**2, b - tau * step, tau))
     want = plain_triple(*np.array(rows).T, V)
-    assert_triples(tilted_moments(name, Y, M, V, power, "laplace", beta=beta), want, 1e-8)
+    for scheme in ("laplace", Laplace(tol=0.1)):  # a row is fitted to rounding
+        assert_triples(tilted_moments(name, Y, M, V, power, scheme, beta=beta), want, 1e-8)
 
 
 @tilts

@@ -209,13 +209,11 @@ class Visit(NamedTuple):
 
 
 def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Update:
-    """EP, or a pass of ADF, on the rows of a shard. Their sites stay here.
+    """EP, or a pass of ADF, on the rows of a shard. Their sites, which ADF has none of, stay here.
 
     Who asks twice for the same visit gets the same: the sites that it began with are kept.
     """
     mine, (precision, shift, site) = problem._replace(data=shard.data), asked.numbers()
-    if problem.schedule.stores == "none":
-        return _answer(local_update(mine, precision, shift, site, None, asked.damping))
     own = ROWS.setdefault(asked.token, {}).setdefault(asked.shard, {})
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None

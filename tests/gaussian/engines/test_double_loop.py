@@ -9,6 +9,7 @@ from scipy import special
 import epfast
 from epfast import EP, ConvergenceWarning, CustomSite, DoubleLoop, NoisyStep, fit_gp
 from epfast.gaussian.choices import Choices
+from epfast.gaussian.engines import double_loop
 from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.problem import Data
 from epfast.inference import Sites
@@ -132,6 +133,21 @@ def test_slope_and_curvature_of_what_descends(power):
     moved = (state.point.s - s) / np.abs(s)
     np.testing.assert_allclose(moved, (expected - s) / np.abs(s), rtol=0, atol=1e-4)
     assert np.abs(moved).max() > 0.01
+
+
+def test_covariances_of_what_is_matched():
+    """Of x and -x^2 / 2, by sums over distributions of nine points, far from the marginals."""
+    rng = np.random.default_rng(0)
+    f, w = rng.normal(size=(3, 9)), rng.dirichlet(np.ones(9), size=3)
+    s = np.array([[0.5, -1.0, 0.0], [2.0, 0.3, 1.0]])
+    mean = (w * f).sum(axis=1)
+    second, third, fourth = ((w * (f - mean[:, None]) ** k).sum(axis=1) for k in (2, 3, 4))
+    cumulants = mean, second, third, fourth - 3.0 * second**2
+    found = double_loop._blocks(s, double_loop._Tilted(np.zeros(3), *cumulants))
+    x = (f - (s[0] / s[1])[:, None]) * np.sqrt(s[1])[:, None]
+    for k in range(3):
+        want = np.cov([x[k], -0.5 * x[k] ** 2], aweights=w[k], ddof=0)
+        np.testing.assert_allclose(found[:, k], want[[0, 0, 1], [0, 1, 1]], rtol=1e-9)
 
 
 def test_systems_are_solved_by_blocks():

@@ -9,7 +9,7 @@ import pytest
 
 import epfast
 from epfast import EP, fit_gp
-from epfast.gaussian.engines import kernel
+from epfast.gaussian.engines import joint, kernel
 
 N = 160
 
@@ -56,6 +56,11 @@ def test_steps_converge_quadratically():
         assert after <= max(before**2, 1e-12)
 
 
+def test_steps_that_rounding_keeps_from_the_fixed_point_are_followed_by_sweeps():
+    K, values = process(1e4)
+    assert fit_gp(K, labels(values), schedule=EP(50, 1e-11)).converged
+
+
 @pytest.mark.parametrize("loss", ["noisy_step", "hinge", "quasi01", "poisson"])
 def test_where_sites_are_not_log_concave_or_smooth(loss):
     K, values = process()
@@ -66,6 +71,41 @@ def test_where_sites_are_not_log_concave_or_smooth(loss):
     assert fast.converged
     assert fast.residual < 1e-7
     assert fast.log_evidence == pytest.approx(slow.log_evidence, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["probit", "hinge"])
+def test_means_of_a_step_are_those_of_its_posterior(loss, monkeypatch):
+    """Means are not to first order only: a posterior is linear in its shifts."""
+    K, values = process()
+    K += 1e-6 * np.eye(N)
+    errors, plain = [], kernel.joint_sites
+
+    def step(*given):
+        found = plain(*given)
+        if found is not None:
+            covariance = np.linalg.inv(np.linalg.inv(K) + np.diag(found.precision))
+            errors.append(np.abs(covariance @ found.shift - found.mean).max())
+        return found
+
+    monkeypatch.setattr(joint, "OF_SQUARE", 0.0)
+    monkeypatch.setattr(kernel, "joint_sites", step)
+    fit_gp(K, labels(values), loss=loss, schedule=EP(50, 1e-8))
+    assert errors
+    assert max(errors) < 1e-6
+
+
+def test_passes_that_go_most_of_the_way_are_taken(monkeypatch):
+    """Others give way to a sweep."""
+    K, values = process()
+    y, count = labels(values), {}
+    swept = fit_gp(K, y, schedule=EP(1000, 1e-8, order="sequential"))
+    for passes in (1, 4, 30):
+        monkeypatch.setattr(joint, "PASSES", passes)
+        post = fit_gp(K, y, schedule=EP(1000, 1e-8))
+        assert post.converged
+        count[passes] = len(post.history)
+    assert count[1] == len(swept.history)
+    assert count[30] <= count[4] < 0.6 * count[1]
 
 
 def test_a_warm_start_takes_one_step():

@@ -6,6 +6,7 @@ from scipy import sparse, special
 
 import epfast
 from epfast import losses
+from epfast.gaussian.engines import latents
 from tests.oracles import plain_ep
 
 TIGHT = epfast.EP(tol=1e-11, sweeps=4000)
@@ -243,3 +244,20 @@ def test_rows_of_zeros_say_nothing(loss):
         at = np.zeros((2, loss.latents))
         gain = -loss.values(at, loss.responses("y", [1.0, 0.0], 2)).sum()
         assert post.log_evidence == pytest.approx(first.log_evidence + gain, abs=1e-7)
+
+
+def test_chunks_are_made_smaller_where_sweeps_do_not_contract(monkeypatch):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 1))
+    scores = X @ (3.0 * rng.normal(size=(1, 3))) + 0.1 * rng.gumbel(size=(200, 3))
+    y = scores.argmax(axis=1)
+    given = {"loss": "multiclass", "schedule": epfast.EP(100, order="chunked")}
+    small = epfast.fit_linear(X, y, **given)
+    monkeypatch.setattr(latents, "chunk_size", lambda problem: 200)
+    large = epfast.fit_linear(X, y, **given)
+    assert small.converged
+    assert large.converged
+    np.testing.assert_allclose(large.mean, small.mean, atol=1e-3)
+    monkeypatch.setattr(latents, "STALLED", np.inf)
+    with pytest.warns(epfast.ConvergenceWarning):
+        assert not epfast.fit_linear(X, y, **given).converged

@@ -3,7 +3,7 @@
 A factorisation gives the covariance Sigma and mean mu for sites (tau, nu). For other sites, dt and
 dn away, cavities follow to first order from that one Sigma, in O(n^2):
 
-    h_i = mu_i + sum_{j != i} Sigma_ij (dn_j - dt_j m_j),   m_j the mean under the tilted j,
+    h_i = mu_i + sum_j Sigma_ij (dn_j - dt_j m_j) - u_i (dn_i - dt_i m_i),   m_j the tilted mean,
     u_i = Sigma_ii exp(-sum_{j != i} Sigma_ij^2 / Sigma_ii dt_j / (1 + Sigma_jj dt_j)),
 
 and cavity i is N(h_i, u_i) without the old site i. Own sites enter exactly, the means of the others

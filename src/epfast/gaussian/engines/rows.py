@@ -334,7 +334,6 @@ class RowEngine(EPEngine):
         """The state of a start. Under another prior the sum over the rows is kept. O(d^3)."""
         before = getattr(start, "problem", None)
         if before is not None and before.data.X is self.problem.data.X:
-            self.form.taken(start)
             state = self._under(self.problem.base, start.state, before.base)
             if state is not None:
                 return self.begun(state, False)
