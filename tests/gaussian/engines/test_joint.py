@@ -94,18 +94,17 @@ def test_means_of_a_step_are_those_of_its_posterior(loss, monkeypatch):
     assert max(errors) < 1e-6
 
 
-def test_passes_that_go_most_of_the_way_are_taken(monkeypatch):
-    """Others give way to a sweep."""
+def test_passes_that_do_not_come_to_an_end_give_way_to_a_sweep(monkeypatch):
     K, values = process()
     y, count = labels(values), {}
     swept = fit_gp(K, y, schedule=EP(1000, 1e-8, order="sequential"))
-    for passes in (1, 4, 30):
+    for passes in (1, 30):
         monkeypatch.setattr(joint, "PASSES", passes)
         post = fit_gp(K, y, schedule=EP(1000, 1e-8))
         assert post.converged
         count[passes] = len(post.history)
     assert count[1] == len(swept.history)
-    assert count[30] <= count[4] < 0.6 * count[1]
+    assert count[30] < 0.6 * count[1]
 
 
 def test_a_warm_start_takes_one_step():
