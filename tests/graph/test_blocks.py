@@ -338,10 +338,10 @@ class TestGoingOn:
         assert post.log_evidence == pytest.approx(fresh.log_evidence, abs=1e-8)
 
     def test_a_start_of_another_schedule_is_at_its_end(self, X, rng):
-        """Whatever the coefficient of a form over a block is."""
+        """Noise of a probit scales its form, and the sites about that."""
         g = epfast.Graph()
         v = g.block(D)
-        g.add("probit", 3.0 * (X @ v), responses("probit", X[:, 0], rng))
+        g.add("probit", X @ v, responses("probit", X[:, 0], rng), noise=3.0)
         for first, second in itertools.permutations([TIGHT, SCHEDULES["parallel"]]):
             start = g.fit(first)
             assert g.fit(second, start=start).history[0].change < 1e-8
