@@ -337,6 +337,15 @@ class TestGoingOn:
             assert_allclose(post[known].mean, fresh[known].mean, atol=1e-10)
         assert post.log_evidence == pytest.approx(fresh.log_evidence, abs=1e-8)
 
+    def test_a_start_of_another_schedule_is_at_its_end(self, X, rng):
+        """Noise of a probit scales its form, and the sites about that."""
+        g = epfast.Graph()
+        v = g.block(D)
+        g.add("probit", X @ v, responses("probit", X[:, 0], rng), noise=3.0)
+        for first, second in itertools.permutations([TIGHT, SCHEDULES["parallel"]]):
+            start = g.fit(first)
+            assert g.fit(second, start=start).history[0].change < 1e-8
+
     @pytest.mark.parametrize("schedule", [TIGHT, SCHEDULES["parallel"], epfast.ADF()])
     def test_in_files(self, schedule, X, group, rng, tmp_path):
         """Saved and resumed is uninterrupted to the bit, but for linear models of their own."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy import special
+from scipy import special, stats
 
 from epfast.operators.messages import KINDS
 from epfast.operators.oracles import DensityOracle
@@ -154,6 +154,16 @@ class TestProposals:
             (u,) = proposal.draw(np.random.default_rng(0), 50_000)
             weight = np.exp(-((u + 0.5) ** 2) - proposal.log_density([u])) / np.sqrt(np.pi)
             assert abs(weight.mean() - 1.0) < 5.0 * weight.std() / np.sqrt(50_000)
+
+    def test_densities_may_be_0(self):
+        """A half-line: the truncated normal."""
+        found = SampledFactor(density=lambda x: 1.0 * (x > 0.0)).answer(MESSAGES)
+        sd = np.sqrt(MESSAGES[:, 1])
+        truth = stats.truncnorm(-MESSAGES[:, 0] / sd, np.inf, MESSAGES[:, 0], sd)
+        want = np.stack([truth.mean(), truth.var()], axis=1)
+        off = KINDS["gaussian"].targets(MESSAGES, found.belief)
+        off -= KINDS["gaussian"].targets(MESSAGES, want)
+        assert (np.abs(off) < 5.0 * found.sd[:, :2]).all()
 
     def test_draws_double(self):
         few = SampledFactor(log_density=logistic, draws=200, min_ess=500.0)
