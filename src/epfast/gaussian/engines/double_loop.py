@@ -38,9 +38,9 @@ from epfast.gaussian.problem import Problem
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
-#: step of the differences for third and fourth moments, in cavity sd: 30 fits of 60 values after one
-#: sweep, of which 18 converge from .001 to .03, take 262, 287, 298 and 297 steps with .001, .003,
-#: .01 and .03
+#: step of the differences for third and fourth moments, in cavity sd: 30 fits of 60 values after
+#: one sweep, of which 18 converge from .001 to .03, take 262, 287, 298 and 297 steps with .001,
+#: .003, .01 and .03
 STEP = 3e-3
 #: most halvings of a line search: with 8 the 30 fits are the same
 HALVINGS = 20
