@@ -48,10 +48,11 @@ BLOCK, NARROW, WIDE_BLOCK = 128, 256, 1024
 #: does not converge, which takes 35 sweeps with 32
 LEAST = 32
 #: a chunk is this part of the rows, or so many for each column, and there are FEWEST of them at
-#: least: the 40 fits take 1.1 times as long with a quarter or a 32nd of the rows. Those of 8 to 24
-#: rows a column take 1.1 times as long without the second rule. Fits of several latents with few
-#: rows take 1.2 times as long with 8 chunks, and as long with 2
-SHARE, PER_DIMENSION, FEWEST = 16, 2, 4
+#: least: fits take .97 of the time with an 8th of the rows that they take with a 16th, with which
+#: the 40 were measured, and a4a (sparse) .8. Those of 8 to 24 rows a column take 1.1 times as
+#: long without the second rule. Fits of several latents with few rows take 1.2 times as long with
+#: 8 chunks, and as long with 2
+SHARE, PER_DIMENSION, FEWEST = 8, 2, 4
 #: with fewer rows than these, or than so many per dimension, sweeps are sequential: with 300, 500
 #: and 700 rows chunks take .7 to 1, .6 to .7 and .5 to .6 of the time, with 4 rows a column .6 to 1
 FEW_ROWS, ROWS_PER_DIMENSION = 700, 8
