@@ -23,21 +23,27 @@ SHARE = 0.01
 #: the most by which mixing changes a step. Tables of 10 to 100 rows and 2 to 90 columns (28 a loss)
 #: end after 3 to 12 fits, negative binomial ones near Poisson's limit after 33
 POINTS, MIXED, NO_TURN, FAR = 15, 3, 1e-4, 1.0
-#: step of differences of slopes, and least curvature: a sd of 4.5 of a log
+#: step of differences of slopes, and least curvature: a sd of 4.5 of a log. With steps of .03 and
+#: .3 the log evidence of 12 fits with one group changes by 7e-6 and 5e-5 nats at most
 STEP, FLATTEST = 0.1, 0.05
-#: least and largest sd of a half of the density, in that of its curvature
+#: least and largest sd of a half of the density, in that of its curvature: the 12 fits are the same
+#: with .7 and 1.5
 SIDES = (0.3, 4.0)
 #: grids: steps of one hyper-parameter, and of two, in sd of their sides. The fall of the log
-#: density where they end, and most steps on a side
+#: density where they end, and most steps on a side. With steps of one of .5 and 2 the 12 fits have
+#: 453 and 200 points in place of 288, and their log evidence changes by .002 and .03 nats at most,
+#: by 4e-5 with falls of 4, and by nothing with 10. With 10 steps nine of the 12 fail
 STEP_OF_ONE, STEP_OF_TWO, DROP, MOST = 1.0, 0.75, 7.0, 40
-#: the fall beyond that to which a point of a grid is fitted, which axes alone predict
+#: the fall beyond that to which a point of a grid is fitted, which axes alone predict: with .5 and
+#: 5 the log evidence changes by 2e-4 and 4e-5 nats at most
 MARGIN = 2.0
 #: degrees of freedom of what points are drawn from
 DF = 6.0
 #: share of the points that are to count, where more may be drawn: of processes with 0.5 and 0.6 the
 #: sds of noise were 25 %, of length scales 35 % off with 128 points, and up to 19 and 5 % with 512
 ENOUGH = 0.75
-#: nodes on an axis of a density between the points of a grid, of one hyper-parameter and of two
+#: nodes on an axis of a density between the points of a grid, of one hyper-parameter and of two:
+#: the log evidence of the 12 fits is the same with half or twice as many of the first
 NODES = (400, 120)
 #: draws of the density between points of more: twice as many change no sd by 1 %
 FINE = 4096

@@ -44,33 +44,35 @@ Build = Callable[[Sites, int], Swept | None]
 #: 1,000 columns take .94 and .96 of the time in blocks of 1,024, as do sparse ones (w8a, a9a)
 BLOCK, NARROW, WIDE_BLOCK = 128, 256, 1024
 #: a chunk that is not taken is halved to no fewer rows, which then go one by one: 40 fits, some of
-#: them of losses with jumps, take 1.2 times as long with 4. With 256 a quasi01 one (1,500 x 10)
-#: does not converge, which takes 48 sweeps with 32
+#: them of losses with jumps, take 1.5 times as long with 4. With 256 a quasi01 one (1,500 x 10)
+#: does not converge, which takes 35 sweeps with 32
 LEAST = 32
 #: a chunk is this part of the rows, or so many for each column, and there are FEWEST of them at
-#: least: the 40 fits take 1.1 times as long with a quarter of the rows, and as long with a 32nd.
-#: Those of 8 to 24 rows a column take 1.1 times as long without the second rule. Fits of several
-#: latents with few rows take 1.2 times as long with 8 chunks, and as long with 2
-SHARE, PER_DIMENSION, FEWEST = 16, 2, 4
+#: least: fits take .97 of the time with an 8th of the rows that they take with a 16th, with which
+#: the 40 were measured, and a4a (sparse) .8. Those of 8 to 24 rows a column take 1.1 times as
+#: long without the second rule. Fits of several latents with few rows take 1.2 times as long with
+#: 8 chunks, and as long with 2
+SHARE, PER_DIMENSION, FEWEST = 8, 2, 4
 #: with fewer rows than these, or than so many per dimension, sweeps are sequential: with 300, 500
 #: and 700 rows chunks take .7 to 1, .6 to .7 and .5 to .6 of the time, with 4 rows a column .6 to 1
 FEW_ROWS, ROWS_PER_DIMENSION = 700, 8
 #: from flat sites the first chunk is of so many rows, and each of the next is twice as large: the
-#: 40 fits take 671 sweeps with 8, 686 with 32 and 704 with 128
+#: 40 fits take 659 sweeps with 8, 669 with 32 and 681 with 128
 FIRST = 32
 #: sweeps are mixed below this change, if it falls by no smaller a factor than this: the 40 fits
-#: take 751 sweeps without mixing, 690 below .03 and 686 below .3, and 682 and 698 with factors of
-#: .1 and .4. So do 120 with a site per weight: 1,444, 1,120 and 1,147, and 1,080 and 1,197 with .1
-#: and .6, in place of 1,083
+#: take 724 sweeps without mixing, 670 below .03 and 669 below .3, and 666 and 680 with factors of
+#: .1 and .4. 120 fits with a site per weight take 1,444 without mixing, and 1,080, 1,083 and 1,197
+#: with factors of .1, .2 and .6
 MIX_BELOW, SLOW = 0.1, 0.2
 #: sweeps that are mixed, and the most rows of which they are kept, for their memory: the 40 fits
-#: take 720 sweeps with two, and 686 to 688 with three to twelve, and the 120 take 1,103 to 1,110
-#: with five to twelve
+#: take 679 sweeps with two and 669 with five to twelve, and the 120 take 1,103 to 1,110 with five
+#: to twelve
 DEPTH, MOST_MIXED = 5, 1_000_000
 #: dimensions from which sequential sweeps keep one triangle of the covariance only: they take 1.07
 #: times as long with it at 64 and 128, .95 at 200 and 256, and .91 at 600
 HALF_FROM = 256
-#: growth of the precision's diagonal after which it is formed anew, for its rounding
+#: growth of the precision's diagonal after which it is formed anew, for its rounding: the 40 fits
+#: are the same without this rule
 DRIFT = 64.0
 
 

@@ -51,7 +51,7 @@ from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 from epfast.losses import Probit
 
-#: conjugate gradients end where the rest is this share of the first, or after so many steps: 51
+#: conjugate gradients end where the rest is this share of the first, or after so many steps: 55
 #: fits of classes take as many sweeps with shares of 1e-9 and .001, and .96 of the time with the
 #: latter. Of the 456 systems in them none took more than 32 steps
 ENOUGH, MOST_STEPS = 1e-6, 400
