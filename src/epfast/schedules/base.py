@@ -157,7 +157,7 @@ class EP(Schedule):
         of them nearly as fast as a parallel one. Chunks shrink where sweeps do not contract. One
         that would make the posterior improper, or of which a site would be refused, is halved, at
         last taken row by row. Slow tails are mixed (Anderson). "auto" is the order that converges
-        soonest for scalar sites with a full covariance: "chunked" from 700 rows and 8 per column
+        soonest for scalar sites with a full covariance: "chunked" from 400 rows and 4 per column
         on, "sequential" with fewer. From 200 columns on one such sweep, then passes: all rows from
         one posterior, after O(n d) steps on the means with the precisions of sites held. Such a
         sweep again where one does not contract (dense rows of doubles without weights, log-concave

@@ -53,9 +53,9 @@ LEAST = 32
 #: long without the second rule. Fits of several latents with few rows take 1.2 times as long with
 #: 8 chunks, and as long with 2
 SHARE, PER_DIMENSION, FEWEST = 8, 2, 4
-#: with fewer rows than these, or than so many per dimension, sweeps are sequential: with 300, 500
-#: and 700 rows chunks take .7 to 1, .6 to .7 and .5 to .6 of the time, with 4 rows a column .6 to 1
-FEW_ROWS, ROWS_PER_DIMENSION = 700, 8
+#: with fewer rows than these, or than so many per dimension, sweeps are sequential: with 300 rows
+#: chunks take .8 to 1.3 of the time, with 400 to 700 and 4 of them or more a column .5 to 1.05
+FEW_ROWS, ROWS_PER_DIMENSION = 400, 4
 #: from flat sites the first chunk is of so many rows, and each of the next is twice as large: the
 #: 40 fits take 659 sweeps with 8, 669 with 32 and 681 with 128
 FIRST = 32
