@@ -416,7 +416,7 @@ def test_a_precision_that_was_far_larger_is_formed_anew(monkeypatch):
     assert_same(post, other, 1e-10)
 
 
-@pytest.mark.parametrize("n", [699, 700])
+@pytest.mark.parametrize("n", [399, 400])
 def test_the_automatic_order_of_many_rows(n):
     seen = []
     X, y = classes(n, 5, noise=2.0)
@@ -428,11 +428,11 @@ def test_the_automatic_order_of_many_rows(n):
         warnings.simplefilter("ignore", epfast.ConvergenceWarning)
         for schedule in (EP(), EP(tol=0.0, sweeps=3), EP(damping=0.7)):
             fit_linear(X, y, schedule=schedule, callback=note, **ROWS)
-            many = n == 700 and schedule.tol > 0.0 and schedule.damping is None
+            many = n == 400 and schedule.tol > 0.0 and schedule.damping is None
             assert set(seen) == {"chunked" if many else "sequential"}
             seen.clear()
-    assert rows.is_for_chunks(post_problem(700, 87))
-    assert not rows.is_for_chunks(post_problem(700, 88))
+    assert rows.is_for_chunks(post_problem(700, 175))
+    assert not rows.is_for_chunks(post_problem(700, 176))
 
 
 def post_problem(n, d):

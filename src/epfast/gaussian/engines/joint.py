@@ -27,7 +27,7 @@ from epfast.inference.mixing import shares_of
 
 #: passes over Sigma at most, and the share of the first move that may be left then: of 76 steps in
 #: 37 fits of 150 to 600 values that came to an end the longest had 15 passes, half of them six or
-#: fewer. Of 180 fits of noisy steps 90 converge, and 84 where nothing may be left
+#: fewer. Of 180 fits of noisy steps 88 converge, and 84 where nothing may be left
 PASSES, MOST_LEFT = 30, 0.05
 #: passes that are mixed, once their change is at most this: with 3 or 12 no fit takes another
 #: sweep. Probit with a prior variance of 400 takes 4, 5 and 6 sweeps where it is 1, .3 and .1

@@ -52,7 +52,7 @@ JOINT_FROM = 128
 CONTRACTS = 0.3
 #: precision of a site, over that of the prior, from which its covariances come from R, eps over
 #: which is lost. The 37 fits take as long from 0 to 1
-SMALL = 1e-6
+SMALL = 1e-3
 
 
 class ValueMoments(NamedTuple):
