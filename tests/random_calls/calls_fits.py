@@ -143,7 +143,8 @@ def incomplete_cholesky(draw: Draw) -> Case:
         x = draw.rng.normal(size=(n, 2))
         given["K"] = epfast.KernelColumns.rbf(x, 1.0)
     if draw.chance(0.2):
-        given["K"] = epfast.KernelColumns(np.ones(n), draw.of((*BAD_CALLABLES, np.ones)))
+        column = draw.of((*BAD_CALLABLES, np.ones))
+        given["K"] = epfast.KernelColumns(np.ones(n), lambda i: column(i))
     return Case("incomplete_cholesky", epfast.incomplete_cholesky, given)
 
 

@@ -284,7 +284,7 @@ class KernelPosterior(GaussianPosterior):
         """Whether the sites are those of a Gaussian likelihood, so that no sweep was made."""
         return False
 
-    def other_matrix(self, covariance: bool = False) -> Array:
+    def _other_matrix(self, covariance: bool = False) -> Array:
         """(n, n), the upper triangle of R, or of the covariance of the latent values. O(n^3)."""
         matrix, sites = KernelMatrix(self.factor.copy(), self.diagonal), self.state.sites
         form = Kernel(matrix, proper=self.is_exact)
@@ -303,7 +303,7 @@ class KernelPosterior(GaussianPosterior):
         K_ab - K_af R K_fb, and d log Z / dK = (alpha alpha' - R) / 2. That of the weights of wide
         rows is S - S X' R X S, with S their prior covariance. O(n^3) each time.
         """
-        return symmetric_from_upper(self.other_matrix())
+        return symmetric_from_upper(self._other_matrix())
 
     def marginals_of_rows(self) -> tuple[Array, Array]:
         return self.moments.mean, self.moments.variance
@@ -497,7 +497,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
     @cached_property
     def covariance(self) -> Array:
         """(n, n), covariance of the latent values. O(n^3), once."""
-        return symmetric_from_upper(self.other_matrix(covariance=True))
+        return symmetric_from_upper(self._other_matrix(covariance=True))
 
     @cached_property
     def residual(self) -> float:
@@ -535,7 +535,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         learning.check_stationary(self.problem)
         learning.note_residual(self.residual)
         n = len(self.y)
-        given, R = matrices_of(dK, (n, n)), self.other_matrix()
+        given, R = matrices_of(dK, (n, n)), self._other_matrix()
         return np.array([contracted(self.alpha, R, matrix) for matrix in given])
 
     def loss_gradient(self) -> dict[str, Any]:
@@ -727,7 +727,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         """
         learning.note_residual(self.residual)
         n = self.problem.n_rows
-        known = [(part.alpha, part.other_matrix()) for part in self.parts]
+        known = [(part.alpha, part._other_matrix()) for part in self.parts]
         return np.array(
             [sum(contracted(*one, matrix) for one in known) for matrix in matrices_of(dK, (n, n))]
         )
