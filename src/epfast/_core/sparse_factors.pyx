@@ -53,7 +53,6 @@ cdef extern from *:
 SPARSE = ("laplace", "quick_laplace", "variational", "scalar")
 
 cdef double LARGEST = 1e100             # of variances and slopes whose products do not overflow
-cdef double MOST = 1e200                # of a product before its logarithm is taken
 cdef double WIDENED = 400.0             # by which a row may widen x.theta: exp of it is a number
 
 cdef enum:
@@ -651,51 +650,7 @@ cdef class SparseSweep(MinibatchSweep):
         self.raise_for(status, row_offset + i, "X")
 
 
-# ---- moments of all coordinates, and what a sweep did to them ----
-
-cdef struct Change:
-    double mean, up, down       # of a mean, in its sd, squared: largest; of a variance: both ends
-    double half, product        # 2 log evidence beside the scales, a product under its logarithm
-    bint broken
-
-
-cdef inline void begin(Change *change) noexcept nogil:
-    change.mean = change.half = 0.0
-    change.up = change.down = change.product = 1.0
-    change.broken = False
-
-
-cdef inline void add_up(Change *change, double prior, double m, double v, double nu) noexcept nogil:
-    """half <- half + log(prior v) + nu m"""
-    cdef double ratio = prior * v
-    if 1.0 / LARGEST < ratio < LARGEST:
-        change.product *= ratio
-        if not 1.0 / MOST < change.product < MOST:
-            change.half += log(change.product)
-            change.product = 1.0
-    else:
-        change.half += log(prior) + log(v)
-    change.half += nu * m
-
-
-cdef inline void compare(
-    Change *change, double m0, double tau0, double m, double v, double tau
-) noexcept nogil:
-    cdef double move = m - m0, ratio = v * tau0
-    if v == 0.0 or tau0 > 1.7e308:          # what is certain does not move
-        change.broken = change.broken or not isfinite(move)
-        return
-    change.broken = change.broken or not (ratio > 0.0 and isfinite(move) and isfinite(v))
-    move *= move * tau
-    change.mean = move if move > change.mean else change.mean
-    change.up = ratio if ratio > change.up else change.up
-    change.down = ratio if ratio < change.down else change.down
-
-
-cdef (double, double) result(Change *change) noexcept nogil:
-    """The change as the loop over sweeps has it, NaN where something is broken, and half."""
-    cdef double moved = fmax(sqrt(change.mean), 0.5 * log(fmax(change.up, 1.0 / change.down)))
-    return (0.0 / 0.0 if change.broken else moved, 0.5 * (change.half + log(change.product)))
+# ---- moments of all coordinates ----
 
 
 def moments_of(const double[::1] tau not None, const double[::1] nu not None):
@@ -713,60 +668,27 @@ def moments_of(const double[::1] tau not None, const double[::1] nu not None):
 
 def natural_of(
     const double[:, ::1] moments not None, const double[::1] known_tau not None,
-    const double[::1] known_nu not None, const double[::1] old_tau not None,
-    const double[::1] old_nu not None, const double[::1] prior_tau not None,
+    const double[::1] known_nu not None,
 ):
-    """Precision and shift (d,) of moments that came from the known ones; then as :func:`compared`.
+    """Precision and shift (d,) of moments that came from the known ones.
 
     Coordinates that did not move are the known ones, bit for bit.
     """
     cdef ptrdiff_t j, d = moments.shape[0]
-    cdef double v0, m0, m, v, t, b, moved, half
-    cdef bint same, begun = &known_tau[0] == &old_tau[0] and &known_nu[0] == &old_nu[0]
-    cdef Change change
+    cdef double v0, m, v, t
+    cdef bint same
     precision, shift = np.empty(d), np.empty(d)
     cdef double[::1] tau = precision
     cdef double[::1] nu = shift
-    begin(&change)
     with nogil:
         for j in range(d):
             v0 = 1.0 / known_tau[j]
-            m0 = known_nu[j] * v0
             m, v = moments[j, 0], moments[j, 1]
-            same = (m == m0) & (v == v0)
+            same = (m == known_nu[j] * v0) & (v == v0)
             t = 1.0 / v
-            b = epf_pick(same, known_nu[j], m * t)
-            t = epf_pick(same, known_tau[j], t)
-            tau[j], nu[j] = t, b
-            if begun:
-                compare(&change, m0, known_tau[j], m, v, t)
-            elif t != old_tau[j] or b != old_nu[j]:
-                compare(&change, old_nu[j] / old_tau[j], old_tau[j], m, v, t)
-            add_up(&change, prior_tau[j], m, v, nu[j])
-        moved, half = result(&change)
-    return precision, shift, moved, half
-
-
-def compared(
-    const double[::1] old_tau not None, const double[::1] old_nu not None,
-    const double[::1] tau not None, const double[::1] nu not None,
-    const double[::1] prior_tau not None,
-):
-    """The largest move of a mean, in its sd, or of a log sd, and the sum over the coordinates of
-    (log(prior_tau / tau) + nu^2 / tau) / 2."""
-    cdef ptrdiff_t j, d = tau.shape[0]
-    cdef double v0, v, moved, half
-    cdef Change change
-    begin(&change)
-    with nogil:
-        for j in range(d):
-            v = 1.0 / tau[j]
-            if tau[j] != old_tau[j] or nu[j] != old_nu[j]:
-                v0 = 1.0 / old_tau[j]
-                compare(&change, old_nu[j] * v0, old_tau[j], nu[j] * v, v, tau[j])
-            add_up(&change, prior_tau[j], nu[j] * v, v, nu[j])
-        moved, half = result(&change)
-    return moved, half
+            nu[j] = epf_pick(same, known_nu[j], m * t)
+            tau[j] = epf_pick(same, known_tau[j], t)
+    return precision, shift
 
 
 def appended(start, column, value, ptrdiff_t d):

@@ -269,9 +269,7 @@ class ByColumns(Dense):
     def natural(self, q: Any, known: Swept) -> tuple[Array, Array]:
         if isinstance(q, tuple):
             return super().natural(q, known)
-        prior = self.problem.prior.precision
-        before = known.precision, known.shift
-        return natural_of(q, *before, *before, prior)[:2]
+        return natural_of(q, known.precision, known.shift)
 
     def log_scale(self, new: Swept, known: Swept, core: Any) -> float:
         if not core.one_row:
