@@ -362,12 +362,12 @@ def test_mixing_is_exact_where_moves_are_linear():
     assert chunks.mixed((*steps[:-1], worse)) is None
 
 
-def test_chunks_shrink_where_sweeps_do_not_contract():
-    memory = chunks.ChunkMemory(256, True).next(10.0, 6400, False)
-    assert (memory.size, memory.flat) == (256, False)
-    for change in (1.0, 0.9, 0.1):
+def test_chunks_grow_while_sweeps_contract_and_shrink_where_they_do_not():
+    memory = chunks.ChunkMemory(64, True).next(10.0, 6400, False)
+    assert (memory.size, memory.flat) == (64, False)
+    for change, size in ((1.0, 128), (0.9, 128), (0.1, 256)):
         memory = memory.next(change, 6400, False)
-        assert memory.size == 256
+        assert memory.size == size
     for _ in range(3):
         memory = memory.next(0.2, 6400, False)
     assert memory.size == 64

@@ -48,11 +48,13 @@ BLOCK, NARROW, WIDE_BLOCK = 128, 256, 1024
 #: does not converge, which takes 35 sweeps with 32
 LEAST = 32
 #: a chunk is this part of the rows, or so many for each column, and there are FEWEST of them at
-#: least: fits take .97 of the time with an 8th of the rows that they take with a 16th, with which
-#: the 40 were measured, and a4a (sparse) .8. Those of 8 to 24 rows a column take 1.1 times as
-#: long without the second rule. Fits of several latents with few rows take 1.2 times as long with
-#: 8 chunks, and as long with 2
-SHARE, PER_DIMENSION, FEWEST = 8, 2, 4
+#: least. Those of 8 to 24 rows a column take 1.1 times as long without the second rule. Fits of
+#: several latents with few rows take 1.2 times as long with 8 chunks, and as long with 2
+SHARE, PER_DIMENSION, FEWEST = 16, 2, 4
+#: chunks grow, up to this part of the rows, while a sweep changes less than this share of what the
+#: last one did: w8a (probit) takes .77 s, 1.1 times as long without, and 1.6 times with an eighth
+#: from the start
+LARGEST, CONTRACTS = 8, 0.6
 #: with fewer rows than these, or than so many per dimension, sweeps are sequential: with 300 rows
 #: chunks take .8 to 1.3 of the time, with 400 to 700 and 4 of them or more a column .5 to 1.05
 FEW_ROWS, ROWS_PER_DIMENSION = 400, 4
@@ -141,6 +143,8 @@ class ChunkMemory(NamedTuple):
         size = self.size
         if stalled >= STALLED and not fixed:
             size, least, stalled = max(min(LEAST, size), size // 4), np.inf, 0
+        elif change < CONTRACTS * self.last and not (fixed or self.flat):
+            size = max(size, min(2 * size, n // LARGEST))
         slow = SLOW * self.last < change < MIX_BELOW and n <= MOST_MIXED
         return self._replace(
             size=size,
