@@ -73,8 +73,10 @@ def problems_of(
     """
     full = chosen.covariance == "full"
     X = with_ones(rows) if intercept else rows
-    n, given = X.shape[0], (weights, offset)
-    data = [responses_of(chosen.loss, y, n, *given)._replace(X=X) for y in targets]
+    data = [
+        responses_of(chosen.loss, target, X.shape[0], weights, offset)._replace(X=X)
+        for target in targets
+    ]
     center = mean_of_rows(X, data[0].weights)[:-1] if intercept and full else None
     several = chosen.loss.latents > 1
     wide = None if several else wide_rows(chosen, X, intercept, center)

@@ -313,7 +313,7 @@ def fit_linear(
             chosen = chosen._replace(loss=chosen.loss.with_offset())
         if chosen.covariance == "full":  # of others the core checks rows as it visits them
             check_finite(rows)
-        data = responses_of(chosen.loss, y, rows.shape[0], row_weights, offset)
+        data = responses_of(chosen.loss, y, rows.shape[0], offset=offset)
     if posterior is None and not is_small:
         notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
     if start is not None:
@@ -331,7 +331,7 @@ def fit_linear(
         rows = kernel_rows.X
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
-    data = data._replace(X=rows)
+    data = data._replace(X=rows, weights=row_weights)
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
     known: dict[str, Any] = {"intercept": ones is not None, "center": center}
     known |= {"names": names, "wide": kernel_rows}
