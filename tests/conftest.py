@@ -1,5 +1,6 @@
 """Fixtures shared by the tests, and the tiers that say which cases run."""
 
+import gc
 import os
 import random
 import signal
@@ -8,7 +9,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from epfast.inference.runtime import _BlasLimit, blas_threads
 
 # The workers of pytest-xdist share the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -68,6 +72,18 @@ def pytest_pycollect_makeitem(collector, name):
     order = random.Random(f"{given.cases_seed} {collector.nodeid} {name}").sample(items, len(items))
     kept = drawn(order, given.tier) - (drawn(order, given.after) if given.after else set())
     return [item for item in items if item in kept]
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """Ctrl-C may fall in the entry of a np.errstate or of a limit of BLAS, which then stay."""
+    before = np.geterr()
+    yield
+    np.seterr(**before)
+    if _BlasLimit.limit is not None:
+        gc.collect()  # a limit lasts as long as a traceback holds it
+        with blas_threads(1):
+            pass
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ import importlib.util
 import sys
 from pathlib import Path
 
-import numpy as np
-
 
 def _script():
     """tools/interrupts.py, which is no module of the package."""
@@ -70,12 +68,10 @@ def calls_of(fit):
 
 def interrupted(fit, at):
     """What the fit raises if Ctrl-C falls in the call of that number; None with fewer calls."""
-    calls, said = Calls(at), np.geterr()
+    calls = Calls(at)
     try:
         calls.watch(fit)
     except KeyboardInterrupt as pressed:
         return pressed
-    finally:
-        np.seterr(**said)  # it may fall in the entry of a np.errstate, which then stays
     assert not calls.raised, "Ctrl-C was lost"
     return None

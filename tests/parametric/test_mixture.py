@@ -420,15 +420,6 @@ def test_a_fit_that_does_not_settle_warns():
     assert not post.converged
 
 
-@pytest.fixture
-def said():
-    """Ctrl-C may fall in the entry of a np.errstate, which then stays."""
-    before = np.geterr()
-    yield
-    np.seterr(**before)
-
-
-@pytest.mark.usefixtures("said")
 @pytest.mark.parametrize("schedule", [EP(sweeps=3, tol=0.0), SEP(sweeps=3, tol=0.0), ADF()])
 def test_ctrl_c_leaves_a_whole_state(schedule):
     X, mean, _ = data(30, 2, 2)
