@@ -65,7 +65,7 @@ def curvature(loss: str, scheme: str) -> str:
 def schedule(data: Dataset) -> epfast.ADF | epfast.EP:
     """Return the paper's: one pass without sites, or some sweeps in the order of the rows."""
     if data.name in LARGE:
-        return epfast.ADF(site_rule=SITE_RULE, settle=0)
+        return epfast.ADF(site_rule=SITE_RULE, warm_up=0)
     return epfast.EP(sweeps=data.sweeps, tol=0.0, order="sequential", site_rule=SITE_RULE)
 
 

@@ -121,7 +121,10 @@ def test_lengths_that_are_not_known():
     rows, _ = collection("dense")
     known = da.from_array(X[:, 0], 250) > -9.0
     for posterior in ("full", "factorized"):
-        given = {"posterior": posterior, "schedule": ADF(settle=0 if posterior != "full" else None)}
+        given = {
+            "posterior": posterior,
+            "schedule": ADF(warm_up=0 if posterior != "full" else None),
+        }
         post = epd.fit_linear(rows[known], LABELS[known], streams=1, **given)
         chunks = ((X[i : i + 250], Y[i : i + 250]) for i in range(0, N, 250))
         assert_equal(post, fit_linear(chunks, None, **given))

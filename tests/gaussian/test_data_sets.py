@@ -26,7 +26,7 @@ def dataset(request, data_folder):
 
 def fit(dataset, loss, scheme="variational"):
     small = dataset.name in datasets.SMALL
-    schedule = epfast.EP(sweeps=5, tol=0) if small else epfast.ADF(settle=0)
+    schedule = epfast.EP(sweeps=5, tol=0) if small else epfast.ADF(warm_up=0)
     given = MINIBATCHES | {"batch_size": dataset.batch_size, "schedule": schedule}
     return epfast.fit_linear(
         dataset.X, dataset.y, loss=loss, scheme=scheme, record="factor", **given

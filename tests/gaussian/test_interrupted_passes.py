@@ -15,18 +15,18 @@ KINDS = {
     "full": {},
     "full, weights": {"weights": np.linspace(0.5, 3.0, 500)},
     "Laplace": {"batch_size": 7},
-    "factorized": {"posterior": "factorized", "schedule": ADF(settle=0)},
+    "factorized": {"posterior": "factorized", "schedule": ADF(warm_up=0)},
     "factorized, weights": {
         "posterior": "factorized",
         "weights": np.linspace(0.5, 3.0, 500),
-        "schedule": ADF(settle=120),
+        "schedule": ADF(warm_up=120),
     },
-    "factorized, settled": {"posterior": "factorized", "schedule": ADF(settle=120)},
-    "minibatches": {"posterior": "factorized", "batch_size": 7, "schedule": ADF(settle=0)},
+    "factorized, settled": {"posterior": "factorized", "schedule": ADF(warm_up=120)},
+    "minibatches": {"posterior": "factorized", "batch_size": 7, "schedule": ADF(warm_up=0)},
     "minibatches, settled": {
         "posterior": "factorized",
         "batch_size": 7,
-        "schedule": ADF(settle=120),
+        "schedule": ADF(warm_up=120),
     },
 }
 
@@ -101,8 +101,8 @@ def test_rows_in_an_order_of_their_own(posterior, monkeypatch):
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
     monkeypatch.setattr(Problem.__new__, "__defaults__", SMALL_PIECES)
     order = np.argsort(Y, kind="stable")
-    rows, y, settle = X[order], Y[order], 100 if posterior == "factorized" else None
-    given = {"posterior": posterior, "schedule": ADF(settle=settle)}
+    rows, y, warm_up = X[order], Y[order], 100 if posterior == "factorized" else None
+    given = {"posterior": posterior, "schedule": ADF(warm_up=warm_up)}
     whole, taken = fit_linear(rows, y, **given), []
 
     def tick(count):
@@ -127,14 +127,14 @@ def chunks(first, size=90):
         yield X[i : min(i + size, 500)], Y[i : i + size]
 
 
-@pytest.mark.parametrize("settle", [None, 0, 120], ids=["full", "factorized", "settled"])
+@pytest.mark.parametrize("warm_up", [None, 0, 120], ids=["full", "factorized", "settled"])
 @pytest.mark.parametrize("size", [None, 7], ids=["rows", "minibatches"])
-def test_a_pass_over_chunks_resumed_from_any_point_is_the_pass(size, settle, monkeypatch):
+def test_a_pass_over_chunks_resumed_from_any_point_is_the_pass(size, warm_up, monkeypatch):
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
     monkeypatch.setattr(Problem.__new__, "__defaults__", SMALL_PIECES)
     given = {"batch_size": size, "schedule": ADF()}
-    if settle is not None:
-        given |= {"posterior": "factorized", "schedule": ADF(settle=settle)}
+    if warm_up is not None:
+        given |= {"posterior": "factorized", "schedule": ADF(warm_up=warm_up)}
 
     def fit():
         return fit_linear(chunks(0), **given)

@@ -36,7 +36,7 @@ def test_a_factorised_pass_is_right(variance, batch_size):
     found = epfast.fit_linear(chunks, schedule=ADF(), **given)
     np.testing.assert_allclose(found.mean, post.mean, rtol=1e-10)
     if batch_size is None and variance == 25.0:
-        plain = epfast.fit_linear(X, y, schedule=ADF(settle=0), **given)
+        plain = epfast.fit_linear(X, y, schedule=ADF(warm_up=0), **given)
         assert np.abs((plain.mean - theta) / np.sqrt(plain.variance)).max() > 50.0
 
 
@@ -114,11 +114,11 @@ def test_settled_rows_are_those_that_the_pass_visits_first():
         ep = EP(sweeps=20, tol=1e-2, order="sequential")
         first = epfast.fit_linear(X[:30], y[:30], schedule=ep, **given)
         then = epfast.fit_linear(X[30:], y[30:], schedule=ADF(), start=first, **given)
-        settled = epfast.fit_linear(X, y, schedule=ADF(settle=30), **given)
+        settled = epfast.fit_linear(X, y, schedule=ADF(warm_up=30), **given)
         np.testing.assert_allclose(settled.mean, then.mean, rtol=1e-12)
         assert settled.log_evidence == pytest.approx(then.log_evidence, rel=1e-12)
-        traced = epfast.fit_linear(X, y, schedule=ADF(settle=30), record="factor", **given).history[
-            0
-        ]
+        traced = epfast.fit_linear(
+            X, y, schedule=ADF(warm_up=30), record="factor", **given
+        ).history[0]
         assert np.isfinite(traced.factor_cost).all()
         assert traced.factor_cost[-1] == pytest.approx(traced.cost, rel=1e-9)

@@ -47,7 +47,7 @@ def test_chunks_may_reuse_their_buffer():
 def test_streaming_goes_on_from_a_posterior():
     X, y = data(n=90, d=5)
     given = MINIBATCHES | {"prior_variance": 4.0}
-    given["schedule"] = epfast.ADF(settle=50)
+    given["schedule"] = epfast.ADF(warm_up=50)
     whole = epfast.fit_linear(X, y, **given)
     half = epfast.fit_linear(X[:50], y[:50], **given)
     del given["prior_variance"]  # it goes on with the prior of its start

@@ -55,7 +55,7 @@ MODELS = [(wing, *key) for wing, table in batteries.TABLES.items() for key in ta
 # which losses have several latents is no choice: see linear/test_latent_posterior.py
 MODELS = list(dict.fromkeys(model[:3] for model in MODELS if model[2] != "latents"))
 #: what a number of a schedule is where it is given
-NUMBER = {"damping": 0.8, "power": 0.7, "block": 4, "site_rule": "keep", "settle": 9}
+NUMBER = {"damping": 0.8, "power": 0.7, "block": 4, "site_rule": "keep", "warm_up": 9}
 #: arguments that only some combinations take
 GIVEN = [
     {},
@@ -220,7 +220,7 @@ def test_a_number_is_used_or_refused(key, name):
     assert name in read
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULE_NUMBERS if name != "settle"])
+@pytest.mark.parametrize("name", [name for name in SCHEDULE_NUMBERS if name != "warm_up"])
 def test_numbers_of_a_process(name):
     rows, y = batteries.rows(LOSSES["probit"])
     kernel, number = rbf(rows), {name: NUMBER[name]}

@@ -13,8 +13,8 @@ schedules whose result is the path: ADF, shared sites, committee machines.
 What is left out, and why:
 
 - ``block`` and ``refresh`` of EP, which change no fixed point, and may vanish.
-- ADF with a diagonal covariance and its default ``settle``: the EP of its first rows stops by a
-  tolerance, so that its result is known to that only. ``settle=0`` is here.
+- ADF with a diagonal covariance and its default ``warm_up``: the EP of its first rows stops by a
+  tolerance, so that its result is known to that only. ``warm_up=0`` is here.
 - Samples, certificates and ``check()``: they have tests of their own.
 - Loss functions with a jump by Laplace's method, and the quadrature rule with columns of unit
   variance, which have more than one fixed point, or none.
@@ -367,7 +367,7 @@ def one_pass(data: Data) -> Iterator[Fit]:
         yield Model(data.rows(65), loss)(f"{loss}, full", schedule=once)
         yield Model(data.rows(65), loss)(
             f"{loss}, diagonal",
-            schedule=epfast.ADF(order="sequential", settle=0),
+            schedule=epfast.ADF(order="sequential", warm_up=0),
             posterior="factorized",
         )
     model = Model(data.rows(65), "logistic")
@@ -384,7 +384,7 @@ def one_pass(data: Data) -> Iterator[Fit]:
     yield model("batches, quick", schedule=once, batch_size=10, scheme="quick_laplace")
     yield Fit("chunks", lambda: in_chunks(model, schedule=once, posterior="full"), model.new)
     yield Fit("new rows", lambda: then(model, once), model.new)
-    zero = {"schedule": epfast.ADF(order="sequential", settle=0), "posterior": "factorized"}
+    zero = {"schedule": epfast.ADF(order="sequential", warm_up=0), "posterior": "factorized"}
     unit = Model(data.rows(65, scale=0.5), "logistic")
     yield Fit("chunks, diagonal", lambda: in_chunks(model, **zero), model.new)
     for scheme in ("laplace", "quick_laplace", "quadrature", "variational"):

@@ -45,7 +45,7 @@ BAD_HIDDEN = [
 BAD_SCHEDULES = [
     *["SEP", 5, SEP, ADF, DAEP(), DEP(), DoubleLoop(), EP(order="parallel")],
     *[EP(order="chunked"), EP(power=0.5), SEP(power=2.0), EP(block=3)],
-    *[EP(site_rule="floor"), ADF(site_rule="keep"), ADF(settle=5)],
+    *[EP(site_rule="floor"), ADF(site_rule="keep"), ADF(warm_up=5)],
 ]
 
 

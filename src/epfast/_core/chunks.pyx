@@ -458,7 +458,7 @@ cdef class ChunkedSweep:
             lanes *= 2
         return lanes
 
-    def lanes_of(self, Rows A not None, const ptrdiff_t[::1] at not None, ptrdiff_t count):
+    def threads_for(self, Rows A not None, const ptrdiff_t[::1] at not None, ptrdiff_t count):
         """How many lanes the first chunk of count of these rows has."""
         in_range("at", at, A.n)
         count = min(count, at.shape[0])

@@ -132,7 +132,7 @@ cdef class MinibatchSweep:
     ) noexcept nogil
     cdef int raise_for(self, Status status, ptrdiff_t first_row, str name) except -1
     cdef bint ruled(self, ptrdiff_t j, double copies, double *t, double *h) noexcept nogil
-    cdef Status settle_copies(
+    cdef Status converge_copies(
         self, const Minibatch *rows, const double *tau, const double *nu, const double *old_tau,
         const double *old_nu, double *c
     ) noexcept nogil

@@ -887,7 +887,7 @@ cdef class MinibatchSweep:
         h[0] = copies * self.column.b[j] + t[0] * self.column.mu[j]
         return clipped
 
-    cdef Status settle_copies(
+    cdef Status converge_copies(
         self, const Minibatch *rows, const double *tau, const double *nu, const double *old_tau,
         const double *old_nu, double *c
     ) noexcept nogil:
@@ -978,7 +978,7 @@ cdef class MinibatchSweep:
         ) == 0
         status = self.fit(rows, self.loss.c.beta * self.power, &c)
         if status == OK and rows.copies > 1.0 and proper:
-            status = self.settle_copies(rows, tau, nu, site_tau, site_nu, &c)
+            status = self.converge_copies(rows, tau, nu, site_tau, site_nu, &c)
         if status == OK:
             while undetermined < self.d and not (
                 isfinite(self.column.tau[undetermined]) and isfinite(self.column.b[undetermined])

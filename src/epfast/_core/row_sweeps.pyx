@@ -24,7 +24,7 @@ from epfast._core.thread_pool cimport ThreadPool, is_at_work, part_size
 from epfast._core.lapack cimport blas_int, dgemm, dgemv, dtrsm
 from epfast._core.relaxed cimport Relaxation
 from epfast._core.rows cimport Rows, Units, in_range, long_enough, square, subtract_weighted
-from epfast._core.site cimport HEAVY, POINT, SMALLEST, cavity, new_site, settle, site
+from epfast._core.site cimport HEAVY, POINT, SMALLEST, cavity, new_site, converged_copies, site
 from epfast._core.status cimport CALLBACK_FAILED, NOT_FINITE, OK, Status
 from epfast._core.tilted cimport TiltedMoments
 from epfast._core.vector cimport kernels
@@ -357,7 +357,7 @@ cdef class SiteFits:
                     self.residual, fabs(v[j] * (1.0 + v[j] * d2lZ[j]) / s[j] - 1.0)
                 )
             if copies[j] > HEAVY and v[j] != POINT and self.damping > 0.0:
-                status = settle(
+                status = converged_copies(
                     self.moments, y + j * stride, h[j], s[j], self.power, copies[j], tau[j], nu[j],
                     &t, &b, &g, &refused
                 )

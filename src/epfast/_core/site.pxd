@@ -60,7 +60,7 @@ cdef Status new_site(
 ) noexcept nogil
 
 
-cdef Status settle(
+cdef Status converged_copies(
     TiltedMoments moments, const double *y, double h, double s, double power, double copies,
     double tau, double nu, double *new_tau, double *new_nu, double *new_scale, bint *refused
 ) noexcept nogil

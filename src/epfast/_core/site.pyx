@@ -49,7 +49,7 @@ cdef Status new_site(
         return status
     if moments.scheme is not None:          # with new draws at each step nothing would converge
         moments.scheme.held = True
-    status = settle(
+    status = converged_copies(
         moments, y, h, s, power, copies, tau, nu, new_tau, new_nu, new_scale, refused
     )
     if moments.scheme is not None:
@@ -57,7 +57,7 @@ cdef Status new_site(
     return status
 
 
-cdef Status settle(
+cdef Status converged_copies(
     TiltedMoments moments, const double *y, double h, double s, double power, double copies,
     double tau, double nu, double *new_tau, double *new_nu, double *new_scale, bint *refused
 ) noexcept nogil:

@@ -26,7 +26,7 @@ from epfast.dask.worker import (
     visit_rows,
     visit_shared,
 )
-from epfast.gaussian.engines.base import EPEngine, Full, Swept, plain, with_moments
+from epfast.gaussian.engines.base import EPEngine, Full, Working, plain, with_moments
 from epfast.gaussian.engines.passes import adf_begun
 from epfast.gaussian.engines.shards import (
     ShardEngine,
@@ -207,7 +207,7 @@ class RemoteGroups(SharedEngine):
         return sum(part.factors(self.schedule.batch or part.rows) for part in facts)
 
     def calls(
-        self, state: Swept, sites: Sites, schedule: Any, damping: float
+        self, state: Working, sites: Sites, schedule: Any, damping: float
     ) -> tuple[list[tuple[Any, ...]], list[int]]:
         calls: list[tuple[Any, ...]] = []
         for k, shard in enumerate(self.remote):
@@ -244,10 +244,10 @@ class Passes(EPEngine):
         super().__init__(problem, Full(problem))
         self.streams = streams
 
-    def init(self, start: Any) -> Swept:
+    def init(self, start: Any) -> Working:
         return adf_begun(self.problem, start)
 
-    def visit(self, state: Swept, sites: None, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: None, tick: Tick) -> Counts:
         begun, seen = plain(state), list[Facts]()
         # engines begin at the base
         template = self.problem._replace(base=begun)
@@ -286,7 +286,7 @@ class Passes(EPEngine):
         refused, failed, clipped = totals.tolist()
         return Counts(refused, failed, clipped, made=made, in_flight=len(self.streams))
 
-    def _combined(self, begun: State, reached: Sequence[Any]) -> Swept:
+    def _combined(self, begun: State, reached: Sequence[Any]) -> Working:
         """The product of the passes, over all but one of where they began."""
         ends = [plain(end) for end in reached if end is not None]
         if not ends:

@@ -23,7 +23,7 @@ from scipy.linalg import blas, lapack
 from epfast._arrays import Array, pieces, row_chunks
 from epfast.estimators.evidence import BinaryProblems, Slopes
 from epfast.gaussian.engines.joint import cavities, fitted_at
-from epfast.gaussian.engines.rows import ENOUGH, MEAN_STEPS, settles_means
+from epfast.gaussian.engines.rows import ENOUGH, MEAN_STEPS, has_mean_passes
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.problem import State
 from epfast.inference import Sites
@@ -283,7 +283,7 @@ def leading(problem: BinaryProblems) -> Iterator[Leading]:
     """
     first, d = problem.problems[0], problem.d
     rows = first.loss.latents == 1 and first.wide is None and first.covariance == "full"
-    if not rows or not settles_means(first):
+    if not rows or not has_mean_passes(first):
         return
     X, n = first.data.X, first.shape[0]
     center, squares = np.zeros(d) if first.center is None else first.center, np.zeros((d, d))

@@ -16,7 +16,7 @@ from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import notes
 from epfast.gaussian.arrow_posterior import ArrowPosterior
 from epfast.gaussian.choices import Choices, choose, copies, filled
-from epfast.gaussian.engines.base import Swept
+from epfast.gaussian.engines.base import Working
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
@@ -449,7 +449,7 @@ def fit_problem(
             now = engine.problem
             kept = kept._replace(prior=now.prior, base=now.base, loss=now.loss)
         found = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
-        made, last = (fit.state,) * 2 if isinstance(fit.state, Swept) else engine.finished
+        made, last = (fit.state,) * 2 if isinstance(fit.state, Working) else engine.finished
         if made is fit.state:
             vars(found).update(engine.known(last))
         return found

@@ -16,7 +16,7 @@ from epfast._core.rows import Rows
 from epfast.gaussian import online
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import loo_of_columns, predicted
-from epfast.gaussian.engines.base import Swept, with_moments
+from epfast.gaussian.engines.base import Working, with_moments
 from epfast.gaussian.posterior import GaussianPosterior, shifted
 from epfast.gaussian.problem import (
     Data,
@@ -127,7 +127,7 @@ class LinearPosterior(GaussianPosterior):
         return float(moments.log_scale + moments.log_norm + self.problem.prior_norm)
 
     @cached_property
-    def _moments(self) -> Swept:
+    def _moments(self) -> Working:
         """Moments as sweeps compute them, the same to the last bit. O(d^3), once."""
         return with_moments(State(self.precision, self.shift, None, self.state.log_scale, 0))
 

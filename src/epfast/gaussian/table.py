@@ -36,7 +36,7 @@ SCHEDULES = {
     "descent": "DoubleLoop",
 }
 #: numbers of a schedule that only some engines use
-SCHEDULE_NUMBERS = ("damping", "power", "site_rule", "block", "settle")
+SCHEDULE_NUMBERS = ("damping", "power", "site_rule", "block", "warm_up")
 
 
 class Combination(NamedTuple):
@@ -114,7 +114,7 @@ ENGINES: Table = {
         for factor in ("minibatch", "row")
         for stored, engine, takes in (
             ("factor", DiagonalEngine, f"{COLUMNS}, damping, order='parallel'"),
-            ("none", DiagonalPass, f"{COLUMNS}, chunks of X, settle"),
+            ("none", DiagonalPass, f"{COLUMNS}, chunks of X, warm_up"),
             ("shard", ShardEngine, f"{SHARDS}, site_rule"),
         )
     },

@@ -80,7 +80,7 @@ def legal(schedule: Any) -> Any:
         raise ValueError(
             f"order is {schedule.order!r}; allowed for a graph: {' or '.join(map(repr, orders))}"
         )
-    for name in ("block", "site_rule", "refresh", "settle"):
+    for name in ("block", "site_rule", "refresh", "warm_up"):
         if getattr(schedule, name, None) not in (None, 0):
             raise ValueError(f"{name} is {getattr(schedule, name)!r}; allowed for a graph: None")
     if getattr(schedule, "batch", None) not in (None, 1):

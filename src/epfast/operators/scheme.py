@@ -204,8 +204,8 @@ class Learned(RowScheme):
 
     def warning(self) -> str:
         """What a fit warns of: audits that were wrong. Empty if nothing."""
-        told = audit_warning(self.operator)
-        return f"{told}, or polish" if told else ""
+        warning = audit_warning(self.operator)
+        return f"{warning}, or polish" if warning else ""
 
 
 def audit_warning(operator: Operator) -> str:

@@ -27,7 +27,7 @@ from epfast.inference.runtime import Tick, TimedPieces, physical_memory
 from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
 #: what a schedule may ask for and no sweep here has
-UNUSED = ("site_rule", "block", "settle")
+UNUSED = ("site_rule", "block", "warm_up")
 #: arrays of the size of a belief that a fit without sites takes
 ARRAYS = 20
 #: relative difference up to which sites are those of a belief
@@ -278,11 +278,11 @@ class ParametricEngine:
             raise PartOfSweep(state._replace(log_scale=scale)) from None
         scale, refused, failed = model.end()
         self._sum_up(state)
-        model.refine(state.belief, state.base, self._left(group, last))
+        model.refine(state.belief, state.base, self._share_left(group, last))
         state = state._replace(log_scale=scale, sweeps=state.sweeps + 1)
         return state, Counts(refused, failed)
 
-    def _left(self, group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None) -> float:
+    def _share_left(self, group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None) -> float:
         """Of old sites, the share that a pass leaves. ADF has none, and takes nothing out."""
         damping = self.schedule.damping
         if self.schedule.stores == "none":

@@ -223,8 +223,8 @@ def fitted(
             problem = problem._replace(prior_mean=problem.center + centers(rows, J, again))
         candidates.append((problem, first))
     few = max(FEW, FEW_EACH * J)
-    told = schedule is not None or n_init is not None
-    if told or len(candidates) == 1 or len(rows) <= few:
+    is_given = schedule is not None or n_init is not None
+    if is_given or len(candidates) == 1 or len(rows) <= few:
         return _best(candidates, start, _Runs(rows, callback, progress), False)
     which = np.sort(np.random.default_rng([seed, 0]).choice(len(rows), few, replace=False))
     ranked = _ranked(candidates, _Runs(rows[which], None, progress))

@@ -154,8 +154,8 @@ def fit_network(
         given = {"loss": loss, "schedule": schedule, "site_dtype": site_dtype, "prior": prior}
         problem = _as_before(problem, start.problem, given)
     rows, responses = scaled_rows(problem, X, y, 2)
-    told = problem.schedule is not None
-    if not told:
+    is_given = problem.schedule is not None
+    if not is_given:
         problem = problem._replace(schedule=usual_schedule(len(rows)))
     if prior is None and start is None:
         problem = problem._replace(prior=usual_prior(problem.schedule, problem.likelihood))
@@ -174,7 +174,7 @@ def fit_network(
         return NetworkPosterior(problem, fit.state, fit.converged, fit.history, model.n_dead)
 
     try:
-        if not told and isinstance(schedule, ADF):
+        if not is_given and isinstance(schedule, ADF):
             schedule = replace(schedule, passes=usual_passes(problem, rows, responses))
             problem = problem._replace(schedule=schedule)
             engine = problem.engine(model)
@@ -241,8 +241,8 @@ def _as_before(
     usual = {"hidden": HIDDEN, "prior": GAMMA, "noise": GAMMA}
     for name, value in usual.items():
         mine, ours = getattr(problem, name), getattr(before, name)
-        told = given.get(name) is not None or mine != value
-        if told and mine != ours:
+        is_given = given.get(name) is not None or mine != value
+        if is_given and mine != ours:
             raise ValueError(f"{name} is {mine} and that of start {ours}; allowed: the same")
     if given["loss"] not in (None, before.likelihood):
         raise ValueError(

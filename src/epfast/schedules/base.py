@@ -202,7 +202,7 @@ class EP(Schedule):
 class ADF(Schedule):
     """Assumed density filtering: no site is stored, O(d) memory beside the data.
 
-    From flat sites one pass is the first sweep of EP. With a factorised posterior after ``settle``.
+    From flat sites one pass is the first sweep of EP. Factorised posteriors begin by ``warm_up``.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class ADF(Schedule):
         responses, which one pass would forget. An iterator of chunks is read as it comes.
     seed, site_rule
         As in :class:`EP`.
-    settle : int, optional
+    warm_up : int, optional
         For a factorised posterior without a start: the first rows, so many, are fitted by up to 20
         sweeps of EP, and the pass goes on from there. Else means may be hundreds of sd off. None:
         max(1000, 50 d), while the sites have up to 2^23 numbers. 0: ADF of the papers.
@@ -228,7 +228,7 @@ class ADF(Schedule):
     order: str | None = None  # type: ignore[assignment]
     seed: int | None = None
     site_rule: str | None = None
-    settle: int | None = None
+    warm_up: int | None = None
     tol: float = field(default=0.0, init=False, repr=False)
     damping: float = field(default=1.0, init=False, repr=False)
 
@@ -240,7 +240,7 @@ class ADF(Schedule):
     def __post_init__(self) -> None:
         _checks.freeze(self, passes=_checks.integer("passes", self.passes, least=1))
         check_given(self, _checks.number, "power", above=0.0)
-        check_given(self, _checks.integer, "settle", least=0)
+        check_given(self, _checks.integer, "warm_up", least=0)
         if self.site_rule is not None:
             _checks.freeze(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
         if self.order is not None:

@@ -45,7 +45,7 @@ def plain_factorized(X, y, loss, sweeps, power=1.0, damping=1.0, variance=3.0, l
 @pytest.mark.parametrize("rule", [None, "nonnegative"])
 @pytest.mark.parametrize(
     ("kind", "given"),
-    [(EP, {"sweeps": 4}), (EP, {"sweeps": 3, "power": 0.7, "damping": 0.6}), (ADF, {"settle": 0})],
+    [(EP, {"sweeps": 4}), (EP, {"sweeps": 3, "power": 0.7, "damping": 0.6}), (ADF, {"warm_up": 0})],
     ids=["EP", "PEP", "ADF"],
 )
 def test_factorized_scalar_sites(loss, rule, kind, given):

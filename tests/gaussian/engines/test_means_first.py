@@ -6,7 +6,7 @@ from scipy import integrate, special
 
 import epfast
 from epfast.gaussian.engines.base import with_moments
-from epfast.gaussian.engines.rows import MEANS, MEANS_FROM, RowEngine, settles_means
+from epfast.gaussian.engines.rows import MEANS, MEANS_FROM, RowEngine, has_mean_passes
 from epfast.gaussian.problem import Data
 
 N, D = 320, MEANS_FROM
@@ -118,17 +118,17 @@ def test_a_start_far_off_is_swept_first():
 def test_who_has_passes():
     problem = fitted("auto", 1e-2).problem
     X, y, _ = problem.data
-    assert settles_means(problem)
+    assert has_mean_passes(problem)
     for data in (
         Data(np.ascontiguousarray(X[:, 1:]), y),
         Data(X.astype(np.float32), y),
         Data(np.asfortranarray(X), y),
         Data(X, y, np.full(N, 0.5)),
     ):
-        assert not settles_means(problem._replace(data=data))
+        assert not has_mean_passes(problem._replace(data=data))
     for given in ({"order": "sequential"}, {"tol": 0.0}, {"damping": 0.5}, {"block": 8}):
-        assert not settles_means(problem._replace(schedule=plain(**given)))
-    assert not settles_means(problem._replace(loss=epfast.losses.StudentT()))
+        assert not has_mean_passes(problem._replace(schedule=plain(**given)))
+    assert not has_mean_passes(problem._replace(loss=epfast.losses.StudentT()))
 
 
 def test_a_state_of_mixed_passes_is_what_its_sites_make():

@@ -33,7 +33,7 @@ SCHEDULES = [
     epfast.EP(sweeps=2, tol=0, order="shuffled", seed=3),
     epfast.EP(sweeps=3, tol=0, order="parallel", damping=0.3),
     epfast.ADF(),
-    epfast.ADF(order="shuffled", seed=1, settle=0),
+    epfast.ADF(order="shuffled", seed=1, warm_up=0),
 ]
 MINIBATCHES = {"posterior": "factorized", "scheme": "variational", "batch_size": 10}
 MINIBATCHES |= {"prior_variance": 25.0}
@@ -116,7 +116,7 @@ def test_one_pass_without_sites_is_the_first_sweep_of_ep(loss, scheme):
         y = example(losses.resolve(loss), 64)
     given = MINIBATCHES | {"loss": loss, "batch_size": 5}
     given["scheme"] = schemes.NAMED[scheme](**{"curvature": "slope"} if "laplace" in scheme else {})
-    one = epfast.fit_linear(X, y, schedule=epfast.ADF(settle=0), **given)
+    one = epfast.fit_linear(X, y, schedule=epfast.ADF(warm_up=0), **given)
     ep = epfast.fit_linear(X, y, schedule=epfast.EP(sweeps=1, tol=0), **given)
     assert_same(one, ep)
     assert one.n_refused == ep.n_refused

@@ -82,7 +82,7 @@ def assert_diagonal(post, truth, tolerance):
 @pytest.mark.parametrize("posterior", ["factorized", "full"])
 @pytest.mark.parametrize("weights", [None, COPIES], ids=["plain", "weighted"])
 def test_passes_of_adf_are_combined(X, posterior, weights):
-    schedule = DEP(3, 1, 0.0, order="parallel", inner=ADF(settle=0))
+    schedule = DEP(3, 1, 0.0, order="parallel", inner=ADF(warm_up=0))
     schedule = DEP(3, 1, 0.0, order="parallel", inner=ADF()) if posterior == "full" else schedule
     given = {"posterior": posterior, "prior_mean": np.ones(X.shape[1])}
     post = fit_linear(X, SIGNS, schedule=schedule, weights=weights, **given)

@@ -16,7 +16,7 @@ SCHEDULES = [
     EP(sweeps=2, tol=0, order="shuffled", seed=2),
     EP(sweeps=2, tol=0, order="parallel", damping=0.3),
     ADF(),
-    ADF(order="shuffled", settle=30),
+    ADF(order="shuffled", warm_up=30),
 ]
 
 
@@ -90,7 +90,7 @@ def test_memory_is_that_of_a_factor():
     X = sparse.random_array((n, d), density=1e-4, format="csr", rng=np.random.default_rng(0))
     y = np.where(np.arange(n) % 2, 1.0, -1.0)
     tracemalloc.start()
-    fit(X, y, schedule=ADF(settle=0), batch_size=10)
+    fit(X, y, schedule=ADF(warm_up=0), batch_size=10)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 0.05 * 8 * n * d
@@ -114,4 +114,4 @@ def test_what_cannot_fit_is_refused_with_the_bytes(monkeypatch):
         fit(dense, labels)
     with pytest.raises(ValueError, match=r"77, 9.*sites of 208.*GB"):
         fit(sparse.csr_array(dense), labels)
-    fit(dense, labels, schedule=ADF(settle=0))
+    fit(dense, labels, schedule=ADF(warm_up=0))

@@ -18,12 +18,12 @@ from tests.oracles.responses import example
 WEIGHTS = np.random.default_rng(2).uniform(0.2, 3.0, 90) * (np.arange(90) % 7 > 0)
 WEIGHTS[::4] = np.round(WEIGHTS[::4])
 GIVEN = {
-    "ADF": {"schedule": ADF(settle=0)},
-    "settled": {"schedule": ADF(settle=40)},
-    "shuffled": {"schedule": ADF(order="shuffled", settle=0, passes=2)},
-    "power": {"schedule": ADF(settle=0, power=0.6)},
-    "clipped": {"schedule": ADF(settle=0, site_rule="nonnegative")},
-    "weights, ADF": {"schedule": ADF(settle=0), "weights": WEIGHTS},
+    "ADF": {"schedule": ADF(warm_up=0)},
+    "settled": {"schedule": ADF(warm_up=40)},
+    "shuffled": {"schedule": ADF(order="shuffled", warm_up=0, passes=2)},
+    "power": {"schedule": ADF(warm_up=0, power=0.6)},
+    "clipped": {"schedule": ADF(warm_up=0, site_rule="nonnegative")},
+    "weights, ADF": {"schedule": ADF(warm_up=0), "weights": WEIGHTS},
     "EP": {"schedule": EP(12, 0.0)},
     "damped power EP": {"schedule": EP(4, 0.0, power=0.7, damping=0.6)},
     "weights": {"schedule": EP(4, 0.0), "weights": WEIGHTS},
@@ -32,7 +32,7 @@ GIVEN = {
     "minibatches": {"schedule": EP(3, 0.0), "batch_size": 8, "weights": WEIGHTS},
     "wide minibatches": {"schedule": EP(3, 0.0), "batch_size": 40},
     "variational": {"schedule": EP(3, 0.0), "batch_size": 8, "scheme": "variational"},
-    "quick": {"schedule": ADF(settle=16), "batch_size": 8, "scheme": "quick_laplace"},
+    "quick": {"schedule": ADF(warm_up=16), "batch_size": 8, "scheme": "quick_laplace"},
     "Laplace rows": {"schedule": EP(3, 0.0), "scheme": "laplace"},
 }
 
@@ -99,7 +99,7 @@ def test_rows_of_every_length(passes):
         x[[0, -1]] *= i % 3 == 0
     y = np.where(rng.normal(size=n) > 0.0, 1.0, -1.0)
     mean, variance = rng.normal(size=d), rng.uniform(0.1, 3.0, d)
-    schedule = EP(passes, 0.0) if passes else ADF(settle=0)
+    schedule = EP(passes, 0.0) if passes else ADF(warm_up=0)
     given = {"prior_mean": mean, "prior_variance": variance, "schedule": schedule}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", epfast.ConvergenceWarning)
@@ -110,7 +110,7 @@ def test_rows_of_every_length(passes):
 
 
 @pytest.mark.parametrize("loss", [epfast.losses.Poisson(), epfast.losses.Binomial()], ids=str)
-@pytest.mark.parametrize("schedule", [ADF(settle=0), EP(3, 0.0)])
+@pytest.mark.parametrize("schedule", [ADF(warm_up=0), EP(3, 0.0)])
 @pytest.mark.parametrize("batch_size", [None, 6])
 def test_responses_of_any_width(loss, schedule, batch_size):
     X, _ = rows()
@@ -188,7 +188,7 @@ def test_memory_is_that_of_the_nonzeros(schedule):
 
 
 @pytest.mark.parametrize("batch_size", [None, 5])
-@pytest.mark.parametrize("schedule", [ADF(settle=0), EP(2, 0.0)], ids=["ADF", "EP"])
+@pytest.mark.parametrize("schedule", [ADF(warm_up=0), EP(2, 0.0)], ids=["ADF", "EP"])
 def test_entries_in_any_form(batch_size, schedule):
     """Twice the same column, unsorted, zeros that are stored, empty rows, indices of 64 bits."""
     X, y = rows(40, 9)
@@ -224,7 +224,7 @@ def test_entries_in_any_form(batch_size, schedule):
 @pytest.mark.parametrize("batch_size", [None, 7])
 def test_chunks_are_the_whole(intercept, batch_size):
     X, y = rows()
-    given = {"batch_size": batch_size, "schedule": ADF(settle=21), "intercept": intercept}
+    given = {"batch_size": batch_size, "schedule": ADF(warm_up=21), "intercept": intercept}
     whole = fit(sparse.csr_array(X), y, **given)
     assert_same(whole, fit(X, y, **given))
     for cuts in ([3, 50], [1, 2, 3, 90], range(10, 90, 10)):
@@ -244,13 +244,13 @@ def test_chunks_are_the_whole(intercept, batch_size):
 
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize(
-    "given", [{}, {"weights": WEIGHTS}, {"batch_size": 7}, {"schedule": ADF(settle=21)}], ids=str
+    "given", [{}, {"weights": WEIGHTS}, {"batch_size": 7}, {"schedule": ADF(warm_up=21)}], ids=str
 )
 def test_a_pass_resumed_from_any_point_is_the_pass(given, few, monkeypatch):
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
     X, y = rows(d=2000 if few else 25, density=0.005 if few else 0.2)
     X = sparse.csr_array(X)
-    given = {"schedule": ADF(settle=0), **given}
+    given = {"schedule": ADF(warm_up=0), **given}
 
     def part(some):
         return given | ({"weights": WEIGHTS[some]} if "weights" in given else {})
@@ -327,7 +327,7 @@ def test_costs(cost, batch_size):
     given = {
         "record": cost,
         "batch_size": batch_size,
-        "schedule": ADF(settle=24),
+        "schedule": ADF(warm_up=24),
         "intercept": True,
     }
     found, dense = fit(sparse.csr_array(X), y, **given), fit(X, y, **given)

@@ -31,7 +31,7 @@ SCHEDULES = [
     EP(sweeps=2, tol=0),
     EP(sweeps=3, tol=0, damping=0.6, power=0.7),
     EP(sweeps=3, tol=0, order="parallel", damping=0.3),
-    ADF(settle=0),
+    ADF(warm_up=0),
 ]
 WEIGHTS = np.array([2.0, 0.0, 1.0, 1.0, 3.0, 0.0])
 
@@ -150,7 +150,7 @@ def test_factorised_is_full_where_rows_have_one_entry(loss):
     y, w = rng.choice([-1.0, 1.0], 12), rng.uniform(0.0, 4.0, 12) * (np.arange(12) != 5)
     for schedule in (EP(300, 1e-12, order="sequential"), ADF()):
         given = {"loss": loss, "weights": w}
-        plain = ADF(settle=0) if isinstance(schedule, ADF) else schedule
+        plain = ADF(warm_up=0) if isinstance(schedule, ADF) else schedule
         a = fit(X, y, schedule=plain, **given)
         b = fit(X, y, schedule=schedule, posterior="full", **given)
         np.testing.assert_allclose(a.mean, b.mean, atol=1e-8)

@@ -49,7 +49,7 @@ def contraction(moved: float, least: float, stalled: int) -> tuple[float, int]:
     return (moved, 0) if moved < CONTRACTION * least else (least, stalled + 1)
 
 
-class Swept(NamedTuple):
+class Working(NamedTuple):
     """The sites after a sweep and the posterior that they make, which no later sweep changes."""
 
     #: (d, d), symmetric, or (d,) of a diagonal posterior; and (d,)
@@ -93,7 +93,7 @@ class Visits:
         return new, counts
 
 
-def gaussian(state: State, rooted: bool = False) -> Swept | None:
+def gaussian(state: State, rooted: bool = False) -> Working | None:
     """A state with its moments, or None if it is improper; rooted: with a root. O(d^3).
 
     The upper triangle of the precision is read; the other one is filled in.
@@ -104,7 +104,7 @@ def gaussian(state: State, rooted: bool = False) -> Swept | None:
     root = np.empty_like(covariance) if rooted else None
     with np.errstate(all="ignore"):
         log_norm = gaussian_moments(state.precision, state.shift, covariance, mean, root)
-    return None if log_norm is None else Swept(*state, covariance, mean, log_norm, root)
+    return None if log_norm is None else Working(*state, covariance, mean, log_norm, root)
 
 
 def following(old: Any, new: Any) -> Any:
@@ -129,12 +129,12 @@ def relaxed_of(start: Any, n: int) -> RelaxationFactors | None:
     return relaxed
 
 
-def with_moments(state: State) -> Swept:
+def with_moments(state: State) -> Working:
     """As :func:`gaussian`, of a state that is proper; diagonal ones too. O(d^3), or O(d)."""
     if state.precision.ndim == 1:
         with np.errstate(all="ignore"):  # the loop looks at what came out
             doubled = state.shift @ (state.shift / state.precision) - np.log(state.precision).sum()
-        return Swept(*state, None, None, 0.5 * float(doubled))
+        return Working(*state, None, None, 0.5 * float(doubled))
     return proper(gaussian(state._replace(precision=state.precision.copy())))
 
 
@@ -406,10 +406,10 @@ class Full(Form):
         if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
             self.parts = list(problem.parts(range(n)))
 
-    def prior(self) -> Swept:
+    def prior(self) -> Working:
         return with_moments(self.problem.base._replace(sites=self.flat()))
 
-    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+    def built(self, sites: Sites, sweeps: int) -> Working | None:
         """Base times the sites, or None if that is improper. O(n d^2 + d^3)."""
         base = self.problem.base
         precision, shift = base.precision.copy(), base.shift.copy()
@@ -434,7 +434,7 @@ class Full(Form):
 
         return of
 
-    def with_shifts(self, state: Swept, sites: Sites, mean: Array) -> Swept:
+    def with_shifts(self, state: Working, sites: Sites, mean: Array) -> Working:
         """The state after sites of the same precisions, whose mean is known. O(n d)."""
         base = self.problem.base
         shift = base.shift + sites.shift @ self.problem.data.X
@@ -450,7 +450,7 @@ class Full(Form):
         )
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
-        state = state if isinstance(state, Swept) else with_moments(state)
+        state = state if isinstance(state, Working) else with_moments(state)
         if state.covariance is None:
             mean, variance = state.shift / state.precision, 1.0 / state.precision
         else:

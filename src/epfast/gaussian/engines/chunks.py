@@ -21,8 +21,8 @@ from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     STALLED,
-    Swept,
     Visits,
+    Working,
     contraction,
     following,
     gaussian,
@@ -37,7 +37,7 @@ from epfast.inference.runtime import Tick, blas_threads
 
 Indices = NDArray[np.intp]
 #: the state that sites make after so many sweeps. None: an improper one
-Build = Callable[[Sites, int], Swept | None]
+Build = Callable[[Sites, int], Working | None]
 
 #: rows per block of marginals, of dense rows up to so many columns, and of all others: 150,000 rows
 #: of 10 columns take 59 ms in blocks of 128 and 67 ms in those of 512 or 1,024. Those of 600 and
@@ -157,7 +157,7 @@ class ChunkMemory(NamedTuple):
         )
 
 
-def taken_in(
+def mixed_in(
     steps: tuple[Step, ...],
     state: Any,
     moves: Array,
@@ -181,7 +181,7 @@ def taken_in(
     return (steps[-1:], None) if found is None else (steps, following(state, found))
 
 
-def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Swept | None:
+def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Working | None:
     """The state from which the next sweep is best begun (Anderson mixing). None: it is improper.
 
     Natural parameters are sums of those of the sweeps, with coefficients that add up to 1, that
@@ -287,7 +287,7 @@ class InChunks(Visits):
         #: whether the last sweep leaves it to the sites to form the precision anew
         self.refreshed = False
 
-    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
         memory: ChunkMemory = state.memory
         layout, first = self._lay_out(state.sweeps), 0
         visits, core, sequential = layout.visits, self.core, self.sequential
@@ -319,7 +319,7 @@ class InChunks(Visits):
             finally:
                 core.queue.close()
 
-        count = self._lanes(layout, memory.size)
+        count = self._threads_for(layout, memory.size)
         if count > 1:
             core.queue.open()
             with blas_threads(1), self.threads:
@@ -340,7 +340,7 @@ class InChunks(Visits):
         self.refreshed |= change(begun, now) <= schedule.tol * schedule.damping
         return counts._replace(left=now[:2]) if self.refreshed else counts._replace(made=made)
 
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state with the memory of the next sweep; sweeps that crawl are mixed."""
         memory: ChunkMemory = old.memory
         before, now = (Summary(s.mean, s.covariance.diagonal()) for s in (old, new))
@@ -350,7 +350,7 @@ class InChunks(Visits):
             memory = memory._replace(since=0)
         if self.spread is not None:
             moves = moves_of(old.sites, new.sites, self.spread)
-            steps, better = taken_in(memory.steps, new, moves)
+            steps, better = mixed_in(memory.steps, new, moves)
             memory = memory._replace(steps=steps)
             # of a state that was formed anew the loop asks what rounding has left
             if better is not None and not self.refreshed:
@@ -376,7 +376,7 @@ class InChunks(Visits):
             )
         return layout
 
-    def _lanes(self, layout: Layout, size: int) -> int:
+    def _threads_for(self, layout: Layout, size: int) -> int:
         """How many threads a chunk of this size is for."""
         if self.n_threads == 1:
             return 1
@@ -387,7 +387,7 @@ class InChunks(Visits):
                 return self.n_threads
             rows = Rows(np.zeros((1, self.problem.shape[1])))
         at = np.zeros(size, np.intp) if layout.at is None else layout.at[:size]
-        return min(self.n_threads, self.core.lanes_of(rows, at, size))
+        return min(self.n_threads, self.core.threads_for(rows, at, size))
 
     def _at_once(self, size: int) -> int:
         """Rows of as many chunks as one look at signals is for."""

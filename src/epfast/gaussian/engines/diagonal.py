@@ -23,7 +23,7 @@ from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
     Full,
-    Swept,
+    Working,
     following,
     gaussian,
     plain,
@@ -59,7 +59,7 @@ NUMBERS, MOST_PARTS = 1 << 18, 16
 
 def warm_up_rows(schedule: Any, size: int, d: int) -> int:
     """How many rows settle before a pass of ADF, of whole minibatches of so many."""
-    rows: int | None = schedule.settle
+    rows: int | None = schedule.warm_up
     if rows is None:
         most = max(1, WARM_UP_NUMBERS // d) * size
         rows = min(max(WARM_UP_ROWS, WARM_UP_PER_DIMENSION * d), most)
@@ -81,12 +81,12 @@ class Dense(Full):
         self.size, self.shape = size, (n_sites, len(problem.base.shift))
         self.shapes, self.weights = (self.shape, self.shape, self.shape[:1]), None
 
-    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+    def built(self, sites: Sites, sweeps: int) -> Working | None:
         precision, shift = self.total(sites)
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
         return gaussian(State(precision, shift, sites, total, sweeps))
 
-    def result(self, state: Swept) -> State:
+    def result(self, state: Working) -> State:
         return plain(state)._replace(sites=None if state.sites is None else self.given(state.sites))
 
     def memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
@@ -134,7 +134,7 @@ class Dense(Full):
             added = np.add.reduce(sites.precision), np.add.reduce(sites.shift)
             return base.precision + added[0], base.shift + added[1]
 
-    def begin(self, state: Swept, core: MinibatchSweep) -> Any:
+    def begin(self, state: Working, core: MinibatchSweep) -> Any:
         """What visits change on their way: a posterior of their own."""
         return state.precision.copy(), state.shift.copy()
 
@@ -168,11 +168,11 @@ class Dense(Full):
         """The call of the core for :meth:`visit`."""
         core.sweep(design, y, self.size, order, *q, **given)
 
-    def natural(self, q: Any, known: Swept) -> tuple[Array, Array]:
+    def natural(self, q: Any, known: Working) -> tuple[Array, Array]:
         """Precision and shift that visits have left; known: where they began."""
         return q[0].copy(), q[1].copy()
 
-    def log_scale(self, new: Swept, known: Swept, core: Any) -> float:
+    def log_scale(self, new: Working, known: Working, core: Any) -> float:
         """The log scale after visits without sites."""
         return float(known.log_scale + core.log_scale_total)
 
@@ -251,7 +251,7 @@ class ByColumns(Dense):
         add_entries(self.column, sites.precision, sites.shift, precision, shift)
         return precision, shift
 
-    def begin(self, state: Swept, core: Any) -> Any:
+    def begin(self, state: Working, core: Any) -> Any:
         if core.one_row:
             return moments_of(state.precision, state.shift)
         return super().begin(state, core)
@@ -266,12 +266,12 @@ class ByColumns(Dense):
             given |= {"site_start": self.start, "site_column": self.column}
         core.factors(design, y, self.size, order, *q, **given)
 
-    def natural(self, q: Any, known: Swept) -> tuple[Array, Array]:
+    def natural(self, q: Any, known: Working) -> tuple[Array, Array]:
         if isinstance(q, tuple):
             return super().natural(q, known)
         return natural_of(q, known.precision, known.shift)
 
-    def log_scale(self, new: Swept, known: Swept, core: Any) -> float:
+    def log_scale(self, new: Working, known: Working, core: Any) -> float:
         if not core.one_row:
             return super().log_scale(new, known, core)
         # of rows the core knows the evidence, not the scale
@@ -330,7 +330,9 @@ class DiagonalEngine(EPEngine):
         if self.problem.tilted().separate:
             self.threads = threads
 
-    def visit(self, state: Swept, sites: Sites, tick: Tick, parallel: bool | None = None) -> Counts:
+    def visit(
+        self, state: Working, sites: Sites, tick: Tick, parallel: bool | None = None
+    ) -> Counts:
         """All factors in turn, or all from the posterior before the sweep.
 
         parallel: whether the latter. None: what the schedule says.
@@ -362,7 +364,7 @@ class DiagonalEngine(EPEngine):
         refused, failed, clipped = map(sum, zip(*changes, strict=True))
         return Counts(refused, failed, clipped, trace=trace)
 
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state with the memory of the steps on all means, if there may be some."""
         if not self.steps:
             return new, counts
@@ -379,10 +381,10 @@ class DiagonalEngine(EPEngine):
             count *= 2
         return count
 
-    def begun(self, state: Swept, is_flat: bool) -> Swept:
+    def begun(self, state: Working, is_flat: bool) -> Working:
         return state._replace(memory=MeansMemory()) if self.steps else state
 
-    def before(self, state: Swept) -> Swept:
+    def before(self, state: Working) -> Working:
         """The posterior from which a sweep is best begun, where sweeps crawl: that of a step."""
         memory: MeansMemory = state.memory
         if not memory.steps:
@@ -393,7 +395,7 @@ class DiagonalEngine(EPEngine):
             stepped = self._stepped(state) if stepped is None else stepped
         return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
 
-    def _stepped(self, state: Swept) -> Swept | None:
+    def _stepped(self, state: Working) -> Working | None:
         """The posterior after a step on all means, or None where there is none."""
         sites, X = state.sites, self.problem.data.X
         if 0 < physical_memory() < means.BYTES * sites.precision.size:
@@ -409,7 +411,7 @@ class DiagonalEngine(EPEngine):
         )
         if memory is None:
             return None
-        result: Swept | None = self.form.built(new, state.sweeps)
+        result: Working | None = self.form.built(new, state.sweeps)
         origin = memory._replace(origin=plain(state))
         return None if result is None else result._replace(memory=origin)
 
@@ -423,11 +425,11 @@ class DiagonalPass(DiagonalEngine):
     settle by EP, and the pass goes on from there.
     """
 
-    def init(self, start: Any) -> Swept:
+    def init(self, start: Any) -> Working:
         return adf_begun(self.problem, start)
 
     def visit(  # type: ignore[override]
-        self, state: Swept, sites: None, tick: Tick
+        self, state: Working, sites: None, tick: Tick
     ) -> Counts:
         """A pass; Ctrl-C leaves the posterior of the factors before the call that it falls in.
 
@@ -476,7 +478,7 @@ class DiagonalPass(DiagonalEngine):
         new = reached._replace(sweeps=sweeps + 1)
         return Counts(refused, failed, clipped, made=new, trace=trace)
 
-    def _after(self, q: Any, known: Swept, rows: int) -> Swept:
+    def _after(self, q: Any, known: Working, rows: int) -> Working:
         """The posterior that visits of so many rows have left, and that was known before."""
         precision, shift = self.form.natural(q, known)
         seen = known.rows_seen + rows
@@ -491,7 +493,7 @@ class DiagonalPass(DiagonalEngine):
             return (Data(*pair) for pair in X.pieces(self.form.size, first))
         return iter([self.problem.data])
 
-    def _warmed_up(self, data: Data, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
+    def _warmed_up(self, data: Data, some: NDArray[np.intp]) -> tuple[Working, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.

@@ -29,8 +29,8 @@ from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
     Full,
-    Swept,
     Visits,
+    Working,
     contraction,
     gaussian,
 )
@@ -142,12 +142,12 @@ MOST_CURVATURES = 1 << 25
 BY_ROWS_UP_TO = 32
 
 
-def stack(parts: list[Swept], sites: Sites, log_scale: float, sweeps: int) -> Swept:
+def stack(parts: list[Working], sites: Sites, log_scale: float, sweeps: int) -> Working:
     """Gaussians of the latents, (C, ...), and the sites of the rows."""
     arrays = [[part.precision, part.shift, part.covariance, part.mean] for part in parts]
     precision, shift, covariance, mean = map(np.stack, zip(*arrays, strict=True))
     state = State(precision, shift, sites, log_scale, sweeps)
-    return Swept(*state, covariance, mean, sum(part.log_norm for part in parts))
+    return Working(*state, covariance, mean, sum(part.log_norm for part in parts))
 
 
 class Stack(Full):
@@ -161,7 +161,7 @@ class Stack(Full):
 
     prior = Form.prior
 
-    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+    def built(self, sites: Sites, sweeps: int) -> Working | None:
         """The prior times the sites, or None if that is no proper Gaussian. O(C n d^2)."""
         parts = []
         for k in range(sites.shift.shape[1]):
@@ -189,7 +189,7 @@ class LatentChunks(Visits):
         self.chunks: list[ChunkedSweep] = []
         self.summed = True
 
-    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
         memory: ChunkMemory = state.memory
         layout, before = self._laid_out(state.sweeps), self.core.n_refused
         n, own = len(layout.visits), by_latent(sites)
@@ -223,7 +223,7 @@ class LatentChunks(Visits):
             return counts._replace(made=made)
         return counts._replace(left=(made.mean.ravel(), made.covariance.diagonal(0, 1, 2).ravel()))
 
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state with its memory: chunks are made smaller where sweeps do not contract."""
         memory: ChunkMemory = old.memory._replace(
             flat=False, since=0 if self.summed else old.memory.since + 1
@@ -320,10 +320,10 @@ class StackEngine(EPEngine):
             self.moments, self.steps = moments, True
             self.prior_covariance = inverse_of(problem.prior.precision)
 
-    def visits(self, state: Swept) -> Visits:
+    def visits(self, state: Working) -> Visits:
         return self.chunks or self
 
-    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
         problem, core, before = self.problem, self.core, self.core.n_refused
         own, covariance, mean = by_latent(sites), state.covariance.copy(), state.mean.copy()
         visits = problem.schedule.checked_visits(problem.shape[0], state.sweeps)
@@ -335,15 +335,15 @@ class StackEngine(EPEngine):
         refused = min(len(sites.log_scale), core.n_refused - before)
         return Counts(refused, left=(mean.ravel(), variance))
 
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state, whose sites are flat no more."""
         return new._replace(memory=new.memory._replace(flat=False)), counts
 
-    def begun(self, state: Swept, is_flat: bool) -> Swept:
+    def begun(self, state: Working, is_flat: bool) -> Working:
         size = self.n_sites if self.order == "parallel" else chunk_size(self.problem)
         return state._replace(memory=ChunkMemory(size, is_flat))
 
-    def before(self, state: Swept) -> Swept:
+    def before(self, state: Working) -> Working:
         """The state after a step on all means. O(C n d^2).
 
         Each latent is solved for by its covariance, and what all have in common by the prior's.
@@ -376,7 +376,7 @@ class StackEngine(EPEngine):
             return state
         return state._replace(sites=state.sites._replace(shift=shifts), shift=shift, mean=mean)
 
-    def drifts(self, state: Swept) -> bool:
+    def drifts(self, state: Working) -> bool:
         return bool(state.memory.since > 0)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.engines.base import Swept
+from epfast.gaussian.engines.base import Working
 from epfast.gaussian.engines.chunks import DEPTH, MOST_MIXED, Step
 from epfast.gaussian.engines.latents import conjugate_gradients
 from epfast.gaussian.problem import Problem, State
@@ -166,7 +166,7 @@ def _scaled_solution(matrix: Array, right: Array) -> Array | None:
 
 
 def step_to(
-    problem: Problem, X: Any, state: Swept, fitted: Swept, before: Sites, after: Sites
+    problem: Problem, X: Any, state: Working, fitted: Working, before: Sites, after: Sites
 ) -> MeansMemory | None:
     """Take new sites, fitted from one posterior, to where a Newton step on its mean leads.
 

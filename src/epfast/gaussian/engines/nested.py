@@ -26,11 +26,11 @@ from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
     Full,
-    Swept,
+    Working,
     contraction,
     gaussian,
 )
-from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, taken_in
+from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, mixed_in
 from epfast.gaussian.engines.rows import ENOUGH, MEAN_STEPS
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Counts, Sites
@@ -209,7 +209,7 @@ class Joint(Full):
 
     prior = Form.prior
 
-    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+    def built(self, sites: Sites, sweeps: int) -> Working | None:
         """The prior times the sites, or None if that is improper. O(n (C d)^2 + (C d)^3)."""
         prior, count = self.problem.prior, self.count
         precision, shift, scale = self.sums(np.arange(self.problem.n_rows), sites)
@@ -293,13 +293,13 @@ class NestedEngine(EPEngine):
         #: whether all curvatures may be at hand
         self.has_passes = self.n_sites * problem.loss.latents**2 <= AT_ONCE
 
-    def begun(self, state: Swept, is_flat: bool) -> Swept:
+    def begun(self, state: Working, is_flat: bool) -> Working:
         return state._replace(memory=NestedMemory())
 
-    def drifts(self, state: Swept) -> bool:
+    def drifts(self, state: Working) -> bool:
         return state.memory.passed is None  # what a pass has left was made of the sites
 
-    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
         n, parts, damping, self.passed = self.n_sites, 1, self.schedule.damping, False
         if self.is_auto:
             parts = int(np.clip(n // self.order_of_matrices, 1, MOST_PARTS))
@@ -318,7 +318,7 @@ class NestedEngine(EPEngine):
         made = now._replace(sites=sites, sweeps=state.sweeps + 1)
         return Counts(min(refused, n), made=made)
 
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state with the memory of automatic steps."""
         if not self.is_auto:
             return new, counts
@@ -337,11 +337,11 @@ class NestedEngine(EPEngine):
             return new._replace(memory=memory), counts
         moves = np.concatenate([step, 0.5 * np.log(variance / old.covariance.diagonal())])
         # the precision of a row is no linear function of its sites, with u integrated out
-        steps, better = taken_in(old.memory.steps, new, moves, self.form.built)
+        steps, better = mixed_in(old.memory.steps, new, moves, self.form.built)
         new = better or new
         return new._replace(memory=memory._replace(steps=steps)), counts
 
-    def _pass(self, state: Swept) -> Swept | None:
+    def _pass(self, state: Working) -> Working | None:
         """The state after all sites are fitted from one posterior, whose means settle first.
 
         With the precisions M of the sites on the differences held, and so the covariances C of all
@@ -386,12 +386,12 @@ class NestedEngine(EPEngine):
             first = last if step == 0 else first
             if not last <= first:
                 return None
-        made: Swept | None = form.built(inner, state.sweeps + 1)
+        made: Working | None = form.built(inner, state.sweeps + 1)
         return made
 
     def _part(
-        self, state: Swept, numbers: NDArray[np.intp], sites: Sites, damping: float
-    ) -> tuple[Swept | None, int]:
+        self, state: Working, numbers: NDArray[np.intp], sites: Sites, damping: float
+    ) -> tuple[Working | None, int]:
         """Fit sites of some rows from one posterior in place. Return how many rows are lost."""
         old = families.taken(sites, numbers)
         h, S = self.form.marginals(state, numbers)

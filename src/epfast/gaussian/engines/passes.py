@@ -17,7 +17,7 @@ from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
     EPEngine,
     Full,
-    Swept,
+    Working,
     flat,
     natural,
     plain,
@@ -33,7 +33,7 @@ from epfast.inference.runtime import Tick
 Piece = tuple[RowSlice, NDArray[np.intp]]
 
 
-def adf_begun(problem: Problem, start: Any) -> Swept:
+def adf_begun(problem: Problem, start: Any) -> Working:
     """The state before a pass."""
     d = len(problem.base.shift)
     if start is not None and start.shift.size != d:
@@ -54,10 +54,10 @@ class PassEngine(EPEngine):
         self.tilted = problem.tilted() if self.by_rows else None
         self.core: Any = sequential_core(problem, self.tilted) if self.tilted else None
 
-    def init(self, start: Any) -> Swept:
+    def init(self, start: Any) -> Working:
         return adf_begun(self.problem, start)
 
-    def visit(self, state: Swept, sites: None, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: None, tick: Tick) -> Counts:
         reached, factors, counts = state, 0, np.zeros(2, dtype=int)
         try:
             visit = self._rows if self.by_rows else self._minibatches
@@ -74,8 +74,8 @@ class PassEngine(EPEngine):
         return Counts(int(counts[0]), int(counts[1]), made=new)
 
     def _rows(
-        self, state: Swept, part: RowSlice, sizes: NDArray[np.intp]
-    ) -> tuple[Swept, tuple[int, int]]:
+        self, state: Working, part: RowSlice, sizes: NDArray[np.intp]
+    ) -> tuple[Working, tuple[int, int]]:
         """Take in rows, in the moments."""
         core, count = self.core, len(sizes)
         covariance, mean = state.covariance.copy(), state.mean.copy()
@@ -91,8 +91,8 @@ class PassEngine(EPEngine):
         return new, (core.n_refused - before, 0)
 
     def _minibatches(
-        self, state: Swept, part: RowSlice, sizes: NDArray[np.intp]
-    ) -> tuple[Swept, tuple[int, int]]:
+        self, state: Working, part: RowSlice, sizes: NDArray[np.intp]
+    ) -> tuple[Working, tuple[int, int]]:
         """Take in minibatches, in precision and shift."""
         core = laplace_core(self.problem, len(state.shift), int(sizes.max()))
         sites = flat(part.rows.n)
@@ -107,7 +107,7 @@ class PassEngine(EPEngine):
         )
         return new, (core.n_failed, core.n_failed)
 
-    def _whole(self, state: Swept) -> Swept:
+    def _whole(self, state: Working) -> Working:
         """The other picture of a posterior, which visits leave behind. O(d^3)."""
         if not self.by_rows:
             return with_moments(plain(state))

@@ -28,8 +28,8 @@ from epfast.gaussian.engines.base import (
     STALLED,
     EPEngine,
     Full,
-    Swept,
     Visits,
+    Working,
     contraction,
     flat,
     gaussian,
@@ -42,7 +42,7 @@ from epfast.gaussian.engines.chunks import (
     Step,
     block_size,
     chunk_size,
-    taken_in,
+    mixed_in,
 )
 from epfast.gaussian.engines.joint import cavities, log_mass
 from epfast.gaussian.engines.rows import (
@@ -165,14 +165,14 @@ class ByWeights(Full):
         precision, shift = precision + np.diag(weights.precision), shift + weights.shift
         return gaussian(State(precision, shift, sites, float(sites.log_scale.sum()), sweeps))
 
-    def after_weights(self, state: Swept, sites: Sites, before: Sites) -> Swept | None:
+    def after_weights(self, state: Working, sites: Sites, before: Sites) -> Working | None:
         """A state of these rows with other prior sites than before. O(d^3)."""
         weights = split(sites, self.n)[1]
         precision = state.precision + np.diag(weights.precision - before.precision)
         shift, total = state.shift + weights.shift - before.shift, float(sites.log_scale.sum())
         return gaussian(State(precision, shift, sites, total, state.sweeps))
 
-    def of_the_weights(self, state: Swept) -> tuple[Array, Array]:
+    def of_the_weights(self, state: Working) -> tuple[Array, Array]:
         """What visits of weights update: a matrix and a vector, copies."""
         return state.covariance.copy(), state.mean.copy()
 
@@ -426,7 +426,7 @@ class WeightEngine(EPEngine):
         precision = (weights.precision - old.precision) * spread
         moves = np.concatenate([precision, (weights.shift - old.shift) * np.sqrt(spread)])
         moves /= before.memory.damping
-        steps, made = taken_in(memory.steps, new, moves, form.built, memory.mixes)
+        steps, made = mixed_in(memory.steps, new, moves, form.built, memory.mixes)
         if made is not None:
             precision = split(made.sites, form.n)[1].precision
             if (precision * form.summary(made, False).variance < 1.0)[form.given.visits].all():

@@ -22,8 +22,8 @@ from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
     Full,
-    Swept,
     Visits,
+    Working,
     gaussian,
 )
 from epfast.gaussian.engines.chunks import (
@@ -33,10 +33,10 @@ from epfast.gaussian.engines.chunks import (
     Step,
     chunk_size,
     is_for_chunks,
+    mixed_in,
     moves_of,
     overshoots,
     sequential_core,
-    taken_in,
 )
 from epfast.gaussian.engines.joint import cavities, fitted_at, log_mass
 from epfast.gaussian.problem import Problem, State
@@ -70,7 +70,7 @@ class InTurn(Visits):
         self.parts = form.parts if plain else None
         self.numbers = np.arange(problem.n_rows)
 
-    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
         core, problem, parts = self.core, self.problem, self.parts
         before, core.moved = core.n_refused, 0.0
         covariance, mean = state.covariance.copy(), state.mean.copy()
@@ -84,7 +84,7 @@ class InTurn(Visits):
         left = mean, covariance.diagonal().copy()
         return Counts(core.n_refused - before, residual=residual, left=left)
 
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state, or the prior where rows are stuck, from which all rows are fitted at once.
 
         The first rows may pin the posterior where most of the others are outliers, of which some
@@ -138,7 +138,7 @@ class AtOnce(Visits):
         return Counts(refused, residual=max(core.residual for core in self.cores))
 
 
-def settles_means(problem: Problem) -> bool:
+def has_mean_passes(problem: Problem) -> bool:
     """Whether the automatic order has passes, see :class:`MeansFirst`."""
     schedule, X = problem.schedule, problem.data.X
     plain = schedule.is_automatic and schedule.block is None and schedule.power == 1.0
@@ -147,7 +147,7 @@ def settles_means(problem: Problem) -> bool:
     return bool(plain and many and problem.scheme.integrates and problem.loss.log_concave)
 
 
-def order_of(state: Swept) -> str:
+def order_of(state: Working) -> str:
     """The order of a state's sweeps that are no passes."""
     if state.order != MEANS:
         return state.order
@@ -190,7 +190,7 @@ class MeansFirst(Visits):
         #: the passes so far without another sweep
         self.steps: tuple[Step, ...] = ()
 
-    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
         found = self.taken = self._ahead(state) if state.order == MEANS else None
         self.in_turn = found is None and self.otherwise.in_turn
         if found is None:
@@ -202,7 +202,7 @@ class MeansFirst(Visits):
             part[:] = new
         return Counts(found.refused)
 
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state of mixed passes. Another pass follows unless this one did not contract.
 
         What is left of the distance to a fixed point is what the pass has moved, times the factor
@@ -225,14 +225,14 @@ class MeansFirst(Visits):
         if max(ahead.moves) > max(tol, STANDS):
             counts = counts._replace(settled=False)
         moves = moves_of(taken.before, ahead.before, taken.s)
-        self.steps, better = taken_in(self.steps, new, moves)
+        self.steps, better = mixed_in(self.steps, new, moves)
         if better is not None and rate > SLOW and rate * moved > tol:
             new = better
         if new.memory is not None:  # of chunks: the sites have made this state
             new = new._replace(memory=new.memory._replace(since=0))
         return new, counts._replace(remaining=rate * moved)
 
-    def _ahead(self, state: Swept) -> Any:
+    def _ahead(self, state: Working) -> Any:
         """The pass from a state, looked up or found, or None where there is none. O(n d^2)."""
         before, known = state.sites, self.engine.ahead
         if known is not None and known[0] is before:
@@ -250,7 +250,7 @@ class MeansFirst(Visits):
         self.engine.ahead = before, found
         return found
 
-    def _settled(self, state: Swept) -> tuple[Any, ...] | None:
+    def _settled(self, state: Working) -> tuple[Any, ...] | None:
         """Mean and variance of the rows, sites whose means have converged, and these means.
 
         They are those of the rows, then of the weights, and the largest last change of a row, in
@@ -292,7 +292,7 @@ class MeansFirst(Visits):
 
 #: gives the problem of the next sweep, with its prior and loss, or None where it is the same, and
 #: whether it is far from the one before
-Learns = Callable[[Swept], tuple[Problem | None, bool]]
+Learns = Callable[[Working], tuple[Problem | None, bool]]
 
 
 def order_of_rows(problem: Problem) -> str:
@@ -325,26 +325,26 @@ class RowEngine(EPEngine):
         self.tilted: TiltedMoments = problem.tilted()
         self.threads = ThreadPool(1)
         self._made: dict[str, Visits] = {}
-        self.settles = self.form.rooted = settles_means(problem)
+        self.has_passes = self.form.rooted = has_mean_passes(problem)
         #: sites, and the pass that follows their state, if any does
         self.ahead: tuple[Sites, Ahead | None] | None = None
         self.learns: Any = None
 
-    def init(self, start: Any) -> Swept:
+    def init(self, start: Any) -> Working:
         """The state of a start. Under another prior the sum over the rows is kept. O(d^3)."""
         before = getattr(start, "problem", None)
         if before is not None and before.data.X is self.problem.data.X:
             state = self._under(self.problem.base, start.state, before.base)
             if state is not None:
                 return self.begun(state, False)
-        found: Swept = super().init(start)
+        found: Working = super().init(start)
         return found
 
     def learn(self, learns: Learns) -> None:
         """Let prior and loss follow the sites between sweeps. Passes would have to start again."""
-        self.learns, self.steps, self.settles = learns, True, False
+        self.learns, self.steps, self.has_passes = learns, True, False
 
-    def before(self, state: Swept) -> Swept:
+    def before(self, state: Working) -> Working:
         """The posterior of the same sites under the prior that follows from them."""
         (there, self.far), problem, memory = self.learns(state), self.problem, state.memory
         new = None if there is None else self._under(there.base, state, problem.base)
@@ -360,7 +360,7 @@ class RowEngine(EPEngine):
             memory = memory._replace(steps=())
         return new._replace(order=state.order, memory=memory)
 
-    def _under(self, base: State, state: Any, before: State) -> Swept | None:
+    def _under(self, base: State, state: Any, before: State) -> Working | None:
         """The posterior of the sites of a state with another base than the one before. O(d^3)."""
         precision, shift, sites = state.precision, state.shift, state.sites
         if base is not before:
@@ -375,23 +375,23 @@ class RowEngine(EPEngine):
         if self.tilted.separate:
             self.threads = threads
 
-    def visits(self, state: Swept) -> Visits:
+    def visits(self, state: Working) -> Visits:
         order = order_of(state) if state.order == MEANS else state.order
         if order not in self._made:
             made = visits_of(order, self.problem, self.tilted, self.form, self.threads)
-            self._made[order] = MeansFirst(self, made) if self.settles else made
+            self._made[order] = MeansFirst(self, made) if self.has_passes else made
         return self._made[order]
 
-    def begun(self, state: Swept, is_flat: bool) -> Swept:
+    def begun(self, state: Working, is_flat: bool) -> Working:
         """The state, and how its first sweep goes."""
         order, memory = order_of_rows(self.problem), None
         if order == "chunked":
             memory = ChunkMemory(chunk_size(self.problem), is_flat)
-        if self.settles and not is_flat:
+        if self.has_passes and not is_flat:
             order = MEANS
         return state._replace(order=order, memory=memory)
 
-    def drifts(self, state: Swept) -> bool:
+    def drifts(self, state: Working) -> bool:
         return isinstance(state.memory, ChunkMemory) and state.memory.since > 0
 
     def known(self, state: Any) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from epfast.gaussian.engines.base import (
     STALLED,
     EPEngine,
     Full,
-    Swept,
     Visits,
+    Working,
     contraction,
     gaussian,
 )
@@ -222,7 +222,7 @@ class LaplaceFactors(Visits):
         self.size = min(problem.batch_size or 1, n)
         self.core = laplace_core(problem, d, self.size)
 
-    def visit(self, state: State | Swept, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: State | Working, sites: Sites, tick: Tick) -> Counts:
         core = self.core
         before = core.n_failed
         precision, shift = state.precision.copy(), state.shift.copy()
@@ -269,10 +269,10 @@ class LaplaceEngine(EPEngine):
         self.n_sites, self.tasks = problem.n_sites, Tasks()
         self._factors = LaplaceFactors(problem)
 
-    def visits(self, state: Swept) -> Visits:
+    def visits(self, state: Working) -> Visits:
         return self._factors if self.tasks.executor is None else self
 
-    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
         problem, q = self.problem, (state.precision, state.shift)
         n, size, count = problem.shape[0], problem.batch_size or 1, problem.n_sites
         parts = np.array_split(np.arange(count), min(count, self.tasks.width))
@@ -415,7 +415,7 @@ class Tied(Full):
         count, d, self.sizes = len(sizes), self.order, sizes
         self.shapes, self.weights = ((count, d, d), (count, d), (count,)), None
 
-    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+    def built(self, sites: Sites, sweeps: int) -> Working | None:
         base = self.problem.base
         precision = base.precision + np.tensordot(self.sizes, sites.precision, 1)
         shift = base.shift + self.sizes @ sites.shift
@@ -454,19 +454,19 @@ class SharedEngine(EPEngine):
         """How many batches a sweep has. Refuses one that is too large."""
         return int(self.batches(self.schedule, 0).last.sum())
 
-    def begun(self, state: Swept, is_flat: bool) -> Swept:
+    def begun(self, state: Working, is_flat: bool) -> Working:
         # a start may be a fixed point, which batches would leave
         near = Ending(None if self.whole is None else DAMPING, True)
         return state._replace(memory=Ending() if is_flat else near)
 
-    def phase(self, state: Swept) -> tuple[Any, float]:
+    def phase(self, state: Working) -> tuple[Any, float]:
         """The schedule of the next sweep, and its damping."""
         damping = state.memory.damping
         if damping is None:
             return self.schedule, self.schedule.damping
         return self.whole, min(damping, self.schedule.damping)
 
-    def visit(self, state: Swept, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
         """Fit batches in turn, each with the site of its group, or a task per group from one q."""
         schedule, damping = self.phase(state)
         if schedule.order != "parallel":
@@ -481,7 +481,7 @@ class SharedEngine(EPEngine):
         self.checked = any(update.checked for update in found)
         return Counts(sum(update.refused for update in found))
 
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state with the distance to its end. At a tolerance whole groups end a run."""
         new = new._replace(memory=new.memory._replace(checked=self.checked))
         tol, (_, damping) = self.schedule.tol, self.phase(old)
@@ -498,7 +498,7 @@ class SharedEngine(EPEngine):
         return new._replace(memory=new.memory.next(distance)), counts._replace(settled=settled)
 
     def calls(
-        self, state: Swept, sites: Sites, schedule: Any, damping: float
+        self, state: Working, sites: Sites, schedule: Any, damping: float
     ) -> tuple[list[tuple[Any, ...]], list[int]]:
         """What is asked of each group, a function and its arguments, and its number of rows."""
         batches = self.batches(schedule, state.sweeps)
@@ -651,7 +651,7 @@ class Shards(Full):
         site: Sites = families.damped(old.site, new.site, share)
         return ShardSite(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
 
-    def built(self, sites: Any, sweeps: int) -> Swept | None:
+    def built(self, sites: Any, sweeps: int) -> Working | None:
         """Base times the sites of the shards, in their order. None if improper. O(K d^2 + d^3)."""
         base, found = self.problem.base, zip(*(part.site for part in sites), strict=True)
         precision, shift, scale = (np.sum(numbers, axis=0) for numbers in found)
@@ -683,22 +683,22 @@ class ShardEngine(EPEngine):
         """Whether a worker that has a shard does nothing, while others are in flight."""
         return True
 
-    def init(self, start: Any) -> Swept:
+    def init(self, start: Any) -> Working:
         self.tasks.cancel()  # of a run from a start that was dropped
-        state: Swept = super().init(start)
+        state: Working = super().init(start)
         return state
 
-    def opened(self, state: Swept) -> list[ShardSite]:
+    def opened(self, state: Working) -> list[ShardSite]:
         return list(state.memory.parts)
 
-    def between(self, state: Swept, sites: list[ShardSite], share: float) -> list[ShardSite]:
+    def between(self, state: Working, sites: list[ShardSite], share: float) -> list[ShardSite]:
         both = zip(state.memory.parts, sites, strict=True)
         return [self.form.between(*pair, share) for pair in both]
 
-    def visits(self, state: Swept) -> Visits:
+    def visits(self, state: Working) -> Visits:
         return AsTheyCome(self) if self.schedule.order == AS_COMPLETED else self
 
-    def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: list[ShardSite], tick: Tick) -> Counts:
         damping, refused, failed, self.distance = self.schedule.damping, 0, 0, 0.0
         precision, shift = state.precision, state.shift
         visits = [int(k) for k in self.schedule.checked_visits(len(sites), state.sweeps)]
@@ -716,7 +716,7 @@ class ShardEngine(EPEngine):
                 sites[k] = ShardSite(update.site, update.rows)
         return Counts(refused, failed)
 
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state. Sweeps of a shard may return to where they began."""
         return new, counts._replace(settled=False) if self.distance > self.schedule.tol else counts
 
@@ -737,7 +737,7 @@ class AsTheyCome(Visits):
         #: factors that kept their sites, change of the last sweep in a shard, sum of all changes
         self.refused, self.distance, self.changed = 0, 0.0, 0.0
 
-    def visit(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: list[ShardSite], tick: Tick) -> Counts:
         self.precision, self.shift, self.parts = state.precision, state.shift, sites
         count, sizes, taken, none = len(sites), self.engine.form.sizes, 0, (0,) * len(sites)
         begun = Flow(self.schedule.damping, tuple(range(count)), none, none, (NEVER,) * count)
@@ -771,7 +771,7 @@ class AsTheyCome(Visits):
             tick(sizes[k])
         return Counts(self.refused)
 
-    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state, with how the next answers are taken.
 
         A run ends where each shard has answered to the posterior that stands still: what a slow
