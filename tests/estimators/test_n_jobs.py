@@ -1,5 +1,8 @@
 """n_jobs of the estimators: over problems, or inside one fit; alone and inside others' workers."""
 
+import warnings
+from functools import partial
+
 import joblib
 import numpy as np
 import pytest
@@ -113,6 +116,15 @@ def test_blas_has_one_thread_in_each_of_several_fits():
         assert [set(one) for one in seen] == [{1}] * 4
         assert blas() == before
         assert in_threads([blas] * 2, 1) == [before] * 2
+
+
+@pytest.mark.parametrize("kind", [LinearClassifier, partial(GPClassifier, KERNEL)])
+def test_after_fits_warnings_are_as_found(kind):
+    X, y = SETS["iris"]
+    before = list(warnings.filters)
+    for _ in range(3):
+        kind(n_jobs=3).fit(X, y)
+        assert warnings.filters == before
 
 
 @pytest.mark.full

@@ -228,15 +228,15 @@ class Posteriors:
     @property
     def posterior_(self) -> Any:
         """The posterior, where there is one. Else there is ``posteriors_``."""
-        name, found = type(self).__name__, self.__dict__.get("posteriors_")
-        if found is None:
+        name, posteriors = type(self).__name__, self.__dict__.get("posteriors_")
+        if posteriors is None:
             raise AttributeError(f"this {name} is not fitted, so it has no posterior_")
-        if len(found) > 1:
+        if len(posteriors) > 1:
             raise AttributeError(
-                f"this {name} has no posterior_: it fitted each of {len(found)} classes against "
-                "the rest, and has a posterior for each in posteriors_"
+                f"this {name} has no posterior_: it fitted each of {len(posteriors)} classes "
+                "against the rest, and has a posterior for each in posteriors_"
             )
-        return found[0]
+        return posteriors[0]
 
 
 class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -355,9 +355,9 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         """Logs by class, from those of the classes that were seen. -inf for the others."""
         if self._all_seen:
             return logs
-        found = np.full((len(logs), len(self.classes_)), -np.inf)
-        found[:, self._seen] = logs
-        return found
+        of_all = np.full((len(logs), len(self.classes_)), -np.inf)
+        of_all[:, self._seen] = logs
+        return of_all
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable class.

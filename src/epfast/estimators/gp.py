@@ -255,11 +255,11 @@ class GPClassifier(ProcessModel, LatentClassifier):
         return self.predict_latent(X)
 
     def _log_probabilities(self, rows: Any) -> Array:
-        found = []
+        parts = []
         for some in self._blocks(rows):
             ((post, given),) = self._cross(some)
-            found.append(post.predict_log_proba(*given))
-        return np.concatenate(found)
+            parts.append(post.predict_log_proba(*given))
+        return np.concatenate(parts)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable class.

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from epfast.inference.runtime import blas_threads, cores, threads_of, with_room
 
 # scikit-learn is there, or epfast.estimators.base would have said so
-from joblib import effective_n_jobs  # isort: skip
-from sklearn.utils.parallel import Parallel, delayed  # isort: skip
+# scikit-learn's own Parallel sets the filters of warnings in each thread, which spoils those of all
+from joblib import Parallel, delayed, effective_n_jobs  # isort: skip
 
 R = TypeVar("R")
 
@@ -51,7 +51,7 @@ def in_threads(calls: list[Callable[[], R]], jobs: int) -> list[R]:
         return [call() for call in calls]
     # fits that each set and restore the number of BLAS threads would do that all the time
     with blas_threads(1):
-        found: list[R] = Parallel(n_jobs=jobs, prefer="threads", require="sharedmem")(
+        results: list[R] = Parallel(n_jobs=jobs, prefer="threads", require="sharedmem")(
             delayed(call)() for call in calls
         )
-    return found
+    return results

@@ -140,19 +140,19 @@ class Stationary(NamedTuple):
         if len(shapes) != 1 or len(constants) + 1 != len(parts):
             return None
         (shape,) = shapes
-        found = MATERN.get(shape.nu) if type(shape) is Matern else SQUARED_EXPONENTIAL
-        if found is None:
+        kind = MATERN.get(shape.nu) if type(shape) is Matern else SQUARED_EXPONENTIAL
+        if kind is None:
             return None
         length = float(np.squeeze(shape.length_scale))
         height = float(constants[0].constant_value) if constants else 1.0
-        scale = found[1] / length**2 if length > 0.0 else math.inf
+        scale = kind[1] / length**2 if length > 0.0 else math.inf
         if not (0.0 < height < math.inf and 0.0 < scale < math.inf):
             return None
         names = {id(shape): "length"} | {id(one): "height" for one in constants}
         free = tuple(
             names[id(part)] for part in parts for one in part.hyperparameters if not one.fixed
         )
-        return cls(KINDS[found[0]], scale, height, free)
+        return cls(KINDS[kind[0]], scale, height, free)
 
     @classmethod
     def stretched(cls, kernel: Any) -> tuple[Stationary | None, Array | float]:

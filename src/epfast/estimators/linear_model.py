@@ -309,15 +309,15 @@ class LinearModel(Coefficients):
             learn = ()
         shifts = bool(self.fit_intercept)
         assert data.y is not None
-        found = LossParameters.of(problem.loss, learn, data.y, data.weights, shifts)
-        if found.names and not possible:
+        parameters = LossParameters.of(problem.loss, learn, data.y, data.weights, shifts)
+        if parameters.names and not possible:
             raise ValueError(
-                f"learn is {self.learn!r}, so that {', '.join(found.names)} of the loss would be "
-                "learnt; allowed with EP on scalar sites by scheme 'exact' (batch_size=None) and "
-                "posterior='full', whose evidence has a gradient; else learn=(), and a loss with "
-                f"its numbers, as {found.loss!r}"
+                f"learn is {self.learn!r}, so that {', '.join(parameters.names)} of the loss "
+                "would be learnt; allowed with EP on scalar sites by scheme 'exact' "
+                "(batch_size=None) and posterior='full', whose evidence has a gradient; else "
+                f"learn=(), and a loss with its numbers, as {parameters.loss!r}"
             )
-        return found
+        return parameters
 
     def _fit(
         self,
@@ -390,14 +390,14 @@ class LinearModel(Coefficients):
         residuals = spectrum.log_spread() if spectrum else log_spread_of_residuals(problem)
         frees = parameters.starts(residuals)
         begins = [np.append(np.full(search.k, middle), free) for free in frees]
-        found = search.climb(search.first(begins))
-        if found is None or not found.settled:
-            warn_lost(search, "a middle one" if found is None else "the best of the others")
-        if found is None:
+        learnt = search.climb(search.first(begins))
+        if learnt is None or not learnt.settled:
+            warn_lost(search, "a middle one" if learnt is None else "the best of the others")
+        if learnt is None:
             search.last = None
             return search, Learnt(np.exp(middle) if sought else prior, parameters.loss)
-        warn_ends(parameters, found.loss, search.last[0] if search.last else None)
-        return search, found
+        warn_ends(parameters, learnt.loss, search.last[0] if search.last else None)
+        return search, learnt
 
     def _integrated(
         self, search: Search, learnt: Learnt, fits: Fits, rows: Any, weights: Array | None

@@ -61,8 +61,8 @@ class Neighbors:
         n = len(X)
         order, few = np.random.default_rng(0).permutation(n), n // FEW if ROOM * count <= n else 0
         parts = [(order[few:], count - (few and count // 2)), (order[:few], few and count // 2)]
-        found = [self._among(np.sort(rows), some, own) for rows, some in parts]
-        self.index = np.ascontiguousarray(np.concatenate(found, axis=1))
+        numbers = [self._among(np.sort(rows), some, own) for rows, some in parts]
+        self.index = np.ascontiguousarray(np.concatenate(numbers, axis=1))
         self.count = self.index.shape[1]
 
     def _among(self, rows: Index, count: int, own: Index | None) -> Index:
@@ -73,10 +73,10 @@ class Neighbors:
             return np.empty((len(self.inputs), 0), dtype=np.intp)
         X = self.X[rows]
         if self.shape is not None and X.shape[1] <= TREE_COLUMNS:
-            found = cKDTree(X).query(self.inputs, count + more)[1].reshape(-1, count + more)
+            nearest = cKDTree(X).query(self.inputs, count + more)[1].reshape(-1, count + more)
         else:
-            found = self._by_all(X, count + more)
-        index: Index = rows[found]
+            nearest = self._by_all(X, count + more)
+        index: Index = rows[nearest]
         if own is None:
             return index
         # itself; where it is not there, or copies of it are in its place, the farthest one
@@ -86,18 +86,18 @@ class Neighbors:
 
     def _by_all(self, X: Array, count: int) -> Index:
         """The rows of X from all values of the kernel, the farthest one last. O(n) an input."""
-        found = np.empty((len(self.inputs), count), dtype=np.intp)
+        nearest = np.empty((len(self.inputs), count), dtype=np.intp)
         spread = None if self.shape is not None else np.sqrt(self.kernel.diag(X))
         step = max(1, NUMBERS // len(X))
-        for first in range(0, len(found), step):
+        for first in range(0, len(nearest), step):
             some = self.inputs[first : first + step]
             if spread is None:
                 away = cdist(some, X, "sqeuclidean")
             else:
                 with np.errstate(divide="ignore", invalid="ignore"):
                     away = -np.nan_to_num(np.abs(self.kernel(some, X)) / spread)
-            found[first : first + step] = np.argpartition(away, count - 1, axis=1)[:, :count]
-        return found
+            nearest[first : first + step] = np.argpartition(away, count - 1, axis=1)[:, :count]
+        return nearest
 
     def at(self, which: Index, sites: Sites) -> tuple[Array, Array]:
         """Mean and variance of the process at some of the inputs. O(count^3 / 3) each."""

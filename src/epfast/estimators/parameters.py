@@ -86,12 +86,12 @@ class LossParameters(NamedTuple):
         begun = loss.started(responses, weights)
         begun = loss.with_parameters(**{name: getattr(begun, name) for name in names})
         unseen = _unseen(begun, responses, weights) if "cuts" in names else ()
-        found = cls(begun, names, np.empty((0, 2)), unseen)
-        bounds = [found._range(name, shifts) for name in names]
+        new = cls(begun, names, np.empty((0, 2)), unseen)
+        bounds = [new._range(name, shifts) for name in names]
         if not bounds:
-            return found
-        found = found._replace(bounds=np.concatenate(bounds))
-        return found._replace(loss=found.at(np.clip(found.start, *found.bounds.T)))
+            return new
+        new = new._replace(bounds=np.concatenate(bounds))
+        return new._replace(loss=new.at(np.clip(new.start, *new.bounds.T)))
 
     @property
     def size(self) -> int:
@@ -166,23 +166,23 @@ class LossParameters(NamedTuple):
 
     def at_ends(self, loss: Loss) -> list[str]:
         """What is at an end of its range, in words."""
-        free, found = self._replace(loss=loss).start, []
+        free, ends = self._replace(loss=loss).start, []
         for name, part in self.places:
             value = getattr(loss, name)
             low, high = self.bounds[part].T
             below, above = free[part] <= low + NEAR, free[part] >= high - NEAR
             if np.ndim(value) == 0:
                 if below[0] or above[0]:
-                    found.append(f"{_written(name, value)} ({_why(name, bool(above[0]))})")
+                    ends.append(f"{_written(name, value)} ({_why(name, bool(above[0]))})")
             elif self.unseen or ((below | above) & (low < high)).any():
                 none = f": no row has class {', '.join(map(str, self.unseen[:9]))}"
                 none = none if self.unseen else ""
-                found.append(f"{_written(name, value)} ({_why(name, False)}{none})")
-        return found
+                ends.append(f"{_written(name, value)} ({_why(name, False)}{none})")
+        return ends
 
     def flat(self, post: Any) -> list[str]:
         """What the evidence hardly tells from numbers nearer to an end of the range, in words."""
-        free, found = self._replace(loss=post.loss).start, []
+        free, flat = self._replace(loss=post.loss).start, []
         for name, part in self.places:
             value = getattr(post.loss, name)
             sides: list[tuple[int, float, float]] = []
@@ -201,11 +201,11 @@ class LossParameters(NamedTuple):
             rise = [gain / share**2 for gain, share in zip(gains, room, strict=True)]
             if rise and max(rise) > -FLAT:
                 above = sides[int(np.argmax(rise))][2] > 0.0
-                found.append(
+                flat.append(
                     f"{_written(name, value)} from {'larger' if above else 'smaller'} ones "
                     f"({_why(name, above)})"
                 )
-        return found
+        return flat
 
     def _middle(self, count: int) -> Array:
         """Weights of so many cuts in their middle, (count,)."""

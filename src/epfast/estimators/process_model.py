@@ -261,17 +261,17 @@ class ProcessModel(Posteriors):
         known = [theta[size:] for theta in self._thetas]
         whole = [np.append(*pair) for pair in zip(parts, known, strict=True)]
         jobs, inside = shares(self.n_jobs, count)
-        found = in_threads(
+        evidences = in_threads(
             [
                 partial(evidence_at, problem.with_threads(inside), theta, eval_gradient)
                 for problem, theta in zip(self._problems, whole, strict=True)
             ],
             jobs,
         )
-        value = float(np.mean([one for one, _ in found]))
+        value = float(np.mean([one for one, _ in evidences]))
         if not eval_gradient:
             return value
-        gradients = [slope[:size] for _, slope in found]
+        gradients = [slope[:size] for _, slope in evidences]
         return value, np.mean(gradients, axis=0) if shared else np.concatenate(gradients) / count
 
     def _processes(
@@ -431,7 +431,7 @@ class ProcessModel(Posteriors):
         if self.kernel is None or self.rank is not None:
             pilots = [problem.pilot(pilot_rows(n)) for problem in problems]
         with self._explained(problems, thetas):
-            found, runs = search(problems, pilots, starts, self.optimizer, self.n_jobs)
+            maxima, runs = search(problems, pilots, starts, self.optimizer, self.n_jobs)
         self.n_failed_points_ = sum(run.lost for run in runs)
         if self.n_failed_points_:
             warn_user(
@@ -441,12 +441,12 @@ class ProcessModel(Posteriors):
                 "of the kernel, or another loss",
                 ConvergenceWarning,
             )
-        kernels = [kernel.clone_with_theta(one.theta[: kernel.n_dims]) for one in found]
+        kernels = [kernel.clone_with_theta(one.theta[: kernel.n_dims]) for one in maxima]
         for text in dict.fromkeys(text for one in kernels for text in at_bounds(one)):
             default = " The bounds are the default kernel's; a kernel that is given has its own."
             text += default if self.kernel is None else ""
             warn_user(text, ConvergenceWarning)
-        return found
+        return maxima
 
     def _posteriors(
         self, problems: list[AnyProcess], thetas: list[Array], starts: list[Any]
@@ -459,21 +459,21 @@ class ProcessModel(Posteriors):
 
         with self._explained(problems, thetas), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", inference.ConvergenceWarning)
-            found = in_threads(
+            fits = in_threads(
                 [partial(fit_at, *one, repair) for one in zip(shared, thetas, starts, strict=True)],
                 jobs,
             )
-        held = all(holds for _, holds in found)
+        held = all(holds for _, holds in fits)
         for one in caught:
             # those of a fit that was repaired are void
             if not issubclass(one.category, inference.ConvergenceWarning):
                 warn_user(one.message)
             elif not held:
                 warn_user(str(one.message), ConvergenceWarning)
-        for post, holds in found:
+        for post, holds in fits:
             if isinstance(post, GPPosterior | NearestGPPosterior) and not holds:
                 warn_of_process(post, ConvergenceWarning)
-        posts = [post for post, _ in found]
+        posts = [post for post, _ in fits]
         if self.rank is not None:
             note_rank(posts)
         if self.method == "auto" and any(isinstance(post, NearestGPPosterior) for post in posts):
@@ -553,8 +553,8 @@ class ProcessModel(Posteriors):
 
         with problem.at_work():
             if given != "auto":
-                found = averaged(target, "auto", 0)
-                return IntegratedProcess.with_kernels(found, kernel_at, self.X_train_)
+                posterior = averaged(target, "auto", 0)
+                return IntegratedProcess.with_kernels(posterior, kernel_at, self.X_train_)
             with warnings.catch_warnings():
                 # an average that is not to be trusted is not taken
                 warnings.simplefilter("error", inference.ConvergenceWarning)
@@ -564,10 +564,10 @@ class ProcessModel(Posteriors):
                     ends = problem.bounds[size:].T - theta[size:]
                     if np.abs(ends).min(initial=1.0) < AT_END or not target.matters(CHANGE):
                         return None
-                    found = averaged(target, "auto", 0)
+                    posterior = averaged(target, "auto", 0)
                 except (*FAILURES, inference.ConvergenceWarning):
                     return None
-        return IntegratedProcess.with_kernels(found, kernel_at, self.X_train_)
+        return IntegratedProcess.with_kernels(posterior, kernel_at, self.X_train_)
 
     def _by_nearest(self, searched: bool) -> str:
         """Why a fit is not exact, and what an exact one would cost."""

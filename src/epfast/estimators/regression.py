@@ -113,8 +113,8 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
                 f"y holds text, {str(first[0])!r} first; allowed: numbers; ordered classes are 0, "
                 "1, 2, ...: pandas.Categorical(y, categories=[...], ordered=True).codes"
             )
-        rows, found = validate_fit(self, X, y, y_numeric=True, **given)
-        return rows, to_float64(found)
+        rows, targets = validate_fit(self, X, y, y_numeric=True, **given)
+        return rows, to_float64(targets)
 
     @property
     def _level(self) -> float:
@@ -201,10 +201,10 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         if levels.ndim > 1:
             raise ValueError(f"q has shape {levels.shape}; allowed: a number, or shape (k,)")
         parts = self._parts(self._rows(X), offset)
-        found = [parts.quantile(level) for level in levels.ravel().tolist()]
+        quantiles = [parts.quantile(level) for level in levels.ravel().tolist()]
         if levels.ndim == 0:
-            return found[0]
-        return np.array(found).reshape(len(found), len(parts.latents[0][0])).T.copy()
+            return quantiles[0]
+        return np.array(quantiles).reshape(len(quantiles), len(parts.latents[0][0])).T.copy()
 
     def score_samples(
         self, X: ArrayLike, y: ArrayLike | None = None, offset: ArrayLike | None = None

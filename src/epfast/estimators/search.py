@@ -162,8 +162,8 @@ class Search:
         """The loss at u."""
         if self.parameters is None:
             return self.problem.problems[0].loss
-        found: Loss = self.parameters.at(u[self.k :])
-        return found
+        loss: Loss = self.parameters.at(u[self.k :])
+        return loss
 
     def learnt(self, u: Array, settled: bool = True) -> Learnt:
         """The hyper-parameters at u."""

@@ -77,10 +77,10 @@ class Spectrum(NamedTuple):
         y: without offsets, (n,). intercept_variance: None without an intercept.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # found below
-            found = cls._of(rows, y, weights, intercept_variance)
-        if found is None or not (math.isfinite(found.rest) and np.isfinite(found.squares).all()):
+            new = cls._of(rows, y, weights, intercept_variance)
+        if new is None or not (math.isfinite(new.rest) and np.isfinite(new.squares).all()):
             return None
-        return found
+        return new
 
     @classmethod
     def _of(
