@@ -140,10 +140,12 @@ def test_before_the_first_sweep_there_is_the_prior(kind, n):
         return fit_linear(X, y, **given)
 
     fit()  # what the first fit of all imports is no call of others
-    post = interrupted(fit, calls_of(fit).first["sweep"]).posterior
-    mean, found = post.predict_latent(X)
-    np.testing.assert_allclose(mean, 0.0, atol=1e-12)
-    wanted = X**2 @ variance
-    np.testing.assert_allclose(found.T, np.broadcast_to(wanted, found.T.shape), rtol=1e-12)
-    assert post.log_evidence == pytest.approx(0.0, abs=1e-12)
-    assert (post.n_sweeps, post.converged) == (0, False)
+    calls = calls_of(fit)
+    for name in ("init", "sweep"):
+        post = interrupted(fit, calls.first[name]).posterior
+        mean, found = post.predict_latent(X)
+        np.testing.assert_allclose(mean, 0.0, atol=1e-12)
+        wanted = X**2 @ variance
+        np.testing.assert_allclose(found.T, np.broadcast_to(wanted, found.T.shape), rtol=1e-12)
+        assert post.log_evidence == pytest.approx(0.0, abs=1e-12)
+        assert (post.n_sweeps, post.converged) == (0, False)
