@@ -40,6 +40,7 @@ from scipy.special import log_ndtr
 
 import epfast
 from epfast import losses, priors, schemes
+from tests.graph import models
 
 FILE = Path(__file__).with_name("golden.npz")
 #: sweeps until rounding
@@ -947,6 +948,47 @@ def averages(data: Data) -> Iterator[Fit]:
         yield Fit(name, lambda m=model, r=response: m.fit(train, r[:n]).posterior_, new)
 
 
+def graphs(data: Data) -> Iterator[Fit]:
+    """Graphs of all kinds of factors and beliefs, by each store."""
+    stored = {
+        "fixed point": tight(order="sequential"),
+        "damped": path(damping=0.7, order="parallel"),
+        "one pass": epfast.ADF(),
+    }
+    one = {"one site": path(epfast.SEP), "averaged": path(epfast.AEP)}
+    for make in (*models.GRAPHS.values(), models.shared):
+        for how, schedule in (stored | (one if make is models.shared else {})).items():
+            graph = make(np.random.default_rng(3))
+            yield Fit(f"{make.__name__}, {how}", lambda g=graph, how=schedule: g.fit(how))
+
+
+def networks(data: Data) -> Iterator[Fit]:
+    """Networks and mixtures of Gaussians, by each store."""
+    X = data.rows(40 + NEW, 3)[:, :2]
+    h = latent(X)
+    rows, new = X[:40], (X[40:],)
+    for how, schedule in (
+        ("sweeps", path()),
+        ("one pass", epfast.ADF()),
+        ("one site", path(epfast.SEP)),
+        ("averaged", path(epfast.AEP)),
+    ):
+        for loss, y in (("gaussian", noisy(h)), ("probit", labels(h))):
+            yield Fit(
+                f"network, {loss}, {how}",
+                lambda y=y, loss=loss, how=schedule: epfast.fit_network(
+                    rows, y[:40], hidden=(3,), loss=loss, schedule=how
+                ),
+                new,
+            )
+        for known in (0.5, None):
+            yield Fit(
+                f"mixture, {known}, {how}",
+                lambda known=known, how=schedule: epfast.fit_mixture(rows, 2, known, schedule=how),
+                new,
+            )
+
+
 def badly_conditioned(data: Data) -> Iterator[Fit]:
     """Columns that are nearly the same, under a wide prior.
 
@@ -982,6 +1024,8 @@ GROUPS: dict[str, tuple[Callable[[Data], Iterator[Fit]], Bounds]] = {
     "prior sites": (prior_sites, Bounds()),
     "processes": (processes, Bounds()),
     "low rank": (low_rank, Bounds()),
+    "graphs": (graphs, Bounds()),
+    "networks": (networks, Bounds()),
     "later": (later, Bounds()),
     "estimators": (estimators, Bounds()),
     # two fits that stop at tol=1e-5 may be some times that apart
@@ -1029,6 +1073,7 @@ def numbers(fit: Fit) -> tuple[Numbers, bool]:
 
     for name in ("mean", "variance", "log_evidence", "log_evidence_", "inclusion_probability"):
         take(name, lambda name=name: getattr(result, name))
+    take("beliefs", lambda: np.arcsinh(result.state.beliefs))  # as logs, where they are large
     take("hyper", lambda: result.hyper.to_numpy(np.float64))
     take("loss_gradient", lambda: list(result.loss_gradient().values()))
     if fit.slope is not None:
