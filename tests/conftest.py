@@ -21,7 +21,7 @@ TIERS = ("fast", "full", "long")
 #: cases of a group that a tier runs
 CASES = {"fast": 1, "full": 2}
 #: parameters whose values are groups: entries of registries and tables, and what refusals say
-ENTRIES = {"family", "kind", "layout", "loss", "name", "order", "schedule", "scheme"}
+ENTRIES = {"family", "given", "kind", "layout", "loss", "name", "order", "schedule", "scheme"}
 ENTRIES |= {"call", "match", "message", "reason", "said", "says", "text", "word", "words"}
 
 
