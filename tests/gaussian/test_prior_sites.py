@@ -137,7 +137,8 @@ def plain_ep(A, moments, precision, sweeps=300):
     return evidence - 0.5 * np.linalg.slogdet(matrix / (2.0 * np.pi))[1], covariance, shift
 
 
-@pytest.mark.parametrize("shape", [(14, 4), (4, 6)])
+@pytest.mark.cover(*(lambda k=k, **case: case[k] for k in ("loss", "prior", "shape")))
+@pytest.mark.parametrize("shape", [(14, 4), (4, 6), (1, 3)])
 @pytest.mark.parametrize("loss", ["gaussian", "logistic", "poisson"])
 @pytest.mark.parametrize("prior", PRIORS, ids=NAMES)
 def test_plain_ep(prior, loss, shape):
