@@ -24,8 +24,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 TIERS = ("fast", "full", "long")
 #: cases of a group that a tier runs
 CASES = {"fast": 1, "full": 2}
-#: parameters whose values are groups: entries of registries and tables, and what refusals say
-ENTRIES = {"family", "loss", "scheme", "schedule", "order", "name", "kind"}
+#: parameters whose values are groups: entries of registries and tables, what a call is given, what
+#: is wrong in it, and what refusals say
+ENTRIES = {"family", "kind", "layout", "loss", "name", "order", "schedule", "scheme"}
+ENTRIES |= {"arguments", "given", "make", "more"}
+ENTRIES |= {"bad", "change", "value", "wrong"}
 ENTRIES |= {"call", "match", "message", "reason", "said", "says", "text", "word", "words"}
 
 

@@ -38,6 +38,10 @@ def minibatch(loss="logistic", yX=X, mean=MU, variance=VAR, scheme="variational"
     return backend.fit_minibatch(loss, yX, mean, variance, scheme, **arguments)
 
 
+def bound(X=X, mean=MU, variance=VAR):
+    return backend.Minibatch("logistic", "variational", len(MU)).fit(X, mean, variance)
+
+
 def rule_fit(points=POINTS, weights=WEIGHTS, log_values=LOGS, **arguments):
     return backend.variational_fit(points, weights, log_values, **arguments)
 
@@ -60,9 +64,10 @@ KEYWORDS = [
     ("variance", [partial(tilted, mean=0 * ONES)], [*bad_contents(ONES), -ONES, 0 * ONES, 0.0]),
     ("yX", [minibatch], [v for v in BAD_ROWS if not hasattr(v, "send")]),
     ("yX", [partial(minibatch, mean=1e200 * VAR)], [X * 1e200]),
-    ("mean", [minibatch], bad_arrays(MU)),
+    ("X", [bound], [v for v in BAD_ROWS if not hasattr(v, "send")]),
+    ("mean", [minibatch, bound], bad_arrays(MU)),
     ("mean", [partial(backend.sigma_points, variance=VAR)], [*bad_contents(MU), 5.0, *NOT_REAL]),
-    ("variance", [minibatch], [*bad_arrays(VAR), 0 * VAR, put(VAR, -1.0)]),
+    ("variance", [minibatch, bound], [*bad_arrays(VAR), 0 * VAR, put(VAR, -1.0)]),
     ("variance", [partial(backend.sigma_points, MU)], [*bad_arrays(VAR), 0 * VAR, -VAR]),
     ("points", [rule_fit], [*bad_contents(POINTS), *NOT_REAL, POINTS[0], 5.0, None]),
     ("points", [rule_fit], [0 * POINTS, put(0 * POINTS, 1.0), POINTS[:, :0]]),
@@ -98,9 +103,12 @@ def test_layouts_and_types(layout, dtype):
     convert = LAYOUTS[layout]
     given, plain = odd_rows(layout, dtype)
     before = copy.deepcopy(given)
-    got = minibatch(yX=given, mean=convert(X[0]), variance=convert(VAR + 1))
     want = minibatch(yX=plain, mean=X[0], variance=VAR + 1)
-    np.testing.assert_allclose(np.hstack(got), np.hstack(want), rtol=1e-12)
+    for got in (
+        minibatch(yX=given, mean=convert(X[0]), variance=convert(VAR + 1)),
+        bound(given, convert(X[0]), convert(VAR + 1)),
+    ):
+        np.testing.assert_allclose(np.hstack(got), np.hstack(want), rtol=1e-12)
     values = backend.loss_values("logistic", given)
     np.testing.assert_array_equal(values, epfast.Logistic().evaluate(plain))
     np.testing.assert_array_equal(backend.exp(given), backend.exp(plain))

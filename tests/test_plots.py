@@ -1,5 +1,7 @@
 """Pictures: what is drawn, on which axes, and that pyplot is left alone."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -185,6 +187,9 @@ def test_check_shows_what_is_off(fit):
     assert check.verdict == "do not use"
     texts = [text.get_text() for text in plots.check(check).texts]
     assert any(text.startswith("sd × ") for text in texts)
+    for khat, words in ((None, "no k-hat"), (0.5, "k-hat 0.50")):
+        ax = plots.check(dataclasses.replace(check, khat=khat))
+        assert f"\n{words}, " in ax.get_title(loc="left")
 
 
 def test_check_without_draws_that_count():

@@ -215,9 +215,11 @@ def test_any_start_reaches_the_optimum(seed):
     svm = fit_svm(X, y, C=3.0, alpha=alpha, **TIGHT)
     assert svm.dual_objective == pytest.approx(best.dual_objective, rel=1e-10)
     assert svm.bias == pytest.approx(best.bias, abs=1e-6)
-    rounded = fit_svm(X, y, C=3.0, alpha=alpha.astype(np.float32).clip(0, 3), **TIGHT)
-    assert rounded.dual_objective == pytest.approx(best.dual_objective, rel=1e-10)
-    assert abs(y @ rounded.alpha) < 1e-10
+    halves = [np.where(y == label, alpha * (1.0 - 1e-7), alpha) for label in (-1.0, 1.0)]
+    for given in (alpha.astype(np.float32).clip(0, 3), *halves):
+        rounded = fit_svm(X, y, C=3.0, alpha=given, **TIGHT)
+        assert rounded.dual_objective == pytest.approx(best.dual_objective, rel=1e-10)
+        assert abs(y @ rounded.alpha) < 1e-10
 
 
 def test_what_stops_short_says_so_and_goes_on():

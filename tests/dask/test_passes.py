@@ -145,6 +145,20 @@ def test_shards_of_passes_are_all_rows_once(size, streams, chunks):
     np.testing.assert_array_equal(rows.X.compute(), X)
 
 
+@pytest.mark.parametrize(("kind", "count", "most"), [("few", 40, 500), ("many", 1200, 2000)])
+def test_small_chunks_are_taken_together(kind, count, most):
+    """Until they have 500 rows, and if they are many as long as the next one has room, too."""
+    sizes = np.random.default_rng(0).integers(1, 400, count)
+    chunks, n = tuple(map(int, sizes)), int(sizes.sum())
+    rows = rows_at_door(da.zeros((n, D), chunks=(chunks, D)), da.zeros(n, chunks=(chunks,)), None)
+    _, groups, _ = shards_of_passes(rows, 1, 2000 * 8 * D, 500, None)
+    for first, stop in groups[:-1]:
+        held = sizes[first:stop].sum()
+        assert held >= 500
+        assert held <= most or held - sizes[stop - 1] < 500
+        assert held + sizes[stop] > most
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -152,6 +152,7 @@ def test_rows_that_are_left_out_choose_it(name):
     np.testing.assert_array_equal(model.predict(X), odds.argmax(axis=1))
 
 
+@pytest.mark.cover(lambda make: make)
 @pytest.mark.parametrize(
     "make", [MODELS["rows"], lambda: GPClassifier(4.0 * RBF(2.0), optimizer=None)]
 )

@@ -13,10 +13,12 @@ from epfast.estimators.spectrum import Spectrum
 from epfast.losses import Gaussian
 
 RNG = np.random.default_rng(5)
-ROWS = {"tall": RNG.normal(2.0, 1.0, (30, 4)), "wide": RNG.normal(2.0, 1.0, (12, 20))}
+SHAPES = {"tall": (30, 4), "wide": (12, 20), "square": (9, 9)}
+ROWS = {name: RNG.normal(2.0, 1.0, shape) for name, shape in SHAPES.items()}
 Y = RNG.normal(3.0, 2.0, 30)
 
 
+@pytest.mark.cover(lambda shape, **_: shape, lambda kind, **_: kind)
 @pytest.mark.parametrize("shape", ROWS)
 @pytest.mark.parametrize("kind", [np.asarray, sparse.csr_matrix])
 @pytest.mark.parametrize("intercept", [None, 7.0])

@@ -33,6 +33,7 @@ def plain(post, rows, labels, size=1, copies=None):
     return np.array(result)
 
 
+@pytest.mark.cover(lambda **_: None)
 @pytest.mark.parametrize(
     ("given", "size"),
     [

@@ -8,7 +8,9 @@ import pytest
 
 import epfast
 from bench.lib import numpy_reference as reference
+from epfast import fit_linear, losses
 from tests.oracles.data import classes
+from tests.oracles.interrupts import calls_of, interrupted
 
 #: what is refused, failed or clipped is counted, and no matter here
 pytestmark = pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
@@ -105,3 +107,45 @@ def test_a_prior_covariance_is_its_inverse_as_precision():
             for prior in ({"prior_covariance": np.diag(scale)}, {"prior_variance": scale})
         )
         np.testing.assert_allclose(one.mean, other.mean, rtol=1e-12)
+
+
+VARIANCE = np.linspace(0.5, 2.0, 6)
+BEFORE = {
+    "full": {"posterior": "full"},
+    "factorized": {"posterior": "factorized"},
+    "minibatches": {"posterior": "factorized", "batch_size": 2},
+    "Laplace": {"posterior": "full", "batch_size": 2, "scheme": "laplace"},
+    "classes": {"loss": "multiclass"},
+    "shards": {"schedule": epfast.DEP(2)},
+    "shared": {"schedule": epfast.SEP()},
+    "slab": {"prior": losses.SpikeAndSlab(0.3, 2.0)},
+    "two-sided exponential": {"prior": losses.LaplacePrior(0.5)},
+}
+#: their variances
+OF_PRIORS = {"slab": 0.3 * 2.0, "two-sided exponential": 2.0 * 0.5**2}
+
+
+@pytest.mark.cover(lambda **case: tuple(case.values()))
+@pytest.mark.parametrize("n", [20, 4])
+@pytest.mark.parametrize("kind", BEFORE)
+def test_before_the_first_sweep_there_is_the_prior(kind, n):
+    """In every form, as Ctrl-C leaves it: means, variances and an evidence of 1."""
+    given, X = BEFORE[kind], np.random.default_rng(0).normal(size=(n, 6))
+    variance = np.full(6, OF_PRIORS[kind]) if kind in OF_PRIORS else VARIANCE
+    if kind not in OF_PRIORS:
+        given = given | {"prior_variance": VARIANCE}
+    y = np.arange(n) % 3 if kind == "classes" else np.where(np.arange(n) % 3, 1.0, -1.0)
+
+    def fit():
+        return fit_linear(X, y, **given)
+
+    fit()  # what the first fit of all imports is no call of others
+    calls = calls_of(fit)
+    for name in ("init", "sweep"):
+        post = interrupted(fit, calls.first[name]).posterior
+        mean, found = post.predict_latent(X)
+        np.testing.assert_allclose(mean, 0.0, atol=1e-12)
+        wanted = X**2 @ variance
+        np.testing.assert_allclose(found.T, np.broadcast_to(wanted, found.T.shape), rtol=1e-12)
+        assert post.log_evidence == pytest.approx(0.0, abs=1e-12)
+        assert (post.n_sweeps, post.converged) == (0, False)

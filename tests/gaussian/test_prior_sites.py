@@ -138,7 +138,8 @@ def plain_ep(A, moments, precision, sweeps=300):
     return evidence - 0.5 * np.linalg.slogdet(matrix / (2.0 * np.pi))[1], covariance, shift
 
 
-@pytest.mark.parametrize("shape", [(14, 4), (4, 6)])
+@pytest.mark.cover(*(lambda k=k, **case: case[k] for k in ("loss", "prior", "shape")))
+@pytest.mark.parametrize("shape", [(14, 4), (4, 6), (1, 3)])
 @pytest.mark.parametrize("loss", ["gaussian", "logistic", "poisson"])
 @pytest.mark.parametrize("prior", PRIORS, ids=NAMES)
 def test_plain_ep(prior, loss, shape):
@@ -561,13 +562,12 @@ def test_checks_of_densities(prior, shape):
         assert found.verdict in ("good", "usable")
 
 
-@pytest.mark.full
 def test_checks_sample_the_exact_evidence():
     X, y, _ = data(25, 6, 2, 3)
     prior = SpikeAndSlab(0.3, 1.0)
     post = fit_linear(X, y, loss=Gaussian(1.0), prior=prior)
     evidence, _, mean = all_models(X, y, prior, 1.0)
-    found = post.check(4000)
+    found = post.check(400)
     assert abs(found.log_evidence - evidence) < 4.0 * found.log_evidence_se + 1e-3
     judged = np.isfinite(found.mean_se)
     assert judged.sum() >= 2

@@ -149,6 +149,7 @@ def test_a_parallel_sweep_of_factors_that_is_improper_is_halved_alike():
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.cover(lambda **_: None)
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.parametrize("order", ["chunked", "parallel"])
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ from scipy import sparse
 from scipy.special import log_ndtr
 
 import epfast
-from epfast import losses, schemes
+from epfast import losses, priors, schemes
+from tests.graph import models
 
 FILE = Path(__file__).with_name("golden.npz")
 #: sweeps until rounding
@@ -892,6 +893,102 @@ def learned(data: Data) -> Iterator[Fit]:
     yield Fit("README", lambda: epfast.LinearClassifier().fit(cells, benign), (cells[:NEW],))
 
 
+def averages(data: Data) -> Iterator[Fit]:
+    """Averages over hyper-parameters, by each strategy and of each wing."""
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+    half, n = priors.HalfNormal(1.0), 60
+    plain, level = data.rows(n + NEW, 2, 3), np.arange(n + NEW) % 5
+    effects = np.eye(5)[level]
+    X = np.column_stack([plain, effects, effects * plain[:, :1]])
+    h = latent(plain) + np.linspace(-1.0, 1.0, 5)[level] * (1.0 + plain[:, 0])
+    train, new = X[:n], (X[n:],)
+    sds = {"1|g": (slice(2, 7), half), "x|g": (slice(7, 12), half)}
+    one, noise = {"1|g": sds["1|g"]}, {"learn": {"sd": half}}
+    for name, loss, response, given in (
+        ("an sd and noise", "gaussian", noisy(h), {"sds": one, **noise}),
+        ("the mode", "gaussian", noisy(h), {"sds": one, "strategy": "eb", **noise}),
+        ("three by ccd", "gaussian", noisy(h), {"sds": sds, "strategy": "ccd", **noise}),
+        ("three by sobol", "gaussian", noisy(h), {"sds": sds, "strategy": "sobol", **noise}),
+        ("labels", "logistic", labels(h), {"sds": sds, "intercept": True}),
+        ("counts with weights", "poisson", counts(h), {"sds": one, "weights": 1.0 + level[:n]}),
+        (
+            "correlated effects",
+            "probit",
+            labels(h),
+            {"sds": sds, "correlations": {("1|g", "x|g"): priors.LKJ(2.0)}},
+        ),
+    ):
+        yield Fit(
+            name,
+            lambda loss=loss, y=response[:n], given=given: epfast.fit_hyper(
+                train, y, loss=loss, **given
+            ),
+            new,
+        )
+    rows, inputs = plain[:30, :1], (plain[n:, :1],)
+    curve = np.sin(2.0 * plain[:30, 0])
+    kernel = ConstantKernel(1.0) * RBF(1.0)
+    over = {"length_scale": priors.Gamma(3.0, 2.0), "sd": priors.HalfNormal(2.0)}
+    for name, loss, response, given in (
+        ("a process and noise", "gaussian", noisy(curve), noise),
+        ("a process of labels", "probit", labels(curve), {}),
+    ):
+        yield Fit(
+            name,
+            lambda loss=loss, y=response, given=given: epfast.fit_hyper_gp(
+                kernel, rows, y, loss=loss, priors=over, **given
+            ),
+            inputs,
+        )
+    for name, model, response in (
+        ("LinearRegressor", epfast.LinearRegressor(integrate=True), noisy(h)),
+        ("LinearClassifier", epfast.LinearClassifier(integrate=True), labels(h)),
+    ):
+        yield Fit(name, lambda m=model, r=response: m.fit(train, r[:n]).posterior_, new)
+
+
+def graphs(data: Data) -> Iterator[Fit]:
+    """Graphs of all kinds of factors and beliefs, by each store."""
+    stored = {
+        "fixed point": tight(order="sequential"),
+        "damped": path(damping=0.7, order="parallel"),
+        "one pass": epfast.ADF(),
+    }
+    one = {"one site": path(epfast.SEP), "averaged": path(epfast.AEP)}
+    for make in (*models.GRAPHS.values(), models.shared):
+        for how, schedule in (stored | (one if make is models.shared else {})).items():
+            graph = make(np.random.default_rng(3))
+            yield Fit(f"{make.__name__}, {how}", lambda g=graph, how=schedule: g.fit(how))
+
+
+def networks(data: Data) -> Iterator[Fit]:
+    """Networks and mixtures of Gaussians, by each store."""
+    X = data.rows(40 + NEW, 3)[:, :2]
+    h = latent(X)
+    rows, new = X[:40], (X[40:],)
+    for how, schedule in (
+        ("sweeps", path()),
+        ("one pass", epfast.ADF()),
+        ("one site", path(epfast.SEP)),
+        ("averaged", path(epfast.AEP)),
+    ):
+        for loss, y in (("gaussian", noisy(h)), ("probit", labels(h))):
+            yield Fit(
+                f"network, {loss}, {how}",
+                lambda y=y, loss=loss, how=schedule: epfast.fit_network(
+                    rows, y[:40], hidden=(3,), loss=loss, schedule=how
+                ),
+                new,
+            )
+        for known in (0.5, None):
+            yield Fit(
+                f"mixture, {known}, {how}",
+                lambda known=known, how=schedule: epfast.fit_mixture(rows, 2, known, schedule=how),
+                new,
+            )
+
+
 def badly_conditioned(data: Data) -> Iterator[Fit]:
     """Columns that are nearly the same, under a wide prior.
 
@@ -927,12 +1024,16 @@ GROUPS: dict[str, tuple[Callable[[Data], Iterator[Fit]], Bounds]] = {
     "prior sites": (prior_sites, Bounds()),
     "processes": (processes, Bounds()),
     "low rank": (low_rank, Bounds()),
+    "graphs": (graphs, Bounds()),
+    "networks": (networks, Bounds()),
     "later": (later, Bounds()),
     "estimators": (estimators, Bounds()),
     # two fits that stop at tol=1e-5 may be some times that apart
     "defaults": (defaults, Bounds(1e-4, 1e-4)),
     # a search of the evidence finds a variance to some 1e-3 of itself, which is 7e-4 sd of a mean
     "learned": (learned, Bounds(5e-3, 1e-4)),
+    # the points of an average are about a mode that a search finds
+    "averages": (averages, Bounds(1e-4, 1e-4)),
     # of a sweep as it runs: 4e-6 sd, 8e-5 nats; of a q rebuilt from its sites, up to 2e-3 nats
     "badly conditioned": (badly_conditioned, Bounds(1e-4, 2e-3)),
 }
@@ -972,6 +1073,8 @@ def numbers(fit: Fit) -> tuple[Numbers, bool]:
 
     for name in ("mean", "variance", "log_evidence", "log_evidence_", "inclusion_probability"):
         take(name, lambda name=name: getattr(result, name))
+    take("beliefs", lambda: np.arcsinh(result.state.beliefs))  # as logs, where they are large
+    take("hyper", lambda: result.hyper.to_numpy(np.float64))
     take("loss_gradient", lambda: list(result.loss_gradient().values()))
     if fit.slope is not None:
         take("gradient", lambda: result.log_evidence_gradient(fit.slope))
@@ -1037,12 +1140,12 @@ def write(found: dict[str, dict[str, Numbers]]) -> None:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="keep the results")
+    parser.add_argument("--write", action="store_true", help="keep the results of these groups")
     parser.add_argument("--nudge", type=float, default=0.0, help="relative error of the rows")
     parser.add_argument("--group", nargs="+", default=list(GROUPS), choices=GROUPS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    before = {} if options.write else kept()
+    before = kept()
     results: dict[str, dict[str, Numbers]] = {}
     for group in options.group:
         make, bounds = GROUPS[group]
@@ -1064,7 +1167,7 @@ def main() -> None:
         seconds = time.perf_counter() - began
         print(f"{group}: {len(results[group])} fits, {seconds:.1f} s, farthest {worst:.2g} bounds")
     if options.write:
-        write(results)
+        write(before | results)
         print(f"{FILE}: {FILE.stat().st_size / 1000:.0f} kB")
 
 

@@ -11,6 +11,7 @@ def kept():
 
 
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.cover(lambda group: group)
 @pytest.mark.parametrize("group", fits.GROUPS)
 def test_results_are_those_that_are_kept(group, kept):
     if group in ("estimators", "learned"):

@@ -251,15 +251,21 @@ def test_an_observation_that_goes_leaves_no_zeros():
     np.testing.assert_allclose(post.log_evidence, 0.0, atol=1e-9)
 
 
-def test_a_mixture_with_known_means_is_exact():
+@pytest.mark.parametrize("kind", ["plain", "added", "in place"])
+def test_a_mixture_with_known_means_is_exact(kind):
+    """Noise is added to the variances of losses, and is that of a loss by name."""
     rng = np.random.default_rng(2)
     y, prior = 3.0 * rng.normal(size=20), np.array([0.2, 0.5, 0.3])
-    means, variances = np.array([-2.0, 0.0, 3.0]), [0.5, 2.0, 9.0]
+    noise = None if kind == "plain" else rng.uniform(0.1, 2.0, 20)
+    means, variances = np.array([-2.0, 0.0, 3.0]), np.array([0.5, 2.0, 9.0])
+    loss = "gaussian" if kind == "in place" else [losses.Gaussian(v) for v in variances]
     g = Graph()
     x, h = g.gaussian(mean=means, variance=1e-8), g.categorical(20, probabilities=prior)
-    g.add(Mixture(h, [losses.Gaussian(v) for v in variances]), list(x), y)
+    g.add(Mixture(h, loss), list(x), y, noise=noise)
     post = g.fit()
-    each = np.log(prior) + log_normal(y[:, None], means, np.array(variances))
+    whole = np.zeros(3) if kind == "in place" else variances
+    whole = whole if noise is None else whole + noise[:, None]
+    each = np.log(prior) + log_normal(y[:, None], means, whole)
     total = logsumexp(each, axis=1)
     np.testing.assert_allclose(post[h].probabilities, np.exp(each - total[:, None]), atol=1e-6)
     np.testing.assert_allclose(post.log_evidence, total.sum(), rtol=1e-6)

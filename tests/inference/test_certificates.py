@@ -228,6 +228,19 @@ def test_mean_field_of_correlated_columns():
     assert epfast.fit_linear(X, y).check(1000).verdict == "good"
 
 
+@pytest.mark.parametrize(
+    ("loss", "n", "d", "posterior"), [("logistic", 60, 3, "factorized"), ("probit", 200, 8, "full")]
+)
+def test_draws_that_say_enough_are_not_repaired(loss, n, d, posterior):
+    """Not even where more draws of a better Gaussian would count."""
+    X, y = classes(n, d, seed=3)
+    post = epfast.fit_linear(X, y, loss=loss, posterior=posterior)
+    check = post.check(2000)
+    assert check.effective_draws > 0.4 * 2000
+    assert not check.repaired
+    assert check.effective_draws_repaired is None
+
+
 def test_too_few_draws_of_a_right_fit_are_no_evidence_against_it():
     X, y = classes(100, 200, seed=2)
     check = epfast.fit_linear(X, y, prior_variance=25.0).check(200)

@@ -66,6 +66,8 @@ def test_summary_is_text_without_pandas(post, monkeypatch):
     assert len({len(line) for line in lines[:4]}) == 1  # aligned
     assert lines[4:] == table.attrs["notes"]
     assert repr(table) == str(table)
+    many = str(epfast.fit_linear(*classes(80, 11)).summary()).splitlines()
+    assert [line.partition(" ")[0] for line in many[1:12]] == [f"x{k}" for k in range(11)]
 
 
 def test_notes_say_what_not_to_trust(post):

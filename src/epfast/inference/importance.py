@@ -114,8 +114,8 @@ class Sampler:
     def shares(self, parts: Sequence[Proposal]) -> Array:
         """(parts,), pairs of each."""
         pairs, rest = self.draws // 2, len(parts) - 1
-        first = pairs - (pairs - int(OF_FIRST * pairs)) // max(1, rest) * rest
-        return np.array([first, *rest * [(pairs - first) // max(1, rest)]])
+        each = (pairs - int(OF_FIRST * pairs)) // max(1, rest)
+        return np.array([pairs - rest * each, *rest * [each]])
 
     def blocks(self, parts: Sequence[Proposal]) -> Iterator[tuple[int, slice, Array]]:
         """Yield the Gaussian, a slice of the pairs, and their first halves (k, size)."""
