@@ -17,6 +17,7 @@ from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.hyper import (
+    REACH,
     TOLERANCES,
     Target,
     Unknown,
@@ -42,8 +43,6 @@ ROOTS = {"constant_value": "sd", "noise_level": "noise_sd"}
 #: a second search starts with length scales so many times as long: with few rows there may be two
 #: modes, a short length with little noise, and a long one with more
 LONGER = 4.0
-#: reach of the logs of hyper-parameters whose kernel has no bounds
-REACH = 25.0
 
 
 class ProcessPoint(NamedTuple):

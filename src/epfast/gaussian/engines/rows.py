@@ -46,7 +46,9 @@ from epfast.inference.runtime import Tick, each
 
 #: rows whose moments are found at a time, where all go at once
 AT_ONCE = 128
-#: of sweeps of all rows at once, where sequential ones are stuck
+#: damping of sweeps of all rows at once, where sequential ones are stuck: of 720 fits with 20 to
+#: 45 % of outliers 70 do not converge, 93, 76 and 99 with .25, .75 and 1, and 332 without these
+#: sweeps
 RESTART_DAMPING = 0.5
 #: the order of passes, and columns from which they are taken: fits of 2,000 rows take 1.2 times as
 #: long with them at 100 columns, 0.9 at 200, half as long at 500, 0.55 with MNIST's 784
