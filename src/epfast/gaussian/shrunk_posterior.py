@@ -215,11 +215,13 @@ def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:
 # ---- what a fit with a prior that is a site per weight returns ----
 
 
-#: largest step of the log of a parameter, or of the log odds of a share, in learning
+#: largest step of the log of a parameter, or of the log odds of a share, in learning: of 108
+#: searches 19 end more than .001 nats lower with 6, and one with 24
 BOUND = 12.0
 #: parameters between 0 and 1
 SHARES = "share", "loss.share", "loss.epsilon"
-#: what a fit that fails counts as, in nats below the first
+#: what a fit that fails counts as, in nats below the first: of 988 fits of these searches 14
+#: failed, and with 100 and 1e6 they end at the same priors
 FAILED = 1e4
 
 
