@@ -107,8 +107,8 @@ LOG_2PI = math.log(2.0 * math.pi)
 #: inclusion probabilities that are drawn with are no nearer to 0 or 1: of 40 checks one verdict is
 #: another one with 1e-12, and none with 1e-4 and .01
 LEAST_INCLUSION = 1e-3
-#: inclusion probability from which a weight is in enough draws for its moments: with 0 four of four
-#: good checks of 24 become usable
+#: inclusion probability from which a weight is in enough draws for its moments: of 24 checks four
+#: are good, none with 0 or .01, and nine with .2
 SELDOM = 0.05
 #: an inclusion probability is off by so much, and by so many standard errors, see
 #: :meth:`ShrunkPosterior.check`. Then: draws at a time

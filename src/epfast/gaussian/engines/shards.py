@@ -31,7 +31,14 @@ from epfast.gaussian.engines.base import (
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.engines.passes import PassEngine, laplace_core, pieces_of
 from epfast.gaussian.engines.rows import RowEngine
-from epfast.gaussian.problem import Problem, State, is_proper, stacked_rows, sum_of_sites
+from epfast.gaussian.problem import (
+    BLOCK,
+    Problem,
+    State,
+    is_proper,
+    stacked_rows,
+    sum_of_sites,
+)
 from epfast.inference import Counts, Sites, run
 from epfast.inference.executors import LOST, Tasks
 from epfast.inference.loop import RELATIVE, change
@@ -291,8 +298,6 @@ class LaplaceEngine(EPEngine):
 # ---- sites shared by groups of rows: SEP, AEP, DSEP, DAEP, with a (d, d) site per group ----
 
 
-#: rows fitted to a cavity per call
-ROWS_AT_ONCE = 64
 #: batches give way to whole groups at the first change below this, or where they do not contract:
 #: 36 fits of SEP, AEP, DSEP and DAEP take 908, 889 and 895 sweeps with .01, .1 and 1
 NEAR = 0.1
@@ -343,7 +348,7 @@ def visit_shared(
     """
     n, d = problem.shape
     power = problem.schedule.power
-    core = SharedSweep(tilted, d, min(ROWS_AT_ONCE, n), power, damping, checked)
+    core = SharedSweep(tilted, d, min(BLOCK, n), power, damping, checked)
     posterior = precision.copy(), shift.copy()
     # a batch costs as much as about d rows
     rows_of_work = 1 + d * int(batches.last.sum()) // n
