@@ -23,7 +23,8 @@ NOTHING, ENOUGH = 20.0, 100.0
 #: 14 and 52 of the checks use one, and 28 are uncertain with each
 ALIKE = 0.4
 #: k-hat above which draws are believed only if half of them are effective or no weight is above
-#: this share of all: 33 and 28 of the checks are uncertain with .5 and 1. K-hat of none
+#: this share of all: 33 and 28 of the checks are uncertain with .5 and 1, and with 0 for the share,
+#: of 2,000 draws, all say the same. K-hat of none
 HEAVY, LIGHT, HOPELESS = 0.7, 0.01, 1.0
 #: "good": the mean within so many sd, sds within so large a factor, the log evidence within so many
 #: nats
