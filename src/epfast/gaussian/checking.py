@@ -13,9 +13,11 @@ from epfast.inference.best_gaussian import best_sites, climbed, peaks
 from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property
 
-#: largest number of weights for which a better Gaussian is looked for: O(n d^2) per step
+#: largest number of weights for which a better Gaussian is looked for, O(n d^2) per step: a check
+#: takes 1.0 s in place of .08 for 1,500 x 500, and 7.6 in place of .27 for 2,500 x 1,000
 BETTER_UP_TO = 2000
-#: largest number of weights for which other modes are looked for: O(n d^2) per step of a climb
+#: largest number of weights for which other modes are looked for, O(n d^2) per step of a climb: a
+#: check of 1,000 x 400 would take 1.9 s in place of 1.0
 MODES_UP_TO = 200
 #: draws of the prior from which modes are looked for, and climbs. As many points are means by a few
 #: rows. Of 198 checks 35, 34, 28 and 32 are uncertain with 16, 32, 64 and 128 draws, and 30 with 2
