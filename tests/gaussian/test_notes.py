@@ -42,6 +42,14 @@ def test_scales(make):
 
 
 @pytest.mark.parametrize("make", [np.array, sparse.csr_matrix], ids=str)
+def test_a_constant_column_has_no_spread(make):
+    """Rounding of the mean of many equal numbers is no spread."""
+    n = 7_999
+    rows = make(np.column_stack([np.full(n, -7.7), np.random.default_rng(0).normal(size=n)]))
+    assert notes(rows, np.resize([-1.0, 1.0], n), intercept=True) == []
+
+
+@pytest.mark.parametrize("make", [np.array, sparse.csr_matrix], ids=str)
 def test_no_intercept(make):
     [text] = notes(make(X), RARE)
     assert text == (

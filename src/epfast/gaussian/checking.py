@@ -13,20 +13,22 @@ from epfast.inference.best_gaussian import best_sites, climbed, peaks
 from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property
 
-#: largest number of weights for which a better Gaussian is looked for: O(n d^2) per step
+#: largest number of weights for which a better Gaussian is looked for, O(n d^2) per step: a check
+#: takes 1.0 s in place of .08 for 1,500 x 500, and 7.6 in place of .27 for 2,500 x 1,000
 BETTER_UP_TO = 2000
-#: largest number of weights for which other modes are looked for: O(n d^2) per step of a climb
+#: largest number of weights for which other modes are looked for, O(n d^2) per step of a climb: a
+#: check of 1,000 x 400 would take 1.9 s in place of 1.0
 MODES_UP_TO = 200
-#: draws of the prior from which modes are looked for, half of them means by a few rows, and climbs
+#: draws of the prior from which modes are looked for, and climbs. As many points are means by a few
+#: rows. Of 198 checks 35, 34, 28 and 32 are uncertain with 16, 32, 64 and 128 draws, and 30 with 2
+#: or 8 climbs
 STARTS, CLIMBS = 64, 4
-#: sd of latent values with which a climb begins, in those of the prior, where EP's are smaller
+#: sd of latent values with which a climb begins, in those of the prior, where EP's are smaller: 31
+#: and 29 of these checks are uncertain with 0 and .3
 LEAST_SPREAD = 0.1
-#: log of an importance weight, of which the mean is about 1, from which a climb is worth while
-HEAVY = 1.0
-#: degrees of freedom, beside the number of weights, of the densities of these importance weights
+#: degrees of freedom, beside the number of weights, of the densities of these importance weights:
+#: 27 and 28 of the checks are uncertain with 3 and 30
 HEAVIER = 7.0
-#: multiplications that solving for means by a few rows may take
-WORK = 3e8
 
 
 class SiteProposal(Proposal):
@@ -151,7 +153,7 @@ class LinearProposal(SiteProposal):
         for _ in range(CLIMBS):
             log_weight = log_target - log_drawn - mass
             best = int(np.where(np.isfinite(log_weight), log_weight, -np.inf).argmax())
-            if near and not log_weight[best] > HEAVY:
+            if near and not log_weight[best] > 0.0:  # below the mean of the weights, about 1
                 break
             log_target[best] = -np.inf
             h = np.asarray(problem.data.X @ points[best], dtype=np.float64)
@@ -197,10 +199,9 @@ class LinearProposal(SiteProposal):
         variance[some] = np.minimum(variance[some], 1.0 / precision)
         X = problem.data.X[some]
         X = X.toarray() if problem.sparse else np.asarray(X, dtype=np.float64)
-        count = int(np.clip(WORK / (d * d * (d + len(some))), 1, 2 * STARTS))
         # as many rows of each as a number up to d says
-        order = rng.random((count, len(some))).argsort(axis=1)
-        sites = np.where(order < rng.integers(1, d + 1, size=(count, 1)), precision, 0.0)
+        order = rng.random((2 * STARTS, len(some))).argsort(axis=1)
+        sites = np.where(order < rng.integers(1, d + 1, size=(2 * STARTS, 1)), precision, 0.0)
         prior_precision = problem.prior.precision
         if prior_precision.ndim == 1:
             prior_precision = np.diag(prior_precision)

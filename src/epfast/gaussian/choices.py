@@ -22,7 +22,8 @@ COVARIANCES = ("full", "factorized")
 DEFAULT_SCHEDULE = EP()
 #: bytes of the matrices of a fit of several latents, all together, and how many (C, d, d) it has
 MOST_BYTES, MATRICES = 16 << 30, 8
-#: copies of a row that a weight makes, on average at most
+#: copies of a row that a weight makes, on average at most: 300 rows take .02, .06 and .43 s with
+#: weights of 1, 10 and 100
 MOST_COPIES = 100
 
 

@@ -12,17 +12,17 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.problem import square
+from epfast.gaussian.problem import ROUNDING, square
 from epfast.inference.runtime import one_blas_thread
 
 __all__ = ["KernelColumns", "LowRankFactor", "incomplete_cholesky"]
 
-#: a residual above minus this times the largest diagonal entry counts as rounding
-ROUNDING = 1e-10
-#: largest difference between two values of one entry, relative to the largest diagonal entry
+#: largest difference between two values of one entry, relative to the largest diagonal entry: of
+#: 135 kernels of 100 to 800 inputs none had more than 3e-15
 AGREEMENT = 1e-8
 #: columns prepared at a time: those of the largest residuals are likely to be the next pivots, and
-#: a product of G with a few vectors takes little longer than with one
+#: a product of G with a few vectors takes little longer than with one. 300 columns of 20,000 inputs
+#: take 1.42, .49, .35 and .43 s with 1, 8, 32 and 128
 AHEAD = 32
 #: columns after which it is looked whether the error shrinks fast enough, and how far beyond the
 #: most columns it may be projected. Of kernels in two to four columns whose rank is 1/12 to 3/4 of

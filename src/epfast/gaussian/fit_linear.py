@@ -65,7 +65,8 @@ from epfast.inference.runtime import Tick, threads_of, with_room
 from epfast.schedules import Schedule
 from epfast.schemes import Laplace, Scheme
 
-#: largest min(n, d) with a full covariance by default
+#: largest min(n, d) with a full covariance by default: 200 rows more than columns take .16, .9 and
+#: 5.8 s with 500, 1,000 and 2,000 columns
 FULL_UP_TO = 5000
 KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior, "arrow": ArrowPosterior}
 

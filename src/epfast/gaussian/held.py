@@ -20,6 +20,7 @@ from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.wide_posterior import WidePosterior
+from epfast.inference.learning import STEP
 from epfast.losses import Loss
 
 #: most steps of Newton's method, and the longest one in a principal direction: in 29 fits with one
@@ -32,9 +33,6 @@ TINY = 1e-300
 #: those of the fit: to no noise where rows are few. With .001, with .001 and .3, and with .5 and 5
 #: in their place the log evidence of the 29 fits changes by 0, 7e-7 and 1e-5 at most
 LAST, CLOSE, REACH = 1e-6, 0.03, 1.5
-#: step of the differences of integrals, which are as precise as their rounding: with 1e-4 and .01
-#: the log evidence of the 29 fits changes by 4e-9 and 4e-7 at most
-STEP = 1e-3
 
 
 def with_noise(post: Any, problem: Problem) -> Any:

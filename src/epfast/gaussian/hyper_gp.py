@@ -17,6 +17,7 @@ from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.hyper import (
+    REACH,
     TOLERANCES,
     Target,
     Unknown,
@@ -40,10 +41,9 @@ from epfast.schedules import EP
 #: these, which are powers of them
 ROOTS = {"constant_value": "sd", "noise_level": "noise_sd"}
 #: a second search starts with length scales so many times as long: with few rows there may be two
-#: modes, a short length with little noise, and a long one with more
+#: modes, a short length with little noise, and a long one with more. Of 108 processes of 12 to 40
+#: rows under wide priors it changes the most probable mode of 5, 11 and 12 with 2, 4 and 16
 LONGER = 4.0
-#: reach of the logs of hyper-parameters whose kernel has no bounds
-REACH = 25.0
 
 
 class ProcessPoint(NamedTuple):

