@@ -73,7 +73,8 @@ class KernelColumns:
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n, d)
-            The inputs. Float64 is used in place: C-contiguous, or as a scipy.sparse CSR matrix.
+            The inputs. The kernel keeps a copy of a dense X about its mean. A scipy.sparse CSR
+            matrix of float64 is used in place.
         length_scale, variance : float
             > 0.
 
@@ -92,6 +93,8 @@ class KernelColumns:
             squares = np.asarray(rows.multiply(rows).sum(axis=1)).ravel()
         else:
             rows = _checks.array("X", X, shape=(None, None))
+            # far from 0 squares would lose the digits of their differences
+            rows = rows - rows.mean(axis=0)
             squares = np.einsum("ij,ij->i", rows, rows)
 
         def column(i: int) -> Array:
