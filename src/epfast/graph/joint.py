@@ -168,8 +168,8 @@ class JointEngine:
                     "start has other factors, or no joint sites; allowed with reading='joint': a "
                     "posterior of the same graph, or None"
                 )
-            found: JointState = start.state
-            return found
+            state: JointState = start.state
+            return state
         sites = tuple(
             JointSites(np.zeros((*at.shape, at.shape[1])), np.zeros(at.shape), np.zeros(len(at)))
             for at in self.at
@@ -251,7 +251,7 @@ class JointEngine:
         with np.errstate(all="ignore"):
             width = np.where(tau > 0.0, 1.0 / np.sqrt(tau), wide)[None]
             mode = maximum(density, asked, start[None], width)
-        reason = 0 if mode.found[0] else 2 if mode.finite[0] else 1
+        reason = 0 if mode.converged[0] else 2 if mode.finite[0] else 1
         if not reason and tilted.hessian is None:
             reason = 4 * len(kinks(density, asked, mode, np.zeros(1, dtype=np.intp)))
         if reason:

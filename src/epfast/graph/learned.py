@@ -148,11 +148,11 @@ def check_operators(given: Any) -> None:
             raise ValueError(
                 f"{name} has inputs {op.inputs}; allowed: all {len(listed)} neighbours as inputs"
             )
-    found = [op for op in listed if op is not None]
-    if not found:
+    operators = [op for op in listed if op is not None]
+    if not operators:
         raise ValueError(f"scheme is {given!r}; allowed: at least one operator")
     for what in ("inputs", "power"):
-        values = [getattr(op, what) for op in found]
+        values = [getattr(op, what) for op in operators]
         if any(value != values[0] for value in values):
             shown = " and ".join(map(repr, values))
             raise ValueError(f"operators of scheme have {what} {shown}; allowed: equal ones")
@@ -214,8 +214,8 @@ def _operators_of(batches: tuple[Batch, ...]) -> list[Operator]:
 
 def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
     """How many calls of oracles there were, and audits among them. None: no operators."""
-    found = _operators_of(batches)
-    return (sum(op.calls for op in found), sum(op.audits for op in found)) if found else None
+    trained = _operators_of(batches)
+    return (sum(op.calls for op in trained), sum(op.audits for op in trained)) if trained else None
 
 
 def warn_of_operators(batches: tuple[Batch, ...]) -> None:
@@ -231,5 +231,5 @@ def operator_of(batches: tuple[Batch, ...], batch: Any) -> Given:
         raise ValueError(
             f"batch is {_checks.describe(batch)}; allowed: batches with operators, {list(learning)}"
         )
-    found: Given = learning[batch].given
-    return found
+    operators: Given = learning[batch].given
+    return operators

@@ -65,22 +65,22 @@ class Projecting:
     def fit(self, tilted: None, asked: FactorCavities) -> Projections:
         more = {"power": asked.power} if self.takes_power else {}
         messages = tuple(eta.copy() for eta in asked.messages)
-        found = self.given.project(messages, asked.rows.data, **more)
-        if not (isinstance(found, tuple | list) and len(found) == 2):
+        answer = self.given.project(messages, asked.rows.data, **more)
+        if not (isinstance(answer, tuple | list) and len(answer) == 2):
             raise TypeError(
-                f"project() returned {_checks.describe(found)}; allowed: a pair of log_z (n,) and "
+                f"project() returned {_checks.describe(answer)}; allowed: a pair of log_z (n,) and "
                 "targets, natural parameters (n, k) for each neighbour"
             )
         n = asked.n
-        log_z = _checked("log_z", found[0], (n,))
-        if not isinstance(found[1], tuple | list) or len(found[1]) != len(messages):
+        log_z = _checked("log_z", answer[0], (n,))
+        if not isinstance(answer[1], tuple | list) or len(answer[1]) != len(messages):
             raise TypeError(
-                f"project() returned {_checks.describe(found[1])} as targets; allowed: "
+                f"project() returned {_checks.describe(answer[1])} as targets; allowed: "
                 f"{len(messages)} arrays, one for each neighbour"
             )
         targets = tuple(
             _checked(f"targets[{j}]", value, eta.shape)
-            for j, (value, eta) in enumerate(zip(found[1], messages, strict=True))
+            for j, (value, eta) in enumerate(zip(answer[1], messages, strict=True))
         )
         fine = np.isfinite(log_z)
         for target in targets:

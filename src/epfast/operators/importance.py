@@ -35,8 +35,8 @@ def uniform(seed: int, rows: NDArray[np.intp], step: int, draws: int, axes: int)
     place = np.arange(draws * axes, dtype=np.uint64).reshape(draws, axes)
     key = _mixed(_mixed(np.array([seed], dtype=np.uint64)) + np.array([step], dtype=np.uint64))
     of_rows = _mixed(key + rows.astype(np.uint64))
-    found = _mixed(of_rows[:, None, None] + place)
-    return ((found >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    bits = _mixed(of_rows[:, None, None] + place)
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -120,8 +120,8 @@ class ImportanceMessages(MessageScheme):
         for j, kind in enumerate(tilted.kinds):
             pair = kind.integrands(u[..., j], mean[:, j][:, None])
             means = [(w * np.where(w > 0.0, f, 0.0)).sum(axis=1) / total for f in pair]
-            found = kind.target(means[0], means[1], mean[:, j])
-            targets.append(np.where((reason == 0)[:, None], found, np.nan))
+            target = kind.target(means[0], means[1], mean[:, j])
+            targets.append(np.where((reason == 0)[:, None], target, np.nan))
         return Projections(log_z, tuple(targets), reason)
 
     def _drawn(
@@ -166,7 +166,7 @@ def at_mode(
     mode = maximum(tilted, asked, mean, width, LESS)
     w = mode.width
     scaled = mode.curvature * w[:, :, None] * w[:, None, :]
-    good = mode.found & np.isfinite(scaled).all(axis=(1, 2))
+    good = mode.converged & np.isfinite(scaled).all(axis=(1, 2))
     good[good] = np.linalg.eigvalsh(scaled[good])[:, 0] > LEAST_CURVATURE
     mean, root = mean.copy(), root.copy()
     mean[good] = mode.u[good]
@@ -181,16 +181,16 @@ def tempered(log_w: Array, enough: float) -> tuple[Array, NDArray[np.bool_]]:
     And whether there is one, (m,). Else the power is 0, or no draw has a weight.
     """
     shifted = log_w - log_w.max(axis=1, keepdims=True)
-    found = np.empty(log_w.shape)
+    weights = np.empty(log_w.shape)
     left = np.ones(len(log_w), dtype=np.bool_)
     for temperature in TEMPERATURES:
         w = np.where(log_w > -np.inf, np.exp(temperature * shifted), 0.0)
         w /= w.sum(axis=1, keepdims=True)
-        found[left] = w[left]
+        weights[left] = w[left]
         left &= ~(1.0 / (w * w).sum(axis=1) >= enough)
         if not left.any():
             break
-    return found, ~left
+    return weights, ~left
 
 
 def fitted(u: Array, log_w: Array, mean: Array, root: Array) -> tuple[Array, Array]:

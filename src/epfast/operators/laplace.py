@@ -79,7 +79,7 @@ class LaplaceMessages(MessageScheme):
         wide = np.maximum(1.0, np.abs(asked.start))
         width = np.where(asked.flat, wide, 1.0 / np.sqrt(tau))
         mode = maximum(tilted, asked, asked.start, width)
-        reason = np.where(mode.finite, np.where(mode.found, 0, 2), 1)
+        reason = np.where(mode.finite, np.where(mode.converged, 0, 2), 1)
         if tilted.hessian is None and (reason == 0).any():
             reason[kinks(tilted, asked, mode, np.flatnonzero(reason == 0))] = 4
         good = reason == 0

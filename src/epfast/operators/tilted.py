@@ -49,31 +49,31 @@ def called(name: str, function: Any, x: Array, rows: FactorRows, *neighbours: in
     """What a function of the user's returns at x (n, k), see :func:`row_values`."""
     # the arrays of the call are its own: what it writes into them is lost
     with np.errstate(all="ignore"):
-        found = function(*[column.copy() for column in x.T], **rows.data)
-    return row_values(name, found, len(x), *neighbours)
+        value = function(*[column.copy() for column in x.T], **rows.data)
+    return row_values(name, value, len(x), *neighbours)
 
 
-def row_values(name: str, found: Any, n: int, *neighbours: int) -> Array:
+def row_values(name: str, value: Any, n: int, *neighbours: int) -> Array:
     """What a function of the user's returned for n rows, (n, ...).
 
     That is numbers (n,), or a sequence of such results for each of the neighbours. Within a
     sequence one number may stand for all rows.
     """
-    return _stacked(name, found, n, neighbours, [(n,), ()] if neighbours else [(n,)])
+    return _stacked(name, value, n, neighbours, [(n,), ()] if neighbours else [(n,)])
 
 
 def _stacked(
-    name: str, found: Any, n: int, sizes: tuple[int, ...], allowed: list[tuple[int, ...]]
+    name: str, value: Any, n: int, sizes: tuple[int, ...], allowed: list[tuple[int, ...]]
 ) -> Array:
     if sizes:
-        is_sequence = isinstance(found, list | tuple | np.ndarray) and getattr(found, "ndim", 1) > 0
-        if not is_sequence or len(found) != sizes[0]:
+        is_sequence = isinstance(value, list | tuple | np.ndarray) and getattr(value, "ndim", 1) > 0
+        if not is_sequence or len(value) != sizes[0]:
             raise ValueError(
-                f"{name} returned {_checks.describe(found)}; allowed: a sequence of {sizes[0]}, "
+                f"{name} returned {_checks.describe(value)}; allowed: a sequence of {sizes[0]}, "
                 "one for each neighbour"
             )
-        return np.stack([_stacked(name, part, n, sizes[1:], allowed) for part in found], axis=1)
-    given = np.asarray(found)
+        return np.stack([_stacked(name, part, n, sizes[1:], allowed) for part in value], axis=1)
+    given = np.asarray(value)
     if given.shape not in allowed:
         raise ValueError(
             f"{name} returned shape {given.shape} for rows of shape ({n},); allowed: a number for "
@@ -103,11 +103,11 @@ def _stencil(
     h = np.maximum(STEP * width, 1e-13 * np.abs(x))
     signs = np.ravel(np.arange(1.0, 4.0)[:, None] * [1.0, -1.0])
     grid = np.concatenate([np.zeros((1, k)), *(signs[:, None] * d for d in directions)])
-    found = []
+    pieces = []
     for part in parts(m, len(grid) * k):
         points = x[part, None, :] + grid * h[part, None, :]
-        found.append(f(points.reshape(-1, k), repeated(rows.taken(part), len(grid))))
-    values = np.concatenate(found)
+        pieces.append(f(points.reshape(-1, k), repeated(rows.taken(part), len(grid))))
+    values = np.concatenate(pieces)
     values = values.reshape(m, len(grid), *values.shape[1:])
     sides = values[:, 1:].reshape(m, len(directions), 3, 2, *values.shape[2:])
     return h, values[:, 0], sides
@@ -300,8 +300,8 @@ class MessageScheme:
         """Fit the factors of a run."""
         some = parts(asked.n, self.numbers(len(tilted.kinds)))
         with np.errstate(all="ignore"):  # what overflows is a fit that failed
-            found = [self.fit_some(tilted, asked.taken(part)) for part in some]
-        log_z, targets, reason = zip(*found, strict=True)
+            projections = [self.fit_some(tilted, asked.taken(part)) for part in some]
+        log_z, targets, reason = zip(*projections, strict=True)
         columns = map(np.concatenate, zip(*targets, strict=True))
         return Projections(np.concatenate(log_z), tuple(columns), np.concatenate(reason))
 
@@ -318,7 +318,7 @@ class Mode(NamedTuple):
     #: (m, k), on which the density varies there
     width: Array
     #: (m,), whether it is a maximum
-    found: NDArray[np.bool_]
+    converged: NDArray[np.bool_]
     #: (m,), whether t and its derivatives are numbers there
     finite: NDArray[np.bool_]
 
@@ -360,7 +360,7 @@ def maximum(
     m = len(start)
     u, width = start.copy(), width.copy()
     value, slope, curvature = tilted.derivatives(u, asked, width)
-    found, finite = np.zeros(m, dtype=bool), np.ones(m, dtype=bool)
+    converged, finite = np.zeros(m, dtype=bool), np.ones(m, dtype=bool)
     decrement = np.full(m, np.inf)
     going = np.arange(m)
     for _ in range(tries[0]):
@@ -387,7 +387,7 @@ def maximum(
         # widths must have settled, too: differences are taken on them
         settled = np.asarray((np.abs(np.log(w / width[going])) < 0.5).all(axis=1))
         done = arrived & settled
-        found[going[done]] = True
+        converged[going[done]] = True
         # the last step is too short for derivatives to change
         last = done & (gain < CLOSE)
         u[going[last]] += step[last]
@@ -408,7 +408,7 @@ def maximum(
             u[moving], part, width[moving]
         )
         going = moving
-    return Mode(u, value, curvature, width, found & finite, finite)
+    return Mode(u, value, curvature, width, converged & finite, finite)
 
 
 def _stepped(
