@@ -404,16 +404,16 @@ class Operator:
     ) -> tuple[Array, NDArray[np.intp]]:
         """Targets (n, T) of checked messages, just in time, and reasons of refusals (n,)."""
         x = self.learner.coordinates(messages, data)
-        found = np.empty((len(x), self.n_targets))
+        targets = np.empty((len(x), self.n_targets))
         reason = np.zeros(len(x), dtype=np.intp)
         first = 0
         while True:
-            i, kind = self.core.run(x, first, found)
+            i, kind = self.core.run(x, first, targets)
             if kind == SURE:
-                return found, reason
+                return targets, reason
             row = tuple(p[i : i + 1] for p in messages)
-            predicted = None if np.isnan(found[i, 0]) else found[i].copy()
-            found[i], _, reason[i] = self.ask(row, _row(data, i), x[i], predicted, kind)
+            predicted = None if np.isnan(targets[i, 0]) else targets[i].copy()
+            targets[i], _, reason[i] = self.ask(row, _row(data, i), x[i], predicted, kind)
             first = i + 1
 
     def _outputs(self, *rows: Array) -> Iterator[tuple[Any, ...]]:
@@ -537,11 +537,11 @@ class Operator:
         """Fit widths, noise and weights to all tuples anew. O(n r^2)."""
         n = len(self.store)
         x, targets, errors = map(self._stored, ("x", "targets", "errors"))
-        found = self.learner.fit(x, targets, errors, self.calibration)
-        if found is None:
+        fitted = self.learner.fit(x, targets, errors, self.calibration)
+        if fitted is None:
             logger.info("%d tuples have no widths: the oracle is asked on", n)
             return
-        model, self.calibration = found
+        model, self.calibration = fitted
         scale, inflation = self.calibration.scale, self.calibration.inflation
         amplitude = scale**2 * self.calibration.amplitude
         # log Z may be off by more: it moves no belief
