@@ -112,11 +112,11 @@ class Cluster(Workers):
         where: dict[Any, list[int]] = {}
         for i, shard in enumerate(shards):
             where.setdefault(shard.home, []).append(i)
-        found: list[list[int]] = []
+        parcels: list[list[int]] = []
         for home, some in where.items():
             count = min(len(some), self.threads_of.get(home, 1))
-            found += [some[first::count] for first in range(count)]
-        return found
+            parcels += [some[first::count] for first in range(count)]
+        return parcels
 
     def idles(self, shard: Shard, flying: Sequence[Shard]) -> bool:
         busy = sum(other.home == shard.home for other in flying)

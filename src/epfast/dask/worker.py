@@ -136,13 +136,13 @@ def _checked(X: Any, y: Any, weights: Any, loss: Loss, columns: int) -> Data:
     y = np.asarray(y)
     if loss.response_width == 1 and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    found = data_of(_checks.rows("X", X, columns), y, None, loss)
+    data = data_of(_checks.rows("X", X, columns), y, None, loss)
     if weights is None:
-        return found
+        return data
     given = _checks.array("weights", np.asarray(weights), shape=(len(y),))
     if not ((given >= 0.0) & (given <= 1e15)).all():
         raise ValueError("weights holds numbers below 0 or above 1e15; allowed: from 0 to 1e15")
-    return found._replace(weights=given)
+    return data._replace(weights=given)
 
 
 def good(shard: Any) -> Loaded:
@@ -151,8 +151,8 @@ def good(shard: Any) -> Loaded:
         shard = shard.compute(scheduler="synchronous")
     if isinstance(shard, Exception):
         raise shard
-    found: Loaded = shard
-    return found
+    loaded: Loaded = shard
+    return loaded
 
 
 def facts_of(shard: Any) -> Facts:
@@ -213,7 +213,7 @@ def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Update:
 
     Who asks twice for the same visit gets the same: the sites that it began with are kept.
     """
-    mine, (precision, shift, site) = problem._replace(data=shard.data), asked.numbers()
+    local, (precision, shift, site) = problem._replace(data=shard.data), asked.numbers()
     own = ROWS.setdefault(asked.token, {}).setdefault(asked.shard, {})
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None
@@ -222,17 +222,17 @@ def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Update:
     # of a site whose rows are flat again nothing can be damped row by row
     cold = kept is None and bool(site.precision.any() or site.shift.any())
     damping = 1.0 if cold else asked.damping
-    found = local_update(mine, precision, shift, site, rows, damping, made)
+    update = local_update(local, precision, shift, site, rows, damping, made)
     after = kept
-    if found.rows is not None and (kept is None or found.rows is not kept.rows):
-        after = Kept(found.rows, found.site)
+    if update.rows is not None and (kept is None or update.rows is not kept.rows):
+        after = Kept(update.rows, update.site)
     # a thread per fit and shard at a time, but one that was sent twice: each writes a whole entry
     ROWS.setdefault(asked.token, {})[asked.shard] = {asked.number: kept, asked.number + 1: after}
     if asked.token in OVER:
         ROWS.pop(asked.token, None)
     if cold:
-        found = found._replace(site=families.damped(site, found.site, asked.damping))
-    return _answer(found)
+        update = update._replace(site=families.damped(site, update.site, asked.damping))
+    return _answer(update)
 
 
 def visit_shared(
@@ -283,5 +283,4 @@ def forget(token: str) -> None:
 
 def version() -> str:
     """That of epfast here."""
-    found: str = build_facts()["version"]
-    return found
+    return str(build_facts()["version"])
