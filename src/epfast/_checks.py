@@ -638,12 +638,12 @@ def labels(name: str, value: Any, n: int) -> Array:
     if words is None and type(value) in (list, tuple) and value:
         words = np.asarray(value) if isinstance(value[0], str | bool | np.bool_) else None
     if words is not None and not hasattr(value, "tocsr") and np.asarray(words).dtype.kind in "bUSO":
-        found = np.asarray(words).ravel()
-        one = next((v for v in found if isinstance(v, str | bool | np.bool_)), None)
+        flat = np.asarray(words).ravel()
+        one = next((v for v in flat if isinstance(v, str | bool | np.bool_)), None)
         if one is not None:
             test = f"y == {str(one)!r}" if isinstance(one, str) else "y"
             raise TypeError(
-                f"{name} has dtype {found.dtype}; allowed: the numbers -1 and +1; "
+                f"{name} has dtype {flat.dtype}; allowed: the numbers -1 and +1; "
                 + relabel.format(test)
             )
     given = real_array(name, value)

@@ -112,10 +112,10 @@ class ModelMatrix:
         """Columns of rows, their offsets, and the columns of the effects of new levels."""
 
         def values(term: Any) -> Array:
-            found = np.reshape(term.eval_new_data(frame), (len(frame), -1)).astype(np.float64)
-            for row in np.flatnonzero(~np.isfinite(found).all(axis=1)):
+            evaluated = np.reshape(term.eval_new_data(frame), (len(frame), -1)).astype(np.float64)
+            for row in np.flatnonzero(~np.isfinite(evaluated).all(axis=1)):
                 raise ValueError(f"{term.name!r} is NaN or infinite in row {row}; allowed: numbers")
-            return found
+            return evaluated
 
         _check_columns(frame, {name for term in self.model.terms for name in term.var_names})
         n, d = len(frame), len(self.labels)
@@ -375,10 +375,10 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
             sign = expr.operator.lexeme, getattr(expr.right, "value", None)
             if sign in (("-", 1), ("+", 0)):  # formulae does not support this everywhere
                 return NegatedIntercept() + expr.left.accept(self) - Intercept()
-            found = super().visitBinaryExpr(expr)
+            terms = super().visitBinaryExpr(expr)
             if expr.operator.lexeme == "|":
-                correlated.append(getattr(found, "group_terms", [found]))
-            return found
+                correlated.append(getattr(terms, "group_terms", [terms]))
+            return terms
 
     tokens: list[Any] = []
     for token in scanner.Scanner(formula).scan():
@@ -487,15 +487,15 @@ def _checked_priors(given: Any, kinds: dict[str, Any]) -> dict[str, Any]:
     """Check priors by the names of terms, which have these kinds."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"priors is {_checks.describe(given)}; allowed: a dict of terms to priors")
-    found: dict[str, Any] = dict(given or {})
-    for name, prior in found.items():
+    priors: dict[str, Any] = dict(given or {})
+    for name, prior in priors.items():
         if name not in kinds:
-            said = ", ".join(map(repr, kinds))
-            raise ValueError(f"priors has {name!r}, which is not a term; allowed: {said}")
+            names = ", ".join(map(repr, kinds))
+            raise ValueError(f"priors has {name!r}, which is not a term; allowed: {names}")
         where, (kind, allowed) = f"priors[{name!r}]", kinds[name]
         if not isinstance(prior, kind) or (kind is tuple and len(prior) != 2):
             raise TypeError(f"{where} is {_checks.describe(prior)}; allowed: {allowed}")
         if kind is tuple:
             mean = _checks.number(f"{where}[0]", prior[0])
-            found[name] = mean, _checks.number(f"{where}[1]", prior[1], above=0.0)
-    return found
+            priors[name] = mean, _checks.number(f"{where}[1]", prior[1], above=0.0)
+    return priors

@@ -395,11 +395,11 @@ def _resumed(
     if given["prior_variance"] is not None:
         made["prior_variance"] = covariance_at_door(given["prior_variance"], J, d)
     if not (given["weights"] is None and given["concentration"] is None and learn is None):
-        found = weights_at_door(given["weights"], learn, given["concentration"], J)
-        made["weights"], made["concentration"] = found
+        weights = weights_at_door(given["weights"], learn, given["concentration"], J)
+        made["weights"], made["concentration"] = weights
     if not (given["noise_variance"] is None and given["noise_prior"] is None):
-        found_noise = noise_at_door(given["noise_variance"], given["noise_prior"], X, J, 0)
-        made["noise_variance"], made["noise_prior"] = found_noise
+        noise = noise_at_door(given["noise_variance"], given["noise_prior"], X, J, 0)
+        made["noise_variance"], made["noise_prior"] = noise
     for name, value in made.items():
         before = getattr(old, MODEL[name])
         same = value is None if before is None else value is not None

@@ -133,13 +133,13 @@ def split(model: League, limit: int) -> tuple[list[tuple[Index, Index]], tuple[I
     size = np.bincount(label[:n], minlength=label.max() + 1)
     small = size <= limit
     group = np.where(small, np.cumsum(np.where(small, size, 0)) // SMALL, -1)[label]
-    found = [
+    groups = [
         (np.flatnonzero(group[:n] == k), np.flatnonzero(group[n:] == k))
         for k in np.unique(group[:n])
     ]
     if group.min() < 0:
-        return found[1:], found[0]
-    return found, nothing
+        return groups[1:], groups[0]
+    return groups, nothing
 
 
 def joint_fit(
@@ -267,9 +267,9 @@ def one_step_ahead(model: League, numbers: Parameters) -> Array:
     n_rows, n = model.X.shape
     rows = model.order_of(np.arange(n_rows))
     made = product_graph(model, numbers, np.arange(n), rows)
-    found, result = made.graph.one_step_ahead(), np.zeros(len(games.time))
+    log_z, result = made.graph.one_step_ahead(), np.zeros(len(games.time))
     for key, part in made.games:
-        np.add.at(result, games.game[rows[part]], found[key])
+        np.add.at(result, games.game[rows[part]], log_z[key])
     return result
 
 
@@ -404,9 +404,9 @@ def distance_of(mean: Array, variance: Array, new_mean: Array, new_variance: Arr
 
 def extended(part: Array, n: int) -> Array:
     """A copy with zeros up to n rows."""
-    found = np.zeros((n, *part.shape[1:]), dtype=part.dtype)
-    found[: len(part)] = part
-    return found
+    padded = np.zeros((n, *part.shape[1:]), dtype=part.dtype)
+    padded[: len(part)] = part
+    return padded
 
 
 # ---- parameters ----
@@ -423,13 +423,13 @@ def choose(
     draws: bool,
 ) -> Parameters:
     """Choose missing parameters at the mode of evidence times priors, see :func:`fit`."""
-    some = games.latest(CHOOSING)
-    span = float(np.ptp(some.time))
+    recent = games.latest(CHOOSING)
+    span = float(np.ptp(recent.time))
     if span == 0.0 and drift is None:
         drift = 0.0
     if margin is None and not draws:
         margin = 0.0
-    share = (some.draw.sum() + 1.0) / (len(some.draw) + 2.0)
+    share = (recent.draw.sum() + 1.0) / (len(recent.draw) + 2.0)
     begin = {
         "prior_sd": (prior_sd, 0.0),
         "drift": (drift, np.log(SPAN / span) if span else 0.0),
@@ -439,7 +439,7 @@ def choose(
     values = {"prior_mean": prior_mean, **{name: given for name, (given, _) in begin.items()}}
     start = np.array([begin[name][1] for name in free])
     schedule = EP(sweeps=SWEEPS, tol=0.0)
-    model = build(some, drift == 0.0, own)
+    model = build(recent, drift == 0.0, own)
 
     far = np.log(100.0) - 1e-9
 
@@ -459,7 +459,7 @@ def choose(
 
     if not free:
         return at(start)
-    found = optimize.minimize(
+    optimum = optimize.minimize(
         cost,
         start,
         method="Nelder-Mead",
@@ -471,4 +471,4 @@ def choose(
             "maxfev": FITS,
         },
     )
-    return at(found.x)
+    return at(optimum.x)
