@@ -219,17 +219,17 @@ class LinearPart:
         self.engine: Any = engine_of(self.problem)
         self.own_sites = schedule.stores == "factor"
 
-    def init(self, known: tuple[Array, Array] | None, sweeps: int) -> Any:
+    def init(self, kept: tuple[Array, Array] | None, sweeps: int) -> Any:
         """The state before the first sweep, with known sites unless they make it improper.
 
-        known: sites and log scales as those of :func:`linear_sites`.
+        kept: sites and log scales as those of :func:`linear_sites`.
         """
-        if known is None and self.own_sites:
+        if kept is None and self.own_sites:
             about = abouts(self.batch, (self.prior,), np.full(self.prior.number + 1, 2))
             if is_wide(self.prior, 0, about):
-                known = about[0].first.ravel(), np.zeros(self.batch.n)
-        if known is not None:
-            sites, log_scale = known
+                kept = about[0].first.ravel(), np.zeros(self.batch.n)
+        if kept is not None:
+            sites, log_scale = kept
             tau, nu = sites.reshape(-1, 2).T
             a = self.batch.terms.coefficient
             own = Sites(tau / (a * a), nu / a, log_scale)

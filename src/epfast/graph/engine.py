@@ -303,8 +303,8 @@ class GraphEngine:
         """The state of a linear model with its sites in an earlier posterior."""
         alone = self.problem._replace(batches=(part.batch,))
         rows = UpdateOrder((np.arange(part.batch.n),), self.program.segments)
-        known = None if self.problem.tied else kept_sites(alone, rows, start)
-        return part.init(known, start.state.sweeps)
+        kept = None if self.problem.tied else kept_sites(alone, rows, start)
+        return part.init(kept, start.state.sweeps)
 
     def _of_blocks(self, state: GraphState, sites: Array) -> tuple[BlockBelief, ...] | None:
         """Beliefs about blocks as priors times sites. None if one is improper.

@@ -159,20 +159,20 @@ class Table(Kind):
                 f"h has None in {len(empty)} places; allowed: one None, for the variable to predict"
             )
         model = post.problem
-        known = {
+        given = {
             j: variables_of(model, f"h_{j + 1}", value, "categorical")
             for j, value in enumerate(h)
             if value is not None
         }
-        self.tables(tuple(known[j].width if j in known else None for j in range(len(h))))
+        self.tables(tuple(given[j].width if j in given else None for j in range(len(h))))
         letters = "abcdefghijklmnopqrstuvwxyz"[: len(h)]
         operands = [self.p / self.p.max()]
-        for variables in known.values():
+        for variables in given.values():
             logits = post[variables].logits
             operands.append(np.exp(logits - logits.max(axis=-1, keepdims=True)))
-        shapes = {f"h_{j + 1}": variables.shape for j, variables in known.items()}
+        shapes = {f"h_{j + 1}": variables.shape for j, variables in given.items()}
         together(**{"leading axes of p": self.p.shape[: self.p.ndim - len(h)]}, **shapes)
-        taken = ",".join(["..." + letters, *(f"...{letters[j]}" for j in known)])
+        taken = ",".join(["..." + letters, *(f"...{letters[j]}" for j in given)])
         masses = np.einsum(f"{taken}->...{letters[empty[0]]}", *operands)
         total = masses.sum(axis=-1, keepdims=True)
         if not (total > 0.0).all():

@@ -62,16 +62,16 @@ class Projecting:
     def refuses(self, families: tuple[str, ...]) -> str | None:
         return None
 
-    def fit(self, tilted: None, asked: FactorCavities) -> Projections:
-        more = {"power": asked.power} if self.takes_power else {}
-        messages = tuple(eta.copy() for eta in asked.messages)
-        answer = self.given.project(messages, asked.rows.data, **more)
+    def fit(self, tilted: None, cavities: FactorCavities) -> Projections:
+        more = {"power": cavities.power} if self.takes_power else {}
+        messages = tuple(eta.copy() for eta in cavities.messages)
+        answer = self.given.project(messages, cavities.rows.data, **more)
         if not (isinstance(answer, tuple | list) and len(answer) == 2):
             raise TypeError(
                 f"project() returned {_checks.describe(answer)}; allowed: a pair of log_z (n,) and "
                 "targets, natural parameters (n, k) for each neighbour"
             )
-        n = asked.n
+        n = cavities.n
         log_z = _checked("log_z", answer[0], (n,))
         if not isinstance(answer[1], tuple | list) or len(answer[1]) != len(messages):
             raise TypeError(
@@ -230,8 +230,8 @@ class Factor(Kind):
         scheme = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
-        known = [name for name in FAMILIES if name in scheme.families]
-        pairs = {f"neighbours[{j}]": (value, *known) for j, value in enumerate(neighbours)}
+        supported = [name for name in FAMILIES if name in scheme.families]
+        pairs = {f"neighbours[{j}]": (value, *supported) for j, value in enumerate(neighbours)}
         axes = max(1, rows_of(model, pairs).ndim - 1)
         reason = scheme.refuses(tuple(value.family for value in neighbours))
         if reason is not None:
@@ -384,9 +384,9 @@ class BatchFits:
             return steps, scales, failed
         # often all of a batch, without a copy of its data
         rows = self.rows if m == len(self.rows.rows) else self.rows.taken(slice(first, stop))
-        asked = FactorCavities(tuple(_split(cavity, self.ends)), flat, start, rows, power)
-        asked = asked if len(good) == m else asked.taken(good)
-        answer = self.scheme.fit(self.tilted, asked)
+        cavities = FactorCavities(tuple(_split(cavity, self.ends)), flat, start, rows, power)
+        cavities = cavities if len(good) == m else cavities.taken(good)
+        answer = self.scheme.fit(self.tilted, cavities)
         for number in np.unique(answer.reason):
             if number:
                 self._count(self.scheme.reasons[number], int((answer.reason == number).sum()))
@@ -395,12 +395,12 @@ class BatchFits:
         scale = answer.log_z.copy()
         with np.errstate(all="ignore"):
             for j, (kind, target, eta) in enumerate(
-                zip(families, answer.targets, asked.messages, strict=True)
+                zip(families, answer.targets, cavities.messages, strict=True)
             ):
                 fine &= kind.is_proper(target)
                 one = np.flatnonzero(fine)
                 scale[one] -= kind.log_partition(target[one])
-                one = np.flatnonzero(fine & ~asked.flat[:, j])
+                one = np.flatnonzero(fine & ~cavities.flat[:, j])
                 scale[one] += kind.log_partition(eta[one])
             site = (np.concatenate(answer.targets, axis=1) - cavity[good]) / power
             step = site - sites[good]

@@ -175,8 +175,8 @@ class GraphProblem(NamedTuple):
         if not batch.n:
             raise ValueError("y or the neighbours are empty; allowed: one factor or more")
         defined = batch.factor.defines(batch)
-        for known in self.batches if len(defined) else ():
-            if np.isin(defined, known.factor.defines(known)).any():
+        for earlier in self.batches if len(defined) else ():
+            if np.isin(defined, earlier.factor.defines(earlier)).any():
                 raise ValueError(
                     "x holds variables that another walk defines; allowed: other variables"
                 )
@@ -197,8 +197,8 @@ class GraphProblem(NamedTuple):
                     f"{name} is over variables that were made later, or in a copy of the graph; "
                     "allowed: variables of this graph"
                 )
-            known = BLOCK if family == "block" else list(FAMILIES).index(family)
-            if (self.families[numbers] != known).any() or (self.sizes[numbers] != width).any():
+            kind = BLOCK if family == "block" else list(FAMILIES).index(family)
+            if (self.families[numbers] != kind).any() or (self.sizes[numbers] != width).any():
                 raise ValueError(
                     f"{name} is over variables of a copy of the graph, which are of other families "
                     "in this graph; allowed: variables of this graph"

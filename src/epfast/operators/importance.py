@@ -101,12 +101,12 @@ class ImportanceMessages(MessageScheme):
     def numbers(self, neighbours: int) -> int:
         return self.draws * (2 + 4 * neighbours)
 
-    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
-        mean, width = tilted.location(asked)
+    def fit_some(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
+        mean, width = tilted.location(cavities)
         root = np.eye(len(tilted.kinds)) * width[:, :, None]
-        about = [(mean, root), at_mode(tilted, asked, mean, root, width)]
+        about = [(mean, root), at_mode(tilted, cavities, mean, root, width)]
         for step in range(self.rounds + 1):
-            u, log_w = self._drawn(tilted, asked, about, step)
+            u, log_w = self._drawn(tilted, cavities, about, step)
             if step < self.rounds:
                 mean, root = fitted(u, log_w, mean, root)
                 about = [(mean, root)]
@@ -125,11 +125,11 @@ class ImportanceMessages(MessageScheme):
         return Projections(log_z, tuple(targets), reason)
 
     def _drawn(
-        self, tilted: Tilted, asked: FactorCavities, about: list[tuple[Array, Array]], step: int
+        self, tilted: Tilted, cavities: FactorCavities, about: list[tuple[Array, Array]], step: int
     ) -> tuple[Array, Array]:
         """Draws (m, draws, k) and logs of their weights. As many about each centre and root."""
-        k = asked.start.shape[1]
-        random = uniform(self.seed, asked.rows.rows, step, self.draws, k + 2)
+        k = cavities.start.shape[1]
+        random = uniform(self.seed, cavities.rows.rows, step, self.draws, k + 2)
         normal = special.ndtri(random[..., :k])
         # chi-squared with 4 degrees of freedom
         chi = -2.0 * np.log(random[..., k] * random[..., k + 1])
@@ -154,16 +154,16 @@ class ImportanceMessages(MessageScheme):
             tail = -0.5 * (FREEDOM + k) * np.log1p(squares.sum(axis=1) / FREEDOM)
             share = np.log(part.shape[1] / self.draws)
             logs.append(share + constant + tail - log_det[:, None])
-        log_w = tilted.at_points(u, asked) - np.logaddexp.reduce(logs)
+        log_w = tilted.at_points(u, cavities) - np.logaddexp.reduce(logs)
         # inf and NaN are no weights
         return u, np.where(log_w < np.inf, log_w, -np.inf)
 
 
 def at_mode(
-    tilted: Tilted, asked: FactorCavities, mean: Array, root: Array, width: Array
+    tilted: Tilted, cavities: FactorCavities, mean: Array, root: Array, width: Array
 ) -> tuple[Array, Array]:
     """Modes of the tilted densities and roots of their covariances there. As given without one."""
-    mode = maximum(tilted, asked, mean, width, LESS)
+    mode = maximum(tilted, cavities, mean, width, LESS)
     w = mode.width
     scaled = mode.curvature * w[:, :, None] * w[:, None, :]
     good = mode.converged & np.isfinite(scaled).all(axis=(1, 2))

@@ -371,13 +371,13 @@ class Operator:
     ) -> None:
         """Take in tuples with the coordinates x (n, k)."""
         n, T = len(x), self.n_targets
-        known = _checks.array("targets", targets, shape=(n, T))
+        values = _checks.array("targets", targets, shape=(n, T))
         errors = np.zeros((n, T)) if sd is None else _checks.array("sd", sd, shape=(n, T))
         if not (errors >= 0.0).all():
             raise ValueError(f"sd holds {errors.min():g}; allowed: numbers >= 0")
         for i in range(n):
             row = tuple(p[i : i + 1] for p in parts)
-            self._take(x[i], row, _row(given, i), known[i], errors[i])
+            self._take(x[i], row, _row(given, i), values[i], errors[i])
 
     def _checked(self, messages: Any, data: Any) -> tuple[tuple[Array, ...], Array | None]:
         """Checked messages by input, and data (n, q) where the operator takes some."""
@@ -477,9 +477,9 @@ class Operator:
         if reason:
             self.refusals[oracle.reasons[reason]] += 1
             if self.refused >= self.batch and not self.store:
-                ((said, _),) = self.refusals.most_common(1)
+                ((common, _),) = self.refusals.most_common(1)
                 raise ValueError(
-                    f"the oracle refused the first {self.refused} messages, most often: {said}; "
+                    f"the oracle refused the first {self.refused} messages, most often: {common}; "
                     "allowed: one that answers"
                 )
             return np.full(self.n_targets, np.nan), belief, reason
@@ -519,19 +519,19 @@ class Operator:
         parameters = np.concatenate(messages, axis=1)[0]
         # one step, so that an interrupt leaves a whole tuple or none
         self.store.append(StoredTuple(x.copy(), parameters, datum, targets, errors))
-        n, known = len(self.store), self.calibration
-        if known is not None:
-            raw = (targets - known.offset) / known.scale
-            self.core.model.update(x, raw, known.noise_of(errors))
+        n, calibration = len(self.store), self.calibration
+        if calibration is not None:
+            raw = (targets - calibration.offset) / calibration.scale
+            self.core.model.update(x, raw, calibration.noise_of(errors))
         growth = WITH_NOISE if errors.any() else GROWTH
         enough = growth * self.history[-1].tuples if self.history else self.batch
         # the widths of the paper stay
-        if n >= enough and (known is None or self.threshold is None):
+        if n >= enough and (calibration is None or self.threshold is None):
             self._refit()
 
     def _stored(self, name: str) -> Array:
         """One field of all stored tuples, (n, ...)."""
-        return np.array([getattr(known, name) for known in self.store])
+        return np.array([getattr(row, name) for row in self.store])
 
     def _refit(self) -> None:
         """Fit widths, noise and weights to all tuples anew. O(n r^2)."""

@@ -258,7 +258,7 @@ class DensityOracle(Oracle):
         kinds = [KINDS[family] for family in self.inputs]
         etas = tuple(kind.natural(p) for kind, p in zip(kinds, messages, strict=True))
         centres = [kind.location(eta)[0] for kind, eta in zip(kinds, etas, strict=True)]
-        asked = FactorCavities(
+        cavities = FactorCavities(
             etas,
             np.zeros((n, len(etas)), dtype=np.bool_),
             np.stack(centres, axis=1),
@@ -266,7 +266,7 @@ class DensityOracle(Oracle):
             power,
         )
         tilted = Tilted(self.inputs, with_data(self.log_density), name="log_density")
-        projections = QuadratureMessages().fit(tilted, asked)
+        projections = QuadratureMessages().fit(tilted, cavities)
         beliefs = [kinds[j].usual(projections.targets[j]) for j in self.outputs]
         return self.finished(messages, beliefs, projections.log_z, reason=projections.reason)
 
@@ -332,10 +332,10 @@ class CallableOracle(Oracle):
         values, sd, log_z = self._called(rows, data)
         if self.exact:
             alone = self._called(rows[:1], None if data is None else data[:1])
-            for mine, again in zip((values, log_z), (alone[0], alone[2]), strict=True):
-                if not np.allclose(mine[:1], again, rtol=SAME, atol=SAME, equal_nan=True):
+            for first, again in zip((values, log_z), (alone[0], alone[2]), strict=True):
+                if not np.allclose(first[:1], again, rtol=SAME, atol=SAME, equal_nan=True):
                     raise ValueError(
-                        f"function returned {mine[0]} and then {again[0]} for the same message; "
+                        f"function returned {first[0]} and then {again[0]} for the same message; "
                         "allowed with exact=True: the same (say exact=False)"
                     )
         refused = np.isnan(values).any(axis=1)

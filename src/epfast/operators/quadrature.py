@@ -265,16 +265,16 @@ class QuadratureMessages(MessageScheme):
     def numbers(self, neighbours: int) -> int:
         return 400 if neighbours == 1 else 4_000
 
-    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
-        (where, *_), centres, widths, sure = located(tilted, asked)
+    def fit_some(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
+        (where, *_), centres, widths, sure = located(tilted, cavities)
         if len(tilted.kinds) == 1:
             log_z, means, reason = over_one(
-                tilted, asked, where, centres[:, 0], widths[:, 0], self.tol, self.evaluations
+                tilted, cavities, where, centres[:, 0], widths[:, 0], self.tol, self.evaluations
             )
         else:
             # the log density of the first is that of both, integrated over the second
             where = where._replace(top=where.top + np.log(widths[:, 1]))
-            log_z, means, reason = self._over_two(tilted, asked, where, centres, widths, sure)
+            log_z, means, reason = self._over_two(tilted, cavities, where, centres, widths, sure)
         targets = []
         for j, kind in enumerate(tilted.kinds):
             units = kind.units(widths[:, j])
@@ -285,7 +285,7 @@ class QuadratureMessages(MessageScheme):
     def _over_two(
         self,
         tilted: Tilted,
-        asked: FactorCavities,
+        cavities: FactorCavities,
         where: Range,
         centres: Array,
         widths: Array,
@@ -302,7 +302,7 @@ class QuadratureMessages(MessageScheme):
             at, first, sums = np.repeat(rows, p), u.ravel(), []
             for part in parts(len(at), 500):
                 of, x = at[part], one.x(first[part])
-                cut = asked.taken(of)
+                cut = cavities.taken(of)
                 cut = FactorCavities(
                     cut.messages[1:],
                     cut.flat[:, 1:],
@@ -314,7 +314,7 @@ class QuadratureMessages(MessageScheme):
                 about = centres[of, 1], widths[of, 1]
                 sums.append(over_one(inner, cut, within, *about, INNER * self.tol, most))
             log_z, means, reason = map(np.concatenate, zip(*sums, strict=True))
-            log_z += one.log_density(asked.messages[0][at], first)
+            log_z += one.log_density(cavities.messages[0][at], first)
             # an integral that is not found is NaN, but where it does not count
             gone = (reason == 1) | ((reason == 3) & (log_z < nothing[at]))
             log_z = np.where(gone, -np.inf, np.where(reason == 0, log_z, np.nan))
@@ -323,14 +323,14 @@ class QuadratureMessages(MessageScheme):
 
         poor = np.flatnonzero(~sure & np.isfinite(where.top))
         if len(poor):
-            where = scanned(columns, where, poor, *one.location(asked.messages[0]))
+            where = scanned(columns, where, poor, *one.location(cavities.messages[0]))
             nothing[poor] = where.top[poor] - 2.0 * NOTHING
         return integrals(columns, where, 4, self.tol, most)
 
 
 def over_one(
     tilted: Tilted,
-    asked: FactorCavities,
+    cavities: FactorCavities,
     where: Range,
     centre: Array,
     width: Array,
@@ -340,7 +340,7 @@ def over_one(
     """Integrals of densities of one variable, and means of its integrands over their units."""
 
     def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
-        value = tilted.at_points(u[:, :, None], asked.taken(rows))
+        value = tilted.at_points(u[:, :, None], cavities.taken(rows))
         return value, integrands(tilted.kinds[0], u, centre[rows], width[rows])
 
     return integrals(columns, where, 2, tol, most)
@@ -363,20 +363,20 @@ def integrands(kind: MessageKind, u: Array, centre: Array, width: Array) -> list
 
 
 def located(
-    tilted: Tilted, asked: FactorCavities
+    tilted: Tilted, cavities: FactorCavities
 ) -> tuple[list[Range], Array, Array, NDArray[np.bool_]]:
     """An interval of each variable, centres and widths (m, k), and whether they are at a mode."""
     k = len(tilted.kinds)
     count, tries = (SCAN, HASTY) if k == 1 else (SCAN_2D, LESS)
-    centre, spread = tilted.location(asked)
+    centre, spread = tilted.location(cavities)
     axis = np.linspace(-SPAN, SPAN, count)
     grid = np.stack(np.meshgrid(*[axis] * k), axis=-1).reshape(-1, k)
     points = np.concatenate(
-        [centre[:, None, :] + spread[:, None, :] * grid, asked.start[:, None, :]], axis=1
+        [centre[:, None, :] + spread[:, None, :] * grid, cavities.start[:, None, :]], axis=1
     )
-    value, best, top = seen(tilted.at_points(points, asked))
-    begin = points[np.arange(asked.n), best]
-    mode = maximum(tilted, asked, begin, spread, tries)
+    value, best, top = seen(tilted.at_points(points, cavities))
+    begin = points[np.arange(cavities.n), best]
+    mode = maximum(tilted, cavities, begin, spread, tries)
     ok = mode.converged & (mode.value >= top - 1e-6)
     scaled = mode.curvature * mode.width[:, :, None] * mode.width[:, None, :]
     scaled[~ok] = np.eye(k)

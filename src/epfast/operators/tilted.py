@@ -210,10 +210,10 @@ class Tilted:
         #: whether derivatives of the user's serve as they are
         self.straight = all(name == "gaussian" for name in families)
 
-    def location(self, asked: FactorCavities) -> tuple[Array, Array]:
+    def location(self, cavities: FactorCavities) -> tuple[Array, Array]:
         """Centres and widths of the cavities, (m, k) each."""
-        pairs = [kind.location(eta) for kind, eta in zip(self.kinds, asked.messages, strict=True)]
-        centre, spread = zip(*pairs, strict=True)
+        each = [kind.location(eta) for kind, eta in zip(self.kinds, cavities.messages, strict=True)]
+        centre, spread = zip(*each, strict=True)
         return np.stack(centre, axis=1), np.stack(spread, axis=1)
 
     def x(self, u: Array) -> Array:
@@ -222,26 +222,26 @@ class Tilted:
     def log_t(self, u: Array, rows: FactorRows) -> Array:
         return called(self.name, self.function, self.x(u), rows)
 
-    def cavities(self, u: Array, asked: FactorCavities) -> Array:
+    def log_cavities(self, u: Array, cavities: FactorCavities) -> Array:
         """Sum of the log densities of the cavities at u (m, k), or (m, p, k)."""
         total = np.zeros(u.shape[:-1])
         with np.errstate(all="ignore"):
-            for j, (kind, eta) in enumerate(zip(self.kinds, asked.messages, strict=True)):
+            for j, (kind, eta) in enumerate(zip(self.kinds, cavities.messages, strict=True)):
                 value = kind.log_density(eta, u[..., j])
-                flat = asked.flat[:, j]
+                flat = cavities.flat[:, j]
                 value[flat] = 0.0
                 total += value
         return total
 
-    def value(self, u: Array, asked: FactorCavities) -> Array:
+    def value(self, u: Array, cavities: FactorCavities) -> Array:
         """At u (m, k)."""
-        return asked.power * self.log_t(u, asked.rows) + self.cavities(u, asked)
+        return cavities.power * self.log_t(u, cavities.rows) + self.log_cavities(u, cavities)
 
-    def at_points(self, u: Array, asked: FactorCavities) -> Array:
+    def at_points(self, u: Array, cavities: FactorCavities) -> Array:
         """At points u (m, p, k) of each factor, (m, p). NaN of t is density 0 nowhere."""
         m, p, k = u.shape
-        log_t = self.log_t(u.reshape(m * p, k), repeated(asked.rows, p))
-        return asked.power * log_t.reshape(m, p) + self.cavities(u, asked)
+        log_t = self.log_t(u.reshape(m * p, k), repeated(cavities.rows, p))
+        return cavities.power * log_t.reshape(m, p) + self.log_cavities(u, cavities)
 
     def factor(self, u: Array, rows: FactorRows, width: Array) -> tuple[Array, Array, Array]:
         """log t, its gradient (m, k) and Hessian (m, k, k), by the user's functions or steps."""
@@ -262,13 +262,14 @@ class Tilted:
         return called("gradient", self.gradient, x, rows, x.shape[1])
 
     def derivatives(
-        self, u: Array, asked: FactorCavities, width: Array
+        self, u: Array, cavities: FactorCavities, width: Array
     ) -> tuple[Array, Array, Array]:
         """Value (m,), gradient (m, k) and minus the Hessian (m, k, k)."""
-        a = asked.power
-        value, slope, curvature = self.factor(u, asked.rows, width)
-        value, slope, curvature = a * value + self.cavities(u, asked), a * slope, -a * curvature
-        for j, (kind, eta) in enumerate(zip(self.kinds, asked.messages, strict=True)):
+        a = cavities.power
+        value, slope, curvature = self.factor(u, cavities.rows, width)
+        value = a * value + self.log_cavities(u, cavities)
+        slope, curvature = a * slope, -a * curvature
+        for j, (kind, eta) in enumerate(zip(self.kinds, cavities.messages, strict=True)):
             first, second = kind.derivatives(eta, u[:, j])
             slope[:, j] += first
             curvature[:, j, j] -= second
@@ -292,15 +293,15 @@ class MessageScheme:
         """How many numbers the fit of a factor builds at once."""
         raise NotImplementedError
 
-    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+    def fit_some(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
         """Fit factors, so few that no large arrays are built."""
         raise NotImplementedError
 
-    def fit(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+    def fit(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
         """Fit the factors of a run."""
-        some = parts(asked.n, self.numbers(len(tilted.kinds)))
+        some = parts(cavities.n, self.numbers(len(tilted.kinds)))
         with np.errstate(all="ignore"):  # what overflows is a fit that failed
-            projections = [self.fit_some(tilted, asked.taken(part)) for part in some]
+            projections = [self.fit_some(tilted, cavities.taken(part)) for part in some]
         log_z, targets, reason = zip(*projections, strict=True)
         columns = map(np.concatenate, zip(*targets, strict=True))
         return Projections(np.concatenate(log_z), tuple(columns), np.concatenate(reason))
@@ -344,14 +345,14 @@ def widths(curvature: Array, before: Array) -> Array:
 class Smooth(Protocol):
     """A log density of factors, (m, k)."""
 
-    def value(self, u: Array, asked: Any) -> Array: ...
+    def value(self, u: Array, cavities: Any) -> Array: ...
 
-    def derivatives(self, u: Array, asked: Any, width: Array) -> tuple[Array, Array, Array]: ...
+    def derivatives(self, u: Array, cavities: Any, width: Array) -> tuple[Array, Array, Array]: ...
 
 
 def maximum(
     tilted: Smooth,
-    asked: Any,
+    cavities: Any,
     start: Array,
     width: Array,
     tries: tuple[int, int] = PATIENT,
@@ -359,7 +360,7 @@ def maximum(
     """Modes by Newton steps: eigenvalues are made positive, steps halved until the value grows."""
     m = len(start)
     u, width = start.copy(), width.copy()
-    value, slope, curvature = tilted.derivatives(u, asked, width)
+    value, slope, curvature = tilted.derivatives(u, cavities, width)
     converged, finite = np.zeros(m, dtype=bool), np.ones(m, dtype=bool)
     decrement = np.full(m, np.inf)
     going = np.arange(m)
@@ -396,7 +397,7 @@ def maximum(
         moving, step, gain = going[~done], step[~done], gain[~done]
         if not len(moving):
             break
-        part = asked.taken(moving)
+        part = cavities.taken(moving)
         new = _stepped(tilted, part, u[moving], value[moving], step, gain, tries[1])
         # at a kink no step is any good, and none will be
         stuck = (new == u[moving]).all(axis=1) & (gain >= NEAR) & settled[~done]
@@ -412,7 +413,7 @@ def maximum(
 
 
 def _stepped(
-    tilted: Smooth, asked: Any, u: Array, value: Array, step: Array, gain: Array, most: int
+    tilted: Smooth, cavities: Any, u: Array, value: Array, step: Array, gain: Array, most: int
 ) -> Array:
     """u + step, as long as the value grows. u itself where no step lets it."""
     result = u + step
@@ -422,7 +423,7 @@ def _stepped(
         if not len(left):
             break
         with np.errstate(all="ignore"):
-            new = tilted.value(result[left], asked.taken(left))
+            new = tilted.value(result[left], cavities.taken(left))
         # NaN is no growth; a value has so many digits
         needed = 1e-4 * share * gain[left] - 1e-15 * np.abs(value[left])
         grown = new - value[left] >= needed
