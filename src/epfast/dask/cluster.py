@@ -127,8 +127,8 @@ class Cluster(Workers):
         for parcel in parcels:
             first: Shard = parcel[0][1]
             # where its cache is, or another one where that worker is gone
-            asked = {"workers": first.homes, "allow_other_workers": True}
-            places.append(asked if first.homes else {})
+            pinned = {"workers": first.homes, "allow_other_workers": True}
+            places.append(pinned if first.homes else {})
             with annotate(**places[-1]):
                 task = delayed(attempted, pure=False)
                 tasks.append(task(answers, *_apart(parcel), dask_key_name=self._key(first)))

@@ -27,8 +27,8 @@ def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[A
     rows = rows_at_door(X, y, weights)
     parts = [rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()]
     parts.append([None] * len(parts[0]) if weights is None else rows.weights.to_delayed().ravel())
-    asked = delayed(function)  # it travels once, with its posteriors
-    return computed([delayed(_called)(asked, *each) for each in zip(*parts, strict=True)], client)
+    sent = delayed(function)  # it travels once, with its posteriors
+    return computed([delayed(_called)(sent, *each) for each in zip(*parts, strict=True)], client)
 
 
 def _called(function: Any, block: Any, y: Any, weights: Any) -> Any:

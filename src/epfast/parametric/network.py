@@ -240,10 +240,10 @@ def _as_before(
     """The settings of a start, where none are given. Others than its own make no sense."""
     usual = {"hidden": HIDDEN, "prior": GAMMA, "noise": GAMMA}
     for name, value in usual.items():
-        mine, ours = getattr(problem, name), getattr(before, name)
-        is_given = given.get(name) is not None or mine != value
-        if is_given and mine != ours:
-            raise ValueError(f"{name} is {mine} and that of start {ours}; allowed: the same")
+        new, old = getattr(problem, name), getattr(before, name)
+        is_given = given.get(name) is not None or new != value
+        if is_given and new != old:
+            raise ValueError(f"{name} is {new} and that of start {old}; allowed: the same")
     if given["loss"] not in (None, before.likelihood):
         raise ValueError(
             f"loss is {given['loss']!r} and that of start {before.likelihood!r}; allowed: the same"

@@ -195,32 +195,32 @@ def product_graph(
     numbers: Parameters,
     variables: Index,
     rows: Index,
-    known: Array | None = None,
+    priors: Array | None = None,
 ) -> ProductGraph:
     """The graph of some variables and of rows in the order of time.
 
-    known: natural parameters of priors, (n, 2). Precision 0: the prior of the model.
+    priors: natural parameters, (n, 2). Precision 0: the prior of the model.
     """
     place = np.full(model.X.shape[1], -1)
     place[variables] = np.arange(len(variables))
     X, alone = model.X[rows], np.zeros(len(variables), dtype=bool)
     columns = X.indices
     mean, prior = model.prior(numbers, variables)
-    if known is not None:
+    if priors is not None:
         # the copies of the home advantage are one variable, the last, without a walk
         columns = np.where(model.player[columns] == -1, variables[-1], columns)
-        alone = known[:, 0] > 0.0
-        mean[alone], prior[alone] = moments(known[alone])
+        alone = priors[:, 0] > 0.0
+        mean[alone], prior[alone] = moments(priors[alone])
     graph, steps = Graph(), []
     v = graph.gaussian(len(variables), mean=mean, variance=prior)
     for walks, rate in ((model.player >= 0, numbers.drift), (model.player == -1, 0.0)):
-        mine = np.flatnonzero(walks[variables] & ~alone)
-        if not (model.before[variables[mine]] >= 0).any():
+        chain = np.flatnonzero(walks[variables] & ~alone)
+        if not (model.before[variables[chain]] >= 0).any():
             continue
-        mine = mine[np.lexsort((model.time[variables[mine]], model.player[variables[mine]]))]
-        by, time = model.player[variables[mine]], model.time[variables[mine]]
-        key = graph.add(Walk(rate), v[mine], by=by, time=time)
-        steps.append((key, variables[mine[1:][by[1:] == by[:-1]]]))
+        chain = chain[np.lexsort((model.time[variables[chain]], model.player[variables[chain]]))]
+        by, time = model.player[variables[chain]], model.time[variables[chain]]
+        key = graph.add(Walk(rate), v[chain], by=by, time=time)
+        steps.append((key, variables[chain[1:][by[1:] == by[:-1]]]))
     # not X @ v, which would sort the entries
     terms = Terms(X.indptr.astype(np.intp), v.numbers[place[columns]], X.data)
     form = LinearForm(v.graph, (len(rows),), terms, np.zeros(len(rows)))
@@ -242,11 +242,11 @@ def product_fit(
     rows: Index,
     schedule: Any,
     into: ProductSites,
-    known: Array | None = None,
+    priors: Array | None = None,
 ) -> Any:
     """A product over single variables, from a graph. Writes its sites into ``into``."""
     rows = rows[model.order_of(rows)]
-    made = product_graph(model, numbers, variables, rows, known)
+    made = product_graph(model, numbers, variables, rows, priors)
     post = made.graph.fit(USUAL if schedule is None else schedule, watch=made.watch)
     into.natural[variables] = post[made.variables].natural
     for key, part in made.games:
@@ -304,12 +304,12 @@ def updated(
     mean, variance = (extended(part, n) for part in (belief.mean, belief.variance))
     visited, converged, sweeps = 0, belief.converged, belief.sweeps[:0]
     while active.any():
-        mine = rating & active[model.player]
-        visited += mine.sum()
-        if visited > SHARE * n or (place[mine] >= 0).any():
+        playing = rating & active[model.player]
+        visited += playing.sum()
+        if visited > SHARE * n or (place[playing] >= 0).any():
             return None
         played = np.zeros(len(model.games.time), dtype=bool)
-        hits = np.flatnonzero(mine[model.X.indices])
+        hits = np.flatnonzero(playing[model.X.indices])
         played[model.games.game[np.searchsorted(model.X.indptr, hits, "right") - 1]] = True
         rows = np.flatnonzero(played[model.games.game])
         X = model.X[rows]
@@ -317,22 +317,22 @@ def updated(
         np.add.at(sites, X.indices, product.rows[model.entries_of(rows)])
         inside = np.zeros(n, dtype=bool)
         inside[X.indices] = True
-        rim = np.flatnonzero(inside & rating & ~mine)
-        own = np.flatnonzero(mine | (inside & (model.player == -2)))
-        known = product.natural[rim] - sites[rim]
+        rim = np.flatnonzero(inside & rating & ~playing)
+        own = np.flatnonzero(playing | (inside & (model.player == -2)))
+        priors = product.natural[rim] - sites[rim]
         variables = np.concatenate([own, rim, advantage[:1]])
-        known = np.concatenate([np.zeros((len(own), 2)), known])
+        priors = np.concatenate([np.zeros((len(own), 2)), priors])
         if len(advantage):
-            rest = product.natural[advantage[:1]] - sites[advantage].sum(axis=0)
-            known = np.concatenate([known, rest])
+            last = product.natural[advantage[:1]] - sites[advantage].sum(axis=0)
+            priors = np.concatenate([priors, last])
         shared = variables[len(own) :]
         was = mean[shared], variance[shared]
-        post = product_fit(model, numbers, variables, rows, schedule, product, known)
+        post = product_fit(model, numbers, variables, rows, schedule, product, priors)
         sweeps, converged = sweeps + post.history, converged and post.converged
         mean[variables], variance[variables] = moments(product.natural[variables])
         now = mean[shared], variance[shared]
         product.pending[rim] += distance_of(*was, *now)[: len(rim)]
-        product.pending[mine] = 0.0
+        product.pending[playing] = 0.0
         if len(advantage):
             # in units of performances, since it is in many games, and changes little
             product.natural[advantage] = product.natural[advantage[0]]
