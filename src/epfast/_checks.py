@@ -472,8 +472,8 @@ def real_array(name: str, value: Any) -> NDArray[Any]:
                 raise TypeError
             result = result.astype(np.float64)
         except (TypeError, ValueError):
-            said = "holds objects" if result.ndim else f"is {describe(value)}"
-            raise TypeError(f"{name} {said}; allowed: real numbers") from None
+            reason = "holds objects" if result.ndim else f"is {describe(value)}"
+            raise TypeError(f"{name} {reason}; allowed: real numbers") from None
         except OverflowError:
             raise ValueError(f"{name} holds numbers out of range; allowed: doubles") from None
     if result.dtype.kind not in "fiub":

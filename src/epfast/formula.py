@@ -88,9 +88,9 @@ class ModelMatrix:
         #: groups of correlated effects, and all pairs of them, in the order of fit_hyper
         self.blocks: list[tuple[str, ...]] = []
         self.pairs: list[tuple[str, str]] = []
-        for some in correlated:
-            for factor in dict.fromkeys(one.factor.name for one in some):
-                terms = {one.name for one in some if one.factor.name == factor}
+        for group in correlated:
+            for factor in dict.fromkeys(one.factor.name for one in group):
+                terms = {one.name for one in group if one.factor.name == factor}
                 of = tuple(name for name, (term, _) in self.effects.items() if term in terms)
                 self.blocks += [of] * (len(of) > 1)
                 self.pairs += [(of[j], of[i]) for i in range(len(of)) for j in range(i)]
@@ -439,14 +439,14 @@ def _readable(formula: str, frame: Any) -> Iterator[Any]:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             yield formulae
     except Exception as error:  # of the parser of formulae, and of functions in the formula
-        said = str(error)
+        reason = str(error)
         if isinstance(error, KeyError):
             called = re.search(rf"\b{re.escape(str(error.args[0]))}\s*\(", formula)
             columns = f"the columns of data, {', '.join(map(str, frame.columns[:9]))}"
-            said = f"{error.args[0]!r} is unknown; allowed: {AT_HAND if called else columns}"
+            reason = f"{error.args[0]!r} is unknown; allowed: {AT_HAND if called else columns}"
         elif isinstance(error, TypeError):
-            said += "; arithmetic needs I(), as in I(x + 1)"
-        raise ValueError(f"formula {formula!r} cannot be read with these data: {said}") from error
+            reason += "; arithmetic needs I(), as in I(x + 1)"
+        raise ValueError(f"formula {formula!r} cannot be read with these data: {reason}") from error
 
 
 def _response(response: Any, family: str) -> tuple[Array, float, float]:

@@ -472,8 +472,8 @@ class _Dual:
         changes = changes[index - part.start]
         before = self.gradient.copy()
         try:
-            for some in TimedPieces(len(index)):
-                self.whole.add(index[some], changes[some])
+            for piece in TimedPieces(len(index)):
+                self.whole.add(index[piece], changes[piece])
             self.beta[part] = beta[part]
         except KeyboardInterrupt:
             self.gradient[:] = before

@@ -113,9 +113,9 @@ class Cluster(Workers):
         for i, shard in enumerate(shards):
             where.setdefault(shard.home, []).append(i)
         parcels: list[list[int]] = []
-        for home, some in where.items():
-            count = min(len(some), self.threads_of.get(home, 1))
-            parcels += [some[first::count] for first in range(count)]
+        for home, positions in where.items():
+            count = min(len(positions), self.threads_of.get(home, 1))
+            parcels += [positions[first::count] for first in range(count)]
         return parcels
 
     def idles(self, shard: Shard, flying: Sequence[Shard]) -> bool:

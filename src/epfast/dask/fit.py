@@ -247,9 +247,9 @@ class _Shards(NamedTuple):
 
 def _mean_of(facts: list[Facts]) -> Array:
     """Weighted mean of all rows, without the ones of the intercept."""
-    some = [(part.total, part.mean) for part in facts if part.mean is not None]
-    whole = sum(total for total, _ in some)
-    return np.asarray(sum(total / whole * mean for total, mean in some))[:-1]
+    means = [(part.total, part.mean) for part in facts if part.mean is not None]
+    whole = sum(total for total, _ in means)
+    return np.asarray(sum(total / whole * mean for total, mean in means))[:-1]
 
 
 def _shards_asked(schedule: Any, batch_size: int | None) -> int | None:

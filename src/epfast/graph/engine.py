@@ -528,8 +528,8 @@ class GraphEngine:
             )
         self._refuse_the_impossible()
         rows = self.program.rows
-        parts = np.split(log_z, np.cumsum([len(some) for some in rows])[:-1])
-        return tuple(part[np.argsort(some)] for part, some in zip(parts, rows, strict=True))
+        parts = np.split(log_z, np.cumsum([len(order) for order in rows])[:-1])
+        return tuple(part[np.argsort(order)] for part, order in zip(parts, rows, strict=True))
 
     def _accepted(
         self, state: GraphState, before: Array, beliefs: Array, sites: Array

@@ -299,9 +299,9 @@ class MessageScheme:
 
     def fit(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
         """Fit the factors of a run."""
-        some = parts(cavities.n, self.numbers(len(tilted.kinds)))
+        pieces = parts(cavities.n, self.numbers(len(tilted.kinds)))
         with np.errstate(all="ignore"):  # what overflows is a fit that failed
-            projections = [self.fit_some(tilted, cavities.taken(part)) for part in some]
+            projections = [self.fit_some(tilted, cavities.taken(part)) for part in pieces]
         log_z, targets, reason = zip(*projections, strict=True)
         columns = map(np.concatenate, zip(*targets, strict=True))
         return Projections(np.concatenate(log_z), tuple(columns), np.concatenate(reason))

@@ -257,13 +257,13 @@ def _as_before(
 
 def _off(problem: NetworkProblem, belief: Array, rows: Array, y: Array) -> float:
     """Squared error of the mean on rows that were fitted, over that of a constant."""
-    some = np.unique(np.linspace(0, len(y) - 1, min(len(y), LOOKED_AT)).astype(np.intp))
-    mean, _ = problem.latent(belief, rows[some])
+    subset = np.unique(np.linspace(0, len(y) - 1, min(len(y), LOOKED_AT)).astype(np.intp))
+    mean, _ = problem.latent(belief, rows[subset])
     size = max(np.abs(y).max(), np.abs(mean).max())  # squares may overflow
     if not np.isfinite(size):
         return float("inf")
     constant = np.mean(((y - y.mean()) / size) ** 2)
-    return float(np.mean(((y[some] - mean) / size) ** 2) / max(constant, np.finfo(float).tiny))
+    return float(np.mean(((y[subset] - mean) / size) ** 2) / max(constant, np.finfo(float).tiny))
 
 
 def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array, off: float) -> None:
