@@ -472,8 +472,8 @@ def real_array(name: str, value: Any) -> NDArray[Any]:
                 raise TypeError
             result = result.astype(np.float64)
         except (TypeError, ValueError):
-            said = "holds objects" if result.ndim else f"is {describe(value)}"
-            raise TypeError(f"{name} {said}; allowed: real numbers") from None
+            reason = "holds objects" if result.ndim else f"is {describe(value)}"
+            raise TypeError(f"{name} {reason}; allowed: real numbers") from None
         except OverflowError:
             raise ValueError(f"{name} holds numbers out of range; allowed: doubles") from None
     if result.dtype.kind not in "fiub":
@@ -638,12 +638,12 @@ def labels(name: str, value: Any, n: int) -> Array:
     if words is None and type(value) in (list, tuple) and value:
         words = np.asarray(value) if isinstance(value[0], str | bool | np.bool_) else None
     if words is not None and not hasattr(value, "tocsr") and np.asarray(words).dtype.kind in "bUSO":
-        found = np.asarray(words).ravel()
-        one = next((v for v in found if isinstance(v, str | bool | np.bool_)), None)
+        flat = np.asarray(words).ravel()
+        one = next((v for v in flat if isinstance(v, str | bool | np.bool_)), None)
         if one is not None:
             test = f"y == {str(one)!r}" if isinstance(one, str) else "y"
             raise TypeError(
-                f"{name} has dtype {found.dtype}; allowed: the numbers -1 and +1; "
+                f"{name} has dtype {flat.dtype}; allowed: the numbers -1 and +1; "
                 + relabel.format(test)
             )
     given = real_array(name, value)

@@ -297,8 +297,8 @@ class Beta(Family):
     def matching(statistics: Array) -> Array:
         """statistics: E[log x] and E[log(1 - x)]. Right to 1e-9 for parameters of 0.01 to 1e4."""
         logs = np.array(statistics, dtype=np.float64).T
-        found = beta_parameters(*(np.ascontiguousarray(column) for column in logs))
-        return np.stack(found, axis=1) - 1.0
+        parameters = beta_parameters(*(np.ascontiguousarray(column) for column in logs))
+        return np.stack(parameters, axis=1) - 1.0
 
     @staticmethod
     def by_moments(mean: Array, variance: Array) -> Array:
@@ -333,8 +333,8 @@ class Categorical(Family):
     @staticmethod
     def logits(eta: Array) -> Array:
         """Logs of the probabilities, (n, K). -inf where one is 0."""
-        found = eta - _log_sum(eta)[:, None]
-        return np.where(found < POSSIBLE, -np.inf, found)
+        logits = eta - _log_sum(eta)[:, None]
+        return np.where(logits < POSSIBLE, -np.inf, logits)
 
     @staticmethod
     def is_proper(eta: Array) -> NDArray[np.bool_]:

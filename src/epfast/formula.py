@@ -88,9 +88,9 @@ class ModelMatrix:
         #: groups of correlated effects, and all pairs of them, in the order of fit_hyper
         self.blocks: list[tuple[str, ...]] = []
         self.pairs: list[tuple[str, str]] = []
-        for some in correlated:
-            for factor in dict.fromkeys(one.factor.name for one in some):
-                terms = {one.name for one in some if one.factor.name == factor}
+        for group in correlated:
+            for factor in dict.fromkeys(one.factor.name for one in group):
+                terms = {one.name for one in group if one.factor.name == factor}
                 of = tuple(name for name, (term, _) in self.effects.items() if term in terms)
                 self.blocks += [of] * (len(of) > 1)
                 self.pairs += [(of[j], of[i]) for i in range(len(of)) for j in range(i)]
@@ -112,10 +112,10 @@ class ModelMatrix:
         """Columns of rows, their offsets, and the columns of the effects of new levels."""
 
         def values(term: Any) -> Array:
-            found = np.reshape(term.eval_new_data(frame), (len(frame), -1)).astype(np.float64)
-            for row in np.flatnonzero(~np.isfinite(found).all(axis=1)):
+            evaluated = np.reshape(term.eval_new_data(frame), (len(frame), -1)).astype(np.float64)
+            for row in np.flatnonzero(~np.isfinite(evaluated).all(axis=1)):
                 raise ValueError(f"{term.name!r} is NaN or infinite in row {row}; allowed: numbers")
-            return found
+            return evaluated
 
         _check_columns(frame, {name for term in self.model.terms for name in term.var_names})
         n, d = len(frame), len(self.labels)
@@ -375,10 +375,10 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
             sign = expr.operator.lexeme, getattr(expr.right, "value", None)
             if sign in (("-", 1), ("+", 0)):  # formulae does not support this everywhere
                 return NegatedIntercept() + expr.left.accept(self) - Intercept()
-            found = super().visitBinaryExpr(expr)
+            terms = super().visitBinaryExpr(expr)
             if expr.operator.lexeme == "|":
-                correlated.append(getattr(found, "group_terms", [found]))
-            return found
+                correlated.append(getattr(terms, "group_terms", [terms]))
+            return terms
 
     tokens: list[Any] = []
     for token in scanner.Scanner(formula).scan():
@@ -439,14 +439,14 @@ def _readable(formula: str, frame: Any) -> Iterator[Any]:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             yield formulae
     except Exception as error:  # of the parser of formulae, and of functions in the formula
-        said = str(error)
+        reason = str(error)
         if isinstance(error, KeyError):
             called = re.search(rf"\b{re.escape(str(error.args[0]))}\s*\(", formula)
             columns = f"the columns of data, {', '.join(map(str, frame.columns[:9]))}"
-            said = f"{error.args[0]!r} is unknown; allowed: {AT_HAND if called else columns}"
+            reason = f"{error.args[0]!r} is unknown; allowed: {AT_HAND if called else columns}"
         elif isinstance(error, TypeError):
-            said += "; arithmetic needs I(), as in I(x + 1)"
-        raise ValueError(f"formula {formula!r} cannot be read with these data: {said}") from error
+            reason += "; arithmetic needs I(), as in I(x + 1)"
+        raise ValueError(f"formula {formula!r} cannot be read with these data: {reason}") from error
 
 
 def _response(response: Any, family: str) -> tuple[Array, float, float]:
@@ -487,15 +487,15 @@ def _checked_priors(given: Any, kinds: dict[str, Any]) -> dict[str, Any]:
     """Check priors by the names of terms, which have these kinds."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"priors is {_checks.describe(given)}; allowed: a dict of terms to priors")
-    found: dict[str, Any] = dict(given or {})
-    for name, prior in found.items():
+    priors: dict[str, Any] = dict(given or {})
+    for name, prior in priors.items():
         if name not in kinds:
-            said = ", ".join(map(repr, kinds))
-            raise ValueError(f"priors has {name!r}, which is not a term; allowed: {said}")
+            names = ", ".join(map(repr, kinds))
+            raise ValueError(f"priors has {name!r}, which is not a term; allowed: {names}")
         where, (kind, allowed) = f"priors[{name!r}]", kinds[name]
         if not isinstance(prior, kind) or (kind is tuple and len(prior) != 2):
             raise TypeError(f"{where} is {_checks.describe(prior)}; allowed: {allowed}")
         if kind is tuple:
             mean = _checks.number(f"{where}[0]", prior[0])
-            found[name] = mean, _checks.number(f"{where}[1]", prior[1], above=0.0)
-    return found
+            priors[name] = mean, _checks.number(f"{where}[1]", prior[1], above=0.0)
+    return priors

@@ -361,12 +361,12 @@ def _squares(rows: Any) -> Array:
     """Squared norm of each row, dense or sparse."""
     with np.errstate(over="ignore"):
         if hasattr(rows, "tocsr"):
-            found = np.asarray(rows.multiply(rows).sum(axis=1), dtype=np.float64).ravel()
+            squares = np.asarray(rows.multiply(rows).sum(axis=1), dtype=np.float64).ravel()
         else:
-            found = np.asarray(np.einsum("ij,ij->i", rows, rows))
-    if not np.isfinite(4.0 * found.max(initial=0.0)):
+            squares = np.asarray(np.einsum("ij,ij->i", rows, rows))
+    if not np.isfinite(4.0 * squares.max(initial=0.0)):
         raise FloatingPointError("squares of the rows of X overflow; scale its columns")
-    return found
+    return squares
 
 
 def _start(alpha: Any, labels: Array, C: float) -> Array:
@@ -417,19 +417,19 @@ class _Dual:
     def sweep(self, ends: NDArray[Any], parallel: bool) -> None:
         """One sweep of Laplace propagation. ``ends`` are the rows after each chunk."""
         self._begin("chunks")
-        found = self.beta.copy()
+        beta = self.beta.copy()
         first = evaluations = 0
         for end in map(int, ends):
             chunk = slice(first, end)
             # a copy, since messages change the gradient of this chunk too
-            smo = self._smo(chunk, found[chunk], self.gradient[chunk].copy())
+            smo = self._smo(chunk, beta[chunk], self.gradient[chunk].copy())
             self._solve(smo)
             evaluations += smo.evaluations
             if not parallel:
-                self._move(found, chunk)
+                self._move(beta, chunk)
             first = end
         if parallel:
-            self._move(found, slice(0, first))
+            self._move(beta, slice(0, first))
         self._record(evaluations)
 
     def finish(self) -> None:
@@ -465,16 +465,16 @@ class _Dual:
             if not more:
                 break
 
-    def _move(self, found: Array, part: slice) -> None:
+    def _move(self, beta: Array, part: slice) -> None:
         """Set new variables, and update the gradient of all rows by their changes."""
-        changes = found[part] - self.beta[part]
+        changes = beta[part] - self.beta[part]
         index = part.start + np.flatnonzero(changes)
         changes = changes[index - part.start]
         before = self.gradient.copy()
         try:
-            for some in TimedPieces(len(index)):
-                self.whole.add(index[some], changes[some])
-            self.beta[part] = found[part]
+            for piece in TimedPieces(len(index)):
+                self.whole.add(index[piece], changes[piece])
+            self.beta[part] = beta[part]
         except KeyboardInterrupt:
             self.gradient[:] = before
             raise

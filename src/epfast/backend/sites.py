@@ -20,11 +20,11 @@ FLOAT64 = np.dtype(np.float64)
 
 def scheme_of(scheme: Any, loss: losses.Loss, factor: str) -> Scheme:
     """The scheme of a name or an object. Raises if it does not support the loss."""
-    found = schemes.resolve(scheme)
-    reason = found.refuses(loss, factor)
+    resolved = schemes.resolve(scheme)
+    reason = resolved.refuses(loss, factor)
     if reason is not None:
         raise ValueError(reason)
-    return found
+    return resolved
 
 
 class TiltedMoments:
@@ -148,20 +148,20 @@ def tilted_moments(
     FloatingPointError
         If an integral vanishes or is not finite, or the scheme finds no fit.
     """
-    found = losses.resolve(loss).tempered(beta)
-    if found.latents != 1:
-        return _of_latents(found, y, mean, variance, power, scheme, out)
+    resolved = losses.resolve(loss).tempered(beta)
+    if resolved.latents != 1:
+        return _of_latents(resolved, y, mean, variance, power, scheme, out)
     if isinstance(power, float) or _checks.real_array("power", power).ndim == 0:
         exponent: Any = _checks.number("power", power, above=0.0)
-        found.check_power(exponent)
+        resolved.check_power(exponent)
     else:
         exponent = _checks.real_array("power", power)
         exponent = _checks.array("power", exponent, shape=exponent.shape, positive=True)
         for extreme in (exponent.min(), exponent.max()) if exponent.size else ():
-            found.check_power(float(extreme))
-    tilted = scheme_of(scheme, found, "row").tilted(found)
-    if not found.by_margin:
-        y = _responses(found, y, mean, variance, exponent)
+            resolved.check_power(float(extreme))
+    tilted = scheme_of(scheme, resolved, "row").tilted(resolved)
+    if not resolved.by_margin:
+        y = _responses(resolved, y, mean, variance, exponent)
     return tilted.call(y, mean, variance, exponent, out)
 
 
@@ -193,8 +193,8 @@ def _responses(loss: losses.Loss, y: Any, mean: Any, variance: Any, power: Any) 
                     "axis more where the loss takes several numbers"
                 ) from None
         y = numbers.reshape(n, *numbers.shape[len(shape) :])
-    found = loss.responses("y", y, n)
-    return found.reshape(*shape, found.shape[1])
+    responses = loss.responses("y", y, n)
+    return responses.reshape(*shape, responses.shape[1])
 
 
 def _of_latents(
@@ -211,10 +211,10 @@ def _of_latents(
     scheme_of(scheme, loss, "latents")
     if out is not None:
         raise ValueError(f"out is given; allowed with {loss!r}: None")
-    found = loss.tilted_moments(loss.responses("y", y, len(center)), center, spread)
-    if not np.isfinite(found[0]).all():
+    moments = loss.tilted_moments(loss.responses("y", y, len(center)), center, spread)
+    if not np.isfinite(moments[0]).all():
         raise FloatingPointError("an integral vanishes or is not finite")
-    return found
+    return moments
 
 
 def loss_values(loss: Any, margins: ArrayLike) -> tuple[Array, Array, Array]:

@@ -112,11 +112,11 @@ class Cluster(Workers):
         where: dict[Any, list[int]] = {}
         for i, shard in enumerate(shards):
             where.setdefault(shard.home, []).append(i)
-        found: list[list[int]] = []
-        for home, some in where.items():
-            count = min(len(some), self.threads_of.get(home, 1))
-            found += [some[first::count] for first in range(count)]
-        return found
+        parcels: list[list[int]] = []
+        for home, positions in where.items():
+            count = min(len(positions), self.threads_of.get(home, 1))
+            parcels += [positions[first::count] for first in range(count)]
+        return parcels
 
     def idles(self, shard: Shard, flying: Sequence[Shard]) -> bool:
         busy = sum(other.home == shard.home for other in flying)
@@ -127,8 +127,8 @@ class Cluster(Workers):
         for parcel in parcels:
             first: Shard = parcel[0][1]
             # where its cache is, or another one where that worker is gone
-            asked = {"workers": first.homes, "allow_other_workers": True}
-            places.append(asked if first.homes else {})
+            pinned = {"workers": first.homes, "allow_other_workers": True}
+            places.append(pinned if first.homes else {})
             with annotate(**places[-1]):
                 task = delayed(attempted, pure=False)
                 tasks.append(task(answers, *_apart(parcel), dask_key_name=self._key(first)))

@@ -85,15 +85,15 @@ def matrix_of(X: Any) -> Any:
             )
     if hasattr(X, "columns") and not X.dtypes.map(_is_plain).all():
         X = X.astype(np.float64)
-    found = array_of("X", X)
-    if found.ndim != 2 or len(found.chunks[1]) != 1:
+    rows = array_of("X", X)
+    if rows.ndim != 2 or len(rows.chunks[1]) != 1:
         raise ValueError(
-            f"X has shape {found.shape} in {found.numblocks} chunks; allowed: (n, d), one chunk of "
+            f"X has shape {rows.shape} in {rows.numblocks} chunks; allowed: (n, d), one chunk of "
             "columns, as X.rechunk({1: -1}) has"
         )
-    if found.dtype.kind not in "fiub":
-        raise TypeError(f"X has dtype {found.dtype}; allowed: real numbers")
-    return found
+    if rows.dtype.kind not in "fiub":
+        raise TypeError(f"X has dtype {rows.dtype}; allowed: real numbers")
+    return rows
 
 
 def _is_plain(kind: Any) -> bool:
@@ -118,7 +118,7 @@ def loads_of(
     """A delayed :class:`epfast.dask.worker.Loaded` for each group of chunks."""
     X, y = rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()
     weights = None if rows.weights is None else rows.weights.to_delayed().ravel()
-    columns, found = int(rows.X.shape[1]), []
+    columns, loads = int(rows.X.shape[1]), []
     for k, (first, stop) in enumerate(groups):
         take = slice(first, stop)
         some = None if weights is None else list(weights[take])
@@ -126,8 +126,8 @@ def loads_of(
         made = delayed(load, pure=False)(
             *chunks, loss, intercept, columns, dask_key_name=f"load shard {k}-{token}"
         )
-        found.append(made)
-    return found
+        loads.append(made)
+    return loads
 
 
 def shards_of(

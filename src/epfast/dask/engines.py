@@ -109,7 +109,7 @@ class Workers(Tasks):
         """Positions of the shards that are best visited by one task."""
         return [[i] for i in range(len(shards))]
 
-    def asked(
+    def visit_of(
         self, shard: int, number: int, precision: Array, shift: Array, site: Sites, damping: float
     ) -> Visit:
         """What is sent to a shard."""
@@ -128,8 +128,8 @@ class Workers(Tasks):
         several = [(answers, *(calls[k] for k in parcel)) for parcel in parcels]
         of_each = [sum(counts[k] for k in parcel) for parcel in parcels]
         values: dict[int, Any] = {}
-        for parcel, some in zip(parcels, super().together(several, of_each, tick), strict=True):
-            values |= zip(parcel, some if len(parcel) > 1 else [some], strict=True)
+        for parcel, outcome in zip(parcels, super().together(several, of_each, tick), strict=True):
+            values |= zip(parcel, outcome if len(parcel) > 1 else [outcome], strict=True)
         return [values[k] for k in range(len(calls))]
 
 
@@ -179,8 +179,8 @@ class RemoteShards(ShardEngine):
     def call(
         self, k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
     ) -> tuple[Any, ...]:
-        asked = self.tasks.asked(k, visit, precision, shift, part.site, share)
-        return visit_rows, self.remote[k], self.template, asked
+        sent = self.tasks.visit_of(k, visit, precision, shift, part.site, share)
+        return visit_rows, self.remote[k], self.template, sent
 
     def idles(self, k: int, flying: set[int]) -> bool:
         others = [self.remote[other] for other in flying]
@@ -212,9 +212,9 @@ class RemoteGroups(SharedEngine):
         calls: list[tuple[Any, ...]] = []
         for k, shard in enumerate(self.remote):
             q, site = (state.precision, state.shift), families.taken(sites, k)
-            asked = self.tasks.asked(k, state.sweeps, *q, site, damping)
+            sent = self.tasks.visit_of(k, state.sweeps, *q, site, damping)
             rest = schedule.batch, state.memory.checked
-            calls.append((visit_shared, shard, self.template, asked, *rest))
+            calls.append((visit_shared, shard, self.template, sent, *rest))
         return calls, [shard.facts.rows for shard in self.remote]
 
 

@@ -65,12 +65,12 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         """What a function says of each chunk of rows, y and weights: a weight, and numbers."""
         check_is_fitted(self)
         rows_of(X, self.posteriors_[0])
-        found = np.array(by_chunk(function, X, labels_at_door(y), weights, self.client))
-        if not found[:, 0].sum() > 0.0:
+        numbers = np.array(by_chunk(function, X, labels_at_door(y), weights, self.client))
+        if not numbers[:, 0].sum() > 0.0:
             raise ValueError(
                 "sample_weight adds up to 0, or X has no rows; allowed: some that count"
             )
-        return found
+        return numbers
 
     def _answers(self, X: Any, of_rows: Callable[[Any], Any]) -> Any:
         """What a function says of rows to predict, lazily."""

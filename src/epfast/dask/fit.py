@@ -172,23 +172,23 @@ def fit_linear(
     workers = workers_of(client, type(schedule).__name__)
     try:
         shards = _Shards(workers, rows, chosen, wide is not None, shard_bytes)
-        found: Any
+        remote: Any
         center: Any = None
         at_means = wide is not None and posterior == "full"
         if isinstance(schedule, ADF):
-            found = shards.of_passes(workers.width if streams is None else streams)
+            remote = shards.of_passes(workers.width if streams is None else streams)
             if at_means:
                 center = shards.first_mean() if start is None else start.problem.center
         else:
-            found = shards.of_schedule(count, persist)
-            facts = [shard.facts for shard in found]
+            remote = shards.of_schedule(count, persist)
+            facts = [shard.facts for shard in remote]
             check_rows(facts, chosen.loss)
             if at_means:
                 center = _mean_of(facts)
         if center is not None:
             prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
-        known = {"intercept": wide is not None, "center": center, "names": rows.names}
-        problem = chosen.problem(Data(None, None), prior, **known)
+        settings = {"intercept": wide is not None, "center": center, "names": rows.names}
+        problem = chosen.problem(Data(None, None), prior, **settings)
         kinds = {"none": Passes, "shared": RemoteGroups}
         kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)
 
@@ -198,7 +198,7 @@ def fit_linear(
             callback=callback,
             progress=progress,
             tasks=workers,
-            make_engine=lambda problem: kind(problem, found),
+            make_engine=lambda problem: kind(problem, remote),
         )
         return fitted
     finally:
@@ -239,17 +239,17 @@ class _Shards(NamedTuple):
     def first_mean(self) -> Array | None:
         """Mean of the rows of the first chunk that has some, which is read once more."""
         for k in range(len(self.rows.sizes)):
-            found = self.workers.shards(self._loads(self.rows, [(k, k + 1)]), False)
-            if found and found[0].facts.mean is not None:
-                return found[0].facts.mean[:-1]
+            shards = self.workers.shards(self._loads(self.rows, [(k, k + 1)]), False)
+            if shards and shards[0].facts.mean is not None:
+                return shards[0].facts.mean[:-1]
         return None
 
 
 def _mean_of(facts: list[Facts]) -> Array:
     """Weighted mean of all rows, without the ones of the intercept."""
-    some = [(part.total, part.mean) for part in facts if part.mean is not None]
-    whole = sum(total for total, _ in some)
-    return np.asarray(sum(total / whole * mean for total, mean in some))[:-1]
+    means = [(part.total, part.mean) for part in facts if part.mean is not None]
+    whole = sum(total for total, _ in means)
+    return np.asarray(sum(total / whole * mean for total, mean in means))[:-1]
 
 
 def _shards_asked(schedule: Any, batch_size: int | None) -> int | None:

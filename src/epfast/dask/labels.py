@@ -27,8 +27,8 @@ def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[A
     rows = rows_at_door(X, y, weights)
     parts = [rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()]
     parts.append([None] * len(parts[0]) if weights is None else rows.weights.to_delayed().ravel())
-    asked = delayed(function)  # it travels once, with its posteriors
-    return computed([delayed(_called)(asked, *each) for each in zip(*parts, strict=True)], client)
+    sent = delayed(function)  # it travels once, with its posteriors
+    return computed([delayed(_called)(sent, *each) for each in zip(*parts, strict=True)], client)
 
 
 def _called(function: Any, block: Any, y: Any, weights: Any) -> Any:
@@ -51,8 +51,8 @@ def labels_at_door(y: Any) -> Any:
 def classes_of(labels: Any, client: Any) -> NDArray[Any]:
     """The different labels in order. A pass over y alone."""
     chunks = enumerate(labels.to_delayed().ravel())
-    found = computed([delayed(labels_of)(chunk, k) for k, chunk in chunks], client)
-    parts = [part for part in found if len(part)]
+    distinct = computed([delayed(labels_of)(chunk, k) for k, chunk in chunks], client)
+    parts = [part for part in distinct if len(part)]
     if not parts:
         raise ValueError("y has no rows; allowed: one at least")
     kinds = {part.dtype.kind in "biuf" for part in parts if part.dtype.kind != "O"}
@@ -83,26 +83,26 @@ def labels_of(chunk: Any, number: int) -> NDArray[Any]:
             f"{int(missing.argmax())}; allowed: a label in each row"
         )
     try:
-        found = np.unique(labels)
+        distinct = np.unique(labels)
     except TypeError:
         raise TypeError(
             f"chunk {number}: y holds labels that cannot be sorted; allowed: numbers alone, or "
             "strings alone"
         ) from None
-    if found.dtype.kind == "O" and all(isinstance(label, numbers.Number) for label in found):
-        found = np.array(found.tolist())
-    if found.dtype.kind not in "biufOUT":
+    if distinct.dtype.kind == "O" and all(isinstance(label, numbers.Number) for label in distinct):
+        distinct = np.array(distinct.tolist())
+    if distinct.dtype.kind not in "biufOUT":
         raise TypeError(
-            f"chunk {number}: y has dtype {found.dtype}; allowed: numbers or strings as labels"
+            f"chunk {number}: y has dtype {distinct.dtype}; allowed: numbers or strings as labels"
         )
-    if found.dtype.kind == "f":
-        parts = found[(found != np.rint(found)) | np.isinf(found)]
+    if distinct.dtype.kind == "f":
+        parts = distinct[(distinct != np.rint(distinct)) | np.isinf(distinct)]
         if len(parts):
             raise ValueError(
                 f"chunk {number}: y holds {parts[0]:g}; allowed: labels, as numbers without "
                 "fractions (LinearRegressor takes others)"
             )
-    return np.asarray(found)
+    return np.asarray(distinct)
 
 
 def signs_of(chunk: Any, positive: Any) -> Array:

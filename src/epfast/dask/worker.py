@@ -136,13 +136,13 @@ def _checked(X: Any, y: Any, weights: Any, loss: Loss, columns: int) -> Data:
     y = np.asarray(y)
     if loss.response_width == 1 and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    found = data_of(_checks.rows("X", X, columns), y, None, loss)
+    data = data_of(_checks.rows("X", X, columns), y, None, loss)
     if weights is None:
-        return found
+        return data
     given = _checks.array("weights", np.asarray(weights), shape=(len(y),))
     if not ((given >= 0.0) & (given <= 1e15)).all():
         raise ValueError("weights holds numbers below 0 or above 1e15; allowed: from 0 to 1e15")
-    return found._replace(weights=given)
+    return data._replace(weights=given)
 
 
 def good(shard: Any) -> Loaded:
@@ -151,8 +151,8 @@ def good(shard: Any) -> Loaded:
         shard = shard.compute(scheduler="synchronous")
     if isinstance(shard, Exception):
         raise shard
-    found: Loaded = shard
-    return found
+    loaded: Loaded = shard
+    return loaded
 
 
 def facts_of(shard: Any) -> Facts:
@@ -208,37 +208,37 @@ class Visit(NamedTuple):
         return precision, shift, unpacked(self.site)
 
 
-def visit_rows(shard: Loaded, problem: Problem, asked: Visit) -> Update:
+def visit_rows(shard: Loaded, problem: Problem, visit: Visit) -> Update:
     """EP, or a pass of ADF, on the rows of a shard. Their sites, which ADF has none of, stay here.
 
     Who asks twice for the same visit gets the same: the sites that it began with are kept.
     """
-    mine, (precision, shift, site) = problem._replace(data=shard.data), asked.numbers()
-    own = ROWS.setdefault(asked.token, {}).setdefault(asked.shard, {})
+    local, (precision, shift, site) = problem._replace(data=shard.data), visit.numbers()
+    own = ROWS.setdefault(visit.token, {}).setdefault(visit.shard, {})
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None
-    kept = own.get(asked.number, latest)
+    kept = own.get(visit.number, latest)
     rows, made = (None, None) if kept is None else kept
     # of a site whose rows are flat again nothing can be damped row by row
     cold = kept is None and bool(site.precision.any() or site.shift.any())
-    damping = 1.0 if cold else asked.damping
-    found = local_update(mine, precision, shift, site, rows, damping, made)
+    damping = 1.0 if cold else visit.damping
+    update = local_update(local, precision, shift, site, rows, damping, made)
     after = kept
-    if found.rows is not None and (kept is None or found.rows is not kept.rows):
-        after = Kept(found.rows, found.site)
+    if update.rows is not None and (kept is None or update.rows is not kept.rows):
+        after = Kept(update.rows, update.site)
     # a thread per fit and shard at a time, but one that was sent twice: each writes a whole entry
-    ROWS.setdefault(asked.token, {})[asked.shard] = {asked.number: kept, asked.number + 1: after}
-    if asked.token in OVER:
-        ROWS.pop(asked.token, None)
+    ROWS.setdefault(visit.token, {})[visit.shard] = {visit.number: kept, visit.number + 1: after}
+    if visit.token in OVER:
+        ROWS.pop(visit.token, None)
     if cold:
-        found = found._replace(site=families.damped(site, found.site, asked.damping))
-    return _answer(found)
+        update = update._replace(site=families.damped(site, update.site, visit.damping))
+    return _answer(update)
 
 
 def visit_shared(
     shard: Loaded,
     problem: Problem,
-    asked: Visit,
+    visit: Visit,
     batch: int | None,
     checked: bool,
 ) -> Update:
@@ -248,11 +248,11 @@ def visit_shared(
     last = np.zeros(n, dtype=np.uint8)
     last[step - 1 :: step] = 1
     last[-1] = 1
-    precision, shift, site = asked.numbers()
-    numbers = EP(power=problem.schedule.power, damping=asked.damping)
-    mine = problem._replace(data=shard.data, schedule=numbers)
-    rest = shard.facts.size, last, checked, asked.number
-    return _answer(local_shared(mine, precision, shift, site, *rest))
+    precision, shift, site = visit.numbers()
+    numbers = EP(power=problem.schedule.power, damping=visit.damping)
+    local = problem._replace(data=shard.data, schedule=numbers)
+    rest = shard.facts.size, last, checked, visit.number
+    return _answer(local_shared(local, precision, shift, site, *rest))
 
 
 class Passed(NamedTuple):
@@ -283,5 +283,4 @@ def forget(token: str) -> None:
 
 def version() -> str:
     """That of epfast here."""
-    found: str = build_facts()["version"]
-    return found
+    return str(build_facts()["version"])

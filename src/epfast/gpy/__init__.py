@@ -274,11 +274,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             "ep_mode": self.ep_mode,
             "parallel_updates": schedule.order == "parallel",
         }
-        found = self.last or self._loaded
-        if found is not None:
-            assert found.sites is not None
-            state["sites"] = {name: part.tolist() for name, part in found.sites._asdict().items()}
-            state["sweeps"] = int(found.n_sweeps)
+        start = self.last or self._loaded
+        if start is not None:
+            assert start.sites is not None
+            state["sites"] = {name: part.tolist() for name, part in start.sites._asdict().items()}
+            state["sweeps"] = int(start.n_sweeps)
         return state
 
     @staticmethod
@@ -286,13 +286,13 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         """What GPy calls with what :meth:`to_dict` gave."""
         given = dict(input_dict)
         sites, sweeps = given.pop("sites", None), given.pop("sweeps", 0)
-        found: EP = inference_class(**given)
+        inference: EP = inference_class(**given)
         if sites is not None:
             parts = (_checks.array("sites", sites[name], shape=(None,)) for name in Sites._fields)
-            found._loaded = WarmStart(
+            inference._loaded = WarmStart(
                 Sites(*parts), n_sweeps=_checks.integer("sweeps", sweeps, least=0)
             )
-        return found
+        return inference
 
     def _fit(self, K: Any, Y: Any, reading: Reading) -> GPPosterior:
         loss, rows = reading.loss, reading.rows

@@ -96,13 +96,13 @@ class _Data(NamedTuple):
 
     def outputs(self, count: int) -> NDArray[np.intp]:
         """The output of each row, (n,), one of ``count``."""
-        found = self.column("output_index")
-        if not np.isin(found, np.arange(count)).all():
+        index = self.column("output_index")
+        if not np.isin(index, np.arange(count)).all():
             raise ValueError(
-                f"Y_metadata['output_index'] has numbers from {found.min():g} to {found.max():g}, "
+                f"Y_metadata['output_index'] has numbers from {index.min():g} to {index.max():g}, "
                 f"or fractions; allowed: integers from 0 to {count - 1}"
             )
-        return found.astype(np.intp)
+        return index.astype(np.intp)
 
     def times(self) -> tuple[Array, Array]:
         """log Y, and 1 where it is observed, 0 where it is censored, (n,) each."""
@@ -142,8 +142,8 @@ def read(likelihood: Any, Y: Any, Y_metadata: Any = None) -> Reading:
         if hasattr(likelihood, "likelihoods_list"):
             given += ", outputs of several likelihoods, which is not supported"
         raise ValueError(f"{given}; allowed: {ALLOWED}")
-    found: Reading = reader(likelihood, _Data(Y, Y_metadata))
-    return found
+    reading: Reading = reader(likelihood, _Data(Y, Y_metadata))
+    return reading
 
 
 # ---- labels and counts ----
@@ -214,9 +214,9 @@ def _gaussian(likelihood: Any, data: _Data) -> Reading:
 
 def _heteroscedastic(likelihood: Any, data: _Data) -> Reading:
     variances = _parameter(likelihood.variance)
-    found = _of_variances(data.y, variances, data.outputs(len(variances)))
+    reading = _of_variances(data.y, variances, data.outputs(len(variances)))
     shape = np.shape(likelihood.variance)
-    return found._replace(slopes=lambda post: found.slopes(post).reshape(shape))
+    return reading._replace(slopes=lambda post: reading.slopes(post).reshape(shape))
 
 
 def _mixed_noise(likelihood: Any, data: _Data) -> Reading:
@@ -252,8 +252,8 @@ def _student_t(likelihood: Any, data: _Data) -> Reading:
     loss = losses.StudentT(df, scale)
 
     def slopes(post: GPPosterior) -> Array:
-        found = _slopes_of_loss(post)
-        return np.array([found["scale"] / (2.0 * scale), found["df"]])
+        by_name = _slopes_of_loss(post)
+        return np.array([by_name["scale"] / (2.0 * scale), by_name["df"]])
 
     return Reading(loss, loss.responses("Y", data.y, len(data.y)), slopes)
 
@@ -318,10 +318,10 @@ def _log_logistic(likelihood: Any, data: _Data) -> Reading:
 
 def _parameter(value: Any) -> Array:
     """A parameter of GPy, flat. All above 0."""
-    found = _checks.array("a parameter of the likelihood", np.ravel(value), shape=(None,))
-    if not (found > 0.0).all():
-        raise ValueError(f"a parameter of the likelihood is {found.min():g}; allowed: numbers > 0")
-    return found
+    values = _checks.array("a parameter of the likelihood", np.ravel(value), shape=(None,))
+    if not (values > 0.0).all():
+        raise ValueError(f"a parameter of the likelihood is {values.min():g}; allowed: numbers > 0")
+    return values
 
 
 def _number(value: Any) -> float:

@@ -78,19 +78,19 @@ def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
     mean = linalg.solve_triangular(factor, half, lower=True, trans=1, check_finite=False)
     partition = 0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum())
     inverse_from_factor(factor)
-    found = BlockBelief(symmetric_from_upper(factor.T), mean, partition)
-    return found if math.isfinite(partition) and np.isfinite(mean).all() else None
+    belief = BlockBelief(symmetric_from_upper(factor.T), mean, partition)
+    return belief if math.isfinite(partition) and np.isfinite(mean).all() else None
 
 
 def prior_belief(prior: BlockPrior) -> BlockBelief | None:
     """The prior as a belief. None if it is improper. Flat entries have density 1."""
     flat = prior.flat
     # the other entries are independent of the flat ones
-    found = belief_of(prior.precision + np.diag(1.0 * flat), prior.precision @ prior.mean)
-    if found is None or not flat.any():
-        return found
-    covariance = found.covariance + np.diag(np.where(flat, np.inf, 0.0))
-    partition = found.partition - 0.5 * math.log(2.0 * math.pi) * float(flat.sum())
+    belief = belief_of(prior.precision + np.diag(1.0 * flat), prior.precision @ prior.mean)
+    if belief is None or not flat.any():
+        return belief
+    covariance = belief.covariance + np.diag(np.where(flat, np.inf, 0.0))
+    partition = belief.partition - 0.5 * math.log(2.0 * math.pi) * float(flat.sum())
     return BlockBelief(covariance, prior.mean, partition)
 
 
@@ -146,13 +146,13 @@ def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[A
     """
     starts = np.concatenate([[0], np.cumsum(sizes[batch.terms.variables])])
     places = {block.number: place for place, block in enumerate(blocks)}
-    found = []
+    by_block = []
     for part in batch.parts:
         with np.errstate(all="ignore"):  # messages that overflow are not used
             first = first_sites(batch, part.rows.shape[1])
             squares = part.rows.multiply(part.rows) if sparse.issparse(part.rows) else part.rows**2
             gain = np.asarray(squares.T @ first[:, 0])
-        found.append(
+        by_block.append(
             About(
                 places[part.block],
                 Rows(part.rows),
@@ -161,7 +161,7 @@ def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[A
                 gain,
             )
         )
-    return found
+    return by_block
 
 
 def natural(prior: BlockPrior, place: int, about: list[About], sites: Array) -> tuple[Array, Array]:
@@ -191,8 +191,8 @@ def believed(prior: BlockPrior, place: int, about: list[About], sites: Array) ->
 
 def belief_from(covariance: Array, mean: Array) -> BlockBelief | None:
     """The Gaussian of these moments. None if it is improper. O(d^3)."""
-    found = belief_of(covariance, np.zeros(len(mean)))
-    return None if found is None else belief_of(found.covariance, found.covariance @ mean)
+    inverse = belief_of(covariance, np.zeros(len(mean)))
+    return None if inverse is None else belief_of(inverse.covariance, inverse.covariance @ mean)
 
 
 # ---- blocks that are linear models ----
@@ -219,17 +219,17 @@ class LinearPart:
         self.engine: Any = engine_of(self.problem)
         self.own_sites = schedule.stores == "factor"
 
-    def init(self, known: tuple[Array, Array] | None, sweeps: int) -> Any:
+    def init(self, kept: tuple[Array, Array] | None, sweeps: int) -> Any:
         """The state before the first sweep, with known sites unless they make it improper.
 
-        known: sites and log scales as those of :func:`linear_sites`.
+        kept: sites and log scales as those of :func:`linear_sites`.
         """
-        if known is None and self.own_sites:
+        if kept is None and self.own_sites:
             about = abouts(self.batch, (self.prior,), np.full(self.prior.number + 1, 2))
             if is_wide(self.prior, 0, about):
-                known = about[0].first.ravel(), np.zeros(self.batch.n)
-        if known is not None:
-            sites, log_scale = known
+                kept = about[0].first.ravel(), np.zeros(self.batch.n)
+        if kept is not None:
+            sites, log_scale = kept
             tau, nu = sites.reshape(-1, 2).T
             a = self.batch.terms.coefficient
             own = Sites(tau / (a * a), nu / a, log_scale)
@@ -248,8 +248,8 @@ class LinearPart:
 
     def belief(self, state: Any, hurry: bool = False) -> BlockBelief:
         """The belief about the block. O(d^3)."""
-        found = with_moments(self.engine.finish(state, hurry))
-        return BlockBelief(found.covariance, found.mean, 0.0)
+        moments = with_moments(self.engine.finish(state, hurry))
+        return BlockBelief(moments.covariance, moments.mean, 0.0)
 
 
 def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:

@@ -100,20 +100,20 @@ def kept_sites(problem: GraphProblem, program: UpdateOrder, start: Any) -> tuple
     for batch, rows in zip(problem.batches, program.rows, strict=True):
         taken = batch.taken(rows)
         counts = problem.numbers(taken)
-        found, scale = np.zeros(counts.sum()), np.zeros(batch.n)
+        kept, scale = np.zeros(counts.sum()), np.zeros(batch.n)
         if batch.key in before:
-            known, starts, old_sites, old_scale = before[batch.key]
-            turn = np.argsort(known)
-            place = np.searchsorted(known, taken.rows, sorter=turn)
-            at = turn[np.minimum(place, len(known) - 1)]
+            old_rows, starts, old_sites, old_scale = before[batch.key]
+            turn = np.argsort(old_rows)
+            place = np.searchsorted(old_rows, taken.rows, sorter=turn)
+            at = turn[np.minimum(place, len(old_rows) - 1)]
             old = Terms(starts, np.arange(len(old_sites)), old_sites)
-            old = old.taken(at if len(starts) > len(known) else 0 * at)  # 0: one site for all
-            there = (known[at] == taken.rows) & (old.counts == counts)
-            found[np.repeat(there, counts)] = old.coefficient[np.repeat(there, old.counts)]
+            old = old.taken(at if len(starts) > len(old_rows) else 0 * at)  # 0: one site for all
+            there = (old_rows[at] == taken.rows) & (old.counts == counts)
+            kept[np.repeat(there, counts)] = old.coefficient[np.repeat(there, old.counts)]
             scale[there] = old_scale[at[there]]
         if problem.tied:
-            found = found.reshape(batch.n, -1).mean(axis=0)
-        sites.append(found)
+            kept = kept.reshape(batch.n, -1).mean(axis=0)
+        sites.append(kept)
         scales.append(scale)
     return np.concatenate(sites), np.concatenate(scales)
 
@@ -207,9 +207,9 @@ class GraphEngine:
         block = self.problem.blocks[k]
         if k in self.linear:  # its engine has the prior
             return BlockBelief(np.full_like(block.precision, np.nan), block.mean, 0.0)
-        found = prior_belief(block)
-        assert found is not None  # it was checked when the block was made
-        return found
+        belief = prior_belief(block)
+        assert belief is not None  # it was checked when the block was made
+        return belief
 
     def _runs(self, segments: Index) -> tuple[core.Program, list[tuple[int, int, int]]]:
         """The core's program of these runs, and for each call its first run, end and factors."""
@@ -226,11 +226,11 @@ class GraphEngine:
     @property
     def reasons(self) -> dict[str, int]:
         """Why user-defined factors were refused, and how often."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for batch in self.batches:
             if isinstance(batch, core.PythonBatch):
-                found += batch.fit.reasons
-        return dict(found)
+                counts += batch.fit.reasons
+        return dict(counts)
 
     # ---- start and end ----
 
@@ -263,15 +263,15 @@ class GraphEngine:
 
     def _first_sites(self) -> Array:
         """Sites before the first sweep: flat, unless this leaves a variable without moments."""
-        problem, found = self.problem, [np.empty(0)]
+        problem, sites = self.problem, [np.empty(0)]
         for batch, rows in zip(problem.batches, self.program.rows, strict=True):
-            some = batch.taken(rows)
-            places, given = problem.site_places(some)[0], some.factor.first_sites(some)
-            found.append(np.zeros(len(places)))
+            taken = batch.taken(rows)
+            places, given = problem.site_places(taken)[0], taken.factor.first_sites(taken)
+            sites.append(np.zeros(len(places)))
             if given is not None and problem.schedule.stores == "factor":
                 flat = (problem.prior[places].reshape(given.shape) == 0.0).all(axis=1)
-                found[-1] = np.where(flat[:, None], given, 0.0).ravel()
-        return np.concatenate(found)
+                sites[-1] = np.where(flat[:, None], given, 0.0).ravel()
+        return np.concatenate(sites)
 
     def _begun(self, state: GraphState) -> GraphState:
         """The state, with wide messages to blocks whose priors are very wide."""
@@ -287,24 +287,24 @@ class GraphEngine:
                 sites[about.at], sites[about.at + 1] = about.first.T
         for k in wide:
             precision, shift = natural(problem.blocks[k], k, self.about, sites)
-            found = belief_of(precision, shift)
-            shares = np.inf if found is None else precision.diagonal() * found.covariance.diagonal()
+            block = belief_of(precision, shift)
+            shares = np.inf if block is None else precision.diagonal() * block.covariance.diagonal()
             if problem.blocks[k].flat.any() and not np.max(shares) < UNDETERMINED:
                 raise ValueError(
                     f"block {k} has infinite variances, and the forms over it do not determine it: "
                     "its posterior is improper; allowed: a finite variance, or more factors"
                 )
-            if found is None:
+            if block is None:
                 return state
-            blocks[k] = found
+            blocks[k] = block
         return state._replace(sites=sites, blocks=tuple(blocks))
 
     def _resumed(self, part: LinearPart, start: Any) -> Any:
         """The state of a linear model with its sites in an earlier posterior."""
         alone = self.problem._replace(batches=(part.batch,))
         rows = UpdateOrder((np.arange(part.batch.n),), self.program.segments)
-        known = None if self.problem.tied else kept_sites(alone, rows, start)
-        return part.init(known, start.state.sweeps)
+        kept = None if self.problem.tied else kept_sites(alone, rows, start)
+        return part.init(kept, start.state.sweeps)
 
     def _of_blocks(self, state: GraphState, sites: Array) -> tuple[BlockBelief, ...] | None:
         """Beliefs about blocks as priors times sites. None if one is improper.
@@ -314,12 +314,12 @@ class GraphEngine:
         if not self.blocks:
             return state.blocks
         if self.problem.schedule.stores == "none":
-            found = [belief_from(*self.moving[k]) for k in self.blocks]
+            beliefs = [belief_from(*self.moving[k]) for k in self.blocks]
         else:
             priors = self.problem.blocks
-            found = [believed(priors[k], k, self.about, sites) for k in self.blocks]
+            beliefs = [believed(priors[k], k, self.about, sites) for k in self.blocks]
         blocks = list(state.blocks)
-        for k, belief in zip(self.blocks, found, strict=True):
+        for k, belief in zip(self.blocks, beliefs, strict=True):
             if belief is None:
                 return None
             blocks[k] = belief
@@ -329,12 +329,12 @@ class GraphEngine:
     def places(self) -> tuple[Index, Array | None]:
         """For each number of the sites its place in the beliefs, and its weight. None: 1."""
         pairs = zip(self.problem.batches, self.program.rows, strict=True)
-        found = [self.problem.site_places(batch.taken(rows))[0] for batch, rows in pairs]
-        where = np.concatenate([np.empty(0, dtype=np.intp), *found])
+        parts = [self.problem.site_places(batch.taken(rows))[0] for batch, rows in pairs]
+        where = np.concatenate([np.empty(0, dtype=np.intp), *parts])
         if not self.problem.tied:
             return where, None
         counts = np.array([batch.n for batch in self.problem.batches], dtype=np.float64)
-        return where, np.repeat(counts, [len(part) for part in found])
+        return where, np.repeat(counts, [len(part) for part in parts])
 
     def added_up(self, sites: Array) -> Array:
         """Beliefs as the sum of priors and sites."""
@@ -505,31 +505,31 @@ class GraphEngine:
         """
         if self.limit is None or not self.limit.helps:
             return state.sweeps % WATCHED == 0 and state.sweeps > 0
-        found = self.limit.visit(state.sweeps, beliefs, sites, scale)
-        if found is None or not self.is_proper(found[0]):
+        limit = self.limit.visit(state.sweeps, beliefs, sites, scale)
+        if limit is None or not self.is_proper(limit[0]):
             return False
-        blocks = self._of_blocks(state, found[1])
+        blocks = self._of_blocks(state, limit[1])
         if blocks is None:
             return False
         self._move_blocks(blocks)
-        np.copyto(beliefs, found[0])
-        np.copyto(sites, found[1])
-        np.copyto(scale, found[2])
+        np.copyto(beliefs, limit[0])
+        np.copyto(sites, limit[1])
+        np.copyto(scale, limit[2])
         return True
 
     def one_step_ahead(self) -> tuple[Array, ...]:
         """For each batch log Z of its factors, in one sequential pass."""
         state = self.init(None)
-        found = np.full(self.core.n_factors, np.nan)
+        log_z = np.full(self.core.n_factors, np.nan)
         beliefs, sites, scale = state.beliefs, state.sites, state.log_scale
         for first, stop, _ in self.pieces:
             self.core.run(
-                first, stop, False, beliefs, beliefs, sites, sites, scale, 1.0, 1.0, found
+                first, stop, False, beliefs, beliefs, sites, sites, scale, 1.0, 1.0, log_z
             )
         self._refuse_the_impossible()
         rows = self.program.rows
-        parts = np.split(found, np.cumsum([len(some) for some in rows])[:-1])
-        return tuple(part[np.argsort(some)] for part, some in zip(parts, rows, strict=True))
+        parts = np.split(log_z, np.cumsum([len(order) for order in rows])[:-1])
+        return tuple(part[np.argsort(order)] for part, order in zip(parts, rows, strict=True))
 
     def _accepted(
         self, state: GraphState, before: Array, beliefs: Array, sites: Array

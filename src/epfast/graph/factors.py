@@ -282,21 +282,21 @@ def numbers_of(
             "epfast.graph.Noise(tau) of the form y - form"
         )
     given = spread(name, _checks.real_array(name, value), shape)
-    found = _checks.array(name, np.ravel(given), shape=(math.prod(shape),), finite=finite)
-    if least > -np.inf and not ((found > least) if above else (found >= least)).all():
+    numbers = _checks.array(name, np.ravel(given), shape=(math.prod(shape),), finite=finite)
+    if least > -np.inf and not ((numbers > least) if above else (numbers >= least)).all():
         sign = ">" if above else ">="
-        raise ValueError(f"{name} holds {found.min():g}; allowed: numbers {sign} {least:g}")
-    return found
+        raise ValueError(f"{name} holds {numbers.min():g}; allowed: numbers {sign} {least:g}")
+    return numbers
 
 
 def scalar_loss(loss: Any) -> Loss:
     """A loss of one latent value, from an object or a name."""
-    found = resolve(loss)
-    if found.latents != 1:
+    resolved = resolve(loss)
+    if resolved.latents != 1:
         raise ValueError(
-            f"loss is {found!r}, with several latent values; allowed: losses of one latent value"
+            f"loss is {resolved!r}, with several latent values; allowed: losses of one latent value"
         )
-    return found
+    return resolved
 
 
 #: variance in place of 0, for likelihoods that need a positive one
@@ -310,13 +310,13 @@ def loss_with_noise(loss: Any, noise: Any) -> tuple[Loss, Any]:
 
     If the loss is a name and has a Gaussian variance of its own, ``noise`` replaces this variance.
     """
-    found = scalar_loss(loss)
+    resolved = scalar_loss(loss)
     if noise is None:
-        return found, 0.0
-    if not (isinstance(loss, str) and found.in_units_of_y) or isinstance(noise, Linear):
-        return found, noise
-    kind = type(found).__name__
-    if not isinstance(found, Gaussian | Interval):
+        return resolved, 0.0
+    if not (isinstance(loss, str) and resolved.in_units_of_y) or isinstance(noise, Linear):
+        return resolved, noise
+    kind = type(resolved).__name__
+    if not isinstance(resolved, Gaussian | Interval):
         raise ValueError(
             f"noise is given with {loss!r}, a loss with a width of its own; allowed: an object, "
             f"losses.{kind}(...), to which noise is added, or no noise"
@@ -327,7 +327,7 @@ def loss_with_noise(loss: Any, noise: Any) -> tuple[Loss, Any]:
             f"noise holds {np.min(given):g}; allowed with the name {loss!r}, whose variance it is: "
             f"numbers > 0 (to add noise to a variance of 1, give losses.{kind}())"
         )
-    return found.with_parameters(variance=NO_NOISE), noise
+    return resolved.with_parameters(variance=NO_NOISE), noise
 
 
 def with_responses(form: LinearForm, y: Any) -> tuple[LinearForm, Any]:
@@ -402,15 +402,15 @@ def log_normal(x: Array, variance: Any) -> Array:
 
 def log_t(loss: Loss, y: Array, h: Array, noise: Array) -> Array:
     """log t(h; y) at h (k, n), with the noise on h integrated out."""
-    found = -loss.values(np.ascontiguousarray(h.T), y).T
-    some = np.flatnonzero(noise > 0.0)
-    if len(some):
+    logs = -loss.values(np.ascontiguousarray(h.T), y).T
+    noisy = np.flatnonzero(noise > 0.0)
+    if len(noisy):
         k = len(h)
-        responses = np.ascontiguousarray(np.repeat(y[some], k, axis=0))
-        means = np.ascontiguousarray(h[:, some].T).ravel()
-        smooth = loss.tilted().call(responses, means, np.repeat(noise[some], k))[0]
-        found[:, some] = np.reshape(smooth, (len(some), k)).T
-    return np.asarray(found)
+        responses = np.ascontiguousarray(np.repeat(y[noisy], k, axis=0))
+        means = np.ascontiguousarray(h[:, noisy].T).ravel()
+        smooth = loss.tilted().call(responses, means, np.repeat(noise[noisy], k))[0]
+        logs[:, noisy] = np.reshape(smooth, (len(noisy), k)).T
+    return np.asarray(logs)
 
 
 def latent(post: GraphPosterior, h: LinearForm, noise: Any) -> tuple[Array, Array]:
@@ -425,8 +425,8 @@ def by_loss(method: str) -> Callable[..., Array]:
     def predicted(self: Any, post: GraphPosterior, form: Any, *, noise: Any = None) -> Array:
         h = form_of(post.problem, "form", form, blocks=True)
         loss, noise = loss_with_noise(self.loss, noise)
-        found = getattr(loss, method)(*latent(post, h, noise))
-        return np.asarray(found.reshape(h.shape + found.shape[1:]))
+        prediction = getattr(loss, method)(*latent(post, h, noise))
+        return np.asarray(prediction.reshape(h.shape + prediction.shape[1:]))
 
     return predicted
 
@@ -450,8 +450,8 @@ class LinearFactor(Kind):
     ) -> Array:
         h, flat = with_responses(form_of(post.problem, "form", form, True), y)
         loss, noise = loss_with_noise(self.loss, noise)
-        found = loss.log_predictive(loss.observed(flat, h.size), *latent(post, h, noise))
-        return np.asarray(found.reshape(h.shape))
+        logs = loss.log_predictive(loss.observed(flat, h.size), *latent(post, h, noise))
+        return np.asarray(logs.reshape(h.shape))
 
     def attach(
         self,
@@ -603,8 +603,8 @@ class Between(Kind):
         h = form_of(post.problem, "form", form, blocks=True)
         bounds = self.attach(post.problem, h, noise=noise).data["y"]
         mean, variance = latent(post, h, noise)
-        found = self.loss.log_predictive(bounds, mean, np.minimum(variance, VAST))
-        return np.asarray(found.reshape(h.shape))
+        logs = self.loss.log_predictive(bounds, mean, np.minimum(variance, VAST))
+        return np.asarray(logs.reshape(h.shape))
 
     def predict_proba(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
         return np.exp(post.log_predictive(self, form, noise=noise))
@@ -635,12 +635,12 @@ def rows_of(
     """
     given = {name: variables_of(model, name, *one) for name, one in neighbours.items()}
     shape = together(**{name: v.shape for name, v in given.items()}, **beside)
-    found = np.stack([np.broadcast_to(v.numbers, shape) for v in given.values()], axis=-1)
-    if not found.size:
+    numbers = np.stack([np.broadcast_to(v.numbers, shape) for v in given.values()], axis=-1)
+    if not numbers.size:
         raise ValueError(f"the neighbours have shape {shape}; allowed: one factor or more")
-    if (np.diff(np.sort(found)) == 0).any():
+    if (np.diff(np.sort(numbers)) == 0).any():
         raise ValueError("a factor has a variable twice; allowed: different variables")
-    return found
+    return numbers
 
 
 def plain_batch(kind: Kind, key: int, numbers: Index, data: dict[str, Array]) -> Batch:

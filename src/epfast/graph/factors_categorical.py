@@ -105,13 +105,13 @@ class Table(Kind):
                 f"p has shape {p.shape}; allowed: (..., {shown}), the categories of the variables "
                 f"along the last axes, with at most {MOST_ENTRIES} entries"
             )
-        found: Array = p.reshape(-1, math.prod(last))
-        if not (np.isfinite(p).all() and (p >= 0.0).all() and (found > 0.0).any(axis=1).all()):
+        rows: Array = p.reshape(-1, math.prod(last))
+        if not (np.isfinite(p).all() and (p >= 0.0).all() and (rows > 0.0).any(axis=1).all()):
             raise ValueError(
                 "p holds a number below 0, NaN or infinity, or a table of zeros, which excludes "
                 "all states; allowed: finite numbers >= 0"
             )
-        return found
+        return rows
 
     def attach(self, model: GraphProblem, *h: Any) -> Batch:
         if not h:
@@ -159,27 +159,27 @@ class Table(Kind):
                 f"h has None in {len(empty)} places; allowed: one None, for the variable to predict"
             )
         model = post.problem
-        known = {
+        given = {
             j: variables_of(model, f"h_{j + 1}", value, "categorical")
             for j, value in enumerate(h)
             if value is not None
         }
-        self.tables(tuple(known[j].width if j in known else None for j in range(len(h))))
+        self.tables(tuple(given[j].width if j in given else None for j in range(len(h))))
         letters = "abcdefghijklmnopqrstuvwxyz"[: len(h)]
         operands = [self.p / self.p.max()]
-        for variables in known.values():
+        for variables in given.values():
             logits = post[variables].logits
             operands.append(np.exp(logits - logits.max(axis=-1, keepdims=True)))
-        shapes = {f"h_{j + 1}": variables.shape for j, variables in known.items()}
+        shapes = {f"h_{j + 1}": variables.shape for j, variables in given.items()}
         together(**{"leading axes of p": self.p.shape[: self.p.ndim - len(h)]}, **shapes)
-        taken = ",".join(["..." + letters, *(f"...{letters[j]}" for j in known)])
-        found = np.einsum(f"{taken}->...{letters[empty[0]]}", *operands)
-        total = found.sum(axis=-1, keepdims=True)
+        taken = ",".join(["..." + letters, *(f"...{letters[j]}" for j in given)])
+        masses = np.einsum(f"{taken}->...{letters[empty[0]]}", *operands)
+        total = masses.sum(axis=-1, keepdims=True)
         if not (total > 0.0).all():
             raise ValueError(
                 "p excludes all categories of the variable; allowed: a p that leaves one possible"
             )
-        return np.asarray(found / total)
+        return np.asarray(masses / total)
 
     def predict(self, post: GraphPosterior, *h: Any) -> Array:
         """The most probable category of the variable in the place of None."""
@@ -260,8 +260,8 @@ class Mixture(Kind):
         """The loss of each of K categories."""
         if len(self.given) not in (1, K):
             raise ValueError(f"loss has {len(self.given)} losses; allowed: one, or {K} of them")
-        found = [scalar_loss(loss) for loss in self.given]
-        return found if len(found) == K else found * K
+        resolved = [scalar_loss(loss) for loss in self.given]
+        return resolved if len(resolved) == K else resolved * K
 
     def known(self, model: GraphProblem, forms: Any, y: Any, noise: Any) -> Mixed:
         """The arguments, broadcast to common shapes."""
@@ -344,9 +344,9 @@ class Mixture(Kind):
                 "npm,knpm->knp", data["coefficient"][:, part], theta[:, which[:, part]]
             )
             forms = (forms + data["offset"][:, part]).reshape(len(theta), n * P)
-            found = log_t(loss, flat(data[f"y{k}"]), forms, data["noise"][:, part].ravel())
-            found = found.reshape(len(theta), n, P).sum(axis=2)
-            total += np.where(h == k, found, 0.0).sum(axis=1)
+            logs = log_t(loss, flat(data[f"y{k}"]), forms, data["noise"][:, part].ravel())
+            logs = logs.reshape(len(theta), n, P).sum(axis=2)
+            total += np.where(h == k, logs, 0.0).sum(axis=1)
         return total
 
     def symmetry(self, batch: Batch, prior: Callable[[Index], Array], alone: Any) -> str:
@@ -383,8 +383,8 @@ class Mixture(Kind):
 
     def predict_proba(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
         """Probabilities of labels or classes."""
-        found, share = self.by_category(post, "predict_proba", forms, noise)
-        return np.asarray((share * found).sum(axis=0))
+        predicted, share = self.by_category(post, "predict_proba", forms, noise)
+        return np.asarray((share * predicted).sum(axis=0))
 
     def by_category(
         self, post: GraphPosterior, method: str, forms: Any, noise: Any
@@ -398,11 +398,11 @@ class Mixture(Kind):
                 )
         mixed = self.known(post.problem, forms, None, noise)
         parts = zip(mixed.losses, mixed.latent(post), strict=True)
-        found = np.stack([getattr(loss, method)(*at) for loss, at in parts])
-        found = found.reshape(len(found), *mixed.shape, *found.shape[2:])
-        weights = np.broadcast_to(post[self.h].logits, (*mixed.rows, len(found)))
+        predicted = np.stack([getattr(loss, method)(*at) for loss, at in parts])
+        predicted = predicted.reshape(len(predicted), *mixed.shape, *predicted.shape[2:])
+        weights = np.broadcast_to(post[self.h].logits, (*mixed.rows, len(predicted)))
         share = np.moveaxis(np.exp(weights), -1, 0)
-        return found, share.reshape(share.shape + (1,) * (found.ndim - share.ndim))
+        return predicted, share.reshape(share.shape + (1,) * (predicted.ndim - share.ndim))
 
 
 #: data of a Mixture other than the responses of each category
@@ -423,14 +423,14 @@ class Mixed(NamedTuple):
 
     def latent(self, post: GraphPosterior) -> list[tuple[Array, Array]]:
         """Means and variances of the forms of each category."""
-        found = []
+        moments = []
         for form in self.forms:
             if form.graph:
                 mean, variance = post.predict_latent(form)
-                found.append((mean.ravel(), variance.ravel() + self.noise))
+                moments.append((mean.ravel(), variance.ravel() + self.noise))
             else:  # without variables
-                found.append((form.offset, self.noise))
-        return found
+                moments.append((form.offset, self.noise))
+        return moments
 
 
 def flat(y: Array) -> Array:

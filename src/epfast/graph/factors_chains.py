@@ -102,13 +102,13 @@ class Transition(GaussianStep):
 
     def steps(self, shape: tuple[int, ...]) -> dict[str, Array]:
         """Factor and variance of each transition."""
-        found = {
+        parameters = {
             "factor": numbers_of("factor", self.factor, shape),
             "variance": numbers_of("variance", self.variance, shape, least=0.0),
         }
-        if not found["factor"].all():
+        if not parameters["factor"].all():
             raise ValueError("factor holds 0; allowed: numbers other than 0")
-        return found
+        return parameters
 
     def predict(self, post: GraphPosterior, before: Any) -> Array:
         x = variables_of(post.problem, "before", before, "gaussian")

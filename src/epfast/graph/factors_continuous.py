@@ -124,11 +124,11 @@ class Noise(Kind):
 
     def log_predictive(self, post: GraphPosterior, form: Any) -> Array:
         """Log density of form = 0 with the noise, integrated over tau."""
-        found = self.log_z(post, form)
+        log_z = self.log_z(post, form)
         mean, variance = post.predict_latent(self.known(post.problem, form)[0])
         # else the variance is infinite, or the noise vanishes beside it
-        usual = np.isfinite(found) & np.isfinite(variance)
-        return np.where(usual, found, log_normal(mean, variance))
+        usual = np.isfinite(log_z) & np.isfinite(variance)
+        return np.where(usual, log_z, log_normal(mean, variance))
 
     def predict_variance(self, post: GraphPosterior, form: Any) -> Array:
         """Variance of the form plus E[1 / tau], infinite for a shape <= 1."""
@@ -240,8 +240,8 @@ class Product(Kind):
         """Variance of x y plus noise."""
         mean_x, v_x, mean_y, v_y, noise = self.known(post, x, y)
         with np.errstate(all="ignore"):
-            found = noise + mean_x**2 * v_y + mean_y**2 * v_x + v_x * v_y
-        return np.where(np.isinf(v_x) | np.isinf(v_y), np.inf, found)
+            variance = noise + mean_x**2 * v_y + mean_y**2 * v_x + v_x * v_y
+        return np.where(np.isinf(v_x) | np.isinf(v_y), np.inf, variance)
 
 
 @dataclass(frozen=True)

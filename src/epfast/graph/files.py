@@ -65,8 +65,8 @@ def parted(problem: GraphProblem, state: GraphState) -> GraphState:
     for batch in problem.batches:
         check_saved(batch)
     linear = tuple(
-        WarmStart(found.sites, problem.blocks[place].mean, None, int(found.sweeps))
-        for place, found in zip(problem.linear(), state.linear, strict=True)
+        WarmStart(model.sites, problem.blocks[place].mean, None, int(model.sweeps))
+        for place, model in zip(problem.linear(), state.linear, strict=True)
     )
     return state._replace(linear=linear, change=float(state.change))
 

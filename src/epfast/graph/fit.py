@@ -564,5 +564,5 @@ class Graph:
                 "the graph has factors with joint sites; allowed for one pass: other factors"
             )
         problem = problem._replace(batches=begun(problem.batches))
-        found = GraphEngine(problem, by_parts=False).one_step_ahead()
-        return {batch.key: part for batch, part in zip(problem.batches, found, strict=True)}
+        log_z = GraphEngine(problem, by_parts=False).one_step_ahead()
+        return {batch.key: part for batch, part in zip(problem.batches, log_z, strict=True)}

@@ -109,13 +109,13 @@ class Cavity:
         """Log of the Gaussian at u (m, k), without its constant."""
         return np.asarray(u @ self.shift - 0.5 * ((u @ self.precision) * u).sum(axis=1))
 
-    def value(self, u: Array, asked: FactorCavities) -> Array:
-        return self.tilted.log_t(u, asked.rows) + self.log(u)
+    def value(self, u: Array, cavities: FactorCavities) -> Array:
+        return self.tilted.log_t(u, cavities.rows) + self.log(u)
 
     def derivatives(
-        self, u: Array, asked: FactorCavities, width: Array
+        self, u: Array, cavities: FactorCavities, width: Array
     ) -> tuple[Array, Array, Array]:
-        value, slope, curvature = self.tilted.factor(u, asked.rows, width)
+        value, slope, curvature = self.tilted.factor(u, cavities.rows, width)
         return (
             value + self.log(u),
             slope + self.shift - u @ self.precision,
@@ -168,8 +168,8 @@ class JointEngine:
                     "start has other factors, or no joint sites; allowed with reading='joint': a "
                     "posterior of the same graph, or None"
                 )
-            found: JointState = start.state
-            return found
+            state: JointState = start.state
+            return state
         sites = tuple(
             JointSites(np.zeros((*at.shape, at.shape[1])), np.zeros(at.shape), np.zeros(len(at)))
             for at in self.at
@@ -245,15 +245,15 @@ class JointEngine:
         """The site of the Laplace fit of a factor times its cavity. None if the fit fails."""
         tilted, rows = self.tilted[b], self.rows[b].taken(slice(i, i + 1))
         density = Cavity(tilted, precision, shift)
-        asked = FactorCavities((), np.zeros((1, len(start)), dtype=bool), start[None], rows, 1.0)
+        cavities = FactorCavities((), np.zeros((1, len(start)), dtype=bool), start[None], rows, 1.0)
         tau = precision.diagonal()
         wide = np.maximum(1.0, np.abs(start))
         with np.errstate(all="ignore"):
             width = np.where(tau > 0.0, 1.0 / np.sqrt(tau), wide)[None]
-            mode = maximum(density, asked, start[None], width)
-        reason = 0 if mode.found[0] else 2 if mode.finite[0] else 1
+            mode = maximum(density, cavities, start[None], width)
+        reason = 0 if mode.converged[0] else 2 if mode.finite[0] else 1
         if not reason and tilted.hessian is None:
-            reason = 4 * len(kinks(density, asked, mode, np.zeros(1, dtype=np.intp)))
+            reason = 4 * len(kinks(density, cavities, mode, np.zeros(1, dtype=np.intp)))
         if reason:
             self.waited[LaplaceMessages.reasons[reason]] += 1
             return None

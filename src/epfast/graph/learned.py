@@ -81,16 +81,16 @@ class LearnedMessages:
             return changed(self.given)
         return tuple(None if op is None else changed(op) for op in self.given)
 
-    def fit(self, tilted: None, asked: FactorCavities) -> Projections:
+    def fit(self, tilted: None, cavities: FactorCavities) -> Projections:
         """Projections by the operators, which learn on the way."""
-        n, kinds = asked.n, [KINDS[family] for family in self.inputs]
+        n, kinds = cavities.n, [KINDS[family] for family in self.inputs]
         with np.errstate(all="ignore"):  # overflows are refused below
             messages = tuple(
-                kind.usual(eta) for kind, eta in zip(kinds, asked.messages, strict=True)
+                kind.usual(eta) for kind, eta in zip(kinds, cavities.messages, strict=True)
             )
-        data = columns_of(asked.rows.data)
+        data = columns_of(cavities.rows.data)
         # a neighbour without message keeps its cavity
-        targets = tuple(eta.copy() for eta in asked.messages)
+        targets = tuple(eta.copy() for eta in cavities.messages)
         log_z = np.full(n, np.nan)
         held = np.all([kind.is_proper(p) for kind, p in zip(kinds, messages, strict=True)], axis=0)
         reason = np.where(held, 0, 1)
@@ -99,10 +99,10 @@ class LearnedMessages:
             rows = np.flatnonzero(reason == 0)
             if not len(rows):
                 break
-            mine = tuple(p[rows] for p in messages)
-            values, refused = op.visit(mine, None if data is None else data[rows])
+            taken = tuple(p[rows] for p in messages)
+            values, refused = op.visit(taken, None if data is None else data[rows])
             with np.errstate(all="ignore"):  # rows that were refused are NaN
-                beliefs = op.beliefs(mine, values)
+                beliefs = op.beliefs(taken, values)
                 for j, place in enumerate(op.output):
                     targets[place][rows] = kinds[place].natural(beliefs[:, 2 * j : 2 * j + 2])
             if op is self.operators[0]:  # all learn the same log Z
@@ -148,11 +148,11 @@ def check_operators(given: Any) -> None:
             raise ValueError(
                 f"{name} has inputs {op.inputs}; allowed: all {len(listed)} neighbours as inputs"
             )
-    found = [op for op in listed if op is not None]
-    if not found:
+    operators = [op for op in listed if op is not None]
+    if not operators:
         raise ValueError(f"scheme is {given!r}; allowed: at least one operator")
     for what in ("inputs", "power"):
-        values = [getattr(op, what) for op in found]
+        values = [getattr(op, what) for op in operators]
         if any(value != values[0] for value in values):
             shown = " and ".join(map(repr, values))
             raise ValueError(f"operators of scheme have {what} {shown}; allowed: equal ones")
@@ -186,17 +186,17 @@ def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[B
     copies: dict[int, Operator] = {}
 
     def copied(op: Operator) -> Operator:
-        known = source.get(id(op), op)
-        if id(known) not in copies:
-            copies[id(known)] = known.copy()
-        return copies[id(known)]
+        original = source.get(id(op), op)
+        if id(original) not in copies:
+            copies[id(original)] = original.copy()
+        return copies[id(original)]
 
     for key, learned in learning.items():
-        mine, old = learned.operators, earlier.get(key)
-        if old is not None and len(old.operators) == len(mine):
-            for op, known in zip(mine, old.operators, strict=True):
-                if op.settings == known.settings:
-                    source.setdefault(id(op), known)
+        new, old = learned.operators, earlier.get(key)
+        if old is not None and len(old.operators) == len(new):
+            for op, trained in zip(new, old.operators, strict=True):
+                if op.settings == trained.settings:
+                    source.setdefault(id(op), trained)
     schemes = {key: learned.with_operators(copied) for key, learned in learning.items()}
     return tuple(
         batch._replace(factor=replace(batch.factor, scheme=schemes[batch.key]))
@@ -214,8 +214,8 @@ def _operators_of(batches: tuple[Batch, ...]) -> list[Operator]:
 
 def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
     """How many calls of oracles there were, and audits among them. None: no operators."""
-    found = _operators_of(batches)
-    return (sum(op.calls for op in found), sum(op.audits for op in found)) if found else None
+    trained = _operators_of(batches)
+    return (sum(op.calls for op in trained), sum(op.audits for op in trained)) if trained else None
 
 
 def warn_of_operators(batches: tuple[Batch, ...]) -> None:
@@ -231,5 +231,5 @@ def operator_of(batches: tuple[Batch, ...], batch: Any) -> Given:
         raise ValueError(
             f"batch is {_checks.describe(batch)}; allowed: batches with operators, {list(learning)}"
         )
-    found: Given = learning[batch].given
-    return found
+    operators: Given = learning[batch].given
+    return operators

@@ -94,10 +94,10 @@ class Others(NamedTuple):
 
     def of_categories(self, length: int) -> NDArray[np.bool_]:
         """Which of ``length`` natural parameters are those of categorical variables."""
-        found = np.zeros(length, dtype=bool)
+        mask = np.zeros(length, dtype=bool)
         for group in self.groups:
-            found[group.at] = group.family is Categorical
-        return found
+            mask[group.at] = group.family is Categorical
+        return mask
 
     def change(self, before: Array, after: Array) -> float:
         """The largest change of all groups. NaN if one overflows."""

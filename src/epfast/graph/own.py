@@ -62,25 +62,25 @@ class Projecting:
     def refuses(self, families: tuple[str, ...]) -> str | None:
         return None
 
-    def fit(self, tilted: None, asked: FactorCavities) -> Projections:
-        more = {"power": asked.power} if self.takes_power else {}
-        messages = tuple(eta.copy() for eta in asked.messages)
-        found = self.given.project(messages, asked.rows.data, **more)
-        if not (isinstance(found, tuple | list) and len(found) == 2):
+    def fit(self, tilted: None, cavities: FactorCavities) -> Projections:
+        more = {"power": cavities.power} if self.takes_power else {}
+        messages = tuple(eta.copy() for eta in cavities.messages)
+        answer = self.given.project(messages, cavities.rows.data, **more)
+        if not (isinstance(answer, tuple | list) and len(answer) == 2):
             raise TypeError(
-                f"project() returned {_checks.describe(found)}; allowed: a pair of log_z (n,) and "
+                f"project() returned {_checks.describe(answer)}; allowed: a pair of log_z (n,) and "
                 "targets, natural parameters (n, k) for each neighbour"
             )
-        n = asked.n
-        log_z = _checked("log_z", found[0], (n,))
-        if not isinstance(found[1], tuple | list) or len(found[1]) != len(messages):
+        n = cavities.n
+        log_z = _checked("log_z", answer[0], (n,))
+        if not isinstance(answer[1], tuple | list) or len(answer[1]) != len(messages):
             raise TypeError(
-                f"project() returned {_checks.describe(found[1])} as targets; allowed: "
+                f"project() returned {_checks.describe(answer[1])} as targets; allowed: "
                 f"{len(messages)} arrays, one for each neighbour"
             )
         targets = tuple(
             _checked(f"targets[{j}]", value, eta.shape)
-            for j, (value, eta) in enumerate(zip(found[1], messages, strict=True))
+            for j, (value, eta) in enumerate(zip(answer[1], messages, strict=True))
         )
         fine = np.isfinite(log_z)
         for target in targets:
@@ -230,8 +230,8 @@ class Factor(Kind):
         scheme = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
-        known = [name for name in FAMILIES if name in scheme.families]
-        pairs = {f"neighbours[{j}]": (value, *known) for j, value in enumerate(neighbours)}
+        supported = [name for name in FAMILIES if name in scheme.families]
+        pairs = {f"neighbours[{j}]": (value, *supported) for j, value in enumerate(neighbours)}
         axes = max(1, rows_of(model, pairs).ndim - 1)
         reason = scheme.refuses(tuple(value.family for value in neighbours))
         if reason is not None:
@@ -384,9 +384,9 @@ class BatchFits:
             return steps, scales, failed
         # often all of a batch, without a copy of its data
         rows = self.rows if m == len(self.rows.rows) else self.rows.taken(slice(first, stop))
-        asked = FactorCavities(tuple(_split(cavity, self.ends)), flat, start, rows, power)
-        asked = asked if len(good) == m else asked.taken(good)
-        answer = self.scheme.fit(self.tilted, asked)
+        cavities = FactorCavities(tuple(_split(cavity, self.ends)), flat, start, rows, power)
+        cavities = cavities if len(good) == m else cavities.taken(good)
+        answer = self.scheme.fit(self.tilted, cavities)
         for number in np.unique(answer.reason):
             if number:
                 self._count(self.scheme.reasons[number], int((answer.reason == number).sum()))
@@ -395,12 +395,12 @@ class BatchFits:
         scale = answer.log_z.copy()
         with np.errstate(all="ignore"):
             for j, (kind, target, eta) in enumerate(
-                zip(families, answer.targets, asked.messages, strict=True)
+                zip(families, answer.targets, cavities.messages, strict=True)
             ):
                 fine &= kind.is_proper(target)
                 one = np.flatnonzero(fine)
                 scale[one] -= kind.log_partition(target[one])
-                one = np.flatnonzero(fine & ~asked.flat[:, j])
+                one = np.flatnonzero(fine & ~cavities.flat[:, j])
                 scale[one] += kind.log_partition(eta[one])
             site = (np.concatenate(answer.targets, axis=1) - cavity[good]) / power
             step = site - sites[good]

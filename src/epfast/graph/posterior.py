@@ -61,10 +61,10 @@ class Belief:
                 + ", ".join(kind.shown)
             )
         with np.errstate(all="ignore"):  # of improper beliefs
-            found = np.asarray(getattr(kind, name)(self.natural))
+            values = np.asarray(getattr(kind, name)(self.natural))
         if name == "mean" and self.family == "gaussian":
-            found = np.where(self.natural.any(axis=1), found, 0.0)
-        return found.reshape(self._shape + found.shape[1:])
+            values = np.where(self.natural.any(axis=1), values, 0.0)
+        return values.reshape(self._shape + values.shape[1:])
 
     @property
     def sd(self) -> Array:
@@ -322,8 +322,8 @@ class GraphPosterior(Recorded):
             shown = ", ".join(str(part) for part in list(takes.parameters.values())[1:])
             shown = shown.replace(": 'Any'", "").replace(" = ", "=")
             raise TypeError(f"{method}() {error}; allowed: {method}({name}, {shown})") from None
-        found: Array = predict(self, *neighbours, **data)
-        return found
+        prediction: Array = predict(self, *neighbours, **data)
+        return prediction
 
     def check(self, draws: int = 20_000, rng: np.random.Generator | int | None = 0) -> Check:
         """How far the beliefs are from the exact posterior, by importance sampling.
@@ -383,7 +383,7 @@ class GraphPosterior(Recorded):
         """
         size = _checks.integer("size", size, least=1)
         random = _checks.generator("rng", rng)
-        found = {}
+        draws = {}
         for key, made in self.problem.made.items():
             name = key if isinstance(key, str) else f"v{key}"
             belief = self[made]
@@ -395,14 +395,14 @@ class GraphPosterior(Recorded):
                 if not np.isfinite(belief.covariance).all():
                     raise improper
                 root = np.linalg.cholesky(belief.covariance)
-                found[name] = belief.mean + random.standard_normal((size, len(root))) @ root.T
+                draws[name] = belief.mean + random.standard_normal((size, len(root))) @ root.T
                 continue
             family, eta = FAMILIES[belief.family], belief.natural
             if not family.is_proper(eta).all():
                 raise improper
             drawn = family.draw(eta, size, random).reshape(size, *made.shape)
-            found[name] = drawn**-0.5 if isinstance(made, Scales) else drawn
-        return found
+            draws[name] = drawn**-0.5 if isinstance(made, Scales) else drawn
+        return draws
 
     def to_arviz(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Any:
         """Draws for ArviZ, as one chain, as :meth:`epfast.FullPosterior.to_arviz` for rows.
@@ -439,23 +439,23 @@ class GraphPosterior(Recorded):
     def _drawn_by_name(self, size: int, rng: np.random.Generator) -> Drawn:
         """Draws for :meth:`to_arviz`."""
         problem, draws = self.problem, self.sample(size, rng)
-        found = Drawn(draws)
+        drawn = Drawn(draws)
         if not draws:
-            return found
+            return drawn
         for one in observations(problem, draws):
-            found.observed_data[one.name] = one.loss.drawable(one.y)
+            drawn.observed_data[one.name] = one.loss.drawable(one.y)
             if "values" in one.loss.gives:
-                found.log_likelihood[one.name] = one.log_likelihood()
+                drawn.log_likelihood[one.name] = one.log_likelihood()
             with suppress(ValueError):  # losses whose responses cannot be drawn
-                found.posterior_predictive[one.name] = one.replicate(rng)
-        if len(found.posterior_predictive) == len(problem.batches):
+                drawn.posterior_predictive[one.name] = one.replicate(rng)
+        if len(drawn.posterior_predictive) == len(problem.batches):
             blocks: Any = tuple(prior_belief(block) for block in problem.blocks)
-            known = self.state._replace(beliefs=problem.prior, blocks=blocks)
+            prior_state = self.state._replace(beliefs=problem.prior, blocks=blocks)
             with suppress(ValueError):  # improper priors
-                prior = GraphPosterior(known, problem, False, []).sample(size, rng)
+                prior = GraphPosterior(prior_state, problem, False, []).sample(size, rng)
                 for one in observations(problem, prior):
-                    found.prior_predictive[one.name] = one.replicate(rng)
-        return found
+                    drawn.prior_predictive[one.name] = one.replicate(rng)
+        return drawn
 
     def credible_interval(self, variables: Variables, level: float = 0.95) -> Array:
         """Central credible intervals of Gaussian variables or scales, with their ends last."""
@@ -477,19 +477,19 @@ class GraphPosterior(Recorded):
         """For each batch its rows, where the sites of each row begin, sites, and log scales."""
         problem = self.problem
         linear = problem.linear()
-        found, first_site, first = {}, 0, 0
+        by_key, first_site, first = {}, 0, 0
         for k, state in zip(linear.values(), self.state.linear, strict=True):
             batch = problem.batches[k]
             theirs = linear_sites(batch, state)
             if theirs is not None:
-                found[batch.key] = batch.rows, np.arange(0, 2 * batch.n + 1, 2), *theirs
+                by_key[batch.key] = batch.rows, np.arange(0, 2 * batch.n + 1, 2), *theirs
         for batch, rows in zip(problem.rest(linear).batches, self.program.rows, strict=True):
             _, starts = problem.site_places(batch.taken(rows))
-            found[batch.key] = (
+            by_key[batch.key] = (
                 batch.rows[rows],
                 starts,
                 self.state.sites[first_site : first_site + starts[-1]],
                 self.state.log_scale[first : first + batch.n],
             )
             first_site, first = first_site + starts[-1], first + batch.n
-        return found
+        return by_key

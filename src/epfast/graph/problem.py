@@ -175,8 +175,8 @@ class GraphProblem(NamedTuple):
         if not batch.n:
             raise ValueError("y or the neighbours are empty; allowed: one factor or more")
         defined = batch.factor.defines(batch)
-        for known in self.batches if len(defined) else ():
-            if np.isin(defined, known.factor.defines(known)).any():
+        for earlier in self.batches if len(defined) else ():
+            if np.isin(defined, earlier.factor.defines(earlier)).any():
                 raise ValueError(
                     "x holds variables that another walk defines; allowed: other variables"
                 )
@@ -197,8 +197,8 @@ class GraphProblem(NamedTuple):
                     f"{name} is over variables that were made later, or in a copy of the graph; "
                     "allowed: variables of this graph"
                 )
-            known = BLOCK if family == "block" else list(FAMILIES).index(family)
-            if (self.families[numbers] != known).any() or (self.sizes[numbers] != width).any():
+            kind = BLOCK if family == "block" else list(FAMILIES).index(family)
+            if (self.families[numbers] != kind).any() or (self.sizes[numbers] != width).any():
                 raise ValueError(
                     f"{name} is over variables of a copy of the graph, which are of other families "
                     "in this graph; allowed: variables of this graph"
@@ -210,18 +210,18 @@ class GraphProblem(NamedTuple):
             raise ValueError("the graph has no factors; allowed: one or more, by add()")
         at = places(self.families, self.sizes)
         prior = priors_in_effect(self, at)
-        found = self._replace(schedule=schedule, at=at, prior=prior)
-        found.check()
-        return found
+        problem = self._replace(schedule=schedule, at=at, prior=prior)
+        problem.check()
+        return problem
 
     def linear(self) -> dict[int, int]:
         """Blocks that are linear models of their own, by place, with the batch of each.
 
         ADF has none, since its single pass keeps the order of the graph.
         """
-        found: dict[int, int] = {}
+        batch_of: dict[int, int] = {}
         if self.schedule.stores == "none":
-            return found
+            return batch_of
         for place, block in enumerate(self.blocks):
             if block.flat.any():
                 continue
@@ -231,8 +231,8 @@ class GraphProblem(NamedTuple):
                 if any(part.block == block.number for part in batch.parts)
             ]
             if len(about) == 1 and is_linear(self.batches[about[0]], self.schedule):
-                found[place] = about[0]
-        return found
+                batch_of[place] = about[0]
+        return batch_of
 
     def rest(self, linear: dict[int, int]) -> GraphProblem:
         """The problem without the batches of linear models."""

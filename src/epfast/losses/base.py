@@ -354,8 +354,8 @@ class Loss:
                 margins += columns[:, 1]
             return np.asarray(self.beta * self.evaluate(margins, derivatives=False)[0])
         columns = latent if latent.ndim == 2 else latent[:, None]
-        found = [self._at(column, responses, False)[0] for column in columns.T]
-        return np.asarray(self.beta * np.stack(found, axis=1).reshape(latent.shape))
+        by_column = [self._at(column, responses, False)[0] for column in columns.T]
+        return np.asarray(self.beta * np.stack(by_column, axis=1).reshape(latent.shape))
 
     # ---- prediction, h ~ N(mean, variance) ----
 

@@ -155,8 +155,8 @@ class Contaminated(NamedLoss):
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
         if self.by_margin:
             return 0.0, 1.0
-        found: tuple[float, float] = self._of_base(responses, "typical", weights)
-        return found
+        typical: tuple[float, float] = self._of_base(responses, "typical", weights)
+        return typical
 
     def limits(self, name: str) -> tuple[float, float]:
         return (1e-6, 0.9) if name == "share" else self.base.limits(name)
@@ -177,8 +177,8 @@ class Contaminated(NamedLoss):
         own = responses[:, : self.base.response_width]
         if base.has_offset:
             own = np.column_stack([own, responses[:, -1]])
-        found = getattr(base, name)(own, weights)
-        return found.with_offset(False) if isinstance(found, Loss) else found
+        answer = getattr(base, name)(own, weights)
+        return answer.with_offset(False) if isinstance(answer, Loss) else answer
 
     # ---- prediction ----
 
@@ -191,11 +191,11 @@ class Contaminated(NamedLoss):
         """Variance of y with "zero" and of labels, else that of a response of the model."""
         if self.by_margin:
             return super().predict_variance(mean, variance)
-        found = self.base.predict_variance(mean, variance)
+        base_variance = self.base.predict_variance(mean, variance)
         if self.log_density != ZERO:
-            return found
+            return base_variance
         center = self.base.predict(mean, variance)
-        return (1.0 - self.share) * (found + self.share * center**2)
+        return (1.0 - self.share) * (base_variance + self.share * center**2)
 
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         """Those of y with "zero", else those of a response of the model."""

@@ -30,8 +30,8 @@ def _log_factorial(count: Array) -> Array:
     """log count!, (n,). Of few different counts each is found once."""
     most = count.max(initial=0.0)
     if most < count.size:
-        found: Array = special.gammaln(np.arange(most + 1.0) + 1.0)[count.astype(np.intp)]
-        return found
+        logs: Array = special.gammaln(np.arange(most + 1.0) + 1.0)[count.astype(np.intp)]
+        return logs
     return np.asarray(special.gammaln(count + 1.0))
 
 
@@ -108,9 +108,9 @@ class LogLink(Likelihood):
         """Variance of y, of counts with that of Poisson."""
         with np.errstate(over="ignore", invalid="ignore"):
             square = np.exp(2.0 * mean + variance + 2.0 * self.log_mean)
-            found = square * np.expm1(variance + self.log_square)
-        found = np.where(np.isnan(found), np.inf, found)
-        return found + self.predict(mean, variance) if self.discrete else found
+            rate_variance = square * np.expm1(variance + self.log_square)
+        rate_variance = np.where(np.isnan(rate_variance), np.inf, rate_variance)
+        return rate_variance + self.predict(mean, variance) if self.discrete else rate_variance
 
 
 class CountLikelihood(LogLink):

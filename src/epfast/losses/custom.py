@@ -144,10 +144,10 @@ class CustomSite(NamedLoss):
         self._set(gives=frozenset({"moments"}))
         self.check_power(self.beta, "beta")
         if isinstance(self.moments, LowLevelCallable):
-            found = signature(self.moments)
-            if found != SITE_SIGNATURE:
+            actual = signature(self.moments)
+            if actual != SITE_SIGNATURE:
                 raise ValueError(
-                    f"moments is a LowLevelCallable of signature {found!r}; allowed: "
+                    f"moments is a LowLevelCallable of signature {actual!r}; allowed: "
                     f"{SITE_SIGNATURE!r}"
                 )
         else:

@@ -93,8 +93,8 @@ class LatentLoss(NamedLoss):
         flat = latent.reshape(-1, self.latents)
         width = responses.shape[1]
         rows = np.broadcast_to(responses, (*shape, width)).reshape(len(flat), width)
-        found = self.tilted_moments(rows, flat, np.zeros(flat.shape))[0]
-        return np.asarray(-found.reshape(shape))
+        log_likelihood = self.tilted_moments(rows, flat, np.zeros(flat.shape))[0]
+        return np.asarray(-log_likelihood.reshape(shape))
 
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
         return self.tilted_moments(responses, mean, variance)[0]
@@ -277,8 +277,8 @@ class Heteroscedastic(LatentLoss):
             z = x[:, None] / sd[rows]
             return special.ndtr(z) @ weights, special.ndtr(-z) @ weights
 
-        found = root(tails, level, np.zeros(len(mean)), sd @ weights)
-        return np.asarray(mean[:, 0] + found)
+        deviation = root(tails, level, np.zeros(len(mean)), sd @ weights)
+        return np.asarray(mean[:, 0] + deviation)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw responses (...) given latent values (..., 2)."""

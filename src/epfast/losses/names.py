@@ -103,11 +103,11 @@ def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
     names: LABELS or NUMBERS.
     """
     if isinstance(given, str) and given not in LABELS + NUMBERS + tuple(WITH_LATENTS):
-        other = _checks.did_you_mean(given, LABELS if names is NUMBERS else NUMBERS)
-        if other and not _checks.did_you_mean(given, names):
+        hint = _checks.did_you_mean(given, LABELS if names is NUMBERS else NUMBERS)
+        if hint and not _checks.did_you_mean(given, names):
             kinds = "classifiers take" if names is NUMBERS else "regressors take"
             raise ValueError(
-                f"loss is {given!r}; allowed: {', '.join(map(repr, names))}{other} That is a loss "
+                f"loss is {given!r}; allowed: {', '.join(map(repr, names))}{hint} That is a loss "
                 f"that {kinds}"
             )
         _checks.choice("loss", given, names)

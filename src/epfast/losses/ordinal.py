@@ -93,16 +93,16 @@ class Ordinal(Likelihood):
 
     def predict_proba(self, mean: Array, variance: Array) -> Array:
         """Probabilities of the classes, (n, K)."""
-        found = np.empty((len(mean), self.n_classes))
+        proba = np.empty((len(mean), self.n_classes))
         for k in range(self.n_classes):
             given = np.full((len(mean), 1), float(k))
-            found[:, k] = np.exp(self.log_predictive(given, mean, variance))
-        return np.asarray(found / found.sum(axis=1, keepdims=True))
+            proba[:, k] = np.exp(self.log_predictive(given, mean, variance))
+        return np.asarray(proba / proba.sum(axis=1, keepdims=True))
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """The most probable class, (n,)."""
-        found = self.predict_proba(mean, variance)
-        return np.asarray(found.argmax(axis=1), dtype=np.float64)
+        proba = self.predict_proba(mean, variance)
+        return np.asarray(proba.argmax(axis=1), dtype=np.float64)
 
     def predict_variance(self, mean: Array, variance: Array) -> Array:
         """Variance of the number of the class, (n,)."""

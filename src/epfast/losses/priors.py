@@ -78,8 +78,8 @@ class Prior:
         """
         m = _checks.array("mean", mean, shape=(None,))
         v = _checks.array("variance", variance, shape=m.shape, positive=True)
-        found = self.tilted().call(np.ones((len(m), 1)), m, v)
-        return found[0], found[1], found[2]
+        moments = self.tilted().call(np.ones((len(m), 1)), m, v)
+        return moments[0], moments[1], moments[2]
 
     def log_density(self, w: ArrayLike) -> Array:
         """Log of the density at weights of any shape."""
@@ -272,8 +272,8 @@ class Horseshoe(Prior):
         x = 0.5 * (np.asarray(w) / self.scale) ** 2
         # e^x E1(x)
         with np.errstate(divide="ignore"):
-            found = np.log(special.hyperu(1.0, 1.0, x))
-        return np.asarray(found - math.log(self.scale) - 0.5 * math.log(2.0 * math.pi**3))
+            log_u = np.log(special.hyperu(1.0, 1.0, x))
+        return np.asarray(log_u - math.log(self.scale) - 0.5 * math.log(2.0 * math.pi**3))
 
     def sample(self, size: int, rng: np.random.Generator) -> Array:
         return self.scale * np.abs(rng.standard_cauchy(size)) * rng.standard_normal(size)

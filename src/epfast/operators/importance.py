@@ -35,8 +35,8 @@ def uniform(seed: int, rows: NDArray[np.intp], step: int, draws: int, axes: int)
     place = np.arange(draws * axes, dtype=np.uint64).reshape(draws, axes)
     key = _mixed(_mixed(np.array([seed], dtype=np.uint64)) + np.array([step], dtype=np.uint64))
     of_rows = _mixed(key + rows.astype(np.uint64))
-    found = _mixed(of_rows[:, None, None] + place)
-    return ((found >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    bits = _mixed(of_rows[:, None, None] + place)
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -101,12 +101,12 @@ class ImportanceMessages(MessageScheme):
     def numbers(self, neighbours: int) -> int:
         return self.draws * (2 + 4 * neighbours)
 
-    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
-        mean, width = tilted.location(asked)
+    def fit_some(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
+        mean, width = tilted.location(cavities)
         root = np.eye(len(tilted.kinds)) * width[:, :, None]
-        about = [(mean, root), at_mode(tilted, asked, mean, root, width)]
+        about = [(mean, root), at_mode(tilted, cavities, mean, root, width)]
         for step in range(self.rounds + 1):
-            u, log_w = self._drawn(tilted, asked, about, step)
+            u, log_w = self._drawn(tilted, cavities, about, step)
             if step < self.rounds:
                 mean, root = fitted(u, log_w, mean, root)
                 about = [(mean, root)]
@@ -120,16 +120,16 @@ class ImportanceMessages(MessageScheme):
         for j, kind in enumerate(tilted.kinds):
             pair = kind.integrands(u[..., j], mean[:, j][:, None])
             means = [(w * np.where(w > 0.0, f, 0.0)).sum(axis=1) / total for f in pair]
-            found = kind.target(means[0], means[1], mean[:, j])
-            targets.append(np.where((reason == 0)[:, None], found, np.nan))
+            target = kind.target(means[0], means[1], mean[:, j])
+            targets.append(np.where((reason == 0)[:, None], target, np.nan))
         return Projections(log_z, tuple(targets), reason)
 
     def _drawn(
-        self, tilted: Tilted, asked: FactorCavities, about: list[tuple[Array, Array]], step: int
+        self, tilted: Tilted, cavities: FactorCavities, about: list[tuple[Array, Array]], step: int
     ) -> tuple[Array, Array]:
         """Draws (m, draws, k) and logs of their weights. As many about each centre and root."""
-        k = asked.start.shape[1]
-        random = uniform(self.seed, asked.rows.rows, step, self.draws, k + 2)
+        k = cavities.start.shape[1]
+        random = uniform(self.seed, cavities.rows.rows, step, self.draws, k + 2)
         normal = special.ndtri(random[..., :k])
         # chi-squared with 4 degrees of freedom
         chi = -2.0 * np.log(random[..., k] * random[..., k + 1])
@@ -154,19 +154,19 @@ class ImportanceMessages(MessageScheme):
             tail = -0.5 * (FREEDOM + k) * np.log1p(squares.sum(axis=1) / FREEDOM)
             share = np.log(part.shape[1] / self.draws)
             logs.append(share + constant + tail - log_det[:, None])
-        log_w = tilted.at_points(u, asked) - np.logaddexp.reduce(logs)
+        log_w = tilted.at_points(u, cavities) - np.logaddexp.reduce(logs)
         # inf and NaN are no weights
         return u, np.where(log_w < np.inf, log_w, -np.inf)
 
 
 def at_mode(
-    tilted: Tilted, asked: FactorCavities, mean: Array, root: Array, width: Array
+    tilted: Tilted, cavities: FactorCavities, mean: Array, root: Array, width: Array
 ) -> tuple[Array, Array]:
     """Modes of the tilted densities and roots of their covariances there. As given without one."""
-    mode = maximum(tilted, asked, mean, width, LESS)
+    mode = maximum(tilted, cavities, mean, width, LESS)
     w = mode.width
     scaled = mode.curvature * w[:, :, None] * w[:, None, :]
-    good = mode.found & np.isfinite(scaled).all(axis=(1, 2))
+    good = mode.converged & np.isfinite(scaled).all(axis=(1, 2))
     good[good] = np.linalg.eigvalsh(scaled[good])[:, 0] > LEAST_CURVATURE
     mean, root = mean.copy(), root.copy()
     mean[good] = mode.u[good]
@@ -181,16 +181,16 @@ def tempered(log_w: Array, enough: float) -> tuple[Array, NDArray[np.bool_]]:
     And whether there is one, (m,). Else the power is 0, or no draw has a weight.
     """
     shifted = log_w - log_w.max(axis=1, keepdims=True)
-    found = np.empty(log_w.shape)
+    weights = np.empty(log_w.shape)
     left = np.ones(len(log_w), dtype=np.bool_)
     for temperature in TEMPERATURES:
         w = np.where(log_w > -np.inf, np.exp(temperature * shifted), 0.0)
         w /= w.sum(axis=1, keepdims=True)
-        found[left] = w[left]
+        weights[left] = w[left]
         left &= ~(1.0 / (w * w).sum(axis=1) >= enough)
         if not left.any():
             break
-    return found, ~left
+    return weights, ~left
 
 
 def fitted(u: Array, log_w: Array, mean: Array, root: Array) -> tuple[Array, Array]:

@@ -371,13 +371,13 @@ class Operator:
     ) -> None:
         """Take in tuples with the coordinates x (n, k)."""
         n, T = len(x), self.n_targets
-        known = _checks.array("targets", targets, shape=(n, T))
+        values = _checks.array("targets", targets, shape=(n, T))
         errors = np.zeros((n, T)) if sd is None else _checks.array("sd", sd, shape=(n, T))
         if not (errors >= 0.0).all():
             raise ValueError(f"sd holds {errors.min():g}; allowed: numbers >= 0")
         for i in range(n):
             row = tuple(p[i : i + 1] for p in parts)
-            self._take(x[i], row, _row(given, i), known[i], errors[i])
+            self._take(x[i], row, _row(given, i), values[i], errors[i])
 
     def _checked(self, messages: Any, data: Any) -> tuple[tuple[Array, ...], Array | None]:
         """Checked messages by input, and data (n, q) where the operator takes some."""
@@ -404,16 +404,16 @@ class Operator:
     ) -> tuple[Array, NDArray[np.intp]]:
         """Targets (n, T) of checked messages, just in time, and reasons of refusals (n,)."""
         x = self.learner.coordinates(messages, data)
-        found = np.empty((len(x), self.n_targets))
+        targets = np.empty((len(x), self.n_targets))
         reason = np.zeros(len(x), dtype=np.intp)
         first = 0
         while True:
-            i, kind = self.core.run(x, first, found)
+            i, kind = self.core.run(x, first, targets)
             if kind == SURE:
-                return found, reason
+                return targets, reason
             row = tuple(p[i : i + 1] for p in messages)
-            predicted = None if np.isnan(found[i, 0]) else found[i].copy()
-            found[i], _, reason[i] = self.ask(row, _row(data, i), x[i], predicted, kind)
+            predicted = None if np.isnan(targets[i, 0]) else targets[i].copy()
+            targets[i], _, reason[i] = self.ask(row, _row(data, i), x[i], predicted, kind)
             first = i + 1
 
     def _outputs(self, *rows: Array) -> Iterator[tuple[Any, ...]]:
@@ -477,9 +477,9 @@ class Operator:
         if reason:
             self.refusals[oracle.reasons[reason]] += 1
             if self.refused >= self.batch and not self.store:
-                ((said, _),) = self.refusals.most_common(1)
+                ((common, _),) = self.refusals.most_common(1)
                 raise ValueError(
-                    f"the oracle refused the first {self.refused} messages, most often: {said}; "
+                    f"the oracle refused the first {self.refused} messages, most often: {common}; "
                     "allowed: one that answers"
                 )
             return np.full(self.n_targets, np.nan), belief, reason
@@ -519,29 +519,29 @@ class Operator:
         parameters = np.concatenate(messages, axis=1)[0]
         # one step, so that an interrupt leaves a whole tuple or none
         self.store.append(StoredTuple(x.copy(), parameters, datum, targets, errors))
-        n, known = len(self.store), self.calibration
-        if known is not None:
-            raw = (targets - known.offset) / known.scale
-            self.core.model.update(x, raw, known.noise_of(errors))
+        n, calibration = len(self.store), self.calibration
+        if calibration is not None:
+            raw = (targets - calibration.offset) / calibration.scale
+            self.core.model.update(x, raw, calibration.noise_of(errors))
         growth = WITH_NOISE if errors.any() else GROWTH
         enough = growth * self.history[-1].tuples if self.history else self.batch
         # the widths of the paper stay
-        if n >= enough and (known is None or self.threshold is None):
+        if n >= enough and (calibration is None or self.threshold is None):
             self._refit()
 
     def _stored(self, name: str) -> Array:
         """One field of all stored tuples, (n, ...)."""
-        return np.array([getattr(known, name) for known in self.store])
+        return np.array([getattr(row, name) for row in self.store])
 
     def _refit(self) -> None:
         """Fit widths, noise and weights to all tuples anew. O(n r^2)."""
         n = len(self.store)
         x, targets, errors = map(self._stored, ("x", "targets", "errors"))
-        found = self.learner.fit(x, targets, errors, self.calibration)
-        if found is None:
+        fitted = self.learner.fit(x, targets, errors, self.calibration)
+        if fitted is None:
             logger.info("%d tuples have no widths: the oracle is asked on", n)
             return
-        model, self.calibration = found
+        model, self.calibration = fitted
         scale, inflation = self.calibration.scale, self.calibration.inflation
         amplitude = scale**2 * self.calibration.amplitude
         # log Z may be off by more: it moves no belief

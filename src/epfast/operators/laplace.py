@@ -73,15 +73,15 @@ class LaplaceMessages(MessageScheme):
     def numbers(self, neighbours: int) -> int:
         return 8 * neighbours**2
 
-    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+    def fit_some(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
         k = len(tilted.kinds)
-        tau = np.stack([eta[:, 0] for eta in asked.messages], axis=1)
-        wide = np.maximum(1.0, np.abs(asked.start))
-        width = np.where(asked.flat, wide, 1.0 / np.sqrt(tau))
-        mode = maximum(tilted, asked, asked.start, width)
-        reason = np.where(mode.finite, np.where(mode.found, 0, 2), 1)
+        tau = np.stack([eta[:, 0] for eta in cavities.messages], axis=1)
+        wide = np.maximum(1.0, np.abs(cavities.start))
+        width = np.where(cavities.flat, wide, 1.0 / np.sqrt(tau))
+        mode = maximum(tilted, cavities, cavities.start, width)
+        reason = np.where(mode.finite, np.where(mode.converged, 0, 2), 1)
         if tilted.hessian is None and (reason == 0).any():
-            reason[kinks(tilted, asked, mode, np.flatnonzero(reason == 0))] = 4
+            reason[kinks(tilted, cavities, mode, np.flatnonzero(reason == 0))] = 4
         good = reason == 0
         curvature = np.where(good[:, None, None], mode.curvature, np.eye(k))
         w = np.where(good[:, None], mode.width, 1.0)
@@ -103,10 +103,10 @@ class LaplaceMessages(MessageScheme):
 
 
 def kinks(
-    tilted: Smooth, asked: FactorCavities, mode: Mode, rows: NDArray[np.intp]
+    tilted: Smooth, cavities: FactorCavities, mode: Mode, rows: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """Rows whose Hessian at the mode depends on the steps that it is taken with."""
-    part, width = asked.taken(rows), mode.width[rows]
+    part, width = cavities.taken(rows), mode.width[rows]
     again = tilted.derivatives(mode.u[rows], part, 0.5 * width)[2]
     with np.errstate(all="ignore"):
         apart = np.abs(again - mode.curvature[rows]) * width[:, :, None] * width[:, None, :]

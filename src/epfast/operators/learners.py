@@ -153,11 +153,11 @@ class DictionaryLearner(Learner):
         square = float(squares.mean())
         relative = np.maximum(squares / square, 1e-6) if square else np.ones(len(x))
         # the evidence needs no more than some tuples
-        some = np.sort(np.random.default_rng(self.seed).permutation(len(x))[:MOST_SEEN])
+        subset = np.sort(np.random.default_rng(self.seed).permutation(len(x))[:MOST_SEEN])
         before = None if last is None else last.widths / units
         noises = ERRORS if square else ROUNDING
         widths, noise, amplitude = choose_widths(
-            x[some] / units, z[some], self.kinds, before, noises, relative[some]
+            x[subset] / units, z[subset], self.kinds, before, noises, relative[subset]
         )
         widths *= units
         model, inflation = self.regression(x / widths, z, noise * relative, amplitude)

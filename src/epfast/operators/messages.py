@@ -43,15 +43,15 @@ class MessageKind(Protocol):
         TypeError, ValueError
             For another shape, NaN or infinity, or a message that is not proper.
         """
-        found = _checks.array(name, p, shape=(None, 2))
+        rows = _checks.array(name, p, shape=(None, 2))
         for column, parameter in enumerate(self.parameters):
-            least = found[:, column].min(initial=np.inf)
+            least = rows[:, column].min(initial=np.inf)
             if parameter != "mean" and not least > 0.0:
                 raise ValueError(
                     f"{name} holds {parameter} = {least:g}; allowed for {self.name} messages: "
                     "finite numbers > 0"
                 )
-        return found
+        return rows
 
     #: usual parameters less natural ones
     above: ClassVar[tuple[float, float]] = (1.0, 1.0)
@@ -355,26 +355,26 @@ def check_places(
         )
     families = tuple(_checks.choice(f"inputs[{i}]", f, tuple(KINDS)) for i, f in enumerate(given))
     places = outputs if isinstance(outputs, tuple | list) else (outputs,)
-    found = tuple(_checks.integer(name, place, least=0, most=len(families) - 1) for place in places)
-    if not found or len(set(found)) < len(found):
+    checked = tuple(_checks.integer(name, at, least=0, most=len(families) - 1) for at in places)
+    if not checked or len(set(checked)) < len(checked):
         raise ValueError(
             f"{name} is {_checks.describe(outputs)}; allowed: places of inputs, each once"
         )
-    return families, found
+    return families, checked
 
 
 def check_messages(name: str, given: Any, inputs: tuple[str, ...]) -> tuple[Array, ...]:
     """Messages (n, 2 c) as rows (n, 2) for each of the c inputs, checked."""
-    found = _checks.real_array(name, given)
-    if found.ndim != 2 or found.shape[1] != 2 * len(inputs):
+    numbers = _checks.real_array(name, given)
+    if numbers.ndim != 2 or numbers.shape[1] != 2 * len(inputs):
         raise ValueError(
-            f"{name} has shape {found.shape}; allowed: (n, {2 * len(inputs)}), two numbers for "
+            f"{name} has shape {numbers.shape}; allowed: (n, {2 * len(inputs)}), two numbers for "
             f"each of the inputs {inputs}"
         )
     return tuple(
         KINDS[family].check(
             name if len(inputs) == 1 else f"{name}[:, {2 * i}:{2 * i + 2}]",
-            found[:, 2 * i : 2 * i + 2],
+            numbers[:, 2 * i : 2 * i + 2],
         )
         for i, family in enumerate(inputs)
     )
@@ -384,10 +384,10 @@ def check_data(name: str, given: Any, n: int) -> Array | None:
     """Data of n factors, (n, q) float64 without NaN, from (n,) or (n, q). Or None."""
     if given is None:
         return None
-    found = _checks.real_array(name, given)
-    if found.ndim not in (1, 2) or len(found) != n:
-        raise ValueError(f"{name} has shape {found.shape}; allowed: ({n},) or ({n}, q), or None")
-    result = _checks.array(name, found, shape=(None,) * found.ndim, finite=False)
+    numbers = _checks.real_array(name, given)
+    if numbers.ndim not in (1, 2) or len(numbers) != n:
+        raise ValueError(f"{name} has shape {numbers.shape}; allowed: ({n},) or ({n}, q), or None")
+    result = _checks.array(name, numbers, shape=(None,) * numbers.ndim, finite=False)
     if np.isnan(result).any():
         raise ValueError(f"{name} holds NaN; allowed: numbers")
     return result[:, None] if result.ndim == 1 else result

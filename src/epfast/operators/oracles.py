@@ -120,7 +120,7 @@ class Oracle:
         n = len(log_z)
         if sd is None:
             sd = np.zeros((n, 2 * len(self.outputs) + 1))
-        found = np.zeros(n, dtype=np.intp) if reason is None else reason.astype(np.intp)
+        reasons = np.zeros(n, dtype=np.intp) if reason is None else reason.astype(np.intp)
         fine = np.isfinite(sd).all(axis=1)
         if self.has_log_z:
             fine &= np.isfinite(log_z)
@@ -129,13 +129,13 @@ class Oracle:
                 kind = KINDS[self.inputs[output]]
                 fine &= kind.is_proper(belief)
                 fine &= np.isfinite(kind.targets(messages[output], belief)).all(axis=1)
-        found[(found == 0) & ~fine] = len(self.reasons) - 1
-        good = found == 0
+        reasons[(reasons == 0) & ~fine] = len(self.reasons) - 1
+        good = reasons == 0
         return Answer(
             np.where(good[:, None], np.concatenate(beliefs, axis=1), np.nan),
             np.where(good, log_z, np.nan),
             np.where(good[:, None], sd, np.nan),
-            found,
+            reasons,
         )
 
 
@@ -258,7 +258,7 @@ class DensityOracle(Oracle):
         kinds = [KINDS[family] for family in self.inputs]
         etas = tuple(kind.natural(p) for kind, p in zip(kinds, messages, strict=True))
         centres = [kind.location(eta)[0] for kind, eta in zip(kinds, etas, strict=True)]
-        asked = FactorCavities(
+        cavities = FactorCavities(
             etas,
             np.zeros((n, len(etas)), dtype=np.bool_),
             np.stack(centres, axis=1),
@@ -266,9 +266,9 @@ class DensityOracle(Oracle):
             power,
         )
         tilted = Tilted(self.inputs, with_data(self.log_density), name="log_density")
-        found = QuadratureMessages().fit(tilted, asked)
-        beliefs = [kinds[j].usual(found.targets[j]) for j in self.outputs]
-        return self.finished(messages, beliefs, found.log_z, reason=found.reason)
+        projections = QuadratureMessages().fit(tilted, cavities)
+        beliefs = [kinds[j].usual(projections.targets[j]) for j in self.outputs]
+        return self.finished(messages, beliefs, projections.log_z, reason=projections.reason)
 
 
 def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -332,10 +332,10 @@ class CallableOracle(Oracle):
         values, sd, log_z = self._called(rows, data)
         if self.exact:
             alone = self._called(rows[:1], None if data is None else data[:1])
-            for mine, again in zip((values, log_z), (alone[0], alone[2]), strict=True):
-                if not np.allclose(mine[:1], again, rtol=SAME, atol=SAME, equal_nan=True):
+            for first, again in zip((values, log_z), (alone[0], alone[2]), strict=True):
+                if not np.allclose(first[:1], again, rtol=SAME, atol=SAME, equal_nan=True):
                     raise ValueError(
-                        f"function returned {mine[0]} and then {again[0]} for the same message; "
+                        f"function returned {first[0]} and then {again[0]} for the same message; "
                         "allowed with exact=True: the same (say exact=False)"
                     )
         refused = np.isnan(values).any(axis=1)
@@ -355,28 +355,28 @@ class CallableOracle(Oracle):
         # the arrays of the call are its own: what it writes into them is lost
         arguments = (rows.copy(),) if data is None else (rows.copy(), data.copy())
         try:
-            found = self.function(*arguments)
+            answer = self.function(*arguments)
         except Exception as error:
             error.add_note(f"raised by the function of a CallableOracle, on {n} messages")
             raise
         parts = ("values", "errors", "log_z") if self.has_log_z else ("values", "errors")
-        if not isinstance(found, tuple | list) or len(found) != len(parts):
+        if not isinstance(answer, tuple | list) or len(answer) != len(parts):
             raise ValueError(
-                f"function returned {_checks.describe(found)}; allowed: a tuple "
+                f"function returned {_checks.describe(answer)}; allowed: a tuple "
                 f"({', '.join(parts)})"
             )
         name = "{} that function returned".format
-        values = _checks.array(name("values"), found[0], shape=(n, width), finite=False)
+        values = _checks.array(name("values"), answer[0], shape=(n, width), finite=False)
         fine = ~np.asarray(np.isnan(values).all(axis=1))
         _checks.array(name("values"), values[fine], shape=(None, width))
         log_z, sd = np.full(n, np.nan), np.zeros((n, width + 1))
         if self.has_log_z:
-            log_z = _checks.array(name("log_z"), found[2], shape=(n,), finite=False)
+            log_z = _checks.array(name("log_z"), answer[2], shape=(n,), finite=False)
             _checks.array(name("log_z"), log_z[fine], shape=(None,))
-        if found[1] is not None:
-            known = width + self.has_log_z
-            errors = _checks.array(name("errors"), found[1], shape=(n, known), finite=False)
-            sd[fine, :known] = _checks.array(name("errors"), errors[fine], shape=(None, known))
+        if answer[1] is not None:
+            columns = width + self.has_log_z
+            errors = _checks.array(name("errors"), answer[1], shape=(n, columns), finite=False)
+            sd[fine, :columns] = _checks.array(name("errors"), errors[fine], shape=(None, columns))
             if (sd < 0.0).any():
                 raise ValueError(f"{name('errors')} hold a negative number; allowed: numbers >= 0")
             if self.exact and sd.any():
@@ -403,9 +403,9 @@ def as_oracle(given: Any, inputs: tuple[str, ...], outputs: tuple[int, ...]) -> 
         For anything else, with what is allowed.
     """
     if isinstance(given, Oracle):
-        found = given
+        oracle = given
     elif isinstance(given, Loss | LowLevelCallable):
-        found = SiteOracle(given if isinstance(given, Loss) else CustomSite(given))
+        oracle = SiteOracle(given if isinstance(given, Loss) else CustomSite(given))
     elif callable(given) and not isinstance(given, type):
         return CallableOracle(given, inputs, outputs)
     else:
@@ -413,10 +413,10 @@ def as_oracle(given: Any, inputs: tuple[str, ...], outputs: tuple[int, ...]) -> 
             f"oracle is {_checks.describe(given)}; allowed: an Oracle, a scheme, a Loss, a "
             "SampledFactor, a callable (messages) -> (targets, errors), a LowLevelCallable"
         )
-    for name, mine, wanted in (
-        ("inputs", found.inputs, inputs),
-        ("outputs", found.outputs, outputs),
+    for name, own, wanted in (
+        ("inputs", oracle.inputs, inputs),
+        ("outputs", oracle.outputs, outputs),
     ):
-        if mine != wanted:
-            raise ValueError(f"{name} is {wanted}; allowed with the oracle {found!r}: {mine}")
-    return found
+        if own != wanted:
+            raise ValueError(f"{name} is {wanted}; allowed with the oracle {oracle!r}: {own}")
+    return oracle

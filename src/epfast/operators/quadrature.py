@@ -173,20 +173,20 @@ def adaptive(
             p *= half[:, None]
             # where the density is 0, products with infinite functions are 0, too
             values = np.stack([p, *(np.where(p > 0.0, p * f, p) for f in products)], axis=-1)
-        found = np.einsum("cix,i->cx", values, KRONROD)
-        error = np.abs(found - np.einsum("cix,i->cx", values, GAUSS)).max(axis=1)
+        by_cell = np.einsum("cix,i->cx", values, KRONROD)
+        error = np.abs(by_cell - np.einsum("cix,i->cx", values, GAUSS)).max(axis=1)
         used += np.bincount(rows, minlength=m) * len(NODES)
         with np.errstate(all="ignore"):
-            whole = (done[:, 0] + np.bincount(rows, found[:, 0], m))[rows]
+            whole = (done[:, 0] + np.bincount(rows, by_cell[:, 0], m))[rows]
             size = error / whole
             # what is in doubt is far below the difference of two rules, once that is small
             slip = np.abs(values[..., 0] @ SLIP.T).max(axis=1)
             wrong = np.minimum(size, (200.0 * size) ** 1.5) + slip / whole
         # where the density is no number somewhere, smaller cells do not help
-        used[np.bincount(rows, ~np.isfinite(found).all(axis=1), m) > 0] = evaluations
+        used[np.bincount(rows, ~np.isfinite(by_cell).all(axis=1), m) > 0] = evaluations
         split = ~(wrong <= tol) & (used[rows] < evaluations)
         kept = ~split
-        done += np.stack([np.bincount(rows[kept], c, m) for c in found[kept].T], axis=1)
+        done += np.stack([np.bincount(rows[kept], c, m) for c in by_cell[kept].T], axis=1)
         doubt += np.bincount(rows[kept], wrong[kept], m)
         if not split.any():
             return done, top, doubt
@@ -200,19 +200,19 @@ def adaptive(
 def cells(where: Range) -> tuple[NDArray[np.intp], Array, Array]:
     """First cells: rows (c,), middles and half lengths (c,). Short ones about the mode."""
     m = len(where.centre)
-    found = []
+    pieces = []
     for sign, end in ((-1.0, -where.low), (1.0, where.high)):
         edge, length = np.zeros(m), np.full(m, REACH / GROWTH / GROWTH)
         going = np.arange(m)
         while len(going):
             stop = np.minimum(edge[going] + length[going], end[going])
-            found.append((going, sign * 0.5 * (edge[going] + stop), 0.5 * (stop - edge[going])))
+            pieces.append((going, sign * 0.5 * (edge[going] + stop), 0.5 * (stop - edge[going])))
             edge[going] = stop
             # about the cavity short enough to see what is narrow there
             near = stop < CAVITY * where.most[going]
             length[going] = np.where(near, np.minimum(stop, where.most[going]), stop)
             going = going[stop < end[going]]
-    rows, middle, half = (np.concatenate(column) for column in zip(*found, strict=True))
+    rows, middle, half = (np.concatenate(column) for column in zip(*pieces, strict=True))
     return rows, middle, half
 
 
@@ -265,16 +265,16 @@ class QuadratureMessages(MessageScheme):
     def numbers(self, neighbours: int) -> int:
         return 400 if neighbours == 1 else 4_000
 
-    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
-        (where, *_), centres, widths, sure = located(tilted, asked)
+    def fit_some(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
+        (where, *_), centres, widths, sure = located(tilted, cavities)
         if len(tilted.kinds) == 1:
             log_z, means, reason = over_one(
-                tilted, asked, where, centres[:, 0], widths[:, 0], self.tol, self.evaluations
+                tilted, cavities, where, centres[:, 0], widths[:, 0], self.tol, self.evaluations
             )
         else:
             # the log density of the first is that of both, integrated over the second
             where = where._replace(top=where.top + np.log(widths[:, 1]))
-            log_z, means, reason = self._over_two(tilted, asked, where, centres, widths, sure)
+            log_z, means, reason = self._over_two(tilted, cavities, where, centres, widths, sure)
         targets = []
         for j, kind in enumerate(tilted.kinds):
             units = kind.units(widths[:, j])
@@ -285,7 +285,7 @@ class QuadratureMessages(MessageScheme):
     def _over_two(
         self,
         tilted: Tilted,
-        asked: FactorCavities,
+        cavities: FactorCavities,
         where: Range,
         centres: Array,
         widths: Array,
@@ -299,10 +299,10 @@ class QuadratureMessages(MessageScheme):
 
         def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
             c, p = u.shape
-            at, first, found = np.repeat(rows, p), u.ravel(), []
+            at, first, sums = np.repeat(rows, p), u.ravel(), []
             for part in parts(len(at), 500):
                 of, x = at[part], one.x(first[part])
-                cut = asked.taken(of)
+                cut = cavities.taken(of)
                 cut = FactorCavities(
                     cut.messages[1:],
                     cut.flat[:, 1:],
@@ -312,9 +312,9 @@ class QuadratureMessages(MessageScheme):
                 )
                 (within,), *_ = located(inner, cut)
                 about = centres[of, 1], widths[of, 1]
-                found.append(over_one(inner, cut, within, *about, INNER * self.tol, most))
-            log_z, means, reason = map(np.concatenate, zip(*found, strict=True))
-            log_z += one.log_density(asked.messages[0][at], first)
+                sums.append(over_one(inner, cut, within, *about, INNER * self.tol, most))
+            log_z, means, reason = map(np.concatenate, zip(*sums, strict=True))
+            log_z += one.log_density(cavities.messages[0][at], first)
             # an integral that is not found is NaN, but where it does not count
             gone = (reason == 1) | ((reason == 3) & (log_z < nothing[at]))
             log_z = np.where(gone, -np.inf, np.where(reason == 0, log_z, np.nan))
@@ -323,14 +323,14 @@ class QuadratureMessages(MessageScheme):
 
         poor = np.flatnonzero(~sure & np.isfinite(where.top))
         if len(poor):
-            where = scanned(columns, where, poor, *one.location(asked.messages[0]))
+            where = scanned(columns, where, poor, *one.location(cavities.messages[0]))
             nothing[poor] = where.top[poor] - 2.0 * NOTHING
         return integrals(columns, where, 4, self.tol, most)
 
 
 def over_one(
     tilted: Tilted,
-    asked: FactorCavities,
+    cavities: FactorCavities,
     where: Range,
     centre: Array,
     width: Array,
@@ -340,7 +340,7 @@ def over_one(
     """Integrals of densities of one variable, and means of its integrands over their units."""
 
     def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
-        value = tilted.at_points(u[:, :, None], asked.taken(rows))
+        value = tilted.at_points(u[:, :, None], cavities.taken(rows))
         return value, integrands(tilted.kinds[0], u, centre[rows], width[rows])
 
     return integrals(columns, where, 2, tol, most)
@@ -363,21 +363,21 @@ def integrands(kind: MessageKind, u: Array, centre: Array, width: Array) -> list
 
 
 def located(
-    tilted: Tilted, asked: FactorCavities
+    tilted: Tilted, cavities: FactorCavities
 ) -> tuple[list[Range], Array, Array, NDArray[np.bool_]]:
     """An interval of each variable, centres and widths (m, k), and whether they are at a mode."""
     k = len(tilted.kinds)
     count, tries = (SCAN, HASTY) if k == 1 else (SCAN_2D, LESS)
-    centre, spread = tilted.location(asked)
+    centre, spread = tilted.location(cavities)
     axis = np.linspace(-SPAN, SPAN, count)
     grid = np.stack(np.meshgrid(*[axis] * k), axis=-1).reshape(-1, k)
     points = np.concatenate(
-        [centre[:, None, :] + spread[:, None, :] * grid, asked.start[:, None, :]], axis=1
+        [centre[:, None, :] + spread[:, None, :] * grid, cavities.start[:, None, :]], axis=1
     )
-    value, best, top = seen(tilted.at_points(points, asked))
-    begin = points[np.arange(asked.n), best]
-    mode = maximum(tilted, asked, begin, spread, tries)
-    ok = mode.found & (mode.value >= top - 1e-6)
+    value, best, top = seen(tilted.at_points(points, cavities))
+    begin = points[np.arange(cavities.n), best]
+    mode = maximum(tilted, cavities, begin, spread, tries)
+    ok = mode.converged & (mode.value >= top - 1e-6)
     scaled = mode.curvature * mode.width[:, :, None] * mode.width[:, None, :]
     scaled[~ok] = np.eye(k)
     # narrow ridges are all but singular
@@ -403,8 +403,8 @@ def scanned(
     value, best, top = seen(columns(points, poor)[0])
     middle = points[np.arange(len(poor)), best]
     unknown = np.full(len(poor), np.nan)
-    found = around(points, value, spread[poor], middle, unknown, top, axis[1] - axis[0])
+    scan = around(points, value, spread[poor], middle, unknown, top, axis[1] - axis[0])
     result = Range(*(column.copy() for column in where))
-    for column, new in zip(result, found, strict=True):
+    for column, new in zip(result, scan, strict=True):
         column[poor] = new
     return result

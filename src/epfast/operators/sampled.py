@@ -73,12 +73,12 @@ class MessageProposal(NamedTuple):
         which = np.zeros(size, dtype=np.intp)
         if len(self.shares) > 1:
             which = np.digitize(rng.random(size), np.cumsum(self.shares)[:-1])
-        found = [np.empty(size) for _ in self.kinds]
+        draws = [np.empty(size) for _ in self.kinds]
         for part, product in enumerate(self.products):
-            mine = np.flatnonzero(which == part)
-            for u, kind, p in zip(found, self.kinds, product, strict=True):
-                u[mine] = kind.draw(p[0], rng, len(mine))
-        return found
+            rows = np.flatnonzero(which == part)
+            for u, kind, p in zip(draws, self.kinds, product, strict=True):
+                u[rows] = kind.draw(p[0], rng, len(rows))
+        return draws
 
     def log_density(self, u: list[Array]) -> Array:
         """Log of its density at draws."""
@@ -223,7 +223,7 @@ class SampledFactor(Oracle):
                 f"each of the drawn variables {[kind.name for kind in kinds]} a tuple as "
                 "('gaussian', 0, 200)"
             )
-        found = []
+        checked = []
         for at, (kind, one) in enumerate(zip(kinds, given, strict=True)):
             if not isinstance(one, tuple | list) or len(one) != 3 or one[0] != kind.name:
                 raise ValueError(
@@ -231,8 +231,8 @@ class SampledFactor(Oracle):
                     f"({kind.name!r}, {', '.join(kind.parameters)})"
                 )
             p = kind.check(f"proposal for input {at}", [one[1:]])
-            found.append((kind.name, *map(float, p[0])))
-        return tuple(found)
+            checked.append((kind.name, *map(float, p[0])))
+        return tuple(checked)
 
     @property
     def _drawn(self) -> list[MessageKind]:
@@ -252,30 +252,30 @@ class SampledFactor(Oracle):
             rng = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
             cavities = tuple(p[i : i + 1] for p in messages)
             datum = None if data is None else data[i]
-            some = partial(self._some, cavities, datum, power, rng)
-            found = self._enough(some, cavities[: len(self._drawn)])
-            rows.append(self._row(cavities[self.output], found))
+            draw = partial(self._some, cavities, datum, power, rng)
+            draws = self._enough(draw, cavities[: len(self._drawn)])
+            rows.append(self._row(cavities[self.output], draws))
         belief, log_z, sd, reason = map(np.array, zip(*rows, strict=True))
         return self.finished(messages, [belief], log_z, sd, reason)
 
-    def _row(self, cavity: Message, found: WeightedDraws) -> tuple[Array, float, Array, int]:
+    def _row(self, cavity: Message, draws: WeightedDraws) -> tuple[Array, float, Array, int]:
         """The answer to one message, as in an Answer."""
         nothing = np.full(2, np.nan), np.nan, np.full(3, np.nan)
-        if found.broken:
+        if draws.broken:
             return *nothing, 2
-        if found.ess < self.min_ess:
+        if draws.ess < self.min_ess:
             return *nothing, 1
-        kind, count = KINDS[self.inputs[self.output]], len(found.log_w)
-        belief, variance, pulls = projected(kind, found.u[self.output], found.w / found.w.sum())
+        kind, count = KINDS[self.inputs[self.output]], len(draws.log_w)
+        belief, variance, pulls = projected(kind, draws.u[self.output], draws.w / draws.w.sum())
         if not variance > 0.0:
             return *nothing, 3
         sd = np.sqrt(((pulls @ kind.slopes(cavity[0], belief[0]).T) ** 2).sum(axis=0))
         # the mean of the weights has this relative error
-        of_log_z = np.sqrt(max(1.0 / found.ess - 1.0 / count, 0.0))
-        return belief[0], found.top + np.log(found.w.mean()), np.append(sd, of_log_z), 0
+        of_log_z = np.sqrt(max(1.0 / draws.ess - 1.0 / count, 0.0))
+        return belief[0], draws.top + np.log(draws.w.mean()), np.append(sd, of_log_z), 0
 
     def _enough(
-        self, some: Callable[..., WeightedDraws], cavities: tuple[Message, ...]
+        self, draw: Callable[..., WeightedDraws], cavities: tuple[Message, ...]
     ) -> WeightedDraws:
         """Draws for one message: as many as are needed, or max_draws."""
         kinds, product = self._drawn, cavities
@@ -284,17 +284,17 @@ class SampledFactor(Oracle):
         elif self.proposal != "cavity":
             product = tuple(np.array([one[1:]]) for one in self.proposal)
         proposal = MessageProposal(kinds, (product,))
-        found = some(proposal, self.draws)
-        poor = self.proposal is None and found.ess < POOR * self.draws
-        again = refitted(kinds, found, cavities) if poor and not found.broken else None
+        draws = draw(proposal, self.draws)
+        poor = self.proposal is None and draws.ess < POOR * self.draws
+        again = refitted(kinds, draws, cavities) if poor and not draws.broken else None
         if again is not None:
-            proposal, found = again, some(again, self.draws)
-        while found.ess < self.min_ess and not found.broken:
-            more = min(cast("int", self.max_draws) - len(found.log_w), len(found.log_w))
+            proposal, draws = again, draw(again, self.draws)
+        while draws.ess < self.min_ess and not draws.broken:
+            more = min(cast("int", self.max_draws) - len(draws.log_w), len(draws.log_w))
             if more <= 0:
                 break
-            found = found.joined(some(proposal, more))
-        return found
+            draws = draws.joined(draw(proposal, more))
+        return draws
 
     def _some(
         self,
@@ -328,13 +328,13 @@ class SampledFactor(Oracle):
         """Logs of the factor at draws."""
         name = "density" if self.log_density is None else "log_density"
         # the arrays of the call are its own: what it writes into them is lost
-        mine, data = [one.copy() for one in x], repeated_datum(datum, len(x[0]))
-        found = row_values(name, getattr(self, name)(*mine, *data), len(x[0]))
+        copies, data = [one.copy() for one in x], repeated_datum(datum, len(x[0]))
+        values = row_values(name, getattr(self, name)(*copies, *data), len(x[0]))
         if self.log_density is not None:
-            return found
-        if (found < 0.0).any():
-            raise ValueError(f"density returned {found.min():g}; allowed: numbers >= 0")
-        return np.asarray(np.log(found))
+            return values
+        if (values < 0.0).any():
+            raise ValueError(f"density returned {values.min():g}; allowed: numbers >= 0")
+        return np.asarray(np.log(values))
 
     def _sampled(self, x: list[Array], datum: Array | None, rng: np.random.Generator) -> Array:
         """Draws of the last variable."""
@@ -343,8 +343,8 @@ class SampledFactor(Oracle):
         if datum is not None and self.observe is not None:
             datum = datum[:-1] if len(datum) > 1 else None
         data = repeated_datum(datum, count)
-        found = self.sample(*x, *data, rng=rng)
-        return row_values("sample", found, count)
+        drawn = self.sample(*x, *data, rng=rng)
+        return row_values("sample", drawn, count)
 
 
 def repeated_datum(datum: Array | None, count: int) -> list[Array]:
@@ -356,12 +356,12 @@ def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: Any
     """16 bytes for each row, by its messages, its datum and the settings. Equal for equal ones."""
     parts = messages if data is None else (*messages, data)
     rows = np.concatenate(parts, axis=1) + 0.0  # -0.0 is 0.0
-    start, found = hashlib.blake2b(repr(settings).encode(), digest_size=16), []
+    start, digests = hashlib.blake2b(repr(settings).encode(), digest_size=16), []
     for row in rows:
-        mine = start.copy()
-        mine.update(row.tobytes())
-        found.append(mine.digest())
-    return found
+        hasher = start.copy()
+        hasher.update(row.tobytes())
+        digests.append(hasher.digest())
+    return digests
 
 
 def log_messages(kinds: list[MessageKind], product: tuple[Message, ...], u: list[Array]) -> Array:

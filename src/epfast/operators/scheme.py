@@ -238,11 +238,11 @@ def oracle_of_scheme(given: str | Scheme, loss: Loss) -> Oracle:
     scheme = schemes.resolve(given)
     if not isinstance(scheme, ImportanceSampling):
         return SiteOracle(loss, scheme)
-    mine = SiteOracle(loss, "exact").loss
-    reason = scheme.refuses(mine, "row")
+    resolved = SiteOracle(loss, "exact").loss
+    reason = scheme.refuses(resolved, "row")
     if reason is not None:
         raise ValueError(reason)
-    density = LossDensity(mine)
+    density = LossDensity(resolved)
     return SampledFactor(log_density=density, draws=max(10, scheme.samples), seed=scheme.seed)
 
 

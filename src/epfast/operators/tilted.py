@@ -49,31 +49,31 @@ def called(name: str, function: Any, x: Array, rows: FactorRows, *neighbours: in
     """What a function of the user's returns at x (n, k), see :func:`row_values`."""
     # the arrays of the call are its own: what it writes into them is lost
     with np.errstate(all="ignore"):
-        found = function(*[column.copy() for column in x.T], **rows.data)
-    return row_values(name, found, len(x), *neighbours)
+        value = function(*[column.copy() for column in x.T], **rows.data)
+    return row_values(name, value, len(x), *neighbours)
 
 
-def row_values(name: str, found: Any, n: int, *neighbours: int) -> Array:
+def row_values(name: str, value: Any, n: int, *neighbours: int) -> Array:
     """What a function of the user's returned for n rows, (n, ...).
 
     That is numbers (n,), or a sequence of such results for each of the neighbours. Within a
     sequence one number may stand for all rows.
     """
-    return _stacked(name, found, n, neighbours, [(n,), ()] if neighbours else [(n,)])
+    return _stacked(name, value, n, neighbours, [(n,), ()] if neighbours else [(n,)])
 
 
 def _stacked(
-    name: str, found: Any, n: int, sizes: tuple[int, ...], allowed: list[tuple[int, ...]]
+    name: str, value: Any, n: int, sizes: tuple[int, ...], allowed: list[tuple[int, ...]]
 ) -> Array:
     if sizes:
-        is_sequence = isinstance(found, list | tuple | np.ndarray) and getattr(found, "ndim", 1) > 0
-        if not is_sequence or len(found) != sizes[0]:
+        is_sequence = isinstance(value, list | tuple | np.ndarray) and getattr(value, "ndim", 1) > 0
+        if not is_sequence or len(value) != sizes[0]:
             raise ValueError(
-                f"{name} returned {_checks.describe(found)}; allowed: a sequence of {sizes[0]}, "
+                f"{name} returned {_checks.describe(value)}; allowed: a sequence of {sizes[0]}, "
                 "one for each neighbour"
             )
-        return np.stack([_stacked(name, part, n, sizes[1:], allowed) for part in found], axis=1)
-    given = np.asarray(found)
+        return np.stack([_stacked(name, part, n, sizes[1:], allowed) for part in value], axis=1)
+    given = np.asarray(value)
     if given.shape not in allowed:
         raise ValueError(
             f"{name} returned shape {given.shape} for rows of shape ({n},); allowed: a number for "
@@ -103,11 +103,11 @@ def _stencil(
     h = np.maximum(STEP * width, 1e-13 * np.abs(x))
     signs = np.ravel(np.arange(1.0, 4.0)[:, None] * [1.0, -1.0])
     grid = np.concatenate([np.zeros((1, k)), *(signs[:, None] * d for d in directions)])
-    found = []
+    pieces = []
     for part in parts(m, len(grid) * k):
         points = x[part, None, :] + grid * h[part, None, :]
-        found.append(f(points.reshape(-1, k), repeated(rows.taken(part), len(grid))))
-    values = np.concatenate(found)
+        pieces.append(f(points.reshape(-1, k), repeated(rows.taken(part), len(grid))))
+    values = np.concatenate(pieces)
     values = values.reshape(m, len(grid), *values.shape[1:])
     sides = values[:, 1:].reshape(m, len(directions), 3, 2, *values.shape[2:])
     return h, values[:, 0], sides
@@ -210,10 +210,10 @@ class Tilted:
         #: whether derivatives of the user's serve as they are
         self.straight = all(name == "gaussian" for name in families)
 
-    def location(self, asked: FactorCavities) -> tuple[Array, Array]:
+    def location(self, cavities: FactorCavities) -> tuple[Array, Array]:
         """Centres and widths of the cavities, (m, k) each."""
-        pairs = [kind.location(eta) for kind, eta in zip(self.kinds, asked.messages, strict=True)]
-        centre, spread = zip(*pairs, strict=True)
+        each = [kind.location(eta) for kind, eta in zip(self.kinds, cavities.messages, strict=True)]
+        centre, spread = zip(*each, strict=True)
         return np.stack(centre, axis=1), np.stack(spread, axis=1)
 
     def x(self, u: Array) -> Array:
@@ -222,26 +222,26 @@ class Tilted:
     def log_t(self, u: Array, rows: FactorRows) -> Array:
         return called(self.name, self.function, self.x(u), rows)
 
-    def cavities(self, u: Array, asked: FactorCavities) -> Array:
+    def log_cavities(self, u: Array, cavities: FactorCavities) -> Array:
         """Sum of the log densities of the cavities at u (m, k), or (m, p, k)."""
         total = np.zeros(u.shape[:-1])
         with np.errstate(all="ignore"):
-            for j, (kind, eta) in enumerate(zip(self.kinds, asked.messages, strict=True)):
+            for j, (kind, eta) in enumerate(zip(self.kinds, cavities.messages, strict=True)):
                 value = kind.log_density(eta, u[..., j])
-                flat = asked.flat[:, j]
+                flat = cavities.flat[:, j]
                 value[flat] = 0.0
                 total += value
         return total
 
-    def value(self, u: Array, asked: FactorCavities) -> Array:
+    def value(self, u: Array, cavities: FactorCavities) -> Array:
         """At u (m, k)."""
-        return asked.power * self.log_t(u, asked.rows) + self.cavities(u, asked)
+        return cavities.power * self.log_t(u, cavities.rows) + self.log_cavities(u, cavities)
 
-    def at_points(self, u: Array, asked: FactorCavities) -> Array:
+    def at_points(self, u: Array, cavities: FactorCavities) -> Array:
         """At points u (m, p, k) of each factor, (m, p). NaN of t is density 0 nowhere."""
         m, p, k = u.shape
-        log_t = self.log_t(u.reshape(m * p, k), repeated(asked.rows, p))
-        return asked.power * log_t.reshape(m, p) + self.cavities(u, asked)
+        log_t = self.log_t(u.reshape(m * p, k), repeated(cavities.rows, p))
+        return cavities.power * log_t.reshape(m, p) + self.log_cavities(u, cavities)
 
     def factor(self, u: Array, rows: FactorRows, width: Array) -> tuple[Array, Array, Array]:
         """log t, its gradient (m, k) and Hessian (m, k, k), by the user's functions or steps."""
@@ -262,13 +262,14 @@ class Tilted:
         return called("gradient", self.gradient, x, rows, x.shape[1])
 
     def derivatives(
-        self, u: Array, asked: FactorCavities, width: Array
+        self, u: Array, cavities: FactorCavities, width: Array
     ) -> tuple[Array, Array, Array]:
         """Value (m,), gradient (m, k) and minus the Hessian (m, k, k)."""
-        a = asked.power
-        value, slope, curvature = self.factor(u, asked.rows, width)
-        value, slope, curvature = a * value + self.cavities(u, asked), a * slope, -a * curvature
-        for j, (kind, eta) in enumerate(zip(self.kinds, asked.messages, strict=True)):
+        a = cavities.power
+        value, slope, curvature = self.factor(u, cavities.rows, width)
+        value = a * value + self.log_cavities(u, cavities)
+        slope, curvature = a * slope, -a * curvature
+        for j, (kind, eta) in enumerate(zip(self.kinds, cavities.messages, strict=True)):
             first, second = kind.derivatives(eta, u[:, j])
             slope[:, j] += first
             curvature[:, j, j] -= second
@@ -292,16 +293,16 @@ class MessageScheme:
         """How many numbers the fit of a factor builds at once."""
         raise NotImplementedError
 
-    def fit_some(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+    def fit_some(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
         """Fit factors, so few that no large arrays are built."""
         raise NotImplementedError
 
-    def fit(self, tilted: Tilted, asked: FactorCavities) -> Projections:
+    def fit(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
         """Fit the factors of a run."""
-        some = parts(asked.n, self.numbers(len(tilted.kinds)))
+        pieces = parts(cavities.n, self.numbers(len(tilted.kinds)))
         with np.errstate(all="ignore"):  # what overflows is a fit that failed
-            found = [self.fit_some(tilted, asked.taken(part)) for part in some]
-        log_z, targets, reason = zip(*found, strict=True)
+            projections = [self.fit_some(tilted, cavities.taken(part)) for part in pieces]
+        log_z, targets, reason = zip(*projections, strict=True)
         columns = map(np.concatenate, zip(*targets, strict=True))
         return Projections(np.concatenate(log_z), tuple(columns), np.concatenate(reason))
 
@@ -318,7 +319,7 @@ class Mode(NamedTuple):
     #: (m, k), on which the density varies there
     width: Array
     #: (m,), whether it is a maximum
-    found: NDArray[np.bool_]
+    converged: NDArray[np.bool_]
     #: (m,), whether t and its derivatives are numbers there
     finite: NDArray[np.bool_]
 
@@ -344,14 +345,14 @@ def widths(curvature: Array, before: Array) -> Array:
 class Smooth(Protocol):
     """A log density of factors, (m, k)."""
 
-    def value(self, u: Array, asked: Any) -> Array: ...
+    def value(self, u: Array, cavities: Any) -> Array: ...
 
-    def derivatives(self, u: Array, asked: Any, width: Array) -> tuple[Array, Array, Array]: ...
+    def derivatives(self, u: Array, cavities: Any, width: Array) -> tuple[Array, Array, Array]: ...
 
 
 def maximum(
     tilted: Smooth,
-    asked: Any,
+    cavities: Any,
     start: Array,
     width: Array,
     tries: tuple[int, int] = PATIENT,
@@ -359,8 +360,8 @@ def maximum(
     """Modes by Newton steps: eigenvalues are made positive, steps halved until the value grows."""
     m = len(start)
     u, width = start.copy(), width.copy()
-    value, slope, curvature = tilted.derivatives(u, asked, width)
-    found, finite = np.zeros(m, dtype=bool), np.ones(m, dtype=bool)
+    value, slope, curvature = tilted.derivatives(u, cavities, width)
+    converged, finite = np.zeros(m, dtype=bool), np.ones(m, dtype=bool)
     decrement = np.full(m, np.inf)
     going = np.arange(m)
     for _ in range(tries[0]):
@@ -387,7 +388,7 @@ def maximum(
         # widths must have settled, too: differences are taken on them
         settled = np.asarray((np.abs(np.log(w / width[going])) < 0.5).all(axis=1))
         done = arrived & settled
-        found[going[done]] = True
+        converged[going[done]] = True
         # the last step is too short for derivatives to change
         last = done & (gain < CLOSE)
         u[going[last]] += step[last]
@@ -396,7 +397,7 @@ def maximum(
         moving, step, gain = going[~done], step[~done], gain[~done]
         if not len(moving):
             break
-        part = asked.taken(moving)
+        part = cavities.taken(moving)
         new = _stepped(tilted, part, u[moving], value[moving], step, gain, tries[1])
         # at a kink no step is any good, and none will be
         stuck = (new == u[moving]).all(axis=1) & (gain >= NEAR) & settled[~done]
@@ -408,11 +409,11 @@ def maximum(
             u[moving], part, width[moving]
         )
         going = moving
-    return Mode(u, value, curvature, width, found & finite, finite)
+    return Mode(u, value, curvature, width, converged & finite, finite)
 
 
 def _stepped(
-    tilted: Smooth, asked: Any, u: Array, value: Array, step: Array, gain: Array, most: int
+    tilted: Smooth, cavities: Any, u: Array, value: Array, step: Array, gain: Array, most: int
 ) -> Array:
     """u + step, as long as the value grows. u itself where no step lets it."""
     result = u + step
@@ -422,7 +423,7 @@ def _stepped(
         if not len(left):
             break
         with np.errstate(all="ignore"):
-            new = tilted.value(result[left], asked.taken(left))
+            new = tilted.value(result[left], cavities.taken(left))
         # NaN is no growth; a value has so many digits
         needed = 1e-4 * share * gain[left] - 1e-15 * np.abs(value[left])
         grown = new - value[left] >= needed

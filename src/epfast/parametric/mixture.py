@@ -198,7 +198,7 @@ def fitted(
     _checks.progress(progress)
     seed = _checks.seed("rng", seed)
     J = _checks.integer("n_components", n_components, least=1, most=2**16)
-    known = checked_schedule(USUAL if schedule is None else schedule, "a mixture", seed)
+    checked = checked_schedule(USUAL if schedule is None else schedule, "a mixture", seed)
     if start is not None and not isinstance(start, MixturePosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a MixturePosterior or None")
     draws = given["prior_mean"] is None and start is None
@@ -206,11 +206,11 @@ def fitted(
     rows = rows_at_door(X)
     size = J * rows.shape[1] * (rows.shape[1] + 1)
     given_as, cheaper = f"n_components is {J}", "fewer components"
-    check_memory(known, len(rows), size, size, given_as, "the beliefs", cheaper)
+    check_memory(checked, len(rows), size, size, given_as, "the beliefs", cheaper)
     if start is None:
-        problem, rows = _problem(rows, J, given, learn_weights, known, seed)
+        problem, rows = _problem(rows, J, given, learn_weights, checked, seed)
     else:
-        problem, rows = _resumed(rows, J, given, learn_weights, known, start.problem)
+        problem, rows = _resumed(rows, J, given, learn_weights, checked, start.problem)
     if schedule is None and start is None and J > 1:
         # of AEP and EP alone each finds the better solution on some data
         firsts = [BEFORE if k % 2 == 0 else None for k in range(count if draws else 2)]
@@ -395,11 +395,11 @@ def _resumed(
     if given["prior_variance"] is not None:
         made["prior_variance"] = covariance_at_door(given["prior_variance"], J, d)
     if not (given["weights"] is None and given["concentration"] is None and learn is None):
-        found = weights_at_door(given["weights"], learn, given["concentration"], J)
-        made["weights"], made["concentration"] = found
+        weights = weights_at_door(given["weights"], learn, given["concentration"], J)
+        made["weights"], made["concentration"] = weights
     if not (given["noise_variance"] is None and given["noise_prior"] is None):
-        found_noise = noise_at_door(given["noise_variance"], given["noise_prior"], X, J, 0)
-        made["noise_variance"], made["noise_prior"] = found_noise
+        noise = noise_at_door(given["noise_variance"], given["noise_prior"], X, J, 0)
+        made["noise_variance"], made["noise_prior"] = noise
     for name, value in made.items():
         before = getattr(old, MODEL[name])
         same = value is None if before is None else value is not None

@@ -120,8 +120,8 @@ class MixturePosterior(ParametricPosterior):
     @property
     def concentration(self) -> Array | None:
         """Of the Dirichlet belief about the weights, (J,). None: they are known."""
-        found = self.problem.parts(self.state.belief).weights
-        return None if found is None else found + 1.0
+        weights = self.problem.parts(self.state.belief).weights
+        return None if weights is None else weights + 1.0
 
     @property
     def weights(self) -> Array:
@@ -135,8 +135,8 @@ class MixturePosterior(ParametricPosterior):
     @property
     def noise(self) -> tuple[float, float] | None:
         """Shape and rate of the belief about the precision of the noise. None: it is known."""
-        found = self.problem.parts(self.state.belief).noise
-        return None if found is None else (float(found[0]) + 1.0, float(found[1]))
+        noise = self.problem.parts(self.state.belief).noise
+        return None if noise is None else (float(noise[0]) + 1.0, float(noise[1]))
 
     @property
     def noise_variance(self) -> float:

@@ -174,10 +174,10 @@ def rows_at_door(X: Any, d: int | None = None) -> Array:
 def spread_of(X: Array) -> float:
     """The variance of the columns about their means, averaged. 1 where rows are all alike."""
     with np.errstate(all="ignore"):
-        found = float(X.var(axis=0).mean())
-    if not math.isfinite(found):
+        variance = float(X.var(axis=0).mean())
+    if not math.isfinite(variance):
         raise ValueError("X spreads too far for doubles; allowed: numbers with finite variances")
-    return found if found > 0.0 else 1.0
+    return variance if variance > 0.0 else 1.0
 
 
 def centers(X: Array, count: int, seed: int) -> Array:

@@ -240,10 +240,10 @@ def _as_before(
     """The settings of a start, where none are given. Others than its own make no sense."""
     usual = {"hidden": HIDDEN, "prior": GAMMA, "noise": GAMMA}
     for name, value in usual.items():
-        mine, ours = getattr(problem, name), getattr(before, name)
-        is_given = given.get(name) is not None or mine != value
-        if is_given and mine != ours:
-            raise ValueError(f"{name} is {mine} and that of start {ours}; allowed: the same")
+        new, old = getattr(problem, name), getattr(before, name)
+        is_given = given.get(name) is not None or new != value
+        if is_given and new != old:
+            raise ValueError(f"{name} is {new} and that of start {old}; allowed: the same")
     if given["loss"] not in (None, before.likelihood):
         raise ValueError(
             f"loss is {given['loss']!r} and that of start {before.likelihood!r}; allowed: the same"
@@ -257,13 +257,13 @@ def _as_before(
 
 def _off(problem: NetworkProblem, belief: Array, rows: Array, y: Array) -> float:
     """Squared error of the mean on rows that were fitted, over that of a constant."""
-    some = np.unique(np.linspace(0, len(y) - 1, min(len(y), LOOKED_AT)).astype(np.intp))
-    mean, _ = problem.latent(belief, rows[some])
+    subset = np.unique(np.linspace(0, len(y) - 1, min(len(y), LOOKED_AT)).astype(np.intp))
+    mean, _ = problem.latent(belief, rows[subset])
     size = max(np.abs(y).max(), np.abs(mean).max())  # squares may overflow
     if not np.isfinite(size):
         return float("inf")
     constant = np.mean(((y - y.mean()) / size) ** 2)
-    return float(np.mean(((y[some] - mean) / size) ** 2) / max(constant, np.finfo(float).tiny))
+    return float(np.mean(((y[subset] - mean) / size) ** 2) / max(constant, np.finfo(float).tiny))
 
 
 def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array, off: float) -> None:

@@ -142,8 +142,8 @@ class NetworkPosterior(ParametricPosterior):
         mean, variance = self.predict(X)
         if self.problem.probit:
             return log_density(_checks.labels("y", y, len(mean)), mean, variance, None)
-        found = _checks.array("y", y, shape=mean.shape)
-        return log_density(found, mean, variance, self.noise_variance)
+        responses = _checks.array("y", y, shape=mean.shape)
+        return log_density(responses, mean, variance, self.noise_variance)
 
     def predict_proba(self, X: Any) -> Array:
         """Probability of the label 1, (m,), of a probit output."""
@@ -257,19 +257,19 @@ class NetworkPosterior(ParametricPosterior):
     def _drawn_by_name(self, X: Any, y: Any, size: int, rng: np.random.Generator) -> Drawn:
         """Draws for :meth:`to_arviz`."""
         layers = self.sample(size, rng)
-        found = Drawn(
+        drawn = Drawn(
             {f"layer_{k + 1}": weights for k, weights in enumerate(layers)}, dims={"y": ("row",)}
         )
         if X is None:
-            return found
+            return drawn
         output, loss = self._output(X, layers), self.loss
-        found.posterior_predictive["y"] = self._responses(output, rng)
+        drawn.posterior_predictive["y"] = self._responses(output, rng)
         if y is not None:
             responses = loss.responses("y", y, output.shape[1])
-            found.observed_data["y"] = loss.drawable(responses)
+            drawn.observed_data["y"] = loss.drawable(responses)
             values = loss.values(np.ascontiguousarray(output.T), responses)
-            found.log_likelihood["y"] = -values.T
-        return found
+            drawn.log_likelihood["y"] = -values.T
+        return drawn
 
     # ---- more rows ----
 

@@ -40,12 +40,12 @@ def usual_passes(problem: NetworkProblem, rows: Array, responses: Array) -> int:
     order = np.random.default_rng([problem.seed, 2]).permutation(n)
     parts = np.array_split(order, FOLDS)[: math.ceil(HELD * FOLDS / n)]
     total: Array = sum((_scores(problem, rows, responses, part) for part in parts), np.zeros(MOST))
-    found = int(np.argmax(total)) + 1
+    passes = int(np.argmax(total)) + 1
     logger.info(
         "%d passes of ADF: log density of held-out rows %.4g, and %.4g after %d",
-        *(found, total.max() / sum(map(len, parts)), total[-1] / sum(map(len, parts)), MOST),
+        *(passes, total.max() / sum(map(len, parts)), total[-1] / sum(map(len, parts)), MOST),
     )
-    return found
+    return passes
 
 
 def _scores(problem: NetworkProblem, rows: Array, responses: Array, out: Any) -> Array:
@@ -55,16 +55,16 @@ def _scores(problem: NetworkProblem, rows: Array, responses: Array, out: Any) ->
     schedule = checked_schedule(ADF(passes=MOST), "a network", problem.seed)
     problem = problem._replace(schedule=schedule, n=int(kept.sum()))
     engine = problem.engine(problem.model(rows[kept], responses[kept]))
-    found: list[float] = []
+    scores: list[float] = []
 
     def score(info: Any, state: Any) -> None:
         del info
         moments = problem.latent(state.belief, rows[out])
         logs = log_density(responses[out], *moments, problem.noise_of(state.belief)).sum()
-        found.append(float(logs) if math.isfinite(logs) else -math.inf)
+        scores.append(float(logs) if math.isfinite(logs) else -math.inf)
 
     try:
         run(engine, schedule, None, callback=score)
     except KeyboardInterrupt:  # what it carries is no fit of all rows
         raise KeyboardInterrupt from None
-    return np.array(found)
+    return np.array(scores)

@@ -133,13 +133,13 @@ def split(model: League, limit: int) -> tuple[list[tuple[Index, Index]], tuple[I
     size = np.bincount(label[:n], minlength=label.max() + 1)
     small = size <= limit
     group = np.where(small, np.cumsum(np.where(small, size, 0)) // SMALL, -1)[label]
-    found = [
+    groups = [
         (np.flatnonzero(group[:n] == k), np.flatnonzero(group[n:] == k))
         for k in np.unique(group[:n])
     ]
     if group.min() < 0:
-        return found[1:], found[0]
-    return found, nothing
+        return groups[1:], groups[0]
+    return groups, nothing
 
 
 def joint_fit(
@@ -195,32 +195,32 @@ def product_graph(
     numbers: Parameters,
     variables: Index,
     rows: Index,
-    known: Array | None = None,
+    priors: Array | None = None,
 ) -> ProductGraph:
     """The graph of some variables and of rows in the order of time.
 
-    known: natural parameters of priors, (n, 2). Precision 0: the prior of the model.
+    priors: natural parameters, (n, 2). Precision 0: the prior of the model.
     """
     place = np.full(model.X.shape[1], -1)
     place[variables] = np.arange(len(variables))
     X, alone = model.X[rows], np.zeros(len(variables), dtype=bool)
     columns = X.indices
     mean, prior = model.prior(numbers, variables)
-    if known is not None:
+    if priors is not None:
         # the copies of the home advantage are one variable, the last, without a walk
         columns = np.where(model.player[columns] == -1, variables[-1], columns)
-        alone = known[:, 0] > 0.0
-        mean[alone], prior[alone] = moments(known[alone])
+        alone = priors[:, 0] > 0.0
+        mean[alone], prior[alone] = moments(priors[alone])
     graph, steps = Graph(), []
     v = graph.gaussian(len(variables), mean=mean, variance=prior)
     for walks, rate in ((model.player >= 0, numbers.drift), (model.player == -1, 0.0)):
-        mine = np.flatnonzero(walks[variables] & ~alone)
-        if not (model.before[variables[mine]] >= 0).any():
+        chain = np.flatnonzero(walks[variables] & ~alone)
+        if not (model.before[variables[chain]] >= 0).any():
             continue
-        mine = mine[np.lexsort((model.time[variables[mine]], model.player[variables[mine]]))]
-        by, time = model.player[variables[mine]], model.time[variables[mine]]
-        key = graph.add(Walk(rate), v[mine], by=by, time=time)
-        steps.append((key, variables[mine[1:][by[1:] == by[:-1]]]))
+        chain = chain[np.lexsort((model.time[variables[chain]], model.player[variables[chain]]))]
+        by, time = model.player[variables[chain]], model.time[variables[chain]]
+        key = graph.add(Walk(rate), v[chain], by=by, time=time)
+        steps.append((key, variables[chain[1:][by[1:] == by[:-1]]]))
     # not X @ v, which would sort the entries
     terms = Terms(X.indptr.astype(np.intp), v.numbers[place[columns]], X.data)
     form = LinearForm(v.graph, (len(rows),), terms, np.zeros(len(rows)))
@@ -242,11 +242,11 @@ def product_fit(
     rows: Index,
     schedule: Any,
     into: ProductSites,
-    known: Array | None = None,
+    priors: Array | None = None,
 ) -> Any:
     """A product over single variables, from a graph. Writes its sites into ``into``."""
     rows = rows[model.order_of(rows)]
-    made = product_graph(model, numbers, variables, rows, known)
+    made = product_graph(model, numbers, variables, rows, priors)
     post = made.graph.fit(USUAL if schedule is None else schedule, watch=made.watch)
     into.natural[variables] = post[made.variables].natural
     for key, part in made.games:
@@ -267,9 +267,9 @@ def one_step_ahead(model: League, numbers: Parameters) -> Array:
     n_rows, n = model.X.shape
     rows = model.order_of(np.arange(n_rows))
     made = product_graph(model, numbers, np.arange(n), rows)
-    found, result = made.graph.one_step_ahead(), np.zeros(len(games.time))
+    log_z, result = made.graph.one_step_ahead(), np.zeros(len(games.time))
     for key, part in made.games:
-        np.add.at(result, games.game[rows[part]], found[key])
+        np.add.at(result, games.game[rows[part]], log_z[key])
     return result
 
 
@@ -304,12 +304,12 @@ def updated(
     mean, variance = (extended(part, n) for part in (belief.mean, belief.variance))
     visited, converged, sweeps = 0, belief.converged, belief.sweeps[:0]
     while active.any():
-        mine = rating & active[model.player]
-        visited += mine.sum()
-        if visited > SHARE * n or (place[mine] >= 0).any():
+        playing = rating & active[model.player]
+        visited += playing.sum()
+        if visited > SHARE * n or (place[playing] >= 0).any():
             return None
         played = np.zeros(len(model.games.time), dtype=bool)
-        hits = np.flatnonzero(mine[model.X.indices])
+        hits = np.flatnonzero(playing[model.X.indices])
         played[model.games.game[np.searchsorted(model.X.indptr, hits, "right") - 1]] = True
         rows = np.flatnonzero(played[model.games.game])
         X = model.X[rows]
@@ -317,22 +317,22 @@ def updated(
         np.add.at(sites, X.indices, product.rows[model.entries_of(rows)])
         inside = np.zeros(n, dtype=bool)
         inside[X.indices] = True
-        rim = np.flatnonzero(inside & rating & ~mine)
-        own = np.flatnonzero(mine | (inside & (model.player == -2)))
-        known = product.natural[rim] - sites[rim]
+        rim = np.flatnonzero(inside & rating & ~playing)
+        own = np.flatnonzero(playing | (inside & (model.player == -2)))
+        priors = product.natural[rim] - sites[rim]
         variables = np.concatenate([own, rim, advantage[:1]])
-        known = np.concatenate([np.zeros((len(own), 2)), known])
+        priors = np.concatenate([np.zeros((len(own), 2)), priors])
         if len(advantage):
-            rest = product.natural[advantage[:1]] - sites[advantage].sum(axis=0)
-            known = np.concatenate([known, rest])
+            last = product.natural[advantage[:1]] - sites[advantage].sum(axis=0)
+            priors = np.concatenate([priors, last])
         shared = variables[len(own) :]
         was = mean[shared], variance[shared]
-        post = product_fit(model, numbers, variables, rows, schedule, product, known)
+        post = product_fit(model, numbers, variables, rows, schedule, product, priors)
         sweeps, converged = sweeps + post.history, converged and post.converged
         mean[variables], variance[variables] = moments(product.natural[variables])
         now = mean[shared], variance[shared]
         product.pending[rim] += distance_of(*was, *now)[: len(rim)]
-        product.pending[mine] = 0.0
+        product.pending[playing] = 0.0
         if len(advantage):
             # in units of performances, since it is in many games, and changes little
             product.natural[advantage] = product.natural[advantage[0]]
@@ -404,9 +404,9 @@ def distance_of(mean: Array, variance: Array, new_mean: Array, new_variance: Arr
 
 def extended(part: Array, n: int) -> Array:
     """A copy with zeros up to n rows."""
-    found = np.zeros((n, *part.shape[1:]), dtype=part.dtype)
-    found[: len(part)] = part
-    return found
+    padded = np.zeros((n, *part.shape[1:]), dtype=part.dtype)
+    padded[: len(part)] = part
+    return padded
 
 
 # ---- parameters ----
@@ -423,13 +423,13 @@ def choose(
     draws: bool,
 ) -> Parameters:
     """Choose missing parameters at the mode of evidence times priors, see :func:`fit`."""
-    some = games.latest(CHOOSING)
-    span = float(np.ptp(some.time))
+    recent = games.latest(CHOOSING)
+    span = float(np.ptp(recent.time))
     if span == 0.0 and drift is None:
         drift = 0.0
     if margin is None and not draws:
         margin = 0.0
-    share = (some.draw.sum() + 1.0) / (len(some.draw) + 2.0)
+    share = (recent.draw.sum() + 1.0) / (len(recent.draw) + 2.0)
     begin = {
         "prior_sd": (prior_sd, 0.0),
         "drift": (drift, np.log(SPAN / span) if span else 0.0),
@@ -439,7 +439,7 @@ def choose(
     values = {"prior_mean": prior_mean, **{name: given for name, (given, _) in begin.items()}}
     start = np.array([begin[name][1] for name in free])
     schedule = EP(sweeps=SWEEPS, tol=0.0)
-    model = build(some, drift == 0.0, own)
+    model = build(recent, drift == 0.0, own)
 
     far = np.log(100.0) - 1e-9
 
@@ -459,7 +459,7 @@ def choose(
 
     if not free:
         return at(start)
-    found = optimize.minimize(
+    optimum = optimize.minimize(
         cost,
         start,
         method="Nelder-Mead",
@@ -471,4 +471,4 @@ def choose(
             "maxfev": FITS,
         },
     )
-    return at(found.x)
+    return at(optimum.x)

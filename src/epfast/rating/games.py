@@ -164,12 +164,12 @@ class Reader:
     def _players(self, name: str, values: Any) -> Index:
         names = values.tolist() if isinstance(values, np.ndarray) else list(values)
         try:
-            found = [self.code.setdefault(who, len(self.code)) for who in names]
+            codes = [self.code.setdefault(who, len(self.code)) for who in names]
         except TypeError:
             raise TypeError(f"{name} holds values that cannot be hashed; allowed: names") from None
         if any(_checks.is_missing(who) for who in names):
             raise ValueError(f"{name} holds None or NaN; allowed: names of players")
-        return np.array(found, dtype=np.intp)
+        return np.array(codes, dtype=np.intp)
 
     def _teams(self, columns: dict[str, Any], times: Array) -> Games:
         """Games of teams. K teams make K - 1 rows, each team against the next one by rank."""
@@ -232,17 +232,17 @@ class Reader:
 
     def times(self, name: str, values: Any) -> Array:
         """Times as numbers. Dates become days."""
-        found = days(name, values)
-        dated = found is not None
-        if found is None:
-            found = _checks.real_array(name, plain(values)).astype(np.float64)
-            if not np.isfinite(found).all():
+        times = days(name, values)
+        dated = times is not None
+        if times is None:
+            times = _checks.real_array(name, plain(values)).astype(np.float64)
+            if not np.isfinite(times).all():
                 raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
         if self.dated not in (None, dated):
             kinds = ("numbers", "dates")
             raise TypeError(f"{name} holds {kinds[dated]}; allowed: {kinds[not dated]}, as before")
         self.dated = dated
-        return found
+        return times
 
     def shown(self, times: Array) -> NDArray[Any]:
         """Times in the form in which they were given."""
@@ -254,10 +254,10 @@ class Reader:
 def numbers_of(name: str, game: int, values: Any, n: int, **bounds: float) -> Array:
     """Numbers of the teams or players of a game."""
     given = several(values)
-    found = [values] if given is None else given
-    if len(found) != n:
-        raise ValueError(f"{name} has {len(found)} values in game {game}; allowed: {n}")
-    return np.array([_checks.number(name, value, **bounds) for value in found])
+    listed = [values] if given is None else given
+    if len(listed) != n:
+        raise ValueError(f"{name} has {len(listed)} values in game {game}; allowed: {n}")
+    return np.array([_checks.number(name, value, **bounds) for value in listed])
 
 
 def shares_of_noise(spread: Array) -> tuple[Array, Array]:
@@ -338,24 +338,24 @@ def checked_priors(priors: Any) -> dict[Any, tuple[float, float]]:
         raise TypeError(
             f"priors is {_checks.describe(priors)}; allowed: a mapping of players to (mean, sd)"
         )
-    found = {}
+    pairs = {}
     for who, pair in (priors or {}).items():
         one = several(pair) or []
         if len(one) != 2:
             raise ValueError(
                 f"priors has {_checks.describe(pair)} for {who!r}; allowed: (mean, sd)"
             )
-        found[who] = (_checks.number("priors", one[0]), _checks.number("priors", one[1], above=0.0))
-    return found
+        pairs[who] = (_checks.number("priors", one[0]), _checks.number("priors", one[1], above=0.0))
+    return pairs
 
 
 def own_of(priors: dict[Any, tuple[float, float]], code: dict[Any, int]) -> Array:
     """Prior means and sds of all players, (players, 2). NaN for players that are not in priors."""
-    found = np.full((len(code), 2), np.nan)
+    own = np.full((len(code), 2), np.nan)
     for who, pair in priors.items():
         if who in code:
-            found[code[who]] = pair
-    return found
+            own[code[who]] = pair
+    return own
 
 
 def column(games: Any, name: str, at: Any) -> Any:

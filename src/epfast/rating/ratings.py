@@ -172,21 +172,21 @@ def fit(
             )
         columns = dict(zip(TEAMS, (teams, ranks, weights, time), strict=True))
     reader = Reader(columns, {}, None)
-    found = reader.games(games)
+    played = reader.games(games)
     given = {"prior_sd": prior_sd, "drift": drift, "margin": margin}
     for name, value in given.items():
         if value is not None:
             bound = {"above": 0.0} if name == "prior_sd" else {"least": 0.0}
             given[name] = _checks.number(name, value, **bound)
-    if margin == 0.0 and found.draw.any():
-        raise ValueError(f"margin is 0 and {found.draw.sum()} games are drawn; allowed: above 0")
+    if margin == 0.0 and played.draw.any():
+        raise ValueError(f"margin is 0 and {played.draw.sum()} games are drawn; allowed: above 0")
     prior_mean = _checks.number("prior_mean", prior_mean)
-    known = checked_priors(priors)
-    own = own_of(known, reader.code)
+    own_priors = checked_priors(priors)
+    own = own_of(own_priors, reader.code)
     numbers = choose(
-        found, own, prior_mean=prior_mean, draws=draw is not None or ranks is not None, **given
+        played, own, prior_mean=prior_mean, draws=draw is not None or ranks is not None, **given
     )
-    model = build(found, numbers.drift == 0.0 or np.ptp(found.time) == 0.0, own)
+    model = build(played, numbers.drift == 0.0 or np.ptp(played.time) == 0.0, own)
     belief = fitted(model, numbers, schedule, EXACT)
     product = belief.place == -1
     few = len(np.unique(model.player[product]))
@@ -198,7 +198,7 @@ def fit(
             "place of days",
             DataWarning,
         )
-    return Ratings(reader, known, model, numbers, schedule, belief)
+    return Ratings(reader, own_priors, model, numbers, schedule, belief)
 
 
 class Ratings:
@@ -457,8 +457,8 @@ class Ratings:
         sd = np.sqrt(variance + size.sum(axis=1))
         margin = self.margin * np.sqrt(0.5 * size.sum(axis=1))
         win, loss = special.ndtr((mean - margin) / sd), special.ndtr((-mean - margin) / sd)
-        found = Prediction(win, np.maximum(0.0, 1.0 - win - loss), loss)
-        return found if many else Prediction(*(part[0] for part in found))
+        prediction = Prediction(win, np.maximum(0.0, 1.0 - win - loss), loss)
+        return prediction if many else Prediction(*(part[0] for part in prediction))
 
     def _side(self, side: Any) -> tuple[list[list[Any]], bool]:
         """The teams of one side, one for each game, and whether it is a list of games."""
