@@ -176,9 +176,12 @@ class GraphEngine:
         self.about: list[About] = []
         self.batches: list[core.GraphBatch] = []
         first_site = 0
-        for batch, rows in zip(problem.batches, self.program.rows, strict=True):
-            taken = batch.taken(rows)
-            made, about = for_core(taken, problem, self.moving)
+        #: batches with their factors in the order of updates
+        self.in_order = list(map(Batch.taken, problem.batches, self.program.rows))
+        #: for each of them the places in the beliefs of the numbers of its sites
+        self.site_places = [problem.site_places(batch)[0] for batch in self.in_order]
+        for batch in self.in_order:
+            made, about = for_core(batch, problem, self.moving)
             self.about += [part._replace(at=first_site + part.at) for part in about]
             self.batches.append(made)
             first_site += made.width
@@ -264,9 +267,8 @@ class GraphEngine:
     def _first_sites(self) -> Array:
         """Sites before the first sweep: flat, unless this leaves a variable without moments."""
         problem, sites = self.problem, [np.empty(0)]
-        for batch, rows in zip(problem.batches, self.program.rows, strict=True):
-            taken = batch.taken(rows)
-            places, given = problem.site_places(taken)[0], taken.factor.first_sites(taken)
+        for batch, places in zip(self.in_order, self.site_places, strict=True):
+            given = batch.factor.first_sites(batch)
             sites.append(np.zeros(len(places)))
             if given is not None and problem.schedule.stores == "factor":
                 flat = (problem.prior[places].reshape(given.shape) == 0.0).all(axis=1)
@@ -328,13 +330,11 @@ class GraphEngine:
     @cached_property
     def places(self) -> tuple[Index, Array | None]:
         """For each number of the sites its place in the beliefs, and its weight. None: 1."""
-        pairs = zip(self.problem.batches, self.program.rows, strict=True)
-        parts = [self.problem.site_places(batch.taken(rows))[0] for batch, rows in pairs]
-        where = np.concatenate([np.empty(0, dtype=np.intp), *parts])
+        where = np.concatenate([np.empty(0, dtype=np.intp), *self.site_places])
         if not self.problem.tied:
             return where, None
         counts = np.array([batch.n for batch in self.problem.batches], dtype=np.float64)
-        return where, np.repeat(counts, [len(part) for part in parts])
+        return where, np.repeat(counts, list(map(len, self.site_places)))
 
     def added_up(self, sites: Array) -> Array:
         """Beliefs as the sum of priors and sites."""
