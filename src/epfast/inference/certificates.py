@@ -154,9 +154,9 @@ def check(
         if better is not None:
             both = [*parts, better]
             both = both if all(hasattr(part, "squares") for part in both) else [better]
-            found = sampler.weigh(*both)
-            if found is not None and (own is None or _says_more(found, own)):
-                parts, used = both, found
+            of_both = sampler.weigh(*both)
+            if of_both is not None and (own is None or _says_more(of_both, own)):
+                parts, used = both, of_both
     mean, spread = proposal.moments()
     q, sd = len(mean), np.where(spread > 0.0, spread, 1.0)
     nan = np.full(q, np.nan)
@@ -201,18 +201,18 @@ def _largest(values: Array) -> int:
     return int(np.abs(values).argmax())
 
 
-def _says_more(found: ImportanceWeights, own: ImportanceWeights) -> bool:
+def _says_more(of_both: ImportanceWeights, own: ImportanceWeights) -> bool:
     """Whether more draws count, or mass is seen that the draws of the approximation miss."""
-    error = CERTAIN * np.hypot(found.log_mean_se, own.log_mean_se)
-    return found.effective > own.effective or found.log_mean > own.log_mean + error
+    error = CERTAIN * np.hypot(of_both.log_mean_se, own.log_mean_se)
+    return of_both.effective > own.effective or of_both.log_mean > own.log_mean + error
 
 
-def _believed(found: ImportanceWeights | None, draws: int, share: float = 0.0) -> bool:
+def _believed(weighed: ImportanceWeights | None, draws: int, share: float = 0.0) -> bool:
     """Whether weights suffice. k-hat alone decides nothing: it is high for nearly equal weights."""
-    if found is None or found.effective < max(min(ENOUGH, 0.5 * draws), share * draws):
+    if weighed is None or weighed.effective < max(min(ENOUGH, 0.5 * draws), share * draws):
         return False
-    light = found.weights.max() < LIGHT or found.effective > 0.5 * draws
-    return found.khat is None or found.khat < HEAVY or light
+    light = weighed.weights.max() < LIGHT or weighed.effective > 0.5 * draws
+    return weighed.khat is None or weighed.khat < HEAVY or light
 
 
 def _verdict(

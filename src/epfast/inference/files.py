@@ -77,12 +77,12 @@ def write(path: str | os.PathLike[str], arrays: dict[str, Any], header: dict[str
 
 def digest(arrays: dict[str, Array], header: dict[str, Any]) -> str:
     """A checksum of names, arrays and header, by which a damaged file is known."""
-    found = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
+    checksum = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        found.update(f"{name} {array.dtype.str} {arrays[name].shape}".encode())
-        found.update(array.view(np.uint8).data if array.size else b"")
-    return found.hexdigest()
+        checksum.update(f"{name} {array.dtype.str} {arrays[name].shape}".encode())
+        checksum.update(array.view(np.uint8).data if array.size else b"")
+    return checksum.hexdigest()
 
 
 def plain(name: str, value: Any) -> Any:
@@ -151,16 +151,16 @@ def _regular(name: str) -> os.stat_result | None:
     if os.path.basename(name) in ("", os.curdir, os.pardir):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     try:
-        found = os.stat(name)
+        status = os.stat(name)
     except FileNotFoundError:  # a link that leads nowhere, too: what it names is made
         return None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file; allowed: a file or a new name", name)
     if not os.access(name, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-    return found
+    return status
 
 
 def _permit(new: str, before: os.stat_result) -> None:
@@ -274,14 +274,14 @@ def as_ours(schedule: Any) -> schedules.Schedule:
 
     It is an EP of its power, where that base would refuse them or there is none.
     """
-    found: schedules.Schedule = schedule
+    saved: schedules.Schedule = schedule
     if SCHEDULES.get(type(schedule).__name__) is type(schedule):
-        return found
+        return saved
     for kind in type(schedule).__mro__:
         if SCHEDULES.get(kind.__name__) is kind:
             with suppress(TypeError, ValueError):
-                found = kind(**{f.name: getattr(schedule, f.name) for f in fields(kind) if f.init})
-                return found
+                saved = kind(**{f.name: getattr(schedule, f.name) for f in fields(kind) if f.init})
+                return saved
     return schedules.EP(power=float(schedule.power), damping=1.0)
 
 

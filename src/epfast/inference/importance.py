@@ -166,8 +166,8 @@ class Sampler:
                 total = special.logsumexp(drawn, axis=0)
                 log_base[:, side, some] = normal - total
                 with np.errstate(over="ignore", invalid="ignore"):
-                    found = parts[j].log_ratio(signed, theta)
-                log_weight[side, some] = np.where(np.isnan(found), -np.inf, found) - total
+                    log_ratio = parts[j].log_ratio(signed, theta)
+                log_weight[side, some] = np.where(np.isnan(log_ratio), -np.inf, log_ratio) - total
         if not np.isfinite(log_weight.max()):
             return None
         # as they are: smoothed weights of a draw and its mirror image differ where these are alike
@@ -215,20 +215,20 @@ class ExactMoments(NamedTuple):
 def moments(
     sampler: Sampler,
     parts: Sequence[Proposal],
-    found: ImportanceWeights,
+    used: ImportanceWeights,
     unit: tuple[Array, Array],
     known: bool = True,
 ) -> ExactMoments:
     """Weighted moments by a second pass over the same draws, with errors by the delta method.
 
-    unit: mean and standard deviation, (q,) each, of ``parts[found.reference]``. The weights of that
+    unit: mean and standard deviation, (q,) each, of ``parts[used.reference]``. The weights of that
     Gaussian give these. The differences from them are what is averaged, so that weights that are
     all alike leave no error at all. known: that is so. Else they are units alone.
     """
     mean, sd = unit
-    relative = known and found.relative
+    relative = known and used.relative
     pairs, q = sampler.draws // 2, len(mean)
-    weights, base = found.weights.reshape(2, pairs), relative * found.base.reshape(2, pairs)
+    weights, base = used.weights.reshape(2, pairs), relative * used.base.reshape(2, pairs)
     # sums over pairs of first and second moments a, b (less those of the base), and of their
     # products with the pair's weights
     a, aa, aw, av = np.zeros((4, q))
@@ -267,7 +267,7 @@ def moments(
         WIDER * np.sqrt(np.maximum(variance, 0.0)),
         0.5 * np.log(spread / reference),
         WIDER * 0.5 * np.sqrt(np.maximum(error, 0.0)) / spread,
-        found.log_mean_se,
+        used.log_mean_se,
     )
 
 

@@ -297,20 +297,20 @@ def run(
         raise Interrupted(Fit(engine.finish(state, True), False, history)) from None
     except ExecutorFailed as failed:
         if state is not None:
-            found: Any = state if failed.posterior is None else failed.posterior
-            failed.posterior = Fit(engine.finish(found, True), False, history)
+            last: Any = state if failed.posterior is None else failed.posterior
+            failed.posterior = Fit(engine.finish(last, True), False, history)
         raise
 
 
-def polished(engine: Engine, problem: Any, fit: Fit, found: Any) -> Fit:
+def polished(engine: Engine, problem: Any, fit: Fit, post: Any) -> Fit:
     """The fit after sweeps in which a scheme that learns asks for the truth alone.
 
-    found: the posterior of ``fit``.
+    post: the posterior of ``fit``.
     """
     scheme = problem.scheme
     with scheme.polishing():
         schedule = replace(problem.schedule, sweeps=scheme.polish, tol=0.0)
-        last = run(engine, schedule, found, questions=scheme.questions)
+        last = run(engine, schedule, post, questions=scheme.questions)
     return last._replace(converged=fit.converged, history=[*fit.history, *last.history])
 
 
