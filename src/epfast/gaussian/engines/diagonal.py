@@ -223,19 +223,19 @@ class ByColumns(Dense):
     def taken(self, start: Any) -> Sites:
         sites = Form.taken(self, start)
         row = np.repeat(np.arange(self.shape[0]), np.diff(self.start))
-        found: list[Array] = []
+        entries: list[Array] = []
         for given in sites[:2]:
             part = given.tocsr() if hasattr(given, "tocsr") else given
             same = hasattr(part, "indptr") and np.array_equal(part.indptr, self.start)
             if same and np.array_equal(part.indices, self.column):
-                found.append(part.data)
+                entries.append(part.data)
                 continue
             taken = np.asarray(part[row, self.column], dtype=np.float64).ravel()
             count = part.count_nonzero() if hasattr(part, "indptr") else np.count_nonzero(part)
             if np.count_nonzero(taken) != count:
                 raise ValueError("start has sites of other columns; allowed: the same rows")
-            found.append(taken)
-        return Sites(found[0], found[1], sites.log_scale)
+            entries.append(taken)
+        return Sites(entries[0], entries[1], sites.log_scale)
 
     def given(self, sites: Sites) -> Sites:
         small = len(self.column) <= np.iinfo(np.intc).max
@@ -390,8 +390,8 @@ class DiagonalEngine(EPEngine):
         if not memory.steps:
             return state
         with one_blas_thread(min(len(state.shift), means.DENSE)), np.errstate(all="ignore"):
-            found = mixed(memory.swept) if len(memory.swept) > 1 else None
-            stepped = None if found is None else self._stepped(following(state, found))
+            mixture = mixed(memory.swept) if len(memory.swept) > 1 else None
+            stepped = None if mixture is None else self._stepped(following(state, mixture))
             stepped = self._stepped(state) if stepped is None else stepped
         return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
 

@@ -334,19 +334,19 @@ class Jointly(Visits):
         y, tol = engine.problem.data.y, engine.schedule.tol
         form.hold_covariance(old.sites, now)
         aim = joint_sites(form.matrix, engine.tilted, y, old.sites, now.mean, now.variance, tol)
-        found = None if aim is None else form.moments(aim.sites)
-        if aim is None or found is None:
+        moments = None if aim is None else form.moments(aim.sites)
+        if aim is None or moments is None:
             return None, None
-        around = cavities(aim.sites, found.mean, found.variance)
+        around = cavities(aim.sites, moments.mean, moments.variance)
         fit = None if around is None else fitted_at(engine.tilted, y, *around)
         if around is None or fit is None:
             return None, None
         scale = fit.log_scale - log_mass(fit.precision, fit.shift, *around)
         sites = aim.sites._replace(log_scale=scale + log_mass(*aim.sites[:2], *around))
-        exact = Summary(found.mean, found.variance)
+        exact = Summary(moments.mean, moments.variance)
         # what the posterior is away from that which the step aimed at, and from a fixed point
         left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
-        return GPState(sites, old.sweeps + 1, found), left
+        return GPState(sites, old.sweeps + 1, moments), left
 
 
 class ProcessEngine(EPEngine):
@@ -392,5 +392,4 @@ class ProcessEngine(EPEngine):
         raise self.form.improper(state.sites)
 
     def finish(self, state: GPState, hurry: bool = False) -> GPState:
-        found: GPState = GPState(*state[:4]) if hurry else self.form.result(state)
-        return found
+        return GPState(*state[:4]) if hurry else self.form.result(state)

@@ -366,10 +366,10 @@ class StackEngine(EPEngine):
             return np.asarray(X @ conjugate_gradients(right, pull, nearly).T)
 
         h, s = marginals(X, state.mean, covariance)
-        found = newton_step(self.moments, y, state.sites, h, s, solve)
-        if found is None:
+        step = newton_step(self.moments, y, state.sites, h, s, solve)
+        if step is None:
             return state
-        shifts = found[1]
+        shifts = step[1]
         shift = prior.shift + np.asarray(X.T @ shifts).T
         mean = np.einsum("kij,kj->ki", state.covariance, shift)
         if not np.isfinite(mean).all():
@@ -412,15 +412,15 @@ class Kernels(Form):
 
     def built(self, sites: Sites, sweeps: int) -> GPState | None:
         """Their covariances are in the arrays of the kernels then. O(C n^3)."""
-        found = []
+        parts = []
         for k, form in enumerate(self.forms):
             some = one_of(sites, k)
             part = form.moments(some)
             if part is None:
                 return None
             form.hold_covariance(some, part)
-            found.append(part)
-        return GPState(sites, sweeps, tuple(found))
+            parts.append(part)
+        return GPState(sites, sweeps, tuple(parts))
 
     def summary(self, state: GPState, evidence: bool = True) -> Summary:
         mean, variance = (
@@ -475,8 +475,8 @@ class LatentProcessEngine(EPEngine):
             if stepped is not None:
                 mean, shifts = stepped
         stood = state.sites._replace(shift=shifts)
-        found = (self._all if self.at_once else self._by_one)(state, mean, stood)
-        for part, new in zip(sites, found, strict=True):
+        fitted = (self._all if self.at_once else self._by_one)(state, mean, stood)
+        for part, new in zip(sites, fitted, strict=True):
             part[:] = new
         tick(self.form.order)
         return Counts(self.core.n_refused - before)
@@ -521,10 +521,10 @@ class LatentProcessEngine(EPEngine):
             return conjugate_gradients((aim - slope).T, pull, nearly).T
 
         variance = np.stack([part.variance for part in state.moments])
-        found = newton_step(
+        step = newton_step(
             self.moments, self.problem.data.y, state.sites, mean.T, variance.T, solve
         )
-        return None if found is None else (np.ascontiguousarray(found[0].T), found[1])
+        return None if step is None else (np.ascontiguousarray(step[0].T), step[1])
 
     # -- one after the other --
 

@@ -236,5 +236,5 @@ def step_to(
         if length < 1.0:
             for earlier, later in zip(old, new, strict=True):
                 later[at] = earlier[at] + length * (later[at] - earlier[at])
-    found: MeansMemory = state.memory._replace(reach=reach, along=in_scale)
-    return found
+    memory: MeansMemory = state.memory._replace(reach=reach, along=in_scale)
+    return memory
