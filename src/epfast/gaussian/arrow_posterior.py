@@ -92,10 +92,10 @@ class ArrowPosterior(FullPosterior):
     def _assembled(self, common: Array, cross: Array, of_levels: Array) -> Array:
         """A matrix of all weights, in the order of the columns."""
         levels = self._levels
-        found = np.empty((len(self.mean),) * 2)
+        matrix = np.empty((len(self.mean),) * 2)
         order = np.append(levels.common, levels.columns.ravel())
-        found[np.ix_(order, order)] = np.block([[common, cross.T], [cross, of_levels]])
-        return found
+        matrix[np.ix_(order, order)] = np.block([[common, cross.T], [cross, of_levels]])
+        return matrix
 
     def covariances_of(self, columns: NDArray[np.intp]) -> Array:
         levels, moments = self._levels, self._swept
@@ -179,8 +179,8 @@ class ArrowPosterior(FullPosterior):
         weights: ArrayLike | None = None,
         offset: ArrayLike | None = None,
     ) -> Self:
-        found = super().with_rows(X, y, weights, offset)
-        return replace(found, problem=arranged(found.problem, self._levels))
+        post = super().with_rows(X, y, weights, offset)
+        return replace(post, problem=arranged(post.problem, self._levels))
 
     def in_d_by_d(self) -> FullPosterior:
         """The same posterior in the d x d form, up to 2 GB. O(n d^2 + d^3)."""

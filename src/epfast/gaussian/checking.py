@@ -65,8 +65,8 @@ class SiteProposal(Proposal):
 
     def moments(self) -> tuple[Array, Array]:
         post = self.post
-        found = post.marginals_of_rows() if self.by_rows else (post.mean, post.variance)
-        return found[0].ravel(), np.sqrt(found[1]).ravel()
+        moments = post.marginals_of_rows() if self.by_rows else (post.mean, post.variance)
+        return moments[0].ravel(), np.sqrt(moments[1]).ravel()
 
     @cached_property
     def closest(self) -> tuple[Any, bool] | None:
@@ -77,9 +77,9 @@ class SiteProposal(Proposal):
 
     def _values(self, latent: Array, part: slice) -> Array:
         """Beta times the weighted loss of some rows."""
-        found: Array = self.problem.loss.values(latent, self.problem.responses(part))
+        values: Array = self.problem.loss.values(latent, self.problem.responses(part))
         weights = self.problem.data.weights
-        return found if weights is None else weights[part, None] * found
+        return values if weights is None else weights[part, None] * values
 
     def _marginals(self, precision: Array, shift: Array) -> tuple[Array, Array, float] | None:
         """Moments of the latent values, and the log normaliser, of prior times sites."""

@@ -133,8 +133,8 @@ def loo_of_rows(problem: Any, sites: Sites, mean: Array, variance: Array) -> Arr
     weights = problem.data.weights
     share = 1.0 if weights is None else 1.0 / np.maximum(weights, 1.0)
     cavities = learning.cavities(sites, mean, variance, share)
-    found: Array = problem.loss.log_predictive(problem.data.y, *cavities)
-    return found
+    loo: Array = problem.loss.log_predictive(problem.data.y, *cavities)
+    return loo
 
 
 def loo_of_columns(problem: Problem, state: State) -> Array:

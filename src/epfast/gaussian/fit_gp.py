@@ -210,14 +210,14 @@ def fit_gp(
     if low_rank:
         choices = found_loss, scheme, batch_size, schedule
         given |= {"rank": rank, "rank_tol": rank_tol, "offset": offset, "weights": weights}
-        found = fit_low_rank(K, y, choices, start=start, **given)
+        low_rank_post = fit_low_rank(K, y, choices, start=start, **given)
         if rank is not None:  # else a search of hyper-parameters may fit it many times
             try:
-                note_weights(found.problem.data.weights)
-                note_rank([found])
+                note_weights(low_rank_post.problem.data.weights)
+                note_rank([low_rank_post])
             except KeyboardInterrupt:
-                raise Interrupted(found) from None
-        return found
+                raise Interrupted(low_rank_post) from None
+        return low_rank_post
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
     asked = {"weights": weights}
@@ -268,8 +268,8 @@ def fit_process(
     post, fit = start, None
 
     def result(fit: Fit) -> Any:
-        found = kind(fit.state, problem, fit.converged, history + fit.history)
-        return replace(found, converged=False) if fit.converged and broken(found) else found
+        made = kind(fit.state, problem, fit.converged, history + fit.history)
+        return replace(made, converged=False) if fit.converged and broken(made) else made
 
     try:
         arguments: dict[str, Any] = {"callback": callback, "progress": progress}

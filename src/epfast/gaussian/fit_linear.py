@@ -349,7 +349,7 @@ def fit_linear(
         if row_weights is not None:
             note_weights(row_weights)
         scale = None if stream else _notes(problem, prior_variance, is_matrix)
-    found: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
+    post: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
         problem,
         start,
         record=record,
@@ -361,10 +361,10 @@ def fit_linear(
     )
     try:
         if scale is not None:
-            notes.note_separable(problem, found.mean, scale)
-        return found
+            notes.note_separable(problem, post.mean, scale)
+        return post
     except KeyboardInterrupt:
-        raise Interrupted(found) from None
+        raise Interrupted(post) from None
 
 
 def check_start(start: Any, chosen: Choices, prior: Any) -> None:
@@ -448,11 +448,11 @@ def fit_problem(
         if learn is not None:
             now = engine.problem
             kept = kept._replace(prior=now.prior, base=now.base, loss=now.loss)
-        found = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
+        post = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
         made, last = (fit.state,) * 2 if isinstance(fit.state, Working) else engine.finished
         if made is fit.state:
-            vars(found).update(engine.known(last))
-        return found
+            vars(post).update(engine.known(last))
+        return post
 
     def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
         mean = engine.summary(state, evidence=False).mean
@@ -499,20 +499,20 @@ def fit_problem(
         finally:
             if tasks is not None:
                 tasks.cancel()
-        found = result(fit)
+        post = result(fit)
         sharp = is_sharp(scheme) and (problem.batch_size is None or problem.loss.kinks)
-        sharp = sharp and found.sites is not None and problem.covariance == "full"
+        sharp = sharp and post.sites is not None and problem.covariance == "full"
         sharp = sharp and problem.has_rows
-        if fit.converged and sharp and not_a_fixed_point(found.residual, schedule.tol):
-            fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
-            found = replace(found, converged=False)
+        if fit.converged and sharp and not_a_fixed_point(post.residual, schedule.tol):
+            fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(post.residual))
+            post = replace(post, converged=False)
         warn(fit, engine, schedule)
         if scheme.learns:
             warn_of_scheme(scheme)
-        return found
+        return post
     except (KeyboardInterrupt, ExecutorFailed) as stopped:
-        found = interrupted(stopped, fit, result, start, lambda: unfitted(problem))
-        raise found from stopped.__cause__
+        error = interrupted(stopped, fit, result, start, lambda: unfitted(problem))
+        raise error from stopped.__cause__
 
 
 def _from_peaks(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) -> Fit:

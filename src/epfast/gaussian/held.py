@@ -224,12 +224,12 @@ def newton(function: Density, u: Array, bounds: Array, last: float) -> Array:
         step[free] = vectors @ (along / np.maximum(values, np.abs(along) / LONGEST + TINY))
         if np.abs(step).max() <= last:
             return np.clip(u + step, *bounds.T)
-        found: Any = (np.nan,)
-        while not found[0] >= value and np.abs(step).max() > last:
+        reached: Any = (np.nan,)
+        while not reached[0] >= value and np.abs(step).max() > last:
             there = np.clip(u + step, *bounds.T)
-            found = function(there)
+            reached = function(there)
             step *= 0.5
-        if not found[0] >= value:
+        if not reached[0] >= value:
             break
-        u, (value, slopes, bent) = there, found
+        u, (value, slopes, bent) = there, reached
     return u

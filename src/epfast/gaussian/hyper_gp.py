@@ -97,11 +97,11 @@ class ProcessTarget(Target):
 
     def fit_at(self, u: Array, tol: float, start: Any) -> Any:
         here = self.at(self.theta_of(u))
-        found = here.fit(replace(self.schedule, tol=tol), start)
-        if not trusted(found):
+        post = here.fit(replace(self.schedule, tol=tol), start)
+        if not trusted(post):
             return None
-        self._slopes[u.tobytes()] = here.gradient(found)
-        return found
+        self._slopes[u.tobytes()] = here.gradient(post)
+        return post
 
     def slopes(self, point: HyperPoint) -> Array:
         """Slopes of the log density at a fixed point, (m,)."""
@@ -116,8 +116,8 @@ class ProcessTarget(Target):
             return False
 
         def fitted(u: Array, near: Any) -> HyperPoint | None:
-            found = None if self.ended(u) else self.fitted(u, TOLERANCES[0], near)
-            return None if found is None else self.point(u, found)
+            fit = None if self.ended(u) else self.fitted(u, TOLERANCES[0], near)
+            return None if fit is None else self.point(u, fit)
 
         mode = self.point(u, post)
         axes = principal_axes(mode, fitted, self.slopes)
@@ -131,16 +131,16 @@ class ProcessTarget(Target):
 
     def modes(self) -> list[HyperPoint]:
         """Local maxima, from each start; the most probable one first."""
-        found = []
+        points = []
         for start in self.starts:
             fitted = self.one_by_one()
             u = climbed(self, fitted, start)
             post = fitted(u, TOLERANCES[0])
             if post is not None:
-                found.append(self.point(u, post))
-        if not found:
+                points.append(self.point(u, post))
+        if not points:
             raise no_fit()
-        return sorted(found, key=lambda one: -one.value)
+        return sorted(points, key=lambda one: -one.value)
 
 
 def at_kernel(
@@ -198,11 +198,11 @@ class IntegratedProcess(IntegratedPosterior):
 
     def latents_at(self, X: Any, joint: bool = False) -> list[tuple[Array, Array]]:
         """Mean and variance of the process at rows, for each point."""
-        rows, found = np.asarray(X), []
+        rows, latents = np.asarray(X), []
         for post, kernel in zip(self.posteriors, self.kernels, strict=True):
             own = kernel(rows) if joint else kernel.diag(rows)
-            found.append(post.predict_latent(kernel(rows, self.X), own, joint))
-        return found
+            latents.append(post.predict_latent(kernel(rows, self.X), own, joint))
+        return latents
 
     def _each(self, name: str, X: Any, *given: Any) -> list[Any]:
         *responses, offset = given
@@ -217,8 +217,8 @@ class IntegratedProcess(IntegratedPosterior):
     ) -> Array:
         """Predictive quantiles of y, (m,)."""
         latents = [(shifted(m, offset), v) for m, v in self.latents_at(X)]
-        found = [post.known_loss() for post in self.posteriors]
-        return losses.quantiles.of_mixture(q, found, self.weights, latents)
+        likelihoods = [post.known_loss() for post in self.posteriors]
+        return losses.quantiles.of_mixture(q, likelihoods, self.weights, latents)
 
     def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of responses at new rows, (m,)."""
@@ -436,8 +436,8 @@ def _of_kernel(kernel: Any, given: Any) -> tuple[list[Unknown], Array, Array]:
             for k, (whole, other, _) in enumerate(known)
             if other == name or other.startswith(ends[1]) or whole.endswith(f"__{name}")
         ]
-        found = full or short
-        owners = {known[k][0].split("[")[0] for k in found}
+        matches = full or short
+        owners = {known[k][0].split("[")[0] for k in matches}
         if len(owners) != 1:
             said = ", ".join(dict.fromkeys(repr(one[0].split("[")[0]) for one in known)) or "none"
             roots = [one[1] for one in known if one[2] == 2.0]
@@ -445,7 +445,7 @@ def _of_kernel(kernel: Any, given: Any) -> tuple[list[Unknown], Array, Array]:
             what = "which several of the kernel have" if owners else "which the kernel has not"
             raise ValueError(f"priors has {name!r}, {what}; allowed: {said}")
         checked = checked_scale(f"priors[{name!r}]", prior)
-        for k in found:
+        for k in matches:
             if k in places:
                 raise ValueError(f"priors has {known[k][0]!r} twice; allowed: once")
             is_root = known[k][1].split("[")[0] == name and known[k][2] == 2.0

@@ -454,10 +454,10 @@ class LinearPosterior(GaussianPosterior):
         -------
         float
         """
-        found = self.log_predictive(X, y, offset)
-        if not len(found):
+        logs = self.log_predictive(X, y, offset)
+        if not len(logs):
             raise ValueError("X has 0 rows; allowed: one row at least")
-        return float(found.mean())
+        return float(logs.mean())
 
     def sample_y(
         self,

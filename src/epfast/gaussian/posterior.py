@@ -144,8 +144,8 @@ class Posterior(Recorded):
         raise NotImplementedError
 
     def _checked_draws(self, draws: ArrayLike) -> Array:
-        found = _checks.array("draws", draws, shape=(None, *self.mean.shape))
-        return found.reshape(len(found), self.mean.size)
+        theta = _checks.array("draws", draws, shape=(None, *self.mean.shape))
+        return theta.reshape(len(theta), self.mean.size)
 
     def latent_at(self, draws: ArrayLike) -> Array:
         """Latent values of the rows at draws of ``sample``, (k, n) or (k, n, C), no offset."""
@@ -430,9 +430,9 @@ class GaussianPosterior(Posterior):
             If a cavity is improper.
         """
         self.known_loss()
-        found = learning.loss_gradient(*self._rows_with_sites())
+        gradient = learning.loss_gradient(*self._rows_with_sites())
         learning.note_residual(self.residual)
-        return found
+        return gradient
 
     def loss_gain(self, *others: Loss) -> Array:
         """Change of the log evidence if the parameters of the loss were others, roughly.
@@ -515,11 +515,11 @@ class GaussianPosterior(Posterior):
             )
         one_mode = self.problem.loss.log_concave is True
         given = self.log_evidence, draws, rng, self.evidence_bound, one_mode
-        found = certificates.check(self._proposal(), *given)
-        said = report.not_counts(report.weights_of(self))
-        if said is not None:
-            found = replace(found, reason=f"{found.reason}; given {said}")
-        return self._remembered(found)
+        check = certificates.check(self._proposal(), *given)
+        note = report.not_counts(report.weights_of(self))
+        if note is not None:
+            check = replace(check, reason=f"{check.reason}; given {note}")
+        return self._remembered(check)
 
 
 class SeveralLatents(GaussianPosterior):

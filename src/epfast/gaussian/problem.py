@@ -365,10 +365,10 @@ class Problem(NamedTuple):
         """Latent values of rows at weights (k, d), (m, k), or at (k, C d), (k, m, C)."""
         rows, d = self.data.X[part], self.shape[1]
         rows = rows if self.sparse else np.asarray(rows, np.float64)
-        found = np.asarray(rows @ theta.reshape(-1, d).T)
+        latent = np.asarray(rows @ theta.reshape(-1, d).T)
         if theta.shape[1] == d:
-            return found
-        return np.moveaxis(found.reshape(len(found), len(theta), self.loss.latents), 0, 1)
+            return latent
+        return np.moveaxis(latent.reshape(len(latent), len(theta), self.loss.latents), 0, 1)
 
     @property
     def prior_mean(self) -> Array:

@@ -350,8 +350,8 @@ class KernelPosterior(GaussianPosterior):
 
     def _back(self, known: Array) -> Array:
         """S L'^-1 times (n, m)."""
-        found = linalg.blas.dtrsm(1.0, self.factor.T, known, lower=1, trans_a=1)
-        return np.asarray(self._site_roots[:, None] * found)
+        solved = linalg.blas.dtrsm(1.0, self.factor.T, known, lower=1, trans_a=1)
+        return np.asarray(self._site_roots[:, None] * solved)
 
     @cached_property
     def _inverse(self) -> Array:
@@ -762,12 +762,12 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
                     f"K_star is a list of {count} matrices; allowed for K_star_star: a list, too"
                 )
             own = list(K_star_star)
-        found = [
+        moments = [
             part.predict_latent(a, b, joint)
             for part, a, b in zip(self.parts, rows, own, strict=True)
         ]
-        mean = np.stack([pair[0] for pair in found], axis=1)
-        return mean, np.stack([pair[1] for pair in found], axis=0 if joint else 1)
+        mean = np.stack([pair[0] for pair in moments], axis=1)
+        return mean, np.stack([pair[1] for pair in moments], axis=0 if joint else 1)
 
     def predict_log_proba(
         self, K_star: Any, k_star_diag: Any = None, offset: ArrayLike | None = None
@@ -782,8 +782,8 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
             As in the fit. None: 0.
         """
         loss: Any = self.known_loss()
-        found: Array = loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
-        return found
+        logs: Array = loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
+        return logs
 
 
 def checked_kernels(
@@ -798,10 +798,10 @@ def checked_kernels(
     if given is not None and np.ndim(given[0]) == 2:
         if len(given) != latents:
             raise ValueError(f"K holds {len(given)} matrices; allowed: one, or {latents}")
-        found = tuple(kernel_in_memory(part, False, jitter) for part in given)
-        if len({kernel.n for kernel in found}) > 1:
+        kernels = tuple(kernel_in_memory(part, False, jitter) for part in given)
+        if len({kernel.n for kernel in kernels}) > 1:
             raise ValueError("K holds matrices of different sizes; allowed: the same for all")
-        return found, None
+        return kernels, None
     first = kernel_in_memory(K, False, jitter)
     common = np.tril(first.array, -1)
     common += common.T

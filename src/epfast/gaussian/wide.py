@@ -120,23 +120,23 @@ class WeightPrior:
             return _scaled(rows, self.scales)
         ones = rows[..., -1:]
         ones = ones.toarray() if hasattr(ones, "indptr") else ones
-        found = np.asarray(rows - ones * self.center) * self.scales
-        found[..., -1] -= found @ self.center
-        return found
+        product = np.asarray(rows - ones * self.center) * self.scales
+        product[..., -1] -= product @ self.center
+        return product
 
     def of_columns(self, columns: Any, part: slice) -> Any:
         """Some rows of S columns, for columns = X', (d, n), of rows that end in 1."""
         if self.covariance is not None:
             return np.asarray(self.covariance[part] @ columns)
-        found = _scaled(columns[part], self.scales[part, None])
+        product = _scaled(columns[part], self.scales[part, None])
         if self.center is None:
-            return found
+            return product
         along = self.scales * self.center
-        found = found.toarray() if hasattr(found, "indptr") else found
-        found -= along[part, None]
+        product = product.toarray() if hasattr(product, "indptr") else product
+        product -= along[part, None]
         if part.indices(len(along))[1] == len(along):
-            found[-1] += self.center @ along - np.asarray(along @ columns)
-        return found
+            product[-1] += self.center @ along - np.asarray(along @ columns)
+        return product
 
     @cached_property
     def _root(self) -> Array:
@@ -156,10 +156,10 @@ class WeightPrior:
         """(d, d), S."""
         if self.covariance is not None:
             return self.covariance.copy()
-        found = np.diag(self.variance)
+        matrix = np.diag(self.variance)
         if self.center is not None:
-            found[-1, :-1] = found[:-1, -1] = -(self.scales * self.center)[:-1]
-        return found
+            matrix[-1, :-1] = matrix[:-1, -1] = -(self.scales * self.center)[:-1]
+        return matrix
 
 
 def _scaled(rows: Any, by: Array) -> Any:

@@ -198,9 +198,9 @@ class WidePosterior(KernelPosterior, FullPosterior):
         if self.problem.shape[0] > CLOSEST_UP_TO:
             return None
         # a copy, which has the form for as long as it is looked for
-        found = SiteProposal(replace(self)).closest
+        closest = SiteProposal(replace(self)).closest
         try:
-            return None if found is None or found[0].factor is None else SiteProposal(*found)
+            return None if closest is None or closest[0].factor is None else SiteProposal(*closest)
         except FloatingPointError:
             return None
 
@@ -237,8 +237,8 @@ class WidePosterior(KernelPosterior, FullPosterior):
             form = Dual(new, KernelMatrix(covariance), mean, self.log_evidence)
             return ProcessEngine(new, form)
 
-        found: FullPosterior = online.extended(self, data, schedule, warn, engine)
-        return found
+        post: FullPosterior = online.extended(self, data, schedule, warn, engine)
+        return post
 
     def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
         try:
