@@ -107,9 +107,9 @@ class ArrowPosterior(FullPosterior):
             rows, others = common[columns[:, :, None]], common[columns[:, None, :]]
             return np.asarray(moments.covariance[rows, others])
         # the columns of all levels, or of some effects of each, in their order
-        some = effect[columns[0]]
-        assert (levels.columns[:, some] == columns).all()
-        return np.asarray(moments.covariances()[:, some[:, None], some])
+        effects = effect[columns[0]]
+        assert (levels.columns[:, effects] == columns).all()
+        return np.asarray(moments.covariances()[:, effects[:, None], effects])
 
     @cached_property
     def log_evidence(self) -> float:
@@ -144,10 +144,10 @@ class ArrowPosterior(FullPosterior):
 
     @cached_property
     def _at_rows(self) -> tuple[Array, Array]:
-        known, moments = self._with_rows(), self._swept
-        h, s = np.empty((2, known.problem.n_rows))
+        post, moments = self._with_rows(), self._swept
+        h, s = np.empty((2, post.problem.n_rows))
         arrays = moments.covariance, moments.common, moments.slope, moments.inverse, moments.own
-        Arrow(known.problem).core.marginals(*arrays, h, s)
+        Arrow(post.problem).core.marginals(*arrays, h, s)
         return h, s
 
     def colored(self, noise: Array) -> Array:

@@ -188,18 +188,18 @@ class LinearProposal(SiteProposal):
         points = prior.draw(rng.standard_normal((STARTS, d)))
         if problem.loss.by_margin:
             return points, variance
-        some = np.sort(rng.permutation(n)[:STARTS])
-        center, precision = peaks(problem.loss, np.ascontiguousarray(problem.data.y[some]))
+        rows = np.sort(rng.permutation(n)[:STARTS])
+        center, precision = peaks(problem.loss, np.ascontiguousarray(problem.data.y[rows]))
         has = precision > 0.0
-        some, center, precision = some[has], center[has], precision[has]
-        if not len(some):
+        rows, center, precision = rows[has], center[has], precision[has]
+        if not len(rows):
             return points, variance
-        variance[some] = np.minimum(variance[some], 1.0 / precision)
-        X = problem.data.X[some]
+        variance[rows] = np.minimum(variance[rows], 1.0 / precision)
+        X = problem.data.X[rows]
         X = X.toarray() if problem.sparse else np.asarray(X, dtype=np.float64)
-        count = int(np.clip(WORK / (d * d * (d + len(some))), 1, 2 * STARTS))
+        count = int(np.clip(WORK / (d * d * (d + len(rows))), 1, 2 * STARTS))
         # as many rows of each as a number up to d says
-        order = rng.random((count, len(some))).argsort(axis=1)
+        order = rng.random((count, len(rows))).argsort(axis=1)
         sites = np.where(order < rng.integers(1, d + 1, size=(count, 1)), precision, 0.0)
         prior_precision = problem.prior.precision
         if prior_precision.ndim == 1:

@@ -53,9 +53,9 @@ def broken(post: Any) -> str | None:
     reason = mean_beyond_precision(post.mean, post.variance)
     if reason:
         return reason
-    asked = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
+    tol = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
     judged = post.scheme is not None and not (post.scheme.relaxes or post.scheme.learns)
-    if not judged or not not_a_fixed_point(post.residual, asked):
+    if not judged or not not_a_fixed_point(post.residual, tol):
         return None
     if post.loss is not None and not post.loss.log_concave and np.isinf(post.residual):
         return STUCK

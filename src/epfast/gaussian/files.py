@@ -33,17 +33,17 @@ def contents(post: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     Where an object has an array that was met before, it refers to that.
     """
     arrays: dict[str, Any] = {}
-    known: dict[int, tuple[Any, Any]] = {}
+    saved: dict[int, tuple[Any, Any]] = {}
 
     def named_parts(name: str, parts: dict[str, Any]) -> dict[str, Any]:
         return {key: pack(f"{name}.{key}".strip("."), item) for key, item in parts.items()}
 
     def pack(name: str, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            if id(value) not in known:
+            if id(value) not in saved:
                 arrays[name] = value
-                known[id(value)] = value, {"array": name}
-            return known[id(value)][1]
+                saved[id(value)] = value, {"array": name}
+            return saved[id(value)][1]
         if hasattr(value, "indptr"):
             parts = {part: getattr(value, part) for part in ("data", "indices", "indptr")}
             return {
@@ -153,7 +153,7 @@ def check_shapes(post: Any, shapes: str) -> None:
 
 
 def _check_shape(place: str, value: Any, allowed: list[str], lengths: dict[str, int]) -> None:
-    fitting = [some for some in allowed if len(AXIS.findall(some.split("=")[0])) == value.ndim]
+    fitting = [one for one in allowed if len(AXIS.findall(one.split("=")[0])) == value.ndim]
     if not fitting:
         raise ValueError(f"{place} has shape {value.shape}")
     spec = fitting[0]

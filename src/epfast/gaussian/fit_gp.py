@@ -197,8 +197,8 @@ def fit_gp(
             raise TypeError(
                 f"start is {_checks.describe(start)}; allowed: a LatentGPPosterior or None"
             )
-        known = found_loss.latents_in(y) if start is None else len(start.alpha)
-        found_loss = found_loss.filled(known, False)
+        n_latents = found_loss.latents_in(y) if start is None else len(start.alpha)
+        found_loss = found_loss.filled(n_latents, False)
         if found_loss.correlated:
             raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
         chosen = choose_process(found_loss, scheme, schedule)
@@ -220,8 +220,7 @@ def fit_gp(
         return low_rank_post
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
-    asked = {"weights": weights}
-    chosen = choose_process(found_loss, scheme, schedule, given=asked)
+    chosen = choose_process(found_loss, scheme, schedule, given={"weights": weights})
     if start is not None and not isinstance(start, GPPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
     kernel = kernel_in_memory(K, overwrite_K, shift)
@@ -318,8 +317,8 @@ def fit_process(
             warn_of_scheme(problem.scheme)
         return post
     except KeyboardInterrupt as pressed:
-        known = post if isinstance(post, kind) else None
-        raise interrupted(pressed, fit, result, known, lambda: unfitted(problem)) from None
+        last = post if isinstance(post, kind) else None
+        raise interrupted(pressed, fit, result, last, lambda: unfitted(problem)) from None
 
 
 def without_factor(post: GPPosterior) -> GPPosterior:

@@ -265,7 +265,7 @@ def fit_linear(
         X = _checks.real_array("X", X)
     if record is not None:
         _checks.choice("record", record, ("cost", "factor"))
-    asked = {
+    arguments = {
         "weights": None if several else weights,
         "prior": prior,
         "sparse X": X if hasattr(X, "tocsr") else None,
@@ -274,7 +274,7 @@ def fit_linear(
         "record='factor'": record if record == "factor" else None,
         "executor": executor,
     }
-    numbers = batch_size, schedule, beta, asked
+    numbers = batch_size, schedule, beta, arguments
     is_small = stream or several or min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
     kind = ("full" if is_small else "factorized") if posterior is None else posterior
     # before the first chunk is read: what is refused leaves the chunks as they are
@@ -333,19 +333,19 @@ def fit_linear(
         start = start.in_d_by_d()
     data = data._replace(X=rows, weights=row_weights)
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
-    known: dict[str, Any] = {"intercept": ones is not None, "center": center}
-    known |= {"names": names, "wide": kernel_rows}
+    fields: dict[str, Any] = {"intercept": ones is not None, "center": center}
+    fields |= {"names": names, "wide": kernel_rows}
     if prior is not None:
         refuse_normal(normal, f"prior={prior!r}", ": one of them")
         flat_prior = prior_of(np.ones(d), np.zeros(d), kernel_rows is None)
-        whole = chosen.problem(data, flat_prior)._replace(**known)
+        whole = chosen.problem(data, flat_prior)._replace(**fields)
         problem, scale = with_prior_sites(whole, prior, ones), None
     else:
         is_matrix = prior_precision is not None or prior_covariance is not None
         dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
         at = center if kernel_rows is None else None
         normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
-        problem = in_best_form(chosen.problem(data, normal_prior)._replace(**known))
+        problem = in_best_form(chosen.problem(data, normal_prior)._replace(**fields))
         if row_weights is not None:
             note_weights(row_weights)
         scale = None if stream else _notes(problem, prior_variance, is_matrix)

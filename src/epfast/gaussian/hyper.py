@@ -147,11 +147,11 @@ def correlation(z: Array) -> Array:
     q = (1 + math.isqrt(1 + 8 * p.shape[-1])) // 2
     root = np.zeros((*p.shape[:-1], q, q), dtype=p.dtype)
     for i in range(q):
-        rest = np.ones(p.shape[:-1], dtype=p.dtype)
+        remaining = np.ones(p.shape[:-1], dtype=p.dtype)
         for j in range(i):
-            root[..., i, j] = p[..., i * (i - 1) // 2 + j] * np.sqrt(rest)
-            rest = rest - root[..., i, j] ** 2
-        root[..., i, i] = np.sqrt(rest)
+            root[..., i, j] = p[..., i * (i - 1) // 2 + j] * np.sqrt(remaining)
+            remaining = remaining - root[..., i, j] ** 2
+        root[..., i, i] = np.sqrt(remaining)
     return np.asarray(root @ np.swapaxes(root, -1, -2))
 
 
@@ -741,9 +741,9 @@ def _warn_of_tails(rows: Any, mode: HyperPoint) -> None:
             values = [rows.point(*pair).value for pair in zip((near, far), fits, strict=True)]
             fall = (values[0] - values[1]) / (AHEAD[1] - AHEAD[0])
         if fall < NO_SD:
-            said = "is not proper, as far as fits tell" if fall < NO_END else "has no finite sd"
+            fault = "is not proper, as far as fits tell" if fall < NO_END else "has no finite sd"
             warn_user(
-                f"the posterior of {one.name!r} {said}: it hardly falls above the mode, and what "
+                f"the posterior of {one.name!r} {fault}: it hardly falls above the mode, and what "
                 "is said of its mean and sd depends on where the points end; HalfNormal, "
                 "Exponential or another prior with an end helps",
                 DataWarning,
@@ -873,8 +873,8 @@ def checked_scale(name: str, given: Any) -> priors.Scale:
     """A prior of a scale, checked."""
     if isinstance(given, priors.Scale):
         return given
-    known = ", ".join(one for one in priors.__all__ if one not in ("Scale", "LKJ"))
-    raise TypeError(f"{name} is {_checks.describe(given)}; allowed: of epfast.priors, {known}")
+    allowed = ", ".join(one for one in priors.__all__ if one not in ("Scale", "LKJ"))
+    raise TypeError(f"{name} is {_checks.describe(given)}; allowed: of epfast.priors, {allowed}")
 
 
 def checked_numbers(learn: Any, loss: Loss) -> list[Unknown]:
@@ -888,8 +888,8 @@ def checked_numbers(learn: Any, loss: Loss) -> list[Unknown]:
     numbers = []
     for name, given in (learn or {}).items():
         if name not in allowed:
-            said = ", ".join(map(repr, allowed)) or "none, it has no numbers"
-            raise ValueError(f"learn has {name!r}; allowed with {loss!r}: {said}")
+            names = ", ".join(map(repr, allowed)) or "none, it has no numbers"
+            raise ValueError(f"learn has {name!r}; allowed with {loss!r}: {names}")
         numbers.append(Unknown(name, checked_scale(f"learn[{name!r}]", given)))
     if learn is not None and "sd" in learn and "variance" in learn:
         raise ValueError(

@@ -122,12 +122,12 @@ class ProcessTarget(Target):
         mode = self.point(u, post)
         axes = principal_axes(mode, fitted, self.slopes)
         beside = [fitted(u - axis, post) for axis in axes.T]
-        known = [one for one in beside if one is not None]
+        points = [one for one in beside if one is not None]
         scales = np.array(["sd" in one.name or one.name == "scale" for one in self.unknowns])
-        spread = sum((one.u - u)[scales] ** 2 for one in known)
+        spread = sum((one.u - u)[scales] ** 2 for one in points)
         of_scales = float(np.max(grown(spread, 0.0), initial=0.0))
-        more = max(of_scales, change(post, [one.fit for one in known]))
-        return len(known) < len(beside) or more >= least
+        more = max(of_scales, change(post, [one.fit for one in points]))
+        return len(points) < len(beside) or more >= least
 
     def modes(self) -> list[HyperPoint]:
         """Local maxima, from each start; the most probable one first."""
@@ -232,14 +232,14 @@ class IntegratedProcess(IntegratedPosterior):
         return self._drawn_at(X, size, rng, lambda post, latent, draws: latent)
 
     def _drawn_at(
-        self, X: Any, size: int, rng: Any, said: Callable[[Any, Array, Any], Array]
+        self, X: Any, size: int, rng: Any, predict: Callable[[Any, Array, Any], Array]
     ) -> Array:
         """What is said of draws of the process at new rows by the posteriors that they are of."""
         latents = iter(self.latents_at(X, True))
         return self._drawn(
             size,
             rng,
-            lambda post, n, draws: said(post, draws_of(*next(latents), n, draws), draws),
+            lambda post, n, draws: predict(post, draws_of(*next(latents), n, draws), draws),
         )
 
     def sample_y(
@@ -439,11 +439,11 @@ def _of_kernel(kernel: Any, given: Any) -> tuple[list[Unknown], Array, Array]:
         matches = full or short
         owners = {known[k][0].split("[")[0] for k in matches}
         if len(owners) != 1:
-            said = ", ".join(dict.fromkeys(repr(one[0].split("[")[0]) for one in known)) or "none"
+            names = ", ".join(dict.fromkeys(repr(one[0].split("[")[0]) for one in known)) or "none"
             roots = [one[1] for one in known if one[2] == 2.0]
-            said += "".join(f", {one!r}" for one in dict.fromkeys(roots) if roots.count(one) == 1)
+            names += "".join(f", {one!r}" for one in dict.fromkeys(roots) if roots.count(one) == 1)
             what = "which several of the kernel have" if owners else "which the kernel has not"
-            raise ValueError(f"priors has {name!r}, {what}; allowed: {said}")
+            raise ValueError(f"priors has {name!r}, {what}; allowed: {names}")
         checked = checked_scale(f"priors[{name!r}]", prior)
         for k in matches:
             if k in places:

@@ -96,10 +96,10 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
             return None
         y = self.problem.data.y
         h, s = self.marginals_of_rows()
-        rest = 1.0 - sites.precision * s
-        if not (rest > 0.0).all():
+        ratio = 1.0 - sites.precision * s
+        if not (ratio > 0.0).all():
             return None
-        v = s / rest
+        v = s / ratio
         m = h - v * (sites.shift - sites.precision * h)
         slopes, W = np.empty((len(h), latents)), np.empty((len(h), latents, latents))
         if y is None or loss.latent_moments().curvatures(y, m, v, slopes, W):

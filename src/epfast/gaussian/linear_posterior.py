@@ -35,11 +35,11 @@ from epfast.inference.runtime import cached_property, one_blas_thread
 
 
 def finite(
-    *latent: Array, said: str = "X holds NaN or infinity, or overflows; allowed: finite numbers"
+    *latent: Array, error: str = "X holds NaN or infinity, or overflows; allowed: finite numbers"
 ) -> None:
-    """Refuse latent values that are not finite; said: the error."""
+    """Refuse latent values that are not finite; error: its text."""
     if not all(np.isfinite(part).all() for part in latent):
-        raise ValueError(said)
+        raise ValueError(error)
 
 
 class LinearPosterior(GaussianPosterior):
@@ -207,8 +207,8 @@ class LinearPosterior(GaussianPosterior):
         return self.sites is not None and self.sites.shift.ndim == 1
 
     def marginals_of_rows(self) -> tuple[Array, Array]:
-        known = self if self.problem.has_rows else self._with_rows()  # says that there are none
-        return self._latent(known.problem.data.X)
+        post = self if self.problem.has_rows else self._with_rows()  # says that there are none
+        return self._latent(post.problem.data.X)
 
     def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
         """Leave-one-out log probability of each response, from the cavities.

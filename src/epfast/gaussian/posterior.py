@@ -385,10 +385,10 @@ class GaussianPosterior(Posterior):
             if self.scheme.objective == "printed":
                 return float("nan")
             # r_i q divided by site i is r_i times the cavity
-            rest = 1.0 + self.relaxed.precision * variance
-            if not (rest > 0.0).all():
+            ratio = 1.0 + self.relaxed.precision * variance
+            if not (ratio > 0.0).all():
                 return float("inf")
-            mean, variance = (mean + variance * self.relaxed.shift) / rest, variance / rest
+            mean, variance = (mean + variance * self.relaxed.shift) / ratio, variance / ratio
         return residual_of_rows(problem, self.n_sweeps, sites, mean, variance)
 
     def loo_log_predictive(self) -> Array:

@@ -152,8 +152,8 @@ class Problem(NamedTuple):
     @property
     def n_rows(self) -> int:
         """Number of rows in memory, or 1 for a stream, which does not know."""
-        known = self.data.y if self.data.X is None else self.data.X
-        return int(getattr(known, "shape", (1,))[0])
+        rows = self.data.y if self.data.X is None else self.data.X
+        return int(getattr(rows, "shape", (1,))[0])
 
     @property
     def n_sites(self) -> int:
@@ -196,10 +196,10 @@ class Problem(NamedTuple):
 
     def parts(self, visits: NDArray[np.intp] | range) -> Iterator[RowSlice]:
         """The rows in the order of their visits, in pieces of ``chunk`` entries of X."""
-        for some in self.pieces(visits):
+        for piece in self.pieces(visits):
             # a slice takes neighbours without a copy
-            neighbours = isinstance(some, range) and some.step == 1
-            which: Any = slice(some[0], some[-1] + 1) if neighbours else as_array(some)
+            neighbours = isinstance(piece, range) and piece.step == 1
+            which: Any = slice(piece[0], piece[-1] + 1) if neighbours else as_array(piece)
             yield RowSlice(which, self.rows(which), self.responses(which), self.weights(which))
 
     def slices(self, unpacked: bool = False) -> list[slice]:

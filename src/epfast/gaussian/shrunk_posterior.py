@@ -146,8 +146,8 @@ class Models(Proposal):
         if self.gram is not None:
             matrix = self.gram[np.ix_(which, which)]
         else:
-            some = self.columns[:, which]
-            matrix = some.T @ (self.rows.precision[:, None] * some)
+            columns = self.columns[:, which]
+            matrix = columns.T @ (self.rows.precision[:, None] * columns)
         matrix[np.diag_indices(len(which))] += precision
         factor = np.asarray(linalg.cholesky(matrix, lower=True))
         mean = np.asarray(linalg.cho_solve((factor, True), self.shift[which]))
@@ -255,12 +255,12 @@ class ShrunkPosterior(FullPosterior):
     def prior_cavities(self) -> tuple[Array, Array]:
         """Mean and variance of each weight without its prior, (d,). Without data they are inf."""
         sites, mean, variance = self.prior_sites, self.mean, self.variance
-        rest = 1.0 - sites.precision * variance
-        some = rest > 0.0
-        safe = np.where(some, rest, 1.0)
+        ratio = 1.0 - sites.precision * variance
+        proper = ratio > 0.0
+        safe = np.where(proper, ratio, 1.0)
         return (
-            np.where(some, (mean - sites.shift * variance) / safe, 0.0),
-            np.where(some, variance / safe, np.inf),
+            np.where(proper, (mean - sites.shift * variance) / safe, 0.0),
+            np.where(proper, variance / safe, np.inf),
         )
 
     @property
@@ -457,8 +457,8 @@ class ShrunkPosterior(FullPosterior):
         scaled = block / self.prior_sites.precision
         cross = np.asarray((self.problem.data.X @ scaled.T).T)
         spread = np.einsum("ij,ij->i", scaled, block)
-        known = np.einsum("ij,ij->i", cross @ self._by_rows.R, cross)
-        return block @ self.mean, np.asarray(spread - known)
+        explained = np.einsum("ij,ij->i", cross @ self._by_rows.R, cross)
+        return block @ self.mean, np.asarray(spread - explained)
 
     # -- rows --
 

@@ -49,9 +49,9 @@ def products(rows: Any, X: Any) -> Array:
         return np.asarray((X @ np.asarray(rows, dtype=np.float64).T).T)
     result = np.zeros((m, n))
     for part in _columns(X, m):
-        some = rows[:, part]
-        some = some.toarray() if hasattr(rows, "indptr") else np.asarray(some, dtype=np.float64)
-        result += some @ np.asarray(X[:, part], dtype=np.float64).T
+        block = rows[:, part]
+        block = block.toarray() if hasattr(rows, "indptr") else np.asarray(block, dtype=np.float64)
+        result += block @ np.asarray(X[:, part], dtype=np.float64).T
     return result
 
 
@@ -68,10 +68,10 @@ def gram(X: Any, variance: Array | None) -> Array:
         return products(X if variance is None else X.multiply(variance).tocsr(), X)
     result = np.zeros((X.shape[0], X.shape[0]))
     for part in _columns(X, X.shape[0]):
-        some = np.asarray(X[:, part], dtype=np.float64)
+        block = np.asarray(X[:, part], dtype=np.float64)
         if variance is not None:
-            some = some * np.sqrt(variance[part])
-        result += np.dot(some, some.T)
+            block = block * np.sqrt(variance[part])
+        result += np.dot(block, block.T)
     return result
 
 
@@ -198,8 +198,8 @@ class WideRows:
     def remembering(self) -> WideRows:
         """The same, with X X' at hand for any common prior variance. O(n^2 d)."""
         with np.errstate(over="ignore", invalid="ignore"):
-            known = gram(self._features(), None)
-            return WideRows(self.X, self.intercept, self.center, known)
+            kernel = gram(self._features(), None)
+            return WideRows(self.X, self.intercept, self.center, kernel)
 
     def columns(self) -> Any:
         """X', whose rows are at hand."""

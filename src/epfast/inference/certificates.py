@@ -168,14 +168,14 @@ def check(
         seen = moments(sampler, parts, used, unit, reference.known)
         seen = seen.beside(*unit, mean, sd)
     believed = _believed(used, sampler.draws)
-    said = _verdict(log_evidence, seen, used, believed, searched) or _beside(proposal, better)
+    verdict = _verdict(log_evidence, seen, used, believed, searched) or _beside(proposal, better)
     if log_evidence > bound:
         reason = f"the log evidence is {log_evidence:.4g}, and cannot be above 0, since no factor"
-        said = "do not use", f"{reason} is above 1"
+        verdict = "do not use", f"{reason} is above 1"
     worst, widest = _largest(seen.shift), _largest(seen.log_sd)
     factor = float(np.exp(seen.log_sd[widest]))
     return Check(
-        *said,
+        *verdict,
         sampler.draws,
         0.0 if own is None else own.effective,
         np.inf if own is None else own.khat,
@@ -266,9 +266,9 @@ def _beside(proposal: Proposal, better: Proposal | None) -> tuple[str, str]:
     if better is None or not better.is_best:
         return "uncertain", cannot
     (center, spread), (mean, sd) = proposal.moments(), better.moments()
-    uncertain, known = (spread > 0.0) & (sd > 0.0), np.zeros(len(mean))
+    uncertain, exact = (spread > 0.0) & (sd > 0.0), np.zeros(len(mean))
     scale, sd = np.where(uncertain, spread, 1.0), np.where(uncertain, sd, 1.0)
-    seen = ExactMoments((mean - center) / scale, known, np.log(sd / scale), known, 0.0)
+    seen = ExactMoments((mean - center) / scale, exact, np.log(sd / scale), exact, 0.0)
     off, wide = _largest(seen.shift), _largest(seen.log_sd)
     if abs(seen.shift[off]) > FAR[0]:
         return "do not use", f"{_distance(seen, off)}, judging by the closest Gaussian"

@@ -121,8 +121,8 @@ def _replacing(name: str) -> Iterator[BinaryIO]:
         # closed to others until it has the permissions of the file that it replaces
         number = os.open(new, flags, 0o666 if before is None else 0o600)
     except OSError as error:
-        said = f"no file can be made in the folder of {name!r}: {error.strerror}"
-        raise OSError(error.errno, said, folder) from error
+        message = f"no file can be made in the folder of {name!r}: {error.strerror}"
+        raise OSError(error.errno, message, folder) from error
     try:
         with os.fdopen(number, "wb") as file:
             yield file
@@ -260,8 +260,8 @@ def _fill(result: Array, file: Any) -> None:
     """Read all bytes of an array, and the end, at which the checksum is compared."""
     target = result.view(np.uint8) if result.size else np.empty(0, np.uint8)
     for start in range(0, len(target), PIECE):
-        some = target[start : start + PIECE]
-        some[:] = np.frombuffer(file.read(len(some)), np.uint8)
+        piece = target[start : start + PIECE]
+        piece[:] = np.frombuffer(file.read(len(piece)), np.uint8)
     if file.read(1):
         raise ValueError("an array is longer than it says")
 

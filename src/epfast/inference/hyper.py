@@ -153,9 +153,9 @@ def principal_axes(
     for k, step in enumerate(STEP * np.eye(m)):
         sides = [fitted(mode.u + by, mode.fit) for by in (-step, step)]
         # a range may end there
-        known = [one is not None and one.value > -math.inf for one in sides]
-        here: list[Any] = [one if held else mode for one, held in zip(sides, known, strict=True)]
-        width = STEP * sum(known)
+        usable = [one is not None and one.value > -math.inf for one in sides]
+        here: list[Any] = [one if held else mode for one, held in zip(sides, usable, strict=True)]
+        width = STEP * sum(usable)
         bent[k] = (slopes(here[0]) - slopes(here[1])) / max(width, STEP)
     return axes_of(bent)
 
@@ -403,10 +403,10 @@ def _between(surface: Surface, seed: int) -> WeightedPoints:
     masses = _calibrated(
         np.bincount(near, probabilities, len(z)).astype(np.float64), z, nodes, probabilities
     )
-    some = np.flatnonzero(masses > 0.0)
-    volumes = np.log(masses[some]) + total - values[some]
+    weighted = np.flatnonzero(masses > 0.0)
+    volumes = np.log(masses[weighted]) + total - values[weighted]
     return WeightedPoints(
-        [points[k] for k in some], volumes, surface.u(nodes), probabilities, surface.n_lost
+        [points[k] for k in weighted], volumes, surface.u(nodes), probabilities, surface.n_lost
     )
 
 

@@ -113,9 +113,9 @@ class Sampler:
 
     def shares(self, parts: Sequence[Proposal]) -> Array:
         """(parts,), pairs of each."""
-        pairs, rest = self.draws // 2, len(parts) - 1
-        first = pairs - (pairs - int(OF_FIRST * pairs)) // max(1, rest) * rest
-        return np.array([first, *rest * [(pairs - first) // max(1, rest)]])
+        pairs, n_others = self.draws // 2, len(parts) - 1
+        first = pairs - (pairs - int(OF_FIRST * pairs)) // max(1, n_others) * n_others
+        return np.array([first, *n_others * [(pairs - first) // max(1, n_others)]])
 
     def blocks(self, parts: Sequence[Proposal]) -> Iterator[tuple[int, slice, Array]]:
         """Yield the Gaussian, a slice of the pairs, and their first halves (k, size)."""
@@ -125,13 +125,13 @@ class Sampler:
             step = max(1, BLOCK // (2 * parts[part].width))
             for i in range(start, end, step):
                 rng = np.random.default_rng([self.seed, number])
-                some, number = slice(i, min(i + step, end)), number + 1
-                z = rng.standard_normal((some.stop - i, parts[part].size))
+                block, number = slice(i, min(i + step, end)), number + 1
+                z = rng.standard_normal((block.stop - i, parts[part].size))
                 if self.df is not None:
                     wide = rng.random(len(z)) < defensive(z.shape[1])
                     df = np.where(wide, LEAST_DF, self.df)
                     z *= (np.where(wide, WIDTH, 1.0) * np.sqrt(df / rng.chisquare(df)))[:, None]
-                yield part, some, z
+                yield part, block, z
 
     def log_density(self, square: Array, size: int) -> Array:
         """Log of the density of draws at squared distances, over the normal one at its mean."""
@@ -150,7 +150,7 @@ class Sampler:
         pairs = self.draws // 2
         log_weight, log_base = np.empty((2, pairs)), np.empty((len(parts), 2, pairs))
         log_share = np.log(self.shares(parts) / pairs)
-        for j, some, z in self.blocks(parts):
+        for j, block, z in self.blocks(parts):
             own = np.einsum("ij,ij->i", z, z)
             for side, signed in enumerate((z, -z)):
                 theta = parts[j].draw(signed)
@@ -164,10 +164,10 @@ class Sampler:
                     normal[k] = height - 0.5 * square
                     drawn[k] = height + log_share[k] + self.log_density(square, z.shape[1])
                 total = special.logsumexp(drawn, axis=0)
-                log_base[:, side, some] = normal - total
+                log_base[:, side, block] = normal - total
                 with np.errstate(over="ignore", invalid="ignore"):
                     log_ratio = parts[j].log_ratio(signed, theta)
-                log_weight[side, some] = np.where(np.isnan(log_ratio), -np.inf, log_ratio) - total
+                log_weight[side, block] = np.where(np.isnan(log_ratio), -np.inf, log_ratio) - total
         if not np.isfinite(log_weight.max()):
             return None
         # as they are: smoothed weights of a draw and its mirror image differ where these are alike

@@ -233,8 +233,8 @@ def run(
                             moved = change(before, now) / schedule.damping if rest is None else rest
                             if counts.left is not None:
                                 drift = change(Summary(*counts.left), now)
-                    known = math.isfinite(evidence) or math.isnan(engine.evidence_bound)
-                    if not (known and math.isfinite(moved)):
+                    sound = math.isfinite(evidence) or math.isnan(engine.evidence_bound)
+                    if not (sound and math.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
                         )
@@ -333,8 +333,8 @@ def interrupted(
     fit: the last run that has ended; result: makes a posterior of one; start, unfitted: what there
     is before the first sweep.
     """
-    known = getattr(stopped, "posterior", None)
-    fit = known if isinstance(known, Fit) else fit
+    last = getattr(stopped, "posterior", None)
+    fit = last if isinstance(last, Fit) else fit
     if fit is not None:
         posterior = result(fit)
     else:  # sites in the role of a start are no posterior

@@ -140,9 +140,9 @@ def not_counts(weights: Array | None) -> str | None:
 
 def note_weights(weights: Array | None) -> None:
     """Warn the caller of a fit of weights that are no counts."""
-    said = not_counts(weights)
-    if said is not None:
-        warn_user(f"{said}; give counts, or none", DataWarning)
+    note = not_counts(weights)
+    if note is not None:
+        warn_user(f"{note}; give counts, or none", DataWarning)
 
 
 def weights_of(post: Any) -> Array | None:
@@ -181,8 +181,8 @@ def notes(post: Any) -> list[str]:
             f"rank {post.rank} of {len(post.y)}: by an estimate within {error:.2g} nats of the log "
             "evidence of the whole kernel"
         )
-    said = not_counts(weights_of(post))
-    return lines if said is None else [*lines, said]
+    note = not_counts(weights_of(post))
+    return lines if note is None else [*lines, note]
 
 
 # ---- ArviZ ----

@@ -56,7 +56,7 @@ def memory_left() -> float:
         left = float(limits.split()[0]) - 1024.0 * float(status.split()[0])
     with suppress(OSError, ValueError, KeyError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        of = {name: int(rest.split()[0]) for name, rest in (line.split(":") for line in lines)}
+        of = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
         left = min(left, 1024.0 * (of["MemAvailable"] + of["SwapFree"]))
     with suppress(OSError, ValueError):  # "max", which is no number, is no limit
         left = min(left, float(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -82,8 +82,8 @@ def _entries(X: Any, columns: NDArray[np.intp]) -> tuple[Any, ...]:
     place[columns] = np.arange(columns.size).reshape(columns.shape)
     at = place[X.indices]
     rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
-    some = (at >= 0) & (X.data != 0.0)
-    return rows[some], *np.divmod(at[some], columns.shape[1]), X.data[some]
+    kept = (at >= 0) & (X.data != 0.0)
+    return rows[kept], *np.divmod(at[kept], columns.shape[1]), X.data[kept]
 
 
 def rows_by_level(X: Any, columns: NDArray[np.intp], common: NDArray[np.intp]) -> RowsByLevel:

@@ -72,18 +72,18 @@ def fitted_at(tilted: TiltedMoments, y: Array, m: Array, v: Array) -> Cavities |
 
 def log_mass(precision: Array, shift: Array, m: Array, v: Array) -> Array:
     """Minus log of the integral of N(f; m, v) exp(shift f - precision f^2 / 2)."""
-    rest = 1.0 + precision * v
+    ratio = 1.0 + precision * v
     return np.asarray(
-        0.5 * np.log(rest) - (0.5 * shift**2 * v + shift * m - 0.5 * precision * m**2) / rest
+        0.5 * np.log(ratio) - (0.5 * shift**2 * v + shift * m - 0.5 * precision * m**2) / ratio
     )
 
 
 def cavities(sites: Sites, mean: Array, variance: Array) -> tuple[Array, Array] | None:
     """Mean and variance of the cavities, or None if one is improper. O(n)."""
-    rest = 1.0 - sites.precision * variance
-    if not (rest > 0.0).all():
+    ratio = 1.0 - sites.precision * variance
+    if not (ratio > 0.0).all():
         return None
-    return (mean - sites.shift * variance) / rest, variance / rest
+    return (mean - sites.shift * variance) / ratio, variance / ratio
 
 
 def joint_sites(
@@ -115,10 +115,10 @@ def joint_sites(
         if fit is None:
             return None
         dt, dn = fit.precision - tau0, fit.shift - nu0
-        rest = 1.0 + variance * dt
-        if not (rest > 0.0).all():
+        ratio = 1.0 + variance * dt
+        if not (ratio > 0.0).all():
             return None
-        kernel.couple(dn - dt * fit.mean, dt / rest, across, squared)
+        kernel.couple(dn - dt * fit.mean, dt / ratio, across, squared)
         u = variance * np.exp(-squared / variance)
         # with the own site as it was, then without it
         h = mean + across + (u - variance) * (dt * fit.mean - dn)

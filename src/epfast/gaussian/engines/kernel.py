@@ -131,7 +131,7 @@ class Kernel(Form):
         self.matrix, self.offset, self.proper = matrix, offset, proper
         self.order, self.shapes = matrix.n, ((matrix.n,),) * 3
         #: log evidence of what has made this prior
-        self.known = 0.0
+        self.base_evidence = 0.0
         #: whether marginals are all that sweeps ask for
         self.cheap = False
         #: whether slopes of the evidence by K are wanted in the end, for which the array has R then
@@ -160,7 +160,7 @@ class Kernel(Form):
 
     def summary(self, state: GPState, evidence: bool = True) -> Summary:
         now = state.moments
-        total = self.known + log_evidence(state.sites, now, self.offset)
+        total = self.base_evidence + log_evidence(state.sites, now, self.offset)
         return Summary(now.mean, now.variance, total)
 
     def moments(self, sites: Sites, marginals: bool = False) -> ValueMoments | None:
@@ -240,7 +240,7 @@ class Dual(Kernel):
         problem: Problem,
         matrix: KernelMatrix | None = None,
         offset: Array | None = None,
-        known: float = 0.0,
+        base_evidence: float = 0.0,
     ) -> None:
         """matrix, offset: of h given other rows, whose log evidence is known. None: of the prior.
 
@@ -249,7 +249,7 @@ class Dual(Kernel):
         if matrix is None:
             matrix, offset = problem.wide.kernel(problem.prior), offset_of(problem)
         super().__init__(matrix, offset)
-        self.problem, self.known, self.sweeps = problem, known, problem.base.sweeps
+        self.problem, self.base_evidence, self.sweeps = problem, base_evidence, problem.base.sweeps
         self.weights = len(problem.prior.shift)
 
     improper = Form.improper  # type: ignore[assignment]

@@ -72,10 +72,10 @@ def newton_step(
     the slopes where they are, and slope those that the sites have.
     """
     n, latents = h.shape
-    rest = 1.0 - sites.precision * s
-    if not (rest > 0.0).all():
+    ratio = 1.0 - sites.precision * s
+    if not (ratio > 0.0).all():
         return None
-    v = np.ascontiguousarray(s / rest)
+    v = np.ascontiguousarray(s / ratio)
     slope = sites.shift - sites.precision * h
     d, W = np.empty((n, latents)), np.empty((n, latents, latents))
     if moments.curvatures(y, np.ascontiguousarray(h - v * slope), v, d, W):
@@ -282,8 +282,8 @@ class LatentChunks(Visits):
         old = np.stack([sites.precision[:, visits], sites.shift[:, visits]], axis=1)
         unused = np.zeros(len(sites.log_scale))
         for k, chunk in enumerate(self.chunks):
-            mine = sites.precision[k], sites.shift[k], unused
-            if chunk.take(layout.rows, at, visits, new[k], *mine):
+            site = sites.precision[k], sites.shift[k], unused
+            if chunk.take(layout.rows, at, visits, new[k], *site):
                 continue
             for back in range(k):
                 kept = sites.precision[back], sites.shift[back], unused
@@ -327,9 +327,9 @@ class StackEngine(EPEngine):
         problem, core, before = self.problem, self.core, self.core.n_refused
         own, covariance, mean = by_latent(sites), state.covariance.copy(), state.mean.copy()
         visits = problem.schedule.checked_visits(problem.shape[0], state.sweeps)
-        for some in map(as_array, problem.pieces(visits)):
-            core.sweep(problem.rows(some), problem.data.y, some, covariance, mean, *own)
-            tick(len(some))
+        for rows in map(as_array, problem.pieces(visits)):
+            core.sweep(problem.rows(rows), problem.data.y, rows, covariance, mean, *own)
+            tick(len(rows))
         put_back(sites, own)
         variance = covariance.diagonal(0, 1, 2).ravel()
         refused = min(len(sites.log_scale), core.n_refused - before)
@@ -414,11 +414,11 @@ class Kernels(Form):
         """Their covariances are in the arrays of the kernels then. O(C n^3)."""
         parts = []
         for k, form in enumerate(self.forms):
-            some = one_of(sites, k)
-            part = form.moments(some)
+            own = one_of(sites, k)
+            part = form.moments(own)
             if part is None:
                 return None
-            form.hold_covariance(some, part)
+            form.hold_covariance(own, part)
             parts.append(part)
         return GPState(sites, sweeps, tuple(parts))
 

@@ -126,9 +126,9 @@ def of_differences(tau: Array, nu: Array) -> tuple[Array, Array]:
 def cavities(mean: Array, covariance: Array, sites: Sites) -> tuple[Array, Array]:
     """Mean and covariance of the differences without the sites of their rows."""
     matrix, shift = of_differences(sites.precision, sites.shift)
-    rest = np.eye(mean.shape[1]) - covariance @ matrix
+    system = np.eye(mean.shape[1]) - covariance @ matrix
     right = mean - np.einsum("nij,nj->ni", covariance, shift)
-    solved = np.linalg.solve(rest, np.concatenate([right[:, :, None], covariance], axis=2))
+    solved = np.linalg.solve(system, np.concatenate([right[:, :, None], covariance], axis=2))
     V = solved[:, :, 1:]
     return solved[:, :, 0], 0.5 * (V + np.swapaxes(V, 1, 2))
 
@@ -229,13 +229,13 @@ class Joint(Full):
         def pieces() -> Iterator[tuple[Rows, Array, Array]]:
             step = max(1, AT_ONCE // self.count**2)
             for first in range(0, len(numbers), step):
-                some = slice(first, first + step)
-                W, b, scale = self.of_classes(numbers[some], families.taken(sites, some))
+                piece = slice(first, first + step)
+                W, b, scale = self.of_classes(numbers[piece], families.taken(sites, piece))
                 if less is not None:
-                    before = self.of_classes(numbers[some], families.taken(less, some))
+                    before = self.of_classes(numbers[piece], families.taken(less, piece))
                     W, b, scale = W - before[0], b - before[1], scale - before[2]
                 scales.append(scale)
-                yield self.problem.rows(numbers[some]), W, b
+                yield self.problem.rows(numbers[piece]), W, b
 
         return *sum_of_classes(pieces(), self.count, self.problem.shape[1]), sum(scales)
 

@@ -238,8 +238,8 @@ class ByRows(ByWeights):
         seen = root > 0.0
         safe = np.where(seen, root, 1.0)
         alpha = root * (inverse @ np.where(seen, sign * b / safe - root * prior_mean, 0.0))
-        rest = np.where(seen, 0.0, b)
-        alpha += rest - R @ (kernel @ rest)
+        unseen = np.where(seen, 0.0, b)
+        alpha += unseen - R @ (kernel @ unseen)
         shift = weights.shift + columns @ b
         mean = variance * (weights.shift + columns @ alpha)
         if spread:
@@ -397,11 +397,11 @@ class WeightEngine(EPEngine):
         core, before = self.core_of_weights, self.core_of_weights.n_refused
         core.damping = state.memory.damping
         if self.schedule.order == "parallel":
-            some = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
+            visited = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
             now = self.form.summary(state, False)
             mean, variance = (np.ascontiguousarray(part[visits]) for part in now[:2])
-            core.fit(mean, variance, self.ones, *some)
-            families.put(weights, visits, some)
+            core.fit(mean, variance, self.ones, *visited)
+            families.put(weights, visits, visited)
             tick(len(visits))
             return int(core.n_refused - before)
         if self.schedule.order == "shuffled":
@@ -469,10 +469,10 @@ class WeightEngine(EPEngine):
     def _rescale(self, sites: Sites, now: Summary) -> None:
         """Give prior sites the scales by which their integrals over cavities are Z, in place."""
         visits, weights = self.form.given.visits, split(sites, self.form.n)[1]
-        some: Sites = families.taken(weights, visits)
-        cavity = cavities(some, now.mean[visits], now.variance[visits])
+        visited: Sites = families.taken(weights, visits)
+        cavity = cavities(visited, now.mean[visits], now.variance[visits])
         lZ, *others = np.empty((3, len(visits)))
         if cavity is None or not len(visits):
             return
         if not self.of_prior.many(self.ones, *cavity, self.ones[:, 0].copy(), lZ, *others):
-            weights.log_scale[visits] = lZ + log_mass(*some[:2], *cavity)
+            weights.log_scale[visits] = lZ + log_mass(*visited[:2], *cavity)

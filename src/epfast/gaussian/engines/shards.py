@@ -506,10 +506,10 @@ class SharedEngine(EPEngine):
         calls: list[tuple[Any, ...]] = []
         counts = []
         for k in range(len(self.sizes)):
-            mine = batches.group == k
-            group = shard_of(self.problem, neighbours(batches.rows[mine]), numbers)
+            in_group = batches.group == k
+            group = shard_of(self.problem, neighbours(batches.rows[in_group]), numbers)
             site, size = families.taken(sites, k), float(self.sizes[k])
-            rest = batches.last[mine], state.memory.checked, state.sweeps
+            rest = batches.last[in_group], state.memory.checked, state.sweeps
             calls.append((local_shared, group, state.precision, state.shift, site, size, *rest))
             counts.append(group.shape[0])
         return calls, counts
@@ -611,7 +611,7 @@ class Shards(Full):
         #: where each factor is, shard after shard. None: in their order
         self.place = None if (np.diff(order) == 1).all() else np.argsort(order)
         rows = map(neighbours, _members(of_rows))
-        self.shards = [shard_of(problem, some, schedule.inner) for some in rows]
+        self.shards = [shard_of(problem, take, schedule.inner) for take in rows]
 
     def prior(self) -> Any:
         return self.built(self._begun(None), self.problem.base.sweeps)
@@ -633,7 +633,7 @@ class Shards(Full):
         else:
             whole = engine_of_shard(problem._replace(schedule=inner))
             sites = whole.finish(whole.init(start)).sites
-        rows: list[Sites] = [families.taken(sites, some) for some in self.factors]
+        rows: list[Sites] = [families.taken(sites, factors) for factors in self.factors]
         if start is None:
             return [ShardSite(flat_site(problem.base.precision), own) for own in rows]
         return [ShardSite(site_of(*pair), pair[1]) for pair in zip(self.shards, rows, strict=True)]
@@ -703,11 +703,11 @@ class ShardEngine(EPEngine):
         precision, shift = state.precision, state.shift
         visits = [int(k) for k in self.schedule.checked_visits(len(sites), state.sweeps)]
         together = self.schedule.order == "parallel"
-        for some in [visits] if together else [[k] for k in visits]:
+        for visited in [visits] if together else [[k] for k in visits]:
             given = precision, shift
-            calls = [self.call(k, state.sweeps, *given, sites[k], damping) for k in some]
-            updates = self.tasks.together(calls, [self.form.sizes[k] for k in some], tick)
-            for k, update in zip(some, updates, strict=True):
+            calls = [self.call(k, state.sweeps, *given, sites[k], damping) for k in visited]
+            updates = self.tasks.together(calls, [self.form.sizes[k] for k in visited], tick)
+            for k, update in zip(visited, updates, strict=True):
                 refused, failed = refused + update.refused, failed + update.failed
                 self.distance = max(self.distance, update.distance)
                 if not together:
@@ -827,8 +827,8 @@ class AsTheyCome(Visits):
         self.queue.remove(k)
         self.queue.append(k)
         visit, q = self.answered[k], (self.precision, self.shift)
-        asked = self.engine.call(k, visit, *q, self.parts[k], self._share(k))
-        self.tasks.send((k, visit), *asked)
+        call = self.engine.call(k, visit, *q, self.parts[k], self._share(k))
+        self.tasks.send((k, visit), *call)
 
     def _share(self, k: int) -> float:
         return self.flow.rate * float(0.5 ** self.tries[k])
