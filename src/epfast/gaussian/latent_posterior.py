@@ -78,7 +78,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     # -- rows --
 
     def _latent_of(self, theta: Array) -> Array:
-        return self.problem.latent(theta)  # type: ignore[no-any-return]
+        return self.problem.latent(theta)
 
     def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of the latents of rows, (n, C) each. O(C n d^2)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,7 +71,7 @@ class LinearPosterior(GaussianPosterior):
         """Names of the columns of the frame that was fitted, and "intercept"; None without."""
         names = self.problem.names
         if names is None or not self.problem.intercept:
-            return cast(tuple[str, ...] | None, names)
+            return names
         return (*names, "intercept")
 
     @property
@@ -84,14 +84,12 @@ class LinearPosterior(GaussianPosterior):
 
     @property
     def prior_precision(self) -> Array:
-        precision: Array = self.problem.prior.precision
-        return precision
+        return self.problem.prior.precision
 
     @property
     def batch_size(self) -> int | None:
         """Rows per factor. None: a site per row."""
-        size: int | None = self.problem.batch_size
-        return size
+        return self.problem.batch_size
 
     @property
     def rows_seen(self) -> int | None:

@@ -17,7 +17,7 @@ from epfast._arrays import Array
 from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.diagnostics import loo_of_rows, residual_of_rows, residual_of_sweep
 from epfast.gaussian.files import contents
-from epfast.gaussian.problem import RelaxationFactors
+from epfast.gaussian.problem import Problem, RelaxationFactors
 from epfast.inference import SweepInfo, certificates, learning, report
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
@@ -36,6 +36,7 @@ def shifted(latent: Array, offset: ArrayLike | None, axes: int = 1) -> Array:
 class Posterior(Recorded):
     """What posteriors of rows and processes have in common: a Gaussian, or a mixture of them."""
 
+    problem: Problem
     #: the name of the class in files
     kind: ClassVar[str]
     #: of latent values: their rows, and of several latents these
@@ -84,8 +85,7 @@ class Posterior(Recorded):
     @property
     def beta(self) -> float:
         """Inverse temperature of the factors exp(-beta loss)."""
-        beta: float = self.problem.beta
-        return beta
+        return self.problem.beta
 
     @property
     def power(self) -> float:
@@ -105,8 +105,7 @@ class Posterior(Recorded):
     def loss_of_rows(self) -> Loss:
         """As ``known_loss``, for ``observed``: responses may carry an offset."""
         self.known_loss()
-        loss: Loss = self.problem.loss
-        return loss
+        return self.problem.loss
 
     # -- what a subclass gives to the methods below --
 
@@ -182,8 +181,7 @@ class Posterior(Recorded):
         """The largest log evidence that is possible, up to rounding. inf: no bound is known."""
         if self.loss is None or self.observed() is None:
             return math.inf
-        bound: float = self.problem.evidence_bound
-        return bound
+        return self.problem.evidence_bound
 
     def credible_interval(self, level: float = 0.95) -> Array:
         """Central credible intervals.
@@ -302,7 +300,7 @@ class GaussianPosterior(Posterior):
     """
 
     state: Any
-    problem: Any
+    problem: Problem
     converged: bool
     history: list[SweepInfo]
 
