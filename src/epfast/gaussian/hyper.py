@@ -561,8 +561,8 @@ def fit_hyper(
             posterior="full" if large is None else "factorized",
         )
     problem = first.problem if first.problem.wide is None else in_d_by_d(first.problem)
-    asked = EP() if schedule is None else schedule
-    problem = problem._replace(schedule=replace(problem.schedule, sweeps=asked.sweeps))
+    sweeps = (EP() if schedule is None else schedule).sweeps
+    problem = problem._replace(schedule=replace(problem.schedule, sweeps=sweeps))
     if large is not None:
         problem = _with_levels(problem, large)
     mean = np.zeros(len(problem.prior.shift))
