@@ -92,10 +92,10 @@ class ArrowPosterior(FullPosterior):
     def _assembled(self, common: Array, cross: Array, of_levels: Array) -> Array:
         """A matrix of all weights, in the order of the columns."""
         levels = self._levels
-        found = np.empty((len(self.mean),) * 2)
+        matrix = np.empty((len(self.mean),) * 2)
         order = np.append(levels.common, levels.columns.ravel())
-        found[np.ix_(order, order)] = np.block([[common, cross.T], [cross, of_levels]])
-        return found
+        matrix[np.ix_(order, order)] = np.block([[common, cross.T], [cross, of_levels]])
+        return matrix
 
     def covariances_of(self, columns: NDArray[np.intp]) -> Array:
         levels, moments = self._levels, self._swept
@@ -107,9 +107,9 @@ class ArrowPosterior(FullPosterior):
             rows, others = common[columns[:, :, None]], common[columns[:, None, :]]
             return np.asarray(moments.covariance[rows, others])
         # the columns of all levels, or of some effects of each, in their order
-        some = effect[columns[0]]
-        assert (levels.columns[:, some] == columns).all()
-        return np.asarray(moments.covariances()[:, some[:, None], some])
+        effects = effect[columns[0]]
+        assert (levels.columns[:, effects] == columns).all()
+        return np.asarray(moments.covariances()[:, effects[:, None], effects])
 
     @cached_property
     def log_evidence(self) -> float:
@@ -144,10 +144,10 @@ class ArrowPosterior(FullPosterior):
 
     @cached_property
     def _at_rows(self) -> tuple[Array, Array]:
-        known, moments = self._with_rows(), self._swept
-        h, s = np.empty((2, known.problem.n_rows))
+        post, moments = self._with_rows(), self._swept
+        h, s = np.empty((2, post.problem.n_rows))
         arrays = moments.covariance, moments.common, moments.slope, moments.inverse, moments.own
-        Arrow(known.problem).core.marginals(*arrays, h, s)
+        Arrow(post.problem).core.marginals(*arrays, h, s)
         return h, s
 
     def colored(self, noise: Array) -> Array:
@@ -179,8 +179,8 @@ class ArrowPosterior(FullPosterior):
         weights: ArrayLike | None = None,
         offset: ArrayLike | None = None,
     ) -> Self:
-        found = super().with_rows(X, y, weights, offset)
-        return replace(found, problem=arranged(found.problem, self._levels))
+        post = super().with_rows(X, y, weights, offset)
+        return replace(post, problem=arranged(post.problem, self._levels))
 
     def in_d_by_d(self) -> FullPosterior:
         """The same posterior in the d x d form, up to 2 GB. O(n d^2 + d^3)."""

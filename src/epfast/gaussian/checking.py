@@ -67,8 +67,8 @@ class SiteProposal(Proposal):
 
     def moments(self) -> tuple[Array, Array]:
         post = self.post
-        found = post.marginals_of_rows() if self.by_rows else (post.mean, post.variance)
-        return found[0].ravel(), np.sqrt(found[1]).ravel()
+        moments = post.marginals_of_rows() if self.by_rows else (post.mean, post.variance)
+        return moments[0].ravel(), np.sqrt(moments[1]).ravel()
 
     @cached_property
     def closest(self) -> tuple[Any, bool] | None:
@@ -79,9 +79,9 @@ class SiteProposal(Proposal):
 
     def _values(self, latent: Array, part: slice) -> Array:
         """Beta times the weighted loss of some rows."""
-        found: Array = self.problem.loss.values(latent, self.problem.responses(part))
+        values: Array = self.problem.loss.values(latent, self.problem.responses(part))
         weights = self.problem.data.weights
-        return found if weights is None else weights[part, None] * found
+        return values if weights is None else weights[part, None] * values
 
     def _marginals(self, precision: Array, shift: Array) -> tuple[Array, Array, float] | None:
         """Moments of the latent values, and the log normaliser, of prior times sites."""
@@ -190,17 +190,17 @@ class LinearProposal(SiteProposal):
         points = prior.draw(rng.standard_normal((STARTS, d)))
         if problem.loss.by_margin:
             return points, variance
-        some = np.sort(rng.permutation(n)[:STARTS])
-        center, precision = peaks(problem.loss, np.ascontiguousarray(problem.data.y[some]))
+        rows = np.sort(rng.permutation(n)[:STARTS])
+        center, precision = peaks(problem.loss, np.ascontiguousarray(problem.data.y[rows]))
         has = precision > 0.0
-        some, center, precision = some[has], center[has], precision[has]
-        if not len(some):
+        rows, center, precision = rows[has], center[has], precision[has]
+        if not len(rows):
             return points, variance
-        variance[some] = np.minimum(variance[some], 1.0 / precision)
-        X = problem.data.X[some]
+        variance[rows] = np.minimum(variance[rows], 1.0 / precision)
+        X = problem.data.X[rows]
         X = X.toarray() if problem.sparse else np.asarray(X, dtype=np.float64)
         # as many rows of each as a number up to d says
-        order = rng.random((2 * STARTS, len(some))).argsort(axis=1)
+        order = rng.random((2 * STARTS, len(rows))).argsort(axis=1)
         sites = np.where(order < rng.integers(1, d + 1, size=(2 * STARTS, 1)), precision, 0.0)
         prior_precision = problem.prior.precision
         if prior_precision.ndim == 1:

@@ -100,35 +100,35 @@ def choose(
     if batch_size is not None:
         batch_size = _checks.integer("batch_size", batch_size, least=1)
     factor = "row" if batch_size is None else "minibatch"
-    found_loss = losses.resolve(loss).tempered(beta)
-    if found_loss.latents != 1:
+    loss = losses.resolve(loss).tempered(beta)
+    if loss.latents != 1:
         for name, value, allowed in (
             ("posterior", posterior, "full"),
             ("batch_size", batch_size, None),
         ):
             if value != allowed and not process:
                 raise ValueError(
-                    f"{name} is {value!r}; allowed with {found_loss!r}, which has several latents "
+                    f"{name} is {value!r}; allowed with {loss!r}, which has several latents "
                     f"per row: {allowed!r}"
                 )
         factor = "latents"
     if scheme is None:
-        scheme = default_scheme(found_loss, factor, posterior)
-    found = schemes.resolve(scheme)
+        scheme = default_scheme(loss, factor, posterior)
+    scheme = schemes.resolve(scheme)
     schedule = schedule.resolved(given.get("executor") is not None)
-    legal(posterior, factor, schedule, found, found_loss, given)
+    legal(posterior, factor, schedule, scheme, loss, given)
     # of a shard, or before a descent
     within = getattr(schedule, "inner", getattr(schedule, "start", None))
     if within is not None:
-        legal(posterior, factor, within, found, found_loss, {})
-    _check_tasks(schedule, found, given)
+        legal(posterior, factor, within, scheme, loss, {})
+    _check_tasks(schedule, scheme, given)
     numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
     if posterior == "factorized":
         # scalar sites are never clipped: a negative precision is right where t is not log-concave
-        clips = factor == "minibatch" or not found.one_dimension
+        clips = factor == "minibatch" or not scheme.one_dimension
         numbers["site_rule"] = "nonnegative" if clips else "keep"
     schedule = schedule.filled(**numbers)
-    return Choices(found_loss, found, schedule, posterior, batch_size)
+    return Choices(loss, scheme, schedule, posterior, batch_size)
 
 
 def default_scheme(loss: losses.Loss, factor: str, posterior: str) -> Scheme:
@@ -202,20 +202,20 @@ def filled(
     Refuses fits whose matrices would not fit in memory.
     """
     if start is not None:
-        found = loss.filled(start.n_latents, start.problem.loss.correlated)
+        complete = loss.filled(start.n_latents, start.problem.loss.correlated)
     else:
         known = loss.filled(loss.latents_in(y), None)
-        found = known.filled(known.latents, takes(schedule) and known.with_correlations(d))
-    if start is not None and start.problem.loss.correlated != found.correlated:
-        kind = "JointPosterior" if found.correlated else "LatentPosterior"
+        complete = known.filled(known.latents, takes(schedule) and known.with_correlations(d))
+    if start is not None and start.problem.loss.correlated != complete.correlated:
+        kind = "JointPosterior" if complete.correlated else "LatentPosterior"
         raise TypeError(
             f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind} or None"
         )
-    size = 8 * MATRICES * found.latents * d * d
+    size = 8 * MATRICES * complete.latents * d * d
     if size > MOST_BYTES:
         raise ValueError(
-            f"X has {d} columns: {found.latents} covariances take {size:.3g} bytes in all; "
+            f"X has {d} columns: {complete.latents} covariances take {size:.3g} bytes in all; "
             f"allowed: {MOST_BYTES:.3g}, with fewer columns, or a fit per class (one against the "
             "rest) with posterior='factorized'"
         )
-    return found
+    return complete

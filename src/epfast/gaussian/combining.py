@@ -158,10 +158,10 @@ def _without_center(problem: Problem) -> tuple[Array, Array]:
 
 def _joined_sites(posteriors: Sequence[Any]) -> Any:
     """All sites in the order of the fits, or None if some are not stored or do not match."""
-    found = [post.sites for post in posteriors]
-    if any(sites is None for sites in found) or len({s.shift.ndim for s in found}) > 1:
+    all_sites = [post.sites for post in posteriors]
+    if any(sites is None for sites in all_sites) or len({s.shift.ndim for s in all_sites}) > 1:
         return None
-    if len({sites.precision.ndim for sites in found}) > 1:
+    if len({sites.precision.ndim for sites in all_sites}) > 1:
         return None
     size = posteriors[0].batch_size
     if size is not None and posteriors[0].problem.groups is None:
@@ -169,7 +169,7 @@ def _joined_sites(posteriors: Sequence[Any]) -> Any:
         counts = [p.problem.shape[0] if p.problem.has_rows else None for p in posteriors[:-1]]
         if any(count is None or count % size for count in counts):
             return None
-    return stacked_rows(found)
+    return stacked_rows(all_sites)
 
 
 def _joined_groups(problems: list[Problem], sites: Sites | None) -> Any:

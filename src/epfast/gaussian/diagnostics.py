@@ -53,9 +53,9 @@ def broken(post: Any) -> str | None:
     reason = mean_beyond_precision(post.mean, post.variance)
     if reason:
         return reason
-    asked = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
+    tol = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
     judged = post.scheme is not None and not (post.scheme.relaxes or post.scheme.learns)
-    if not judged or not not_a_fixed_point(post.residual, asked):
+    if not judged or not not_a_fixed_point(post.residual, tol):
         return None
     if post.loss is not None and not post.loss.log_concave and np.isinf(post.residual):
         return STUCK
@@ -133,8 +133,8 @@ def loo_of_rows(problem: Any, sites: Sites, mean: Array, variance: Array) -> Arr
     weights = problem.data.weights
     share = 1.0 if weights is None else 1.0 / np.maximum(weights, 1.0)
     cavities = learning.cavities(sites, mean, variance, share)
-    found: Array = problem.loss.log_predictive(problem.data.y, *cavities)
-    return found
+    loo: Array = problem.loss.log_predictive(problem.data.y, *cavities)
+    return loo
 
 
 def loo_of_columns(problem: Problem, state: State) -> Array:

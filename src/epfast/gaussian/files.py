@@ -33,17 +33,17 @@ def contents(post: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     Where an object has an array that was met before, it refers to that.
     """
     arrays: dict[str, Any] = {}
-    known: dict[int, tuple[Any, Any]] = {}
+    saved: dict[int, tuple[Any, Any]] = {}
 
     def named_parts(name: str, parts: dict[str, Any]) -> dict[str, Any]:
         return {key: pack(f"{name}.{key}".strip("."), item) for key, item in parts.items()}
 
     def pack(name: str, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            if id(value) not in known:
+            if id(value) not in saved:
                 arrays[name] = value
-                known[id(value)] = value, {"array": name}
-            return known[id(value)][1]
+                saved[id(value)] = value, {"array": name}
+            return saved[id(value)][1]
         if hasattr(value, "indptr"):
             parts = {part: getattr(value, part) for part in ("data", "indices", "indptr")}
             return {
@@ -104,9 +104,9 @@ def restored(
             return arrays[value["array"]]
         if "sparse" in value:
             triple = tuple(map(unpack, value["parts"]))
-            found = SPARSE[value["sparse"]](triple, shape=tuple(value["shape"]))
-            found.check_format(full_check=True)
-            return found
+            matrix = SPARSE[value["sparse"]](triple, shape=tuple(value["shape"]))
+            matrix.check_format(full_check=True)
+            return matrix
         if "loss" in value:
             return _loss(value, given)
         if "prior" in value:
@@ -123,12 +123,12 @@ def restored(
         parts = {key: unpack(item) for key, item in value["fields"].items()}
         if hasattr(kind, "_fields"):
             return kind(**parts)
-        found = object.__new__(kind)
+        instance = object.__new__(kind)
         if hasattr(kind, "__setstate__"):
-            found.__setstate__(parts)
+            instance.__setstate__(parts)
         else:
-            found.__dict__.update(parts)
-        return found
+            instance.__dict__.update(parts)
+        return instance
 
     return unpack(value)
 
@@ -153,7 +153,7 @@ def check_shapes(post: Any, shapes: str) -> None:
 
 
 def _check_shape(place: str, value: Any, allowed: list[str], lengths: dict[str, int]) -> None:
-    fitting = [some for some in allowed if len(AXIS.findall(some.split("=")[0])) == value.ndim]
+    fitting = [one for one in allowed if len(AXIS.findall(one.split("=")[0])) == value.ndim]
     if not fitting:
         raise ValueError(f"{place} has shape {value.shape}")
     spec = fitting[0]
@@ -177,13 +177,13 @@ def _check_shape(place: str, value: Any, allowed: list[str], lengths: dict[str, 
 def _loss(described: dict[str, Any], given: Loss | None) -> Loss | None:
     """The given loss, or that of the file, at the temperature of the fit."""
     beta, latents = float(described["beta"]), described["latents"]
-    found = given
+    loss = given
     if given is None and described["loss"] is not None:
-        found = losses.restore(described["loss"], beta)
+        loss = losses.restore(described["loss"], beta)
     elif given is not None and given.beta == 1.0:
-        found = given.tempered(beta)
-    if isinstance(found, LatentLoss) and latents is not None:
-        found = found.filled(latents, described["correlated"])
-    if found is not None and latents is not None and found.latents != latents:
-        raise ValueError(f"the fit has {latents} latents per row, and the loss is {found!r}")
-    return found.with_offset() if found is not None and described["offset"] else found
+        loss = given.tempered(beta)
+    if isinstance(loss, LatentLoss) and latents is not None:
+        loss = loss.filled(latents, described["correlated"])
+    if loss is not None and latents is not None and loss.latents != latents:
+        raise ValueError(f"the fit has {latents} latents per row, and the loss is {loss!r}")
+    return loss.with_offset() if loss is not None and described["offset"] else loss

@@ -179,17 +179,17 @@ def fit_gp(
     serial = getattr(scheme, "learns", False)
     given: dict[str, Any] = {"callback": callback, "progress": progress}
     given["threads"] = None if n_jobs is None else threads_of(n_jobs, serial)
-    found_loss = losses.resolve(loss, y).tempered(beta).with_offset(offset is not None)
+    loss = losses.resolve(loss, y).tempered(beta).with_offset(offset is not None)
     if schedule is None:
         schedule = EP()
         if scheme in (None, "exact") and weights is None and not low_rank:
-            schedule = with_descent(schedule, found_loss, max(getattr(K, "shape", ()), default=0))
+            schedule = with_descent(schedule, loss, max(getattr(K, "shape", ()), default=0))
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
-    if isinstance(found_loss, LatentLoss):
+    if isinstance(loss, LatentLoss):
         if low_rank or weights is not None or isinstance(K, KernelColumns):
             name = "weights" if weights is not None else "K" if rank is None else "rank"
             raise ValueError(
-                f"{name} is given; allowed with {found_loss!r}, which has several latents "
+                f"{name} is given; allowed with {loss!r}, which has several latents "
                 "per row: a kernel matrix, or one for each of them, and no weights (copy the rows "
                 "and columns of K for whole ones, or fit each class against the rest)"
             )
@@ -197,35 +197,34 @@ def fit_gp(
             raise TypeError(
                 f"start is {_checks.describe(start)}; allowed: a LatentGPPosterior or None"
             )
-        known = found_loss.latents_in(y) if start is None else len(start.alpha)
-        found_loss = found_loss.filled(known, False)
-        if found_loss.correlated:
-            raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
-        chosen = choose_process(found_loss, scheme, schedule)
-        kernels, common = checked_kernels(K, overwrite_K, shift, found_loss.latents)
-        data = responses_of(found_loss, y, kernels[0].n, offset=offset)
+        n_latents = loss.latents_in(y) if start is None else len(start.alpha)
+        loss = loss.filled(n_latents, False)
+        if loss.correlated:
+            raise ValueError(f"loss is {loss!r}; allowed for processes: correlated=False")
+        chosen = choose_process(loss, scheme, schedule)
+        kernels, common = checked_kernels(K, overwrite_K, shift, loss.latents)
+        data = responses_of(loss, y, kernels[0].n, offset=offset)
         of_latents = chosen.problem(data, kernel=kernels, common=common)
         several: LatentGPPosterior = fit_process(of_latents, start, check=True, **given)
         return several
     if low_rank:
-        choices = found_loss, scheme, batch_size, schedule
+        choices = loss, scheme, batch_size, schedule
         given |= {"rank": rank, "rank_tol": rank_tol, "offset": offset, "weights": weights}
-        found = fit_low_rank(K, y, choices, start=start, **given)
+        low_rank_post = fit_low_rank(K, y, choices, start=start, **given)
         if rank is not None:  # else a search of hyper-parameters may fit it many times
             try:
-                note_weights(found.problem.data.weights)
-                note_rank([found])
+                note_weights(low_rank_post.problem.data.weights)
+                note_rank([low_rank_post])
             except KeyboardInterrupt:
-                raise Interrupted(found) from None
-        return found
+                raise Interrupted(low_rank_post) from None
+        return low_rank_post
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
-    asked = {"weights": weights}
-    chosen = choose_process(found_loss, scheme, schedule, given=asked)
+    chosen = choose_process(loss, scheme, schedule, given={"weights": weights})
     if start is not None and not isinstance(start, GPPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
     kernel = kernel_in_memory(K, overwrite_K, shift)
-    data = responses_of(found_loss, y, kernel.n, weights, offset)
+    data = responses_of(loss, y, kernel.n, weights, offset)
     problem = chosen.problem(data, kernel=kernel)
     note_weights(data.weights)
     post: GPPosterior = fit_process(problem, start, check=True, **given)
@@ -268,8 +267,8 @@ def fit_process(
     post, fit = start, None
 
     def result(fit: Fit) -> Any:
-        found = kind(fit.state, problem, fit.converged, history + fit.history)
-        return replace(found, converged=False) if fit.converged and broken(found) else found
+        made = kind(fit.state, problem, fit.converged, history + fit.history)
+        return replace(made, converged=False) if fit.converged and broken(made) else made
 
     try:
         arguments: dict[str, Any] = {"callback": callback, "progress": progress}
@@ -318,8 +317,8 @@ def fit_process(
             warn_of_scheme(problem.scheme)
         return post
     except KeyboardInterrupt as pressed:
-        known = post if isinstance(post, kind) else None
-        raise interrupted(pressed, fit, result, known, lambda: unfitted(problem)) from None
+        last = post if isinstance(post, kind) else None
+        raise interrupted(pressed, fit, result, last, lambda: unfitted(problem)) from None
 
 
 def without_factor(post: GPPosterior) -> GPPosterior:

@@ -266,7 +266,7 @@ def fit_linear(
         X = _checks.real_array("X", X)
     if record is not None:
         _checks.choice("record", record, ("cost", "factor"))
-    asked = {
+    arguments = {
         "weights": None if several else weights,
         "prior": prior,
         "sparse X": X if hasattr(X, "tocsr") else None,
@@ -275,7 +275,7 @@ def fit_linear(
         "record='factor'": record if record == "factor" else None,
         "executor": executor,
     }
-    numbers = batch_size, schedule, beta, asked
+    numbers = batch_size, schedule, beta, arguments
     is_small = stream or several or min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
     kind = ("full" if is_small else "factorized") if posterior is None else posterior
     # before the first chunk is read: what is refused leaves the chunks as they are
@@ -334,23 +334,23 @@ def fit_linear(
         start = start.in_d_by_d()
     data = data._replace(X=rows, weights=row_weights)
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
-    known: dict[str, Any] = {"intercept": ones is not None, "center": center}
-    known |= {"names": names, "wide": kernel_rows}
+    fields: dict[str, Any] = {"intercept": ones is not None, "center": center}
+    fields |= {"names": names, "wide": kernel_rows}
     if prior is not None:
         refuse_normal(normal, f"prior={prior!r}", ": one of them")
         flat_prior = prior_of(np.ones(d), np.zeros(d), kernel_rows is None)
-        whole = chosen.problem(data, flat_prior)._replace(**known)
+        whole = chosen.problem(data, flat_prior)._replace(**fields)
         problem, scale = with_prior_sites(whole, prior, ones), None
     else:
         is_matrix = prior_precision is not None or prior_covariance is not None
         dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
         at = center if kernel_rows is None else None
         normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
-        problem = in_best_form(chosen.problem(data, normal_prior)._replace(**known))
+        problem = in_best_form(chosen.problem(data, normal_prior)._replace(**fields))
         if row_weights is not None:
             note_weights(row_weights)
         scale = None if stream else _notes(problem, prior_variance, is_matrix)
-    found: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
+    post: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
         problem,
         start,
         record=record,
@@ -362,10 +362,10 @@ def fit_linear(
     )
     try:
         if scale is not None:
-            notes.note_separable(problem, found.mean, scale)
-        return found
+            notes.note_separable(problem, post.mean, scale)
+        return post
     except KeyboardInterrupt:
-        raise Interrupted(found) from None
+        raise Interrupted(post) from None
 
 
 def check_start(start: Any, chosen: Choices, prior: Any) -> None:
@@ -449,11 +449,11 @@ def fit_problem(
         if learn is not None:
             now = engine.problem
             kept = kept._replace(prior=now.prior, base=now.base, loss=now.loss)
-        found = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
+        post = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
         made, last = (fit.state,) * 2 if isinstance(fit.state, Working) else engine.finished
         if made is fit.state:
-            vars(found).update(engine.known(last))
-        return found
+            vars(post).update(engine.known(last))
+        return post
 
     def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
         mean = engine.summary(state, evidence=False).mean
@@ -500,20 +500,20 @@ def fit_problem(
         finally:
             if tasks is not None:
                 tasks.cancel()
-        found = result(fit)
+        post = result(fit)
         sharp = is_sharp(scheme) and (problem.batch_size is None or problem.loss.kinks)
-        sharp = sharp and found.sites is not None and problem.covariance == "full"
+        sharp = sharp and post.sites is not None and problem.covariance == "full"
         sharp = sharp and problem.has_rows
-        if fit.converged and sharp and not_a_fixed_point(found.residual, schedule.tol):
-            fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
-            found = replace(found, converged=False)
+        if fit.converged and sharp and not_a_fixed_point(post.residual, schedule.tol):
+            fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(post.residual))
+            post = replace(post, converged=False)
         warn(fit, engine, schedule)
         if scheme.learns:
             warn_of_scheme(scheme)
-        return found
+        return post
     except (KeyboardInterrupt, ExecutorFailed) as stopped:
-        found = interrupted(stopped, fit, result, start, lambda: unfitted(problem))
-        raise found from stopped.__cause__
+        error = interrupted(stopped, fit, result, start, lambda: unfitted(problem))
+        raise error from stopped.__cause__
 
 
 def _from_peaks(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) -> Fit:

@@ -141,17 +141,17 @@ def gains(
         If a cavity is improper.
     """
     p, (low, high) = len(u), bounds.T
-    slopes, bent, some = np.zeros(p), np.zeros((p, p)), np.flatnonzero(low < high)
-    if len(some) == 0:
+    slopes, bent, free = np.zeros(p), np.zeros((p, p)), np.flatnonzero(low < high)
+    if len(free) == 0:
         return 0.0, slopes, bent
-    steps, (i, j) = STEP * np.eye(p)[some], np.tril_indices(len(some), -1)
+    steps, (i, j) = STEP * np.eye(p)[free], np.tril_indices(len(free), -1)
     moves = np.concatenate([np.zeros((1, p)), steps, -steps, steps[i] + steps[j]])
     losses = [loss_at(u + move) for move in moves]
     values = np.array([sum(post.log_integrals(loss) for post in posteriors) for loss in losses])
-    (here,), on, back, both = np.split(values, np.cumsum([1, len(some), len(some)]))
-    slopes[some] = (on - back) / (2.0 * STEP)
-    bent[some, some] = (on + back - 2.0 * here) / STEP**2
-    bent[some[i], some[j]] = bent[some[j], some[i]] = (both - on[i] - on[j] + here) / STEP**2
+    (here,), on, back, both = np.split(values, np.cumsum([1, len(free), len(free)]))
+    slopes[free] = (on - back) / (2.0 * STEP)
+    bent[free, free] = (on + back - 2.0 * here) / STEP**2
+    bent[free[i], free[j]] = bent[free[j], free[i]] = (both - on[i] - on[j] + here) / STEP**2
     return float(here), slopes, bent
 
 
@@ -222,12 +222,12 @@ def newton(function: Density, u: Array, bounds: Array, last: float) -> Array:
         step[free] = vectors @ (along / np.maximum(values, np.abs(along) / LONGEST + TINY))
         if np.abs(step).max() <= last:
             return np.clip(u + step, *bounds.T)
-        found: Any = (np.nan,)
-        while not found[0] >= value and np.abs(step).max() > last:
+        reached: Any = (np.nan,)
+        while not reached[0] >= value and np.abs(step).max() > last:
             there = np.clip(u + step, *bounds.T)
-            found = function(there)
+            reached = function(there)
             step *= 0.5
-        if not found[0] >= value:
+        if not reached[0] >= value:
             break
-        u, (value, slopes, bent) = there, found
+        u, (value, slopes, bent) = there, reached
     return u

@@ -134,11 +134,11 @@ class CorrelatedGroups(NamedTuple):
 
     def slopes(self, u: Array, by_covariance: Array) -> Array:
         """Slopes (m,) of a function of the covariance, from its derivatives (q, q)."""
-        found = np.zeros(len(u))
+        slopes = np.zeros(len(u))
         for k in (*self.sds, *self.correlations):
             step = IMAGINARY * 1j * (np.arange(len(u)) == k)
-            found[k] = (by_covariance * self.covariance(u + step).imag).sum() / IMAGINARY
-        return found
+            slopes[k] = (by_covariance * self.covariance(u + step).imag).sum() / IMAGINARY
+        return slopes
 
 
 def correlation(z: Array) -> Array:
@@ -150,11 +150,11 @@ def correlation(z: Array) -> Array:
     q = (1 + math.isqrt(1 + 8 * p.shape[-1])) // 2
     root = np.zeros((*p.shape[:-1], q, q), dtype=p.dtype)
     for i in range(q):
-        rest = np.ones(p.shape[:-1], dtype=p.dtype)
+        remaining = np.ones(p.shape[:-1], dtype=p.dtype)
         for j in range(i):
-            root[..., i, j] = p[..., i * (i - 1) // 2 + j] * np.sqrt(rest)
-            rest = rest - root[..., i, j] ** 2
-        root[..., i, i] = np.sqrt(rest)
+            root[..., i, j] = p[..., i * (i - 1) // 2 + j] * np.sqrt(remaining)
+            remaining = remaining - root[..., i, j] ** 2
+        root[..., i, i] = np.sqrt(remaining)
     return np.asarray(root @ np.swapaxes(root, -1, -2))
 
 
@@ -180,9 +180,9 @@ class Target:
         for start in (near, None) if near is not None else (None,):
             self.n_fits += 1
             with suppress(*FAILURES):
-                found = self.fit_at(u, tol, start)
-                if found is not None and math.isfinite(found.log_evidence):
-                    return found
+                post = self.fit_at(u, tol, start)
+                if post is not None and math.isfinite(post.log_evidence):
+                    return post
         return None
 
     def one_by_one(self) -> Callable[[Array, float], Any]:
@@ -191,9 +191,9 @@ class Target:
 
         def fitted(u: Array, tol: float) -> Any:
             nonlocal last
-            found = self.fitted(u, tol, last)
-            last = found if found is not None else last
-            return found
+            post = self.fitted(u, tol, last)
+            last = post if post is not None else last
+            return post
 
         return fitted
 
@@ -204,8 +204,8 @@ class Target:
     def log_prior(self, u: Array, part: slice = slice(None)) -> tuple[float, Array, Array]:
         """Log density over u, the hyper-parameters of a part, its slopes and second derivatives."""
         pairs = zip(self.unknowns[part], u.tolist(), strict=True)
-        found = np.array([one.log_density(at) for one, at in pairs])
-        values, slopes, bent = found.reshape(-1, 3).T
+        terms = np.array([one.log_density(at) for one, at in pairs])
+        values, slopes, bent = terms.reshape(-1, 3).T
         return -math.inf if self.ended(u) else float(values.sum()), slopes, np.diag(bent)
 
     def point(self, u: Array, post: Any) -> HyperPoint:
@@ -254,12 +254,12 @@ class LinearTarget(Target):
 
     def values(self, u: Array) -> Array:
         """The hyper-parameters (..., m) of unknowns (..., m): correlations of partial ones."""
-        found = np.exp(u)
+        values = np.exp(u)
         for one in self.blocks:
             whole = correlation(u[..., one.correlations])
             i, j = np.tril_indices(len(one.sds), -1)
-            found[..., one.correlations] = whole[..., i, j]
-        return found
+            values[..., one.correlations] = whole[..., i, j]
+        return values
 
     def _sds(self) -> Array:
         """Logs of sds of groups at which x.theta varies as the latent values may, (k,)."""
@@ -331,8 +331,8 @@ class LinearTarget(Target):
         return prior, levels._replace(precision=of_level, common_precision=of_common)
 
     def fit_at(self, u: Array, tol: float, start: Any) -> Any:
-        found = fit_problem(self.at(u, tol), start, warn=_silent)
-        return found if found.converged else None
+        post = fit_problem(self.at(u, tol), start, warn=_silent)
+        return post if post.converged else None
 
     def slopes(self, point: HyperPoint) -> Array:
         """Slopes of the log density at a fixed point, (m,)."""
@@ -368,10 +368,10 @@ class LinearTarget(Target):
         u = fixed_point(fitted, self.held, self.start, self.bounds, TOLERANCES, ACCURACY)
         if u is None:
             u = climbed(self, fitted, self.start)
-        found = fitted(u, TOLERANCES[0])
-        if found is None:
+        post = fitted(u, TOLERANCES[0])
+        if post is None:
             raise no_fit()
-        return [self.point(u, found)]
+        return [self.point(u, post)]
 
 
 def no_fit() -> FloatingPointError:
@@ -401,13 +401,13 @@ def climbed(target: Any, fitted: Any, start: Array) -> Array:
 
 def apart(surfaces: list[Surface]) -> list[Surface]:
     """The first of those whose modes are the same, the most probable one first."""
-    found: list[Surface] = []
+    distinct: list[Surface] = []
     for one in sorted(surfaces, key=lambda surface: -surface.mode.value):
-        far = (np.linalg.solve(other.axes, one.mode.u - other.mode.u) for other in found)
+        far = (np.linalg.solve(other.axes, one.mode.u - other.mode.u) for other in distinct)
         near = any(float(np.linalg.norm(z)) < APART for z in far)
-        if not near and (not found or one.mode.value > found[0].mode.value - DROP):
-            found.append(one)
-    return found
+        if not near and (not distinct or one.mode.value > distinct[0].mode.value - DROP):
+            distinct.append(one)
+    return distinct
 
 
 def _silent(*what: Any) -> None:
@@ -564,8 +564,8 @@ def fit_hyper(
             posterior="full" if large is None else "factorized",
         )
     problem = first.problem if first.problem.wide is None else in_d_by_d(first.problem)
-    asked = EP() if schedule is None else schedule
-    problem = problem._replace(schedule=replace(problem.schedule, sweeps=asked.sweeps))
+    sweeps = (EP() if schedule is None else schedule).sweeps
+    problem = problem._replace(schedule=replace(problem.schedule, sweeps=sweeps))
     if large is not None:
         problem = _with_levels(problem, large)
     mean = np.zeros(len(problem.prior.shift))
@@ -621,14 +621,14 @@ def _large(
         for i, one in enumerate(groups)
         if one.columns is not None and i not in joined
     ]
-    found = None
+    large = None
     for columns in (*(one.columns for one in blocks), *single):
         if len(columns) == sizes[k]:
-            wider = columns if found is None else np.column_stack([found, columns])
-            found = wider if (level_of_rows(rows, wider) >= -1).all() else found
+            wider = columns if large is None else np.column_stack([large, columns])
+            large = wider if (level_of_rows(rows, wider) >= -1).all() else large
     # what a row takes grows with the square of the common weights, and without BLAS
-    rest = 0 if found is None else X.shape[1] - found.size
-    return found if 0 < FEW_COMMON * rest <= X.shape[1] else None
+    n_common = 0 if large is None else X.shape[1] - large.size
+    return large if 0 < FEW_COMMON * n_common <= X.shape[1] else None
 
 
 def _with_levels(problem: Problem, columns: NDArray[np.intp]) -> Problem:
@@ -671,8 +671,8 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
     def fitted(u: Array, near: Any) -> HyperPoint | None:
         if rows.ended(u):
             return HyperPoint(u, -math.inf, near)
-        found = rows.fitted(u, OF_POINTS, near)
-        return None if found is None else rows.point(u, found)
+        post = rows.fitted(u, OF_POINTS, near)
+        return None if post is None else rows.point(u, post)
 
     surfaces = apart([Surface.of(one, fitted, rows.slopes) for one in modes])
     if len(surfaces) > 1:
@@ -696,15 +696,15 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
             "no fit that converged, and are left out",
             ConvergenceWarning,
         )
-    found = _mixture(rows, design, mode, names)
-    if strategy == "sobol" and found.ess < FEW * min(len(design.points), DRAWS):
+    mixture = _mixture(rows, design, mode, names)
+    if strategy == "sobol" and mixture.ess < FEW * min(len(design.points), DRAWS):
         warn_user(
-            f"{found.ess:.0f} of {len(design.points)} points carry the average: the posterior of "
+            f"{mixture.ess:.0f} of {len(design.points)} points carry the average: the posterior of "
             "the hyper-parameters is far from normal in their logs; narrower priors help, or fewer "
             "hyper-parameters",
             ConvergenceWarning,
         )
-    return found
+    return mixture
 
 
 def _mixture(
@@ -744,9 +744,9 @@ def _warn_of_tails(rows: Any, mode: HyperPoint) -> None:
             values = [rows.point(*pair).value for pair in zip((near, far), fits, strict=True)]
             fall = (values[0] - values[1]) / (AHEAD[1] - AHEAD[0])
         if fall < NO_SD:
-            said = "is not proper, as far as fits tell" if fall < NO_END else "has no finite sd"
+            fault = "is not proper, as far as fits tell" if fall < NO_END else "has no finite sd"
             warn_user(
-                f"the posterior of {one.name!r} {said}: it hardly falls above the mode, and what "
+                f"the posterior of {one.name!r} {fault}: it hardly falls above the mode, and what "
                 "is said of its mean and sd depends on where the points end; HalfNormal, "
                 "Exponential or another prior with an end helps",
                 DataWarning,
@@ -782,7 +782,7 @@ def _checked_groups(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
         raise TypeError(
             f"sds is {_checks.describe(sds)}; allowed: a dict of (columns, prior) by name, or None"
         )
-    found: list[Unknown] = []
+    groups: list[Unknown] = []
     owner = np.full(d, -1)
     for k, (name, given) in enumerate((sds or {}).items()):
         if not isinstance(name, str):
@@ -796,12 +796,12 @@ def _checked_groups(sds: Any, d: int, names: tuple[str, ...] | None) -> list[Unk
         shared = columns[owner[columns] >= 0]
         if len(shared):
             raise ValueError(
-                f"sds has column {shared[0]} in {found[owner[shared[0]]].name!r} and in {name!r}; "
+                f"sds has column {shared[0]} in {groups[owner[shared[0]]].name!r} and in {name!r}; "
                 "allowed: each column in one group at most"
             )
         owner[columns] = k
-        found.append(Unknown(name, prior, columns))
-    return found
+        groups.append(Unknown(name, prior, columns))
+    return groups
 
 
 def _checked_blocks(
@@ -813,9 +813,9 @@ def _checked_blocks(
             f"correlations is {_checks.describe(given)}; allowed: a dict of LKJ by tuples of names "
             "in sds, or None"
         )
-    known = {one.name: k for k, one in enumerate(groups)}
+    places = {one.name: k for k, one in enumerate(groups)}
     blocks: list[CorrelatedGroups] = []
-    found: list[Unknown] = []
+    correlations: list[Unknown] = []
     for names, prior in (given or {}).items():
         where = f"correlations[{names!r}]"
         if not isinstance(names, tuple) or len(names) < 2 or len(set(names)) < len(names):
@@ -824,12 +824,12 @@ def _checked_blocks(
         if not isinstance(prior, priors.LKJ):
             raise TypeError(f"{where} is {_checks.describe(prior)}; allowed: epfast.priors.LKJ")
         for name in names:
-            if name not in known:
-                said = ", ".join(map(repr, known)) or "none"
-                raise ValueError(f"correlations names {name!r}; allowed: groups of sds, {said}")
-            if any(known[name] in one.sds for one in blocks):
+            if name not in places:
+                allowed = ", ".join(map(repr, places)) or "none"
+                raise ValueError(f"correlations names {name!r}; allowed: groups of sds, {allowed}")
+            if any(places[name] in one.sds for one in blocks):
                 raise ValueError(f"correlations has {name!r} twice; allowed: once")
-        sds = np.array([known[name] for name in names])
+        sds = np.array([places[name] for name in names])
         columns = [groups[k].columns for k in sds]
         sizes = [0 if one is None else len(one) for one in columns]
         if len(set(sizes)) > 1:
@@ -837,12 +837,12 @@ def _checked_blocks(
                 f"{where} has groups of {', '.join(map(str, sizes))} columns; allowed: a column "
                 "per level in each, in the same order"
             )
-        own = len(groups) + len(found) + np.arange(q * (q - 1) // 2)
+        own = len(groups) + len(correlations) + np.arange(q * (q - 1) // 2)
         blocks.append(CorrelatedGroups(sds, own, np.array(columns).T))
         for i in range(q):
             for j in range(i):
-                found.append(Unknown(f"cor {names[j]},{names[i]}", prior, None, q - 2 - j))
-    return blocks, found
+                correlations.append(Unknown(f"cor {names[j]},{names[i]}", prior, None, q - 2 - j))
+    return blocks, correlations
 
 
 def _checked_columns(
@@ -859,25 +859,25 @@ def _checked_columns(
                     )
             given = [names.index(one) for one in wanted]
     try:
-        found = np.arange(d)[given]
+        columns = np.arange(d)[given]
     except (IndexError, TypeError, ValueError):
         raise ValueError(
             f"{name} is {_checks.describe(given)}; allowed: a slice, indices or a mask of the {d} "
             "columns of X, or names of a frame's"
         ) from None
-    found = np.atleast_1d(found)
-    found = found[np.sort(np.unique(found, return_index=True)[1])]
-    if len(found) == 0:
+    columns = np.atleast_1d(columns)
+    columns = columns[np.sort(np.unique(columns, return_index=True)[1])]
+    if len(columns) == 0:
         raise ValueError(f"{name} has no column; allowed: one at least")
-    return np.asarray(found, dtype=np.intp)
+    return np.asarray(columns, dtype=np.intp)
 
 
 def checked_scale(name: str, given: Any) -> priors.Scale:
     """A prior of a scale, checked."""
     if isinstance(given, priors.Scale):
         return given
-    known = ", ".join(one for one in priors.__all__ if one not in ("Scale", "LKJ"))
-    raise TypeError(f"{name} is {_checks.describe(given)}; allowed: of epfast.priors, {known}")
+    allowed = ", ".join(one for one in priors.__all__ if one not in ("Scale", "LKJ"))
+    raise TypeError(f"{name} is {_checks.describe(given)}; allowed: of epfast.priors, {allowed}")
 
 
 def checked_numbers(learn: Any, loss: Loss) -> list[Unknown]:
@@ -888,17 +888,17 @@ def checked_numbers(learn: Any, loss: Loss) -> list[Unknown]:
         )
     single = [name for name in loss.learnable if np.ndim(getattr(loss, name)) == 0]
     allowed = ["sd", *single] if "variance" in single else single
-    found = []
+    numbers = []
     for name, given in (learn or {}).items():
         if name not in allowed:
-            said = ", ".join(map(repr, allowed)) or "none, it has no numbers"
-            raise ValueError(f"learn has {name!r}; allowed with {loss!r}: {said}")
-        found.append(Unknown(name, checked_scale(f"learn[{name!r}]", given)))
+            names = ", ".join(map(repr, allowed)) or "none, it has no numbers"
+            raise ValueError(f"learn has {name!r}; allowed with {loss!r}: {names}")
+        numbers.append(Unknown(name, checked_scale(f"learn[{name!r}]", given)))
     if learn is not None and "sd" in learn and "variance" in learn:
         raise ValueError(
             "learn has 'sd' and 'variance', which are one number; allowed: one of them"
         )
-    return found
+    return numbers
 
 
 def begun(loss: Loss, numbers: list[Unknown], y: Any, weights: Any, offset: Any) -> Loss:

@@ -97,11 +97,11 @@ class ProcessTarget(Target):
 
     def fit_at(self, u: Array, tol: float, start: Any) -> Any:
         here = self.at(self.theta_of(u))
-        found = here.fit(replace(self.schedule, tol=tol), start)
-        if not trusted(found):
+        post = here.fit(replace(self.schedule, tol=tol), start)
+        if not trusted(post):
             return None
-        self._slopes[u.tobytes()] = here.gradient(found)
-        return found
+        self._slopes[u.tobytes()] = here.gradient(post)
+        return post
 
     def slopes(self, point: HyperPoint) -> Array:
         """Slopes of the log density at a fixed point, (m,)."""
@@ -116,31 +116,31 @@ class ProcessTarget(Target):
             return False
 
         def fitted(u: Array, near: Any) -> HyperPoint | None:
-            found = None if self.ended(u) else self.fitted(u, TOLERANCES[0], near)
-            return None if found is None else self.point(u, found)
+            fit = None if self.ended(u) else self.fitted(u, TOLERANCES[0], near)
+            return None if fit is None else self.point(u, fit)
 
         mode = self.point(u, post)
         axes = principal_axes(mode, fitted, self.slopes)
         beside = [fitted(u - axis, post) for axis in axes.T]
-        known = [one for one in beside if one is not None]
+        points = [one for one in beside if one is not None]
         scales = np.array(["sd" in one.name or one.name == "scale" for one in self.unknowns])
-        spread = sum((one.u - u)[scales] ** 2 for one in known)
+        spread = sum((one.u - u)[scales] ** 2 for one in points)
         of_scales = float(np.max(grown(spread, 0.0), initial=0.0))
-        more = max(of_scales, change(post, [one.fit for one in known]))
-        return len(known) < len(beside) or more >= least
+        more = max(of_scales, change(post, [one.fit for one in points]))
+        return len(points) < len(beside) or more >= least
 
     def modes(self) -> list[HyperPoint]:
         """Local maxima, from each start; the most probable one first."""
-        found = []
+        points = []
         for start in self.starts:
             fitted = self.one_by_one()
             u = climbed(self, fitted, start)
             post = fitted(u, TOLERANCES[0])
             if post is not None:
-                found.append(self.point(u, post))
-        if not found:
+                points.append(self.point(u, post))
+        if not points:
             raise no_fit()
-        return sorted(found, key=lambda one: -one.value)
+        return sorted(points, key=lambda one: -one.value)
 
 
 def at_kernel(
@@ -198,11 +198,11 @@ class IntegratedProcess(IntegratedPosterior):
 
     def latents_at(self, X: Any, joint: bool = False) -> list[tuple[Array, Array]]:
         """Mean and variance of the process at rows, for each point."""
-        rows, found = np.asarray(X), []
+        rows, latents = np.asarray(X), []
         for post, kernel in zip(self.posteriors, self.kernels, strict=True):
             own = kernel(rows) if joint else kernel.diag(rows)
-            found.append(post.predict_latent(kernel(rows, self.X), own, joint))
-        return found
+            latents.append(post.predict_latent(kernel(rows, self.X), own, joint))
+        return latents
 
     def _each(self, name: str, X: Any, *given: Any) -> list[Any]:
         *responses, offset = given
@@ -217,8 +217,8 @@ class IntegratedProcess(IntegratedPosterior):
     ) -> Array:
         """Predictive quantiles of y, (m,)."""
         latents = [(shifted(m, offset), v) for m, v in self.latents_at(X)]
-        found = [post.known_loss() for post in self.posteriors]
-        return losses.quantiles.of_mixture(q, found, self.weights, latents)
+        likelihoods = [post.known_loss() for post in self.posteriors]
+        return losses.quantiles.of_mixture(q, likelihoods, self.weights, latents)
 
     def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of responses at new rows, (m,)."""
@@ -232,14 +232,14 @@ class IntegratedProcess(IntegratedPosterior):
         return self._drawn_at(X, size, rng, lambda post, latent, draws: latent)
 
     def _drawn_at(
-        self, X: Any, size: int, rng: Any, said: Callable[[Any, Array, Any], Array]
+        self, X: Any, size: int, rng: Any, predict: Callable[[Any, Array, Any], Array]
     ) -> Array:
         """What is said of draws of the process at new rows by the posteriors that they are of."""
         latents = iter(self.latents_at(X, True))
         return self._drawn(
             size,
             rng,
-            lambda post, n, draws: said(post, draws_of(*next(latents), n, draws), draws),
+            lambda post, n, draws: predict(post, draws_of(*next(latents), n, draws), draws),
         )
 
     def sample_y(
@@ -436,16 +436,16 @@ def _of_kernel(kernel: Any, given: Any) -> tuple[list[Unknown], Array, Array]:
             for k, (whole, other, _) in enumerate(known)
             if other == name or other.startswith(ends[1]) or whole.endswith(f"__{name}")
         ]
-        found = full or short
-        owners = {known[k][0].split("[")[0] for k in found}
+        matches = full or short
+        owners = {known[k][0].split("[")[0] for k in matches}
         if len(owners) != 1:
-            said = ", ".join(dict.fromkeys(repr(one[0].split("[")[0]) for one in known)) or "none"
+            names = ", ".join(dict.fromkeys(repr(one[0].split("[")[0]) for one in known)) or "none"
             roots = [one[1] for one in known if one[2] == 2.0]
-            said += "".join(f", {one!r}" for one in dict.fromkeys(roots) if roots.count(one) == 1)
+            names += "".join(f", {one!r}" for one in dict.fromkeys(roots) if roots.count(one) == 1)
             what = "which several of the kernel have" if owners else "which the kernel has not"
-            raise ValueError(f"priors has {name!r}, {what}; allowed: {said}")
+            raise ValueError(f"priors has {name!r}, {what}; allowed: {names}")
         checked = checked_scale(f"priors[{name!r}]", prior)
-        for k in found:
+        for k in matches:
             if k in places:
                 raise ValueError(f"priors has {known[k][0]!r} twice; allowed: once")
             is_root = known[k][1].split("[")[0] == name and known[k][2] == 2.0

@@ -156,7 +156,7 @@ class IntegratedPosterior(Posterior):
         p : float
             In (0, 1).
         """
-        p, found = report.checked_level(p, "p"), np.empty(len(self.hyper_names))
+        p, quantiles = report.checked_level(p, "p"), np.empty(len(self.hyper_names))
         for k, values in enumerate(self.nodes.T):
             order = np.argsort(values, kind="stable")
             share = self.probabilities[order]
@@ -164,8 +164,8 @@ class IntegratedPosterior(Posterior):
             at, nodes = np.cumsum(share) - 0.5 * share, values[order]
             scales = bool(nodes[0] > 0.0)
             middle = np.interp(p, at, np.log(nodes) if scales else nodes)
-            found[k] = math.exp(middle) if scales else middle
-        return found
+            quantiles[k] = math.exp(middle) if scales else middle
+        return quantiles
 
     # -- moments and quantiles --
 
@@ -249,16 +249,16 @@ class IntegratedPosterior(Posterior):
         of_hyper = [mean, np.sqrt(shares @ (self.nodes - mean) ** 2)]
         of_hyper += [self.hyper_quantile(p) for p in report.ends_of(level)]
         rows = np.stack([*of_hyper, shares @ (self.nodes > 0.0)], axis=1)
-        found = report.summary(self, level, self._positive(), self.hyper_names, rows)
+        table = report.summary(self, level, self._positive(), self.hyper_names, rows)
         ranges = (
             f"{name} {least:.3g} to {most:.3g}"
             for name, least, most in zip(
                 self.hyper_names, self.points.min(0), self.points.max(0), strict=True
             )
         )
-        said = f"averaged over {len(self.weights)} points, fits: {self.n_fits}; {', '.join(ranges)}"
-        found.attrs["notes"] += [said] if self.hyper_names else []
-        return found
+        note = f"averaged over {len(self.weights)} points, fits: {self.n_fits}; {', '.join(ranges)}"
+        table.attrs["notes"] += [note] if self.hyper_names else []
+        return table
 
     def _positive(self) -> Array:
         return self._mixed([report.positive(post.mean, post.variance) for post in self.posteriors])
@@ -272,9 +272,9 @@ class IntegratedPosterior(Posterior):
         counts = np.bincount(which, minlength=len(self.weights))
         parts = [draw(post, int(n), rng) for post, n in zip(self.posteriors, counts, strict=True)]
         place = np.argsort(which, kind="stable")
-        found = np.concatenate(parts)
-        found[place] = found.copy()
-        return found
+        draws = np.concatenate(parts)
+        draws[place] = draws.copy()
+        return draws
 
     def _drawn_by_name(self, size: int, rng: np.random.Generator) -> report.Drawn:
         """Draws by name, each by the posterior of its own point, with the hyper-parameters."""
@@ -283,7 +283,7 @@ class IntegratedPosterior(Posterior):
         pairs = [pair for pair in zip(self.posteriors, places, strict=True) if len(pair[1])]
         parts = [post._drawn_by_name(len(where), rng) for post, where in pairs]
         back = np.argsort(np.concatenate([where for _, where in pairs]), kind="stable")
-        found: report.Drawn = parts[0]
+        drawn: report.Drawn = parts[0]
         for group in set(report.GROUPS) - {"observed_data"}:
             arrays = [getattr(part, group) for part in parts]
             for name in list(arrays[0]):
@@ -291,8 +291,8 @@ class IntegratedPosterior(Posterior):
                     arrays[0][name] = np.concatenate([each[name] for each in arrays])[back]
                 else:
                     del arrays[0][name]
-        found.posterior |= dict(zip(self.hyper_names, self.points[which].T, strict=True))
-        return found
+        drawn.posterior |= dict(zip(self.hyper_names, self.points[which].T, strict=True))
+        return drawn
 
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
         return self._drawn(size, rng, lambda post, n, draws: post.sample(n, draws))
@@ -314,8 +314,8 @@ class IntegratedPosterior(Posterior):
                 "numbers of the likelihood differ between the points of the mixture; allowed: "
                 "to_arviz(), whose draws have theirs, or log_likelihood of one of posteriors"
             )
-        found: Array = self.best.log_likelihood(draws)
-        return found
+        values: Array = self.best.log_likelihood(draws)
+        return values
 
     # -- prediction --
 
@@ -447,16 +447,16 @@ class IntegratedPosterior(Posterior):
         Check
             The least favourable one.
         """
-        found: list[Check] = []
+        checks: list[Check] = []
         seed = _checks.seed("rng", rng)
         for k in np.argsort(-self.weights, kind="stable"):
-            if found and self.weights[k] < CHECKED:
+            if checks and self.weights[k] < CHECKED:
                 break
-            said = self.posteriors[k].check(draws, seed)
+            check = self.posteriors[k].check(draws, seed)
             named = zip(self.hyper_names, self.points[k], strict=True)
             where = ", ".join(f"{name} {value:.3g}" for name, value in named)
-            found.append(replace(said, reason=f"{said.reason}, at {where}"))
-        return self._remembered(max(found, key=lambda one: VERDICTS.index(one.verdict)))
+            checks.append(replace(check, reason=f"{check.reason}, at {where}"))
+        return self._remembered(max(checks, key=lambda one: VERDICTS.index(one.verdict)))
 
 
 def _outer(gap: Array, like: Array) -> Array:

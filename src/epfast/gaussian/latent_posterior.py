@@ -78,7 +78,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     # -- rows --
 
     def _latent_of(self, theta: Array) -> Array:
-        return self.problem.latent(theta)  # type: ignore[no-any-return]
+        return self.problem.latent(theta)
 
     def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of the latents of rows, (n, C) each. O(C n d^2)."""
@@ -96,10 +96,10 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
             return None
         y = self.problem.data.y
         h, s = self.marginals_of_rows()
-        rest = 1.0 - sites.precision * s
-        if not (rest > 0.0).all():
+        ratio = 1.0 - sites.precision * s
+        if not (ratio > 0.0).all():
             return None
-        v = s / rest
+        v = s / ratio
         m = h - v * (sites.shift - sites.precision * h)
         slopes, W = np.empty((len(h), latents)), np.empty((len(h), latents, latents))
         if y is None or loss.latent_moments().curvatures(y, m, v, slopes, W):
@@ -114,8 +114,8 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     remove = FullPosterior.remove
 
     def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
-        found = self._form(rest).built(families.taken(self.sites, ~removal), self.n_sweeps)
-        return None if found is None else plain(found)
+        state = self._form(rest).built(families.taken(self.sites, ~removal), self.n_sweeps)
+        return None if state is None else plain(state)
 
     def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> NoReturn:
         """Refused: sites of rows that are held are of one latent per row."""
@@ -135,8 +135,8 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         offset : array_like of shape (n, C), optional
         """
         loss: Any = self.known_loss()
-        found: Array = loss.predict_log_proba(*self._shifted_latent(X, offset))
-        return found
+        log_proba: Array = loss.predict_log_proba(*self._shifted_latent(X, offset))
+        return log_proba
 
 
 class JointPosterior(LatentPosterior):
@@ -197,8 +197,7 @@ class JointPosterior(LatentPosterior):
         data = self.problem.data
         offset = data.y[:, 1:] if data.y.shape[1] > 1 else None
         classes = data.y[:, 0].astype(np.intp)
-        found = differences(classes, *self._between(data.X, offset))
-        m, V = cavities(*found, self.sites)
+        m, V = cavities(*differences(classes, *self._between(data.X, offset)), self.sites)
         return within(m, V, self.sites, MOST_ROUNDS)[1]
 
     # -- prediction --
@@ -220,8 +219,7 @@ class JointPosterior(LatentPosterior):
 
     def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """The most probable class, (n,)."""
-        found = self.predict_log_proba(X, offset).argmax(axis=1)
-        return np.asarray(found, dtype=np.float64)
+        return np.asarray(self.predict_log_proba(X, offset).argmax(axis=1), dtype=np.float64)
 
     def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Variance of the class as 0 or 1 for each class, (n, C): p (1 - p)."""
@@ -230,6 +228,6 @@ class JointPosterior(LatentPosterior):
 
     def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of the classes of new rows, (n,)."""
-        found = self.predict_log_proba(X, offset)
-        responses = self.known_loss().responses("y", y, len(found))
-        return np.asarray(found[np.arange(len(found)), responses[:, 0].astype(np.intp)])
+        log_proba = self.predict_log_proba(X, offset)
+        responses = self.known_loss().responses("y", y, len(log_proba))
+        return np.asarray(log_proba[np.arange(len(log_proba)), responses[:, 0].astype(np.intp)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,11 +35,11 @@ from epfast.inference.runtime import cached_property, one_blas_thread
 
 
 def finite(
-    *latent: Array, said: str = "X holds NaN or infinity, or overflows; allowed: finite numbers"
+    *latent: Array, error: str = "X holds NaN or infinity, or overflows; allowed: finite numbers"
 ) -> None:
-    """Refuse latent values that are not finite; said: the error."""
+    """Refuse latent values that are not finite; error: its text."""
     if not all(np.isfinite(part).all() for part in latent):
-        raise ValueError(said)
+        raise ValueError(error)
 
 
 class LinearPosterior(GaussianPosterior):
@@ -71,7 +71,7 @@ class LinearPosterior(GaussianPosterior):
         """Names of the columns of the frame that was fitted, and "intercept"; None without."""
         names = self.problem.names
         if names is None or not self.problem.intercept:
-            return cast(tuple[str, ...] | None, names)
+            return names
         return (*names, "intercept")
 
     @property
@@ -84,14 +84,12 @@ class LinearPosterior(GaussianPosterior):
 
     @property
     def prior_precision(self) -> Array:
-        precision: Array = self.problem.prior.precision
-        return precision
+        return self.problem.prior.precision
 
     @property
     def batch_size(self) -> int | None:
         """Rows per factor. None: a site per row."""
-        size: int | None = self.problem.batch_size
-        return size
+        return self.problem.batch_size
 
     @property
     def rows_seen(self) -> int | None:
@@ -207,8 +205,8 @@ class LinearPosterior(GaussianPosterior):
         return self.sites is not None and self.sites.shift.ndim == 1
 
     def marginals_of_rows(self) -> tuple[Array, Array]:
-        known = self if self.problem.has_rows else self._with_rows()  # says that there are none
-        return self._latent(known.problem.data.X)
+        post = self if self.problem.has_rows else self._with_rows()  # says that there are none
+        return self._latent(post.problem.data.X)
 
     def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
         """Leave-one-out log probability of each response, from the cavities.
@@ -454,10 +452,10 @@ class LinearPosterior(GaussianPosterior):
         -------
         float
         """
-        found = self.log_predictive(X, y, offset)
-        if not len(found):
+        logs = self.log_predictive(X, y, offset)
+        if not len(logs):
             raise ValueError("X has 0 rows; allowed: one row at least")
-        return float(found.mean())
+        return float(logs.mean())
 
     def sample_y(
         self,

@@ -279,8 +279,7 @@ def fit_low_rank(
             "start is given; allowed with epfast.ADF: None, since its one pass counts every label"
         )
     # validate before the O(n r^2) factorisation
-    asked = {"weights": weights}
-    chosen = choose(loss, scheme, "full", batch_size, schedule, given=asked)
+    chosen = choose(loss, scheme, "full", batch_size, schedule, given={"weights": weights})
     factor = K if isinstance(K, LowRankFactor) else None
     if factor is None:
         tol = 0.0 if rank_tol is None else _checks.number("rank_tol", rank_tol, least=0.0)

@@ -92,8 +92,8 @@ class NearestGPPosterior(ProcessPosterior):
                 "rows (predict by the estimator that made this posterior)"
             )
         with one_blas_thread(K_star.count):
-            found: tuple[Array, Array] = K_star.at(np.arange(len(K_star.diagonal)), self.sites)
-        return found
+            moments: tuple[Array, Array] = K_star.at(np.arange(len(K_star.diagonal)), self.sites)
+        return moments
 
     def predict_mean(self, K_star: Any) -> Array:
         """Mean of the process at new inputs, as :meth:`predict_latent` has it."""
@@ -142,8 +142,8 @@ def fit_nearest(
         return NearestGPPosterior(state, problem, converged, history, rows.count, gain)
 
     def result(fit: Fit) -> NearestGPPosterior:
-        found = made(fit.state, fit.converged, fit.history)
-        return replace(found, converged=False) if fit.converged and broken(found) else found
+        post = made(fit.state, fit.converged, fit.history)
+        return replace(post, converged=False) if fit.converged and broken(post) else post
 
     def unfitted() -> NearestGPPosterior:
         state = GPState(flat(problem.n_rows), 0, Nearest(rows).prior().moments)

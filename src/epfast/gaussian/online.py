@@ -41,16 +41,16 @@ def extended(
     def result(fit: Fit) -> Any:
         if stored is None:  # ADF may have stopped on its way
             whole = fit.state
-            some = data.taken(slice(whole.rows_seen - (state.rows_seen or 0)))
-            rows = joined_data([problem.data, some])
+            seen = data.taken(slice(whole.rows_seen - (state.rows_seen or 0)))
+            rows = joined_data([problem.data, seen])
         else:
             whole = fit.state._replace(sites=families.joined(stored, fit.state.sites))
             if fit.state.relaxed is not None:
                 whole = whole._replace(relaxed=families.joined(state.relaxed, fit.state.relaxed))
             rows = joined_data([problem.data, data], len(stored.shift))
-        known = problem._replace(data=rows, schedule=schedule)
+        joined = problem._replace(data=rows, schedule=schedule)
         history = post.history + fit.history
-        return post.with_more_rows(whole, known, converged=fit.converged, history=history)
+        return post.with_more_rows(whole, joined, converged=fit.converged, history=history)
 
     fit = None
     try:
@@ -89,8 +89,8 @@ def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
         return parts[0]
     weights = None
     if any(part.weights is not None for part in parts):
-        known = [part.y if part.weights is None else part.weights for part in parts]
-        counts: list[Any] = [None if y is None else len(y) for y in known]
+        per_row = [part.y if part.weights is None else part.weights for part in parts]
+        counts: list[Any] = [None if y is None else len(y) for y in per_row]
         counts[0] = first if counts[0] is None else counts[0]
         if None in counts:
             return Data(None, None)

@@ -17,7 +17,7 @@ from epfast._arrays import Array
 from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.diagnostics import loo_of_rows, residual_of_rows, residual_of_sweep
 from epfast.gaussian.files import contents
-from epfast.gaussian.problem import RelaxationFactors
+from epfast.gaussian.problem import Problem, RelaxationFactors
 from epfast.inference import SweepInfo, certificates, learning, report
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
@@ -36,6 +36,7 @@ def shifted(latent: Array, offset: ArrayLike | None, axes: int = 1) -> Array:
 class Posterior(Recorded):
     """What posteriors of rows and processes have in common: a Gaussian, or a mixture of them."""
 
+    problem: Problem
     #: the name of the class in files
     kind: ClassVar[str]
     #: of latent values: their rows, and of several latents these
@@ -84,8 +85,7 @@ class Posterior(Recorded):
     @property
     def beta(self) -> float:
         """Inverse temperature of the factors exp(-beta loss)."""
-        beta: float = self.problem.beta
-        return beta
+        return self.problem.beta
 
     @property
     def power(self) -> float:
@@ -105,8 +105,7 @@ class Posterior(Recorded):
     def loss_of_rows(self) -> Loss:
         """As ``known_loss``, for ``observed``: responses may carry an offset."""
         self.known_loss()
-        loss: Loss = self.problem.loss
-        return loss
+        return self.problem.loss
 
     # -- what a subclass gives to the methods below --
 
@@ -144,8 +143,8 @@ class Posterior(Recorded):
         raise NotImplementedError
 
     def _checked_draws(self, draws: ArrayLike) -> Array:
-        found = _checks.array("draws", draws, shape=(None, *self.mean.shape))
-        return found.reshape(len(found), self.mean.size)
+        theta = _checks.array("draws", draws, shape=(None, *self.mean.shape))
+        return theta.reshape(len(theta), self.mean.size)
 
     def latent_at(self, draws: ArrayLike) -> Array:
         """Latent values of the rows at draws of ``sample``, (k, n) or (k, n, C), no offset."""
@@ -182,8 +181,7 @@ class Posterior(Recorded):
         """The largest log evidence that is possible, up to rounding. inf: no bound is known."""
         if self.loss is None or self.observed() is None:
             return math.inf
-        bound: float = self.problem.evidence_bound
-        return bound
+        return self.problem.evidence_bound
 
     def credible_interval(self, level: float = 0.95) -> Array:
         """Central credible intervals.
@@ -302,7 +300,7 @@ class GaussianPosterior(Posterior):
     """
 
     state: Any
-    problem: Any
+    problem: Problem
     converged: bool
     history: list[SweepInfo]
 
@@ -385,10 +383,10 @@ class GaussianPosterior(Posterior):
             if self.scheme.objective == "printed":
                 return float("nan")
             # r_i q divided by site i is r_i times the cavity
-            rest = 1.0 + self.relaxed.precision * variance
-            if not (rest > 0.0).all():
+            ratio = 1.0 + self.relaxed.precision * variance
+            if not (ratio > 0.0).all():
                 return float("inf")
-            mean, variance = (mean + variance * self.relaxed.shift) / rest, variance / rest
+            mean, variance = (mean + variance * self.relaxed.shift) / ratio, variance / ratio
         return residual_of_rows(problem, self.n_sweeps, sites, mean, variance)
 
     def loo_log_predictive(self) -> Array:
@@ -430,9 +428,9 @@ class GaussianPosterior(Posterior):
             If a cavity is improper.
         """
         self.known_loss()
-        found = learning.loss_gradient(*self._rows_with_sites())
+        gradient = learning.loss_gradient(*self._rows_with_sites())
         learning.note_residual(self.residual)
-        return found
+        return gradient
 
     def loss_gain(self, *others: Loss) -> Array:
         """Change of the log evidence if the parameters of the loss were others, roughly.
@@ -515,11 +513,11 @@ class GaussianPosterior(Posterior):
             )
         one_mode = self.problem.loss.log_concave is True
         given = self.log_evidence, draws, rng, self.evidence_bound, one_mode
-        found = certificates.check(self._proposal(), *given)
-        said = report.not_counts(report.weights_of(self))
-        if said is not None:
-            found = replace(found, reason=f"{found.reason}; given {said}")
-        return self._remembered(found)
+        check = certificates.check(self._proposal(), *given)
+        note = report.not_counts(report.weights_of(self))
+        if note is not None:
+            check = replace(check, reason=f"{check.reason}; given {note}")
+        return self._remembered(check)
 
 
 class SeveralLatents(GaussianPosterior):

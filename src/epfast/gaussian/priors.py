@@ -35,14 +35,14 @@ def normal_prior(
     :func:`epfast.gaussian.problem.prior_of`. ``prefix`` begins the names of the arguments.
     """
     means = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
-    found = _precision(variance, precision, covariance, d, full, prefix)
+    precision = _precision(variance, precision, covariance, d, full, prefix)
     if intercept is not None:
         means = np.append(means, 0.0)
-        if found.ndim == 1:
-            found = np.append(found, 1.0 / intercept)
+        if precision.ndim == 1:
+            precision = np.append(precision, 1.0 / intercept)
         else:
-            found = linalg.block_diag(found, 1.0 / intercept)
-    return prior_of(found, means, full, center)
+            precision = linalg.block_diag(precision, 1.0 / intercept)
+    return prior_of(precision, means, full, center)
 
 
 def refuse_normal(given: tuple[Any, Any, Any, Any], beside: str, allowed: str) -> None:
@@ -107,8 +107,8 @@ def _precision(
             f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
             "LinearClassifier(prior_variance='evidence') finds one"
         )
-    found = checked_variances(variance, d, f"{prefix}variance")
-    return np.full(d, 1.0 / found) if np.ndim(found) == 0 else 1.0 / found
+    variance = checked_variances(variance, d, f"{prefix}variance")
+    return np.full(d, 1.0 / variance) if np.ndim(variance) == 0 else 1.0 / variance
 
 
 def checked_variances(variance: Any, d: int, name: str = "prior_variance") -> Any:

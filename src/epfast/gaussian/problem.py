@@ -153,8 +153,8 @@ class Problem(NamedTuple):
     @property
     def n_rows(self) -> int:
         """Number of rows in memory, or 1 for a stream, which does not know."""
-        known = self.data.y if self.data.X is None else self.data.X
-        return int(getattr(known, "shape", (1,))[0])
+        rows = self.data.y if self.data.X is None else self.data.X
+        return int(getattr(rows, "shape", (1,))[0])
 
     @property
     def n_sites(self) -> int:
@@ -197,10 +197,10 @@ class Problem(NamedTuple):
 
     def parts(self, visits: NDArray[np.intp] | range) -> Iterator[RowSlice]:
         """The rows in the order of their visits, in pieces of ``chunk`` entries of X."""
-        for some in self.pieces(visits):
+        for piece in self.pieces(visits):
             # a slice takes neighbours without a copy
-            neighbours = isinstance(some, range) and some.step == 1
-            which: Any = slice(some[0], some[-1] + 1) if neighbours else as_array(some)
+            neighbours = isinstance(piece, range) and piece.step == 1
+            which: Any = slice(piece[0], piece[-1] + 1) if neighbours else as_array(piece)
             yield RowSlice(which, self.rows(which), self.responses(which), self.weights(which))
 
     def slices(self, unpacked: bool = False) -> list[slice]:
@@ -366,10 +366,10 @@ class Problem(NamedTuple):
         """Latent values of rows at weights (k, d), (m, k), or at (k, C d), (k, m, C)."""
         rows, d = self.data.X[part], self.shape[1]
         rows = rows if self.sparse else np.asarray(rows, np.float64)
-        found = np.asarray(rows @ theta.reshape(-1, d).T)
+        latent = np.asarray(rows @ theta.reshape(-1, d).T)
         if theta.shape[1] == d:
-            return found
-        return np.moveaxis(found.reshape(len(found), len(theta), self.loss.latents), 0, 1)
+            return latent
+        return np.moveaxis(latent.reshape(len(latent), len(theta), self.loss.latents), 0, 1)
 
     @property
     def prior_mean(self) -> Array:

@@ -312,12 +312,12 @@ class KernelPosterior(GaussianPosterior):
 
     def _conditioned(self, cross: Any, prior: Array) -> Array:
         """The posterior variances (m,), or covariance (m, m), from those of the prior."""
-        known, added = self._halves(cross)
+        V, U = self._halves(cross)
         if prior.ndim == 1:
-            taken = np.einsum("ij,ij->j", known, known) - np.einsum("ij,ij->j", added, added)
+            taken = np.einsum("ij,ij->j", V, V) - np.einsum("ij,ij->j", U, U)
             # clip rounding errors at 0
             return np.asarray(np.maximum(prior - taken, 0.0))
-        covariance = prior - known.T @ known + added.T @ added
+        covariance = prior - V.T @ V + U.T @ U
         covariance = 0.5 * covariance + 0.5 * covariance.T
         at = np.diag_indices(len(covariance))
         covariance[at] = np.maximum(covariance[at], 0.0)
@@ -328,13 +328,13 @@ class KernelPosterior(GaussianPosterior):
 
         U is that of the k sites of negative precision.
         """
-        known = self._forward(cross)
+        V = self._forward(cross)
         which, half, root = self._negative
         if not len(which):
-            return known, np.empty((0, cross.shape[0]))
-        some = cross[:, which]
-        some = some.toarray() if hasattr(some, "indptr") else some
-        return known, root @ (some.T - half.T @ known)
+            return V, np.empty((0, cross.shape[0]))
+        columns = cross[:, which]
+        columns = columns.toarray() if hasattr(columns, "indptr") else columns
+        return V, root @ (columns.T - half.T @ V)
 
     @property
     def _site_roots(self) -> Array:
@@ -348,10 +348,10 @@ class KernelPosterior(GaussianPosterior):
         right = (cross * self._site_roots).T
         return np.asarray(linalg.blas.dtrsm(1.0, self.factor.T, right, lower=1, overwrite_b=1))
 
-    def _back(self, known: Array) -> Array:
+    def _back(self, matrix: Array) -> Array:
         """S L'^-1 times (n, m)."""
-        found = linalg.blas.dtrsm(1.0, self.factor.T, known, lower=1, trans_a=1)
-        return np.asarray(self._site_roots[:, None] * found)
+        solved = linalg.blas.dtrsm(1.0, self.factor.T, matrix, lower=1, trans_a=1)
+        return np.asarray(self._site_roots[:, None] * solved)
 
     @cached_property
     def _inverse(self) -> Array:
@@ -626,7 +626,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
                 variance = np.empty(len(rows))
                 for part in slices(len(rows)):
                     variance[part] = self._conditioned(rows[part], prior[part])
-        finite(mean, variance, said=OVERFLOWS)
+        finite(mean, variance, error=OVERFLOWS)
         return mean, variance
 
     def predict_mean(self, K_star: ArrayLike) -> Array:
@@ -644,7 +644,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
         with np.errstate(over="ignore", invalid="ignore"):
             mean = np.asarray(rows @ self.alpha)
-        finite(mean, said=OVERFLOWS)
+        finite(mean, error=OVERFLOWS)
         return mean
 
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
@@ -727,9 +727,9 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         """
         learning.note_residual(self.residual)
         n = self.problem.n_rows
-        known = [(part.alpha, part._other_matrix()) for part in self.parts]
+        pairs = [(part.alpha, part._other_matrix()) for part in self.parts]
         return np.array(
-            [sum(contracted(*one, matrix) for one in known) for matrix in matrices_of(dK, (n, n))]
+            [sum(contracted(*one, matrix) for one in pairs) for matrix in matrices_of(dK, (n, n))]
         )
 
     # -- prediction --
@@ -762,12 +762,12 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
                     f"K_star is a list of {count} matrices; allowed for K_star_star: a list, too"
                 )
             own = list(K_star_star)
-        found = [
+        moments = [
             part.predict_latent(a, b, joint)
             for part, a, b in zip(self.parts, rows, own, strict=True)
         ]
-        mean = np.stack([pair[0] for pair in found], axis=1)
-        return mean, np.stack([pair[1] for pair in found], axis=0 if joint else 1)
+        mean = np.stack([pair[0] for pair in moments], axis=1)
+        return mean, np.stack([pair[1] for pair in moments], axis=0 if joint else 1)
 
     def predict_log_proba(
         self, K_star: Any, k_star_diag: Any = None, offset: ArrayLike | None = None
@@ -782,8 +782,8 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
             As in the fit. None: 0.
         """
         loss: Any = self.known_loss()
-        found: Array = loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
-        return found
+        logs: Array = loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
+        return logs
 
 
 def checked_kernels(
@@ -798,10 +798,10 @@ def checked_kernels(
     if given is not None and np.ndim(given[0]) == 2:
         if len(given) != latents:
             raise ValueError(f"K holds {len(given)} matrices; allowed: one, or {latents}")
-        found = tuple(kernel_in_memory(part, False, jitter) for part in given)
-        if len({kernel.n for kernel in found}) > 1:
+        kernels = tuple(kernel_in_memory(part, False, jitter) for part in given)
+        if len({kernel.n for kernel in kernels}) > 1:
             raise ValueError("K holds matrices of different sizes; allowed: the same for all")
-        return found, None
+        return kernels, None
     first = kernel_in_memory(K, False, jitter)
     common = np.tril(first.array, -1)
     common += common.T

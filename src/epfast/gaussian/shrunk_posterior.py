@@ -89,8 +89,7 @@ def with_prior(
         precision[-1] = 1.0 / intercept
     sites = Sites(precision, np.zeros(d), 0.5 * np.log(precision / (2.0 * math.pi)))
     normal = prior_of(precision, np.zeros(d), problem.wide is None)
-    found = PriorSites(prior, sites, visits)
-    return problem._replace(prior=normal, base=normal, prior_sites=found)
+    return problem._replace(prior=normal, base=normal, prior_sites=PriorSites(prior, sites, visits))
 
 
 def _has_entries(X: Any) -> NDArray[np.bool_]:
@@ -152,8 +151,8 @@ class Models(Proposal):
         if self.gram is not None:
             matrix = self.gram[np.ix_(which, which)]
         else:
-            some = self.columns[:, which]
-            matrix = some.T @ (self.rows.precision[:, None] * some)
+            columns = self.columns[:, which]
+            matrix = columns.T @ (self.rows.precision[:, None] * columns)
         matrix[np.diag_indices(len(which))] += precision
         factor = np.asarray(linalg.cholesky(matrix, lower=True))
         mean = np.asarray(linalg.cho_solve((factor, True), self.shift[which]))
@@ -246,8 +245,8 @@ class ShrunkPosterior(FullPosterior):
     @property
     def prior_per_weight(self) -> PriorSites:
         """The prior, the sites that it begins with, and which weights have some."""
-        found: PriorSites = self.problem.prior_sites
-        return found
+        prior_sites: PriorSites = self.problem.prior_sites
+        return prior_sites
 
     @property
     def prior(self) -> Prior:
@@ -263,12 +262,12 @@ class ShrunkPosterior(FullPosterior):
     def prior_cavities(self) -> tuple[Array, Array]:
         """Mean and variance of each weight without its prior, (d,). Without data they are inf."""
         sites, mean, variance = self.prior_sites, self.mean, self.variance
-        rest = 1.0 - sites.precision * variance
-        some = rest > 0.0
-        safe = np.where(some, rest, 1.0)
+        ratio = 1.0 - sites.precision * variance
+        proper = ratio > 0.0
+        safe = np.where(proper, ratio, 1.0)
         return (
-            np.where(some, (mean - sites.shift * variance) / safe, 0.0),
-            np.where(some, variance / safe, np.inf),
+            np.where(proper, (mean - sites.shift * variance) / safe, 0.0),
+            np.where(proper, variance / safe, np.inf),
         )
 
     @property
@@ -363,17 +362,17 @@ class ShrunkPosterior(FullPosterior):
             nonlocal best
             numbers = np.where(shares, special.expit(line), np.exp(line))
             values = dict(zip(chosen, numbers.tolist(), strict=True))
-            found = _converged_fit(whole, values, best)
-            if found is None:
+            post = _converged_fit(whole, values, best)
+            if post is None:
                 return FAILED - whole.log_evidence, np.zeros(len(line))
-            if found.log_evidence > best.log_evidence:
-                best = found
-            slopes = found.prior_gradient()
+            if post.log_evidence > best.log_evidence:
+                best = post
+            slopes = post.prior_gradient()
             if any(name.startswith("loss.") for name in chosen):
-                slopes |= {f"loss.{name}": x for name, x in found.loss_gradient().items()}
+                slopes |= {f"loss.{name}": x for name, x in post.loss_gradient().items()}
             along = np.array([slopes[name] for name in chosen])
             along *= numbers * np.where(shares, 1.0 - numbers, 1.0)
-            return -found.log_evidence, -along
+            return -post.log_evidence, -along
 
         bounds = [(x - BOUND, min(x + BOUND, 30.0)) for x in began]
         scipy.optimize.minimize(
@@ -452,8 +451,8 @@ class ShrunkPosterior(FullPosterior):
     def _by_rows(self) -> DualState:
         """Matrices of the n x n form. O(n^2 d), once."""
         sites = families.joined(self.state.sites, self.prior_sites)
-        found: DualState = ByRows(self.problem).built(sites, 0)
-        return found
+        state: DualState = ByRows(self.problem).built(sites, 0)
+        return state
 
     @property
     def _unpacks(self) -> bool:  # type: ignore[override]
@@ -465,8 +464,8 @@ class ShrunkPosterior(FullPosterior):
         scaled = block / self.prior_sites.precision
         cross = np.asarray((self.problem.data.X @ scaled.T).T)
         spread = np.einsum("ij,ij->i", scaled, block)
-        known = np.einsum("ij,ij->i", cross @ self._by_rows.R, cross)
-        return block @ self.mean, np.asarray(spread - known)
+        explained = np.einsum("ij,ij->i", cross @ self._by_rows.R, cross)
+        return block @ self.mean, np.asarray(spread - explained)
 
     # -- rows --
 
@@ -478,16 +477,16 @@ class ShrunkPosterior(FullPosterior):
         """
         if self.scheme is None:
             return float("nan")
-        visits, found = self.prior_per_weight.visits, 0.0
+        visits, residual = self.prior_per_weight.visits, 0.0
         if self._with_rows().problem.exact_sites() is None:
-            found = super().residual
+            residual = super().residual
         if not len(visits):
-            return found
+            return residual
         core = SiteFits(self.prior.tilted(), 1.0, 0.0)
         sites = families.taken(self.prior_sites, visits)
         mean, variance = (np.ascontiguousarray(x[visits]) for x in (self.mean, self.variance))
         core.fit(mean, variance, np.ones((len(visits), 1)), *families.copied(sites))
-        return float("inf") if core.n_refused else max(found, core.residual)
+        return float("inf") if core.n_refused else max(residual, core.residual)
 
     def _proposal(self) -> Any:
         if not isinstance(self.prior, SpikeAndSlab):
@@ -506,19 +505,19 @@ class ShrunkPosterior(FullPosterior):
         10 of the others. Without this it was 8 and 9.
         """
         seed = _checks.seed("rng", rng)
-        found, prior = super().check(draws, seed), self.prior
+        check, prior = super().check(draws, seed), self.prior
         if not isinstance(prior, SpikeAndSlab):
-            return found
+            return check
         models = self._proposal()
-        if found.verdict == "good":
+        if check.verdict == "good":
             off = worst_inclusion(models, self.inclusion_probability, draws, seed)
-            found = replace(found, verdict="usable", reason=off) if off else found
+            check = replace(check, verdict="usable", reason=off) if off else check
         whole: dict[str, Any] = {"mean": self.mean, "sd": np.sqrt(self.variance), "shifts": 0.0}
         whole |= {"sd_factors": 1.0, "mean_se": np.nan, "shift_ses": np.nan}
         for name, others in whole.items():
             whole[name] = np.full_like(self.mean, others)
-            whole[name][models.judged] = getattr(found, name)
-        return self._remembered(replace(found, **whole))
+            whole[name][models.judged] = getattr(check, name)
+        return self._remembered(replace(check, **whole))
 
     def with_checked_rows(
         self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of
@@ -550,9 +549,9 @@ def _converged_fit(
     for start in (best, None):
         try:
             # what does not converge is left out, unsaid
-            found = post.with_numbers(values, start, warn=lambda *fit: None)
+            tried = post.with_numbers(values, start, warn=lambda *fit: None)
         except FAILURES:
             continue
-        if found.converged:
-            return found
+        if tried.converged:
+            return tried
     return None

@@ -51,9 +51,9 @@ def products(rows: Any, X: Any) -> Array:
         return np.asarray((X @ np.asarray(rows, dtype=np.float64).T).T)
     result = np.zeros((m, n))
     for part in _columns(X, m):
-        some = rows[:, part]
-        some = some.toarray() if hasattr(rows, "indptr") else np.asarray(some, dtype=np.float64)
-        result += some @ np.asarray(X[:, part], dtype=np.float64).T
+        block = rows[:, part]
+        block = block.toarray() if hasattr(rows, "indptr") else np.asarray(block, dtype=np.float64)
+        result += block @ np.asarray(X[:, part], dtype=np.float64).T
     return result
 
 
@@ -70,10 +70,10 @@ def gram(X: Any, variance: Array | None) -> Array:
         return products(X if variance is None else X.multiply(variance).tocsr(), X)
     result = np.zeros((X.shape[0], X.shape[0]))
     for part in _columns(X, X.shape[0]):
-        some = np.asarray(X[:, part], dtype=np.float64)
+        block = np.asarray(X[:, part], dtype=np.float64)
         if variance is not None:
-            some = some * np.sqrt(variance[part])
-        result += np.dot(some, some.T)
+            block = block * np.sqrt(variance[part])
+        result += np.dot(block, block.T)
     return result
 
 
@@ -122,23 +122,23 @@ class WeightPrior:
             return _scaled(rows, self.scales)
         ones = rows[..., -1:]
         ones = ones.toarray() if hasattr(ones, "indptr") else ones
-        found = np.asarray(rows - ones * self.center) * self.scales
-        found[..., -1] -= found @ self.center
-        return found
+        product = np.asarray(rows - ones * self.center) * self.scales
+        product[..., -1] -= product @ self.center
+        return product
 
     def of_columns(self, columns: Any, part: slice) -> Any:
         """Some rows of S columns, for columns = X', (d, n), of rows that end in 1."""
         if self.covariance is not None:
             return np.asarray(self.covariance[part] @ columns)
-        found = _scaled(columns[part], self.scales[part, None])
+        product = _scaled(columns[part], self.scales[part, None])
         if self.center is None:
-            return found
+            return product
         along = self.scales * self.center
-        found = found.toarray() if hasattr(found, "indptr") else found
-        found -= along[part, None]
+        product = product.toarray() if hasattr(product, "indptr") else product
+        product -= along[part, None]
         if part.indices(len(along))[1] == len(along):
-            found[-1] += self.center @ along - np.asarray(along @ columns)
-        return found
+            product[-1] += self.center @ along - np.asarray(along @ columns)
+        return product
 
     @cached_property
     def _root(self) -> Array:
@@ -158,10 +158,10 @@ class WeightPrior:
         """(d, d), S."""
         if self.covariance is not None:
             return self.covariance.copy()
-        found = np.diag(self.variance)
+        matrix = np.diag(self.variance)
         if self.center is not None:
-            found[-1, :-1] = found[:-1, -1] = -(self.scales * self.center)[:-1]
-        return found
+            matrix[-1, :-1] = matrix[:-1, -1] = -(self.scales * self.center)[:-1]
+        return matrix
 
 
 def _scaled(rows: Any, by: Array) -> Any:
@@ -200,8 +200,8 @@ class WideRows:
     def remembering(self) -> WideRows:
         """The same, with X X' at hand for any common prior variance. O(n^2 d)."""
         with np.errstate(over="ignore", invalid="ignore"):
-            known = gram(self._features(), None)
-            return WideRows(self.X, self.intercept, self.center, known)
+            kernel = gram(self._features(), None)
+            return WideRows(self.X, self.intercept, self.center, kernel)
 
     def columns(self) -> Any:
         """X', whose rows are at hand."""

@@ -90,10 +90,10 @@ class WidePosterior(KernelPosterior, FullPosterior):
         """(d, d), posterior covariance of the weights. O(n d^2), up to 2 GB."""
         d = self.shift.size
         in_memory("covariance", d, INSTEAD)
-        known, added = self._halves(self._prior.of_columns(self._rows.columns(), slice(None)))
+        V, U = self._halves(self._prior.of_columns(self._rows.columns(), slice(None)))
         result = self._prior.matrix()
         for part in pieces(d, d):
-            result[part] += added[:, part].T @ added - known[:, part].T @ known
+            result[part] += U[:, part].T @ U - V[:, part].T @ V
         return np.asarray(0.5 * (result + result.T))
 
     @cached_property
@@ -122,8 +122,8 @@ class WidePosterior(KernelPosterior, FullPosterior):
         # (alpha' K alpha - tr R K) / 2
         total = moments.alpha @ away - sites.precision @ moments.variance
         if self.problem.intercept:
-            known, added = self._halves(np.ones((1, len(away))))
-            ones = moments.alpha.sum() ** 2 - (known**2).sum() + (added**2).sum()
+            V, U = self._halves(np.ones((1, len(away))))
+            ones = moments.alpha.sum() ** 2 - (V**2).sum() + (U**2).sum()
             total -= ones / self.problem.prior.precision[-1]
         return 0.5 * float(total)
 
@@ -198,9 +198,9 @@ class WidePosterior(KernelPosterior, FullPosterior):
         if self.problem.shape[0] > CLOSEST_UP_TO:
             return None
         # a copy, which has the form for as long as it is looked for
-        found = SiteProposal(replace(self)).closest
+        closest = SiteProposal(replace(self)).closest
         try:
-            return None if found is None or found[0].factor is None else SiteProposal(*found)
+            return None if closest is None or closest[0].factor is None else SiteProposal(*closest)
         except FloatingPointError:
             return None
 
@@ -237,8 +237,8 @@ class WidePosterior(KernelPosterior, FullPosterior):
             form = Dual(new, KernelMatrix(covariance), mean, self.log_evidence)
             return ProcessEngine(new, form)
 
-        found: FullPosterior = online.extended(self, data, schedule, warn, engine)
-        return found
+        post: FullPosterior = online.extended(self, data, schedule, warn, engine)
+        return post
 
     def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
         try:

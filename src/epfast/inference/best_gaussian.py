@@ -48,14 +48,14 @@ def best_sites(values: Values, marginals: Marginals, n: int) -> tuple[Array, Arr
     Negative curvatures count as 0.
     """
     precision, shift = np.zeros((2, n))
-    found = marginals(precision, shift)
-    if found is None:
+    here = marginals(precision, shift)
+    if here is None:
         return None
-    value, slope, curvature = _expectations(values, *found[:2])
-    bound = _bound(precision, shift, found, value)
+    value, slope, curvature = _expectations(values, *here[:2])
+    bound = _bound(precision, shift, here, value)
     for _ in range(STEPS):
         wanted = np.maximum(curvature, 0.0)
-        move = wanted - precision, wanted * found[0] - slope - shift
+        move = wanted - precision, wanted * here[0] - slope - shift
         for share in 0.5 ** np.arange(12):
             trial = precision + share * move[0], shift + share * move[1]
             there = marginals(*trial)
@@ -68,7 +68,7 @@ def best_sites(values: Values, marginals: Marginals, n: int) -> tuple[Array, Arr
         else:
             break
         gain, bound = reached - bound, reached
-        (precision, shift), found, (value, slope, curvature) = trial, there, moments
+        (precision, shift), here, (value, slope, curvature) = trial, there, moments
         if gain < LEAST_GAIN:
             break
     if not np.isfinite(bound):
@@ -90,11 +90,11 @@ def climbed(
         wanted = np.maximum(curvature, 0.0)
         wanted = np.stack([wanted, wanted * mean - slope])
         trial = wanted if sites is None else 0.5 * (sites + wanted)
-        found = marginals(*trial) if np.isfinite(trial).all() else None
-        if found is None:
+        there = marginals(*trial) if np.isfinite(trial).all() else None
+        if there is None:
             break
-        moved = np.abs(found[0] - mean) / np.sqrt(found[1] + variance)
-        sites, (mean, variance) = trial, found[:2]
+        moved = np.abs(there[0] - mean) / np.sqrt(there[1] + variance)
+        sites, (mean, variance) = trial, there[:2]
         if step > 1 and moved.max() < 0.1:
             break
     return None if sites is None else (sites[0], sites[1])
@@ -121,9 +121,9 @@ def peaks(loss: Any, responses: Array) -> tuple[Array, Array]:
 
 
 def _bound(
-    precision: Array, shift: Array, found: tuple[Array, Array, float], value: Array
+    precision: Array, shift: Array, moments: tuple[Array, Array, float], value: Array
 ) -> float:
-    mean, variance, log_normaliser = found
+    mean, variance, log_normaliser = moments
     sites = shift @ mean - 0.5 * precision @ (variance + mean**2)
     return float(log_normaliser - value.sum() - sites)
 

@@ -157,9 +157,9 @@ def check(
         if better is not None:
             both = [*parts, better]
             both = both if all(hasattr(part, "squares") for part in both) else [better]
-            found = sampler.weigh(*both)
-            if found is not None and (own is None or _says_more(found, own)):
-                parts, used = both, found
+            of_both = sampler.weigh(*both)
+            if of_both is not None and (own is None or _says_more(of_both, own)):
+                parts, used = both, of_both
     mean, spread = proposal.moments()
     q, sd = len(mean), np.where(spread > 0.0, spread, 1.0)
     nan = np.full(q, np.nan)
@@ -171,14 +171,14 @@ def check(
         seen = moments(sampler, parts, used, unit, reference.known)
         seen = seen.beside(*unit, mean, sd)
     believed = _believed(used, sampler.draws)
-    said = _verdict(log_evidence, seen, used, believed, searched) or _beside(proposal, better)
+    verdict = _verdict(log_evidence, seen, used, believed, searched) or _beside(proposal, better)
     if log_evidence > bound:
         reason = f"the log evidence is {log_evidence:.4g}, and cannot be above 0, since no factor"
-        said = "do not use", f"{reason} is above 1"
+        verdict = "do not use", f"{reason} is above 1"
     worst, widest = _largest(seen.shift), _largest(seen.log_sd)
     factor = float(np.exp(seen.log_sd[widest]))
     return Check(
-        *said,
+        *verdict,
         sampler.draws,
         0.0 if own is None else own.effective,
         np.inf if own is None else own.khat,
@@ -204,18 +204,18 @@ def _largest(values: Array) -> int:
     return int(np.abs(values).argmax())
 
 
-def _says_more(found: ImportanceWeights, own: ImportanceWeights) -> bool:
+def _says_more(of_both: ImportanceWeights, own: ImportanceWeights) -> bool:
     """Whether more draws count, or mass is seen that the draws of the approximation miss."""
-    error = CERTAIN * np.hypot(found.log_mean_se, own.log_mean_se)
-    return found.effective > own.effective or found.log_mean > own.log_mean + error
+    error = CERTAIN * np.hypot(of_both.log_mean_se, own.log_mean_se)
+    return of_both.effective > own.effective or of_both.log_mean > own.log_mean + error
 
 
-def _believed(found: ImportanceWeights | None, draws: int, share: float = 0.0) -> bool:
+def _believed(weighed: ImportanceWeights | None, draws: int, share: float = 0.0) -> bool:
     """Whether weights suffice. k-hat alone decides nothing: it is high for nearly equal weights."""
-    if found is None or found.effective < max(min(ENOUGH, 0.5 * draws), share * draws):
+    if weighed is None or weighed.effective < max(min(ENOUGH, 0.5 * draws), share * draws):
         return False
-    light = found.weights.max() < LIGHT or found.effective > 0.5 * draws
-    return found.khat is None or found.khat < HEAVY or light
+    light = weighed.weights.max() < LIGHT or weighed.effective > 0.5 * draws
+    return weighed.khat is None or weighed.khat < HEAVY or light
 
 
 def _verdict(
@@ -269,9 +269,9 @@ def _beside(proposal: Proposal, better: Proposal | None) -> tuple[str, str]:
     if better is None or not better.is_best:
         return "uncertain", cannot
     (center, spread), (mean, sd) = proposal.moments(), better.moments()
-    uncertain, known = (spread > 0.0) & (sd > 0.0), np.zeros(len(mean))
+    uncertain, exact = (spread > 0.0) & (sd > 0.0), np.zeros(len(mean))
     scale, sd = np.where(uncertain, spread, 1.0), np.where(uncertain, sd, 1.0)
-    seen = ExactMoments((mean - center) / scale, known, np.log(sd / scale), known, 0.0)
+    seen = ExactMoments((mean - center) / scale, exact, np.log(sd / scale), exact, 0.0)
     off, wide = _largest(seen.shift), _largest(seen.log_sd)
     if abs(seen.shift[off]) > FAR[0]:
         return "do not use", f"{_distance(seen, off)}, judging by the closest Gaussian"

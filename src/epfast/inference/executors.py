@@ -162,20 +162,20 @@ class Tasks:
 
         counts: factors of each, for ``tick``.
         """
-        found: dict[int, Any] = {}
+        answers: dict[int, Any] = {}
         if self.executor is not None:
             self.begin(dict(enumerate(calls)))
         for k, (function, *args) in enumerate(calls if self.executor is None else ()):
-            found[k] = function(*args)
+            answers[k] = function(*args)
             tick(counts[k])
-        while len(found) < len(calls):
+        while len(answers) < len(calls):
             k, value = self.take()
             if value is LOST:
                 self.send(k, *calls[k])
                 continue
-            found[k] = value
+            answers[k] = value
             tick(counts[k])
-        return [found[k] for k in range(len(calls))]
+        return [answers[k] for k in range(len(calls))]
 
     def cancel(self) -> None:
         """Forget what is in flight. What has not begun does not begin."""

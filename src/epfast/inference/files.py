@@ -77,12 +77,12 @@ def write(path: str | os.PathLike[str], arrays: dict[str, Any], header: dict[str
 
 def digest(arrays: dict[str, Array], header: dict[str, Any]) -> str:
     """A checksum of names, arrays and header, by which a damaged file is known."""
-    found = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
+    checksum = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        found.update(f"{name} {array.dtype.str} {arrays[name].shape}".encode())
-        found.update(array.view(np.uint8).data if array.size else b"")
-    return found.hexdigest()
+        checksum.update(f"{name} {array.dtype.str} {arrays[name].shape}".encode())
+        checksum.update(array.view(np.uint8).data if array.size else b"")
+    return checksum.hexdigest()
 
 
 def plain(name: str, value: Any) -> Any:
@@ -121,8 +121,8 @@ def _replacing(name: str) -> Iterator[BinaryIO]:
         # closed to others until it has the permissions of the file that it replaces
         number = os.open(new, flags, 0o666 if before is None else 0o600)
     except OSError as error:
-        said = f"no file can be made in the folder of {name!r}: {error.strerror}"
-        raise OSError(error.errno, said, folder) from error
+        message = f"no file can be made in the folder of {name!r}: {error.strerror}"
+        raise OSError(error.errno, message, folder) from error
     try:
         with os.fdopen(number, "wb") as file:
             yield file
@@ -151,16 +151,16 @@ def _regular(name: str) -> os.stat_result | None:
     if os.path.basename(name) in ("", os.curdir, os.pardir):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     try:
-        found = os.stat(name)
+        status = os.stat(name)
     except FileNotFoundError:  # a link that leads nowhere, too: what it names is made
         return None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file; allowed: a file or a new name", name)
     if not os.access(name, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-    return found
+    return status
 
 
 def _permit(new: str, before: os.stat_result) -> None:
@@ -260,8 +260,8 @@ def _fill(result: Array, file: Any) -> None:
     """Read all bytes of an array, and the end, at which the checksum is compared."""
     target = result.view(np.uint8) if result.size else np.empty(0, np.uint8)
     for start in range(0, len(target), PIECE):
-        some = target[start : start + PIECE]
-        some[:] = np.frombuffer(file.read(len(some)), np.uint8)
+        piece = target[start : start + PIECE]
+        piece[:] = np.frombuffer(file.read(len(piece)), np.uint8)
     if file.read(1):
         raise ValueError("an array is longer than it says")
 
@@ -274,14 +274,14 @@ def as_ours(schedule: Any) -> schedules.Schedule:
 
     It is an EP of its power, where that base would refuse them or there is none.
     """
-    found: schedules.Schedule = schedule
+    saved: schedules.Schedule = schedule
     if SCHEDULES.get(type(schedule).__name__) is type(schedule):
-        return found
+        return saved
     for kind in type(schedule).__mro__:
         if SCHEDULES.get(kind.__name__) is kind:
             with suppress(TypeError, ValueError):
-                found = kind(**{f.name: getattr(schedule, f.name) for f in fields(kind) if f.init})
-                return found
+                saved = kind(**{f.name: getattr(schedule, f.name) for f in fields(kind) if f.init})
+                return saved
     return schedules.EP(power=float(schedule.power), damping=1.0)
 
 

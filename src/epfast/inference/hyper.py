@@ -115,11 +115,11 @@ def fixed_point(
     u, tol, last = start, loosest, 1.0
     past: list[tuple[Array, Array]] = []
     for _ in range(POINTS):
-        found = fitted(u, tol)
-        if found is None and past:
+        fit = fitted(u, tol)
+        if fit is None and past:
             u = 0.5 * (u + past[-1][0])
             continue
-        there = None if found is None else held(u, found)
+        there = None if fit is None else held(u, fit)
         if there is None:
             return None
         past = [*past, (u, there)][-mixed:]
@@ -158,9 +158,9 @@ def principal_axes(
     for k, step in enumerate(STEP * np.eye(m)):
         sides = [fitted(mode.u + by, mode.fit) for by in (-step, step)]
         # a range may end there
-        known = [one is not None and one.value > -math.inf for one in sides]
-        here: list[Any] = [one if held else mode for one, held in zip(sides, known, strict=True)]
-        width = STEP * sum(known)
+        usable = [one is not None and one.value > -math.inf for one in sides]
+        here: list[Any] = [one if held else mode for one, held in zip(sides, usable, strict=True)]
+        width = STEP * sum(usable)
         bent[k] = (slopes(here[0]) - slopes(here[1])) / max(width, STEP)
     return axes_of(bent)
 
@@ -214,9 +214,9 @@ class Surface:
         slopes: Callable[[HyperPoint], Array],
     ) -> Self:
         """In units of its sides, by fits; slopes: of the value at a point, by u."""
-        found = cls(mode, fitted, principal_axes(mode, fitted, slopes))
-        found.measure()
-        return found
+        surface = cls(mode, fitted, principal_axes(mode, fitted, slopes))
+        surface.measure()
+        return surface
 
     def measure(self) -> None:
         """Find the sides, by fits, and have them as units."""
@@ -226,8 +226,8 @@ class Surface:
 
     def _side(self, k: int, sign: float) -> float:
         """The sd of half of the density along an axis, in that of its curvature."""
-        found = self.at(sign * math.sqrt(2.0) * np.eye(len(self.mode.u))[k])
-        drop = np.inf if found is None else self.mode.value - found.value
+        point = self.at(sign * math.sqrt(2.0) * np.eye(len(self.mode.u))[k])
+        drop = np.inf if point is None else self.mode.value - point.value
         return float(np.clip(1.0 / math.sqrt(max(drop, 1e-2)), *SIDES))
 
     def stretch(self, z: Array) -> Array:
@@ -256,22 +256,22 @@ class Surface:
         nearest = self.known[first][1]
         if away[first] == 0.0:
             return nearest
-        found = self.fitted(self.u(z), nearest.fit)
-        if found is None or math.isnan(found.value):
+        point = self.fitted(self.u(z), nearest.fit)
+        if point is None or math.isnan(point.value):
             self.n_lost += 1
             return None
-        self.known.append((z, found))
-        return found
+        self.known.append((z, point))
+        return point
 
     def axis(self, k: int, step: float, drop: float = DROP) -> Array:
         """Steps along an axis until the density has fallen by so much. NaN: it has not."""
         unit, ends = np.eye(len(self.mode.u))[k], []
         for sign in (-1.0, 1.0):
             for j in range(1, MOST + 1):
-                found = self.at(sign * j * step * unit)
-                if found is None or found.value < self.mode.value - drop:
+                point = self.at(sign * j * step * unit)
+                if point is None or point.value < self.mode.value - drop:
                     break
-            if found is None or not found.value < self.mode.value - drop:
+            if point is None or not point.value < self.mode.value - drop:
                 return np.array([math.nan])
             ends.append(j)
         return np.asarray(step * np.arange(-ends[0], ends[1] + 1))
@@ -279,8 +279,8 @@ class Surface:
     def falls(self, k: int, axis: Array) -> Array:
         """The log density on an axis, less that of the mode."""
         unit, worst = np.eye(len(self.mode.u))[k], -2.0 * DROP
-        found = [self.at(float(z) * unit) for z in axis]
-        values = [worst if one is None else one.value - self.mode.value for one in found]
+        points = [self.at(float(z) * unit) for z in axis]
+        values = [worst if one is None else one.value - self.mode.value for one in points]
         return np.maximum(np.array(values, dtype=np.float64), worst)
 
 
@@ -313,11 +313,11 @@ def grid(surface: Surface, step: float | None = None, drop: float = DROP) -> Wei
     for where in order:
         if values[where] < surface.mode.value - drop - MARGIN:
             continue
-        found = surface.at(at[where])
-        if found is not None:
+        point = surface.at(at[where])
+        if point is not None:
             # a prior may end there
-            values[where] = max(found.value, surface.mode.value - 2.0 * DROP)
-            points.append(found)
+            values[where] = max(point.value, surface.mode.value - 2.0 * DROP)
+            points.append(point)
             volumes.append(float(surface.log_volume(at[where])) + m * math.log(step))
     fine = [np.linspace(axis[0], axis[-1], NODES[m - 1]) for axis in axes]
     if m == 1:
@@ -352,8 +352,8 @@ def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> Weigh
     while True:
         for surface in surfaces:
             draws = scipy.stats.t.ppf(np.clip(sobol.random(more), 1e-9, 1.0 - 1e-9), DF)
-            found = [surface.at(z) for z in draws[np.argsort((draws**2).sum(1), kind="stable")]]
-            points += [one for one in found if one is not None]
+            tried = [surface.at(z) for z in draws[np.argsort((draws**2).sum(1), kind="stable")]]
+            points += [one for one in tried if one is not None]
         count += more
         at = np.array([point.u for point in points])
         logs = np.array([surface.log_draws(at) for surface in surfaces])
@@ -392,26 +392,26 @@ def _between(surface: Surface, seed: int) -> WeightedPoints:
     values = np.array([point.value for point in points])
     kept = values > top - 2.0 * DROP
     degree = 2 if kept.sum() >= (m + 1) * (m + 2) else 1
-    rest = values[kept] - top + 0.5 * (z[kept] ** 2).sum(1)
+    residual = values[kept] - top + 0.5 * (z[kept] ** 2).sum(1)
     nodes = _student(m, FINE, seed + 1)
-    between: Any = rest.mean()  # of hardly a point
+    between: Any = residual.mean()  # of hardly a point
     if kept.sum() > m + 1:
-        smooth = scipy.interpolate.RBFInterpolator(z[kept], rest, kernel="cubic", degree=degree)
+        smooth = scipy.interpolate.RBFInterpolator(z[kept], residual, kernel="cubic", degree=degree)
         between = smooth(nodes)
     near = scipy.spatial.KDTree(z).query(nodes)[1]
     # no higher than the mode, and nothing where a prior has ended
-    found = np.minimum(between - 0.5 * (nodes**2).sum(1), 0.0)
-    found[np.isneginf(values[near])] = -np.inf
-    logs = found - scipy.stats.t.logpdf(nodes, DF).sum(1) + surface.log_volume(nodes)
+    log_density = np.minimum(between - 0.5 * (nodes**2).sum(1), 0.0)
+    log_density[np.isneginf(values[near])] = -np.inf
+    logs = log_density - scipy.stats.t.logpdf(nodes, DF).sum(1) + surface.log_volume(nodes)
     total = float(special.logsumexp(logs)) - math.log(len(logs)) + top
     probabilities = _normal(logs)
     masses = _calibrated(
         np.bincount(near, probabilities, len(z)).astype(np.float64), z, nodes, probabilities
     )
-    some = np.flatnonzero(masses > 0.0)
-    volumes = np.log(masses[some]) + total - values[some]
+    weighted = np.flatnonzero(masses > 0.0)
+    volumes = np.log(masses[weighted]) + total - values[weighted]
     return WeightedPoints(
-        [points[k] for k in some], volumes, surface.u(nodes), probabilities, surface.n_lost
+        [points[k] for k in weighted], volumes, surface.u(nodes), probabilities, surface.n_lost
     )
 
 
@@ -423,8 +423,8 @@ def _calibrated(masses: Array, z: Array, nodes: Array, probabilities: Array) -> 
     )
     missing = probabilities @ of_nodes - masses @ of_points
     turn = np.linalg.lstsq(of_points.T @ (masses[:, None] * of_points), missing, rcond=1e-8)[0]
-    found = np.maximum(masses * (1.0 + np.clip(of_points @ turn, -1.0, 1.0)), 0.0)
-    return np.asarray(found / found.sum())
+    calibrated = np.maximum(masses * (1.0 + np.clip(of_points @ turn, -1.0, 1.0)), 0.0)
+    return np.asarray(calibrated / calibrated.sum())
 
 
 def _of_points(points: list[HyperPoint], volumes: list[float], n_lost: int) -> WeightedPoints:
@@ -450,5 +450,5 @@ def _corners(m: int) -> Array:
 
 def _normal(logs: Array) -> Array:
     """Probabilities from their logs."""
-    found = np.exp(logs - logs.max())
-    return np.asarray(found / found.sum())
+    weights = np.exp(logs - logs.max())
+    return np.asarray(weights / weights.sum())

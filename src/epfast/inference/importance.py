@@ -114,9 +114,9 @@ class Sampler:
 
     def shares(self, parts: Sequence[Proposal]) -> Array:
         """(parts,), pairs of each."""
-        pairs, rest = self.draws // 2, len(parts) - 1
-        each = (pairs - int(OF_FIRST * pairs)) // max(1, rest)
-        return np.array([pairs - rest * each, *rest * [each]])
+        pairs, n_others = self.draws // 2, len(parts) - 1
+        each = (pairs - int(OF_FIRST * pairs)) // max(1, n_others)
+        return np.array([pairs - n_others * each, *n_others * [each]])
 
     def blocks(self, parts: Sequence[Proposal]) -> Iterator[tuple[int, slice, Array]]:
         """Yield the Gaussian, a slice of the pairs, and their first halves (k, size)."""
@@ -126,13 +126,13 @@ class Sampler:
             step = max(1, BLOCK // (2 * parts[part].width))
             for i in range(start, end, step):
                 rng = np.random.default_rng([self.seed, number])
-                some, number = slice(i, min(i + step, end)), number + 1
-                z = rng.standard_normal((some.stop - i, parts[part].size))
+                block, number = slice(i, min(i + step, end)), number + 1
+                z = rng.standard_normal((block.stop - i, parts[part].size))
                 if self.df is not None:
                     wide = rng.random(len(z)) < defensive(z.shape[1])
                     df = np.where(wide, LEAST_DF, self.df)
                     z *= (np.where(wide, WIDTH, 1.0) * np.sqrt(df / rng.chisquare(df)))[:, None]
-                yield part, some, z
+                yield part, block, z
 
     def log_density(self, square: Array, size: int) -> Array:
         """Log of the density of draws at squared distances, over the normal one at its mean."""
@@ -151,7 +151,7 @@ class Sampler:
         pairs = self.draws // 2
         log_weight, log_base = np.empty((2, pairs)), np.empty((len(parts), 2, pairs))
         log_share = np.log(self.shares(parts) / pairs)
-        for j, some, z in self.blocks(parts):
+        for j, block, z in self.blocks(parts):
             own = np.einsum("ij,ij->i", z, z)
             for side, signed in enumerate((z, -z)):
                 theta = parts[j].draw(signed)
@@ -165,10 +165,10 @@ class Sampler:
                     normal[k] = height - 0.5 * square
                     drawn[k] = height + log_share[k] + self.log_density(square, z.shape[1])
                 total = special.logsumexp(drawn, axis=0)
-                log_base[:, side, some] = normal - total
+                log_base[:, side, block] = normal - total
                 with np.errstate(over="ignore", invalid="ignore"):
-                    found = parts[j].log_ratio(signed, theta)
-                log_weight[side, some] = np.where(np.isnan(found), -np.inf, found) - total
+                    log_ratio = parts[j].log_ratio(signed, theta)
+                log_weight[side, block] = np.where(np.isnan(log_ratio), -np.inf, log_ratio) - total
         if not np.isfinite(log_weight.max()):
             return None
         # as they are: smoothed weights of a draw and its mirror image differ where these are alike
@@ -216,20 +216,20 @@ class ExactMoments(NamedTuple):
 def moments(
     sampler: Sampler,
     parts: Sequence[Proposal],
-    found: ImportanceWeights,
+    used: ImportanceWeights,
     unit: tuple[Array, Array],
     known: bool = True,
 ) -> ExactMoments:
     """Weighted moments by a second pass over the same draws, with errors by the delta method.
 
-    unit: mean and standard deviation, (q,) each, of ``parts[found.reference]``. The weights of that
+    unit: mean and standard deviation, (q,) each, of ``parts[used.reference]``. The weights of that
     Gaussian give these. The differences from them are what is averaged, so that weights that are
     all alike leave no error at all. known: that is so. Else they are units alone.
     """
     mean, sd = unit
-    relative = known and found.relative
+    relative = known and used.relative
     pairs, q = sampler.draws // 2, len(mean)
-    weights, base = found.weights.reshape(2, pairs), relative * found.base.reshape(2, pairs)
+    weights, base = used.weights.reshape(2, pairs), relative * used.base.reshape(2, pairs)
     # sums over pairs of first and second moments a, b (less those of the base), and of their
     # products with the pair's weights
     a, aa, aw, av = np.zeros((4, q))
@@ -268,7 +268,7 @@ def moments(
         WIDER * np.sqrt(np.maximum(variance, 0.0)),
         0.5 * np.log(spread / reference),
         WIDER * 0.5 * np.sqrt(np.maximum(error, 0.0)) / spread,
-        found.log_mean_se,
+        used.log_mean_se,
     )
 
 

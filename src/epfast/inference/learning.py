@@ -29,12 +29,12 @@ def cavities(
     FloatingPointError
         If a cavity is improper.
     """
-    rest = 1.0 - share * sites.precision * variance
-    if not (rest > 0.0).all():
+    ratio = 1.0 - share * sites.precision * variance
+    if not (ratio > 0.0).all():
         raise FloatingPointError(
-            f"{int((~(rest > 0.0)).sum())} of {len(rest)} cavities are improper"
+            f"{int((~(ratio > 0.0)).sum())} of {len(ratio)} cavities are improper"
         )
-    return (mean - share * sites.shift * variance) / rest, variance / rest
+    return (mean - share * sites.shift * variance) / ratio, variance / ratio
 
 
 def check_stationary(problem: Any) -> None:

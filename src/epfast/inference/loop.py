@@ -236,8 +236,8 @@ def run(
                             moved = change(before, now) / schedule.damping if rest is None else rest
                             if counts.left is not None:
                                 drift = change(Summary(*counts.left), now)
-                    known = math.isfinite(evidence) or math.isnan(engine.evidence_bound)
-                    if not (known and math.isfinite(moved)):
+                    sound = math.isfinite(evidence) or math.isnan(engine.evidence_bound)
+                    if not (sound and math.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
                         )
@@ -300,20 +300,20 @@ def run(
         raise Interrupted(Fit(engine.finish(state, True), False, history)) from None
     except ExecutorFailed as failed:
         if state is not None:
-            found: Any = state if failed.posterior is None else failed.posterior
-            failed.posterior = Fit(engine.finish(found, True), False, history)
+            last: Any = state if failed.posterior is None else failed.posterior
+            failed.posterior = Fit(engine.finish(last, True), False, history)
         raise
 
 
-def polished(engine: Engine, problem: Any, fit: Fit, found: Any) -> Fit:
+def polished(engine: Engine, problem: Any, fit: Fit, post: Any) -> Fit:
     """The fit after sweeps in which a scheme that learns asks for the truth alone.
 
-    found: the posterior of ``fit``.
+    post: the posterior of ``fit``.
     """
     scheme = problem.scheme
     with scheme.polishing():
         schedule = replace(problem.schedule, sweeps=scheme.polish, tol=0.0)
-        last = run(engine, schedule, found, questions=scheme.questions)
+        last = run(engine, schedule, post, questions=scheme.questions)
     return last._replace(converged=fit.converged, history=[*fit.history, *last.history])
 
 
@@ -336,8 +336,8 @@ def interrupted(
     fit: the last run that has ended; result: makes a posterior of one; start, unfitted: what there
     is before the first sweep.
     """
-    known = getattr(stopped, "posterior", None)
-    fit = known if isinstance(known, Fit) else fit
+    last = getattr(stopped, "posterior", None)
+    fit = last if isinstance(last, Fit) else fit
     if fit is not None:
         posterior = result(fit)
     else:  # sites in the role of a start are no posterior

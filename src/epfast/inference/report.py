@@ -134,22 +134,22 @@ def fraction(weights: Array) -> float:
 
 def not_counts(weights: Array | None) -> str | None:
     """The note on weights that are not whole numbers. None for others."""
-    found = 0.0 if weights is None else fraction(weights)
-    return f"weights that are no counts, as {found:.3g}: {WEIGHTS}" if found else None
+    broken = 0.0 if weights is None else fraction(weights)
+    return f"weights that are no counts, as {broken:.3g}: {WEIGHTS}" if broken else None
 
 
 def note_weights(weights: Array | None) -> None:
     """Warn the caller of a fit of weights that are no counts."""
-    said = not_counts(weights)
-    if said is not None:
-        warn_user(f"{said}; give counts, or none", DataWarning)
+    note = not_counts(weights)
+    if note is not None:
+        warn_user(f"{note}; give counts, or none", DataWarning)
 
 
 def weights_of(post: Any) -> Array | None:
     """Weights of the rows of a fit, where these are known. None: all 1."""
     data = getattr(post.problem, "data", None)
-    found: Array | None = getattr(post.problem if data is None else data, "weights", None)
-    return found if isinstance(found, np.ndarray) else None
+    weights: Array | None = getattr(post.problem if data is None else data, "weights", None)
+    return weights if isinstance(weights, np.ndarray) else None
 
 
 def notes(post: Any) -> list[str]:
@@ -181,8 +181,8 @@ def notes(post: Any) -> list[str]:
             f"rank {post.rank} of {len(post.y)}: by an estimate within {error:.2g} nats of the log "
             "evidence of the whole kernel"
         )
-    said = not_counts(weights_of(post))
-    return lines if said is None else [*lines, said]
+    note = not_counts(weights_of(post))
+    return lines if note is None else [*lines, note]
 
 
 # ---- ArviZ ----
@@ -215,19 +215,19 @@ def to_arviz(post: Any, drawn: Callable[..., Drawn], draws: int, rng: Any) -> An
     """
     Dataset, _ = _xarray()
     size, rng = _checks.integer("draws", draws, least=1), _checks.generator("rng", rng)
-    found, attrs = drawn(size, rng), _said_of(post)
+    sample, attrs = drawn(size, rng), _said_of(post)
     groups = {}
     for group in GROUPS:
         variables = {}
-        for name, values in getattr(found, group).items():
+        for name, values in getattr(sample, group).items():
             whole = values if group == "observed_data" else values[None]
             lead = () if group == "observed_data" else ("chain", "draw")
             rest = range(whole.ndim - len(lead))
-            dims = found.dims.get(name, tuple(f"{name}_dim_{k}" for k in rest))
+            dims = sample.dims.get(name, tuple(f"{name}_dim_{k}" for k in rest))
             variables[name] = (*lead, *dims), whole
         if variables:
             used = {axis for axes, _ in variables.values() for axis in axes}
-            coords = {axis: list(names) for axis, names in found.coords.items() if axis in used}
+            coords = {axis: list(names) for axis, names in sample.coords.items() if axis in used}
             groups[group] = Dataset(variables, coords, attrs)
     loo = leave_one_out(post)
     if loo is not None:

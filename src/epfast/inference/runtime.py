@@ -56,7 +56,7 @@ def memory_left() -> float:
         left = float(limits.split()[0]) - 1024.0 * float(status.split()[0])
     with suppress(OSError, ValueError, KeyError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        of = {name: int(rest.split()[0]) for name, rest in (line.split(":") for line in lines)}
+        of = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
         left = min(left, 1024.0 * (of["MemAvailable"] + of["SwapFree"]))
     with suppress(OSError, ValueError):  # "max", which is no number, is no limit
         left = min(left, float(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -90,8 +90,8 @@ class _BlasLimit(AbstractContextManager[None]):
     lock = threading.RLock()
     #: the limits that hold. One that died without its end does not
     held: ClassVar[list[weakref.ref[_BlasLimit]]] = []
-    #: the number of threads of each library that was found, and the one that is set now
-    found: ClassVar[list[int] | None] = None
+    #: the number of threads of each library without a limit, and the one that is set now
+    unlimited: ClassVar[list[int] | None] = None
     limit: ClassVar[int | None] = None
 
     def __init__(self, most: int) -> None:
@@ -115,7 +115,7 @@ class _BlasLimit(AbstractContextManager[None]):
     def begin_again(cls) -> None:
         """Reset in a forked process, which has none of the threads that limited BLAS."""
         cls.lock, cls.held = threading.RLock(), []
-        if cls.found:
+        if cls.unlimited:
             cls._keep(None)
 
     @classmethod
@@ -131,9 +131,9 @@ class _BlasLimit(AbstractContextManager[None]):
         if least == cls.limit:
             return
         libraries = _blas().lib_controllers
-        if cls.found is None:
-            cls.found = list(map(methodcaller("get_num_threads"), libraries))
-        for library, number in zip(libraries, cls.found, strict=True):
+        if cls.unlimited is None:
+            cls.unlimited = list(map(methodcaller("get_num_threads"), libraries))
+        for library, number in zip(libraries, cls.unlimited, strict=True):
             # from threadpoolctl 3.8 on only the thread that has set a library first may set it, and
             # others where it has forgotten that; here a lock keeps them apart
             forget = getattr(library, "clear_controlling_thread", lambda force: None)
@@ -142,7 +142,7 @@ class _BlasLimit(AbstractContextManager[None]):
             forget(force=True)
         cls.limit = least
         if least is None:
-            cls.found = None
+            cls.unlimited = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -412,13 +412,13 @@ def describe(scheme: Scheme | None) -> dict[str, Any] | None:
     names = {kind: name for name, kind in NAMED.items()}
     if scheme is None or type(scheme) not in names:
         return None
-    found: dict[str, Any] = {"name": names[type(scheme)]}
+    described: dict[str, Any] = {"name": names[type(scheme)]}
     for one in fields(scheme):  # type: ignore[arg-type]
         value = getattr(scheme, one.name)
-        found[one.name] = describe(value) if isinstance(value, Scheme) else value
-        if isinstance(value, Scheme) and found[one.name] is None:
+        described[one.name] = describe(value) if isinstance(value, Scheme) else value
+        if isinstance(value, Scheme) and described[one.name] is None:
             return None
-    return found
+    return described
 
 
 def restore(described: dict[str, Any] | None) -> Scheme | None:

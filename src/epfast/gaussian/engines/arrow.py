@@ -59,9 +59,9 @@ class Levels(NamedTuple):
 
     def spread(self, common: Array, of_levels: Array) -> Array:
         """Numbers of the common weights and of the effects, in the order of the columns."""
-        found = np.empty((*common.shape[:-1], self.common.size + self.columns.size))
-        found[..., self.common], found[..., self.columns] = common, of_levels
-        return found
+        numbers = np.empty((*common.shape[:-1], self.common.size + self.columns.size))
+        numbers[..., self.common], numbers[..., self.columns] = common, of_levels
+        return numbers
 
     def without_rows(self) -> Levels:
         return self._replace(rows=None)
@@ -82,8 +82,8 @@ def _entries(X: Any, columns: NDArray[np.intp]) -> tuple[Any, ...]:
     place[columns] = np.arange(columns.size).reshape(columns.shape)
     at = place[X.indices]
     rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
-    some = (at >= 0) & (X.data != 0.0)
-    return rows[some], *np.divmod(at[some], columns.shape[1]), X.data[some]
+    kept = (at >= 0) & (X.data != 0.0)
+    return rows[kept], *np.divmod(at[kept], columns.shape[1]), X.data[kept]
 
 
 def rows_by_level(X: Any, columns: NDArray[np.intp], common: NDArray[np.intp]) -> RowsByLevel:
@@ -162,14 +162,14 @@ class Arrow(Form):
         own, slope, inverse = np.empty((count, q)), np.empty((count, q, d)), np.empty((count, q, q))
         arrays = precision, shift, self.levels.precision, slope, inverse, own
         with np.errstate(all="ignore"):
-            found = self.core.build(sites.precision, sites.shift, *arrays)
+            terms = self.core.build(sites.precision, sites.shift, *arrays)
             covariance, common = np.empty_like(precision), np.empty_like(shift)
             whole = (
-                None if found is None else gaussian_moments(precision, shift, covariance, common)
+                None if terms is None else gaussian_moments(precision, shift, covariance, common)
             )
-        if found is None or whole is None or not math.isfinite(sum(found)):
+        if terms is None or whole is None or not math.isfinite(sum(terms)):
             return None
-        log_norm = whole + 0.5 * (found[1] - found[0])
+        log_norm = whole + 0.5 * (terms[1] - terms[0])
         return ArrowMoments(covariance, common, own, slope, inverse, log_norm)
 
     def built(self, sites: Sites, sweeps: int) -> GPState | None:

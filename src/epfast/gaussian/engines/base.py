@@ -176,12 +176,12 @@ class Form:
             raise ValueError(
                 "start has no sites (it comes from ADF); allowed with EP: a result of EP"
             )
-        found = tuple(np.shape(part) for part in start.sites)
+        shapes = tuple(np.shape(part) for part in start.sites)
         size = None if self.weights is None else start.shift.size
-        if found != self.shapes or size != self.weights:
+        if shapes != self.shapes or size != self.weights:
             several = "" if size is None else f" and {size} weights"
             raise ValueError(
-                f"start has sites of shape {found[0]}{several}; allowed: {self.shapes[0]}"
+                f"start has sites of shape {shapes[0]}{several}; allowed: {self.shapes[0]}"
                 f"{several and f' and {self.weights}'}, the same rows, with the same choices"
             )
         return start.sites
@@ -238,8 +238,8 @@ class EPEngine(Visits):
     @property
     def remedy(self) -> str:
         """What to do about a fit that fails."""
-        found: str = self.problem.remedy
-        return found
+        remedy: str = self.problem.remedy
+        return remedy
 
     def init(self, start: Any) -> Any:
         if self.exact is not None:

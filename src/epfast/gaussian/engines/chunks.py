@@ -173,12 +173,12 @@ def mixed_in(
     kept = (
         plain(state) if build is None else State(nothing, nothing, state.sites, 0.0, state.sweeps)
     )
-    steps, found = (*steps, Step(kept, moves))[-DEPTH:], None
+    steps, mixture = (*steps, Step(kept, moves))[-DEPTH:], None
     if len(steps) < 2 or not mixes:
         return steps, None
     if moves @ moves < steps[-2].moves @ steps[-2].moves:
-        found = mixed(steps, build)
-    return (steps[-1:], None) if found is None else (steps, following(state, found))
+        mixture = mixed(steps, build)
+    return (steps[-1:], None) if mixture is None else (steps, following(state, mixture))
 
 
 def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Working | None:
@@ -195,13 +195,13 @@ def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Working | None
     sites = Sites(*(_combined(share, part) for part in parts))
     if build is not None:
         return build(sites, states[-1].sweeps)
-    found = states[-1]._replace(
+    mixture = states[-1]._replace(
         precision=_combined(share, [state.precision for state in states]),
         shift=_combined(share, [state.shift for state in states]),
         sites=sites,
         log_scale=float(share @ [state.log_scale for state in states]),
     )
-    return gaussian(found)
+    return gaussian(mixture)
 
 
 def _combined(share: Array, arrays: Any) -> Array:

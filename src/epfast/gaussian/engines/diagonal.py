@@ -172,13 +172,13 @@ class Dense(Full):
         """The call of the core for :meth:`visit`."""
         core.sweep(design, y, self.size, order, *q, **given)
 
-    def natural(self, q: Any, known: Working) -> tuple[Array, Array]:
-        """Precision and shift that visits have left; known: where they began."""
+    def natural(self, q: Any, start: Working) -> tuple[Array, Array]:
+        """Precision and shift that visits have left; start: where they began."""
         return q[0].copy(), q[1].copy()
 
-    def log_scale(self, new: Working, known: Working, core: Any) -> float:
+    def log_scale(self, new: Working, start: Working, core: Any) -> float:
         """The log scale after visits without sites."""
-        return float(known.log_scale + core.log_scale_total)
+        return float(start.log_scale + core.log_scale_total)
 
 
 class ByColumns(Dense):
@@ -227,19 +227,19 @@ class ByColumns(Dense):
     def taken(self, start: Any) -> Sites:
         sites = Form.taken(self, start)
         row = np.repeat(np.arange(self.shape[0]), np.diff(self.start))
-        found: list[Array] = []
+        entries: list[Array] = []
         for given in sites[:2]:
             part = given.tocsr() if hasattr(given, "tocsr") else given
             same = hasattr(part, "indptr") and np.array_equal(part.indptr, self.start)
             if same and np.array_equal(part.indices, self.column):
-                found.append(part.data)
+                entries.append(part.data)
                 continue
             taken = np.asarray(part[row, self.column], dtype=np.float64).ravel()
             count = part.count_nonzero() if hasattr(part, "indptr") else np.count_nonzero(part)
             if np.count_nonzero(taken) != count:
                 raise ValueError("start has sites of other columns; allowed: the same rows")
-            found.append(taken)
-        return Sites(found[0], found[1], sites.log_scale)
+            entries.append(taken)
+        return Sites(entries[0], entries[1], sites.log_scale)
 
     def given(self, sites: Sites) -> Sites:
         small = len(self.column) <= np.iinfo(np.intc).max
@@ -270,16 +270,16 @@ class ByColumns(Dense):
             given |= {"site_start": self.start, "site_column": self.column}
         core.factors(design, y, self.size, order, *q, **given)
 
-    def natural(self, q: Any, known: Working) -> tuple[Array, Array]:
+    def natural(self, q: Any, start: Working) -> tuple[Array, Array]:
         if isinstance(q, tuple):
-            return super().natural(q, known)
-        return natural_of(q, known.precision, known.shift)
+            return super().natural(q, start)
+        return natural_of(q, start.precision, start.shift)
 
-    def log_scale(self, new: Working, known: Working, core: Any) -> float:
+    def log_scale(self, new: Working, start: Working, core: Any) -> float:
         if not core.one_row:
-            return super().log_scale(new, known, core)
+            return super().log_scale(new, start, core)
         # of rows the core knows the evidence, not the scale
-        return float(known.log_scale + core.evidence + known.log_norm - new.log_norm)
+        return float(start.log_scale + core.evidence + start.log_norm - new.log_norm)
 
 
 def is_by_columns(problem: Problem) -> bool:
@@ -356,12 +356,12 @@ class DiagonalEngine(EPEngine):
         q = (state.precision, state.shift) if parallel else form.begin(state, cores[0])
 
         def work(k: int, part: int) -> Iterator[int]:
-            some = order[part * len(order) // count : (part + 1) * len(order) // count]
+            factors = order[part * len(order) // count : (part + 1) * len(order) // count]
             onto = (state.precision.copy(), state.shift.copy()) if parallel else None
-            for piece in TimedPieces(len(some), MOMENT // (form.size * form.shape[1])):
+            for piece in TimedPieces(len(factors), MOMENT // (form.size * form.shape[1])):
                 here = None if trace is None else trace[piece]
-                form.visit(cores[k], rows[k], some[piece], q, sites, here, onto)
-                yield len(some[piece])
+                form.visit(cores[k], rows[k], factors[piece], q, sites, here, onto)
+                yield len(factors[piece])
 
         each(self.threads, work, count, tick)
         changes = [since(core, old) for core, old in zip(cores, before, strict=True)]
@@ -394,8 +394,8 @@ class DiagonalEngine(EPEngine):
         if not memory.steps:
             return state
         with one_blas_thread(min(len(state.shift), means.DENSE)), np.errstate(all="ignore"):
-            found = mixed(memory.swept) if len(memory.swept) > 1 else None
-            stepped = None if found is None else self._stepped(following(state, found))
+            mixture = mixed(memory.swept) if len(memory.swept) > 1 else None
+            stepped = None if mixture is None else self._stepped(following(state, mixture))
             stepped = self._stepped(state) if stepped is None else stepped
         return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
 
@@ -444,7 +444,7 @@ class DiagonalPass(DiagonalEngine):
         warms_up = sweeps == 0 and state.rows_seen == 0
         first = warm_up_rows(self.schedule, form.size, form.shape[1]) if warms_up else 0
         before, counts = counters(core), np.zeros(3, dtype=int)
-        known, begun = state, core.n_visited
+        start, begun = state, core.n_visited
         trace, seen, q = None, 0, None
         core.begin_sweep(sweeps)
         try:
@@ -458,36 +458,36 @@ class DiagonalPass(DiagonalEngine):
                 if q is None:
                     warm = self._warmed_up(data, order[: first // form.size]) if first else None
                     if warm is not None:
-                        known, counts, done = warm
+                        start, counts, done = warm
                         tick(done)
                         if trace is not None:
-                            trace[:done] = known.shift / known.precision
+                            trace[:done] = start.shift / start.precision
                     core.log_scale_total = 0.0
                     if isinstance(core, SparseSweep):
                         core.evidence = 0.0
-                    q = form.begin(known, core)
+                    q = form.begin(start, core)
                 for part in TimedPieces(count - done):
-                    some = order[done:][part]
+                    factors = order[done:][part]
                     here = None if trace is None else trace[done:][part]
-                    form.visit(core, rows, some, q, None, here, first=seen)
-                    tick(len(some))
+                    form.visit(core, rows, factors, q, None, here, first=seen)
+                    tick(len(factors))
                 seen += n
-            reached = self._after(q, known, core.n_visited - begun)
+            reached = self._after(q, start, core.n_visited - begun)
         except KeyboardInterrupt:
             # rows are counted where they are visited: Ctrl-C cannot come between
-            left = known if q is None else self._after(q, known, core.n_visited - begun)
+            left = start if q is None else self._after(q, start, core.n_visited - begun)
             raise PartOfSweep(left) from None
         self.n_sites = -(-seen // form.size)
         refused, failed, clipped = map(int, counts + since(core, before))
         new = reached._replace(sweeps=sweeps + 1)
         return Counts(refused, failed, clipped, made=new, trace=trace)
 
-    def _after(self, q: Any, known: Working, rows: int) -> Working:
+    def _after(self, q: Any, start: Working, rows: int) -> Working:
         """The posterior that visits of so many rows have left, and that was known before."""
-        precision, shift = self.form.natural(q, known)
-        seen = known.rows_seen + rows
-        new = with_moments(State(precision, shift, None, 0.0, known.sweeps, seen))
-        scale = self.form.log_scale(new, known, self.core)
+        precision, shift = self.form.natural(q, start)
+        seen = start.rows_seen + rows
+        new = with_moments(State(precision, shift, None, 0.0, start.sweeps, seen))
+        scale = self.form.log_scale(new, start, self.core)
         return new._replace(log_scale=scale)
 
     def _chunks(self, first: int) -> Iterator[Data]:
@@ -497,7 +497,7 @@ class DiagonalPass(DiagonalEngine):
             return (Data(*pair) for pair in X.pieces(self.form.size, first))
         return iter([self.problem.data])
 
-    def _warmed_up(self, data: Data, some: NDArray[np.intp]) -> tuple[Working, Array, int] | None:
+    def _warmed_up(self, data: Data, first: NDArray[np.intp]) -> tuple[Working, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.
@@ -506,7 +506,7 @@ class DiagonalPass(DiagonalEngine):
         schedule: Any = EP(WARM_UP_SWEEPS, WARM_UP_TOL, order="sequential")
         numbers = {"power": self.schedule.power, "site_rule": self.schedule.site_rule}
         schedule = schedule.filled(damping=1.0, **numbers)
-        which = (np.sort(some)[:, None] * size + np.arange(min(size, n))).ravel()
+        which = (np.sort(first)[:, None] * size + np.arange(min(size, n))).ravel()
         data, base = data.taken(which[which < n]), self.problem.base
         columns: Any = slice(None)
         if getattr(self.core, "one_row", False):
@@ -523,8 +523,8 @@ class DiagonalPass(DiagonalEngine):
         counts = np.array([last.n_refused, last.n_failed, last.n_clipped])
         precision, shift = base.precision.copy(), base.shift.copy()
         precision[columns], shift[columns] = fit.state.precision, fit.state.shift
-        state = State(precision, shift, None, fit.state.log_scale, 0, rows_of(some, size, n))
-        return with_moments(state), counts, len(some)
+        state = State(precision, shift, None, fit.state.log_scale, 0, rows_of(first, size, n))
+        return with_moments(state), counts, len(first)
 
 
 def rows_of(factors: NDArray[np.intp], size: int, n: int) -> int:

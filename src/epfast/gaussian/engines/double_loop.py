@@ -218,9 +218,9 @@ class DescentEngine:
                 continue
             with np.errstate(all="ignore"):
                 s = np.array([process.mean / process.variance, 1.0 / process.variance])
-            found = self._inner(s, r, 1e-8) if np.isfinite(s).all() else None
-            if found is not None:
-                return self._state(found, sweeps, 0.0)
+            point = self._inner(s, r, 1e-8) if np.isfinite(s).all() else None
+            if point is not None:
+                return self._state(point, sweeps, 0.0)
         raise FloatingPointError("no point was found from which the double loop can descend")
 
     def summary(self, state: DescentState, evidence: bool = True) -> Summary:
@@ -284,13 +284,13 @@ class DescentEngine:
             follow = point.factor.solve(_times_blocks(point.blocks, move))
             s = point.s + _natural(move, point.s)
             if (s[1] > 0.0).all():
-                found = self._inner(s, point.r + _natural(follow, point.s), accuracy)
-                if found is not None:
-                    change = self._value(found) - value
+                reached = self._inner(s, point.r + _natural(follow, point.s), accuracy)
+                if reached is not None:
+                    change = self._value(reached) - value
                     rounding = 1e-12 * (1.0 + abs(value))
                     # where F says no more, its gradient does
                     quiet = QUIET * (1.0 + abs(value))
-                    nearer = found.mismatch < NEARER * point.mismatch
+                    nearer = reached.mismatch < NEARER * point.mismatch
                     if (
                         change <= ARMIJO * predicted
                         or (abs(predicted) <= rounding and change <= rounding)
@@ -300,7 +300,7 @@ class DescentEngine:
                             ridge = 0.0 if ridge < 1e-4 else ridge / 6.0
                         elif change > 0.25 * predicted:
                             ridge = _longer(ridge)
-                        return found, ridge, True
+                        return reached, ridge, True
             ridge = _longer(ridge)
         return point, 0.0, False
 

@@ -72,18 +72,18 @@ def fitted_at(tilted: TiltedMoments, y: Array, m: Array, v: Array) -> Cavities |
 
 def log_mass(precision: Array, shift: Array, m: Array, v: Array) -> Array:
     """Minus log of the integral of N(f; m, v) exp(shift f - precision f^2 / 2)."""
-    rest = 1.0 + precision * v
+    ratio = 1.0 + precision * v
     return np.asarray(
-        0.5 * np.log(rest) - (0.5 * shift**2 * v + shift * m - 0.5 * precision * m**2) / rest
+        0.5 * np.log(ratio) - (0.5 * shift**2 * v + shift * m - 0.5 * precision * m**2) / ratio
     )
 
 
 def cavities(sites: Sites, mean: Array, variance: Array) -> tuple[Array, Array] | None:
     """Mean and variance of the cavities, or None if one is improper. O(n)."""
-    rest = 1.0 - sites.precision * variance
-    if not (rest > 0.0).all():
+    ratio = 1.0 - sites.precision * variance
+    if not (ratio > 0.0).all():
         return None
-    return (mean - sites.shift * variance) / rest, variance / rest
+    return (mean - sites.shift * variance) / ratio, variance / ratio
 
 
 def joint_sites(
@@ -111,22 +111,22 @@ def joint_sites(
 
     def at(x: Array) -> tuple[Cavities, Array] | None:
         """Sites at cavities x, in the old ones' sd and log variance, and the cavities they give."""
-        found = fitted_at(tilted, y, m0 + sd0 * x[:n], v0 * np.exp(x[n:]))
-        if found is None:
+        fit = fitted_at(tilted, y, m0 + sd0 * x[:n], v0 * np.exp(x[n:]))
+        if fit is None:
             return None
-        dt, dn = found.precision - tau0, found.shift - nu0
-        rest = 1.0 + variance * dt
-        if not (rest > 0.0).all():
+        dt, dn = fit.precision - tau0, fit.shift - nu0
+        ratio = 1.0 + variance * dt
+        if not (ratio > 0.0).all():
             return None
-        kernel.couple(dn - dt * found.mean, dt / rest, across, squared)
+        kernel.couple(dn - dt * fit.mean, dt / ratio, across, squared)
         u = variance * np.exp(-squared / variance)
         # with the own site as it was, then without it
-        h = mean + across + (u - variance) * (dt * found.mean - dn)
+        h = mean + across + (u - variance) * (dt * fit.mean - dn)
         left = 1.0 - tau0 * u
         if not (left > 0.0).all():
             return None
         image = np.concatenate([((h - nu0 * u) / left - m0) / sd0, np.log(u / left / v0)])
-        return (found, image) if np.isfinite(image).all() else None
+        return (fit, image) if np.isfinite(image).all() else None
 
     with np.errstate(all="ignore"):  # what overflows ends the passes
         return _fixed_point(at, np.zeros(2 * n), tol)
@@ -142,12 +142,12 @@ def _fixed_point(
         answer = at(x)
         if answer is None:
             return None
-        found, image = answer
+        fit, image = answer
         f = image - x
         size = float(np.abs(f).max())
         first = size if k == 0 else first
         if size <= max(OF_TOL * tol, OF_SQUARE * first * min(1.0, first)):
-            return found
+            return fit
         past = [*past, (f, image)][-MIXED - 1 :] if size <= NEAR else []
         if len(past) < 2:
             x = image if past else x + 0.5 * f
@@ -157,4 +157,4 @@ def _fixed_point(
         if mixed is None or not np.abs(mixed - x).max() <= 3.0 * NEAR:
             mixed, past = x + 0.5 * f, []
         x = mixed
-    return found if size <= MOST_LEFT * first else None
+    return fit if size <= MOST_LEFT * first else None

@@ -129,7 +129,7 @@ class Kernel(Form):
         self.matrix, self.offset, self.proper = matrix, offset, proper
         self.order, self.shapes = matrix.n, ((matrix.n,),) * 3
         #: log evidence of what has made this prior
-        self.known = 0.0
+        self.base_evidence = 0.0
         #: whether marginals are all that sweeps ask for
         self.cheap = False
         #: whether slopes of the evidence by K are wanted in the end, for which the array has R then
@@ -158,7 +158,7 @@ class Kernel(Form):
 
     def summary(self, state: GPState, evidence: bool = True) -> Summary:
         now = state.moments
-        total = self.known + log_evidence(state.sites, now, self.offset)
+        total = self.base_evidence + log_evidence(state.sites, now, self.offset)
         return Summary(now.mean, now.variance, total)
 
     def moments(self, sites: Sites, marginals: bool = False) -> ValueMoments | None:
@@ -238,7 +238,7 @@ class Dual(Kernel):
         problem: Problem,
         matrix: KernelMatrix | None = None,
         offset: Array | None = None,
-        known: float = 0.0,
+        base_evidence: float = 0.0,
     ) -> None:
         """matrix, offset: of h given other rows, whose log evidence is known. None: of the prior.
 
@@ -247,7 +247,7 @@ class Dual(Kernel):
         if matrix is None:
             matrix, offset = problem.wide.kernel(problem.prior), offset_of(problem)
         super().__init__(matrix, offset)
-        self.problem, self.known, self.sweeps = problem, known, problem.base.sweeps
+        self.problem, self.base_evidence, self.sweeps = problem, base_evidence, problem.base.sweeps
         self.weights = len(problem.prior.shift)
 
     improper = Form.improper  # type: ignore[assignment]
@@ -332,19 +332,19 @@ class Jointly(Visits):
         y, tol = engine.problem.data.y, engine.schedule.tol
         form.hold_covariance(old.sites, now)
         aim = joint_sites(form.matrix, engine.tilted, y, old.sites, now.mean, now.variance, tol)
-        found = None if aim is None else form.moments(aim.sites)
-        if aim is None or found is None:
+        moments = None if aim is None else form.moments(aim.sites)
+        if aim is None or moments is None:
             return None, None
-        around = cavities(aim.sites, found.mean, found.variance)
+        around = cavities(aim.sites, moments.mean, moments.variance)
         fit = None if around is None else fitted_at(engine.tilted, y, *around)
         if around is None or fit is None:
             return None, None
         scale = fit.log_scale - log_mass(fit.precision, fit.shift, *around)
         sites = aim.sites._replace(log_scale=scale + log_mass(*aim.sites[:2], *around))
-        exact = Summary(found.mean, found.variance)
+        exact = Summary(moments.mean, moments.variance)
         # what the posterior is away from that which the step aimed at, and from a fixed point
         left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
-        return GPState(sites, old.sweeps + 1, found), left
+        return GPState(sites, old.sweeps + 1, moments), left
 
 
 class ProcessEngine(EPEngine):
@@ -390,5 +390,4 @@ class ProcessEngine(EPEngine):
         raise self.form.improper(state.sites)
 
     def finish(self, state: GPState, hurry: bool = False) -> GPState:
-        found: GPState = GPState(*state[:4]) if hurry else self.form.result(state)
-        return found
+        return GPState(*state[:4]) if hurry else self.form.result(state)

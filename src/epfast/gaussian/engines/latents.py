@@ -72,10 +72,10 @@ def newton_step(
     the slopes where they are, and slope those that the sites have.
     """
     n, latents = h.shape
-    rest = 1.0 - sites.precision * s
-    if not (rest > 0.0).all():
+    ratio = 1.0 - sites.precision * s
+    if not (ratio > 0.0).all():
         return None
-    v = np.ascontiguousarray(s / rest)
+    v = np.ascontiguousarray(s / ratio)
     slope = sites.shift - sites.precision * h
     d, W = np.empty((n, latents)), np.empty((n, latents, latents))
     if moments.curvatures(y, np.ascontiguousarray(h - v * slope), v, d, W):
@@ -282,8 +282,8 @@ class LatentChunks(Visits):
         old = np.stack([sites.precision[:, visits], sites.shift[:, visits]], axis=1)
         unused = np.zeros(len(sites.log_scale))
         for k, chunk in enumerate(self.chunks):
-            mine = sites.precision[k], sites.shift[k], unused
-            if chunk.take(layout.rows, at, visits, new[k], *mine):
+            site = sites.precision[k], sites.shift[k], unused
+            if chunk.take(layout.rows, at, visits, new[k], *site):
                 continue
             for back in range(k):
                 kept = sites.precision[back], sites.shift[back], unused
@@ -327,9 +327,9 @@ class StackEngine(EPEngine):
         problem, core, before = self.problem, self.core, self.core.n_refused
         own, covariance, mean = by_latent(sites), state.covariance.copy(), state.mean.copy()
         visits = problem.schedule.checked_visits(problem.shape[0], state.sweeps)
-        for some in map(as_array, problem.pieces(visits)):
-            core.sweep(problem.rows(some), problem.data.y, some, covariance, mean, *own)
-            tick(len(some))
+        for rows in map(as_array, problem.pieces(visits)):
+            core.sweep(problem.rows(rows), problem.data.y, rows, covariance, mean, *own)
+            tick(len(rows))
         put_back(sites, own)
         variance = covariance.diagonal(0, 1, 2).ravel()
         refused = min(len(sites.log_scale), core.n_refused - before)
@@ -366,10 +366,10 @@ class StackEngine(EPEngine):
             return np.asarray(X @ conjugate_gradients(right, pull, nearly).T)
 
         h, s = marginals(X, state.mean, covariance)
-        found = newton_step(self.moments, y, state.sites, h, s, solve)
-        if found is None:
+        step = newton_step(self.moments, y, state.sites, h, s, solve)
+        if step is None:
             return state
-        shifts = found[1]
+        shifts = step[1]
         shift = prior.shift + np.asarray(X.T @ shifts).T
         mean = np.einsum("kij,kj->ki", state.covariance, shift)
         if not np.isfinite(mean).all():
@@ -412,15 +412,15 @@ class Kernels(Form):
 
     def built(self, sites: Sites, sweeps: int) -> GPState | None:
         """Their covariances are in the arrays of the kernels then. O(C n^3)."""
-        found = []
+        parts = []
         for k, form in enumerate(self.forms):
-            some = one_of(sites, k)
-            part = form.moments(some)
+            own = one_of(sites, k)
+            part = form.moments(own)
             if part is None:
                 return None
-            form.hold_covariance(some, part)
-            found.append(part)
-        return GPState(sites, sweeps, tuple(found))
+            form.hold_covariance(own, part)
+            parts.append(part)
+        return GPState(sites, sweeps, tuple(parts))
 
     def summary(self, state: GPState, evidence: bool = True) -> Summary:
         mean, variance = (
@@ -475,8 +475,8 @@ class LatentProcessEngine(EPEngine):
             if stepped is not None:
                 mean, shifts = stepped
         stood = state.sites._replace(shift=shifts)
-        found = (self._all if self.at_once else self._by_one)(state, mean, stood)
-        for part, new in zip(sites, found, strict=True):
+        fitted = (self._all if self.at_once else self._by_one)(state, mean, stood)
+        for part, new in zip(sites, fitted, strict=True):
             part[:] = new
         tick(self.form.order)
         return Counts(self.core.n_refused - before)
@@ -521,10 +521,10 @@ class LatentProcessEngine(EPEngine):
             return conjugate_gradients((aim - slope).T, pull, nearly).T
 
         variance = np.stack([part.variance for part in state.moments])
-        found = newton_step(
+        step = newton_step(
             self.moments, self.problem.data.y, state.sites, mean.T, variance.T, solve
         )
-        return None if found is None else (np.ascontiguousarray(found[0].T), found[1])
+        return None if step is None else (np.ascontiguousarray(step[0].T), step[1])
 
     # -- one after the other --
 

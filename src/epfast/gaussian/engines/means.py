@@ -184,21 +184,21 @@ def step_to(
     weight, scale, parts = np.empty(n), np.empty(n), row_chunks(X, NUMBERS)
     gram = np.diag(base.precision) if d <= DENSE else None
     for part in parts:
-        some = _Part(X, part)
-        f, at = some.by_row(share[part]), some.entries
-        left = some.by_column(tau) - f * old[0][at]
+        block = _Part(X, part)
+        f, at = block.by_row(share[part]), block.entries
+        left = block.by_column(tau) - f * old[0][at]
         if not (left > 0.0).all():
             return None
-        fit, squares, v = f * new[0][at], some.x * some.x, 1.0 / left
-        spread, size = some.sum(squares * v), some.sum(squares)
-        w = some.sum(fit / (1.0 + v * fit)) / np.where(size > 0.0, size, 1.0)
-        rest = 1.0 - spread * w
-        if not ((rest > 0.0).all() and (spread * w > -ROUNDING).all()):
+        fit, squares, v = f * new[0][at], block.x * block.x, 1.0 / left
+        spread, size = block.sum(squares * v), block.sum(squares)
+        w = block.sum(fit / (1.0 + v * fit)) / np.where(size > 0.0, size, 1.0)
+        ratio = 1.0 - spread * w
+        if not ((ratio > 0.0).all() and (spread * w > -ROUNDING).all()):
             return None  # t is not log-concave there
-        weight[part] = np.maximum(w, 0.0) / (rest * share[part])
+        weight[part] = np.maximum(w, 0.0) / (ratio * share[part])
         scale[part] = np.sqrt(1.0 + spread)
         if gram is not None:
-            gram += some.gram(weight[part])
+            gram += block.gram(weight[part])
     uphill = fitted.shift - fitted.precision * mean
     if gram is not None:
         delta = _scaled_solution(gram, uphill)
@@ -229,12 +229,12 @@ def step_to(
             reach = 0.5 * reach
     length = min(1.0, reach / far) if far > 0.0 else 1.0
     for part in parts:
-        some = _Part(X, part)
-        at = some.entries
-        new[1][at] += new[0][at] * some.by_column(delta)
-        new[1][at] -= some.by_row(weight[part] * along[part]) * some.x
+        block = _Part(X, part)
+        at = block.entries
+        new[1][at] += new[0][at] * block.by_column(delta)
+        new[1][at] -= block.by_row(weight[part] * along[part]) * block.x
         if length < 1.0:
             for earlier, later in zip(old, new, strict=True):
                 later[at] = earlier[at] + length * (later[at] - earlier[at])
-    found: MeansMemory = state.memory._replace(reach=reach, along=in_scale)
-    return found
+    memory: MeansMemory = state.memory._replace(reach=reach, along=in_scale)
+    return memory

@@ -90,8 +90,8 @@ class NestedMemory(NamedTuple):
 
 def other_classes(classes: NDArray[np.intp], count: int) -> NDArray[np.intp]:
     """(n, C - 1), the classes that a row is not of."""
-    found = np.arange(count - 1)[None, :]
-    return np.asarray(found + (found >= classes[:, None]))
+    numbers = np.arange(count - 1)[None, :]
+    return np.asarray(numbers + (numbers >= classes[:, None]))
 
 
 def differences(classes: NDArray[np.intp], h: Array, S: Array) -> tuple[Array, Array]:
@@ -107,10 +107,10 @@ def differences(classes: NDArray[np.intp], h: Array, S: Array) -> tuple[Array, A
 
 def to_classes(classes: NDArray[np.intp], shift: Array) -> Array:
     """Shifts of sites on the latents (n, C), from those on the differences."""
-    found, rows = np.zeros((len(shift), shift.shape[1] + 1)), np.arange(len(shift))
-    found[rows[:, None], other_classes(classes, found.shape[1])] = -shift
-    found[rows, classes] = shift.sum(axis=1)
-    return found
+    shifts, rows = np.zeros((len(shift), shift.shape[1] + 1)), np.arange(len(shift))
+    shifts[rows[:, None], other_classes(classes, shifts.shape[1])] = -shift
+    shifts[rows, classes] = shift.sum(axis=1)
+    return shifts
 
 
 def of_differences(tau: Array, nu: Array) -> tuple[Array, Array]:
@@ -126,11 +126,11 @@ def of_differences(tau: Array, nu: Array) -> tuple[Array, Array]:
 def cavities(mean: Array, covariance: Array, sites: Sites) -> tuple[Array, Array]:
     """Mean and covariance of the differences without the sites of their rows."""
     matrix, shift = of_differences(sites.precision, sites.shift)
-    rest = np.eye(mean.shape[1]) - covariance @ matrix
+    system = np.eye(mean.shape[1]) - covariance @ matrix
     right = mean - np.einsum("nij,nj->ni", covariance, shift)
-    found = np.linalg.solve(rest, np.concatenate([right[:, :, None], covariance], axis=2))
-    V = found[:, :, 1:]
-    return found[:, :, 0], 0.5 * (V + np.swapaxes(V, 1, 2))
+    solved = np.linalg.solve(system, np.concatenate([right[:, :, None], covariance], axis=2))
+    V = solved[:, :, 1:]
+    return solved[:, :, 0], 0.5 * (V + np.swapaxes(V, 1, 2))
 
 
 def within(mean: Array, covariance: Array, sites: Sites, rounds: int) -> tuple[Sites, Array, int]:
@@ -229,13 +229,13 @@ class Joint(Full):
         def pieces() -> Iterator[tuple[Rows, Array, Array]]:
             step = max(1, AT_ONCE // self.count**2)
             for first in range(0, len(numbers), step):
-                some = slice(first, first + step)
-                W, b, scale = self.of_classes(numbers[some], families.taken(sites, some))
+                piece = slice(first, first + step)
+                W, b, scale = self.of_classes(numbers[piece], families.taken(sites, piece))
                 if less is not None:
-                    before = self.of_classes(numbers[some], families.taken(less, some))
+                    before = self.of_classes(numbers[piece], families.taken(less, piece))
                     W, b, scale = W - before[0], b - before[1], scale - before[2]
                 scales.append(scale)
-                yield self.problem.rows(numbers[some]), W, b
+                yield self.problem.rows(numbers[piece]), W, b
 
         return *sum_of_classes(pieces(), self.count, self.problem.shape[1]), sum(scales)
 
@@ -304,16 +304,16 @@ class NestedEngine(EPEngine):
         if self.is_auto:
             parts = int(np.clip(n // self.order_of_matrices, 1, MOST_PARTS))
             damping = state.memory.share
-            found = self._pass(state) if damping == 1.0 and self.has_passes else None
-            if found is not None:
+            after_pass = self._pass(state) if damping == 1.0 and self.has_passes else None
+            if after_pass is not None:
                 self.passed = True
                 tick(n)
-                return Counts(made=found)
+                return Counts(made=after_pass)
         now, refused = state, 0
         for first in range(parts):
             numbers = np.arange(first, n, parts)
-            found, lost = self._part(now, numbers, sites, damping)
-            now, refused = now if found is None else found, refused + lost
+            updated, lost = self._part(now, numbers, sites, damping)
+            now, refused = now if updated is None else updated, refused + lost
             tick(len(numbers))
         made = now._replace(sites=sites, sweeps=state.sweeps + 1)
         return Counts(min(refused, n), made=made)
@@ -396,8 +396,8 @@ class NestedEngine(EPEngine):
         old = families.taken(sites, numbers)
         h, S = self.form.marginals(state, numbers)
         m, V = cavities(h, S, old)
-        found, _, refused = within(m, V, old, ROUNDS)
-        new = families.damped(old, found, damping)
+        undamped, _, refused = within(m, V, old, ROUNDS)
+        new = families.damped(old, undamped, damping)
         precision, shift, scale = self.form.sums(numbers, new, old)
         total = State(
             state.precision + precision, state.shift + shift, None, state.log_scale + scale, 0

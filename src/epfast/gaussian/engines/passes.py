@@ -142,11 +142,11 @@ def pieces_of(problem: Problem, size: int, sweeps: int) -> Iterator[Piece]:
     if size == 1:
         yield from ((part, np.ones(part.rows.n, np.intp)) for part in problem.parts(factors))
         return
-    for some in map(as_array, problem.pieces(factors, size)):
-        which = (some[:, None] * size + np.arange(size)).ravel()
+    for piece in map(as_array, problem.pieces(factors, size)):
+        which = (piece[:, None] * size + np.arange(size)).ravel()
         which = which[which < n]
         part = problem.rows(which), problem.responses(which), problem.weights(which)
-        yield RowSlice(which, *part), np.minimum(size, n - some * size)
+        yield RowSlice(which, *part), np.minimum(size, n - piece * size)
 
 
 def laplace_core(problem: Problem, d: int, size: int) -> LaplaceSweep:

@@ -156,8 +156,8 @@ class ByWeights(Full):
         # what is not visited is exact
         weights = families.copied(weights)
         families.put(weights, visits, families.taken(start.prior_sites, visits))
-        found: Sites = families.joined(self.exact or start.sites, weights)
-        return found
+        sites: Sites = families.joined(self.exact or start.sites, weights)
+        return sites
 
     def built(self, sites: Sites, sweeps: int) -> Any:
         rows, weights = split(sites, self.n)
@@ -227,10 +227,10 @@ class ByRows(ByWeights):
         kernel = scaled.T @ columns
         kernel = 0.5 * (kernel + kernel.T)
         S, b = rows.precision, rows.shift
-        found = _solved(S, kernel, int((variance < 0.0).sum()))
-        if found is None:
+        solved = _solved(S, kernel, int((variance < 0.0).sum()))
+        if solved is None:
             return None
-        inverse, log_determinant = found
+        inverse, log_determinant = solved
         root, sign = np.sqrt(np.abs(S)), np.where(S < 0.0, -1.0, 1.0)
         R = inverse * root * root[:, None]
         prior_mean = scaled.T @ weights.shift
@@ -238,8 +238,8 @@ class ByRows(ByWeights):
         seen = root > 0.0
         safe = np.where(seen, root, 1.0)
         alpha = root * (inverse @ np.where(seen, sign * b / safe - root * prior_mean, 0.0))
-        rest = np.where(seen, 0.0, b)
-        alpha += rest - R @ (kernel @ rest)
+        unseen = np.where(seen, 0.0, b)
+        alpha += unseen - R @ (kernel @ unseen)
         shift = weights.shift + columns @ b
         mean = variance * (weights.shift + columns @ alpha)
         if spread:
@@ -260,8 +260,8 @@ class ByRows(ByWeights):
 
     def covariance_of_rows(self, state: DualState) -> Array:
         """(n, n), posterior covariance of X theta."""
-        found = state.kernel - state.kernel @ state.R @ state.kernel
-        return np.asarray(0.5 * (found + found.T))
+        covariance = state.kernel - state.kernel @ state.R @ state.kernel
+        return np.asarray(0.5 * (covariance + covariance.T))
 
     def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
         variance = self.covariance_of_rows(state).diagonal().copy()
@@ -397,11 +397,11 @@ class WeightEngine(EPEngine):
         core, before = self.core_of_weights, self.core_of_weights.n_refused
         core.damping = state.memory.damping
         if self.schedule.order == "parallel":
-            some = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
+            visited = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
             now = self.form.summary(state, False)
             mean, variance = (np.ascontiguousarray(part[visits]) for part in now[:2])
-            core.fit(mean, variance, self.ones, *some)
-            families.put(weights, visits, some)
+            core.fit(mean, variance, self.ones, *visited)
+            families.put(weights, visits, visited)
             tick(len(visits))
             return int(core.n_refused - before)
         if self.schedule.order == "shuffled":
@@ -459,8 +459,8 @@ class WeightEngine(EPEngine):
             sites = Sites(*(part.copy() for part in state.sites))
             if state.memory.mixes and form.exact is None:
                 self.visit_rows(state, sites, split(sites, form.n)[0], no_tick)
-            found = form.built(sites, state.sweeps) or form.built(state.sites, state.sweeps)
-            state = state if found is None else found
+            rebuilt = form.built(sites, state.sweeps) or form.built(state.sites, state.sweeps)
+            state = state if rebuilt is None else rebuilt
             self._rescale(state.sites, form.summary(state, False))
             state = state._replace(log_scale=float(state.sites.log_scale.sum()))
         result: ShrunkState = form.result(state)
@@ -469,10 +469,10 @@ class WeightEngine(EPEngine):
     def _rescale(self, sites: Sites, now: Summary) -> None:
         """Give prior sites the scales by which their integrals over cavities are Z, in place."""
         visits, weights = self.form.given.visits, split(sites, self.form.n)[1]
-        some: Sites = families.taken(weights, visits)
-        cavity = cavities(some, now.mean[visits], now.variance[visits])
+        visited: Sites = families.taken(weights, visits)
+        cavity = cavities(visited, now.mean[visits], now.variance[visits])
         lZ, *others = np.empty((3, len(visits)))
         if cavity is None or not len(visits):
             return
         if not self.of_prior.many(self.ones, *cavity, self.ones[:, 0].copy(), lZ, *others):
-            weights.log_scale[visits] = lZ + log_mass(*some[:2], *cavity)
+            weights.log_scale[visits] = lZ + log_mass(*visited[:2], *cavity)

@@ -192,16 +192,16 @@ class MeansFirst(Visits):
         self.steps: tuple[Step, ...] = ()
 
     def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
-        found = self.taken = self._ahead(state) if state.order == MEANS else None
-        self.in_turn = found is None and self.otherwise.in_turn
-        if found is None:
+        ahead = self.taken = self._ahead(state) if state.order == MEANS else None
+        self.in_turn = ahead is None and self.otherwise.in_turn
+        if ahead is None:
             return self.otherwise.visit(state, sites, tick)
         tick(self.engine.n_sites)
-        if not found.refused and max(found.moves[1], found.gap) <= self.engine.schedule.tol:
-            return Counts(made=self.engine.form.with_shifts(state, found.held, found.mean))
-        for part, new in zip(sites, found.sites, strict=True):
+        if not ahead.refused and max(ahead.moves[1], ahead.gap) <= self.engine.schedule.tol:
+            return Counts(made=self.engine.form.with_shifts(state, ahead.held, ahead.mean))
+        for part, new in zip(sites, ahead.sites, strict=True):
             part[:] = new
-        return Counts(found.refused)
+        return Counts(ahead.refused)
 
     def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state of mixed passes. Another pass follows unless this one did not contract.
@@ -235,10 +235,10 @@ class MeansFirst(Visits):
 
     def _ahead(self, state: Working) -> Any:
         """The pass from a state, looked up or found, or None where there is none. O(n d^2)."""
-        before, known = state.sites, self.engine.ahead
-        if known is not None and known[0] is before:
-            return known[1]
-        found, start, y = None, self._settled(state), self.engine.problem.responses(slice(None))
+        before, last = state.sites, self.engine.ahead
+        if last is not None and last[0] is before:
+            return last[1]
+        ahead, start, y = None, self._settled(state), self.engine.problem.responses(slice(None))
         if start is not None:
             h, s, held, settled, mean, gap = start
             sites = Sites(before.precision.copy(), held.shift.copy(), before.log_scale.copy())
@@ -247,9 +247,9 @@ class MeansFirst(Visits):
             refused = self.core.n_refused - refused
             moved = np.abs(settled - h) / np.sqrt(s), 0.5 * np.abs(sites.precision - before[0]) * s
             moves = float(moved[0].max()), float(moved[1].max())
-            found = Ahead(before, h, s, held, sites, refused, mean, gap, moves)
-        self.engine.ahead = before, found
-        return found
+            ahead = Ahead(before, h, s, held, sites, refused, mean, gap, moves)
+        self.engine.ahead = before, ahead
+        return ahead
 
     def _settled(self, state: Working) -> tuple[Any, ...] | None:
         """Mean and variance of the rows, sites whose means have converged, and these means.
@@ -274,17 +274,17 @@ class MeansFirst(Visits):
         with np.errstate(all="ignore"):  # steps that diverge are not taken
             for step in range(MEAN_STEPS):
                 cavity = cavities(sites, now, s)
-                found = None if cavity is None else fitted_at(engine.tilted, y, *cavity)
-                if cavity is None or found is None:
+                fit = None if cavity is None else fitted_at(engine.tilted, y, *cavity)
+                if cavity is None or fit is None:
                     return None
-                shifts = found.mean / s - cavity[0] / cavity[1]
+                shifts = fit.mean / s - cavity[0] / cavity[1]
                 mean = state.covariance @ (shift + shifts @ X)
                 there = X @ mean
                 last, now = float(np.abs((there - now) / sd).max()), there
                 first = last if step == 0 else first
                 # as fitted, and then with the precision that is held
-                mass = [log_mass(tau, nu, *cavity) for tau, nu in (found[:2], (sites[0], shifts))]
-                scale = found.log_scale - mass[0] + mass[1]
+                mass = [log_mass(tau, nu, *cavity) for tau, nu in (fit[:2], (sites[0], shifts))]
+                scale = fit.log_scale - mass[0] + mass[1]
                 sites = Sites(sites.precision, shifts, scale)
                 if last <= max(ENOUGH * first, 0.1 * engine.schedule.tol):
                     break
@@ -338,8 +338,8 @@ class RowEngine(EPEngine):
             state = self._under(self.problem.base, start.state, before.base)
             if state is not None:
                 return self.begun(state, False)
-        found: Working = super().init(start)
-        return found
+        working: Working = super().init(start)
+        return working
 
     def learn(self, learns: Learns) -> None:
         """Let prior and loss follow the sites between sweeps. Passes would have to start again."""
@@ -399,11 +399,11 @@ class RowEngine(EPEngine):
         """What is known of the posterior of a state, by its names there."""
         if state.root is None:
             return {"_moments": state}
-        found = {"mean": state.mean, "_root": state.root}
-        found["log_evidence"] = self.summary(state).log_evidence
+        attributes = {"mean": state.mean, "_root": state.root}
+        attributes["log_evidence"] = self.summary(state).log_evidence
         ahead = None if self.ahead is None else self.ahead[1]
         if ahead is not None and state.sites is ahead.before:
-            found["_at_rows"] = ahead.h, ahead.s
+            attributes["_at_rows"] = ahead.h, ahead.s
         elif ahead is not None and state.sites is ahead.held:
-            found["_at_rows"] = self.problem.data.X @ state.mean, ahead.s
-        return found
+            attributes["_at_rows"] = self.problem.data.X @ state.mean, ahead.s
+        return attributes

@@ -193,14 +193,14 @@ def local_update(
         end.shift - cavity.shift,
         np.asarray(end.log_scale - cavity.log_scale),
     )
-    found: Sites = families.damped(was, gain, damping)
-    new = damped_rows(rows, end.sites, damping) if stores else None
-    if not (is_finite(found) and (new is None or is_finite(new))):
+    new_site: Sites = families.damped(was, gain, damping)
+    new_rows = damped_rows(rows, end.sites, damping) if stores else None
+    if not (is_finite(new_site) and (new_rows is None or is_finite(new_rows))):
         return nothing
     last = fit.history[-1]
     # what one sweep has changed is what the site has
     distance = last.change if len(fit.history) > 1 else 0.0
-    return Update(found, new, last.n_refused, distance, last.n_failed)
+    return Update(new_site, new_rows, last.n_refused, distance, last.n_failed)
 
 
 def _begun(shard: Problem, made: Sites, rows: Sites | None) -> WarmStart | None:
@@ -289,10 +289,10 @@ class LaplaceEngine(EPEngine):
             (local_laplace, shard, *q, families.taken(sites, take))
             for shard, take in zip(shards, takes, strict=True)
         ]
-        found = self.tasks.together(calls, [len(part) for part in parts], tick)
-        for take, update in zip(takes, found, strict=True):
+        updates = self.tasks.together(calls, [len(part) for part in parts], tick)
+        for take, update in zip(takes, updates, strict=True):
             families.put(sites, take, update.rows)
-        return Counts(sum(u.refused for u in found), sum(u.failed for u in found))
+        return Counts(sum(u.refused for u in updates), sum(u.failed for u in updates))
 
 
 # ---- sites shared by groups of rows: SEP, AEP, DSEP, DAEP, with a (d, d) site per group ----
@@ -405,10 +405,10 @@ def local_shared(
     given = group, tilted, group.schedule.damping, checked, batches, sites, np.array([size])
     with one_blas_thread(d):
         core = visit_shared(*given, precision, shift)
-    found = families.taken(sites, 0)
-    if not is_finite(found):
+    new_site = families.taken(sites, 0)
+    if not is_finite(new_site):
         return Update(site, None, n)
-    return Update(found, None, core.n_refused, checked=core.checked)
+    return Update(new_site, None, core.n_refused, checked=core.checked)
 
 
 class Tied(Full):
@@ -480,11 +480,11 @@ class SharedEngine(EPEngine):
             core = visit_shared(*given, sites, self.sizes, state.precision, state.shift, tick)
             self.checked = core.checked
             return Counts(core.n_refused)
-        found = self.tasks.together(*self.calls(state, sites, schedule, damping), tick)
-        for k, update in enumerate(found):
+        updates = self.tasks.together(*self.calls(state, sites, schedule, damping), tick)
+        for k, update in enumerate(updates):
             families.put(sites, k, update.site)
-        self.checked = any(update.checked for update in found)
-        return Counts(sum(update.refused for update in found))
+        self.checked = any(update.checked for update in updates)
+        return Counts(sum(update.refused for update in updates))
 
     def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
         """The state with the distance to its end. At a tolerance whole groups end a run."""
@@ -511,10 +511,10 @@ class SharedEngine(EPEngine):
         calls: list[tuple[Any, ...]] = []
         counts = []
         for k in range(len(self.sizes)):
-            mine = batches.group == k
-            group = shard_of(self.problem, neighbours(batches.rows[mine]), numbers)
+            in_group = batches.group == k
+            group = shard_of(self.problem, neighbours(batches.rows[in_group]), numbers)
             site, size = families.taken(sites, k), float(self.sizes[k])
-            rest = batches.last[mine], state.memory.checked, state.sweeps
+            rest = batches.last[in_group], state.memory.checked, state.sweeps
             calls.append((local_shared, group, state.precision, state.shift, site, size, *rest))
             counts.append(group.shape[0])
         return calls, counts
@@ -609,7 +609,7 @@ class Shards(Full):
         #: where each factor is, shard after shard. None: in their order
         self.place = None if (np.diff(order) == 1).all() else np.argsort(order)
         rows = map(neighbours, _members(of_rows))
-        self.shards = [shard_of(problem, some, schedule.inner) for some in rows]
+        self.shards = [shard_of(problem, take, schedule.inner) for take in rows]
 
     def prior(self) -> Any:
         return self.built(self._begun(None), self.problem.base.sweeps)
@@ -631,17 +631,17 @@ class Shards(Full):
         else:
             whole = engine_of_shard(problem._replace(schedule=inner))
             sites = whole.finish(whole.init(start)).sites
-        rows: list[Sites] = [families.taken(sites, some) for some in self.factors]
+        rows: list[Sites] = [families.taken(sites, factors) for factors in self.factors]
         if start is None:
             return [ShardSite(flat_site(problem.base.precision), own) for own in rows]
         return [ShardSite(site_of(*pair), pair[1]) for pair in zip(self.shards, rows, strict=True)]
 
     def sites_of(self, parts: Sequence[ShardSite]) -> Sites | None:
         """The sites that a state has: of the rows, or minibatches. None: none is stored."""
-        found = [part.rows for part in parts if part.rows is not None]
-        if not found:
+        rows = [part.rows for part in parts if part.rows is not None]
+        if not rows:
             return None
-        sites = stacked_rows(found)
+        sites = stacked_rows(rows)
         return sites if self.place is None else families.taken(sites, self.place)
 
     def between(self, old: ShardSite, new: ShardSite, share: float) -> ShardSite:
@@ -651,8 +651,8 @@ class Shards(Full):
 
     def built(self, sites: Any, sweeps: int) -> Working | None:
         """Base times the sites of the shards, in their order. None if improper. O(K d^2 + d^3)."""
-        base, found = self.problem.base, zip(*(part.site for part in sites), strict=True)
-        precision, shift, scale = (np.sum(numbers, axis=0) for numbers in found)
+        base, parts = self.problem.base, zip(*(part.site for part in sites), strict=True)
+        precision, shift, scale = (np.sum(numbers, axis=0) for numbers in parts)
         precision += base.precision
         total = base.log_scale + float(scale)
         made = gaussian(State(precision, base.shift + shift, None, total, sweeps))
@@ -701,11 +701,11 @@ class ShardEngine(EPEngine):
         precision, shift = state.precision, state.shift
         visits = [int(k) for k in self.schedule.checked_visits(len(sites), state.sweeps)]
         together = self.schedule.order == "parallel"
-        for some in [visits] if together else [[k] for k in visits]:
+        for visited in [visits] if together else [[k] for k in visits]:
             given = precision, shift
-            calls = [self.call(k, state.sweeps, *given, sites[k], damping) for k in some]
-            found = self.tasks.together(calls, [self.form.sizes[k] for k in some], tick)
-            for k, update in zip(some, found, strict=True):
+            calls = [self.call(k, state.sweeps, *given, sites[k], damping) for k in visited]
+            updates = self.tasks.together(calls, [self.form.sizes[k] for k in visited], tick)
+            for k, update in zip(visited, updates, strict=True):
                 refused, failed = refused + update.refused, failed + update.failed
                 self.distance = max(self.distance, update.distance)
                 if not together:
@@ -822,8 +822,8 @@ class AsTheyCome(Visits):
         self.queue.remove(k)
         self.queue.append(k)
         visit, q = self.answered[k], (self.precision, self.shift)
-        asked = self.engine.call(k, visit, *q, self.parts[k], self._share(k))
-        self.tasks.send((k, visit), *asked)
+        call = self.engine.call(k, visit, *q, self.parts[k], self._share(k))
+        self.tasks.send((k, visit), *call)
 
     def _share(self, k: int) -> float:
         return float(self.schedule.damping * 0.5 ** self.tries[k])
