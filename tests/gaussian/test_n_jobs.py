@@ -141,14 +141,16 @@ def test_blas_has_one_thread_meanwhile(as_found):
     assert set(seen) == {1}
 
 
-def test_without_a_number_large_matrices_are_left_to_blas(as_found):
+def test_without_a_number_large_matrices_are_left_to_blas(as_found, monkeypatch):
+    monkeypatch.setattr(runtime, "MANY_DIMENSIONS", N)
     seen = []
     fit_gp(K, Y, callback=lambda info, state: seen.extend(pools()))
     assert set(seen) == {2}
 
 
 @pytest.mark.full
-def test_low_rank_gives_blas_the_number(as_found):
+def test_low_rank_gives_blas_the_number(as_found, monkeypatch):
+    monkeypatch.setattr(runtime, "MANY_DIMENSIONS", 40)
     seen = []
 
     def column(i):

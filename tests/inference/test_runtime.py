@@ -17,6 +17,7 @@ import pytest
 import epfast
 from epfast.inference import runtime
 from epfast.inference.runtime import (
+    MANY_DIMENSIONS,
     SECONDS_PER_CALL,
     SHARED_FROM,
     TimedPieces,
@@ -42,10 +43,10 @@ def test_small_matrices_get_one_thread_and_large_ones_all():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         before = blas_pools()
-        with one_blas_thread(SHARED_FROM - 1):
+        with one_blas_thread(MANY_DIMENSIONS - 1):
             assert set(blas_pools()) <= {1}
         assert blas_pools() == before
-        with one_blas_thread(SHARED_FROM):
+        with one_blas_thread(MANY_DIMENSIONS):
             assert blas_pools() == before
 
 
@@ -298,9 +299,9 @@ def test_without_threadpoolctl_a_crew_is_alone(monkeypatch):
 def test_blas_has_one_thread_beside_a_crew():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        with at_work(None, SHARED_FROM):
+        with at_work(None, MANY_DIMENSIONS):
             assert set(blas_pools()) == {2}
-        with at_work(None, SHARED_FROM - 1):
+        with at_work(None, MANY_DIMENSIONS - 1):
             assert set(blas_pools()) == {1}
         with at_work(pool_of(2, SHARED_FROM), SHARED_FROM):
             assert set(blas_pools()) == {1}

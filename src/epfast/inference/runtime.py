@@ -22,10 +22,11 @@ from scipy import linalg
 from epfast import _checks
 from epfast._core.thread_pool import ThreadPool
 
-#: order of matrices from which threads share the work, BLAS's or the library's. Below, these gain a
-#: third on a quiet machine, and waiting for each other costs more than that on a busy one: with two
-#: threads of BLAS a product and a factor of order 128, 256 and 512 take 1,600, 100 and 55 times as
-#: long there
+#: order of matrices from which BLAS may use all its threads: on two busy cores a product and a
+#: factor of order 128, 256 and 512 take 1,600, 100 and 55 times as long with two of them
+MANY_DIMENSIONS = 512
+#: order of matrices from which threads of the library share the work. Below, they gain a third on
+#: a quiet machine, and waiting for each other costs more than that on a busy one
 SHARED_FROM = 512
 #: address space, in bytes, that a thread may take: OpenBLAS maps 32 MB for each thread that calls
 #: it, a stack has 8 MB, and the allocator of glibc reserves 128 MB
@@ -68,7 +69,7 @@ def one_blas_thread(d: int, most: int | None = None) -> AbstractContextManager[N
 
     most: threads for larger matrices. None: as many as BLAS has.
     """
-    return blas_threads(1 if 0 < d < SHARED_FROM else most)
+    return blas_threads(1 if 0 < d < MANY_DIMENSIONS else most)
 
 
 def blas_threads(most: int | None) -> AbstractContextManager[None]:
