@@ -12,7 +12,7 @@ import epfast
 from epfast import losses
 from epfast._core.graph import Program
 from epfast.families import Gamma
-from epfast.graph import CompoundGamma, Graph, LogisticLink, Mixture, Noise, Product
+from epfast.graph import CompoundGamma, Factor, Graph, LogisticLink, Mixture, Noise, Product
 from epfast.graph.engine import GraphEngine
 from epfast.graph.problem import legal
 from tests.oracles import tilted_factors as exact
@@ -154,6 +154,28 @@ def test_a_flat_precision_with_a_compound_gamma():
     assert post.converged
     np.testing.assert_allclose(post[tau].mean, [4.5, 4.5], rtol=1e-9)
     np.testing.assert_allclose(post.log_evidence, 0.0, atol=1e-10)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_flat_precision_of_noise(rows):
+    """As with a prior that a factor takes off again; a scale of one's own may be its prior."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, rows))
+    y = X @ rng.normal(size=rows) + rng.normal(size=100)
+    fits = []
+    for rate in (0.0, 8.0):
+        g = Graph()
+        w, tau = g.block(rows, variance=1e8), g.gamma(shape=1.0, rate=rate)
+        half_cauchy = Factor(
+            lambda t, rate=rate: rate * t - 1.5 * np.log(t) - np.log1p(1 / (6.25 * t)), "quadrature"
+        )
+        g.add(half_cauchy, tau)
+        g.add(Noise(tau), y - X @ w)
+        post = g.fit()
+        assert post.converged
+        fits.append(np.append(post[w].mean, post[tau].mean))
+    np.testing.assert_allclose(*fits, rtol=1e-4)
+    np.testing.assert_allclose(fits[0][:-1], np.linalg.lstsq(X, y, rcond=None)[0], atol=1e-3)
 
 
 def test_a_matrix_of_rank_one():

@@ -271,7 +271,7 @@ class GraphEngine:
             given = batch.factor.first_sites(batch)
             sites.append(np.zeros(len(places)))
             if given is not None and problem.schedule.stores == "factor":
-                flat = (problem.prior[places].reshape(given.shape) == 0.0).all(axis=1)
+                flat = (problem.prior[places].reshape(-1, 2) == 0.0).all(axis=1)
                 sites[-1] = np.where(flat[:, None], given, 0.0).ravel()
         return np.concatenate(sites)
 

@@ -186,7 +186,7 @@ class Kind:
         return np.zeros(batch.n, dtype=np.uint8)
 
     def first_sites(self, batch: Batch) -> Array | None:
-        """First sites where the prior of a variable is flat, natural parameters, (n, k).
+        """First sites where the prior of a variable is flat, natural parameters, (terms, 2).
 
         Used by factors whose messages to such variables have no moments. None: flat sites.
         """

@@ -61,7 +61,8 @@ class Noise(Kind):
     Notes
     -----
     Added as ``g.add(Noise(tau), form)``. For observations the form is ``y - form``, and for a
-    random walk ``x[1:] - x[:-1]``. The moments are integrals over tau.
+    random walk ``x[1:] - x[:-1]``. The moments are integrals over tau. If its prior is flat
+    (``rate=0``), sweeps begin at the precision of what is known of the forms.
 
     One Gaussian neighbour may have a flat cavity, so that states need no prior of their own. As
     long as E[1 / tau] is infinite, the message to it has the variance 1 / E[tau], and counts as
@@ -109,6 +110,15 @@ class Noise(Kind):
         batch = plain_batch(Noise(None, self.match), model.added, numbers, data)
         times = chain_times(batch._replace(terms=terms, parts=parts))
         return batch._replace(terms=joined(terms, batch.terms), parts=parts, times=times)
+
+    def first_sites(self, batch: Batch) -> Array | None:
+        """The precision of the forms as far as they are known, as if these were alone."""
+        away = batch.data["offset"] - batch.data["offset"].mean()
+        if not away.any():
+            return None
+        sites = np.zeros((batch.terms.starts[-1], 2))
+        sites[batch.last] = np.stack([np.full(batch.n, 0.5), 0.5 * away**2], axis=1)
+        return sites
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         numbers = batch.terms.coefficient, batch.data["offset"]
