@@ -268,10 +268,12 @@ class GraphEngine:
         """Sites before the first sweep: flat, unless this leaves a variable without moments."""
         problem, sites = self.problem, [np.empty(0)]
         for batch, places in zip(self.in_order, self.site_places, strict=True):
-            given = batch.factor.first_sites(batch)
+            with np.errstate(over="ignore"):
+                given = batch.factor.first_sites(batch)
             sites.append(np.zeros(len(places)))
             if given is not None and problem.schedule.stores == "factor":
                 flat = (problem.prior[places].reshape(-1, 2) == 0.0).all(axis=1)
+                flat &= np.isfinite(given).all(axis=1)
                 sites[-1] = np.where(flat[:, None], given, 0.0).ravel()
         return np.concatenate(sites)
 
