@@ -92,6 +92,14 @@ def test_moments_of_the_widest_cavities(loss, power):
         np.testing.assert_allclose((lz[0], slope[0], curve[0]), want, rtol=1e-8)
 
 
+def test_student_t_in_the_widest_cavities():
+    """There it is a point at y beside the cavity. Its derivatives fell below the least double."""
+    for v in (1e150, 1e300):
+        lz, slope, curve = backend.tilted_moments("student_t", [0.5], [0.0], [v])
+        want = -0.5 * np.log(2.0 * np.pi * v), 0.5, -1.0
+        np.testing.assert_allclose((lz[0], v * slope[0], v * curve[0]), want, rtol=1e-12)
+
+
 def test_the_prior_is_not_returned_at_an_extreme_scale():
     wide = [
         epfast.fit_linear([[1.0], [2.0]], [1, -1], loss="squared_hinge", prior_variance=v)
@@ -112,6 +120,31 @@ def test_sweeps_that_stand_still_beside_a_jump():
         post = epfast.fit_linear(
             np.eye(5), np.ones(5), loss=epfast.NoisyStep(1e-6), scheme=schemes.Quadrature(2.0)
         )
+    assert not post.converged
+
+    X = [[1.3365, 1.3365], [0.27, 0.268], [-0.324, -0.325], [-0.4332, -0.4329], [1.2475, 1.2463]]
+    with pytest.warns(epfast.ConvergenceWarning, match="no fixed point"):
+        post = epfast.fit_linear(
+            X,
+            [1, 1, -1, -1, 1],
+            loss="noisy_step",
+            posterior="factorized",
+            batch_size=2,
+            scheme=schemes.Quadrature(),
+            schedule=DEP(order="shuffled"),
+        )
+    assert not post.converged
+
+
+def test_cavities_that_are_proper_by_rounding_alone():
+    """Sites were refused in all sweeps but the last, which was taken for a fixed point."""
+    X = np.random.default_rng(0).normal(scale=10.0, size=(5, 12))
+    y = [[2, 4], [1, 4], [2, 4], [1, 4], [0, 4]]
+    with pytest.warns(epfast.ConvergenceWarning, match="narrow"):
+        post = epfast.fit_linear(
+            X, y, loss="binomial", prior_variance=1e8, schedule=EP(order="chunked")
+        )
+    assert np.isinf(post.residual)
     assert not post.converged
 
 

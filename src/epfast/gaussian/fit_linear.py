@@ -501,10 +501,12 @@ def fit_problem(
             if tasks is not None:
                 tasks.cancel()
         post = result(fit)
-        sharp = is_sharp(scheme) and (problem.batch_size is None or problem.loss.kinks)
-        sharp = sharp and post.sites is not None and problem.covariance == "full"
-        sharp = sharp and problem.has_rows
-        if fit.converged and sharp and not_a_fixed_point(post.residual, schedule.tol):
+        # a cavity that was improper once may be proper by rounding alone
+        doubtful = any(info.n_refused for info in post.history)
+        if is_sharp(scheme):
+            doubtful = doubtful or problem.batch_size is None or problem.loss.kinks
+        judged = fit.converged and post.sites is not None and problem.has_rows
+        if judged and doubtful and not_a_fixed_point(post.residual, schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(post.residual))
             post = replace(post, converged=False)
         warn(fit, engine, schedule)

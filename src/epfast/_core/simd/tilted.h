@@ -1344,7 +1344,7 @@ EPF_INLINE void v_student_moments(const double *p, vd m, vd v, vd *lZ, vd *dlZ, 
     const int narrow = df > STUDENT_NARROW;
     vd zero = v_set(0.0), square = m * m;
     vd likely = v_min(v_log((df + 1.0) / (df + square / s)), zero), over = v_log(s / v);
-    vd against = square / (v + s);
+    vd unit = v + s, against = square / unit;
     vd low = v_max(likely - v_student_side(v_set(a)),
                    v_min(likely, over) - v_student_side(v_set(STUDENT_REACH / (df + 1.0))));
     low = v_max(low, -v_student_side(a + against / df));
@@ -1360,11 +1360,12 @@ EPF_INLINE void v_student_moments(const double *p, vd m, vd v, vd *lZ, vd *dlZ, 
     vd step = (high - low) / count, at[3] = {low, step, step * STUDENT_SKIP};
     v_exp_each(3, at, at);
     vd start = at[0], ratio = at[1], jump = at[2], top = v_set(-INFINITY), l[2], t[2], w[2], per[2];
-    vd half_square = 0.5 * square;
+    /* variances in units of v + s, so that no product of two 1 / V is lost below the smallest double */
+    vd wide = v / unit, noise = s / unit, half_square = 0.5 * against;
     l[0] = start;
     for (int k = 0; k <= last; k += STUDENT_SKIP) {
         t[0] = low + (double)k * step;
-        w[0] = half * (t[0] - l[0] + 1.0) - half_square * l[0] / (v * l[0] + s);
+        w[0] = half * (t[0] - l[0] + 1.0) - half_square * l[0] / (wide * l[0] + noise);
         top = v_max(v_select(V_MASK(count >= (double)k), w[0], top), top);
         l[0] *= jump;
     }
@@ -1379,7 +1380,7 @@ EPF_INLINE void v_student_moments(const double *p, vd m, vd v, vd *lZ, vd *dlZ, 
             EACH w[i] = half * (t[i] - w[i]);
         } else
             EACH w[i] = half * (t[i] - l[i] + 1.0);
-        EACH per[i] = l[i] / (v * l[i] + s);
+        EACH per[i] = l[i] / (wide * l[i] + noise);
         EACH w[i] = (w[i] - half_square * per[i]) - top;
         v_exp_each(U, w, w);
         EACH w[i] = v_select(V_MASK(count >= (double)(k + i)), w[i] * v_sqrt(per[i]), zero);
@@ -1392,8 +1393,8 @@ EPF_INLINE void v_student_moments(const double *p, vd m, vd v, vd *lZ, vd *dlZ, 
         l[0] = l[1] * ratio;
     }
     vd share = 1.0 / sum, mean = first * share;
-    *lZ = v_select(sound, v_log(sum * step) + (top + p[3]), v_set(NAN));
-    *dlZ = -m * mean;
-    *d2lZ = square * (second * share - mean * mean) - mean;
+    *lZ = v_select(sound, v_log(sum * step / v_sqrt(unit)) + (top + p[3]), v_set(NAN));
+    *dlZ = -m * mean / unit;
+    *d2lZ = (against * (second * share - mean * mean) - mean) / unit;
 #undef EACH
 }
