@@ -9,13 +9,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+# The workers of pytest-xdist share the cores. NumPy's BLAS reads it once.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 
 from epfast.inference.runtime import _BlasLimit, blas_threads
-
-# The workers of pytest-xdist share the cores.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A shell starts what it puts in the background with Ctrl-C ignored; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

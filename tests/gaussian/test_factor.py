@@ -151,6 +151,14 @@ def test_distances_far_from_the_origin():
     for i in (0, 29, 45):
         assert kernel.column(i)[i] == 1.0
         np.testing.assert_allclose(kernel.column(i), rbf(X, X[i][None])[:, 0], atol=1e-13)
+    with np.errstate(all="raise", under="ignore"):
+        np.testing.assert_array_equal(
+            KernelColumns.rbf([[1e300], [-1e300]], 1e-200).column(0), [1, 0]
+        )
+    with pytest.raises(ValueError, match="squares overflow"):
+        KernelColumns.rbf(sparse.csr_array([[1e300], [1.0]]), 1.0)
+    with pytest.raises(ValueError, match="at least one row"):
+        KernelColumns.rbf(np.empty((0, 2)), 1.0)
 
 
 def test_bad_columns():

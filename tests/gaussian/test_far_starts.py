@@ -5,6 +5,7 @@ import pytest
 
 import epfast
 from epfast import losses
+from epfast.inference import loop
 from tests.oracles.data import rbf
 
 #: of each likelihood, numbers that are far from each other; the last are extreme
@@ -113,3 +114,18 @@ def test_drift_is_removed_before_a_fit_ends():
     warm = epfast.fit_linear(X, y, loss="weibull", prior_variance=1e4, start=start)
     assert warm.converged
     assert warm.residual < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_fit_that_is_kept_keeps_its_factor(monkeypatch):
+    # the run that began anew wrote over the array of the fit that was the result
+    monkeypatch.setattr(loop, "PATIENCE", 2)
+    X, y = given("student_t", 0, 1.0)
+    K = X @ X.T + np.eye(len(y))
+    start = epfast.fit_gp(K, np.sign(y), loss="probit")
+    schedule = epfast.EP(sweeps=3, tol=1e-12)
+    post = epfast.fit_gp(K, y, loss="student_t", start=start, schedule=schedule)
+    assert post.n_sweeps == start.n_sweeps + 3
+    root = np.sqrt(np.maximum(post.sites.precision, 0.0))
+    B = np.eye(len(y)) + root[:, None] * K * root
+    np.testing.assert_allclose(np.tril(post.factor.T), np.linalg.cholesky(B), atol=1e-9)

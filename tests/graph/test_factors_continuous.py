@@ -156,6 +156,19 @@ def test_a_flat_precision_with_a_compound_gamma():
     np.testing.assert_allclose(post.log_evidence, 0.0, atol=1e-10)
 
 
+def test_factors_that_leave_a_flat_precision_improper(tmp_path):
+    """Their product cannot be integrated at 0. The belief is proper, and may be saved."""
+    g = Graph()
+    tau = g.gamma(rate=0.0)
+    for s2 in (0.58, 0.347, 0.347):
+        g.add(CompoundGamma(1.3, 3.1, s2), tau)
+    with pytest.warns(epfast.ConvergenceWarning, match="refused"):
+        post = g.fit()
+    assert post[tau].variance > 0.0
+    post.save(tmp_path / "post.npz")
+    assert epfast.load(tmp_path / "post.npz")[tau].mean == post[tau].mean
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_flat_precision_of_noise(rows):
     """As with a prior that a factor takes off again; a scale of one's own may be its prior."""

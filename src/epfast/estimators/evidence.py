@@ -25,7 +25,15 @@ from epfast.gaussian import (
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.fit_linear import unfitted
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
-from epfast.gaussian.problem import Data, State, mean_of_rows, prior_of, responses_of, with_ones
+from epfast.gaussian.problem import (
+    Data,
+    State,
+    mean_of_rows,
+    prior_of,
+    responses_of,
+    rounding_of_mean,
+    with_ones,
+)
 from epfast.gaussian.wide import wide_rows
 from epfast.inference import Sites, start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
@@ -374,7 +382,7 @@ class Columns(NamedTuple):
     def of(cls, rows: Any, weights: Array | None, center: Array | None) -> Columns:
         """In one pass beside that for the mean; center: the mean, where it is known."""
         mean = mean_of_rows(rows, weights) if center is None else center
-        rounding = rows.shape[0] * np.finfo(float).eps
+        rounding = rounding_of_mean(rows.shape[0])
         with np.errstate(all="ignore"):
             if sparse.issparse(rows):
                 square = mean_of_rows(rows.power(2, float), weights)

@@ -12,7 +12,7 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.problem import ROUNDING, square
+from epfast.gaussian.problem import ROUNDING, check_finite, square
 from epfast.inference.runtime import one_blas_thread
 
 __all__ = ["KernelColumns", "LowRankFactor", "incomplete_cholesky"]
@@ -73,43 +73,50 @@ class KernelColumns:
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n, d)
-            The inputs. The kernel keeps a copy of a dense X about its mean. A scipy.sparse CSR
-            matrix of float64 is used in place.
+            The inputs. The kernel keeps a copy of a dense X. A scipy.sparse CSR matrix of float64
+            is used in place, whose distances lose digits far from 0.
         length_scale, variance : float
             > 0.
 
         Returns
         -------
         KernelColumns
-            A column costs one product of X with a vector.
+            A column costs one pass over X.
         """
+        from scipy.spatial.distance import cdist
+
         scale = _checks.number("length_scale", length_scale, above=0.0)
         height = _checks.number("variance", variance, above=0.0)
-        is_sparse = hasattr(X, "tocsr")
-        if is_sparse:
-            rows = _checks.sparse_design("X", X)
-            if not np.isfinite(rows.data).all():
-                raise ValueError("X holds NaN or infinity; allowed: finite numbers")
-            squares = np.asarray(rows.multiply(rows).sum(axis=1)).ravel()
+        rows = _checks.rows("X", X)
+        check_finite(rows)
+        if hasattr(rows, "indptr"):
+            with np.errstate(over="ignore"):
+                squares = np.asarray(rows.multiply(rows).sum(axis=1)).ravel()
+            if not np.isfinite(squares).all():
+                raise ValueError("X holds numbers whose squares overflow; allowed: below 1e150")
         else:
-            rows = _checks.array("X", X, shape=(None, None))
-            # far from 0 squares would lose the digits of their differences
-            rows = rows - rows.mean(axis=0)
-            squares = np.einsum("ij,ij->i", rows, rows)
+            rows = np.array(rows, dtype=np.float64)
 
-        def column(i: int) -> Array:
-            at = rows[i].toarray().ravel() if is_sparse else rows[i]
-            distance = rows @ at
+        def distances(i: int) -> Array:
+            """Squared distances of input i to all of them."""
+            if not hasattr(rows, "indptr"):
+                return np.asarray(cdist(rows, rows[i : i + 1], "sqeuclidean").ravel())
+            distance = rows @ rows[i].toarray().ravel()
             distance *= -2.0
             distance += squares
             distance += squares[i]
             # the distance of an input to itself is 0; rounding must not make any negative
             distance[i] = 0.0
-            np.maximum(distance, 0.0, out=distance)
-            distance *= -0.5 / scale**2
-            np.exp(distance, out=distance)
-            distance *= height
-            return np.asarray(distance)
+            return np.asarray(np.maximum(distance, 0.0, out=distance))
+
+        def column(i: int) -> Array:
+            result = distances(i)
+            with np.errstate(over="ignore"):
+                result /= scale
+                result /= -2.0 * scale
+            np.exp(result, out=result)
+            result *= height
+            return result
 
         return cls(np.full(rows.shape[0], height), column)
 

@@ -535,12 +535,12 @@ def _from_peaks(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) 
         return fit
     peak, value, precision = loss.peaks(problem.responses(slice(None)))
     count = problem.weights(slice(None))
-    if count is not None:
-        value, precision = count * value, count * precision
-    scale = np.where(precision > 0.0, value - 0.5 * precision * peak**2, 0.0)
-    start = WarmStart(
-        Sites(precision, precision * peak, scale), problem.base.shift, at_start(problem)
-    )
+    with np.errstate(all="ignore"):  # sites that overflow are refused
+        if count is not None:
+            value, precision = count * value, count * precision
+        shift = precision * peak
+        scale = np.where(precision > 0.0, value - 0.5 * shift * peak, 0.0)
+    start = WarmStart(Sites(precision, shift, scale), problem.base.shift, at_start(problem))
     try:
         again = run(engine, problem.schedule, start, **given)
     except (FloatingPointError, ValueError):

@@ -11,7 +11,7 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.vector import column_sizes as _core_sizes
-from epfast.gaussian.problem import Data, Problem, mean_of_rows
+from epfast.gaussian.problem import Data, Problem, mean_of_rows, rounding_of_mean
 from epfast.inference.records import DataWarning, warn_user
 
 #: rows that are looked at, evenly spaced: 18 data sets get the same notes with 100, and all rows of
@@ -44,11 +44,6 @@ FLAT = 100.0
 
 def _note(text: str) -> None:
     warn_user(text, DataWarning)
-
-
-def _rounding(n: int) -> float:
-    """How far the mean of n equal numbers may be off, in their size."""
-    return n * float(np.finfo(np.float64).eps)
 
 
 def some_rows(X: Any, count: int = LOOKED_AT) -> Any:
@@ -87,7 +82,7 @@ def column_sizes(X: Any, center: Array | None = None) -> ColumnSizes:
         rows = np.array(rows, dtype=np.float64)
         away = rows[:, : len(center)]
         away -= center
-        away[np.abs(away) <= _rounding(X.shape[0]) * np.abs(center)] = 0.0
+        away[np.abs(away) <= rounding_of_mean(X.shape[0]) * np.abs(center)] = 0.0
     if hasattr(rows, "indptr"):
         columns, largest = rows.indices, np.abs(rows.data)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -125,7 +120,7 @@ def note_scales(size: Array) -> None:
 def places(X: Any) -> tuple[Array, Array]:
     """Means and variances of the columns, over some rows. A constant column has variance 0."""
     rows = some_rows(X)
-    mean, rounding = mean_of_rows(rows), _rounding(rows.shape[0])
+    mean, rounding = mean_of_rows(rows), rounding_of_mean(rows.shape[0])
     with np.errstate(over="ignore", invalid="ignore"):
         if hasattr(rows, "indptr"):
             spread = mean_of_rows(rows.power(2, float)) - mean**2

@@ -536,6 +536,11 @@ def mean_of_rows(rows: Any, weights: Array | None = None) -> Array:
         return np.asarray(rows.T @ (given / given.sum()), dtype=np.float64)
 
 
+def rounding_of_mean(n: int) -> float:
+    """How far the mean of n equal numbers may be off, in their size."""
+    return n * float(np.finfo(np.float64).eps)
+
+
 def data_of(rows: Any, y: Any, weights: Any, loss: Loss, offset: Any = None) -> Data:
     """Rows that ``_checks.rows`` made, with their responses and weights, checked. O(n d)."""
     if y is None:

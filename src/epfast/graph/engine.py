@@ -275,7 +275,10 @@ class GraphEngine:
                 flat = (problem.prior[places].reshape(-1, 2) == 0.0).all(axis=1)
                 flat &= np.isfinite(given).all(axis=1)
                 sites[-1] = np.where(flat[:, None], given, 0.0).ravel()
-        return np.concatenate(sites)
+        first = np.concatenate(sites)
+        # together they may leave it improper
+        first[self.others.improper(problem.prior, self.added_up(first))[self.places[0]]] = 0.0
+        return first
 
     def _begun(self, state: GraphState) -> GraphState:
         """The state, with wide messages to blocks whose priors are very wide."""

@@ -103,11 +103,11 @@ class Others(NamedTuple):
         """The largest change of all groups. NaN if one overflows."""
         return float(np.max([group.change(before, after) for group in self.groups], initial=0.0))
 
-    def stay_proper(self, prior: Array, beliefs: Array) -> bool:
-        """Whether every variable has a proper belief, or a flat prior that is unchanged."""
+    def improper(self, prior: Array, beliefs: Array) -> NDArray[np.bool_]:
+        """Which natural parameters are of improper beliefs. Flat priors may be unchanged."""
+        mask = np.zeros(len(beliefs), dtype=bool)
         for group in self.groups:
             proper, had = group.proper(beliefs)[0], group.proper(prior)[0]
             untouched = (beliefs[group.at] == prior[group.at]).all(axis=1)
-            if not (proper | (~had & untouched)).all():
-                return False
-        return True
+            mask[group.at[~proper & (had | ~untouched)]] = True
+        return mask

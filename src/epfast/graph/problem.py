@@ -373,7 +373,7 @@ class GraphProblem(NamedTuple):
         n = self.n_gaussians
         precision, prior = beliefs[: 2 * n : 2], self.prior[: 2 * n : 2]
         gaussian = bool(np.where(prior > 0.0, precision > 0.0, precision >= 0.0).all())
-        return gaussian and others.stay_proper(self.prior, beliefs)
+        return gaussian and not others.improper(self.prior, beliefs).any()
 
     def evidence(self, state: GraphState) -> float:
         """EP's log p(y) of a state, without the contribution of blocks."""

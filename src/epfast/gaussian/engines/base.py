@@ -207,6 +207,9 @@ class Form:
         """The state as posteriors have it."""
         raise NotImplementedError
 
+    def own_arrays(self) -> None:
+        """Work in other arrays than those that went into a result."""
+
 
 class EPEngine(Visits):
     """A sweep visits all factors; the sites that they get make the next posterior.
@@ -242,6 +245,7 @@ class EPEngine(Visits):
         return remedy
 
     def init(self, start: Any) -> Any:
+        self.form.own_arrays()
         if self.exact is not None:
             sweeps = self.form.sweeps if start is None else start.n_sweeps
             state = self.form.built(self.exact, sweeps)

@@ -130,6 +130,8 @@ class Kernel(Form):
         self.order, self.shapes = matrix.n, ((matrix.n,),) * 3
         #: log evidence of what has made this prior
         self.base_evidence = 0.0
+        #: whether a result has the array
+        self.is_in_result = False
         #: whether marginals are all that sweeps ask for
         self.cheap = False
         #: whether slopes of the evidence by K are wanted in the end, for which the array has R then
@@ -205,16 +207,25 @@ class Kernel(Form):
         if self.slopes:
             self.hold_precision(state.sites, moments)
             return state._replace(moments=moments)
+        return GPState(*state[:2], moments, state.relaxed, *self.factored(state.sites))
+
+    def factored(self, sites: Sites) -> tuple[Array, Array]:
+        """The array of K and the factor of B, and the diagonal of K. O(n^3)."""
         self.covariance_of = self.precision_of = None
-        if not self.matrix.factor(state.sites.precision):
-            raise self.improper(state.sites)
-        arrays = self.matrix.array, self.matrix.diagonal
-        return GPState(*state[:2], moments, state.relaxed, *arrays)
+        if not self.matrix.factor(sites.precision):
+            raise self.improper(sites)
+        return self.matrix.array, self.matrix.diagonal
 
     def result(self, state: GPState) -> GPState:
         """The array goes into the result."""
-        plain = GPState(*state[:4])
+        plain, self.is_in_result = GPState(*state[:4]), True
         return self.solved(plain if state.memory == 0 else plain._replace(moments=None))
+
+    def own_arrays(self) -> None:
+        if self.is_in_result:
+            old, self.is_in_result = self.matrix, False
+            self.matrix = KernelMatrix(old.array.copy(), old.diagonal)
+            self.matrix.pool = old.pool
 
     def improper(self, sites: Sites) -> FloatingPointError:
         """The error for a posterior that is improper: EP diverged, or K is singular to rounding."""

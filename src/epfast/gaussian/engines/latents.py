@@ -433,11 +433,14 @@ class Kernels(Form):
 
     def result(self, state: GPState) -> GPState:
         """The arrays of the kernels go into the result."""
-        for k, form in enumerate(self.forms):
-            form.matrix.factor(one_of(state.sites, k).precision)
-        arrays = [(form.matrix.array, form.matrix.diagonal) for form in self.forms]
-        factor, diagonal = zip(*arrays, strict=True)
-        return GPState(*state[:3], None, factor, diagonal)
+        arrays = [form.factored(one_of(state.sites, k)) for k, form in enumerate(self.forms)]
+        for form in self.forms:
+            form.is_in_result = True
+        return GPState(*state[:3], None, *zip(*arrays, strict=True))
+
+    def own_arrays(self) -> None:
+        for form in self.forms:
+            form.own_arrays()
 
 
 class LatentProcessEngine(EPEngine):
