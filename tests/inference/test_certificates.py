@@ -370,7 +370,9 @@ def test_interrupts_come_through():
 def test_refusals():
     X, y = classes(60, 3)
     post = epfast.fit_linear(X, y)
-    with pytest.raises(ValueError, match="draws is 10; allowed: an integer >= 100"):
+    with pytest.raises(ValueError, match="draws is 2147483648; allowed"):
+        post.check(draws=2**31)
+    with pytest.raises(ValueError, match="draws is 10; allowed: an integer"):
         post.check(10)
     with pytest.raises(ValueError, match="rng is -1"):
         post.check(rng=-1)

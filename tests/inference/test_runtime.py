@@ -284,6 +284,9 @@ def test_who_shares():
     pytest.importorskip("threadpoolctl")
     assert pool_of(3, SHARED_FROM).threads == 3
     assert pool_of(3, SHARED_FROM - 1).threads == 1
+    # it counted down from there
+    X, y = np.ones((2, 1)), np.array([1.0, -1.0])
+    assert epfast.fit_linear(X, y, n_jobs=2**31).converged
 
 
 def test_without_threadpoolctl_a_crew_is_alone(monkeypatch):

@@ -11,6 +11,7 @@ batch. The seed is that of ``--cases-seed``, and ``--tier long`` runs all batche
 import contextlib
 import faulthandler
 import sys
+from unittest.util import safe_repr
 
 import pytest
 
@@ -45,8 +46,10 @@ def little_memory():
 def described(kind, number, case):
     """What is wrong with a case, and its arguments."""
     failures = [f"{one.kind}: {one.what}" for one in case.found if one.kind not in NOTED]
-    given = [f"    {name} = {value!r}" for name, value in case.given.items()]
-    return "\n".join([f"{kind} {number}, {case.where}", *failures, *given]) if failures else ""
+    if not failures:
+        return ""
+    given = [f"    {name} = {safe_repr(value)}" for name, value in case.given.items()]
+    return "\n".join([f"{kind} {number}, {case.where}", *failures, *given])
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))

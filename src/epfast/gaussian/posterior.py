@@ -488,7 +488,7 @@ class GaussianPosterior(Posterior):
         Parameters
         ----------
         draws : int
-            At least 100; the standard errors fall as its root.
+            100 to 10 million; the standard errors fall as its root.
         rng : numpy.random.Generator or int, default=0
             Of the draws: a generator, or a seed for one. None draws afresh.
 

@@ -339,7 +339,7 @@ class GraphPosterior(Recorded):
         Parameters
         ----------
         draws : int, default=20000
-            Number of draws.
+            100 to 10 million.
         rng : numpy.random.Generator or int, default=0
             A generator, or a seed for one. None draws afresh.
 

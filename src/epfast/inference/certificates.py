@@ -144,7 +144,7 @@ def check(
     bound: no right log evidence is above it. one_mode: whether the exact posterior has one mode for
     certain.
     """
-    draws = _checks.integer("draws", draws, least=100)
+    draws = _checks.integer("draws", draws, least=100, most=10**7)
     seed = _checks.seed("rng", rng)
     sampler = Sampler(draws + draws % 2, seed, max(LEAST_DF, float(proposal.size)))
     parts, better, searched = [proposal], None, one_mode

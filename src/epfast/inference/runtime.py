@@ -199,9 +199,9 @@ def _take_memory_of_blas() -> None:
 
 
 def with_room(threads: int) -> int:
-    """So many threads, or as many as there is address space for. The caller's is there."""
+    """So many threads, halved until there is address space. The caller has its own."""
     while threads > 1 and not has_room((threads - 1) * ROOM_OF_A_THREAD):
-        threads -= 1
+        threads //= 2
     return threads
 
 
