@@ -302,3 +302,13 @@ def test_noise_over_the_variance_of_a_gaussian_does_not_overflow():
     z = g.gaussian(variance=1.0)
     with pytest.raises(ValueError, match=r"noise is 1e\+250 .*variances overflows"):
         g.add(epfast.losses.Gaussian(1e-150), z, 0.0, noise=1e250)
+
+
+def test_a_step_of_the_means_after_one_of_length_zero():
+    """The angle between them was divided by 0."""
+    rng = np.random.default_rng(106)
+    n, d = int(rng.integers(4, 31)), int(rng.integers(1, 6))
+    X, y = rng.normal(size=(n, d)), np.where(rng.random(n) < 0.5, 1.0, -1.0)
+    with pytest.warns(epfast.ConvergenceWarning):
+        post = epfast.fit_linear(X, y, posterior="factorized", schedule=DEP(), prior_variance=1e150)
+    assert np.isfinite(post.mean).all()
