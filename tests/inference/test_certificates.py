@@ -252,6 +252,20 @@ def test_too_few_draws_of_a_right_fit_are_no_evidence_against_it():
     assert "sampled none" in str(check)
 
 
+def test_the_closest_gaussian_of_counts_under_a_wide_prior():
+    """From the prior on, where the bound is -1e30, none was found, and a right fit was accused."""
+    rng = np.random.default_rng(58)
+    X, weights = rng.normal(size=(55, 50)), rng.normal(size=50) / np.sqrt(50.0)
+    y = rng.poisson(np.exp(np.clip(2.0 * X @ weights, -4.0, 3.0)))
+    post = epfast.fit_linear(X, y, loss="poisson", prior_variance=1.0)
+    check = post.check(500)
+    assert check.verdict == "uncertain"
+    assert "the mean of the closest Gaussian is 0.0" in check.reason
+    # where none is found nothing is said by it
+    post = epfast.fit_linear(X, y, loss="poisson", prior_variance=400.0)
+    assert post.check(500).verdict != "do not use"
+
+
 def test_khat_alone_decides_nothing(monkeypatch):
     X, y = classes(150, 3)
     post = epfast.fit_linear(X, y)

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array
-from epfast.gaussian.problem import inverse_root, log_determinant
+from epfast.gaussian.problem import inverse_root, log_determinant, peak_sites
 from epfast.inference.best_gaussian import best_sites, climbed, peaks
 from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property
@@ -73,7 +73,11 @@ class SiteProposal(Proposal):
     @cached_property
     def closest(self) -> tuple[Any, bool] | None:
         """The posterior that maximises the evidence bound, and whether there is no other one."""
-        best = best_sites(self._values, self._marginals, self.problem.shape[0])
+        starts: list[Any] = [np.zeros((2, self.problem.shape[0]))]
+        at_peaks = peak_sites(self.problem)
+        if at_peaks is not None:
+            starts.append(at_peaks[:2])
+        best = best_sites(self._values, self._marginals, starts)
         post = None if best is None else self.post.of_sites(*best[:2])
         return None if post is None or best is None else (post, best[2])
 

@@ -28,6 +28,7 @@ from epfast.gaussian.problem import (
     State,
     check_finite,
     mean_of_rows,
+    peak_sites,
     prior_of,
     responses_of,
     weights_of,
@@ -44,7 +45,6 @@ from epfast.inference import (
     ExecutorFailed,
     Fit,
     Interrupted,
-    Sites,
     SweepInfo,
     interrupted,
     run,
@@ -504,7 +504,7 @@ def fit_problem(
         # a cavity that was improper once may be proper by rounding alone
         doubtful = any(info.n_refused for info in post.history)
         if is_sharp(scheme):
-            doubtful = doubtful or problem.batch_size is None or problem.loss.kinks
+            doubtful = doubtful or problem.batch_size is None or bool(problem.loss.kinks)
         judged = fit.converged and post.sites is not None and problem.has_rows
         if judged and doubtful and not_a_fixed_point(post.residual, schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(post.residual))
@@ -525,22 +525,15 @@ def _from_peaks(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) 
     x.theta is wider by 1e5 than the factor. The Gaussians that the factors are about their own
     peaks, which are a weighted least squares fit (of counts, of log y), make cavities as narrow.
     """
-    loss = problem.loss
-    rows = problem.batch_size is None and problem.covariance == "full" and loss.latents == 1
-    rows = rows and problem.prior_sites is None
+    rows = problem.batch_size is None and problem.covariance == "full"
+    rows = rows and problem.loss.latents == 1 and problem.prior_sites is None
     stored = problem.schedule.stores == "factor" and problem.groups is None
     stored = stored and problem.schedule.tol > 0.0
     by_values = problem.scheme.integrates or isinstance(problem.scheme, Laplace)
-    if not (rows and stored and by_values and loss.log_concave and "derivatives" in loss.gives):
+    sites = peak_sites(problem) if rows and stored and by_values else None
+    if sites is None:
         return fit
-    peak, value, precision = loss.peaks(problem.responses(slice(None)))
-    count = problem.weights(slice(None))
-    with np.errstate(all="ignore"):  # sites that overflow are refused
-        if count is not None:
-            value, precision = count * value, count * precision
-        shift = precision * peak
-        scale = np.where(precision > 0.0, value - 0.5 * shift * peak, 0.0)
-    start = WarmStart(Sites(precision, shift, scale), problem.base.shift, at_start(problem))
+    start = WarmStart(sites, problem.base.shift, at_start(problem))
     try:
         again = run(engine, problem.schedule, start, **given)
     except (FloatingPointError, ValueError):

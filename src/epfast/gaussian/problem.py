@@ -536,6 +536,25 @@ def mean_of_rows(rows: Any, weights: Array | None = None) -> Array:
         return np.asarray(rows.T @ (given / given.sum()), dtype=np.float64)
 
 
+def peak_sites(problem: Any) -> Sites | None:
+    """The Gaussians that factors of rows are about their own peaks. Flat without a peak.
+
+    They are a weighted least squares fit (of counts, of log y). None where not all factors are
+    log-concave and smooth.
+    """
+    loss = problem.loss
+    if not (loss.log_concave and "derivatives" in loss.gives):
+        return None
+    peak, value, precision = loss.peaks(problem.responses(slice(None)))
+    count = problem.weights(slice(None))
+    with np.errstate(all="ignore"):  # sites that overflow are refused
+        if count is not None:
+            value, precision = count * value, count * precision
+        shift = precision * peak
+        scale = np.where(precision > 0.0, value - 0.5 * shift * peak, 0.0)
+    return Sites(precision, shift, scale)
+
+
 def rounding_of_mean(n: int) -> float:
     """How far the mean of n equal numbers may be off, in their size."""
     return n * float(np.finfo(np.float64).eps)

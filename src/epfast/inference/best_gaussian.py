@@ -7,7 +7,7 @@ code with EP, so that a fit that went wrong does not take its check along.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ STEPS = 60
 #: the bound has converged where a step adds less, in nats: with .1 and 1e-5 no verdict of 198
 #: checks is another one
 LEAST_GAIN = 1e-3
+#: what is left of a step at a maximum, of a row in its sd or its log variance. Of 180 searches, a
+#: quarter of them of counts under wide priors, nine leave 2,000 and more, the others .66 at most
+STILL = 10.0
 #: of curvatures by quadrature, in units of the largest: the checks are the same with 0 and .001
 ROUNDING = 1e-6
 #: distances from where a factor may have its peak, in units of the loss: with 2^-10 to 8 one of the
@@ -39,20 +42,27 @@ CLIMB, FEW = 8, np.polynomial.hermite_e.hermegauss(12)
 FEW = FEW[0], FEW[1] / FEW[1].sum()
 
 
-def best_sites(values: Values, marginals: Marginals, n: int) -> tuple[Array, Array, bool] | None:
-    """Sites of the best Gaussian, from no sites on, precision and shift. None if none is found.
+def best_sites(
+    values: Values, marginals: Marginals, starts: Sequence[tuple[Array, Array]]
+) -> tuple[Array, Array, bool] | None:
+    """Sites of the best Gaussian, precision and shift. None if none is found.
 
     And whether no curvature was negative: with log-concave factors there is one maximum.
 
     Takes values of the loss alone: slopes and curvatures under a Gaussian are moments of values.
-    Negative curvatures count as 0.
+    Negative curvatures count as 0. starts: sites, of which those of the largest bound are the first
+    ones. Under a wide prior the bound of a growing loss may be too low to have any digits.
     """
-    precision, shift = np.zeros((2, n))
-    here = marginals(precision, shift)
-    if here is None:
+    bound = -np.inf
+    for sites in starts:
+        at = marginals(*sites)
+        if at is not None:
+            moments = _expectations(values, *at[:2])
+            reached = _bound(*sites, at, moments[0])
+            if reached > bound:
+                bound, (precision, shift), here, (_, slope, curvature) = reached, sites, at, moments
+    if not np.isfinite(bound):
         return None
-    value, slope, curvature = _expectations(values, *here[:2])
-    bound = _bound(precision, shift, here, value)
     for _ in range(STEPS):
         wanted = np.maximum(curvature, 0.0)
         move = wanted - precision, wanted * here[0] - slope - shift
@@ -68,10 +78,13 @@ def best_sites(values: Values, marginals: Marginals, n: int) -> tuple[Array, Arr
         else:
             break
         gain, bound = reached - bound, reached
-        (precision, shift), here, (value, slope, curvature) = trial, there, moments
+        (precision, shift), here, (_, slope, curvature) = trial, there, moments
         if gain < LEAST_GAIN:
             break
-    if not np.isfinite(bound):
+    mean, variance, _ = here
+    left = np.abs(np.maximum(curvature, 0.0) - precision) * variance
+    uphill = np.abs(shift - precision * mean + slope) * np.sqrt(variance)
+    if not max(left.max(), uphill.max()) < STILL:
         return None
     return precision, shift, bool((curvature > -ROUNDING * np.abs(curvature).max()).all())
 

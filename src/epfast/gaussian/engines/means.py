@@ -222,8 +222,8 @@ def step_to(
     far, reach, before = float(np.abs(in_scale).max()), state.memory.reach, state.memory.along
     if before is not None and far > reach:
         # on in the same direction, or back
-        size = float(linalg.norm(in_scale) * linalg.norm(before))
-        turn = float(in_scale @ before) / size if size > 0.0 else 0.0
+        sizes = float(linalg.norm(in_scale) * linalg.norm(before))
+        turn = float(in_scale @ before) / sizes if sizes > 0.0 else 0.0
         if turn > ONWARD:
             reach = 2.0 * reach
         elif turn < 0.0:
