@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
@@ -83,8 +84,6 @@ class KernelColumns:
         KernelColumns
             A column costs one pass over X.
         """
-        from scipy.spatial.distance import cdist
-
         scale = _checks.number("length_scale", length_scale, above=0.0)
         height = _checks.number("variance", variance, above=0.0)
         rows = _checks.rows("X", X)
@@ -100,7 +99,8 @@ class KernelColumns:
         def distances(i: int) -> Array:
             """Squared distances of input i to all of them."""
             if not hasattr(rows, "indptr"):
-                return np.asarray(cdist(rows, rows[i : i + 1], "sqeuclidean").ravel())
+                away = scipy.spatial.distance.cdist(rows, rows[i : i + 1], "sqeuclidean")
+                return np.asarray(away.ravel())
             distance = rows @ rows[i].toarray().ravel()
             distance *= -2.0
             distance += squares
