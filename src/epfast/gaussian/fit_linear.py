@@ -504,7 +504,7 @@ def fit_problem(
         # a cavity that was improper once may be proper by rounding alone
         doubtful = any(info.n_refused for info in post.history)
         if is_sharp(scheme):
-            doubtful = doubtful or problem.batch_size is None or problem.loss.kinks
+            doubtful = doubtful or problem.batch_size is None or bool(problem.loss.kinks)
         judged = fit.converged and post.sites is not None and problem.has_rows
         if judged and doubtful and not_a_fixed_point(post.residual, schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(post.residual))

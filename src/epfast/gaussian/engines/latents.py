@@ -436,7 +436,8 @@ class Kernels(Form):
         arrays = [form.factored(one_of(state.sites, k)) for k, form in enumerate(self.forms)]
         for form in self.forms:
             form.is_in_result = True
-        return GPState(*state[:3], None, *zip(*arrays, strict=True))
+        factor, diagonal = zip(*arrays, strict=True)
+        return GPState(*state[:3], None, factor, diagonal)
 
     def own_arrays(self) -> None:
         for form in self.forms:
