@@ -48,7 +48,7 @@ FACTORS_PER_CALL = 1 << 16
 #: change, with errors of 6e-13 at most
 DRIFT, DIVERGES = 1e-6, 1.0
 #: increases of the change, less half of its decreases, after which updates become sequential: of
-#: the 853 fits, a third of them with all updates at once, 691, 686, 679 and 674 converge with 1, 3,
+#: the 853 fits, 243 of them with all updates at once, 691, 686, 679 and 674 converge with 1, 3,
 #: 6 and without this rule, in 55,866, 57,806, 58,640 and 59,387 sweeps
 MOST_GROWTHS = 3
 #: damping where factors that share a site are updated together: 108 fits of SEP and AEP take 4,509
