@@ -33,16 +33,18 @@ from epfast.inference.records import warn_user
 #: x.theta there. Distances of 1.33 and 2.67 gave the same log loss to 0.0002 over 27 data sets
 SPACING, LEAST = 2.0, math.exp(-4.0)
 #: nats at which points end, as the tail is heavy: an end of 3 leaves intervals up to a fifth short.
-#: And nats below the best one beyond which a point is left out
+#: And nats below the best one beyond which a point is left out: with 5 and 14 the log evidence of
+#: 128 classifiers and regressors changes by .008 and 2e-4 at most
 DROP, FAINT = 5.0, 7.0
 #: the share of a sd by which an average is to change one, else it is not taken. A curvature above
 #: which that over a prior variance alone changes held-out log loss by less than 0.0002, and the
 #: same of labels, in nats of a row
 CHANGE, SURE, LITTLE = 0.05, 1.0, 5e-4
-#: tolerance of fits that only tell how much an average would change
+#: tolerance of fits that only tell how much an average would change: with .003 and .3 the log
+#: evidence of the 128 fits changes by 3e-9 at most
 ROUGH = 0.03
-#: distance of a mode from an end of the
-#: range at which it has no average
+#: distance of a mode from an end of the range at which it has no average: the 128 fits are the same
+#: with 1e-5 and .1
 AT_END = 1e-3
 #: moves of a coefficient, in sd from one point to the next, above which it has no bound but the
 #: prior, with so many rows a column. Of 48 draws of 11 data sets those without a plane between the

@@ -38,7 +38,8 @@ from epfast.losses import LatentLoss, Loss
 from epfast.schedules import EP, DoubleLoop, Schedule
 from epfast.schemes import Scheme
 
-#: most values for which the double loop is there by default: a step takes some seconds at 1,000
+#: most values for which the double loop is there by default: a fit of one step takes .05, .23 and
+#: 3.4 s with 200, 400 and 800
 DESCENT_UP_TO = 1000
 
 

@@ -77,12 +77,18 @@ MOST = 8
 #: point below which it is left out. Of 512 points of processes 41 to 83 counted in four of 32 fits
 #: of 20 and 50 rows, whose averages gained .006 to 4e6 nats a held-out row over the mode
 FEW, LEAST = 0.2, 1e-7
-#: modes are different from so many sd on. Less probable ones count where points of a grid would,
-#: see DROP
+#: modes are different from so many sd on: those of 96 processes of 10 to 30 rows are the same to
+#: .01 in 72 of them, 1.3 sd apart in one, and 3.2 or more in 23. Less probable ones count where
+#: points of a grid would, see DROP
 APART = 2.0
-#: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode
+#: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode: of fits
+#: with 5 to 20 groups 85 of 90 are said to be where the sd of the groups is 0, 60 of 90 where it is
+#: .5, and 6 of 86 where it is 2.5. With 1 these are 85, 56 and 1, with 4 85, 65 and 10, and all are
+#: the same with 3 and 8 for the second
 FALLS, NEAR_ZERO = 2.0, 4.0
-#: distance of the log of a mode from the end of its prior below which a warning says so
+#: distance of the log of a mode from the end of its prior below which a warning says so: the log
+#: evidence of 200 fits with one group is up to 1.7 nats off where the mode is at the end, .06 with
+#: a distance of .35 to .7, .04 with .7 to 1, and .003 beyond 1.4
 AT_END = 0.7
 #: priors that fall by less, in nats a unit of the log, leave a tail to the likelihood, which is
 #: looked at so far from the mode; where the density falls by less there is no sd, or no end. With a
@@ -771,7 +777,8 @@ def _warn_of_ends(rows: Any, mode: HyperPoint) -> None:
         # of the sd, not of its logarithm
         if post is not None and rows.point(u, post).value + NEAR_ZERO > mode.value - FALLS:
             warn_user(
-                f"the sd of {one.name!r} is compatible with 0: its posterior depends on its prior",
+                f"the sd of {one.name!r} is compatible with 0: the data do not tell whether there "
+                "are such effects",
                 DataWarning,
             )
 

@@ -29,7 +29,8 @@ from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
 from epfast.losses import Multiclass
 
-#: largest number of weights for which a check makes a Gaussian with covariances between classes
+#: largest number of weights for which a check makes a Gaussian with covariances between classes: a
+#: check of 500 rows and 400 weights takes 2.1 s in place of 1.1
 CLOSEST_UP_TO = 2000
 
 

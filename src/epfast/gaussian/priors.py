@@ -12,7 +12,9 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.problem import State, inverse_of, prior_of
 
-#: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds
+#: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds, or of y.
+#: With 1, 25 and 400 in its place the intercepts of 13 data sets of labels move by up to 1.2, .06
+#: and .02 of their sd, and of 24 regressions by .04, .004 and .001
 INTERCEPT_VARIANCE = 100.0
 #: arguments of a normal prior
 NORMAL = ("prior_variance", "prior_precision", "prior_covariance", "prior_mean")

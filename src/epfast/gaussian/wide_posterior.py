@@ -32,7 +32,8 @@ from epfast.gaussian.wide import (
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property
 
-#: largest number of rows for which a check looks for a better Gaussian: O(n^3) per step
+#: largest number of rows for which a check looks for a better Gaussian: O(n^3) per step. A check of
+#: 600 rows takes .55 s in place of .2
 CLOSEST_UP_TO = 1500
 INSTEAD = "ask for variance, predict_latent(X, joint=True) or sample(size)"
 
