@@ -62,7 +62,7 @@ class _Network:
         if hasattr(self, "posteriors_"):
             pairs = zip(self.posteriors_, targets, strict=True)
             return self._each(partial(post.partial_fit, rows, y) for post, y in pairs)
-        given = self._given() | {"schedule": self.schedule or ADF()}
+        given = self._given() | {"schedule": ADF() if self.schedule is None else self.schedule}
         return self._each(partial(fit_network, rows, y, **given) for y in targets)
 
     def _each(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
