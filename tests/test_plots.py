@@ -53,6 +53,8 @@ def test_axes_in_and_out(fit, name, tmp_path):
     assert dict(matplotlib.rcParams) == before
     new.figure.savefig(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5000
+    with pytest.raises(TypeError, match=r"result is .*; allowed: what post.check\(\) returns"):
+        plots.check(3)
     with pytest.raises(TypeError, match="ax is 3; allowed: axes of matplotlib, or None"):
         PICTURES[name](*fit, 3)
 

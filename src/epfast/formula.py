@@ -11,7 +11,10 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,6 +64,9 @@ class ModelMatrix:
         """env: the environment of the functions in the formula."""
         model, correlated = _read(formula)
         _check_columns(frame, model.var_names)
+        for term in model.group_terms:
+            if all(hasattr(one, "reference") for one in term.factor.components):  # variables
+                term.set_data = partial(_set_levels, term, frame)
         model.eval(frame, env)
         model.response.set_type(frame, env)
         model.response.set_data()
@@ -332,6 +338,10 @@ def fit(
         design = ModelMatrix(formula, frame, env)
         rows, offset, _ = design.rows(frame)
         y, unit, center = _response(design.model.response.term, family)
+        if design.effects and family in ("gaussian", "t", "student") and not np.ptp(y):
+            raise ValueError(
+                f"the response is {y[0]:g} in all rows; allowed with group terms: different numbers"
+            )
     if isinstance(weights, str):
         weights = frame[_checks.choice("weights", weights, tuple(map(str, frame.columns)))]
     cor = {members: f"cor|{members[0].rpartition('|')[2]}" for members in design.blocks}
@@ -394,6 +404,20 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
         raise ValueError("it has no response; allowed: a formula with a response, such as y ~ x")
     model.common_terms = [one for one in model.common_terms if one != NegatedIntercept()]
     return model, correlated
+
+
+def _set_levels(term: Any, frame: Any, spans_intercept: bool) -> None:
+    """As ``set_data`` of a group term of formulae, but for its dense columns of all levels."""
+    term.expr.set_data(spans_intercept)
+    term.kind, names = term.expr.kind, []
+    for variable in term.factor.components:
+        values = frame[variable.name]
+        is_ordered = getattr(values.dtype, "ordered", False)
+        levels = values.cat.categories if is_ordered else np.unique(values)
+        variable.levels, variable.spans_intercept = levels.tolist(), True
+        names.append([str(level) for level in variable.levels])
+        variable.contrast_matrix = SimpleNamespace(labels=names[-1])
+    term.groups = list(map(":".join, product(*names)))
 
 
 def _unread(lexeme: str) -> ValueError:

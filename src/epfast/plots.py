@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
+from epfast.inference.certificates import Check
 
 __all__ = ["calibration", "check", "coefficients", "decision_boundary", "sweeps"]
 
@@ -320,6 +321,8 @@ def check(result: Any, ax: Any = None) -> Any:
         that the verdict "good" allows. Factors of sds beyond this limit are written beside their
         points. The title has verdict, reason, k-hat and effective draws.
     """
+    if not isinstance(result, Check):
+        raise TypeError(f"result is {_checks.describe(result)}; allowed: what post.check() returns")
     shift, error = np.asarray(result.shifts), np.asarray(result.shift_ses)
     ax = _axes(ax, 5.8, 3.6)
     at = np.arange(len(shift))

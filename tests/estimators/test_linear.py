@@ -520,7 +520,7 @@ def test_variances_of_columns(weighted, kind):
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(9001, 3)) * [1.0, 0.1, 0.0] + [0.0, 5.0, 0.3]
     weights = rng.integers(0, 3, 9001).astype(float) if weighted else None
-    found = Columns.of(kind(rows), weights, None)
+    found = Columns.of(kind(rows), weights)
     mean = np.average(rows, axis=0, weights=weights)
     variance = np.average((rows - mean) ** 2, axis=0, weights=weights)
     np.testing.assert_allclose(found.variance, [*variance[:2], 0.0], rtol=1e-9)
@@ -543,3 +543,24 @@ def test_plain_arrays_are_checked_as_others_are():
         plain.fit(wrong, Y)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         plain.fit(X, Y[1:])
+
+
+def test_a_constant_column_far_from_0():
+    """The average over prior variances failed, and a classifier had weights that were too small."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 2))
+    y = x @ [1.0, 2.0] + 0.5 * rng.normal(size=60)
+    want = epfast.LinearRegressor().fit(x, y).coef_
+    for far in (3e4, 1e5, 1e9):
+        rows = np.column_stack([x, np.full(60, far)])
+        with pytest.warns(epfast.DataWarning, match="column 2 of X is .* in all rows"):
+            model = epfast.LinearRegressor().fit(rows, y)
+        np.testing.assert_allclose(model.coef_[:2], want, atol=1e-3)
+        with pytest.warns(epfast.DataWarning, match="in all rows"):
+            labels = epfast.LinearClassifier().fit(rows, y > 0.0)
+        assert labels.converged_
+        np.testing.assert_allclose(
+            labels.predict_proba(rows)[:, 1],
+            epfast.LinearClassifier().fit(x, y > 0.0).predict_proba(x)[:, 1],
+            atol=0.05,
+        )

@@ -1,6 +1,7 @@
 """LinearRegressor and GPRegressor: scikit-learn's checks, independent truth, and properties."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -521,3 +522,13 @@ def test_a_process_of_large_counts(mean):
     assert model.converged_
     assert model.n_failed_points_ == 0
     np.testing.assert_allclose(np.log(model.predict(rows)), latent, atol=4.0 * mean**-0.5)
+
+
+def test_classes_by_their_numbers_that_are_many():
+    X, y = np.random.default_rng(0).normal(size=(80, 2)), np.arange(80)
+    model = epfast.LinearRegressor(loss="ordinal", prior_variance=1.0, learn=())
+    with pytest.warns(epfast.DataWarning, match="y has 80 classes"):
+        model.fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", epfast.DataWarning)
+        model.fit(X, y // 2)

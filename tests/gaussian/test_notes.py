@@ -50,6 +50,23 @@ def test_a_constant_column_has_no_spread(make):
 
 
 @pytest.mark.parametrize("make", [np.array, sparse.csr_matrix], ids=str)
+def test_a_constant_column_far_from_0(make):
+    """It is told, and the other weights are those of a fit without it."""
+    rows = make(np.column_stack([X, np.full(60, 1e9)]))
+    text, *_ = notes(rows, intercept=True)  # sparse rows have a scale, too
+    assert text.startswith("column 3 of X is 1e+09 in all rows")
+    with pytest.warns(DataWarning, match="in all rows"):
+        post = fit_linear(rows, Y, intercept=True)
+    want = fit_linear(X, Y, intercept=100.0 + 1e18)
+    np.testing.assert_allclose(post.mean[:3], want.mean[:3], rtol=1e-6)
+
+
+def test_an_offset_is_no_label():
+    y = np.where(np.arange(60) % 9 < 4, 1.0, -1.0)
+    assert notes(y=y, offset=np.zeros(60)) == notes(y=y) == []
+
+
+@pytest.mark.parametrize("make", [np.array, sparse.csr_matrix], ids=str)
 def test_no_intercept(make):
     [text] = notes(make(X), RARE)
     assert text == (

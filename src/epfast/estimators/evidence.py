@@ -26,8 +26,10 @@ from epfast.gaussian.choices import Choices
 from epfast.gaussian.fit_linear import unfitted
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.problem import (
+    NO_SPREAD,
     Data,
     State,
+    center_of,
     mean_of_rows,
     prior_of,
     responses_of,
@@ -85,7 +87,7 @@ def problems_of(
         responses_of(chosen.loss, target, X.shape[0], weights, offset)._replace(X=X)
         for target in targets
     ]
-    center = mean_of_rows(X, data[0].weights)[:-1] if intercept and full else None
+    center = center_of(X, data[0].weights) if intercept and full else None
     several = chosen.loss.latents > 1
     wide = None if several else wide_rows(chosen, X, intercept, center)
     if wide is not None:  # the kernel of one prior variance is a multiple of that of another
@@ -379,9 +381,9 @@ class Columns(NamedTuple):
     square: Array
 
     @classmethod
-    def of(cls, rows: Any, weights: Array | None, center: Array | None) -> Columns:
-        """In one pass beside that for the mean; center: the mean, where it is known."""
-        mean = mean_of_rows(rows, weights) if center is None else center
+    def of(cls, rows: Any, weights: Array | None) -> Columns:
+        """In one pass beside that for the mean."""
+        mean = mean_of_rows(rows, weights)
         rounding = rounding_of_mean(rows.shape[0])
         with np.errstate(all="ignore"):
             if sparse.issparse(rows):
@@ -393,7 +395,7 @@ class Columns(NamedTuple):
                 variance = sum(some @ away**2 for some, away in parts) / given.sum()
                 square, lost = variance + mean**2, rounding**2
             # a constant column leaves the rounding of its mean
-            constant = variance <= lost * square
+            constant = variance <= max(lost, NO_SPREAD**2) * square
             variance[constant] = 0.0
         return cls(variance, square)
 

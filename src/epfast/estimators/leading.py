@@ -25,7 +25,7 @@ from epfast.estimators.evidence import BinaryProblems, Slopes
 from epfast.gaussian.engines.joint import cavities, fitted_at
 from epfast.gaussian.engines.rows import ENOUGH, MEAN_STEPS, has_mean_passes
 from epfast.gaussian.engines.shards import WarmStart
-from epfast.gaussian.problem import State
+from epfast.gaussian.problem import State, mean_of_rows
 from epfast.inference import Sites
 from epfast.inference.runtime import one_blas_thread
 
@@ -286,7 +286,8 @@ def leading(problem: BinaryProblems) -> Iterator[Leading]:
     if not rows or not has_mean_passes(first):
         return
     X, n = first.data.X, first.shape[0]
-    center, squares = np.zeros(d) if first.center is None else first.center, np.zeros((d, d))
+    center = np.zeros(d) if first.center is None else mean_of_rows(X)[:d]
+    squares = np.zeros((d, d))
     with one_blas_thread(d), np.errstate(all="ignore"):
         for part in row_chunks(X):
             some = X[part, :d] - center

@@ -369,7 +369,7 @@ class LinearModel(Coefficients):
                 "by scheme 'exact' (batch_size=None), whose evidence has a known slope"
             )
         unit = problem.loss.typical(problem.data.y, weights)[1] ** 2
-        columns = Columns.of(rows, weights, problem.center)
+        columns = Columns.of(rows, weights)
 
         def ends(groups: NDArray[np.intp] | None) -> Array:  # (k, 2)
             totals = columns.total(bool(self.fit_intercept), groups)

@@ -25,8 +25,8 @@ from epfast.gaussian.priors import intercept_variance
 from epfast.gaussian.problem import (
     Problem,
     State,
+    center_of,
     cross_terms,
-    mean_of_rows,
     prior_of,
     weights_of,
 )
@@ -641,7 +641,7 @@ def _with_levels(problem: Problem, columns: NDArray[np.intp]) -> Problem:
     """The problem in common weights and levels (J, q); an intercept has its prior at their mean."""
     X, center = problem.data.X, None
     if problem.intercept:
-        center = mean_of_rows(X, problem.data.weights)[:-1]
+        center = center_of(X, problem.data.weights)
     common = np.setdiff1d(np.arange(X.shape[1]), columns)
     levels = Levels(columns, common, None, np.eye(columns.shape[1]), np.eye(len(common)))
     return arranged(problem._replace(center=center), levels)

@@ -11,7 +11,13 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.vector import column_sizes as _core_sizes
-from epfast.gaussian.problem import Data, Problem, mean_of_rows, rounding_of_mean
+from epfast.gaussian.problem import (
+    FAR_CONSTANT,
+    Data,
+    Problem,
+    mean_of_rows,
+    rounding_of_mean,
+)
 from epfast.inference.records import DataWarning, warn_user
 
 #: rows that are looked at, evenly spaced: 18 data sets get the same notes with 100, and all rows of
@@ -74,15 +80,16 @@ class ColumnSizes(NamedTuple):
 def column_sizes(X: Any, center: Array | None = None) -> ColumnSizes:
     """The sizes of the columns, over some rows, in one pass. O(nonzeros) where they are sparse.
 
-    center: of the first columns of dense rows, about which their sizes are meant.
+    center: of dense rows the sizes of so many columns are meant about their means.
     """
     rows = some_rows(X)
     n, d = rows.shape
     if center is not None and not hasattr(rows, "indptr"):
         rows = np.array(rows, dtype=np.float64)
         away = rows[:, : len(center)]
-        away -= center
-        away[np.abs(away) <= rounding_of_mean(X.shape[0]) * np.abs(center)] = 0.0
+        mean = mean_of_rows(away)
+        away -= mean
+        away[np.abs(away) <= rounding_of_mean(n) * np.abs(mean)] = 0.0
     if hasattr(rows, "indptr"):
         columns, largest = rows.indices, np.abs(rows.data)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -135,6 +142,10 @@ def note_far(mean: Array, variance: Array, centered: bool) -> None:
 
     centered: whether the intercept has its prior at the means of the columns.
     """
+    constant = np.flatnonzero((variance == 0.0) & (np.abs(mean) > FAR_CONSTANT))
+    if len(constant):
+        j = int(constant[0])
+        _note(f"column {j} of X is {mean[j]:.6g} in all rows, beside an intercept: leave it out")
     with np.errstate(over="ignore", invalid="ignore"):
         far = np.where(variance > 0.0, np.abs(mean) / np.sqrt(np.maximum(variance, 1e-300)), 0.0)
     j = int(np.argmax(far))

@@ -536,6 +536,30 @@ def mean_of_rows(rows: Any, weights: Array | None = None) -> Array:
         return np.asarray(rows.T @ (given / given.sum()), dtype=np.float64)
 
 
+#: a constant further from 0 than this has no prior of the intercept at its mean: of 40 regressions
+#: of 20 to 300 rows with a constant column 6 to 27 failed at 3e4 to 1e9, and none at 2e3 and 1e4
+FAR_CONSTANT = 3e3
+#: spread of a column, over its size, below which its squares are those of a constant, to rounding
+NO_SPREAD = 1e-8
+
+
+def center_of(rows: Any, weights: Array | None = None) -> Array:
+    """Where an intercept, the last column, has its prior: the means of the others, (d,).
+
+    0 of a constant far from 0. At its mean it would be a difference of large numbers in the
+    posterior of the intercept. At 0 it takes the place of the intercept, and its weight is small.
+    """
+    center = mean_of_rows(rows, weights)[:-1]
+    far = np.flatnonzero(np.abs(center) > FAR_CONSTANT)
+    if len(far):
+        columns = rows[:, far]
+        spread = columns.max(axis=0) - columns.min(axis=0)
+        spread = spread.toarray().ravel() if hasattr(spread, "toarray") else spread
+        far = far[spread <= NO_SPREAD * np.abs(center[far])]
+        center[far] = 0.0
+    return center
+
+
 def peak_sites(problem: Any) -> Sites | None:
     """The Gaussians that factors of rows are about their own peaks. Flat without a peak.
 

@@ -280,7 +280,7 @@ no_tick: Tick = int
 
 def ticks(progress: bool | Tick) -> AbstractContextManager[Tick]:
     """The function to call after each piece of work: a bar's, the user's, or one without effect."""
-    if progress is True:
+    if isinstance(progress, bool | np.bool_) and progress:
         return _bar()
     return nullcontext(progress or no_tick)
 

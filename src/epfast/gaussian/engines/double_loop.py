@@ -221,7 +221,9 @@ class DescentEngine:
             point = self._inner(s, r, 1e-8) if np.isfinite(s).all() else None
             if point is not None:
                 return self._state(point, sweeps, 0.0)
-        raise FloatingPointError("no point was found from which the double loop can descend")
+        raise FloatingPointError(
+            "no point was found from which schedule=DoubleLoop() can descend; scale y, or K"
+        )
 
     def summary(self, state: DescentState, evidence: bool = True) -> Summary:
         now = state.moments
