@@ -238,7 +238,7 @@ def fit_linear(
 
         - weights are no counts, which makes intervals too narrow or too wide,
         - a column lies further than 1e5 standard deviations from 0 beside an intercept (10 where
-          the prior of the intercept is at 0),
+          the prior of the intercept is at 0), or is a constant above 3,000,
         - columns differ in scale by more than 1e3 under one prior variance,
         - there is no constant column, and less than 40 % of the labels are of one kind,
         - a plane separates the labels, and the prior is flat.
@@ -502,10 +502,10 @@ def fit_problem(
             if tasks is not None:
                 tasks.cancel()
         post = result(fit)
-        # a cavity that was improper once may be proper by rounding alone
-        doubtful = any(info.n_refused for info in post.history)
-        if is_sharp(scheme):
-            doubtful = doubtful or problem.batch_size is None or bool(problem.loss.kinks)
+        # a cavity of a row that was improper once may be proper by rounding alone
+        doubtful = is_sharp(scheme) or any(info.n_refused for info in post.history)
+        doubtful = doubtful and problem.batch_size is None
+        doubtful = doubtful or (is_sharp(scheme) and bool(problem.loss.kinks))
         judged = fit.converged and post.sites is not None and problem.has_rows
         if judged and doubtful and not_a_fixed_point(post.residual, schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(post.residual))
