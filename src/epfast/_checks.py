@@ -607,8 +607,8 @@ def definite(name: str, value: Any, d: int) -> Array:
     gap, pair = _asymmetry(matrix, scale)
     result = 0.5 * matrix + 0.5 * matrix.T
     if gap > half_digits(value):
-        unit = result / scale / scale[:, None]
-        if not gap <= min(1e-3, 4.0 * EPS * np.linalg.cond(unit)):
+        close = gap <= 1e-3
+        if not (close and gap <= 4.0 * EPS * np.linalg.cond(result / scale / scale[:, None])):
             raise _not_symmetric(name, matrix, pair)
     try:
         np.linalg.cholesky(result)

@@ -62,7 +62,8 @@ def _scales(columns: Array) -> tuple[Array, Array]:
     unit = np.where(largest > 0.0, largest, 1.0)
     relative = columns / unit
     sd = relative.std(axis=0)
-    return relative.mean(axis=0) * unit, np.where(sd > CONSTANT, sd * unit, 1.0)
+    varies = (sd > CONSTANT) & (sd * unit > 0.0)
+    return relative.mean(axis=0) * unit, np.where(varies, sd * unit, 1.0)
 
 
 def check_varies(y: Array) -> None:
