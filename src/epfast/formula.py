@@ -337,11 +337,7 @@ def fit(
         env = formulae.environment.Environment.capture(2).with_outer_namespace(FUNCTIONS)
         design = ModelMatrix(formula, frame, env)
         rows, offset, _ = design.rows(frame)
-        y, unit, center = _response(design.model.response.term, family)
-        if design.effects and family in ("gaussian", "t", "student") and not np.ptp(y):
-            raise ValueError(
-                f"the response is {y[0]:g} in all rows; allowed with group terms: different numbers"
-            )
+        y, unit, center = _response(design.model.response.term, family, bool(design.effects))
     if isinstance(weights, str):
         weights = frame[_checks.choice("weights", weights, tuple(map(str, frame.columns)))]
     cor = {members: f"cor|{members[0].rpartition('|')[2]}" for members in design.blocks}
@@ -473,7 +469,7 @@ def _readable(formula: str, frame: Any) -> Iterator[Any]:
         raise ValueError(f"formula {formula!r} cannot be read with these data: {reason}") from error
 
 
-def _response(response: Any, family: str) -> tuple[Array, float, float]:
+def _response(response: Any, family: str, has_groups: bool) -> tuple[Array, float, float]:
     """y as the loss takes it, and its unit and mean for default priors."""
     y, kind = np.asarray(response.data, dtype=np.float64), response.kind
     y = y[:, 1] if kind == "categoric" and y.shape[1:] == (2,) else y
@@ -492,6 +488,10 @@ def _response(response: Any, family: str) -> tuple[Array, float, float]:
     y = 2.0 * y - 1.0 if family == "bernoulli" else y
     if family not in ("gaussian", "t", "student"):
         return y, 1.0, 0.0
+    if has_groups and not np.ptp(y):
+        raise ValueError(
+            f"the response is {y[0]:g} in all rows; allowed with group terms: different numbers"
+        )
     return y, float(y.std(ddof=min(1, len(y) - 1))) or 1.0, float(y.mean())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -194,8 +195,8 @@ def fit_linear(
         and parallel order of dense rows with a factorised posterior, where the work takes some
         tenths of a millisecond. All else takes one thread, and so do your own losses and schemes,
         and importance sampling; products of matrices of order 512 and more take those of BLAS. The
-        result is the same. Beside an ``executor`` it is the number of
-        tasks in flight in the order "as_completed", by default that of its workers.
+        result is the same. Beside an ``executor`` it is the number of tasks in flight in the order
+        "as_completed", by default that of its workers.
     executor : concurrent.futures.Executor, optional
         Runs the work on shards: a pool of threads or processes, or ``client.get_executor()`` of a
         Dask client. ``schedule=DEP()``, DSEP() and DAEP() have a task per shard or group.
@@ -502,10 +503,11 @@ def fit_problem(
             if tasks is not None:
                 tasks.cancel()
         post = result(fit)
-        # a cavity of a row that was improper once may be proper by rounding alone
-        doubtful = is_sharp(scheme) or any(info.n_refused for info in post.history)
-        doubtful = doubtful and problem.batch_size is None
-        doubtful = doubtful or (is_sharp(scheme) and bool(problem.loss.kinks))
+        if problem.batch_size is None:
+            # a cavity of a row that was improper once may be proper by rounding alone
+            doubtful = is_sharp(scheme) or any(map(attrgetter("n_refused"), post.history))
+        else:
+            doubtful = is_sharp(scheme) and bool(problem.loss.kinks)
         judged = fit.converged and post.sites is not None and problem.has_rows
         if judged and doubtful and not_a_fixed_point(post.residual, schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(post.residual))
