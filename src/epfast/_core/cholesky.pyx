@@ -507,26 +507,28 @@ def inverse_from_factor(double[::1, :] L not None, ThreadPool pool=None):
 
 
 def gaussian_moments(
-    double[:, ::1] P not None, const double[::1] p not None, double[:, ::1] S not None,
-    double[::1] m not None, double[:, ::1] root=None
+    double[:, ::1] P not None, const double[::1] p not None, bint rooted=False
 ):
-    """S <- P^-1 and m <- P^-1 p, for the upper triangle of P by rows, whose other one is filled in.
+    """P^-1, P^-1 p and (p.P^-1 p - log det P) / 2, for the upper triangle of P by rows.
 
-    root, where given, gets the upper triangle R of S = R R'.
+    The other triangle of P is filled in. The fourth result is the upper triangle R of P^-1 = R R',
+    if it is asked for, else None.
 
-    Returns (p.m - log det P) / 2, or None if P is not positive definite or something is not finite:
-    S and m are of no use then. O(d^3)
+    None if P is not positive definite or something is not finite. O(d^3)
     """
-    cdef bint rooted = root is not None
     cdef blas_int d = <blas_int> P.shape[0], one = 1
     cdef ptrdiff_t n = P.shape[0], i, j
     cdef double log_norm = 0.0
-    cdef double *L = &S[0, 0]
-    cdef double *z = &m[0]
-    if not (n == P.shape[1] == S.shape[0] == S.shape[1] == p.shape[0] == m.shape[0]):
-        raise ValueError(f"P has shape {(P.shape[0], P.shape[1])}; the rest has another order")
-    if rooted and not n == root.shape[0] == root.shape[1]:
-        raise ValueError(f"root has shape {(root.shape[0], root.shape[1])}; P has order {n}")
+    cdef double[:, ::1] S, root
+    cdef double[::1] m
+    cdef double *L
+    cdef double *z
+    if not n == P.shape[1] == p.shape[0]:
+        raise ValueError(f"P has shape {(P.shape[0], P.shape[1])}; p has {p.shape[0]} numbers")
+    covariance, mean = np.empty((n, n)), np.empty(n)
+    upper = np.empty((n, n)) if rooted else None
+    S, m, root = covariance, mean, upper
+    L, z = &S[0, 0], &m[0]
     with nogil:
         for i in range(n):
             for j in range(i, n):
@@ -550,7 +552,7 @@ def gaussian_moments(
         for i in range(n):
             for j in range(i + 1, n):
                 L[j * n + i] = L[i * n + j]
-    return log_norm if isfinite(log_norm) else None
+    return (covariance, mean, log_norm, upper) if isfinite(log_norm) else None
 
 
 def symmetric_times(double[::1, :] A not None, B, ThreadPool pool=None):

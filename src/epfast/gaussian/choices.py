@@ -19,7 +19,7 @@ from epfast.schemes import Scheme
 
 #: kinds of posterior, by their covariance
 COVARIANCES = ("full", "factorized")
-DEFAULT_SCHEDULE = EP()
+DEFAULT_SCHEDULE, EXACT = EP(), schemes.Exact()
 #: bytes of the matrices of a fit of several latents, all together, and how many (C, d, d) it has
 MOST_BYTES, MATRICES = 16 << 30, 8
 #: copies of a row that a weight makes, on average at most: 300 rows take .02, .06 and .43 s with
@@ -57,7 +57,8 @@ class Choices(NamedTuple):
             groups,
             **parts,
         )
-        problem.check_weights()
+        if data.weights is not None:
+            problem.check_weights()
         return problem
 
 
@@ -100,7 +101,8 @@ def choose(
     if batch_size is not None:
         batch_size = _checks.integer("batch_size", batch_size, least=1)
     factor = "row" if batch_size is None else "minibatch"
-    loss = losses.resolve(loss).tempered(beta)
+    loss = losses.resolve(loss)
+    loss = loss if beta is None else loss.tempered(beta)
     if loss.latents != 1:
         for name, value, allowed in (
             ("posterior", posterior, "full"),
@@ -112,16 +114,15 @@ def choose(
                     f"per row: {allowed!r}"
                 )
         factor = "latents"
-    if scheme is None:
-        scheme = default_scheme(loss, factor, posterior)
-    scheme = schemes.resolve(scheme)
+    scheme = default_scheme(loss, factor, posterior) if scheme is None else schemes.resolve(scheme)
     schedule = schedule.resolved(given.get("executor") is not None)
     legal(posterior, factor, schedule, scheme, loss, given)
     # of a shard, or before a descent
     within = getattr(schedule, "inner", getattr(schedule, "start", None))
     if within is not None:
         legal(posterior, factor, within, scheme, loss, {})
-    _check_tasks(schedule, scheme, given)
+    if given.get("executor") is not None or schedule.order == AS_COMPLETED:
+        _check_tasks(schedule, scheme, given)
     numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
     if posterior == "factorized":
         # scalar sites are never clipped: a negative precision is right where t is not log-concave
@@ -134,7 +135,7 @@ def choose(
 def default_scheme(loss: losses.Loss, factor: str, posterior: str) -> Scheme:
     """The scheme where none is named: one that holds on columns of unit variance."""
     if factor != "minibatch":
-        return schemes.Exact()
+        return EXACT
     scheme, reason = schemes.Laplace(), schemes.Laplace().refuses(loss, factor)
     if reason is not None and "values" not in loss.gives:
         return scheme  # it says what is wrong
@@ -156,12 +157,10 @@ def default_scheme(loss: losses.Loss, factor: str, posterior: str) -> Scheme:
 def _check_tasks(schedule: Any, scheme: Scheme, given: dict[str, Any]) -> None:
     """Refuse an executor for what is no set of tasks, and an order of tasks without one."""
     if given.get("executor") is None:
-        if schedule.order == AS_COMPLETED:
-            raise ValueError(
-                f"order is {AS_COMPLETED!r} without an executor; allowed: 'auto', 'sequential', "
-                "'shuffled' or 'parallel', or executor= beside it"
-            )
-        return
+        raise ValueError(
+            f"order is {AS_COMPLETED!r} without an executor; allowed: 'auto', 'sequential', "
+            "'shuffled' or 'parallel', or executor= beside it"
+        )
     if scheme.learns:
         raise ValueError(
             f"executor is given and the scheme is {scheme!r}, which learns as it goes; allowed "

@@ -31,7 +31,6 @@ from epfast.gaussian.problem import (
     check_finite,
     peak_sites,
     prior_of,
-    responses_of,
     weights_of,
     with_ones,
 )
@@ -288,7 +287,8 @@ def fit_linear(
     if record is not None and (prior is not None or "values" not in chosen.loss.gives):
         beside = f"{chosen.loss!r}, which has no values" if prior is None else f"prior={prior!r}"
         raise ValueError(f"record is {record!r} beside {beside}; allowed: None")
-    check_start(start, chosen, prior)
+    if start is not None:
+        check_start(start, chosen, prior)
     row_weights = None
     if stream:
         all_rows = {"y": y, "weights": weights, "record": record, "offset": offset}
@@ -316,7 +316,7 @@ def fit_linear(
             chosen = chosen._replace(loss=chosen.loss.with_offset())
         if chosen.covariance == "full":  # of others the core checks rows as it visits them
             check_finite(rows)
-        data = responses_of(chosen.loss, y, rows.shape[0], offset=offset)
+        data = Data(None, chosen.loss.observed(y, rows.shape[0], offset))
     if posterior is None and not is_small:
         notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
     if start is not None:
@@ -348,7 +348,9 @@ def fit_linear(
         dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
         at = center if kernel_rows is None else None
         normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
-        problem = in_best_form(chosen.problem(data, normal_prior)._replace(**fields))
+        problem = chosen.problem(data, normal_prior)._replace(**fields)
+        if kernel_rows is not None:
+            problem = in_best_form(problem)
         if row_weights is not None:
             note_weights(row_weights)
         scale = None if stream else _notes(problem, prior_variance, is_matrix)
@@ -378,7 +380,7 @@ def check_start(start: Any, chosen: Choices, prior: Any) -> None:
         kind, beside = LatentPosterior, f" with {chosen.loss!r}"
     elif prior is not None:
         kind = ShrunkPosterior
-    if start is not None and not isinstance(start, kind):
+    if not isinstance(start, kind):
         raise TypeError(
             f"start is {_checks.describe(start)}; allowed{beside}: a {kind.__name__} or None"
         )
@@ -508,8 +510,8 @@ def fit_problem(
             doubtful = is_sharp(scheme) or any(map(attrgetter("n_refused"), post.history))
         else:
             doubtful = is_sharp(scheme) and bool(problem.loss.kinks)
-        judged = fit.converged and post.sites is not None and problem.has_rows
-        if judged and doubtful and not_a_fixed_point(post.residual, schedule.tol):
+        judged = doubtful and fit.converged and problem.has_rows and post.sites is not None
+        if judged and not_a_fixed_point(post.residual, schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(post.residual))
             post = replace(post, converged=False)
         warn(fit, engine, schedule)

@@ -101,16 +101,10 @@ def column_sizes(X: Any, center: Array | None = None) -> ColumnSizes:
                 np.maximum.at(of_column, columns, largest)
                 largest = of_column[columns]
         return ColumnSizes(largest, squares / n, columns)
-    largest, squares = sizes_of_all(rows)
-    return ColumnSizes(largest, squares / n)
-
-
-def sizes_of_all(rows: Any) -> tuple[Array, Array]:
-    """Largest entries of dense columns, in size, and the sums of their squares."""
-    largest, squares = np.empty((2, rows.shape[1]))
+    largest, squares = np.empty((2, d))
     if not _core_sizes(rows, largest, squares):
         _core_sizes(np.ascontiguousarray(rows, dtype=np.float64), largest, squares)
-    return largest, squares
+    return ColumnSizes(largest, squares / n)
 
 
 def note_scales(size: Array) -> None:

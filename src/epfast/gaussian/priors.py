@@ -103,7 +103,7 @@ def _precision(
         scale = np.sqrt(diagonal)  # of the correlations, whose inverse does not depend on units
         return inverse_of(matrix / scale / scale[:, None]) / scale / scale[:, None]
     if variance is None:
-        variance = 1.0
+        return np.ones(d)
     if isinstance(variance, str):
         raise TypeError(
             f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "

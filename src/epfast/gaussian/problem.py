@@ -173,7 +173,8 @@ class Problem(NamedTuple):
     def rows(self, which: Any) -> Rows:
         """Select rows of X, for the core."""
         part = self.data.X[which]
-        return Rows(part if self.sparse else np.ascontiguousarray(part, dtype=np.float64))
+        dense = not hasattr(part, "indptr")
+        return Rows(np.ascontiguousarray(part, dtype=np.float64) if dense else part)
 
     def responses(self, which: Any) -> Array:
         """Select responses, for the core."""
@@ -191,7 +192,7 @@ class Problem(NamedTuple):
         self, order: NDArray[np.intp] | range, work_per_number: int = 1
     ) -> list[NDArray[np.intp] | range]:
         """Cut an order of visits into pieces that gather ``chunk`` entries of X each."""
-        step = max(1, self.chunk // (self.shape[1] * work_per_number))
+        step = max(1, self.chunk // (self.data.X.shape[1] * work_per_number))
         step -= step % BLOCK if step > BLOCK else 0
         return [order[i : i + step] for i in range(0, len(order), step)]
 
@@ -474,19 +475,13 @@ def not_proper() -> FloatingPointError:
     )
 
 
-def _factor(matrix: Array) -> Array | None:
-    """See :func:`factor_of`, or None if the matrix is not positive definite."""
-    factor = np.array(matrix.T, dtype=np.float64, order="F")
-    return factor if np.isfinite(factor).all() and cholesky(factor) else None
-
-
 def factor_of(matrix: Array) -> Array:
     """Cholesky factor of a symmetric matrix, in the lower triangle. The rest is arbitrary. O(d^3).
 
     Here and below LAPACK works in pieces: Ctrl-C acts within about a second.
     """
-    factor = _factor(matrix)
-    if factor is None:
+    factor = np.array(matrix.T, dtype=np.float64, order="F")
+    if not (np.isfinite(factor).all() and cholesky(factor)):
         raise not_proper()
     return factor
 
@@ -495,7 +490,11 @@ def is_proper(precision: Array) -> bool:
     """Whether a matrix, or a diagonal (d,), is positive definite. O(d^3), or O(d)."""
     if precision.ndim == 1:
         return bool((precision > 0.0).all())
-    return _factor(precision) is not None
+    try:
+        factor_of(precision)
+    except FloatingPointError:
+        return False
+    return True
 
 
 def inverse_of(matrix: Array) -> Array:

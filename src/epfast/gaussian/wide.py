@@ -282,7 +282,7 @@ def is_wide(n: int, d: int) -> bool:
 
 def in_best_form(problem: Problem) -> Problem:
     """The same problem, in the d x d form where the prior mean of a row costs too many digits."""
-    if problem.wide is None or not problem.prior.shift.any():
+    if not problem.prior.shift.any():
         return problem
     d, X = len(problem.prior.shift), problem.data.X
     offset: Any = offset_of(problem)

@@ -163,13 +163,11 @@ class Arrow(Form):
         arrays = precision, shift, self.levels.precision, slope, inverse, own
         with np.errstate(all="ignore"):
             terms = self.core.build(sites.precision, sites.shift, *arrays)
-            covariance, common = np.empty_like(precision), np.empty_like(shift)
-            whole = (
-                None if terms is None else gaussian_moments(precision, shift, covariance, common)
-            )
+        whole = None if terms is None else gaussian_moments(precision, shift)
         if terms is None or whole is None or not math.isfinite(sum(terms)):
             return None
-        log_norm = whole + 0.5 * (terms[1] - terms[0])
+        covariance, common, log_norm, _ = whole
+        log_norm += 0.5 * (terms[1] - terms[0])
         return ArrowMoments(covariance, common, own, slope, inverse, log_norm)
 
     def built(self, sites: Sites, sweeps: int) -> GPState | None:

@@ -78,6 +78,8 @@ class Visits:
 
     #: whether the sites make a proper posterior after each call of the core
     in_turn = False
+    #: whether :meth:`after` may do something
+    follows = True
     #: fits sites beside relaxation factors, in relaxed EP
     relaxation: Relaxation | None = None
 
@@ -100,11 +102,8 @@ def gaussian(state: State, rooted: bool = False) -> Working | None:
     """
     if state.precision.ndim == 1:
         return with_moments(state) if (state.precision > 0.0).all() else None
-    covariance, mean = np.empty_like(state.precision), np.empty_like(state.shift)
-    root = np.empty_like(covariance) if rooted else None
-    with np.errstate(all="ignore"):
-        log_norm = gaussian_moments(state.precision, state.shift, covariance, mean, root)
-    return None if log_norm is None else Working(*state, covariance, mean, log_norm, root)
+    moments = gaussian_moments(state.precision, state.shift, rooted)
+    return None if moments is None else Working(*state, *moments)
 
 
 def following(old: Any, new: Any) -> Any:
@@ -307,8 +306,10 @@ class EPEngine(Visits):
         if new is None:
             new, counts = self.unswept(last)
         else:
+            new = following(state, new)
             counts = counts._replace(left=left, made=None, settled=settled)
-            new, counts = visits.after(state, following(state, new), counts)
+            if visits.follows:
+                new, counts = visits.after(state, new, counts)
         if tasks is not None:
             sent = tasks.n_bytes - n_bytes
             counts = counts._replace(lost=tasks.n_lost - lost, bytes_sent=sent or None)
@@ -394,7 +395,7 @@ class Full(Form):
     """The prior times a scalar site per row, which are added up in O(n d^2)."""
 
     def __init__(self, problem: Problem) -> None:
-        n = problem.n_rows
+        n = self.n_rows = problem.n_rows
         self.problem, self.shapes = problem, ((n,),) * 3
         self.weights = self.width = len(problem.base.shift)
         self.order = len(problem.base.shift) if problem.covariance == "full" else 0
@@ -417,18 +418,21 @@ class Full(Form):
         """Base times the sites, or None if that is improper. O(n d^2 + d^3)."""
         base = self.problem.base
         precision, shift = base.precision.copy(), base.shift.copy()
-        for part in self.parts or self.problem.parts(range(self.problem.n_rows)):
+        for part in self.parts or self.problem.parts(range(self.n_rows)):
             tau, nu = sites.precision[part.which], sites.shift[part.which]
             add_sites(part.rows, tau, nu, precision, shift)
+        moments = gaussian_moments(precision, shift, self.rooted)
+        if moments is None:
+            return None
         total = base.log_scale + float(sites.log_scale.sum())
-        return gaussian(State(precision, shift, sites, total, sweeps), self.rooted)
+        return Working(precision, shift, sites, total, sweeps, None, None, *moments)
 
     def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
         root = getattr(state, "root", None)
         root = inverse_root(state.precision) if root is None else root
 
         if self.moments is None:
-            self.moments = np.empty((2, self.problem.n_rows))
+            self.moments = np.empty((2, self.n_rows))
 
         def of(part: slice) -> tuple[Array, Array]:
             h, s = self.moments[:, part]

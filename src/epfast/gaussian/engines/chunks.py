@@ -89,7 +89,7 @@ def overshoots(problem: Problem) -> bool:
 
 def is_for_chunks(problem: Problem) -> bool:
     """Whether chunks are the automatic order for so many rows."""
-    n, d = problem.shape
+    n, d = problem.data.X.shape
     enough = n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d)
     return enough and not (overshoots(problem) or problem.scheme.relaxes)
 
@@ -260,7 +260,7 @@ def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
     schedule, d = problem.schedule, len(problem.base.shift)
     block = block_size(getattr(schedule, "block", None), d)
     damping = 1.0 if schedule.damping is None else schedule.damping
-    full = problem.sparse or d < HALF_FROM
+    full = d < HALF_FROM or problem.sparse
     relaxation = problem.scheme.relaxation(tilted)
     return BlockedSweep(tilted, d, block, schedule.power, damping, full, relaxation)
 

@@ -67,9 +67,15 @@ class InTurn(Visits):
         self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.core = sequential_core(problem, tilted)
         self.relaxation = self.core.relaxation
+        self.follows = (
+            problem.schedule.order == "auto"
+            and problem.schedule.tol > 0.0
+            and self.relaxation is None
+            and overshoots(problem)
+        )
         plain = self.schedule.order != "shuffled" and self.schedule.keeps_order
         self.parts = form.parts if plain else None
-        self.numbers = np.arange(problem.n_rows)
+        self.numbers = np.arange(form.n_rows)
 
     def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
         core, problem, parts = self.core, self.problem, self.parts
@@ -91,10 +97,7 @@ class InTurn(Visits):
         The first rows may pin the posterior where most of the others are outliers, of which some
         have improper cavities then and keep their sites.
         """
-        schedule = self.schedule
-        if counts.refused == 0 or new.sweeps == 1 or schedule.order != "auto":
-            return new, counts
-        if schedule.tol == 0.0 or self.relaxation or not overshoots(self.problem):
+        if counts.refused == 0 or new.sweeps == 1:
             return new, counts
         fresh = self.form.prior()._replace(sweeps=new.sweeps, order="parallel_damped")
         return fresh, counts._replace(settled=False, left=None)
@@ -142,10 +145,11 @@ class AtOnce(Visits):
 def has_mean_passes(problem: Problem) -> bool:
     """Whether the automatic order has passes, see :class:`MeansFirst`."""
     schedule, X = problem.schedule, problem.data.X
+    if not isinstance(X, np.ndarray) or X.shape[1] < MEANS_FROM:
+        return False
     plain = schedule.is_automatic and schedule.block is None and schedule.power == 1.0
-    dense = isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous
-    many = dense and X.shape[1] >= MEANS_FROM and problem.data.weights is None
-    return bool(plain and many and problem.scheme.integrates and problem.loss.log_concave)
+    dense = X.dtype == np.float64 and X.flags.c_contiguous and problem.data.weights is None
+    return bool(plain and dense and problem.scheme.integrates and problem.loss.log_concave)
 
 
 def order_of(state: Working) -> str:
@@ -302,7 +306,7 @@ def order_of_rows(problem: Problem) -> str:
     if schedule.order != "auto":
         return str(schedule.order)
     # a schedule with an order of its own keeps it
-    return "chunked" if schedule.is_automatic and is_for_chunks(problem) else "sequential"
+    return "chunked" if is_for_chunks(problem) and schedule.is_automatic else "sequential"
 
 
 def visits_of(
