@@ -12,47 +12,75 @@ Only lapack.pyx reads the declarations of SciPy, all 1,600 of them: they took Cy
 
 include "lapack_int.pxi"
 
-ctypedef double (*Ddot)(blas_int *n, double *x, blas_int *incx, double *y,
-    blas_int *incy) noexcept nogil
-ctypedef void (*Daxpy)(blas_int *n, double *a, double *x, blas_int *incx, double *y,
-    blas_int *incy) noexcept nogil
+ctypedef double (*Ddot)(
+    blas_int *n, double *x, blas_int *incx, double *y, blas_int *incy
+) noexcept nogil
+ctypedef void (*Daxpy)(
+    blas_int *n, double *a, double *x, blas_int *incx, double *y, blas_int *incy
+) noexcept nogil
 ctypedef void (*Dscal)(blas_int *n, double *a, double *x, blas_int *incx) noexcept nogil
-ctypedef void (*Dcopy)(blas_int *n, double *x, blas_int *incx, double *y,
-    blas_int *incy) noexcept nogil
-ctypedef void (*Dgemv)(char *trans, blas_int *m, blas_int *n, double *alpha, double *a,
-    blas_int *lda, double *x, blas_int *incx, double *beta, double *y,
-    blas_int *incy) noexcept nogil
-ctypedef void (*Dsymv)(char *uplo, blas_int *n, double *alpha, double *a, blas_int *lda, double *x,
-    blas_int *incx, double *beta, double *y, blas_int *incy) noexcept nogil
-ctypedef void (*Dger)(blas_int *m, blas_int *n, double *alpha, double *x, blas_int *incx, double *y,
-    blas_int *incy, double *a, blas_int *lda) noexcept nogil
-ctypedef void (*Dsyr)(char *uplo, blas_int *n, double *alpha, double *x, blas_int *incx, double *a,
-    blas_int *lda) noexcept nogil
-ctypedef void (*Dtrsv)(char *uplo, char *trans, char *diag, blas_int *n, double *a, blas_int *lda,
-    double *x, blas_int *incx) noexcept nogil
-ctypedef void (*Dgemm)(char *transa, char *transb, blas_int *m, blas_int *n, blas_int *k,
-    double *alpha, double *a, blas_int *lda, double *b, blas_int *ldb, double *beta, double *c,
-    blas_int *ldc) noexcept nogil
-ctypedef void (*Dsymm)(char *side, char *uplo, blas_int *m, blas_int *n, double *alpha, double *a,
-    blas_int *lda, double *b, blas_int *ldb, double *beta, double *c, blas_int *ldc) noexcept nogil
-ctypedef void (*Dsyrk)(char *uplo, char *trans, blas_int *n, blas_int *k, double *alpha, double *a,
-    blas_int *lda, double *beta, double *c, blas_int *ldc) noexcept nogil
-ctypedef void (*Dtrsm)(char *side, char *uplo, char *transa, char *diag, blas_int *m, blas_int *n,
-    double *alpha, double *a, blas_int *lda, double *b, blas_int *ldb) noexcept nogil
-ctypedef void (*Dtrmm)(char *side, char *uplo, char *transa, char *diag, blas_int *m, blas_int *n,
-    double *alpha, double *a, blas_int *lda, double *b, blas_int *ldb) noexcept nogil
-ctypedef void (*Dlauum)(char *uplo, blas_int *n, double *a, blas_int *lda,
-    blas_int *info) noexcept nogil
-ctypedef void (*Dpotrf)(char *uplo, blas_int *n, double *a, blas_int *lda,
-    blas_int *info) noexcept nogil
-ctypedef void (*Dpotrs)(char *uplo, blas_int *n, blas_int *nrhs, double *a, blas_int *lda,
-    double *b, blas_int *ldb, blas_int *info) noexcept nogil
-ctypedef void (*Dpotri)(char *uplo, blas_int *n, double *a, blas_int *lda,
-    blas_int *info) noexcept nogil
-ctypedef void (*Dtrtri)(char *uplo, char *diag, blas_int *n, double *a, blas_int *lda,
-    blas_int *info) noexcept nogil
-ctypedef void (*Dsyev)(char *jobz, char *uplo, blas_int *n, double *a, blas_int *lda, double *w,
-    double *work, blas_int *lwork, blas_int *info) noexcept nogil
+ctypedef void (*Dcopy)(
+    blas_int *n, double *x, blas_int *incx, double *y, blas_int *incy
+) noexcept nogil
+ctypedef void (*Dgemv)(
+    char *trans, blas_int *m, blas_int *n, double *alpha, double *a, blas_int *lda, double *x,
+    blas_int *incx, double *beta, double *y, blas_int *incy
+) noexcept nogil
+ctypedef void (*Dsymv)(
+    char *uplo, blas_int *n, double *alpha, double *a, blas_int *lda, double *x, blas_int *incx,
+    double *beta, double *y, blas_int *incy
+) noexcept nogil
+ctypedef void (*Dger)(
+    blas_int *m, blas_int *n, double *alpha, double *x, blas_int *incx, double *y, blas_int *incy,
+    double *a, blas_int *lda
+) noexcept nogil
+ctypedef void (*Dsyr)(
+    char *uplo, blas_int *n, double *alpha, double *x, blas_int *incx, double *a, blas_int *lda
+) noexcept nogil
+ctypedef void (*Dtrsv)(
+    char *uplo, char *trans, char *diag, blas_int *n, double *a, blas_int *lda, double *x,
+    blas_int *incx
+) noexcept nogil
+ctypedef void (*Dgemm)(
+    char *transa, char *transb, blas_int *m, blas_int *n, blas_int *k, double *alpha, double *a,
+    blas_int *lda, double *b, blas_int *ldb, double *beta, double *c, blas_int *ldc
+) noexcept nogil
+ctypedef void (*Dsymm)(
+    char *side, char *uplo, blas_int *m, blas_int *n, double *alpha, double *a, blas_int *lda,
+    double *b, blas_int *ldb, double *beta, double *c, blas_int *ldc
+) noexcept nogil
+ctypedef void (*Dsyrk)(
+    char *uplo, char *trans, blas_int *n, blas_int *k, double *alpha, double *a, blas_int *lda,
+    double *beta, double *c, blas_int *ldc
+) noexcept nogil
+ctypedef void (*Dtrsm)(
+    char *side, char *uplo, char *transa, char *diag, blas_int *m, blas_int *n, double *alpha,
+    double *a, blas_int *lda, double *b, blas_int *ldb
+) noexcept nogil
+ctypedef void (*Dtrmm)(
+    char *side, char *uplo, char *transa, char *diag, blas_int *m, blas_int *n, double *alpha,
+    double *a, blas_int *lda, double *b, blas_int *ldb
+) noexcept nogil
+ctypedef void (*Dlauum)(
+    char *uplo, blas_int *n, double *a, blas_int *lda, blas_int *info
+) noexcept nogil
+ctypedef void (*Dpotrf)(
+    char *uplo, blas_int *n, double *a, blas_int *lda, blas_int *info
+) noexcept nogil
+ctypedef void (*Dpotrs)(
+    char *uplo, blas_int *n, blas_int *nrhs, double *a, blas_int *lda, double *b, blas_int *ldb,
+    blas_int *info
+) noexcept nogil
+ctypedef void (*Dpotri)(
+    char *uplo, blas_int *n, double *a, blas_int *lda, blas_int *info
+) noexcept nogil
+ctypedef void (*Dtrtri)(
+    char *uplo, char *diag, blas_int *n, double *a, blas_int *lda, blas_int *info
+) noexcept nogil
+ctypedef void (*Dsyev)(
+    char *jobz, char *uplo, blas_int *n, double *a, blas_int *lda, double *w, double *work,
+    blas_int *lwork, blas_int *info
+) noexcept nogil
 
 cdef Ddot ddot
 cdef Daxpy daxpy
