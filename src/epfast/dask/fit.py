@@ -26,7 +26,7 @@ from epfast.gaussian.engines.diagonal import warm_up_rows
 from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_variance, prior_of_fit
-from epfast.gaussian.problem import Data
+from epfast.gaussian.problem import Data, near_center
 from epfast.gaussian.sources import check_names
 from epfast.inference import Callback
 from epfast.inference.runtime import Tick
@@ -160,7 +160,8 @@ def fit_linear(
             f"streams is {streams} and the schedule {_checks.describe(schedule)}; allowed: None, "
             "or schedule=ADF()"
         )
-    check_start(start, chosen, None)
+    if start is not None:
+        check_start(start, chosen, None)
     if start is not None:
         check_names(start.problem.names, rows.names)
     if weights is not None and "powers" not in chosen.loss.gives:
@@ -178,13 +179,13 @@ def fit_linear(
         if isinstance(schedule, ADF):
             remote = shards.of_passes(workers.width if streams is None else streams)
             if at_means:
-                center = shards.first_mean() if start is None else start.problem.center
+                center = shards.first_center() if start is None else start.problem.center
         else:
             remote = shards.of_schedule(count, persist)
             facts = [shard.facts for shard in remote]
             check_rows(facts, chosen.loss)
             if at_means:
-                center = _mean_of(facts)
+                center = _center_of(facts)
         if center is not None:
             prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
         settings = {"intercept": wide is not None, "center": center, "names": rows.names}
@@ -236,20 +237,21 @@ class _Shards(NamedTuple):
         shards = [Shard(k, load) for k, load in enumerate(self._loads(rows, groups))]
         return [shards[take] for take in takes]
 
-    def first_mean(self) -> Array | None:
-        """Mean of the rows of the first chunk that has some, which is read once more."""
+    def first_center(self) -> Array | None:
+        """That of the first chunk that has rows, which is read once more."""
         for k in range(len(self.rows.sizes)):
             shards = self.workers.shards(self._loads(self.rows, [(k, k + 1)]), False)
             if shards and shards[0].facts.mean is not None:
-                return shards[0].facts.mean[:-1]
+                return _center_of([shards[0].facts])
         return None
 
 
-def _mean_of(facts: list[Facts]) -> Array:
-    """Weighted mean of all rows, without the ones of the intercept."""
-    means = [(part.total, part.mean) for part in facts if part.mean is not None]
-    whole = sum(total for total, _ in means)
-    return np.asarray(sum(total / whole * mean for total, mean in means))[:-1]
+def _center_of(facts: list[Facts]) -> Array:
+    """Where an intercept has its prior, see :func:`epfast.gaussian.problem.center_of`."""
+    parts = [(part.total, part.mean, *part.ends) for part in facts if part.ends is not None]
+    totals, means, least, most = zip(*parts, strict=True)
+    mean = np.asarray(totals) / sum(totals) @ np.stack(means)
+    return near_center(mean, np.min(least, axis=0), np.max(most, axis=0))[:-1]
 
 
 def _shards_asked(schedule: Any, batch_size: int | None) -> int | None:

@@ -22,6 +22,7 @@ from epfast.gaussian.problem import (
     Problem,
     copies_of,
     data_of,
+    ends_of,
     mean_of_rows,
     with_ones,
 )
@@ -71,6 +72,8 @@ class Facts(NamedTuple):
     #: sum of the weights of rows, and their weighted mean, (d,). None without rows
     total: float = 0.0
     mean: Array | None = None
+    #: least and largest entries of the columns, (d,) each. None without rows, or an intercept
+    ends: tuple[Array, Array] | None = None
     #: a weight that is no count; 0 without one
     fraction: float = 0.0
 
@@ -126,7 +129,8 @@ def _loaded(
     size, total = float(copies_of(counted).sum()), float(counted.sum())
     labels = bool((first < 0.0).any()), bool((first > 0.0).any())
     mean = mean_of_rows(data.X, data.weights) if total > 0.0 else None
-    return Loaded(data, Facts(n, size, labels, total, mean, fraction(counted)))
+    ends = ends_of(data.X) if intercept and mean is not None else None
+    return Loaded(data, Facts(n, size, labels, total, mean, ends, fraction(counted)))
 
 
 def _checked(X: Any, y: Any, weights: Any, loss: Loss, columns: int) -> Data:

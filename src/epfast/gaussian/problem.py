@@ -551,12 +551,22 @@ def center_of(rows: Any, weights: Array | None = None) -> Array:
     center = mean_of_rows(rows, weights)[:-1]
     far = np.flatnonzero(np.abs(center) > FAR_CONSTANT)
     if len(far):
-        columns = rows[:, far]
-        spread = columns.max(axis=0) - columns.min(axis=0)
-        spread = spread.toarray().ravel() if hasattr(spread, "toarray") else spread
-        far = far[spread <= NO_SPREAD * np.abs(center[far])]
-        center[far] = 0.0
+        center[far] = near_center(center[far], *ends_of(rows[:, far]))
     return center
+
+
+def ends_of(rows: Any) -> tuple[Array, Array]:
+    """The least and the largest entry of each column, dense or CSR, (d,)."""
+    least, most = rows.min(axis=0), rows.max(axis=0)
+    if hasattr(least, "toarray"):
+        least, most = least.toarray().ravel(), most.toarray().ravel()
+    return least, most
+
+
+def near_center(center: Array, least: Array, most: Array) -> Array:
+    """A center, 0 in columns that are constant far from 0; least, most: entries of the columns."""
+    size = np.abs(center)
+    return np.where((size > FAR_CONSTANT) & (most - least <= NO_SPREAD * size), 0.0, center)
 
 
 def peak_sites(problem: Any) -> Sites | None:
