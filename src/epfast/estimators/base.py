@@ -65,10 +65,6 @@ __all__ = [
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: attribute of an estimator during its fit, once its arguments are checked: a function that gives a
-#: posterior before there is another
-AFTER_INTERRUPT = "_after_interrupt"
-
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 def estimator(cls: type[T]) -> type[T]:
@@ -82,8 +78,7 @@ def all_or_nothing(fit: F) -> F:
     """Let Ctrl-C leave the estimator as it was before ``fit``, fitted or not.
 
     It comes out as :class:`epfast.Interrupted`, whose ``posterior`` is that of the binary problem
-    last at hand: at the hyper-parameters where the search was. Before the arguments are checked a
-    plain KeyboardInterrupt comes out.
+    whose sweeps it broke off, at the hyper-parameters where the search was. None: there were none.
     """
 
     @wraps(fit)
@@ -92,19 +87,9 @@ def all_or_nothing(fit: F) -> F:
         try:
             return fit(self, *arguments, **named)
         except KeyboardInterrupt as pressed:
-            now = self.__dict__.copy()
             self.__dict__.clear()
             self.__dict__.update(before)
-            if isinstance(pressed, inference.Interrupted):
-                raise
-            posteriors = now.get("posteriors_")
-            if posteriors and posteriors is not before.get("posteriors_"):
-                raise inference.Interrupted(posteriors[-1]) from None
-            if AFTER_INTERRUPT not in now:
-                raise
-            raise inference.Interrupted(now[AFTER_INTERRUPT]()) from None
-        finally:
-            self.__dict__.pop(AFTER_INTERRUPT, None)
+            raise inference.Interrupted(getattr(pressed, "posterior", None)) from None
 
     return fit_or_leave  # type: ignore[return-value]
 

@@ -24,7 +24,6 @@ from epfast.gaussian import (
 )
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.engines.rows import has_mean_passes
-from epfast.gaussian.fit_linear import unfitted
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.problem import (
     NO_SPREAD,
@@ -209,11 +208,6 @@ class BinaryProblems(NamedTuple):
     def with_loss(self, loss: Loss) -> BinaryProblems:
         """The same with another loss of the same responses."""
         return self._replace(problems=[one._replace(loss=loss) for one in self.problems])
-
-    def unfitted(self) -> Posterior:
-        """The prior, as a posterior of the first problem."""
-        prior: Posterior = unfitted(self.problems[0])
-        return prior
 
     @property
     def n(self) -> int:

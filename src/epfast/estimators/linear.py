@@ -249,8 +249,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
     ) -> LinearClassifier:
         """Fit the posterior.
 
-        Ctrl-C raises :class:`epfast.Interrupted` with the posterior of the binary problem last at
-        hand, and leaves the estimator as it was before.
+        Ctrl-C raises :class:`epfast.Interrupted`, and leaves the estimator as it was before.
 
         Parameters
         ----------

@@ -333,7 +333,6 @@ class LinearModel(Coefficients):
         """
         binary = self._problems(rows, targets, weights, self._schedule(rows), offset=offset)
         self._note_columns(rows, binary.problems[0].center)
-        self._after_interrupt = binary.unfitted
         with one_blas_thread(binary.d):
             starts = None
             if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
@@ -396,7 +395,7 @@ class LinearModel(Coefficients):
         if learnt is None:
             search.last = None
             return search, Learnt(np.exp(middle) if sought else prior, parameters.loss)
-        warn_ends(parameters, learnt.loss, search.last[0] if search.last else None)
+        warn_ends(parameters, learnt.loss)
         return search, learnt
 
     def _integrated(

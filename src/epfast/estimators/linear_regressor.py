@@ -170,8 +170,7 @@ class LinearRegressor(VectorCoefficients, LinearModel, LatentRegressor):
     ) -> LinearRegressor:
         """Fit the posterior, the prior variance and the parameters of the likelihood.
 
-        Ctrl-C raises :class:`epfast.Interrupted` with the posterior last at hand, and leaves the
-        estimator as it was before.
+        Ctrl-C raises :class:`epfast.Interrupted`, and leaves the estimator as it was before.
 
         Parameters
         ----------
@@ -194,7 +193,7 @@ class LinearRegressor(VectorCoefficients, LinearModel, LatentRegressor):
         ConvergenceWarning
             If points of the search were lost (``n_lost_``), or the last fit did not converge.
         EvidenceWarning
-            If a parameter ends where its search ends, or y does not tell it from numbers there.
+            If a parameter ends where its search ends.
             If y is a single number.
         """
         rows, given = self._rows_and_responses(X, y)

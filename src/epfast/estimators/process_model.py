@@ -177,8 +177,6 @@ class ProcessModel(Posteriors):
         """
         self.X_train_ = rows.copy()
         problems = self._processes(kernel, targets, weights, offset, parameters)
-        if isinstance(problems[0], BinaryProcess):
-            self._after_interrupt = problems[0].unfitted
         size, count = kernel.n_dims, len(targets)
         before = self.__dict__.get("_thetas") if self.warm_start else None
         if before is not None and [len(one) for one in before] != [len(problems[0].bounds)] * count:
@@ -203,8 +201,8 @@ class ProcessModel(Posteriors):
         if count == 1:
             average = self._average(problems[0], thetas[0], posts[0], noise)
             self.posteriors_ = posts if average is None else [average]
-        for loss, post in zip(learnt, posts, strict=True):
-            warn_ends(parameters, loss, post)
+        for loss in learnt:
+            warn_ends(parameters, loss)
         self._set_fits(self.posteriors_, self._mean_evidence())
 
     def _mean_evidence(self) -> float:

@@ -29,9 +29,9 @@ from epfast.gaussian.choices import Choices, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.factor import certified_factor, factor_at
-from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
+from epfast.gaussian.fit_gp import fit_gp, without_factor
 from epfast.gaussian.hyper_gp import ProcessPoint
-from epfast.gaussian.low_rank import fit_factor, without_columns
+from epfast.gaussian.low_rank import fit_factor
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
 from epfast.gaussian.problem import Data, Problem, checked_kernel
 from epfast.gaussian.process_posterior import contracted
@@ -186,17 +186,6 @@ class BinaryProcess(Process):
             raise MemoryError
         return self
 
-    def unfitted(self) -> GPPosterior | LowRankGPPosterior:
-        """The prior with the hyper-parameters of the kernel as given, as a posterior.
-
-        By nearest rows, that of some rows.
-        """
-        if self.low_rank is not None:
-            return self.low_rank.unfitted()
-        some = self if self.neighbors is None else self.pilot(pilot_rows(len(self.X)))
-        post: GPPosterior = unfitted(some.process.with_kernel(_owned(self.kernel(some.X), some.X)))
-        return post
-
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters. A check of the kernel matrix is O(n^3 / 3)."""
         kernel, loss = self.parted(theta, self.process.loss)
@@ -310,10 +299,6 @@ class LowRankProcess(Process):
         """Where BLAS has these threads."""
         rank = self.rank if self.pivots is None else len(self.pivots)
         return one_blas_thread(MOST_RANK if rank is None else rank, self.threads)
-
-    def unfitted(self) -> LowRankGPPosterior:
-        """The prior, before the first column of the factor."""
-        return without_columns(self.chosen, self.data, np.array(self.kernel.diag(self.X)))
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters."""
