@@ -78,28 +78,23 @@ class Coefficients(Posteriors):
     classes_: NDArray[Any]
     _seen: NDArray[np.intp]
 
-    def _weights(self) -> tuple[Array, Array]:
-        """Coefficients and intercepts. Made once for the posteriors that there are."""
-        posteriors = getattr(self, "posteriors_", None)
-        if posteriors is None:
+    def _means(self) -> Array:
+        """(1, d or d + 1) or (n_classes, ...)."""
+        if not hasattr(self, "posteriors_"):
             raise AttributeError("the estimator is not fitted, so it has no coef_ or intercept_")
-        known = self.__dict__.get("_made")
-        if known is None or known[0] is not posteriors:
-            d = self.n_features_in_
-            means = np.concatenate([np.atleast_2d(post.mean) for post in posteriors])
-            offset = means[:, d].copy() if means.shape[1] > d else np.zeros(len(means))
-            known = self.__dict__["_made"] = posteriors, means[:, :d].copy(), offset
-        return known[1], known[2]
+        return np.concatenate([np.atleast_2d(post.mean) for post in self.posteriors_])
 
     @property
     def coef_(self) -> Array:
-        """Posterior mean of the coefficients, (1, d) or (n_classes, d). Made when it is read."""
-        return self._weights()[0]
+        """Posterior mean of the coefficients: (1, d), (n_classes, d), or (d,) of a regressor."""
+        coefficients = self._means()[:, : self.n_features_in_].copy()
+        return coefficients if hasattr(self, "classes_") else coefficients[0]
 
     @property
-    def intercept_(self) -> Array:
-        """Posterior mean of the intercepts, (1,) or (n_classes,)."""
-        return self._weights()[1]
+    def intercept_(self) -> Any:
+        """Posterior mean of the intercepts: (1,), (n_classes,), or a number of a regressor."""
+        intercepts = self._means()[:, self.n_features_in_ :].sum(axis=1)
+        return intercepts if hasattr(self, "classes_") else float(intercepts[0])
 
     @property
     def coef_covariance_(self) -> Array:
@@ -117,20 +112,6 @@ def _blocks(post: Any) -> Any:
     if whole.ndim == 3:
         return whole
     return np.einsum("kikj->kij", whole.reshape(shape + shape))
-
-
-class VectorCoefficients(Coefficients):
-    """Those of a regressor, without an axis of classes."""
-
-    @property
-    def coef_(self) -> Array:
-        """Posterior mean of the coefficients, (d,)."""
-        return np.asarray(self._weights()[0][0])
-
-    @property
-    def intercept_(self) -> Any:
-        """Posterior mean of the intercept, a number."""
-        return float(self._weights()[1][0])
 
 
 @estimator
