@@ -60,16 +60,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
     These likelihoods of GPy are supported, each with the density that it has in GPy:
 
-    - ``Bernoulli`` with link ``Probit`` or ``Heaviside``.
-    - ``Binomial`` with link ``Probit`` and ``Y_metadata["trials"]``. Unless all trials are 1, it is
-      integrated in Python, which takes some 0.4 ms per site.
-    - ``Poisson`` and ``Exponential`` with link ``Log``.
+    - ``Bernoulli`` with link ``Probit`` or ``Heaviside``, and ``Poisson`` with link ``Log``.
     - ``Gaussian``, and with ``Y_metadata["output_index"]`` also ``HeteroscedasticGaussian`` and
       ``MixedNoise`` of ``Gaussian``. The results are those of exact inference.
     - ``StudentT``, which is not log-concave. If sweeps do not converge, and for up to 1,000 rows,
       :class:`epfast.DoubleLoop` descends to a fixed point, as in :func:`epfast.fit_gp`.
-    - ``Weibull``, ``LogLogistic`` (link ``Log``) and ``LogGaussian``, with
-      ``Y_metadata["censored"]`` if some times are censored.
 
     The gradient includes the parameters of the likelihood, so that ``optimize`` learns them
     together with the kernel.
@@ -103,9 +98,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     Attributes
     ----------
     last : GPPosterior or None
-        Posterior of the latest evaluation, with its history and residual. Latent values and
-        evidence are those of GPy, with three exceptions: the latent value is -f for
-        ``Exponential`` and r f for ``LogLogistic``, and densities are those of transformed times.
+        Posterior of the latest evaluation, with its history and residual.
     """
 
     def __init__(
@@ -161,13 +154,12 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         likelihood : GPy.likelihoods.Likelihood
             One of those above.
         Y : array_like of shape (n, 1)
-            Labels 1 and 0 (or -1), counts, numbers, or times above 0.
+            Labels 1 and 0 (or -1), counts, or numbers.
         *optional, **named
             By name, or in this order:
 
             - ``mean_function``: None, others are refused
-            - ``Y_metadata``: None, or a dict as in GPy, with ``"trials"``, ``"censored"`` (1 for
-              censored times) or ``"output_index"``, (n, 1) each
+            - ``Y_metadata``: None, or a dict as in GPy, with ``"output_index"``, (n, 1)
             - ``precision``: not used
             - ``K``: (n, n), the kernel matrix of ``X``, or None
 
@@ -209,14 +201,12 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
                 "the gradient of the log evidence by the parameters of the likelihood is not finite"
             )
         self.last, self._given = post, np.array(Y, dtype=np.float64)
-        # from scale f to f
-        alpha, R = reading.scale * post.alpha[:, None], post.marginal_precision
-        R *= reading.scale**2
+        alpha, R = post.alpha[:, None], post.marginal_precision
         gradient = np.multiply(alpha, 0.5 * alpha.T)
         gradient -= 0.5 * R
         return (
             PosteriorEP(woodbury_inv=R, woodbury_vector=alpha, K=K),
-            post.log_evidence + float(np.sum(reading.log_c)),
+            post.log_evidence,
             {"dL_dK": gradient, "dL_dthetaL": slopes, "dL_dm": alpha},
         )
 
@@ -249,7 +239,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         del posterior
         reading = read(likelihood, Y, Y_metadata)
         post = self._fit(kern.K(X) if K is None else K, Y, reading)
-        return (post.loo_log_predictive() + reading.log_c)[:, None]
+        return post.loo_log_predictive()[:, None]
 
     # -- files --
 
@@ -300,8 +290,6 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         schedule = with_descent(self._schedule, loss, n)
         if np.shape(K) != (n, n):
             raise ValueError(f"K has shape {np.shape(K)}; allowed for {n} rows of Y: ({n}, {n})")
-        if reading.scale**2 != 1.0:
-            K = reading.scale**2 * np.asarray(K)
         if self._given is not None and np.array_equal(self._given, Y):
             # known to be a kernel matrix, so not checked. A copy, since GPy may keep the array
             kernel = KernelMatrix(np.array(K, dtype=np.float64, order="C"))
