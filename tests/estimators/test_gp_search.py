@@ -432,7 +432,7 @@ def test_a_search_without_fits_ends(monkeypatch):
 
 def test_sweeps_that_do_not_shrink_are_given_up():
     def swept(changes):
-        ends = processes.Stalled()
+        ends = processes.stalled()
         return [ends(SimpleNamespace(change=change), None) for change in changes]
 
     assert not any(swept(0.8**k for k in range(200)))

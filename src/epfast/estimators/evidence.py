@@ -104,9 +104,9 @@ def problems_of(
 
 @dataclass(frozen=True)
 class Fits:
-    """The fits of all binary problems with one prior."""
+    """The fits of all binary problems with one prior, or their averages over the same priors."""
 
-    posteriors: list[Posterior]
+    posteriors: list[Any]
     #: what there is to warn of: arguments of :func:`epfast.estimators.base.warn_of_fits`
     reports: list[tuple[Any, ...]]
 
@@ -168,26 +168,18 @@ class Fits:
         return sum(len(post.mean) if post.mean.ndim > 1 else 1 for post in self.posteriors)
 
     @property
-    def log_evidence(self) -> float:
-        return float(sum(post.log_evidence for post in self.posteriors))
-
-
-class Averaged(NamedTuple):
-    """Fits of all binary problems, averaged over the same prior variances."""
-
-    posteriors: list[IntegratedPosterior]
-    reports: list[tuple[Any, ...]]
-
-    @property
     def by_point(self) -> list[Fits]:
-        """The fits of each point."""
+        """Of averages, the fits of each point."""
         columns = zip(*(post.posteriors for post in self.posteriors), strict=True)
         return [Fits(list(column), []) for column in columns]
 
     @property
     def log_evidence(self) -> float:
-        values = [fits.log_evidence for fits in self.by_point]
-        return float(special.logsumexp(self.posteriors[0].log_prior + values))
+        first = self.posteriors[0]
+        if isinstance(first, IntegratedPosterior):
+            values = [fits.log_evidence for fits in self.by_point]
+            return float(special.logsumexp(first.log_prior + values))
+        return float(sum(post.log_evidence for post in self.posteriors))
 
 
 class BinaryProblems(NamedTuple):
@@ -308,15 +300,15 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
 
 def averages_with_chunk(
     posteriors: list[IntegratedPosterior], problem: BinaryProblems, n_jobs: int | None
-) -> Averaged:
+) -> Fits:
     """As :func:`with_chunk`, of averages: their points go on, and are weighted anew."""
-    before = Averaged(posteriors, []).by_point
+    before = Fits(posteriors, []).by_point
     now = [with_chunk(fits.posteriors, problem, n_jobs) for fits in before]
     gains = [b.log_evidence - a.log_evidence for a, b in zip(before, now, strict=True)]
     columns = zip(*(fits.posteriors for fits in now), strict=True)
     pairs = zip(posteriors, columns, strict=True)
     longer = [post.with_posteriors(column, gains) for post, column in pairs]
-    return Averaged(longer, [one for fits in now for one in fits.reports])
+    return Fits(longer, [one for fits in now for one in fits.reports])
 
 
 def at_mode(post: Any) -> Posterior:
@@ -333,41 +325,35 @@ def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
     return (before.latents, before.correlated) == (now.latents, now.correlated)
 
 
-class Columns(NamedTuple):
-    """Variances of the columns of rows, weighted: (d,) each."""
+def columns_of(rows: Any, weights: Array | None, centred: bool) -> tuple[Array, Array]:
+    """Weighted variances of columns, (d,) each: about the mean or, not centred, 0. And about 0.
 
-    #: about the mean, and about 0
-    variance: Array
-    square: Array
+    In one pass beside that for the mean.
+    """
+    mean = mean_of_rows(rows, weights)
+    rounding = rounding_of_mean(rows.shape[0])
+    with np.errstate(all="ignore"):
+        if sparse.issparse(rows):
+            square = mean_of_rows(rows.power(2, float), weights)
+            variance, lost = square - mean**2, rounding
+        else:
+            given = np.ones(len(rows)) if weights is None else weights
+            parts = ((given[part], rows[part] - mean) for part in row_chunks(rows))
+            variance = sum(some @ away**2 for some, away in parts) / given.sum()
+            square, lost = variance + mean**2, rounding**2
+        # a constant column leaves the rounding of its mean
+        constant = variance <= max(lost, NO_SPREAD**2) * square
+        variance[constant] = 0.0
+    return variance if centred else square, square
 
-    @classmethod
-    def of(cls, rows: Any, weights: Array | None) -> Columns:
-        """In one pass beside that for the mean."""
-        mean = mean_of_rows(rows, weights)
-        rounding = rounding_of_mean(rows.shape[0])
-        with np.errstate(all="ignore"):
-            if sparse.issparse(rows):
-                square = mean_of_rows(rows.power(2, float), weights)
-                variance, lost = square - mean**2, rounding
-            else:
-                given = np.ones(len(rows)) if weights is None else weights
-                parts = ((given[part], rows[part] - mean) for part in row_chunks(rows))
-                variance = sum(some @ away**2 for some, away in parts) / given.sum()
-                square, lost = variance + mean**2, rounding**2
-            # a constant column leaves the rounding of its mean
-            constant = variance <= max(lost, NO_SPREAD**2) * square
-            variance[constant] = 0.0
-        return cls(variance, square)
 
-    def total(self, centred: bool, groups: NDArray[np.intp] | None = None) -> Array:
-        """The total variance of the columns of each group, of all without groups, (k,).
+def total_of(variance: Array, square: Array, groups: NDArray[np.intp] | None = None) -> Array:
+    """The total variance of the columns of each group, of all without groups, (k,).
 
-        About 0 if it is not to be centred, or is 0 or overflows. 1 where that does, too.
-        """
-        groups = np.zeros(len(self.square), dtype=np.intp) if groups is None else groups
-        of_squares, total = np.zeros((2, groups.max() + 1))
-        np.add.at(of_squares, groups, self.square)
-        np.add.at(total, groups, self.variance if centred else self.square)
-        for other in (of_squares, np.ones(len(total))):
-            total = np.where((total > 1e-200) & (total < 1e200), total, other)
-        return np.asarray(total)
+    About 0 if it is 0 or overflows. 1 where that does, too.
+    """
+    groups = np.zeros(len(square), dtype=np.intp) if groups is None else groups
+    totals: Any = [np.bincount(groups, part) for part in (variance, square)]
+    totals.append(np.ones(len(totals[0])))
+    fine = [(total > 1e-200) & (total < 1e200) for total in totals]
+    return np.select(fine, totals)

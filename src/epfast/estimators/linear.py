@@ -19,8 +19,6 @@ from epfast.estimators.base import (
     warn_of_fits,
 )
 from epfast.estimators.evidence import (
-    Averaged,
-    Fits,
     at_mode,
     averages_with_chunk,
     with_chunk,
@@ -328,7 +326,6 @@ class LinearClassifier(LinearModel, LatentClassifier):
             schedule = ADF()
         prior = None if first else self.posteriors_[0].problem.prior
         binary = self._problems(rows, self._targets(index), weights, schedule, prior)
-        fits: Fits | Averaged
         scores: Array | None = None
         before: Array | float = 0.0
         if first:

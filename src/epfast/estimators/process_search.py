@@ -45,10 +45,9 @@ WALL = 0.1
 REPAIRS = 5
 #: searches with pivots of their own, and the gain in evidence below which no other follows
 ROUNDS, GAIN = 3, 0.05
-#: where the rank is free: such searches, before an exact one. The truncation error, in nats, that
-#: the pivots of the last one may have at the maximum, where it is 0.003 as a rule. And that at
-#: which a search takes new ones. From a length scale 100 times too long it takes 5
-FREE_ROUNDS, OPEN, STALE = 10, 0.1, 1.0
+#: where the rank is free: such searches, before an exact one. And the truncation error, in nats,
+#: that the pivots of the last one may have at the maximum, where it is 0.003 as a rule
+FREE_ROUNDS, OPEN = 10, 0.1
 #: posteriors with a site per row
 OF_ROWS = GPPosterior, LowRankGPPosterior
 
@@ -94,8 +93,8 @@ class Descent:
         self.slope = np.zeros(len(problem.bounds))
         #: at the best hyper-parameters
         self.start: WarmStart | None = None
-        #: truncation error there, and that at which the search ends, to go on with other pivots
-        self.error, self.stale = 0.0, np.inf
+        #: truncation error there
+        self.error = 0.0
         #: what L-BFGS sees as 0: with densities, the first value, which has the unit of y in it
         self.level: float | None = None if problem.parameters.names else 0.0
         #: hyper-parameters that were tried, those at which no fit held, and repaired ones
@@ -130,8 +129,6 @@ class Descent:
                 self.best, self.slope = (value, np.array(theta)), slope
                 self.start = WarmStart(post.state.sites) if isinstance(post, OF_ROWS) else None
                 self.error = getattr(post, "truncation_error", None) or 0.0
-                if self.error > self.stale:
-                    raise _Ended
         else:
             self.lost += 1
             value, slope = np.inf, np.zeros(len(theta))
@@ -171,7 +168,6 @@ class Descent:
         if callable(optimizer):
             best, value = optimizer(self.objective, theta, bounds=bounds)
             return Maximum(np.asarray(best), -float(value), self.start, self.error)
-        self.stale = STALE if getattr(self.problem, "renews", False) else np.inf
         self._descend(theta)
         value, place = self.best
         best = theta if place is None else place
@@ -351,8 +347,4 @@ def _next(
     if end.start is None or rounds == FREE_ROUNDS:
         return end, problem.unfactored()
     there = problem.stage(end.theta, end.start.sites.precision)
-    low = isinstance(there, LowRankProcess)
-    if not low and form.renews and end.error > STALE:
-        # on the way to a maximum, which may have one
-        there, low = replace(form, renews=False), True
-    return end, None if low and end.error <= OPEN else there
+    return end, None if isinstance(there, LowRankProcess) and end.error <= OPEN else there

@@ -255,8 +255,6 @@ class LowRankProcess(Process):
     rank: int | None
     #: those of a search, in which the evidence is smooth. None: those of the hyper-parameters
     pivots: NDArray[np.intp] | None = None
-    #: whether a search ends where these leave too much, to go on with others
-    renews: bool = False
 
     @property
     def schedule(self) -> Any:
@@ -281,7 +279,7 @@ class LowRankProcess(Process):
                 factor = certified_factor(by_columns(kernel, self.X), known, most, 0.5 * NATS)
         except FAILURES:  # no covariance, or no fit: the exact process says so
             return None
-        return None if factor is None else replace(self, pivots=factor.pivots, renews=True)
+        return None if factor is None else replace(self, pivots=factor.pivots)
 
     def _typical_precision(self, theta: Array) -> float:
         """Of the sites, by a fit of some rows."""
@@ -533,18 +531,17 @@ def fit_at(problem: AnyProcess, theta: Array, start: Any, repair: bool) -> tuple
     return settled(problem, theta, start, fit)
 
 
-class Stalled:
-    """A callback that ends sweeps whose change does not shrink."""
+def stalled() -> Callback:
+    """A callback that ends sweeps whose change is more than half of that PATIENCE sweeps before."""
+    changes: list[float] = []
 
-    def __init__(self) -> None:
-        self.changes: list[float] = []
-
-    def __call__(self, info: SweepInfo, state: Any) -> bool:
-        """Whether the change is more than half of that PATIENCE sweeps before."""
+    def ends(info: SweepInfo, state: Any) -> bool:
         del state
-        self.changes.append(info.change)
-        before = self.changes[-PATIENCE - 1 : -PATIENCE]
+        changes.append(info.change)
+        before = changes[-PATIENCE - 1 : -PATIENCE]
         return bool(before) and not info.change <= 0.5 * before[0]
+
+    return ends
 
 
 def fitted(
@@ -571,7 +568,7 @@ def fitted(
     failure: Exception | None = None
     for other, where in _attempts(schedule, start, repair, can_descend, hurry):
         try:
-            ends = Stalled() if hurry and isinstance(other, EP) else None
+            ends = stalled() if hurry and isinstance(other, EP) else None
             post = point.fit(other, where, ends)
         except FAILURES as error:
             failure = failure or error
