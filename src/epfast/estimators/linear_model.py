@@ -38,7 +38,7 @@ from epfast.estimators.evidence import (
 from epfast.estimators.jobs import jobs_of
 from epfast.estimators.parameters import LossParameters, OfPower, warn_ends
 from epfast.estimators.search import Learnt, Search, common_variance, warn_lost
-from epfast.estimators.spectrum import Spectrum, log_spread_of_residuals, without_offset
+from epfast.estimators.spectrum import Spectrum, without_offset
 from epfast.gaussian import IntegratedPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
@@ -368,9 +368,7 @@ class LinearModel(Coefficients):
             spectrum = Spectrum.of(rows, y, weights, binary.intercept_variance)
         search = Search(binary, start, **given, spectrum=spectrum)
         middle = float(np.log(ends(None)).mean())
-        residuals = spectrum.log_spread() if spectrum else log_spread_of_residuals(problem)
-        frees = parameters.starts(residuals)
-        begins = [np.append(np.full(search.k, middle), free) for free in frees]
+        begins = [np.append(np.full(search.k, middle), free) for free in parameters.starts()]
         learnt = search.climb(search.first(begins))
         if learnt is None or not learnt.settled:
             warn_lost(search, "a middle one" if learnt is None else "the best of the others")
