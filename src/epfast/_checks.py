@@ -464,63 +464,35 @@ def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
         raise TypeError(f"{name} has dtype {value.dtype}; allowed: real numbers")
     if 0 in value.shape:
         raise ValueError(f"{name} has shape {value.shape}; allowed: at least one row and column")
-    given = value
-    if getattr(value, "format", "") != "csr":
-        _check_structure(name, value)
-        given = value.copy()
-        _check_structure(name, given)  # the copy is what SciPy reads
-        given = given.tocsr()
-    shape, data = given.shape, given.data
-    indices, indptr = given.indices.copy(), given.indptr.copy()
-    _check_compressed(name, "csr", shape, indptr, indices, len(data))
-    used = indptr[-1]
-    numbers = np.ascontiguousarray(data[:used], dtype=np.float64)
-    result = type(given)((numbers, indices[:used], indptr), shape=shape)
+    given = _sound(name, value).tocsr()
+    numbers = np.ascontiguousarray(given.data, dtype=np.float64)
+    result = type(given)((numbers, given.indices, given.indptr), shape=given.shape)
     if not result.has_canonical_format:  # duplicate entries are summed
         result = result.copy()
         result.sum_duplicates()
     return result
 
 
-def _check_structure(name: str, value: Any) -> None:
-    """Raise ValueError where an index of a CSC, BSR or COO matrix leads out of it. O(nnz)."""
+def _sound(name: str, value: Any) -> Any:
+    """The same sparse matrix with indices of its own, none of which leads out of it. O(nnz)."""
     kind = getattr(value, "format", "")
-    n, d = value.shape
-    if kind == "coo":
-        if not len(value.row) == len(value.col) == len(value.data):
-            raise _invalid(name, kind)
-        _check_indices(name, kind, value.row, n)
-        _check_indices(name, kind, value.col, d)
-    elif kind in ("csc", "bsr"):
-        height, width = value.blocksize if kind == "bsr" else (1, 1)
-        shape = (n // height, d // width) if kind == "bsr" else (d, n)
-        _check_compressed(name, kind, shape, value.indptr, value.indices, len(value.data))
-
-
-def _check_compressed(
-    name: str, kind: str, shape: tuple[int, int], start: Any, indices: Any, count: int
-) -> None:
-    """The same of compressed rows (or columns, transposed), with so many entries."""
-    major, minor = shape
-    fits = len(start) == major + 1 and start[0] == 0 and bool((np.diff(start) >= 0).all())
-    if not (fits and start[-1] <= min(len(indices), count)):
-        raise _invalid(name, kind)
-    _check_indices(name, kind, indices, minor)
-
-
-def _check_indices(name: str, kind: str, indices: Any, stop: int) -> None:
-    if len(indices) and not (indices.min() >= 0 and indices.max() < stop):
+    try:
+        if kind == "coo":  # which SciPy checks as it is made
+            places = value.row.copy(), value.col.copy()
+            return type(value)((value.data, places), shape=value.shape)
+        if kind not in ("csr", "csc", "bsr"):
+            return value.copy()
+        parts = value.data, value.indices.copy(), value.indptr.copy()
+        sound = type(value)(parts, shape=value.shape)
+        sound.check_format()
+        if (np.diff(sound.indptr) < 0).any():
+            raise ValueError
+    except ValueError:
         raise ValueError(
-            f"{name} is not a valid {kind.upper()} matrix; allowed: rows 0 to n - 1 and "
-            "columns 0 to d - 1"
-        )
-
-
-def _invalid(name: str, kind: str) -> ValueError:
-    return ValueError(
-        f"{name} is not a valid {kind.upper()} matrix; allowed: increasing row pointers, one "
-        "more than rows, and as many indices as entries"
-    )
+            f"{name} is not a valid {kind.upper()} matrix; allowed: increasing row pointers, one "
+            "more than rows, as many indices as entries, rows 0 to n - 1 and columns 0 to d - 1"
+        ) from None
+    return sound
 
 
 def rows(name: str, value: Any, d: int | None = None) -> Any:

@@ -117,8 +117,6 @@ class ProcessModel(Posteriors):
         _checks.number("jitter", self._jitter, least=0.0)
         if self.rank is not None:
             _checks.integer("rank", self.rank, least=1)
-            if self._jitter != 0.0:
-                raise ValueError(f"jitter is {_checks.describe(self.jitter)}; allowed with rank: 0")
         method = _checks.choice("method", self.method, METHODS)
         if self.n_neighbors is not None:
             _checks.integer("n_neighbors", self.n_neighbors, least=1)
@@ -128,10 +126,8 @@ class ProcessModel(Posteriors):
         given = [f"{name}={value!r}" for name, value in others.items() if value is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; allowed: one of them")
-        if method == "nearest" and self._jitter != 0.0:
-            raise ValueError(
-                f"jitter is {_checks.describe(self.jitter)}; allowed with method='nearest': 0"
-            )
+        if self._jitter != 0.0 and (method == "nearest" or self.rank is not None):
+            raise ValueError(f"jitter is {self.jitter!r}; allowed with {given[0]}: 0")
         schedule = self._schedule
         if self.rank is not None and self.optimizer is not None and not isinstance(schedule, EP):
             raise ValueError(
