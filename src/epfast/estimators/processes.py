@@ -189,14 +189,11 @@ class BinaryProcess(Process):
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters. A check of the kernel matrix is O(n^3 / 3)."""
         kernel, loss = self.parted(theta, self.process.loss)
-        ours, dK = self.process._replace(loss=loss), np.empty((0, 0, 0))
+        ours = self.process._replace(loss=loss)
         shape = None if checked else Stationary.of(kernel)
         if shape is not None:
             return self._shaped(shape, ours, gradient)
-        if gradient:
-            K, dK = kernel(self.X, eval_gradient=True)
-        else:
-            K = kernel(self.X)
+        K, dK = matrix_of(kernel, self.X, gradient)
         K = _owned(K, self.X, dK)
         if checked:
             with self.at_work():
@@ -226,6 +223,11 @@ class BinaryProcess(Process):
             return self.with_slopes(by_kernel, post)
 
         return ProcessPoint(fits_of(process, gradient), slope)
+
+
+def matrix_of(kernel: Any, X: Array, gradient: bool) -> tuple[Any, Any]:
+    """The values of a kernel, (n, n), and their derivatives by theta, (n, n, p)."""
+    return kernel(X, eval_gradient=True) if gradient else (kernel(X), np.empty((0, 0, 0)))
 
 
 def least_bytes(n: int) -> float:
@@ -432,11 +434,7 @@ class LatentProcess(Process):
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del checked
-        kernel, dK = self.kernel.clone_with_theta(theta), np.empty((0, 0, 0))
-        if gradient:
-            K, dK = kernel(self.X, eval_gradient=True)
-        else:
-            K = kernel(self.X)
+        K, dK = matrix_of(self.kernel.clone_with_theta(theta), self.X, gradient)
 
         def fit(schedule: Any, start: Any, callback: Callback | None = None) -> LatentGPPosterior:
             given = {"scheme": self.scheme, "jitter": self.jitter, "start": start}
