@@ -202,10 +202,6 @@ class BinaryProblems(NamedTuple):
         return self._replace(problems=[one._replace(loss=loss) for one in self.problems])
 
     @property
-    def n(self) -> int:
-        return self.problems[0].shape[0]
-
-    @property
     def flat(self) -> bool:
         """Whether the evidence of a fixed point does not change with its sites, to first order."""
         first = self.problems[0]

@@ -18,10 +18,9 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import GPPosterior, fit_process
 from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import broken
-from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
 from epfast.gaussian.problem import Data, checked_kernel
-from epfast.inference import Sites, fit_from
+from epfast.inference import fit_from
 
 try:
     from GPy.inference.latent_function_inference import LatentFunctionInference
@@ -131,8 +130,6 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         self.last = None
         #: Y of the latest evaluation
         self._given: Array | None = None
-        #: sites that were read from a file
-        self._loaded: WarmStart | None = None
 
     def inference(
         self,
@@ -244,17 +241,17 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     # -- files --
 
     def to_dict(self) -> dict[str, Any]:
-        """Settings and sites for JSON, as GPy's ``save_model`` and ``to_dict`` of models ask.
+        """Settings for JSON, as GPy's ``save_model`` and ``to_dict`` of models ask.
 
-        A model that is loaded runs EP again, from these sites. GPy makes objects by evaluating the
-        entry "class", in which it knows its own name alone: this one imports epfast.
+        A model that is loaded runs EP again. GPy makes objects by evaluating the entry "class", in
+        which it knows its own name alone: this one imports epfast.
 
         Returns
         -------
         dict
         """
         schedule = self._schedule
-        state: dict[str, Any] = {
+        return {
             "class": f"__import__('importlib').import_module({__name__!r}).{type(self).__name__}",
             "epsilon": float(schedule.tol),
             "eta": float(schedule.power or 1.0),
@@ -264,25 +261,6 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             "ep_mode": self.ep_mode,
             "parallel_updates": schedule.order == "parallel",
         }
-        start = self.last or self._loaded
-        if start is not None:
-            assert start.sites is not None
-            state["sites"] = {name: part.tolist() for name, part in start.sites._asdict().items()}
-            state["sweeps"] = int(start.n_sweeps)
-        return state
-
-    @staticmethod
-    def _build_from_input_dict(inference_class: Any, input_dict: dict[str, Any]) -> EP:
-        """What GPy calls with what :meth:`to_dict` gave."""
-        given = dict(input_dict)
-        sites, sweeps = given.pop("sites", None), given.pop("sweeps", 0)
-        inference: EP = inference_class(**given)
-        if sites is not None:
-            parts = (_checks.array("sites", sites[name], shape=(None,)) for name in Sites._fields)
-            inference._loaded = WarmStart(
-                Sites(*parts), n_sweeps=_checks.integer("sweeps", sweeps, least=0)
-            )
-        return inference
 
     def _fit(self, K: Any, Y: Any, reading: Reading) -> GPPosterior:
         loss, rows = reading.loss, reading.rows
@@ -297,9 +275,9 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             kernel = checked_kernel(K, False, 0.0)
         chosen = choose_process(loss, None, schedule)
         problem = chosen.problem(Data(None, rows), kernel=kernel)
-        before, start = self.last or self._loaded, None  # type: Any, Any
-        if not self.always_reset and before is not None and before.sites is not None:
-            start = before if len(before.sites.shift) == len(rows) else None
+        start = None if self.always_reset else self.last
+        if start is not None and len(start.y) != n:
+            start = None
         try:
             post: GPPosterior = fit_from(partial(fit_process, problem, warns=False), start)
         except FloatingPointError as error:
