@@ -1,4 +1,4 @@
-"""Parameters of likelihoods that end where their search ends: said."""
+"""Parameters of likelihoods that end where their search ends, or that y does not tell: said."""
 
 import warnings
 from dataclasses import dataclass
@@ -88,6 +88,13 @@ def test_ends_are_told(name):
 @pytest.mark.parametrize("name", ENDS)
 def test_ends_of_processes_are_told(name):
     end_is_told(name, GPRegressor)
+
+
+def test_what_y_hardly_tells_is_told():
+    rng = np.random.default_rng(4)
+    y = rng.poisson(np.exp(H) * rng.gamma(20.0, 0.05, N))
+    with pytest.warns(EvidenceWarning, match=r"hardly tells size=\S+ from larger .*Poisson"):
+        LinearRegressor(loss=losses.NegativeBinomial(), learn=("size",)).fit(X, y)
 
 
 @dataclass(frozen=True)

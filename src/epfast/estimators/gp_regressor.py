@@ -138,7 +138,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
             If hyper-parameters were lost (``n_failed_points_``), if the last fit did not converge,
             or if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
         EvidenceWarning
-            If a parameter ends where its search ends.
+            If a parameter ends where its search ends, or y does not tell it from numbers there.
             If there is one row.
         DataWarning
             If a ``rank`` that is given leaves more than 1 nat of the log evidence open. If

@@ -375,7 +375,7 @@ class LinearModel(Coefficients):
         if learnt is None:
             search.last = None
             return search, Learnt(np.exp(middle) if sought else prior, parameters.loss)
-        warn_ends(parameters, learnt.loss)
+        warn_ends(parameters, learnt.loss, search.last[0] if search.last else None)
         return search, learnt
 
     def _integrated(

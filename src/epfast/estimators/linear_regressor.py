@@ -193,7 +193,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
         ConvergenceWarning
             If points of the search were lost (``n_lost_``), or the last fit did not converge.
         EvidenceWarning
-            If a parameter ends where its search ends.
+            If a parameter ends where its search ends, or y does not tell it from numbers there.
             If y is a single number.
         """
         rows, given = self._rows_and_responses(X, y)

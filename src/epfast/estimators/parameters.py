@@ -24,6 +24,10 @@ EMPTY = 3.0
 #: distance of a free number from an end that counts as none: 128 classifiers and regressors are the
 #: same with 1e-9 and .001
 NEAR = 1e-6
+#: a parameter is flat where the log evidence falls by less over this change of its log: its
+#: uncertainty is a factor of 500 and more. With 4 for the first or .01 for the second one warning
+#: of 128 classifiers and regressors goes, and with 1 or .25 none
+AWAY, FLAT = 2.0, 0.05
 #: what it means that a parameter ends low (False) or high
 ENDS = {
     ("variance", False): "the model fits y without noise",
@@ -167,6 +171,33 @@ class LossParameters(NamedTuple):
                 ends.append(f"{_written(name, value)} ({_why(name, False)}{none})")
         return ends
 
+    def flat(self, post: Any) -> list[str]:
+        """What the evidence hardly tells from numbers nearer to an end of the range, in words."""
+        free, flat = self._replace(loss=post.loss).start, []
+        for name, part in self.places:
+            value = getattr(post.loss, name)
+            sides: list[tuple[int, float, float]] = []
+            unseen = np.ndim(value) > 0 and self.unseen  # by at_ends
+            for k in () if unseen else range(part.start, part.stop):
+                low, high = self.bounds[k]
+                if min(free[k] - low, high - free[k]) > NEAR:  # else at_ends names it
+                    sides += [(k, low, -AWAY), (k, high, AWAY)]
+            moved = [free + step * (np.arange(len(free)) == k) for k, _, step in sides]
+            try:
+                gains = post.loss_gain(*(self.at(np.clip(u, *self.bounds.T)) for u in moved))
+            except FloatingPointError:  # no cavity, no gain
+                continue
+            # near an end there is less of the way, and of the fall
+            room = [min(1.0, abs(end - free[k]) / AWAY) for k, end, _ in sides]
+            rise = [gain / share**2 for gain, share in zip(gains, room, strict=True)]
+            if rise and max(rise) > -FLAT:
+                above = sides[int(np.argmax(rise))][2] > 0.0
+                flat.append(
+                    f"{_written(name, value)} from {'larger' if above else 'smaller'} ones "
+                    f"({_why(name, above)})"
+                )
+        return flat
+
     def _middle(self, count: int) -> Array:
         """Weights of so many cuts in their middle, (count,)."""
         seen = np.delete(np.arange(count + 1), self.unseen)
@@ -263,12 +294,20 @@ def _unseen(loss: Loss, responses: Array, weights: Array | None) -> tuple[int, .
     return tuple(np.flatnonzero(mass == 0.0).tolist())
 
 
-def warn_ends(parameters: LossParameters, loss: Loss) -> None:
-    """Warn of parameters at an end of their range."""
+def warn_ends(parameters: LossParameters, loss: Loss, post: Any) -> None:
+    """Warn of parameters at an end of their range, or that y does not tell from one.
+
+    post: the posterior with these parameters. None: there is none.
+    """
     ends = parameters.at_ends(loss)
+    parts = []
     if ends:
+        parts.append(f"the log evidence rises up to {', '.join(ends)}, the end of the search")
+    flat = [] if post is None else parameters.flat(post)
+    if flat:
+        parts.append(f"the log evidence hardly tells {', '.join(flat)}")
+    if parts:
         warn_user(
-            f"the log evidence rises up to {', '.join(ends)}, the end of the search; a number, and "
-            "learn=(), settles it",
+            f"{'; '.join(parts)}; a number, and learn=(), settles it",
             EvidenceWarning,
         )

@@ -194,8 +194,8 @@ class ProcessModel(Posteriors):
         if count == 1:
             average = self._average(problems[0], thetas[0], posts[0], noise)
             self.posteriors_ = posts if average is None else [average]
-        for loss in learnt:
-            warn_ends(parameters, loss)
+        for loss, post in zip(learnt, posts, strict=True):
+            warn_ends(parameters, loss, post)
         self._set_fits(self.posteriors_, self._mean_evidence())
 
     def _mean_evidence(self) -> float:
