@@ -35,7 +35,19 @@ def test_limits_of_numbers_are_said(limits, good, bad, words):
         _checks.number("x", bad, **limits)
 
 
-@pytest.mark.parametrize("name", _checks.ARGUMENTS)
+#: suggestions for an argument of another package, and our names for a choice of one
+ARGUMENTS = {name: pairs for names, pairs in _checks.ARGUMENTS.items() for name in names.split()}
+ALIASES = {
+    alias: [ours for ours, theirs in _checks.ALIASES.items() if alias in theirs.split()]
+    for alias in " ".join(_checks.ALIASES.values()).split()
+}
+
+
+def test_an_argument_of_another_package_stands_once():
+    assert len(ARGUMENTS) == sum(len(names.split()) for names in _checks.ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
 def test_names_of_other_packages_lead_to_arguments(name):
     """Each entry is of use somewhere, and what it says to write is an argument of that function."""
     doors = [
@@ -63,7 +75,7 @@ def test_names_of_other_packages_lead_to_arguments(name):
             TypeError, match=f"got an unexpected keyword argument '{name}'"
         ) as error:
             door(**{name: 1})
-        for pair in _checks.ARGUMENTS[name]:
+        for pair in ARGUMENTS[name]:
             if set(pair[0].split()) <= set(known):
                 used.add(pair)
                 assert pair[1] in str(error.value)
@@ -71,7 +83,7 @@ def test_names_of_other_packages_lead_to_arguments(name):
                 if written and "fit(X, y)" not in pair[1]:
                     assert written[1] in known, pair
                 break
-    assert used == set(_checks.ARGUMENTS[name])
+    assert used == set(ARGUMENTS[name])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +121,7 @@ def test_named_functions_keep_their_face():
     assert "prior_variance" in inspect.signature(epfast.fit_linear).parameters
 
 
-@pytest.mark.parametrize("name", _checks.ALIASES)
+@pytest.mark.parametrize("name", ALIASES)
 def test_other_names_of_choices(name):
     """They lead to names that are, and are none of those themselves where these are allowed."""
     choices = [
@@ -121,9 +133,9 @@ def test_other_names_of_choices(name):
         ("fmin_l_bfgs_b",),
     ]
     allowed = set().union(*choices)
-    assert set(_checks.ALIASES[name]) <= allowed
+    assert set(ALIASES[name]) <= allowed
     for names in choices:
-        near = [one for one in _checks.ALIASES[name] if one in names]
+        near = [one for one in ALIASES[name] if one in names]
         if near and name not in names:
             with pytest.raises(ValueError, match=f"did you mean '{near[0]}'"):
                 _checks.choice("x", name.replace("_", "-").upper(), names)

@@ -12,21 +12,19 @@ pytest.importorskip("GPy", reason="GPy is not installed: pip install GPy")
 
 import GPy
 from GPy.inference.latent_function_inference import Laplace, exact_gaussian_inference
-from GPy.likelihoods.loggaussian import LogGaussian
 
 import epfast
 import epfast.gpy as face
 from epfast import ConvergenceWarning, losses
 from epfast.gpy import EP
-from epfast.gpy.likelihoods import BinomialProbit, read
+from epfast.gpy.likelihoods import read
 
 pytestmark = pytest.mark.full
 
 TIGHT = {"epsilon": 1e-11, "max_iters": 500}
 LINKS = GPy.likelihoods.link_functions
 GAUSSIAN = ["Gaussian", "HeteroscedasticGaussian", "MixedNoise"]
-TIMES = ["Exponential", "Weibull", "LogGaussian", "LogLogistic"]
-KINDS = [*GAUSSIAN, "StudentT", "Poisson", "Binomial", "Trials", *TIMES]
+KINDS = [*GAUSSIAN, "StudentT", "Poisson"]
 
 
 def case(kind, n=40, seed=0):
@@ -34,9 +32,7 @@ def case(kind, n=40, seed=0):
     rng = np.random.default_rng(seed)
     X = np.sort(rng.uniform(-3, 3, (n, 1)), axis=0)
     f, noise = np.sin(1.5 * X), rng.normal(size=(n, 1))
-    censored = {"censored": (rng.random((n, 1)) < 0.3).astype(float)}
     rows, outputs = np.arange(n)[:, None], rng.integers(0, 2, (n, 1))
-    trials = rng.integers(1, 9, (n, 1))
     likelihoods = GPy.likelihoods
     if kind == "Gaussian":
         return likelihoods.Gaussian(variance=0.1), X, f + 0.3 * noise, None
@@ -51,24 +47,8 @@ def case(kind, n=40, seed=0):
     if kind == "StudentT":
         heavy = 0.2 * rng.standard_t(3, (n, 1))
         return likelihoods.StudentT(deg_free=4.0, sigma2=0.05), X, f + heavy, None
-    if kind == "Poisson":
-        return likelihoods.Poisson(), X, rng.poisson(np.exp(f + 1.0)).astype(float), None
-    if kind == "Binomial":
-        Y = rng.binomial(trials, special.ndtr(f)).astype(float)
-        return likelihoods.Binomial(), X, Y, {"trials": trials}
-    if kind == "Trials":  # of one each
-        Y = (f + noise > 0.0).astype(float)
-        return likelihoods.Binomial(), X, Y, {"trials": np.ones((n, 1))}
-    if kind == "Exponential":
-        return likelihoods.Exponential(), X, rng.exponential(np.exp(-f)), None
-    if kind == "Weibull":
-        Y = np.exp(f / 1.7) * rng.weibull(1.7, (n, 1))
-        return likelihoods.Weibull(beta=1.7), X, Y, censored
-    if kind == "LogGaussian":
-        return LogGaussian(sigma=0.5), X, np.exp(f + 0.5 * noise), censored
-    assert kind == "LogLogistic"
-    Y = np.exp(f + rng.logistic(size=(n, 1)) / 2.5)
-    return likelihoods.LogLogistic(r=2.5), X, Y, censored
+    assert kind == "Poisson"
+    return likelihoods.Poisson(), X, rng.poisson(np.exp(f + 1.0)).astype(float), None
 
 
 def kernel():
@@ -89,11 +69,7 @@ def log_density(parts, f):
         variance = np.broadcast_to(np.ravel(likelihood.gaussian_variance(metadata)), len(Y))
         return stats.norm.logpdf(Y[:, 0], f, np.sqrt(variance))
     with np.errstate(all="ignore"):
-        result = np.ravel(likelihood.logpdf(f[:, None], Y, metadata))
-    if isinstance(likelihood, LogGaussian):  # it loses the tail of the normal distribution
-        tail = stats.norm.logsf((np.log(Y[:, 0]) - f) / np.sqrt(likelihood.variance[0]))
-        result = np.where(np.isfinite(result), result, tail)
-    return result
+        return np.ravel(likelihood.logpdf(f[:, None], Y, metadata))
 
 
 def few(parts, rows):
@@ -116,7 +92,7 @@ def test_the_density_is_that_of_gpy(kind):
     parts = case(kind)
     found = read(parts[0], *parts[2:])
     f = np.random.default_rng(1).normal(size=40)
-    ours = found.log_c - found.loss.values(found.scale * f, found.rows)
+    ours = -found.loss.values(f, found.rows)
     np.testing.assert_allclose(ours, log_density(parts, f), rtol=1e-9, atol=1e-10)
 
 
@@ -250,7 +226,7 @@ def test_a_process_of_epfast_says_the_same(kind, loss):
     assert same.inference_method.last.loss == losses.resolve(loss)
 
 
-@pytest.mark.parametrize("kind", ["StudentT", "Poisson", "Exponential", "Weibull", "LogLogistic"])
+@pytest.mark.parametrize("kind", ["StudentT", "Poisson"])
 def test_laplace_of_gpy_is_near(kind):
     parts = case(kind)
     ours, theirs = model(parts), model(parts, Laplace())
@@ -267,9 +243,6 @@ def test_laplace_of_gpy_is_near(kind):
     [
         ("Gaussian", "variance", 0.09),
         ("StudentT", "sigma2", 0.04),
-        ("Weibull", "r", 1.7),
-        ("LogGaussian", "variance", 0.25),
-        ("LogLogistic", "r", 2.5),
     ],
 )
 def test_optimize_finds_the_noise(kind, parameter, truth):
@@ -365,7 +338,7 @@ def test_without_a_tolerance_there_are_sweeps_alone():
 # ---- predictions ----
 
 
-@pytest.mark.parametrize("kind", ["Gaussian", "StudentT", "Poisson", "Exponential", *TIMES[1:]])
+@pytest.mark.parametrize("kind", ["Gaussian", "StudentT", "Poisson"])
 def test_predictions_of_gpy(kind):
     """Its densities at our posterior; where it has them, its means and variances."""
     parts = case(kind)
@@ -373,29 +346,25 @@ def test_predictions_of_gpy(kind):
     Y_new = np.array([[1.0], [2.0], [1.0]])
     m, v = (part[:, 0] for part in found.predict(X_new, include_likelihood=False))
     given = read(parts[0], Y_new)
-    expected = given.log_c + given.loss.log_predictive(
-        given.rows, given.scale * m, given.scale**2 * v
+    expected = given.loss.log_predictive(given.rows, m, v)
+    np.testing.assert_allclose(
+        found.log_predictive_density(X_new, Y_new)[:, 0], expected, rtol=1e-5, atol=1e-6
     )
-    if kind != "LogGaussian":  # GPy loses the tail of the normal distribution: NaN
-        np.testing.assert_allclose(
-            found.log_predictive_density(X_new, Y_new)[:, 0], expected, rtol=1e-5, atol=1e-6
-        )
-        np.random.seed(0)  # noqa: NPY002 - of GPy, which draws where it has no formula
-        low, high = found.predict_quantiles(X_new)
-        mean, variance = found.predict(X_new)
-        assert (low < mean).all()
-        assert (mean < high).all()
-        assert (variance > 0.0).all()
-    if kind in ("Gaussian", "StudentT", "Poisson"):
-        loss = found.inference_method.last.loss
-        np.testing.assert_allclose(mean[:, 0], loss.predict(m, v), rtol=1e-6)
-        np.testing.assert_allclose(variance[:, 0], loss.predict_variance(m, v), rtol=1e-6)
+    np.random.seed(0)  # noqa: NPY002 - of GPy, which draws where it has no formula
+    low, high = found.predict_quantiles(X_new)
+    mean, variance = found.predict(X_new)
+    assert (low < mean).all()
+    assert (mean < high).all()
+    assert (variance > 0.0).all()
+    loss = found.inference_method.last.loss
+    np.testing.assert_allclose(mean[:, 0], loss.predict(m, v), rtol=1e-6)
+    np.testing.assert_allclose(variance[:, 0], loss.predict_variance(m, v), rtol=1e-6)
 
 
 # ---- from call to call, files ----
 
 
-@pytest.mark.parametrize("kind", ["StudentT", "Weibull", "LogLogistic", "HeteroscedasticGaussian"])
+@pytest.mark.parametrize("kind", ["StudentT", "HeteroscedasticGaussian"])
 def test_the_kernel_is_checked_once_for_the_same_data(kind, monkeypatch):
     """Whatever the parameters of the likelihood; the sites of the one before are the start."""
     checked, plain = [], face.checked_kernel
@@ -445,7 +414,8 @@ class OwnGaussian(GPy.likelihoods.Gaussian):
         OwnGaussian(),
         GPy.likelihoods.Gaussian(LINKS.Log()),
         GPy.likelihoods.StudentT(LINKS.Log()),
-        GPy.likelihoods.Binomial(LINKS.ScaledProbit(2.0)),
+        GPy.likelihoods.Binomial(),
+        GPy.likelihoods.Weibull(),
         GPy.likelihoods.Poisson(LINKS.Log_ex_1()),
         GPy.likelihoods.MixedNoise([GPy.likelihoods.StudentT()]),
     ],
@@ -454,7 +424,7 @@ class OwnGaussian(GPy.likelihoods.Gaussian):
 def test_others_are_refused(likelihood):
     _, X, Y, _ = case("Poisson")
     with pytest.raises(ValueError, match=r"^likelihood is .*allowed.*Gaussian"):
-        EP().inference(kernel(), X, likelihood, Y, Y_metadata={"trials": np.ones((40, 1))})
+        EP().inference(kernel(), X, likelihood, Y)
 
 
 @pytest.mark.parametrize(
@@ -464,19 +434,11 @@ def test_others_are_refused(likelihood):
         ("Poisson", {"Y": -1.0}, "^Y holds .*counts"),
         ("Gaussian", {"Y": np.inf}, "^Y "),
         ("StudentT", {"Y": np.nan}, "^Y "),
-        ("Exponential", {"Y": 0.0}, "^Y has a time of 0; allowed: times > 0"),
-        ("Weibull", {"Y": -1.0}, "^Y has a time of -1"),
-        ("LogGaussian", {"Y": 0.0}, "^Y has a time"),
-        ("LogLogistic", {"Y": 0.0}, "^Y has a time"),
-        ("Binomial", {"Y": 99.0}, "^Y has a count above its trials"),
-        ("Binomial", {"trials": None}, "^Y_metadata has no 'trials'"),
-        ("Binomial", {"trials": np.ones((7, 1))}, r"^Y_metadata\['trials'\] has shape \(7, 1\)"),
-        ("Weibull", {"censored": np.full((40, 1), 2.0)}, r"^Y_metadata\['censored'\] .*allowed: 1"),
         ("MixedNoise", {"output_index": np.full((40, 1), 2)}, r"^Y_metadata\['output_index'\] "),
         ("MixedNoise", {"output_index": None}, "^Y_metadata has no 'output_index'"),
         ("HeteroscedasticGaussian", {"output_index": np.full((40, 1), 40)}, "from 0 to 39"),
     ],
-    ids=range(15),
+    ids=range(7),
 )
 def test_data_are_checked(kind, change, message):
     likelihood, X, Y, metadata = case(kind)
@@ -500,10 +462,3 @@ def test_parameters_out_of_range_are_told():
     _, X, Y, _ = case("StudentT")
     with pytest.raises(ValueError, match=r"df is 0.01; allowed"):
         EP().inference(kernel(), X, GPy.likelihoods.StudentT(deg_free=0.01), Y)
-
-
-def test_trials_that_are_certain_far_out():
-    """Where the log of a probability of 0 is infinite, and so many trials have it that it is 0."""
-    rows = losses.Binomial().responses("y", [[0, 3], [3, 3], [0, 3]], 3)
-    found = BinomialProbit().values(np.array([-1e200, 1e200, 1e200]), rows)
-    np.testing.assert_array_equal(found, [0.0, 0.0, np.inf])

@@ -33,7 +33,6 @@ PICTURES = {
     "coefficients": lambda X, y, post, ax: plots.coefficients(post, ax=ax),
     "calibration": lambda X, y, post, ax: plots.calibration(y, post.predict_proba(X), ax=ax),
     "decision_boundary": lambda X, y, post, ax: plots.decision_boundary(post, X, y, ax=ax),
-    "sweeps": lambda X, y, post, ax: plots.sweeps(post, ax=ax),
     "check": lambda X, y, post, ax: plots.check(post.check(200), ax=ax),
 }
 
@@ -89,24 +88,21 @@ def test_estimators_stand_for_their_posteriors():
     pytest.importorskip("sklearn")
     X, y = classes(80, 3, seed=1)
     model = epfast.LinearClassifier().fit(X, y)
-    for picture in plots.coefficients, plots.sweeps:
-        ax, same = picture(model), picture(model.posterior_)
-        for line, other in zip(ax.lines, same.lines, strict=True):
-            np.testing.assert_array_equal(line.get_ydata(), other.get_ydata())
-    assert plots.sweeps(epfast.GaussianMixtureEP(2).fit(X)).lines
+    ax, same = plots.coefficients(model), plots.coefficients(model.posterior_)
+    for line, other in zip(ax.lines, same.lines, strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), other.get_ydata())
     with pytest.raises(AttributeError, match=r"not fitted, so it has no posterior_"):
         plots.coefficients(epfast.LinearClassifier())
     three = epfast.LinearClassifier().fit(X, np.arange(80) % 3)
     with pytest.raises(AttributeError, match=r"each of 3 classes against the rest.*posteriors_"):
-        plots.sweeps(three)
-    assert plots.sweeps(three.posteriors_[0]).lines
+        plots.coefficients(three)
+    assert plots.coefficients(three.posteriors_[0]).lines
 
 
-@pytest.mark.parametrize("picture", [plots.coefficients, plots.sweeps])
 @pytest.mark.parametrize("bad", [3, None, "post", np.zeros(3)])
-def test_what_is_no_posterior(picture, bad):
+def test_what_is_no_posterior(bad):
     with pytest.raises(TypeError, match=r"post is .*; allowed: a posterior"):
-        picture(bad)
+        plots.coefficients(bad)
 
 
 def test_calibration():
@@ -155,30 +151,6 @@ def test_decision_boundary_of_frames_processes_and_an_intercept(fit):
         plots.decision_boundary(post, X[:, :1], y)
     with pytest.raises(ValueError, match="3 different labels; allowed"):
         plots.decision_boundary(post, X, np.arange(80) % 3)
-
-
-def test_sweeps(fit):
-    post = fit[2]
-    ax = plots.sweeps(post)
-    np.testing.assert_allclose(ax.lines[0].get_ydata(), [info.change for info in post.history])
-    right = next(other for other in ax.figure.axes if other is not ax)
-    np.testing.assert_allclose(
-        right.lines[0].get_ydata(), [info.log_evidence for info in post.history]
-    )
-    level = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1]
-    assert level == [post.schedule.tol]
-    (words,) = ax.texts
-    assert (words.get_text(), words.xy) == ("tolerance", (1.0, post.schedule.tol))
-    info = post.history[0]
-    some = [
-        info._replace(sweep=sweep, change=change, n_refused=refused)
-        for sweep, change, refused in ((1, 1.0, 0), (2, 0.1, 2), (3, 0.0, 0))
-    ]
-    line, crosses = plots.sweeps(some).lines
-    np.testing.assert_array_equal(line.get_ydata(), [1.0, 0.1, np.nan])
-    np.testing.assert_array_equal(crosses.get_xydata(), [[2, 0.1]])
-    with pytest.raises(ValueError, match="no history of sweeps"):
-        plots.sweeps([])
 
 
 def test_check_shows_what_is_off(fit):

@@ -92,57 +92,35 @@ def freeze(target: Any, **values: Any) -> None:
         object.__setattr__(target, name, value)
 
 
-#: names of choices in papers and in other packages
-ALIASES: dict[str, tuple[str, ...]] = {
-    "absolute_error": ("laplace_noise",),
-    "asymmetric_laplace": ("quantile",),
-    "bernoulli": ("logistic",),
-    "beta_binomial": ("binomial",),
-    "binary": ("logistic", "bernoulli"),
-    "binary_crossentropy": ("logistic",),
-    "categorical": ("multiclass",),
-    "cauchy": ("student_t", "student"),
-    "cross_entropy": ("logistic",),
-    "cumulative": ("ordinal",),
-    "diagonal": ("factorized",),
-    "ep": ("exact",),
-    "exponential": ("weibull",),
-    "gamma": ("gamma_noise",),
-    "gq": ("quadrature",),
-    "huber": ("student_t",),
-    "l1": ("laplace_noise",),
-    "l2": ("gaussian",),
-    "la": ("laplace",),
-    "laplace": ("laplace_noise",),
-    "lbfgs": ("fmin_l_bfgs_b",),
-    "least_squares": ("gaussian",),
-    "log_loss": ("logistic",),
-    "logistic": ("bernoulli",),
-    "logit": ("logistic", "bernoulli"),
-    "mae": ("laplace_noise",),
-    "mean_field": ("factorized",),
-    "mse": ("gaussian",),
-    "multinomial": ("multiclass",),
-    "negbin": ("negative_binomial", "negbinomial"),
-    "nb": ("negative_binomial", "negbinomial"),
-    "negative_binomial": ("negbinomial",),
-    "negbinomial": ("negative_binomial",),
-    "normal": ("gaussian",),
-    "normal_cdf": ("probit",),
-    "pinball": ("quantile",),
-    "proportional_odds": ("ordinal",),
-    "qla": ("quick_laplace",),
-    "random": ("shuffled",),
-    "serial": ("sequential",),
-    "softmax": ("multiclass",),
-    "squared_error": ("gaussian",),
-    "step": ("noisy_step",),
-    "student": ("student_t",),
-    "student_t": ("student",),
-    "svm": ("hinge",),
-    "t": ("student_t",),
-    "tobit": ("censored",),
-    "vq": ("variational",),
+#: names of choices in papers and in other packages, by ours
+ALIASES = {
+    "bernoulli": "binary logistic logit",
+    "binomial": "beta_binomial",
+    "censored": "tobit",
+    "exact": "ep",
+    "factorized": "diagonal mean_field",
+    "fmin_l_bfgs_b": "lbfgs",
+    "gamma_noise": "gamma",
+    "gaussian": "l2 least_squares mse normal squared_error",
+    "hinge": "svm",
+    "laplace": "la",
+    "laplace_noise": "absolute_error l1 laplace mae",
+    "logistic": "bernoulli binary binary_crossentropy cross_entropy log_loss logit",
+    "multiclass": "categorical multinomial softmax",
+    "negative_binomial": "nb negbin negbinomial",
+    "negbinomial": "nb negbin negative_binomial",
+    "noisy_step": "step",
+    "ordinal": "cumulative proportional_odds",
+    "probit": "normal_cdf",
+    "quadrature": "gq",
+    "quantile": "asymmetric_laplace pinball",
+    "quick_laplace": "qla",
+    "sequential": "serial",
+    "shuffled": "random",
+    "student": "cauchy student_t",
+    "student_t": "cauchy huber student t",
+    "variational": "vq",
+    "weibull": "exponential",
 }
 
 
@@ -152,35 +130,21 @@ def did_you_mean(value: Any, allowed: Iterable[str]) -> str:
         return ""
     wanted = value.lower().replace("-", "_").replace(" ", "_")
     names = list(allowed)
-    near = [name for name in ALIASES.get(wanted, ()) if name in names]
+    near = [name for name in names if wanted in ALIASES.get(name, "").split()]
     near += difflib.get_close_matches(wanted, names, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 _EP = "schedule", "schedule=epfast.EP(sweeps=..., tol=...)"
-_STEP = "schedule", "schedule=epfast.EP(order=..., damping=..., power=...)"
-_LOSS = "loss", "loss=..., with its noise, such as epfast.losses.Gaussian(variance)"
-_PENALTY = (
-    "prior_variance loss",
-    "prior_variance=..., of the coefficients",
-)
+_PENALTY = "prior_variance loss", "prior_variance=..., of the coefficients"
 _SPARSE = (
     "prior prior_variance",
     "prior=..., such as epfast.losses.SpikeAndSlab() or Horseshoe()",
 )
-_WEIGHTS = (("weights loss", "weights=..."), ("weights family", "weights=..."))
 _OF_ROWS = (("class_weight", "sample_weight of fit(X, y)"), ("learn", "sample_weight of fit(X, y)"))
-_SEED = (
-    ("rng", "rng=..."),
-    ("random_state", "random_state=..."),
-    ("schedule", "schedule=epfast.EP(order='shuffled', seed=...)"),
-)
-_SWEEPS = ("sweeps", "sweeps=..."), ("passes", "passes=...")
-_RANK = "rank", "rank=..., of an approximation of the kernel"
-_NO_CHAIN = (
-    ("schedule", "schedule=epfast.EP(sweeps=...): nothing is sampled, there are no chains"),
-    ("strategy", "strategy=...: nothing is sampled, there are no chains"),
-)
+_RNG = "rng", "rng=..."
+_RANDOM_STATE = "random_state", "random_state=..."
+_SHUFFLED = "schedule", "schedule=epfast.EP(order='shuffled', seed=...)"
 
 #: arguments of scikit-learn, statsmodels, brms, bambi, GPy and Keras. Each has pairs of arguments
 #: that a function here has, and a suggestion. The first pair that applies is used
@@ -191,12 +155,12 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "alpha": (
         ("power sweeps", "power=alpha, the exponent of each factor"),
         ("kernel center", "loss=epfast.losses.Gaussian(alpha), the variance of the noise"),
-        (
-            "prior_variance loss",
-            "prior_variance=1 / alpha, for noise of variance 1",
-        ),
+        ("prior_variance loss", "prior_variance=1 / alpha, for noise of variance 1"),
     ),
-    "chains": _NO_CHAIN,
+    "chains draws iter tune warmup": (
+        ("schedule", "schedule=epfast.EP(sweeps=...): nothing is sampled, there are no chains"),
+        ("strategy", "strategy=...: nothing is sampled, there are no chains"),
+    ),
     "class_weight": (
         (
             "random_state",
@@ -205,71 +169,58 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("weights", "weights=..., a number per row"),
     ),
     "cores": (("n_jobs", "n_jobs=..."),),
-    "cv": (_PENALTY,),
-    "damping": (_STEP,),
+    "cv lambda_ reg_param": (_PENALTY,),
+    "damping order power": (("schedule", "schedule=epfast.EP(order=..., damping=..., power=...)"),),
     "deg_free": (("df", "df=..."),),
-    "draws": _NO_CHAIN,
-    "epochs": (_EP, *_SWEEPS),
+    "epochs iterations max_iter max_iters max_sweeps n_iter": (
+        _EP,
+        ("sweeps", "sweeps=..."),
+        ("passes", "passes=..."),
+    ),
     "exposure": (("offset", "offset=np.log(exposure)"),),
-    "family": (("loss", "loss=..., as 'logistic', 'gaussian' or 'poisson'"),),
+    "family likelihood": (("loss", "loss=..., as 'logistic', 'gaussian' or 'poisson'"),),
     "fit_intercept": (("intercept", "intercept=True"), ("center", "center=True")),
-    "freq_weights": (*_WEIGHTS, *_OF_ROWS),
+    "freq_weights sample_weight var_weights weight": (
+        ("weights loss", "weights=..."),
+        ("weights family", "weights=..."),
+        *_OF_ROWS,
+    ),
     "groups": (
         ("prior_groups", "prior_groups=..., a group for each column"),
         ("sds", "sds={'name': (columns, prior)}"),
     ),
     "hidden_layer_sizes": (("hidden", "hidden=(units, ...)"),),
-    "inducing_variable": (_RANK,),
+    "inducing_variable num_inducing": (("rank", "rank=..., of an approximation of the kernel"),),
     "intercept": (("fit_intercept", "fit_intercept=True"),),
-    "iter": _NO_CHAIN,
-    "iterations": (_EP, *_SWEEPS),
     "kernel": (("K", "K, the matrix kernel(X); epfast.GPClassifier takes a kernel"),),
     "l1_ratio": (
         _SPARSE,
         ("prior_scale", "none: fit_linear(X, y, prior=epfast.losses.Horseshoe()) is sparse"),
     ),
-    "lambda_": (_PENALTY,),
-    "likelihood": (("loss", "loss=..., as 'logistic', 'gaussian' or 'poisson'"),),
     "link": (
         ("loss", "loss=..., as 'logistic' or 'probit'"),
         ("family", "family=..., each of which has its link"),
     ),
-    "lower_bound_tol": (_EP,),
-    "max_iter": (_EP, *_SWEEPS),
-    "max_iters": (_EP, *_SWEEPS),
-    "max_sweeps": (_EP, *_SWEEPS),
+    "lower_bound_tol solver sweeps tol": (_EP,),
     "multi_class": (
         ("loss", "loss='multiclass', or any loss of two labels, one against the rest"),
     ),
-    "n_iter": (_EP, *_SWEEPS),
     "n_restarts": (("n_restarts_optimizer", "n_restarts_optimizer=..."),),
-    "noise": (_LOSS,),
-    "noise_var": (_LOSS,),
+    "noise noise_var": (
+        ("loss", "loss=..., with its noise, such as epfast.losses.Gaussian(variance)"),
+    ),
     "normalize_y": (("center", "center=True, of the mean; the kernel has the scale"),),
-    "num_inducing": (_RANK,),
     "offset": (("fit_intercept", "offset=... of fit(X, y), in regressions"),),
-    "order": (_STEP,),
     "penalty": (_SPARSE, _PENALTY),
-    "power": (_STEP,),
     "prior": (("priors", "priors={'x': ..., '1|g': ...}"), _PENALTY),
     "priors": (_SPARSE, _PENALTY, ("prior", "prior=...")),
-    "random_seed": _SEED,
-    "random_state": (_SEED[0], _SEED[2]),
-    "reg_param": (_PENALTY,),
-    "rng": _SEED[1:],
-    "sample_weight": (*_WEIGHTS, *_OF_ROWS),
-    "seed": _SEED,
+    "random_seed seed": (_RNG, _RANDOM_STATE, _SHUFFLED),
+    "random_state": (_RNG, _SHUFFLED),
+    "rng": (_RANDOM_STATE, _SHUFFLED),
     "sigma": (("scale", "scale=..."), ("variance", "variance=sigma**2")),
     "sigma2": (("scale", "scale=sqrt(sigma2)"), ("variance", "variance=sigma2")),
-    "solver": (_EP,),
-    "sweeps": (_EP,),
-    "tol": (_EP,),
-    "tune": _NO_CHAIN,
-    "var_weights": (*_WEIGHTS, *_OF_ROWS),
     "verbose": (("progress", "progress=True"), ("schedule", "logging: sweeps are logged as INFO")),
     "warm_start": (("start", "start=..., a posterior"),),
-    "warmup": _NO_CHAIN,
-    "weight": (*_WEIGHTS, *_OF_ROWS),
     "weights": _OF_ROWS,
 }
 
@@ -277,9 +228,10 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
 def meant(name: str, known: Iterable[str]) -> str:
     """A suggestion for an argument that a function does not have. Empty if there is none."""
     known = [one for one in known if one != "self"]
-    for argument, text in ARGUMENTS.get(name, ()):
-        if set(argument.split()) <= set(known):
-            return f"; here that is {text}" if not text.startswith("none") else f"; there is {text}"
+    pairs = next((pairs for names, pairs in ARGUMENTS.items() if name in names.split()), ())
+    for needed, text in pairs:
+        if set(needed.split()) <= set(known):
+            return f"; there is {text}" if text.startswith("none") else f"; here that is {text}"
     near = difflib.get_close_matches(name.lower(), known, n=1)
     return f"; did you mean {near[0]}=?" if near else ""
 
@@ -512,63 +464,35 @@ def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
         raise TypeError(f"{name} has dtype {value.dtype}; allowed: real numbers")
     if 0 in value.shape:
         raise ValueError(f"{name} has shape {value.shape}; allowed: at least one row and column")
-    given = value
-    if getattr(value, "format", "") != "csr":
-        _check_structure(name, value)
-        given = value.copy()
-        _check_structure(name, given)  # the copy is what SciPy reads
-        given = given.tocsr()
-    shape, data = given.shape, given.data
-    indices, indptr = given.indices.copy(), given.indptr.copy()
-    _check_compressed(name, "csr", shape, indptr, indices, len(data))
-    used = indptr[-1]
-    numbers = np.ascontiguousarray(data[:used], dtype=np.float64)
-    result = type(given)((numbers, indices[:used], indptr), shape=shape)
+    given = _sound(name, value).tocsr()
+    numbers = np.ascontiguousarray(given.data, dtype=np.float64)
+    result = type(given)((numbers, given.indices, given.indptr), shape=given.shape)
     if not result.has_canonical_format:  # duplicate entries are summed
         result = result.copy()
         result.sum_duplicates()
     return result
 
 
-def _check_structure(name: str, value: Any) -> None:
-    """Raise ValueError where an index of a CSC, BSR or COO matrix leads out of it. O(nnz)."""
+def _sound(name: str, value: Any) -> Any:
+    """The same sparse matrix with indices of its own, none of which leads out of it. O(nnz)."""
     kind = getattr(value, "format", "")
-    n, d = value.shape
-    if kind == "coo":
-        if not len(value.row) == len(value.col) == len(value.data):
-            raise _invalid(name, kind)
-        _check_indices(name, kind, value.row, n)
-        _check_indices(name, kind, value.col, d)
-    elif kind in ("csc", "bsr"):
-        height, width = value.blocksize if kind == "bsr" else (1, 1)
-        shape = (n // height, d // width) if kind == "bsr" else (d, n)
-        _check_compressed(name, kind, shape, value.indptr, value.indices, len(value.data))
-
-
-def _check_compressed(
-    name: str, kind: str, shape: tuple[int, int], start: Any, indices: Any, count: int
-) -> None:
-    """The same of compressed rows (or columns, transposed), with so many entries."""
-    major, minor = shape
-    fits = len(start) == major + 1 and start[0] == 0 and bool((np.diff(start) >= 0).all())
-    if not (fits and start[-1] <= min(len(indices), count)):
-        raise _invalid(name, kind)
-    _check_indices(name, kind, indices, minor)
-
-
-def _check_indices(name: str, kind: str, indices: Any, stop: int) -> None:
-    if len(indices) and not (indices.min() >= 0 and indices.max() < stop):
+    try:
+        if kind == "coo":  # which SciPy checks as it is made
+            places = value.row.copy(), value.col.copy()
+            return type(value)((value.data, places), shape=value.shape)
+        if kind not in ("csr", "csc", "bsr"):
+            return value.copy()
+        parts = value.data, value.indices.copy(), value.indptr.copy()
+        sound = type(value)(parts, shape=value.shape)
+        sound.check_format()
+        if (np.diff(sound.indptr) < 0).any():
+            raise ValueError
+    except ValueError:
         raise ValueError(
-            f"{name} is not a valid {kind.upper()} matrix; allowed: rows 0 to n - 1 and "
-            "columns 0 to d - 1"
-        )
-
-
-def _invalid(name: str, kind: str) -> ValueError:
-    return ValueError(
-        f"{name} is not a valid {kind.upper()} matrix; allowed: increasing row pointers, one "
-        "more than rows, and as many indices as entries"
-    )
+            f"{name} is not a valid {kind.upper()} matrix; allowed: increasing row pointers, one "
+            "more than rows, as many indices as entries, rows 0 to n - 1 and columns 0 to d - 1"
+        ) from None
+    return sound
 
 
 def rows(name: str, value: Any, d: int | None = None) -> Any:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from epfast import _checks
 from epfast.inference.certificates import Check
 
-__all__ = ["calibration", "check", "coefficients", "decision_boundary", "sweeps"]
+__all__ = ["calibration", "check", "coefficients", "decision_boundary"]
 
 #: colours of two classes, a neutral and an accent, distinct for colour-blind readers and in grey
 BLUE, ORANGE, GREY, INK = "#2166ac", "#d6604d", "#9a9a9a", "#333333"
@@ -53,17 +53,6 @@ def _tidy(ax: Any) -> Any:
     return ax
 
 
-def _posterior(post: Any, needs: str, what: str) -> Any:
-    """A posterior, or that of a fitted estimator."""
-    if hasattr(type(post), "posterior_") or hasattr(post, "posterior_"):
-        post = post.posterior_  # the property may raise an error with the reason
-    if not hasattr(post, needs):
-        raise TypeError(
-            f"post is {_checks.describe(post)}; allowed: {what}, or an estimator with one"
-        )
-    return post
-
-
 def coefficients(
     post: Any, level: float = 0.95, names: Any = None, sort: bool = False, ax: Any = None
 ) -> Any:
@@ -87,7 +76,13 @@ def coefficients(
     matplotlib.axes.Axes
         Intervals that contain 0 are grey.
     """
-    post = _posterior(post, "labels", "a posterior of a linear model")
+    if hasattr(type(post), "posterior_") or hasattr(post, "posterior_"):
+        post = post.posterior_  # the property may raise an error with the reason
+    if not hasattr(post, "labels"):
+        raise TypeError(
+            f"post is {_checks.describe(post)}; allowed: a posterior of a linear model, or an "
+            "estimator with one"
+        )
     labels = list(post.labels)
     chosen = labels if names is None else list(names)
     unknown = [name for name in chosen if name not in labels]
@@ -251,57 +246,6 @@ def decision_boundary(
     ax.set_ylabel(str(names[1]))
     ax.legend(loc="upper right", fontsize=8, framealpha=0.9)
     return _tidy(ax)
-
-
-def sweeps(post: Any, ax: Any = None) -> Any:
-    """Change of the posterior, and its log evidence, after each sweep.
-
-    Parameters
-    ----------
-    post : posterior, or estimator
-        A result with ``history``, or a list of :class:`epfast.SweepInfo`.
-    ax : matplotlib.axes.Axes, optional
-        By default those of a new figure.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        The axes of the change. The log evidence has a second axis on the right. Crosses mark sweeps
-        that refused sites.
-    """
-    if not isinstance(post, list | tuple):
-        post = _posterior(post, "history", "a posterior, a list of SweepInfo")
-    history = list(getattr(post, "history", post))
-    if not history:
-        raise ValueError("post has no history of sweeps; allowed: the result of a fit")
-    number = np.array([info.sweep for info in history])
-    change = np.array([info.change for info in history], dtype=np.float64)
-    evidence = np.array([info.log_evidence for info in history], dtype=np.float64)
-    refused = np.array([info.n_refused > 0 for info in history])
-    ax = _axes(ax, 5.8, 3.6)
-    # a log scale has no 0, the change of a sweep that moved nothing
-    shown = np.where(change > 0.0, change, np.nan)
-    ax.plot(number, shown, color=BLUE, marker="o", markersize=4, linewidth=1.2)
-    ax.plot(number[refused], shown[refused], "x", color=BLUE, markersize=9)
-    if np.isfinite(shown).any():
-        ax.set_yscale("log")
-    tol = getattr(getattr(post, "schedule", None), "tol", 0.0)
-    if tol:
-        ax.axhline(tol, color=BLUE, linewidth=0.8, linestyle=(0, (4, 3)))
-        ax.annotate(
-            "tolerance", (1.0, tol), xycoords=("axes fraction", "data"), xytext=(-3, 3),
-            textcoords="offset points", ha="right", fontsize=7, color=BLUE,
-        )  # fmt: skip
-    ax.set_xlabel("sweep")
-    ax.set_ylabel("change, posterior sd", color=BLUE)
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    right = ax.twinx()
-    right.plot(number, evidence, color=ORANGE, marker="s", markersize=3.5, linewidth=1.2)
-    right.set_ylabel("log evidence", color=ORANGE)
-    right.ticklabel_format(useOffset=False)
-    right.spines["top"].set_visible(False)
-    ax.spines["top"].set_visible(False)
-    return ax
 
 
 def check(result: Any, ax: Any = None) -> Any:

@@ -117,30 +117,6 @@ def test_other_kernels_are_left_to_scikit_learn(kernel):
     assert np.isfinite(slope).all()
 
 
-def test_guesses_are_the_plane_through_the_last_fits():
-    rng = np.random.default_rng(0)
-    level, slopes = rng.normal(size=(2, 50)), rng.normal(size=(2, 2, 50))
-
-    def sites(theta):
-        log_precision, scaled = level + np.tensordot(theta, slopes, axes=1)
-        root = np.exp(0.5 * log_precision)
-        return process_search.Sites(root**2, scaled * root, np.zeros(50))
-
-    trail = process_search.Trail(2)
-    for theta in np.array([[9.0, 9.0], [0.0, 0.0], [1.0, 0.0], [0.5, 1.0]]):
-        assert (trail.guess(theta) is None) == (len(trail.points) < 2)
-        trail.add(theta, sites(theta))
-    there = np.array([0.6, 0.4])
-    guess = trail.guess(there)
-    np.testing.assert_allclose(guess.sites.precision, sites(there).precision)
-    np.testing.assert_allclose(guess.sites.shift, sites(there).shift)
-    # too far from them to be guessed
-    assert trail.guess(np.array([30.0, 30.0])) is None
-    # sites of a negative precision have no logarithm
-    trail.add(there, sites(there)._replace(precision=-np.ones(50)))
-    assert trail.guess(there) is None
-
-
 def test_sites_from_the_search_save_sweeps_and_change_nothing():
     rows, labels = rings()
     model = GPClassifier().fit(rows, labels)

@@ -24,13 +24,13 @@ DOORS = "fit_problem", "fit_process"
 @pytest.mark.full
 @pytest.mark.parametrize("labels", [Y, LABELS], ids=["two", "three"])
 @pytest.mark.parametrize("kind", MAKE)
-def test_the_estimator_stays_as_it_was_and_a_posterior_comes_out(kind, labels):
+def test_the_estimator_stays_as_it_was_and_the_posterior_of_the_sweeps_comes_out(kind, labels):
     model = MAKE[kind]()
     parameters = vars(model).copy()
     calls = calls_of(lambda: MAKE[kind]().fit(X, labels))
     # here the arguments are checked
     begin = calls.first[next(name for name in ("maximum", *DOORS) if name in calls.first)]
-    rng = np.random.default_rng(0)
+    rng, posteriors = np.random.default_rng(0), 0
     for at in rng.integers(begin + 1, calls.count - 2, size=10):
         pressed = interrupted(lambda: model.fit(X, labels), int(at))
         if pressed is None:  # it had fewer calls, and is fitted
@@ -38,10 +38,13 @@ def test_the_estimator_stays_as_it_was_and_a_posterior_comes_out(kind, labels):
             vars(model).update(parameters)
             continue
         assert isinstance(pressed, epfast.Interrupted), at
-        post = pressed.posterior
-        assert np.isfinite(post.mean).all()
-        assert (post.variance > 0.0).all()
         assert vars(model) == parameters
+        post = pressed.posterior
+        if post is not None:  # it fell in sweeps
+            posteriors += 1
+            assert np.isfinite(post.mean).all()
+            assert (post.variance > 0.0).all()
+    assert posteriors or kind == "evidence"  # whose sweeps are a small part
 
 
 @pytest.mark.parametrize("kind", ["fixed", "process, fixed"])

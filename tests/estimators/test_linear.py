@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from epfast import LinearClassifier
-from epfast.estimators.evidence import Columns
+from epfast.estimators.evidence import columns_of, total_of
 from tests.oracles.data import prior_of_ones
 
 # of epfast about extreme data of a check, and of scikit-learn about its own
@@ -520,18 +520,19 @@ def test_variances_of_columns(weighted, kind):
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(9001, 3)) * [1.0, 0.1, 0.0] + [0.0, 5.0, 0.3]
     weights = rng.integers(0, 3, 9001).astype(float) if weighted else None
-    found = Columns.of(kind(rows), weights)
+    centred, squares = columns_of(kind(rows), weights, True)
     mean = np.average(rows, axis=0, weights=weights)
     variance = np.average((rows - mean) ** 2, axis=0, weights=weights)
-    np.testing.assert_allclose(found.variance, [*variance[:2], 0.0], rtol=1e-9)
-    np.testing.assert_allclose(found.square, variance + mean**2, rtol=1e-9)
-    each = found.total(True, np.arange(3))
+    np.testing.assert_allclose(centred, [*variance[:2], 0.0], rtol=1e-9)
+    np.testing.assert_allclose(squares, variance + mean**2, rtol=1e-9)
+    np.testing.assert_array_equal(columns_of(kind(rows), weights, False), [squares, squares])
+    each = total_of(centred, squares, np.arange(3))
     np.testing.assert_allclose(each, [*variance[:2], 0.09], rtol=1e-9)
-    assert found.total(True)[0] == pytest.approx(variance[:2].sum())
+    assert total_of(centred, squares)[0] == pytest.approx(variance[:2].sum())
 
 
 def test_plain_arrays_are_checked_as_others_are():
-    """They go by a look of ours alone, and leave what scikit-learn's validation would."""
+    """They leave what others leave."""
     frame = pytest.importorskip("pandas").DataFrame(X, columns=list("abcd"))
     named, plain = LinearClassifier().fit(frame, Y), LinearClassifier().fit(X, Y)
     np.testing.assert_array_equal(named.coef_, plain.coef_)

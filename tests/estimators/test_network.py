@@ -116,25 +116,6 @@ def test_defaults_on_data_that_scikit_learn_ships():
 # ---- passes, streams, copies ----
 
 
-def test_early_stopping_keeps_the_best_pass():
-    model = NetworkRegressor(
-        (20,), schedule=epfast.ADF(passes=60), early_stopping=True, n_iter_no_change=3
-    ).fit(X, Y)
-    scores = model.validation_scores_
-    best = int(np.argmax(scores))
-    assert model.n_iter_ == best + 1 == len(model.posterior_.history)
-    assert len(scores) == min(60, best + 1 + 3)
-    order = np.random.default_rng([0, 1]).permutation(300)
-    held = order[:30]
-    assert model.posterior_.log_predictive(X[held], Y[held]).mean() == scores[best]
-    # the same passes in one fit
-    rest = order[30:]
-    post = epfast.fit_network(X[rest], Y[rest], (20,), epfast.ADF(passes=best + 1, seed=0))
-    np.testing.assert_array_equal(post.predict(NEW)[0], model.posterior_.predict(NEW)[0])
-    assert len(NetworkRegressor((5,)).fit(X, Y).validation_scores_) == 0
-    assert NetworkClassifier((5,), early_stopping=True).fit(MOONS, HALVES).n_iter_ >= 1
-
-
 def test_streams_do_not_run_away():
     """Chunks of 50 rows of diabetes: one pass had ended 400 times worse than a constant."""
     rows, y = load_diabetes(return_X_y=True)
@@ -173,14 +154,9 @@ def test_copies_and_files(tmp_path):
         ({"hidden": (5.5,)}, "hidden"),
         ({"schedule": "adf"}, "schedule"),
         ({"schedule": epfast.DEP()}, "schedule"),
-        ({"schedule": "adf", "early_stopping": True}, "schedule"),
         ({"prior": (1.0, 6.0)}, "prior"),
         ({"noise": (6.0, -1.0)}, "noise"),
         ({"standardize": 3}, "standardize"),
-        ({"early_stopping": "yes"}, "early_stopping"),
-        ({"early_stopping": True, "validation_fraction": 0.0}, "validation_fraction"),
-        ({"early_stopping": True, "validation_fraction": 1.0}, "validation_fraction"),
-        ({"early_stopping": True, "n_iter_no_change": 0}, "n_iter_no_change"),
         ({"random_state": -1}, "random_state"),
         ({"progress": 3}, "progress"),
     ],

@@ -269,9 +269,6 @@ def network_settings(draw: Draw) -> dict[str, Any]:
         {
             "prior": (draw.scale(-1, 2), draw.scale(-1, 2)),
             "standardize": False,
-            "early_stopping": True,
-            "validation_fraction": draw.of((0.1, 0.5)),
-            "n_iter_no_change": draw.integer(1, 3),
             "random_state": draw.integer(0, 9),
         },
     )

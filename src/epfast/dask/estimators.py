@@ -18,7 +18,7 @@ from epfast.dask.labels import by_chunk, classes_of, labels_at_door, signs_of
 from epfast.dask.prediction import lazily, rows_of
 from epfast.estimators.base import LatentClassifier, all_or_nothing, estimator, stacked
 from epfast.estimators.coupling import best, tally
-from epfast.estimators.linear_model import Coefficients, VectorCoefficients
+from epfast.estimators.linear_model import Coefficients
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
@@ -254,7 +254,7 @@ class LinearClassifier(_Linear, LatentClassifier):
 
 
 @estimator
-class LinearRegressor(VectorCoefficients, RegressorMixin, _Linear):  # type: ignore[misc]
+class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
     """A linear model of numbers, whose rows are on a cluster.
 
     Parameters

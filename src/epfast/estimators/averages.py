@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from epfast._arrays import Array
-from epfast.estimators.evidence import LATENT_VARIANCES, Averaged, Fits
+from epfast.estimators.evidence import LATENT_VARIANCES, Fits
 from epfast.estimators.parameters import weak_prior
 from epfast.estimators.search import Learnt, Search, warn_lost
 from epfast.gaussian import IntegratedPosterior
@@ -175,7 +175,7 @@ class Averaging:
         few = len(self.names) <= 2
         return grid(surface, 1.0, DROP) if few else drawn([surface], DRAWS, 0)
 
-    def mixture(self, design: WeightedPoints, mode: HyperPoint) -> tuple[Averaged, Learnt]:
+    def mixture(self, design: WeightedPoints, mode: HyperPoint) -> tuple[Fits, Learnt]:
         """The average of the fits of the points."""
         search = self.search
         values = np.array([point.value for point in design.points]) + design.log_volumes
@@ -200,12 +200,12 @@ class Averaging:
         middle = mode.u.copy()
         if search.k:
             middle[0] = posteriors[0].weights @ u[:, 0]
-        return Averaged(posteriors, []), Learnt(search.variance(middle), search.loss(mode.u))
+        return Fits(posteriors, []), Learnt(search.variance(middle), search.loss(mode.u))
 
 
 def averaged(
     search: Search, learnt: Learnt, fits: Fits, rows: Any, scale: float, always: bool
-) -> tuple[Fits | Averaged, Learnt]:
+) -> tuple[Fits, Learnt]:
     """Fits that are averaged over hyper-parameters, and these: means of v. Or those given.
 
     Parameters

@@ -23,7 +23,7 @@ from epfast.gaussian import (
     fit_problem,
 )
 from epfast.gaussian.choices import Choices
-from epfast.gaussian.fit_linear import unfitted
+from epfast.gaussian.engines.rows import has_mean_passes
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.problem import (
     NO_SPREAD,
@@ -37,7 +37,7 @@ from epfast.gaussian.problem import (
     with_ones,
 )
 from epfast.gaussian.wide import wide_rows
-from epfast.inference import Sites, start_may_be_dropped
+from epfast.inference import start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule
@@ -102,46 +102,11 @@ def problems_of(
     return [problem._replace(intercept=intercept, center=center, wide=wide) for problem in problems]
 
 
-class Slopes:
-    """What a search reads of the fits of all binary problems with one prior variance."""
-
-    @property
-    def count(self) -> int:
-        """Latents of all problems."""
-        raise NotImplementedError
-
-    def slope(self, precision: float, d: int) -> float:
-        """d log Z / d log v of one prior variance v of d weights, summed over the problems."""
-        raise NotImplementedError
-
-    def curvature(self, precision: float, d: int) -> float:
-        """d^2 log Z / (d log v)^2 of one prior variance, the sites held. NaN without matrices."""
-        raise NotImplementedError
-
-    def excess(self, slope: float, d: int) -> float:
-        """A measure of a slope that is nearly linear in the inverse of the prior sd: its root is 0.
-
-        The root of E |w|^2 over what the prior expects, less 1. It is linear where the data tell
-        the weights, since E |w|^2 stands still there. And where these grow with the prior sd, the
-        classes nearly separated, as slopes are (MNIST: the same secants end after 5 fits, not 8).
-        """
-        return math.sqrt(max(1.0 + 2.0 * slope / (d * self.count), 0.05)) - 1.0
-
-    def rise(self, precision: float, slope: float, d: int) -> float:
-        """d excess / d prior sd^-1, the sites held. NaN without matrices."""
-        by_log = self.curvature(precision, d) / (d * self.count)
-        return -2.0 * by_log / (math.sqrt(precision) * (1.0 + self.excess(slope, d)))
-
-    def bend(self, x: float, rise: float, d: int) -> float:
-        """Minus the second derivative by log v at the root, x the inverse prior sd there."""
-        return 0.5 * d * self.count * rise * x
-
-
 @dataclass(frozen=True)
-class Fits(Slopes):
-    """The fits of all binary problems with one prior."""
+class Fits:
+    """The fits of all binary problems with one prior, or their averages over the same priors."""
 
-    posteriors: list[Posterior]
+    posteriors: list[Any]
     #: what there is to warn of: arguments of :func:`epfast.estimators.base.warn_of_fits`
     reports: list[tuple[Any, ...]]
 
@@ -179,31 +144,42 @@ class Fits(Slopes):
             total -= 0.5 * (m @ m / precision + np.trace(S))
         return float(total)
 
+    def excess(self, slope: float, d: int) -> float:
+        """A measure of a slope that is nearly linear in the inverse of the prior sd: its root is 0.
+
+        The root of E |w|^2 over what the prior expects, less 1. It is linear where the data tell
+        the weights, since E |w|^2 stands still there. And where these grow with the prior sd, the
+        classes nearly separated, as slopes are (MNIST: the same secants end after 5 fits, not 8).
+        """
+        return math.sqrt(max(1.0 + 2.0 * slope / (d * self.count), 0.05)) - 1.0
+
+    def rise(self, precision: float, slope: float, d: int) -> float:
+        """d excess / d prior sd^-1, the sites held. NaN without matrices."""
+        by_log = self.curvature(precision, d) / (d * self.count)
+        return -2.0 * by_log / (math.sqrt(precision) * (1.0 + self.excess(slope, d)))
+
+    def bend(self, x: float, rise: float, d: int) -> float:
+        """Minus the second derivative by log v at the root, x the inverse prior sd there."""
+        return 0.5 * d * self.count * rise * x
+
     @property
     def count(self) -> int:
+        """Latents of all problems."""
         return sum(len(post.mean) if post.mean.ndim > 1 else 1 for post in self.posteriors)
 
     @property
-    def log_evidence(self) -> float:
-        return float(sum(post.log_evidence for post in self.posteriors))
-
-
-class Averaged(NamedTuple):
-    """Fits of all binary problems, averaged over the same prior variances."""
-
-    posteriors: list[IntegratedPosterior]
-    reports: list[tuple[Any, ...]]
-
-    @property
     def by_point(self) -> list[Fits]:
-        """The fits of each point."""
+        """Of averages, the fits of each point."""
         columns = zip(*(post.posteriors for post in self.posteriors), strict=True)
         return [Fits(list(column), []) for column in columns]
 
     @property
     def log_evidence(self) -> float:
-        values = [fits.log_evidence for fits in self.by_point]
-        return float(special.logsumexp(self.posteriors[0].log_prior + values))
+        first = self.posteriors[0]
+        if isinstance(first, IntegratedPosterior):
+            values = [fits.log_evidence for fits in self.by_point]
+            return float(special.logsumexp(first.log_prior + values))
+        return float(sum(post.log_evidence for post in self.posteriors))
 
 
 class BinaryProblems(NamedTuple):
@@ -225,15 +201,6 @@ class BinaryProblems(NamedTuple):
         """The same with another loss of the same responses."""
         return self._replace(problems=[one._replace(loss=loss) for one in self.problems])
 
-    def unfitted(self) -> Posterior:
-        """The prior, as a posterior of the first problem."""
-        prior: Posterior = unfitted(self.problems[0])
-        return prior
-
-    @property
-    def n(self) -> int:
-        return self.problems[0].shape[0]
-
     @property
     def flat(self) -> bool:
         """Whether the evidence of a fixed point does not change with its sites, to first order."""
@@ -247,6 +214,14 @@ class BinaryProblems(NamedTuple):
         first = self.problems[0]
         rows = first.covariance == "full" and first.wide is None and first.loss.latents == 1
         return self.flat and rows and len(self.problems) == 1 and isinstance(first.schedule, EP)
+
+    @property
+    def passes(self) -> bool:
+        """Whether fits are by passes, which a prior that moves from sweep to sweep would break up.
+
+        With 300, 500 and 784 columns such fits took two, three and one time as long as secants.
+        """
+        return has_mean_passes(self.problems[0])
 
     def at(self, k: int, variance: float | Array) -> Problem:
         """One problem with this prior variance."""
@@ -321,48 +296,21 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
 
 def averages_with_chunk(
     posteriors: list[IntegratedPosterior], problem: BinaryProblems, n_jobs: int | None
-) -> Averaged:
+) -> Fits:
     """As :func:`with_chunk`, of averages: their points go on, and are weighted anew."""
-    before = Averaged(posteriors, []).by_point
+    before = Fits(posteriors, []).by_point
     now = [with_chunk(fits.posteriors, problem, n_jobs) for fits in before]
     gains = [b.log_evidence - a.log_evidence for a, b in zip(before, now, strict=True)]
     columns = zip(*(fits.posteriors for fits in now), strict=True)
     pairs = zip(posteriors, columns, strict=True)
     longer = [post.with_posteriors(column, gains) for post, column in pairs]
-    return Averaged(longer, [one for fits in now for one in fits.reports])
+    return Fits(longer, [one for fits in now for one in fits.reports])
 
 
 def at_mode(post: Any) -> Posterior:
     """A posterior, or of an average that of its most probable point."""
     at_best: Posterior = post.best if isinstance(post, IntegratedPosterior) else post
     return at_best
-
-
-def onward(before: Posterior, last: Posterior, share: float) -> Posterior:
-    """A start on the line through two fits of the same rows, a share of their distance further.
-
-    The last fit where the forms have no such line, or a site on it is not log-concave.
-    """
-    same = type(before) is type(last) in (FullPosterior, JointPosterior) and share <= 1.0
-    if not same or before.sites is None or last.sites is None:
-        return last
-
-    def along(*pair: Array) -> Array:
-        return np.asarray(pair[1] + share * (pair[1] - pair[0]))
-
-    sites = Sites(*map(along, before.sites, last.sites))
-    if not (sites.precision > 0.0).all():
-        return last
-    if isinstance(last, JointPosterior):  # whose sites alone begin a fit
-        return replace(last, state=last.state._replace(sites=sites))
-    if sites.precision.ndim != 1:
-        return last
-    older, base = before.problem.base, last.problem.base
-    precision = along(before.precision - older.precision, last.precision - base.precision)
-    shift = along(before.shift - older.shift, last.shift - base.shift)
-    total = base.log_scale + float(sites.log_scale.sum())
-    state = State(precision + base.precision, shift + base.shift, sites, total, last.n_sweeps)
-    return replace(last, state=state)
 
 
 def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
@@ -373,41 +321,35 @@ def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
     return (before.latents, before.correlated) == (now.latents, now.correlated)
 
 
-class Columns(NamedTuple):
-    """Variances of the columns of rows, weighted: (d,) each."""
+def columns_of(rows: Any, weights: Array | None, centred: bool) -> tuple[Array, Array]:
+    """Weighted variances of columns, (d,) each: about the mean or, not centred, 0. And about 0.
 
-    #: about the mean, and about 0
-    variance: Array
-    square: Array
+    In one pass beside that for the mean.
+    """
+    mean = mean_of_rows(rows, weights)
+    rounding = rounding_of_mean(rows.shape[0])
+    with np.errstate(all="ignore"):
+        if sparse.issparse(rows):
+            square = mean_of_rows(rows.power(2, float), weights)
+            variance, lost = square - mean**2, rounding
+        else:
+            given = np.ones(len(rows)) if weights is None else weights
+            parts = ((given[part], rows[part] - mean) for part in row_chunks(rows))
+            variance = sum(some @ away**2 for some, away in parts) / given.sum()
+            square, lost = variance + mean**2, rounding**2
+        # a constant column leaves the rounding of its mean
+        constant = variance <= max(lost, NO_SPREAD**2) * square
+        variance[constant] = 0.0
+    return variance if centred else square, square
 
-    @classmethod
-    def of(cls, rows: Any, weights: Array | None) -> Columns:
-        """In one pass beside that for the mean."""
-        mean = mean_of_rows(rows, weights)
-        rounding = rounding_of_mean(rows.shape[0])
-        with np.errstate(all="ignore"):
-            if sparse.issparse(rows):
-                square = mean_of_rows(rows.power(2, float), weights)
-                variance, lost = square - mean**2, rounding
-            else:
-                given = np.ones(len(rows)) if weights is None else weights
-                parts = ((given[part], rows[part] - mean) for part in row_chunks(rows))
-                variance = sum(some @ away**2 for some, away in parts) / given.sum()
-                square, lost = variance + mean**2, rounding**2
-            # a constant column leaves the rounding of its mean
-            constant = variance <= max(lost, NO_SPREAD**2) * square
-            variance[constant] = 0.0
-        return cls(variance, square)
 
-    def total(self, centred: bool, groups: NDArray[np.intp] | None = None) -> Array:
-        """The total variance of the columns of each group, of all without groups, (k,).
+def total_of(variance: Array, square: Array, groups: NDArray[np.intp] | None = None) -> Array:
+    """The total variance of the columns of each group, of all without groups, (k,).
 
-        About 0 if it is not to be centred, or is 0 or overflows. 1 where that does, too.
-        """
-        groups = np.zeros(len(self.square), dtype=np.intp) if groups is None else groups
-        of_squares, total = np.zeros((2, groups.max() + 1))
-        np.add.at(of_squares, groups, self.square)
-        np.add.at(total, groups, self.variance if centred else self.square)
-        for other in (of_squares, np.ones(len(total))):
-            total = np.where((total > 1e-200) & (total < 1e200), total, other)
-        return np.asarray(total)
+    About 0 if it is 0 or overflows. 1 where that does, too.
+    """
+    groups = np.zeros(len(square), dtype=np.intp) if groups is None else groups
+    totals: Any = [np.bincount(groups, part) for part in (variance, square)]
+    totals.append(np.ones(len(totals[0])))
+    fine = [(total > 1e-200) & (total < 1e200) for total in totals]
+    return np.select(fine, totals)

@@ -25,21 +25,21 @@ from epfast.estimators.base import (
 )
 from epfast.estimators.evidence import (
     LATENT_VARIANCES,
-    Averaged,
     BinaryProblems,
-    Columns,
     Fits,
     Posterior,
     alike,
     at_mode,
+    columns_of,
     normalised,
     problems_of,
+    total_of,
 )
 from epfast.estimators.jobs import jobs_of
 from epfast.estimators.parameters import LossParameters, OfPower, warn_ends
 from epfast.estimators.search import Learnt, Search, common_variance, warn_lost
-from epfast.estimators.spectrum import Spectrum, log_spread_of_residuals, without_offset
-from epfast.gaussian import FullPosterior, IntegratedPosterior, Problem, notes
+from epfast.estimators.spectrum import Spectrum, without_offset
+from epfast.gaussian import IntegratedPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import checked_variances
@@ -48,9 +48,6 @@ from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss
 from epfast.priors import HalfCauchy
 from epfast.schedules import EP, Schedule
-
-# scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.utils.metaestimators import available_if  # isort: skip
 
 #: as fit_linear
 FULL_SCHEDULE = EP(sweeps=200)
@@ -78,28 +75,23 @@ class Coefficients(Posteriors):
     classes_: NDArray[Any]
     _seen: NDArray[np.intp]
 
-    def _weights(self) -> tuple[Array, Array]:
-        """Coefficients and intercepts. Made once for the posteriors that there are."""
-        posteriors = getattr(self, "posteriors_", None)
-        if posteriors is None:
+    def _means(self) -> Array:
+        """(1, d or d + 1) or (n_classes, ...)."""
+        if not hasattr(self, "posteriors_"):
             raise AttributeError("the estimator is not fitted, so it has no coef_ or intercept_")
-        known = self.__dict__.get("_made")
-        if known is None or known[0] is not posteriors:
-            d = self.n_features_in_
-            means = np.concatenate([np.atleast_2d(post.mean) for post in posteriors])
-            offset = means[:, d].copy() if means.shape[1] > d else np.zeros(len(means))
-            known = self.__dict__["_made"] = posteriors, means[:, :d].copy(), offset
-        return known[1], known[2]
+        return np.concatenate([np.atleast_2d(post.mean) for post in self.posteriors_])
 
     @property
     def coef_(self) -> Array:
-        """Posterior mean of the coefficients, (1, d) or (n_classes, d). Made when it is read."""
-        return self._weights()[0]
+        """Posterior mean of the coefficients: (1, d), (n_classes, d), or (d,) of a regressor."""
+        coefficients = self._means()[:, : self.n_features_in_].copy()
+        return coefficients if hasattr(self, "classes_") else coefficients[0]
 
     @property
-    def intercept_(self) -> Array:
-        """Posterior mean of the intercepts, (1,) or (n_classes,)."""
-        return self._weights()[1]
+    def intercept_(self) -> Any:
+        """Posterior mean of the intercepts: (1,), (n_classes,), or a number of a regressor."""
+        intercepts = self._means()[:, self.n_features_in_ :].sum(axis=1)
+        return intercepts if hasattr(self, "classes_") else float(intercepts[0])
 
     @property
     def coef_covariance_(self) -> Array:
@@ -117,20 +109,6 @@ def _blocks(post: Any) -> Any:
     if whole.ndim == 3:
         return whole
     return np.einsum("kikj->kij", whole.reshape(shape + shape))
-
-
-class VectorCoefficients(Coefficients):
-    """Those of a regressor, without an axis of classes."""
-
-    @property
-    def coef_(self) -> Array:
-        """Posterior mean of the coefficients, (d,)."""
-        return np.asarray(self._weights()[0][0])
-
-    @property
-    def intercept_(self) -> Any:
-        """Posterior mean of the intercept, a number."""
-        return float(self._weights()[1][0])
 
 
 @estimator
@@ -266,9 +244,12 @@ class LinearModel(Coefficients):
         return checked_variances(given, binary.d)
 
     def _scale_prior(
-        self, binary: BinaryProblems, columns: Columns, weights: Array | None
+        self, binary: BinaryProblems, total: float, weights: Array | None
     ) -> OfPower | None:
-        """The prior of a prior variance that is found. None: a flat one."""
+        """The prior of a prior variance that is found. None: a flat one.
+
+        total: variance of the columns, see :func:`total_of`.
+        """
         scale, problem = self.prior_scale, binary.problems[0]
         if scale is None:
             return None
@@ -276,7 +257,7 @@ class LinearModel(Coefficients):
         given = self.prior_variance is not None or self.prior_groups is not None
         if given or not normalised(problem.loss):
             return None
-        total, unit = columns.total(bool(self.fit_intercept))[0], 1.0
+        unit = 1.0
         if not problem.loss.by_margin and problem.data.y is not None:
             unit = problem.loss.typical(problem.data.y, weights)[1]
         median = float(np.clip(scale * unit / math.sqrt(total), 1e-300, 1e300))
@@ -295,7 +276,7 @@ class LinearModel(Coefficients):
             )
         return np.asarray(np.unique(labels, return_inverse=True)[1])
 
-    def _publish(self, fits: Fits | Averaged, variance: Any) -> None:
+    def _publish(self, fits: Fits, variance: Any) -> None:
         """Set the attributes of a fit."""
         self.prior_variance_ = variance
         self._set_fits(fits.posteriors, fits.log_evidence)
@@ -333,7 +314,6 @@ class LinearModel(Coefficients):
         """
         binary = self._problems(rows, targets, weights, self._schedule(rows), offset=offset)
         self._note_columns(rows, binary.problems[0].center)
-        self._after_interrupt = binary.unfitted
         with one_blas_thread(binary.d):
             starts = None
             if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
@@ -369,14 +349,15 @@ class LinearModel(Coefficients):
                 "by scheme 'exact' (batch_size=None), whose evidence has a known slope"
             )
         unit = problem.loss.typical(problem.data.y, weights)[1] ** 2
-        columns = Columns.of(rows, weights)
+        columns = columns_of(rows, weights, bool(self.fit_intercept))
 
         def ends(groups: NDArray[np.intp] | None) -> Array:  # (k, 2)
-            totals = columns.total(bool(self.fit_intercept), groups)
-            return np.asarray(unit * np.array(LATENT_VARIANCES) / totals[:, None])
+            return np.asarray(
+                unit * np.array(LATENT_VARIANCES) / total_of(*columns, groups)[:, None]
+            )
 
         if sought:
-            own = self._scale_prior(binary, columns, weights)
+            own = self._scale_prior(binary, float(total_of(*columns)[0]), weights)
             given |= {"groups": groups, "ranges": ends(groups), "prior": own}
         if not parameters.names and groups is None:
             search = Search(binary, start, **given)
@@ -387,9 +368,7 @@ class LinearModel(Coefficients):
             spectrum = Spectrum.of(rows, y, weights, binary.intercept_variance)
         search = Search(binary, start, **given, spectrum=spectrum)
         middle = float(np.log(ends(None)).mean())
-        residuals = spectrum.log_spread() if spectrum else log_spread_of_residuals(problem)
-        frees = parameters.starts(residuals)
-        begins = [np.append(np.full(search.k, middle), free) for free in frees]
+        begins = [np.append(np.full(search.k, middle), free) for free in parameters.starts()]
         learnt = search.climb(search.first(begins))
         if learnt is None or not learnt.settled:
             warn_lost(search, "a middle one" if learnt is None else "the best of the others")
@@ -401,7 +380,7 @@ class LinearModel(Coefficients):
 
     def _integrated(
         self, search: Search, learnt: Learnt, fits: Fits, rows: Any, weights: Array | None
-    ) -> tuple[Fits | Averaged, Learnt]:
+    ) -> tuple[Fits, Learnt]:
         """Fits that are averaged over what was learnt, and its middle. Or those given."""
         given, binary = self.integrate, search.problem
         if not isinstance(given, bool):
@@ -431,9 +410,6 @@ class LinearModel(Coefficients):
 
     # ---- results ----
 
-    @available_if(  # type: ignore[untyped-decorator]
-        lambda self: hasattr(FullPosterior, "summary")
-    )
     def summary(self, level: float = 0.95) -> Any:
         """A table of coefficients and intercept, as :meth:`epfast.FullPosterior.summary` gives it.
 
@@ -466,14 +442,14 @@ class LinearModel(Coefficients):
         first = self.posteriors_[0]
         if not isinstance(first, IntegratedPosterior):
             return super()._points(rows)
-        posteriors = [fits.posteriors for fits in Averaged(self.posteriors_, []).by_point]
+        posteriors = [fits.posteriors for fits in Fits(self.posteriors_, []).by_point]
         if variances:
             latents = [[post.predict_latent(rows) for post in some] for some in posteriors]
         else:  # of one response
             weights, d = np.stack([some[0].mean for some in posteriors]), rows.shape[1]
             means = np.asarray(rows @ weights[:, :d].T).T + weights[:, d:].sum(axis=1)[:, None]
             latents = [[(mean, np.full(len(mean), np.nan))] for mean in means]
-        return Points(first.weights, cast(list[list[Any]], posteriors), latents)
+        return Points(first.weights, posteriors, latents)
 
     def __sklearn_tags__(self) -> Any:
         """Tags of scikit-learn."""

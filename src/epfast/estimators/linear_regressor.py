@@ -12,7 +12,7 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.estimators.base import all_or_nothing, estimator, sample_weights
 from epfast.estimators.evidence import BinaryProblems, Posterior
-from epfast.estimators.linear_model import LinearModel, VectorCoefficients
+from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.estimators.search import Learnt, Search
 from epfast.gaussian import Problem
@@ -30,7 +30,7 @@ OF_LINK = 10.0
 
 
 @estimator
-class LinearRegressor(VectorCoefficients, LinearModel, LatentRegressor):
+class LinearRegressor(LinearModel, LatentRegressor):
     """Bayesian linear regression by expectation propagation, for scikit-learn.
 
     y may be real numbers, counts, times, or ordered classes. The posterior of the weights is that
@@ -170,8 +170,7 @@ class LinearRegressor(VectorCoefficients, LinearModel, LatentRegressor):
     ) -> LinearRegressor:
         """Fit the posterior, the prior variance and the parameters of the likelihood.
 
-        Ctrl-C raises :class:`epfast.Interrupted` with the posterior last at hand, and leaves the
-        estimator as it was before.
+        Ctrl-C raises :class:`epfast.Interrupted`, and leaves the estimator as it was before.
 
         Parameters
         ----------

@@ -123,14 +123,11 @@ class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignor
             n_init=self.n_init,
         )
         warn_of_fits([(post, engine, post.schedule)])
-        self.posteriors_ = [post]
+        self._set_fits([post], post.log_evidence)
         self.means_, self.weights_ = post.mean, post.weights
         self.noise_variance_ = post.noise_variance
         J, d = self.means_.shape
         self.covariances_ = np.tile(np.diag(np.full(d, self.noise_variance_)), (J, 1, 1))
-        self.log_evidence_ = post.log_evidence
-        self.converged_ = post.converged
-        self.n_iter_ = len(post.history)
         return self
 
     def fit_predict(self, X: ArrayLike, y: Any = None) -> NDArray[np.intp]:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
-from scipy.spatial.distance import cdist
 
 from epfast._arrays import Array
 from epfast._core.nearest import regress
@@ -19,10 +18,6 @@ from epfast.inference import Sites
 #: columns 50 and 100 had the same log loss to 0.001, in 2 and 7 s. Predictions from 100, 200 and
 #: 400 rows had 0.393, 0.384 and 0.376, and of a smoother process 0.283, 0.268 and 0.252
 COUNT, AT_NEW = 50, 8
-#: columns up to which a tree finds the rows: 100 of 8,000 in 0.18 s of 4 columns, 0.64 s of 8 and
-#: 1.3 s of 20, where all distances take 0.34, 0.43 and 0.68 s, and 40 times as long with 50,000
-#: rows
-TREE_COLUMNS = 12
 #: half of the rows of an input are the nearest of a random tenth of all, and so farther away, where
 #: there are four times as many as it asks for. Of 8,000 rows of eight columns that took the log
 #: loss from 0.267 to 0.254 with a length scale of 2.9, and from 0.373 to 0.376 with one of 1.2. The
@@ -72,7 +67,7 @@ class Neighbors:
         if count == 0:
             return np.empty((len(self.inputs), 0), dtype=np.intp)
         X = self.X[rows]
-        if self.shape is not None and X.shape[1] <= TREE_COLUMNS:
+        if self.shape is not None:
             nearest = cKDTree(X).query(self.inputs, count + more)[1].reshape(-1, count + more)
         else:
             nearest = self._by_all(X, count + more)
@@ -87,15 +82,12 @@ class Neighbors:
     def _by_all(self, X: Array, count: int) -> Index:
         """The rows of X from all values of the kernel, the farthest one last. O(n) an input."""
         nearest = np.empty((len(self.inputs), count), dtype=np.intp)
-        spread = None if self.shape is not None else np.sqrt(self.kernel.diag(X))
+        spread = np.sqrt(self.kernel.diag(X))
         step = max(1, NUMBERS // len(X))
         for first in range(0, len(nearest), step):
             some = self.inputs[first : first + step]
-            if spread is None:
-                away = cdist(some, X, "sqeuclidean")
-            else:
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    away = -np.nan_to_num(np.abs(self.kernel(some, X)) / spread)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                away = -np.nan_to_num(np.abs(self.kernel(some, X)) / spread)
             nearest[first : first + step] = np.argpartition(away, count - 1, axis=1)[:, :count]
         return nearest
 

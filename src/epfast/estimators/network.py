@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import partial
 from typing import Any, Self
 
@@ -23,8 +23,6 @@ from epfast.estimators.base import (
 from epfast.estimators.jobs import in_threads, jobs_of
 from epfast.estimators.regression import LatentRegressor
 from epfast.parametric import NetworkPosterior, fit_network
-from epfast.parametric.engine import checked_schedule
-from epfast.parametric.network import usual_prior, usual_schedule
 from epfast.schedules import ADF, Schedule
 
 __all__ = ["NetworkClassifier", "NetworkRegressor"]
@@ -32,23 +30,20 @@ __all__ = ["NetworkClassifier", "NetworkRegressor"]
 
 @estimator
 class _Network:
-    """What both estimators share: parameters, passes, and when these end."""
+    """What both estimators share: parameters and fits."""
 
     hidden: Any = field(default=(50,), kw_only=False)
     schedule: Schedule | None = None
     prior: tuple[float, float] | float | None = None
     standardize: bool = True
-    early_stopping: bool = False
-    validation_fraction: float = 0.1
-    n_iter_no_change: int = 5
     random_state: Any = None
     progress: Any = False
     #: of classifiers, which have a network for each class
     n_jobs: int | None = field(default=None, init=False)
 
     def _given(self) -> dict[str, Any]:
-        """What fit_network takes besides rows and schedule."""
-        names = ("hidden", "prior", "standardize", "progress")
+        """What fit_network takes besides rows."""
+        names = ("hidden", "schedule", "prior", "standardize", "progress")
         return {
             **{name: getattr(self, name) for name in names},
             "rng": fit_seed(self.random_state),
@@ -62,7 +57,9 @@ class _Network:
         if hasattr(self, "posteriors_"):
             pairs = zip(self.posteriors_, targets, strict=True)
             return self._each(partial(post.partial_fit, rows, y) for post, y in pairs)
-        given = self._given() | {"schedule": ADF() if self.schedule is None else self.schedule}
+        given = self._given()
+        if self.schedule is None:
+            given["schedule"] = ADF()
         return self._each(partial(fit_network, rows, y, **given) for y in targets)
 
     def _each(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
@@ -76,51 +73,6 @@ class _Network:
         self.posteriors_, self.loss_ = posts, posts[0].loss
         self.n_iter_ = max(post.n_sweeps for post in posts)
         return self
-
-    def _fitted(self, X: Array, y: Array, given: dict[str, Any]) -> tuple[NetworkPosterior, Array]:
-        """A network, and the mean log density of held-out rows after each pass. Empty without."""
-        if not _checks.flag("early_stopping", self.early_stopping):
-            return fit_network(X, y, schedule=self.schedule, **given), np.empty(0)
-        share = _checks.number("validation_fraction", self.validation_fraction, above=0.0, most=0.9)
-        patience = _checks.integer("n_iter_no_change", self.n_iter_no_change, least=1)
-        order = np.random.default_rng([given["rng"], 1]).permutation(len(X))
-        count = max(1, round(share * len(X)))
-        out, rest = order[:count], order[count:]
-        schedule = self.schedule
-        if schedule is None:
-            schedule = usual_schedule(len(rest))
-        one, passes = _one_pass(schedule)
-        if given["prior"] is None:
-            given = given | {"prior": usual_prior(schedule, given.get("loss", "gaussian"))}
-        post = best = fit_network(X[rest], y[rest], schedule=one, **given)
-        history, scores = list(post.history), [_score(post, X[out], y[out])]
-        while len(scores) < passes and len(scores) - int(np.argmax(scores)) <= patience:
-            post = fit_network(
-                X[rest], y[rest], schedule=one, start=post, progress=given["progress"]
-            )
-            history += post.history
-            scores.append(_score(post, X[out], y[out]))
-            if scores[-1] > max(scores[:-1]):
-                best = post
-        best.history = history[: int(np.argmax(scores)) + 1]
-        return best, np.array(scores)
-
-
-def _one_pass(schedule: Any) -> tuple[Any, int]:
-    """The schedule of a single pass, and how many of them it has."""
-    if not isinstance(schedule, Schedule):
-        raise TypeError(
-            f"schedule is {_checks.describe(schedule)}; allowed: an epfast.SEP, ADF, EP or None"
-        )
-    checked_schedule(schedule, "a network", 0)
-    if isinstance(schedule, ADF):
-        return replace(schedule, passes=1), schedule.passes
-    one: Any = schedule
-    return replace(one, sweeps=1, tol=0.0), schedule.sweeps
-
-
-def _score(post: NetworkPosterior, X: Array, y: Array) -> float:
-    return float(post.log_predictive(X, y).mean())
 
 
 @estimator
@@ -147,15 +99,8 @@ class NetworkRegressor(_Network, LatentRegressor):
         Those of the precision of the noise, of the standardised y.
     standardize : bool, default=True
         Whether columns of X, and y, are brought to mean 0 and variance 1 first.
-    early_stopping : bool, default=False
-        Whether to hold rows out, and to keep the network of the pass that predicts them best.
-    validation_fraction : float, default=0.1
-        The share of the rows that are held out, in (0, 0.9].
-    n_iter_no_change : int, default=5
-        Passes without a better one after which the fit ends.
     random_state : int, RandomState or None
-        Of the first means of the weights, of the order of the rows and of the rows held out. None
-        is 0.
+        Of the first means of the weights and of the order of the rows. None is 0.
     progress : bool or callable, default=False
         True shows a bar.
 
@@ -166,9 +111,7 @@ class NetworkRegressor(_Network, LatentRegressor):
     loss_ : losses.Gaussian
         The noise, with its variance.
     n_iter_ : int
-        Passes of the network that was kept.
-    validation_scores_ : ndarray
-        Mean log density of the held-out rows after each pass. Empty without ``early_stopping``.
+        Passes.
     n_features_in_, feature_names_in_
         As in scikit-learn.
 
@@ -192,8 +135,7 @@ class NetworkRegressor(_Network, LatentRegressor):
     def fit(self, X: ArrayLike, y: ArrayLike) -> NetworkRegressor:
         """Fit the posterior.
 
-        Ctrl-C raises :class:`epfast.Interrupted` with the posterior at hand, and leaves the
-        estimator as it was before.
+        Ctrl-C raises :class:`epfast.Interrupted`, and leaves the estimator as it was before.
 
         Parameters
         ----------
@@ -206,8 +148,7 @@ class NetworkRegressor(_Network, LatentRegressor):
             Itself.
         """
         rows, given = self._rows_and_responses(X, y)
-        post, self.validation_scores_ = self._fitted(rows, given, self._given())
-        return self._publish([post])
+        return self._publish([fit_network(rows, given, **self._given())])
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> NetworkRegressor:
         """Take new rows in, by one pass of ADF. Or begin with them.
@@ -245,7 +186,7 @@ class NetworkClassifier(_Network, LatentClassifier):
 
     Parameters
     ----------
-    hidden, schedule, prior, standardize, early_stopping, validation_fraction, n_iter_no_change
+    hidden, schedule, prior, standardize
         As in :class:`NetworkRegressor`.
     n_jobs : int, optional
         Threads over the networks of the classes, as scikit-learn counts them.
@@ -300,8 +241,7 @@ class NetworkClassifier(_Network, LatentClassifier):
         check_labels(labels)
         _, targets = self._encode(labels)
         given = self._given()
-        fits = self._each(partial(self._fitted, rows, target, given) for target in targets)
-        return self._publish([post for post, _ in fits])
+        return self._publish(self._each(partial(fit_network, rows, y, **given) for y in targets))
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None

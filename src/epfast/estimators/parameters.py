@@ -114,17 +114,14 @@ class LossParameters(NamedTuple):
         parts = [self._free(getattr(self.loss, name)) for name in self.names]
         return np.concatenate(parts) if parts else np.empty(0)
 
-    def starts(self, residuals: float | None = None) -> list[Array]:
+    def starts(self) -> list[Array]:
         """Where searches begin: as y spreads, and with less noise. Without names one empty one.
 
         Not with less where t is not log-concave: outliers of a wrong mean make improper cavities.
-
-        residuals: the log of their spread over that of y, where it is known. Then as they spread.
         """
-        powers = self.powers()
-        if residuals is not None:
-            return [self.start + residuals * powers]
-        scales = powers > 0.0
+        scales = np.zeros(self.size)
+        for name, part in self.places:
+            scales[part] = name in ("scale", "variance")
         several = scales.any() and self.loss.log_concave is not False
         return [self.start + shift * scales for shift in (SHIFTS if several else SHIFTS[:1])]
 
@@ -133,14 +130,6 @@ class LossParameters(NamedTuple):
         bounds = [self.bounds[part] for name, part in self.places if name in names]
         none = np.empty((0, 2))
         return self._replace(loss=loss, names=names, bounds=np.concatenate([none, *bounds]))
-
-    def powers(self) -> Array:
-        """(k,), of the scale of the noise that free numbers are the logs of. 0 of the others."""
-        known = {"scale": 1.0, "variance": 2.0}
-        powers = np.zeros(self.size)
-        for name, part in self.places:
-            powers[part] = known.get(name, 0.0)
-        return powers
 
     def at(self, free: Array) -> Loss:
         """The loss with these free numbers."""

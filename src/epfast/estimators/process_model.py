@@ -66,9 +66,6 @@ NUMBERS = 1 << 18
 #: rows from which a low rank is tried where none is asked for, and rows beyond which no other
 #: process is fitted exactly: a search takes two minutes there
 LOW_RANK_FROM, EXACT_UP_TO = 1000, 6000
-#: seconds of an exact evidence with its gradient over n^3, one thread, and how many a search takes
-#: (11 to 18 of 2,000 and 4,000 rows)
-SECONDS, EVALUATIONS = 7e-11, 12
 #: rows up to which an average over hyper-parameters is taken where none is asked for: it takes 130
 #: to 570 fits
 AVERAGED_UP_TO = 100
@@ -120,8 +117,6 @@ class ProcessModel(Posteriors):
         _checks.number("jitter", self._jitter, least=0.0)
         if self.rank is not None:
             _checks.integer("rank", self.rank, least=1)
-            if self._jitter != 0.0:
-                raise ValueError(f"jitter is {_checks.describe(self.jitter)}; allowed with rank: 0")
         method = _checks.choice("method", self.method, METHODS)
         if self.n_neighbors is not None:
             _checks.integer("n_neighbors", self.n_neighbors, least=1)
@@ -131,10 +126,8 @@ class ProcessModel(Posteriors):
         given = [f"{name}={value!r}" for name, value in others.items() if value is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; allowed: one of them")
-        if method == "nearest" and self._jitter != 0.0:
-            raise ValueError(
-                f"jitter is {_checks.describe(self.jitter)}; allowed with method='nearest': 0"
-            )
+        if self._jitter != 0.0 and (method == "nearest" or self.rank is not None):
+            raise ValueError(f"jitter is {self.jitter!r}; allowed with {given[0]}: 0")
         schedule = self._schedule
         if self.rank is not None and self.optimizer is not None and not isinstance(schedule, EP):
             raise ValueError(
@@ -177,8 +170,6 @@ class ProcessModel(Posteriors):
         """
         self.X_train_ = rows.copy()
         problems = self._processes(kernel, targets, weights, offset, parameters)
-        if isinstance(problems[0], BinaryProcess):
-            self._after_interrupt = problems[0].unfitted
         size, count = kernel.n_dims, len(targets)
         before = self.__dict__.get("_thetas") if self.warm_start else None
         if before is not None and [len(one) for one in before] != [len(problems[0].bounds)] * count:
@@ -260,14 +251,10 @@ class ProcessModel(Posteriors):
             parts = [given] * count if shared else np.split(given, count)
         known = [theta[size:] for theta in self._thetas]
         whole = [np.append(*pair) for pair in zip(parts, known, strict=True)]
-        jobs, inside = shares(self.n_jobs, count)
-        evidences = in_threads(
-            [
-                partial(evidence_at, problem.with_threads(inside), theta, eval_gradient)
-                for problem, theta in zip(self._problems, whole, strict=True)
-            ],
-            jobs,
-        )
+        evidences = [
+            evidence_at(problem, theta, eval_gradient)
+            for problem, theta in zip(self._problems, whole, strict=True)
+        ]
         value = float(np.mean([one for one, _ in evidences]))
         if not eval_gradient:
             return value
@@ -477,7 +464,14 @@ class ProcessModel(Posteriors):
         if self.rank is not None:
             note_rank(posts)
         if self.method == "auto" and any(isinstance(post, NearestGPPosterior) for post in posts):
-            warn_user(self._by_nearest(searched), DataWarning)
+            n = len(self.X_train_)
+            warn_user(
+                f"X has {n} rows, and no low rank stands for their kernel: each row is given its "
+                "nearest ones alone (method='nearest'), which is approximate and has no log "
+                f"evidence; method='exact' would take {least_bytes(n) / 1e9:.2g} GB, and time in "
+                "proportion to n^3; method='nearest' settles it",
+                DataWarning,
+            )
         return posts
 
     def _average(
@@ -568,18 +562,6 @@ class ProcessModel(Posteriors):
                 except (*FAILURES, inference.ConvergenceWarning):
                     return None
         return IntegratedProcess.with_kernels(posterior, kernel_at, self.X_train_)
-
-    def _by_nearest(self, searched: bool) -> str:
-        """Why a fit is not exact, and what an exact one would cost."""
-        n = len(self.X_train_)
-        seconds = SECONDS * n**3 * len(self._kernels) * (EVALUATIONS if searched else 1)
-        time = f"{seconds / 60:.2g} minutes" if seconds < 3600 else f"{seconds / 3600:.2g} hours"
-        return (
-            f"X has {n} rows, and no low rank stands for their kernel: each row is given its "
-            "nearest ones alone (method='nearest'), which is approximate and has no log evidence; "
-            f"method='exact' would take about {time} on one core and {least_bytes(n) / 1e9:.2g} "
-            "GB; method='nearest' settles it"
-        )
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         pieces = [

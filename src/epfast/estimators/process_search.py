@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,14 +24,12 @@ from epfast.estimators.processes import (
 )
 from epfast.gaussian import GPPosterior, LowRankGPPosterior
 from epfast.gaussian.engines.shards import WarmStart
-from epfast.inference import FAILURES, ConvergenceWarning, Interrupted, Sites
+from epfast.inference import FAILURES, ConvergenceWarning
 from epfast.schedules import EP
 
 #: tolerance of EP within a search, and within that of a pilot: an error of the sites changes the
 #: evidence to second order
 TOL, PILOT_TOL = 1e-3, 1e-2
-#: how far beyond the last points of a search sites are guessed, in steps between these
-REACH = 2.0
 #: where L-BFGS stops: relative change of the evidence, largest slope. The same for a pilot
 FTOL, GTOL = 1e-8, 1e-3
 PILOT_FTOL, PILOT_GTOL = 1e-3, 0.1
@@ -47,10 +45,9 @@ WALL = 0.1
 REPAIRS = 5
 #: searches with pivots of their own, and the gain in evidence below which no other follows
 ROUNDS, GAIN = 3, 0.05
-#: where the rank is free: such searches, before an exact one. The truncation error, in nats, that
-#: the pivots of the last one may have at the maximum, where it is 0.003 as a rule. And that at
-#: which a search takes new ones. From a length scale 100 times too long it takes 5
-FREE_ROUNDS, OPEN, STALE = 10, 0.1, 1.0
+#: where the rank is free: such searches, before an exact one. And the truncation error, in nats,
+#: that the pivots of the last one may have at the maximum, where it is 0.003 as a rule
+FREE_ROUNDS, OPEN = 10, 0.1
 #: posteriors with a site per row
 OF_ROWS = GPPosterior, LowRankGPPosterior
 
@@ -74,42 +71,6 @@ class Maximum(NamedTuple):
 Start = tuple[Array, WarmStart | None]
 
 
-class Trail:
-    """Sites of the last fits of a search, and a guess of those at other hyper-parameters."""
-
-    def __init__(self, p: int) -> None:
-        self.p = p
-        #: theta, and the logarithm of the precisions beside the shifts, (2, n)
-        self.points: list[tuple[Array, Array]] = []
-
-    def add(self, theta: Array, sites: Sites) -> None:
-        """Keep the last p + 1. None from before a site that is not log-concave."""
-        if not (sites.precision > 0.0).all():
-            self.points = []
-            return
-        known = np.array([np.log(sites.precision), sites.shift / np.sqrt(sites.precision)])
-        same = [one for one in self.points if not np.array_equal(one[0], theta)]
-        self.points = [*same, (np.array(theta), known)][-self.p - 1 :]
-
-    def guess(self, theta: Array) -> WarmStart | None:
-        """By the plane through the last points, or the nearest to one. Near them only."""
-        if len(self.points) < 2:
-            return None
-        (here, known), others = self.points[-1], self.points[:-1]
-        away = np.array([at - here for at, _ in others])
-        share = np.linalg.lstsq(away.T, theta - here, rcond=0.05)[0]
-        if not np.abs(share).sum() <= REACH:
-            return None
-        # tensordot: the weighted sum of (2, n) arrays
-        log_precision, scaled = known + np.tensordot(
-            share, np.array([other - known for _, other in others]), axes=1
-        )
-        precision = np.exp(log_precision)
-        shift = scaled * np.sqrt(precision)
-        good = np.isfinite(precision).all() and np.isfinite(shift).all()
-        return WarmStart(Sites(precision, shift, np.zeros(len(shift)))) if good else None
-
-
 class Descent:
     """One run of an optimizer over minus the log evidence of a problem."""
 
@@ -125,16 +86,15 @@ class Descent:
         self.hurry = problem.loss.log_concave is False
         ftol, gtol = (PILOT_FTOL, PILOT_GTOL) if pilot else (FTOL, GTOL)
         self.options = {"ftol": ftol, "gtol": gtol}
-        #: start of the first fit, and of the next ones
-        self.first, self.last = start, cast(Any, None)
-        self.trail = Trail(len(problem.bounds))
+        #: start of the next fit
+        self.last: Any = start
         self.best: tuple[float, Array | None] = (np.inf, None)
         #: of the objective at the best hyper-parameters
         self.slope = np.zeros(len(problem.bounds))
         #: at the best hyper-parameters
         self.start: WarmStart | None = None
-        #: truncation error there, and that at which the search ends, to go on with other pivots
-        self.error, self.stale = 0.0, np.inf
+        #: truncation error there
+        self.error = 0.0
         #: what L-BFGS sees as 0: with densities, the first value, which has the unit of y in it
         self.level: float | None = None if problem.parameters.names else 0.0
         #: hyper-parameters that were tried, those at which no fit held, and repaired ones
@@ -151,7 +111,7 @@ class Descent:
             post, holds = fitted(
                 point,
                 self.schedule,
-                self._start(theta),
+                self.last,
                 repair=self.repaired < REPAIRS,
                 can_descend=self.problem.can_descend,
                 hurry=self.hurry,
@@ -160,36 +120,19 @@ class Descent:
                 slope = -point.gradient(post) if eval_gradient else slope
                 value = -post.log_evidence
                 self.last = post
-                if isinstance(post, OF_ROWS):
-                    self.trail.add(theta, post.state.sites)
             if not holds or post.schedule != self.schedule:
                 self.repaired += 1
         except FAILURES:
             self.repaired += 1
-        except Interrupted as pressed:
-            # before the first sweep: there is more in the fit before
-            done = getattr(pressed.posterior, "history", None)
-            raise Interrupted(
-                pressed.posterior if done or self.last is None else self.last
-            ) from None
         if np.isfinite(value) and np.isfinite(slope).all():
             if value < self.best[0]:
                 self.best, self.slope = (value, np.array(theta)), slope
                 self.start = WarmStart(post.state.sites) if isinstance(post, OF_ROWS) else None
                 self.error = getattr(post, "truncation_error", None) or 0.0
-                if self.error > self.stale:
-                    raise _Ended
         else:
             self.lost += 1
             value, slope = np.inf, np.zeros(len(theta))
         return (value, slope) if eval_gradient else value
-
-    def _start(self, theta: Array) -> Any:
-        """Sites on from those of the last fits, or the last fit itself."""
-        if self.last is None:
-            return self.first
-        guess = self.trail.guess(theta) if isinstance(self.last, OF_ROWS) else None
-        return self.last if guess is None else guess
 
     def _with_wall(self, theta: Array) -> tuple[float, Array]:
         """As the objective, with a wall where that is infinite: the line search steps back.
@@ -216,7 +159,7 @@ class Descent:
         """Descend from theta."""
         with self.problem.at_work():
             end = self._run(optimizer, theta)
-        # n^2 numbers, which only a run that is broken off needs
+        # n^2 numbers
         self.last = None
         return end
 
@@ -225,7 +168,6 @@ class Descent:
         if callable(optimizer):
             best, value = optimizer(self.objective, theta, bounds=bounds)
             return Maximum(np.asarray(best), -float(value), self.start, self.error)
-        self.stale = STALE if getattr(self.problem, "renews", False) else np.inf
         self._descend(theta)
         value, place = self.best
         best = theta if place is None else place
@@ -290,26 +232,13 @@ def maxima(
 
     The results do not depend on ``n_jobs``: each search has its own warm starts. Its descents are
     appended to the runs.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C, with the posterior of a fit that it broke off, or of one before.
     """
     jobs = [(k, start) for k, mine in enumerate(starts) for start in mine]
     over, inside = shares(n_jobs, len(jobs))
     calls: list[Callable[[], Maximum]] = [
         partial(climb, problems[k].with_threads(inside), start, runs) for k, start in jobs
     ]
-    try:
-        ends = in_threads(calls, over)
-    except Interrupted:
-        raise
-    except KeyboardInterrupt:
-        for run in runs:
-            if run.last is not None:
-                raise Interrupted(run.last) from None
-        raise
+    ends = in_threads(calls, over)
     best = []
     for k in range(len(problems)):
         mine = [one for (which, _), one in zip(jobs, ends, strict=True) if which == k]
@@ -418,8 +347,4 @@ def _next(
     if end.start is None or rounds == FREE_ROUNDS:
         return end, problem.unfactored()
     there = problem.stage(end.theta, end.start.sites.precision)
-    low = isinstance(there, LowRankProcess)
-    if not low and form.renews and end.error > STALE:
-        # on the way to a maximum, which may have one
-        there, low = replace(form, renews=False), True
-    return end, None if low and end.error <= OPEN else there
+    return end, None if isinstance(there, LowRankProcess) and end.error <= OPEN else there

@@ -29,9 +29,9 @@ from epfast.gaussian.choices import Choices, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.factor import certified_factor, factor_at
-from epfast.gaussian.fit_gp import fit_gp, unfitted, without_factor
+from epfast.gaussian.fit_gp import fit_gp, without_factor
 from epfast.gaussian.hyper_gp import ProcessPoint
-from epfast.gaussian.low_rank import fit_factor, without_columns
+from epfast.gaussian.low_rank import fit_factor
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
 from epfast.gaussian.problem import Data, Problem, checked_kernel
 from epfast.gaussian.process_posterior import contracted
@@ -186,28 +186,14 @@ class BinaryProcess(Process):
             raise MemoryError
         return self
 
-    def unfitted(self) -> GPPosterior | LowRankGPPosterior:
-        """The prior with the hyper-parameters of the kernel as given, as a posterior.
-
-        By nearest rows, that of some rows.
-        """
-        if self.low_rank is not None:
-            return self.low_rank.unfitted()
-        some = self if self.neighbors is None else self.pilot(pilot_rows(len(self.X)))
-        post: GPPosterior = unfitted(some.process.with_kernel(_owned(self.kernel(some.X), some.X)))
-        return post
-
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters. A check of the kernel matrix is O(n^3 / 3)."""
         kernel, loss = self.parted(theta, self.process.loss)
-        ours, dK = self.process._replace(loss=loss), np.empty((0, 0, 0))
+        ours = self.process._replace(loss=loss)
         shape = None if checked else Stationary.of(kernel)
         if shape is not None:
             return self._shaped(shape, ours, gradient)
-        if gradient:
-            K, dK = kernel(self.X, eval_gradient=True)
-        else:
-            K = kernel(self.X)
+        K, dK = matrix_of(kernel, self.X, gradient)
         K = _owned(K, self.X, dK)
         if checked:
             with self.at_work():
@@ -239,6 +225,11 @@ class BinaryProcess(Process):
         return ProcessPoint(fits_of(process, gradient), slope)
 
 
+def matrix_of(kernel: Any, X: Array, gradient: bool) -> tuple[Any, Any]:
+    """The values of a kernel, (n, n), and their derivatives by theta, (n, n, p)."""
+    return kernel(X, eval_gradient=True) if gradient else (kernel(X), np.empty((0, 0, 0)))
+
+
 def least_bytes(n: int) -> float:
     """What the matrices of every exact fit of n rows take."""
     return 8.0 * LEAST * n**2
@@ -266,8 +257,6 @@ class LowRankProcess(Process):
     rank: int | None
     #: those of a search, in which the evidence is smooth. None: those of the hyper-parameters
     pivots: NDArray[np.intp] | None = None
-    #: whether a search ends where these leave too much, to go on with others
-    renews: bool = False
 
     @property
     def schedule(self) -> Any:
@@ -292,7 +281,7 @@ class LowRankProcess(Process):
                 factor = certified_factor(by_columns(kernel, self.X), known, most, 0.5 * NATS)
         except FAILURES:  # no covariance, or no fit: the exact process says so
             return None
-        return None if factor is None else replace(self, pivots=factor.pivots, renews=True)
+        return None if factor is None else replace(self, pivots=factor.pivots)
 
     def _typical_precision(self, theta: Array) -> float:
         """Of the sites, by a fit of some rows."""
@@ -310,10 +299,6 @@ class LowRankProcess(Process):
         """Where BLAS has these threads."""
         rank = self.rank if self.pivots is None else len(self.pivots)
         return one_blas_thread(MOST_RANK if rank is None else rank, self.threads)
-
-    def unfitted(self) -> LowRankGPPosterior:
-        """The prior, before the first column of the factor."""
-        return without_columns(self.chosen, self.data, np.array(self.kernel.diag(self.X)))
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters."""
@@ -449,11 +434,7 @@ class LatentProcess(Process):
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del checked
-        kernel, dK = self.kernel.clone_with_theta(theta), np.empty((0, 0, 0))
-        if gradient:
-            K, dK = kernel(self.X, eval_gradient=True)
-        else:
-            K = kernel(self.X)
+        K, dK = matrix_of(self.kernel.clone_with_theta(theta), self.X, gradient)
 
         def fit(schedule: Any, start: Any, callback: Callback | None = None) -> LatentGPPosterior:
             given = {"scheme": self.scheme, "jitter": self.jitter, "start": start}
@@ -548,18 +529,17 @@ def fit_at(problem: AnyProcess, theta: Array, start: Any, repair: bool) -> tuple
     return settled(problem, theta, start, fit)
 
 
-class Stalled:
-    """A callback that ends sweeps whose change does not shrink."""
+def stalled() -> Callback:
+    """A callback that ends sweeps whose change is more than half of that PATIENCE sweeps before."""
+    changes: list[float] = []
 
-    def __init__(self) -> None:
-        self.changes: list[float] = []
-
-    def __call__(self, info: SweepInfo, state: Any) -> bool:
-        """Whether the change is more than half of that PATIENCE sweeps before."""
+    def ends(info: SweepInfo, state: Any) -> bool:
         del state
-        self.changes.append(info.change)
-        before = self.changes[-PATIENCE - 1 : -PATIENCE]
+        changes.append(info.change)
+        before = changes[-PATIENCE - 1 : -PATIENCE]
         return bool(before) and not info.change <= 0.5 * before[0]
+
+    return ends
 
 
 def fitted(
@@ -586,7 +566,7 @@ def fitted(
     failure: Exception | None = None
     for other, where in _attempts(schedule, start, repair, can_descend, hurry):
         try:
-            ends = Stalled() if hurry and isinstance(other, EP) else None
+            ends = stalled() if hurry and isinstance(other, EP) else None
             post = point.fit(other, where, ends)
         except FAILURES as error:
             failure = failure or error

@@ -21,7 +21,6 @@ from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, EvidenceWarning
 from epfast.estimators.descent import END, descend, root_of_slopes
 from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
-from epfast.estimators.leading import leading
 from epfast.estimators.parameters import LossParameters, OfPower
 from epfast.estimators.spectrum import Spectrum
 from epfast.gaussian import Problem
@@ -43,10 +42,6 @@ SWEEPS, QUICK_TOL, TOL = 100, 0.1, 1e-6
 BEGIN = 3.0
 #: the largest step of log(prior variance): with 1 and 8 the 128 fits take 1,102 and 1,053 runs
 LARGEST_STEP = 2.0
-#: a secant that is no shorter than this share of the last one, if that is so short, is the error of
-#: fits: where a plane separates classes it is 50 times their tolerance. With a share of 0 the 128
-#: fits take 1,036 runs, and their log evidence changes by 4e-5 at most, 1,080 without this rule
-SHORTER, CLOSE = 0.5, 0.01
 #: accuracy of log(prior variance): of the root of the slope, at fixed points of EP, ...
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely. With .001 the 128 fits take
@@ -62,8 +57,6 @@ STILL = 0.3
 #: a change of the inverse prior sd by which slopes tell how they rise: with 0 and .05 the 128 fits
 #: take 1,059 and 1,109 runs, and one and four end at another log evidence
 SECANT_FROM = 5e-3
-#: SHARE of passes in leading directions, whose slopes are right to second order in what is left
-OF_PASSES = 0.05
 #: steps from the first point at which some fit is to hold
 ELSEWHERE = (0.0, -3.0, 3.0, -6.0, 6.0, -9.0, 9.0)
 #: below the end of the range, of a prior variance of x.theta of 1e6, from where it is flat
@@ -148,8 +141,6 @@ class Search:
         tol = float(self.fine.tol)
         #: of logs of prior variances and numbers of the loss, at the root of slopes
         self.accuracy = max(ROOT_ACCURACY, min(ACCURACY, 100.0 * tol), 10.0 * tol)
-        #: see SHARE
-        self.share = SHARE
 
     def keep(self, parameters: LossParameters, densities: list[Any]) -> None:
         """Seek these of the parameters, under priors over their logs. The others stay."""
@@ -342,18 +333,14 @@ class Search:
             there = newton(self.exact, u, self.bounds, SHORT)
             self.fits(there, self.fine)
         elif self.problem.flat:
-            if self.alone and self.last is None:
-                u = self._pilot(u)
-            loosest = self.fine.tol
-            if math.isnan(self.rise):
-                (u, settled), loosest = self._follow(u), self.quick.tol
-                self.rise = self.rise if settled else math.nan
-            there = u if settled else self._fixed_point(u, loosest)
+            u, settled = self._follow(u)
+            self.rise = self.rise if settled else math.nan
+            there = u if settled else self._fixed_point(u)
         if there is not None:
             return self.learnt(there)
         return self._by_values() if self.alone else self._by_slopes(u)
 
-    def _fixed_point(self, u: Array, loosest: float) -> Array | None:
+    def _fixed_point(self, u: Array) -> Array | None:
         """Where fits with their sites held lead to themselves. None: it is not found.
 
         Of a common variance by secants.
@@ -364,27 +351,10 @@ class Search:
             self._secant if self.alone else self._held,
             u,
             self.bounds,
-            (self.fine.tol, loosest),
+            (self.fine.tol, self.quick.tol),
             self.accuracy,
-            share=self.share,
             mixed=1 if self.alone else MIXED,
         )
-
-    def _pilot(self, u: Array) -> Array:
-        """Where searches in leading directions end, with the start of fits there."""
-        d, starts = self.problem.d, None
-        for small in leading(self.problem):
-            pilot = Pilot(cast(Any, small), starts, ranges=np.exp(self.bounds), prior=self.prior)
-            pilot.rise = self.rise * d / small.d
-            loosest = pilot.quick.tol if math.isnan(self.rise) else small.stage.first
-            root = pilot._fixed_point(u, loosest)
-            if root is None:
-                break
-            u, self.rise, starts = root, pilot.rise * small.d / d, pilot.last
-        if starts is not None:
-            width = self.problem.problems[0].shape[1]
-            self.last = cast(Any, starts[0]).by_problem(math.exp(-u[0]), width)
-        return u
 
     def _follow(self, u: Array) -> tuple[Array, bool]:
         """Where hyper-parameters u end that follow the sites within a fit, and whether at a root.
@@ -393,7 +363,7 @@ class Search:
         that fit as the next start.
         """
         begun, steps, crawls = u, [math.inf, math.inf], False
-        if not self.problem.follows:
+        if not self.problem.follows or (self.alone and self.problem.passes):
             return u, False
 
         def learn(post: Posterior) -> tuple[Problem | None, bool]:
@@ -440,7 +410,7 @@ class Search:
         """
         d, precision = self.problem.d, math.exp(-float(u[0]))
         x, slope = math.sqrt(precision), float(self.slopes(u, fits)[0])
-        excess, moved = fits.excess(slope, d), abs(2.0 * math.log(self.before[0] / x))
+        excess = fits.excess(slope, d)
         if abs(self.before[0] / x - 1.0) > SECANT_FROM:
             self.rise = (excess - self.before[1]) / (x - self.before[0])
         self.before, rise = (x, excess), self.rise
@@ -453,8 +423,7 @@ class Search:
         if rise > 0.0:
             step = -2.0 * math.log(max(1.0 - excess / (rise * x), 1e-300))
         step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
-        error = moved < CLOSE and abs(step) > SHORTER * moved
-        if not held and (error or abs(step) <= STILL * self.accuracy):
+        if not held and abs(step) <= STILL * self.accuracy:
             step = 0.0
         return np.asarray(np.clip(u + step, *self.bounds.T))
 
@@ -516,20 +485,6 @@ class Search:
             return None
         slopes = self.slopes(u, fits)
         return (self.value(u, fits), slopes) if np.isfinite(slopes).all() else None
-
-
-class Pilot(Search):
-    """The search in leading directions, whose passes cannot be repaired."""
-
-    def __init__(self, problem: Any, start: list[Posterior] | None, **given: Any) -> None:
-        super().__init__(problem, start, **given)
-        self.fine, self.accuracy = self.to(problem.stage.last), problem.stage.accuracy
-        self.share = OF_PASSES
-
-    def _repairs(
-        self, variance: float | Array, schedule: Any, first: Fits | None
-    ) -> Iterator[Fits | None]:
-        return iter(())
 
 
 def begin_of(bounds: Array) -> Array:

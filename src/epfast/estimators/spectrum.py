@@ -9,12 +9,9 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.problem import Problem, mean_of_rows
+from epfast.gaussian.problem import mean_of_rows
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Gaussian, Loss
-
-#: least squares tell the noise with so many rows a column. What its diagonal is raised by
-ROWS_PER_COLUMN, RIDGE = 10, 1e-9
 
 
 def without_offset(loss: Loss, responses: Array) -> Array | None:
@@ -22,33 +19,6 @@ def without_offset(loss: Loss, responses: Array) -> Array | None:
     if not isinstance(loss, Gaussian) or loss.beta != 1.0 or (responses[:, 1] != 1.0).any():
         return None
     return responses[:, 0] - responses[:, 2] if loss.has_offset else responses[:, 0]
-
-
-def log_spread_of_residuals(problem: Problem) -> float | None:
-    """Log of the spread of the residuals of least squares over that of y. None: not to be known.
-
-    Losses of residuals y - h alone have some. O(n d^2)
-    """
-    loss, (X, y, weights), (n, d) = problem.loss, problem.data, problem.shape
-    known = loss.by_residual and loss.in_units_of_y and n >= ROWS_PER_COLUMN * d
-    if not known or problem.sparse or weights is not None or y is None:
-        return None
-    # columns may lie anywhere beside an intercept, and so may y
-    columns = X[:, :-1] if problem.intercept else X
-    center, level = np.zeros(columns.shape[1]), 0.0
-    if problem.intercept:
-        center, level = mean_of_rows(columns), float(y[:, 1].mean())
-    with np.errstate(all="ignore"):
-        gram = columns.T @ columns - n * np.outer(center, center)
-        gram[np.diag_indices(len(center))] *= 1.0 + RIDGE
-        try:
-            slopes = np.linalg.solve(gram, columns.T @ (y[:, 1] - level))
-        except ValueError:  # linalg.LinAlgError is one
-            return None
-        fitted = columns @ slopes - center @ slopes + level
-        left = np.stack([y[:, 0], y[:, 1] - fitted], axis=1)
-        ratio = loss.typical(left)[1] / loss.typical(y)[1]
-    return math.log(ratio) if 1e-12 < ratio <= 1.0 else None
 
 
 class Spectrum(NamedTuple):
@@ -69,6 +39,7 @@ class Spectrum(NamedTuple):
     intercept: tuple[float, float] | None
 
     @classmethod
+    @np.errstate(over="ignore", invalid="ignore")  # found below
     def of(
         cls, rows: Any, y: Array, weights: Array | None, intercept_variance: float | None
     ) -> Spectrum | None:
@@ -76,17 +47,6 @@ class Spectrum(NamedTuple):
 
         y: without offsets, (n,). intercept_variance: None without an intercept.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # found below
-            new = cls._of(rows, y, weights, intercept_variance)
-        if new is None or not (math.isfinite(new.rest) and np.isfinite(new.squares).all()):
-            return None
-        return new
-
-    @classmethod
-    def _of(
-        cls, rows: Any, y: Array, weights: Array | None, intercept_variance: float | None
-    ) -> Spectrum | None:
-        """See :meth:`of`."""
         n, d = rows.shape
         share = np.ones(n) if weights is None else weights
         mean, center, intercept = 0.0, np.zeros(d), None
@@ -119,14 +79,10 @@ class Spectrum(NamedTuple):
             values, vectors = linalg.eigh(matrix)
         values = np.maximum(values, 0.0)
         squares = (vectors.T @ product) ** 2 * (1.0 if d <= n else values)
-        return cls(values, squares, float(y @ (share * y)), float(share.sum()), intercept)
-
-    def log_spread(self) -> float | None:
-        """See :func:`log_spread_of_residuals`."""
-        seen = self.values > RIDGE * self.values.max(initial=0.0)
-        left = self.rest - float((self.squares[seen] / self.values[seen]).sum())
-        few = self.mass < ROWS_PER_COLUMN * len(self.values)
-        return None if few or not left > 1e-24 * self.rest else 0.5 * math.log(left / self.rest)
+        rest = float(y @ (share * y))
+        if not (math.isfinite(rest) and np.isfinite(squares).all()):
+            return None
+        return cls(values, squares, rest, float(share.sum()), intercept)
 
     def evidence(self, variance: float, noise: float) -> tuple[float, Array, Array]:
         """Log evidence, its slopes and second derivatives by logs of the two variances.

@@ -18,10 +18,9 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import GPPosterior, fit_process
 from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import broken
-from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
 from epfast.gaussian.problem import Data, checked_kernel
-from epfast.inference import Sites, fit_from
+from epfast.inference import fit_from
 
 try:
     from GPy.inference.latent_function_inference import LatentFunctionInference
@@ -60,16 +59,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
     These likelihoods of GPy are supported, each with the density that it has in GPy:
 
-    - ``Bernoulli`` with link ``Probit`` or ``Heaviside``.
-    - ``Binomial`` with link ``Probit`` and ``Y_metadata["trials"]``. Unless all trials are 1, it is
-      integrated in Python, which takes some 0.4 ms per site.
-    - ``Poisson`` and ``Exponential`` with link ``Log``.
+    - ``Bernoulli`` with link ``Probit`` or ``Heaviside``, and ``Poisson`` with link ``Log``.
     - ``Gaussian``, and with ``Y_metadata["output_index"]`` also ``HeteroscedasticGaussian`` and
       ``MixedNoise`` of ``Gaussian``. The results are those of exact inference.
     - ``StudentT``, which is not log-concave. If sweeps do not converge, and for up to 1,000 rows,
       :class:`epfast.DoubleLoop` descends to a fixed point, as in :func:`epfast.fit_gp`.
-    - ``Weibull``, ``LogLogistic`` (link ``Log``) and ``LogGaussian``, with
-      ``Y_metadata["censored"]`` if some times are censored.
 
     The gradient includes the parameters of the likelihood, so that ``optimize`` learns them
     together with the kernel.
@@ -103,9 +97,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     Attributes
     ----------
     last : GPPosterior or None
-        Posterior of the latest evaluation, with its history and residual. Latent values and
-        evidence are those of GPy, with three exceptions: the latent value is -f for
-        ``Exponential`` and r f for ``LogLogistic``, and densities are those of transformed times.
+        Posterior of the latest evaluation, with its history and residual.
     """
 
     def __init__(
@@ -138,8 +130,6 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         self.last = None
         #: Y of the latest evaluation
         self._given: Array | None = None
-        #: sites that were read from a file
-        self._loaded: WarmStart | None = None
 
     def inference(
         self,
@@ -161,13 +151,12 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         likelihood : GPy.likelihoods.Likelihood
             One of those above.
         Y : array_like of shape (n, 1)
-            Labels 1 and 0 (or -1), counts, numbers, or times above 0.
+            Labels 1 and 0 (or -1), counts, or numbers.
         *optional, **named
             By name, or in this order:
 
             - ``mean_function``: None, others are refused
-            - ``Y_metadata``: None, or a dict as in GPy, with ``"trials"``, ``"censored"`` (1 for
-              censored times) or ``"output_index"``, (n, 1) each
+            - ``Y_metadata``: None, or a dict as in GPy, with ``"output_index"``, (n, 1)
             - ``precision``: not used
             - ``K``: (n, n), the kernel matrix of ``X``, or None
 
@@ -209,14 +198,12 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
                 "the gradient of the log evidence by the parameters of the likelihood is not finite"
             )
         self.last, self._given = post, np.array(Y, dtype=np.float64)
-        # from scale f to f
-        alpha, R = reading.scale * post.alpha[:, None], post.marginal_precision
-        R *= reading.scale**2
+        alpha, R = post.alpha[:, None], post.marginal_precision
         gradient = np.multiply(alpha, 0.5 * alpha.T)
         gradient -= 0.5 * R
         return (
             PosteriorEP(woodbury_inv=R, woodbury_vector=alpha, K=K),
-            post.log_evidence + float(np.sum(reading.log_c)),
+            post.log_evidence,
             {"dL_dK": gradient, "dL_dthetaL": slopes, "dL_dm": alpha},
         )
 
@@ -249,22 +236,22 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         del posterior
         reading = read(likelihood, Y, Y_metadata)
         post = self._fit(kern.K(X) if K is None else K, Y, reading)
-        return (post.loo_log_predictive() + reading.log_c)[:, None]
+        return post.loo_log_predictive()[:, None]
 
     # -- files --
 
     def to_dict(self) -> dict[str, Any]:
-        """Settings and sites for JSON, as GPy's ``save_model`` and ``to_dict`` of models ask.
+        """Settings for JSON, as GPy's ``save_model`` and ``to_dict`` of models ask.
 
-        A model that is loaded runs EP again, from these sites. GPy makes objects by evaluating the
-        entry "class", in which it knows its own name alone: this one imports epfast.
+        A model that is loaded runs EP again. GPy makes objects by evaluating the entry "class", in
+        which it knows its own name alone: this one imports epfast.
 
         Returns
         -------
         dict
         """
         schedule = self._schedule
-        state: dict[str, Any] = {
+        return {
             "class": f"__import__('importlib').import_module({__name__!r}).{type(self).__name__}",
             "epsilon": float(schedule.tol),
             "eta": float(schedule.power or 1.0),
@@ -274,25 +261,6 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             "ep_mode": self.ep_mode,
             "parallel_updates": schedule.order == "parallel",
         }
-        start = self.last or self._loaded
-        if start is not None:
-            assert start.sites is not None
-            state["sites"] = {name: part.tolist() for name, part in start.sites._asdict().items()}
-            state["sweeps"] = int(start.n_sweeps)
-        return state
-
-    @staticmethod
-    def _build_from_input_dict(inference_class: Any, input_dict: dict[str, Any]) -> EP:
-        """What GPy calls with what :meth:`to_dict` gave."""
-        given = dict(input_dict)
-        sites, sweeps = given.pop("sites", None), given.pop("sweeps", 0)
-        inference: EP = inference_class(**given)
-        if sites is not None:
-            parts = (_checks.array("sites", sites[name], shape=(None,)) for name in Sites._fields)
-            inference._loaded = WarmStart(
-                Sites(*parts), n_sweeps=_checks.integer("sweeps", sweeps, least=0)
-            )
-        return inference
 
     def _fit(self, K: Any, Y: Any, reading: Reading) -> GPPosterior:
         loss, rows = reading.loss, reading.rows
@@ -300,8 +268,6 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         schedule = with_descent(self._schedule, loss, n)
         if np.shape(K) != (n, n):
             raise ValueError(f"K has shape {np.shape(K)}; allowed for {n} rows of Y: ({n}, {n})")
-        if reading.scale**2 != 1.0:
-            K = reading.scale**2 * np.asarray(K)
         if self._given is not None and np.array_equal(self._given, Y):
             # known to be a kernel matrix, so not checked. A copy, since GPy may keep the array
             kernel = KernelMatrix(np.array(K, dtype=np.float64, order="C"))
@@ -309,9 +275,9 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             kernel = checked_kernel(K, False, 0.0)
         chosen = choose_process(loss, None, schedule)
         problem = chosen.problem(Data(None, rows), kernel=kernel)
-        before, start = self.last or self._loaded, None  # type: Any, Any
-        if not self.always_reset and before is not None and before.sites is not None:
-            start = before if len(before.sites.shift) == len(rows) else None
+        start = None if self.always_reset else self.last
+        if start is not None and len(start.y) != n:
+            start = None
         try:
             post: GPPosterior = fit_from(partial(fit_process, problem, warns=False), start)
         except FloatingPointError as error:

@@ -108,6 +108,7 @@ class Interrupted(KeyboardInterrupt):
     schedule=ADF(), start=posterior)``. In a shuffled order, which rows sorted by their responses
     get, the first ones are those of ``posterior.schedule.visits(n_factors, 0)``. It may hold the
     rounding drift of a few sweeps, and what costs long to compute is computed when it is asked for.
+    Of an estimator it is None where no sweep was at work.
     """
 
     def __init__(self, posterior: Any) -> None:
