@@ -23,7 +23,6 @@ from epfast.gaussian import (
     fit_problem,
 )
 from epfast.gaussian.choices import Choices
-from epfast.gaussian.engines.rows import has_mean_passes
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.problem import (
     NO_SPREAD,
@@ -102,8 +101,43 @@ def problems_of(
     return [problem._replace(intercept=intercept, center=center, wide=wide) for problem in problems]
 
 
+class Slopes:
+    """What a search reads of the fits of all binary problems with one prior variance."""
+
+    @property
+    def count(self) -> int:
+        """Latents of all problems."""
+        raise NotImplementedError
+
+    def slope(self, precision: float, d: int) -> float:
+        """d log Z / d log v of one prior variance v of d weights, summed over the problems."""
+        raise NotImplementedError
+
+    def curvature(self, precision: float, d: int) -> float:
+        """d^2 log Z / (d log v)^2 of one prior variance, the sites held. NaN without matrices."""
+        raise NotImplementedError
+
+    def excess(self, slope: float, d: int) -> float:
+        """A measure of a slope that is nearly linear in the inverse of the prior sd: its root is 0.
+
+        The root of E |w|^2 over what the prior expects, less 1. It is linear where the data tell
+        the weights, since E |w|^2 stands still there. And where these grow with the prior sd, the
+        classes nearly separated, as slopes are (MNIST: the same secants end after 5 fits, not 8).
+        """
+        return math.sqrt(max(1.0 + 2.0 * slope / (d * self.count), 0.05)) - 1.0
+
+    def rise(self, precision: float, slope: float, d: int) -> float:
+        """d excess / d prior sd^-1, the sites held. NaN without matrices."""
+        by_log = self.curvature(precision, d) / (d * self.count)
+        return -2.0 * by_log / (math.sqrt(precision) * (1.0 + self.excess(slope, d)))
+
+    def bend(self, x: float, rise: float, d: int) -> float:
+        """Minus the second derivative by log v at the root, x the inverse prior sd there."""
+        return 0.5 * d * self.count * rise * x
+
+
 @dataclass(frozen=True)
-class Fits:
+class Fits(Slopes):
     """The fits of all binary problems with one prior, or their averages over the same priors."""
 
     posteriors: list[Any]
@@ -144,27 +178,8 @@ class Fits:
             total -= 0.5 * (m @ m / precision + np.trace(S))
         return float(total)
 
-    def excess(self, slope: float, d: int) -> float:
-        """A measure of a slope that is nearly linear in the inverse of the prior sd: its root is 0.
-
-        The root of E |w|^2 over what the prior expects, less 1. It is linear where the data tell
-        the weights, since E |w|^2 stands still there. And where these grow with the prior sd, the
-        classes nearly separated, as slopes are (MNIST: the same secants end after 5 fits, not 8).
-        """
-        return math.sqrt(max(1.0 + 2.0 * slope / (d * self.count), 0.05)) - 1.0
-
-    def rise(self, precision: float, slope: float, d: int) -> float:
-        """d excess / d prior sd^-1, the sites held. NaN without matrices."""
-        by_log = self.curvature(precision, d) / (d * self.count)
-        return -2.0 * by_log / (math.sqrt(precision) * (1.0 + self.excess(slope, d)))
-
-    def bend(self, x: float, rise: float, d: int) -> float:
-        """Minus the second derivative by log v at the root, x the inverse prior sd there."""
-        return 0.5 * d * self.count * rise * x
-
     @property
     def count(self) -> int:
-        """Latents of all problems."""
         return sum(len(post.mean) if post.mean.ndim > 1 else 1 for post in self.posteriors)
 
     @property
@@ -214,14 +229,6 @@ class BinaryProblems(NamedTuple):
         first = self.problems[0]
         rows = first.covariance == "full" and first.wide is None and first.loss.latents == 1
         return self.flat and rows and len(self.problems) == 1 and isinstance(first.schedule, EP)
-
-    @property
-    def passes(self) -> bool:
-        """Whether fits are by passes, which a prior that moves from sweep to sweep would break up.
-
-        With 300, 500 and 784 columns such fits took two, three and one time as long as secants.
-        """
-        return has_mean_passes(self.problems[0])
 
     def at(self, k: int, variance: float | Array) -> Problem:
         """One problem with this prior variance."""

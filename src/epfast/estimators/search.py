@@ -21,6 +21,7 @@ from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, EvidenceWarning
 from epfast.estimators.descent import END, descend, root_of_slopes
 from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
+from epfast.estimators.leading import leading
 from epfast.estimators.parameters import LossParameters, OfPower
 from epfast.estimators.spectrum import Spectrum
 from epfast.gaussian import Problem
@@ -57,6 +58,8 @@ STILL = 0.3
 #: a change of the inverse prior sd by which slopes tell how they rise: with 0 and .05 the 128 fits
 #: take 1,059 and 1,109 runs, and one and four end at another log evidence
 SECANT_FROM = 5e-3
+#: SHARE of passes in leading directions, whose slopes are right to second order in what is left
+OF_PASSES = 0.05
 #: steps from the first point at which some fit is to hold
 ELSEWHERE = (0.0, -3.0, 3.0, -6.0, 6.0, -9.0, 9.0)
 #: below the end of the range, of a prior variance of x.theta of 1e6, from where it is flat
@@ -141,6 +144,8 @@ class Search:
         tol = float(self.fine.tol)
         #: of logs of prior variances and numbers of the loss, at the root of slopes
         self.accuracy = max(ROOT_ACCURACY, min(ACCURACY, 100.0 * tol), 10.0 * tol)
+        #: see SHARE
+        self.share = SHARE
 
     def keep(self, parameters: LossParameters, densities: list[Any]) -> None:
         """Seek these of the parameters, under priors over their logs. The others stay."""
@@ -333,14 +338,18 @@ class Search:
             there = newton(self.exact, u, self.bounds, SHORT)
             self.fits(there, self.fine)
         elif self.problem.flat:
-            u, settled = self._follow(u)
-            self.rise = self.rise if settled else math.nan
-            there = u if settled else self._fixed_point(u)
+            if self.alone and self.last is None:
+                u = self._pilot(u)
+            loosest = self.fine.tol
+            if math.isnan(self.rise):
+                (u, settled), loosest = self._follow(u), self.quick.tol
+                self.rise = self.rise if settled else math.nan
+            there = u if settled else self._fixed_point(u, loosest)
         if there is not None:
             return self.learnt(there)
         return self._by_values() if self.alone else self._by_slopes(u)
 
-    def _fixed_point(self, u: Array) -> Array | None:
+    def _fixed_point(self, u: Array, loosest: float) -> Array | None:
         """Where fits with their sites held lead to themselves. None: it is not found.
 
         Of a common variance by secants.
@@ -351,10 +360,27 @@ class Search:
             self._secant if self.alone else self._held,
             u,
             self.bounds,
-            (self.fine.tol, self.quick.tol),
+            (self.fine.tol, loosest),
             self.accuracy,
+            share=self.share,
             mixed=1 if self.alone else MIXED,
         )
+
+    def _pilot(self, u: Array) -> Array:
+        """Where searches in leading directions end, with the start of fits there."""
+        d, starts = self.problem.d, None
+        for small in leading(self.problem):
+            pilot = Pilot(cast(Any, small), starts, ranges=np.exp(self.bounds), prior=self.prior)
+            pilot.rise = self.rise * d / small.d
+            loosest = pilot.quick.tol if math.isnan(self.rise) else small.stage.first
+            root = pilot._fixed_point(u, loosest)
+            if root is None:
+                break
+            u, self.rise, starts = root, pilot.rise * small.d / d, pilot.last
+        if starts is not None:
+            width = self.problem.problems[0].shape[1]
+            self.last = cast(Any, starts[0]).by_problem(math.exp(-u[0]), width)
+        return u
 
     def _follow(self, u: Array) -> tuple[Array, bool]:
         """Where hyper-parameters u end that follow the sites within a fit, and whether at a root.
@@ -363,7 +389,7 @@ class Search:
         that fit as the next start.
         """
         begun, steps, crawls = u, [math.inf, math.inf], False
-        if not self.problem.follows or (self.alone and self.problem.passes):
+        if not self.problem.follows:
             return u, False
 
         def learn(post: Posterior) -> tuple[Problem | None, bool]:
@@ -485,6 +511,20 @@ class Search:
             return None
         slopes = self.slopes(u, fits)
         return (self.value(u, fits), slopes) if np.isfinite(slopes).all() else None
+
+
+class Pilot(Search):
+    """The search in leading directions, whose passes cannot be repaired."""
+
+    def __init__(self, problem: Any, start: list[Posterior] | None, **given: Any) -> None:
+        super().__init__(problem, start, **given)
+        self.fine, self.accuracy = self.to(problem.stage.last), problem.stage.accuracy
+        self.share = OF_PASSES
+
+    def _repairs(
+        self, variance: float | Array, schedule: Any, first: Fits | None
+    ) -> Iterator[Fits | None]:
+        return iter(())
 
 
 def begin_of(bounds: Array) -> Array:
