@@ -8,10 +8,10 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses.base import SMOOTH, SPREAD, NamedLoss, closing_in
+from epfast.losses.base import SMOOTH, SPREAD, Loss, closing_in
 
 
-class SmoothMargin(NamedLoss):
+class SmoothMargin(Loss):
     """Base of those that are convex, fall with the margin, and are never negative."""
 
     log_concave = True
@@ -46,7 +46,7 @@ class SquaredHinge(SmoothMargin):
 
 
 @dataclass(frozen=True)
-class PiecewiseLinear(NamedLoss):
+class PiecewiseLinear(Loss):
     """Any piecewise linear loss, continuous or not.
 
     Parameters

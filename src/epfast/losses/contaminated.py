@@ -16,14 +16,14 @@ from epfast._core.contaminated import ContaminatedMoments, contaminated
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import TiltedMoments
 from epfast.losses import quantiles
-from epfast.losses.base import Loss, NamedLoss
+from epfast.losses.base import Loss
 from epfast.losses.classification import Probit
 
 ZERO = "zero"
 
 
 @dataclass(frozen=True)
-class Contaminated(NamedLoss):
+class Contaminated(Loss):
     """A share of the responses does not come from the model: (1 - share) t(h) + share c(y).
 
     Flipped labels, with a base such as :class:`epfast.losses.Probit`. Outliers, with a base of real

@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast._core.loss import CoreLoss
 from epfast._core.scalar_schemes import SITE_SIGNATURE, UserSite
 from epfast.losses import prediction
-from epfast.losses.base import SMOOTH, NamedLoss
+from epfast.losses.base import SMOOTH, Loss
 
 #: draws of a prediction
 DRAWS = 4000
@@ -32,7 +32,7 @@ def signature(function: LowLevelCallable) -> str:
 
 
 @dataclass(frozen=True)
-class CustomLoss(NamedLoss):
+class CustomLoss(Loss):
     """A loss from your own functions.
 
     Parameters
@@ -94,7 +94,7 @@ class CustomLoss(NamedLoss):
 
 
 @dataclass(frozen=True)
-class CustomSite(NamedLoss):
+class CustomSite(Loss):
     """A scalar site t(y h) whose tilted moments are your own, for ``scheme="exact"``.
 
     t itself is never asked for, so that minibatches, ``record="cost"``, ``beta`` and powers other
@@ -174,7 +174,7 @@ class CustomSite(NamedLoss):
 
 
 @dataclass(frozen=True)
-class Implicit(NamedLoss):
+class Implicit(Loss):
     """A factor that only the scheme knows: y are data of its oracle, as they are.
 
     For likelihoods that can be simulated, or evaluated by an :class:`epfast.Operator` alone: with

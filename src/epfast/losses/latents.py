@@ -12,7 +12,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.latents import HETEROSCEDASTIC, MULTICLASS, LatentMoments
 from epfast._core.loss import CoreLoss
-from epfast.losses.base import NamedLoss
+from epfast.losses.base import Loss
 from epfast.losses.quantiles import root
 
 #: the most classes
@@ -23,7 +23,7 @@ CORRELATED_WEIGHTS, CORRELATED_CLASSES = 1000, 30
 
 
 @dataclass(frozen=True)
-class LatentLoss(NamedLoss):
+class LatentLoss(Loss):
     """Base of the likelihoods with ``latents`` values h_k = x.theta_k per row.
 
     Means, variances and offsets are (n, latents) where those of another loss are (n,).

@@ -58,7 +58,7 @@ WITH_LATENTS: dict[str, Callable[..., Loss]] = {
 }
 
 #: classes that files know
-SAVED: dict[str, Any] = NAMED | WITH_LATENTS | {"piecewise_linear": PiecewiseLinear, "": Loss}
+SAVED: dict[str, Any] = NAMED | WITH_LATENTS | {"piecewise_linear": PiecewiseLinear}
 
 _BY_NAME = {name: kind() for name, kind in NAMED.items()}
 
@@ -125,7 +125,7 @@ def describe(loss: Loss | None) -> dict[str, Any] | None:
             given[name] = describe(value)
         if callable(value) or (isinstance(value, Loss) and given[name] is None):
             return None
-    return {**given, "name": loss.name if names == [""] else names[0]}
+    return {**given, "name": names[0]}
 
 
 def restore(described: dict[str, Any], beta: float) -> Loss:
@@ -134,7 +134,5 @@ def restore(described: dict[str, Any], beta: float) -> Loss:
         k: tuple(v) if isinstance(v, list) else restore(v, 1.0) if isinstance(v, dict) else v
         for k, v in described.items()
     }
-    name = arguments.pop("name")
-    plain = "parameters" in arguments
-    loss: Loss = Loss(name, **arguments) if plain else SAVED[name](**arguments)
+    loss: Loss = SAVED[arguments.pop("name")](**arguments)
     return loss.tempered(beta)
