@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import special
@@ -62,6 +62,11 @@ def _negative_binomial_tails(
 class LogLink(Likelihood):
     """Base of those whose mean is a multiple of exp(h), as is their standard deviation, or part."""
 
+    #: log E[y | h] - h
+    log_mean: ClassVar[float] = 0.0
+    #: log E[y^2 | h] - 2 log E[y | h]. Of counts less the variance of Poisson
+    log_square: ClassVar[float] = 0.0
+
     def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
         """P(y <= k) and P(y > k) given h: x is the count k, or the log of a time k."""
         raise NotImplementedError
@@ -88,16 +93,6 @@ class LogLink(Likelihood):
             return self._tails(x, mean[rows], variance[rows])
 
         return quantiles.root(tails, level, guess, step, whole=self.discrete)
-
-    @property
-    def log_mean(self) -> float:
-        """log E[y | h] - h."""
-        return 0.0
-
-    @property
-    def log_square(self) -> float:
-        """log E[y^2 | h] - 2 log E[y | h]. Of counts less the variance of Poisson."""
-        return 0.0
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, that of a multiple of exp(h). Infinite beyond the largest double."""
@@ -127,6 +122,10 @@ class CountLikelihood(LogLink):
         offset = responses[:, 2] if self.has_offset else None
         return units.log_mean(responses[:, 0], offset, weights), 1.0
 
+    def turn(self, x: Array) -> Array:
+        # with the variance of the rate over its square: 1 / size
+        return np.asarray(np.sqrt(1.0 / (x + 1.0) + np.expm1(self.log_square)))
+
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         return self._tails(y, mean, variance)
 
@@ -155,9 +154,6 @@ class Poisson(CountLikelihood):
         rate = np.exp(np.minimum(h, 700.0))
         return special.gammaincc(x + 1.0, rate), special.gammainc(x + 1.0, rate)
 
-    def turn(self, x: Array) -> Array:
-        return np.asarray(1.0 / np.sqrt(x + 1.0))
-
 
 @dataclass(frozen=True)
 class NegativeBinomial(CountLikelihood):
@@ -181,20 +177,14 @@ class NegativeBinomial(CountLikelihood):
     def __post_init__(self) -> None:
         super().__post_init__()
         size = _checks.number("size", self.size, above=0.0, least=1e-100, most=1e15)
-        self._set(size=size, parameters=(size, float(np.log(size))))
+        log_square = float(np.log1p(1.0 / size))
+        self._set(size=size, parameters=(size, float(np.log(size))), log_square=log_square)
 
     def limits(self, name: str) -> tuple[float, float]:
         return 1e-3, 1e6
 
-    @property
-    def log_square(self) -> float:
-        return float(np.log1p(1.0 / self.size))
-
     def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
         return _negative_binomial_tails(x, h, self.size, self.parameters[1])
-
-    def turn(self, x: Array) -> Array:
-        return np.asarray(np.sqrt(1.0 / (x + 1.0) + 1.0 / self.size))
 
     def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
         return rng.gamma(self.size, 1.0 / self.size, shape)

@@ -48,19 +48,14 @@ class TimeLikelihood(LogLink):
     def limits(self, name: str) -> tuple[float, float]:
         return 1e-2, 5e3
 
-    @property
-    def log_variance(self) -> float:
-        """Variance of log y given h, about."""
-        raise NotImplementedError
-
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         with np.errstate(divide="ignore"):
             log_y = np.log(np.maximum(y, 0.0))
         return self._tails(np.maximum(log_y, -1e3), mean, variance)
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        sd = np.sqrt(variance + self.log_variance)
-        return np.exp(self._root(level, mean, variance, mean, sd))
+        scale = np.sqrt(variance) + self.turn(mean)
+        return np.exp(self._root(level, mean, variance, mean, scale))
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw times."""
@@ -86,11 +81,8 @@ class GammaNoise(TimeLikelihood):
     def __post_init__(self) -> None:
         super().__post_init__()
         k = self.shape
-        self._set(parameters=(k, float(np.log(k)), float(special.gammaln(k))))
-
-    @property
-    def log_square(self) -> float:
-        return float(np.log1p(1.0 / self.shape))
+        parameters = (k, float(np.log(k)), float(special.gammaln(k)))
+        self._set(parameters=parameters, log_square=float(np.log1p(1.0 / k)))
 
     def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
         rate = self.shape * np.exp(np.minimum(x - h, 700.0))
@@ -98,10 +90,6 @@ class GammaNoise(TimeLikelihood):
 
     def turn(self, x: Any) -> float:
         return float(1.0 / np.sqrt(1.0 + self.shape))
-
-    @property
-    def log_variance(self) -> float:
-        return float(special.polygamma(1, self.shape))
 
     def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
         return rng.gamma(self.shape, 1.0 / self.shape, shape)
@@ -124,15 +112,10 @@ class Weibull(TimeLikelihood):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set(parameters=(self.shape, float(np.log(self.shape))))
-
-    @property
-    def log_mean(self) -> float:
-        return float(special.gammaln(1.0 + 1.0 / self.shape))
-
-    @property
-    def log_square(self) -> float:
-        return float(special.gammaln(1.0 + 2.0 / self.shape)) - 2.0 * self.log_mean
+        k = self.shape
+        log_mean = float(special.gammaln(1.0 + 1.0 / k))
+        log_square = float(special.gammaln(1.0 + 2.0 / k)) - 2.0 * log_mean
+        self._set(parameters=(k, float(np.log(k))), log_mean=log_mean, log_square=log_square)
 
     def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
         hazard = np.exp(np.minimum(self.shape * (x - h), 700.0))
@@ -140,10 +123,6 @@ class Weibull(TimeLikelihood):
 
     def turn(self, x: Any) -> float:
         return 1.0 / self.shape
-
-    @property
-    def log_variance(self) -> float:
-        return 2.0 / self.shape**2
 
     def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
         return rng.weibull(self.shape, shape)
