@@ -147,12 +147,6 @@ def test_seeds():
     np.testing.assert_array_equal(a.schedule.checked_visits(N, 1), b.schedule.checked_visits(N, 1))
 
 
-def test_sites_of_floats():
-    double, single = fit("EP", 3), fit("EP", 3, site_dtype="float32")
-    assert single.state.sites.dtype == np.float32
-    np.testing.assert_allclose(single.predict(X), double.predict(X), rtol=1e-3)
-
-
 def test_schedules_learn():
     """A smooth function, from 1,000 rows of noise 0.1, in 40 passes."""
     rng = np.random.default_rng(1)

@@ -224,35 +224,21 @@ def fitted(
         candidates.append((problem, first))
     few = max(FEW, FEW_EACH * J)
     is_given = schedule is not None or n_init is not None
-    if is_given or len(candidates) == 1 or len(rows) <= few:
-        return _best(candidates, start, _Runs(rows, callback, progress), False)
-    which = np.sort(np.random.default_rng([seed, 0]).choice(len(rows), few, replace=False))
-    ranked = _ranked(candidates, _Runs(rows[which], None, progress))
-    return _best(ranked, start, _Runs(rows, callback, progress), True)
-
-
-def _best(
-    candidates: list[tuple[MixtureProblem, Any]], start: Any, runs: _Runs, ranked: bool
-) -> tuple[MixturePosterior, ParametricEngine]:
-    """The best run of candidates, by problem and first schedule. Of ranked ones the first good."""
+    ranked = not is_given and len(candidates) > 1 and len(rows) > few
+    if ranked:  # the best first, by their runs on a part of the rows
+        which = np.sort(np.random.default_rng([seed, 0]).choice(len(rows), few, replace=False))
+        part = _Runs(rows[which], None, progress)
+        fits = [part.add(each._replace(n_rows=few), None, first) for each, first in candidates]
+        ranks = [_rank(post) for post in fits]
+        order = sorted(range(len(ranks)), key=ranks.__getitem__, reverse=True)
+        candidates = [candidates[k] for k in order]
+    runs = _Runs(rows, callback, progress)
     for problem, first in candidates:
         post = runs.add(problem, start, first)
         if runs.stopped or (ranked and post.converged):
             break
     assert runs.best is not None
     return runs.best
-
-
-def _ranked(
-    candidates: list[tuple[MixtureProblem, Any]], runs: _Runs
-) -> list[tuple[MixtureProblem, Any]]:
-    """Candidates, the best first, by their runs on a part of the rows."""
-    n = len(runs.rows)
-    ranks = [
-        _rank(runs.add(problem._replace(n_rows=n), None, first)) for problem, first in candidates
-    ]
-    order = sorted(range(len(ranks)), key=ranks.__getitem__, reverse=True)
-    return [candidates[k] for k in order]
 
 
 def _count(n_init: Any, draws: bool, schedule: Any) -> int:
@@ -293,7 +279,7 @@ class _Runs:
     def _run(
         self, model: MixtureModel, problem: MixtureProblem, start: MixturePosterior | None
     ) -> tuple[MixturePosterior, ParametricEngine]:
-        engine = ParametricEngine(model, problem.schedule, problem.first(), remedy=REMEDY)
+        engine = ParametricEngine(model, problem.schedule, problem.first(), REMEDY)
 
         def result(fit: Fit) -> MixturePosterior:
             return MixturePosterior(problem, fit.state, fit.converged, fit.history)

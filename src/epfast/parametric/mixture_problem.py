@@ -290,13 +290,13 @@ def check_different(problem: MixtureProblem) -> None:
     J, _ = problem.shape
     by = problem.concentration if problem.weights is None else problem.weights
     assert by is not None
-    mean, covariance = problem.prior_mean, problem.prior_covariance
-    for i in range(J):
-        for j in range(i):
-            alike = by[i] == by[j] and (mean[i] == mean[j]).all()
-            if alike and (covariance[i] == covariance[j]).all():
-                raise ValueError(
-                    f"prior_mean is the same for components {j} and {i}: equal beliefs are a fixed "
-                    "point, which EP never leaves; allowed: different means, as rows of X, or "
-                    "prior_mean=None, which draws some"
-                )
+    covariances = problem.prior_covariance.reshape(J, -1)
+    numbers = np.concatenate([by[:, None], problem.prior_mean, covariances], axis=1)
+    _, first, same = np.unique(numbers, axis=0, return_index=True, return_inverse=True)
+    for j, i in enumerate(first[same.ravel()]):
+        if i < j:
+            raise ValueError(
+                f"prior_mean is the same for components {i} and {j}: equal beliefs are a fixed "
+                "point, which EP never leaves; allowed: different means, as rows of X, or "
+                "prior_mean=None, which draws some"
+            )

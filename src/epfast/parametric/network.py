@@ -20,13 +20,12 @@ from epfast.parametric.network_problem import (
     NetworkProblem,
     Scaling,
     check_varies,
-    scaling_of,
+    scales,
 )
 from epfast.parametric.passes import MOST, usual_passes
 from epfast.schedules import ADF, AEP, DSEP, SEP, Schedule
 
 LIKELIHOODS = ("gaussian", "probit")
-SITE_DTYPES = ("float64", "float32")
 #: of these a fit takes no more
 MOST_UNITS = 2**31
 #: what no argument means
@@ -56,7 +55,6 @@ def fit_network(
     standardize: bool = True,
     rng: np.random.Generator | int | None = SEED,
     loss: str | None = None,
-    site_dtype: str | None = None,
     start: NetworkPosterior | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
@@ -96,8 +94,6 @@ def fit_network(
         has none of its own.
     loss : {"gaussian", "probit"}, optional
         What the output is: y with Gaussian noise (None), or a latent value with P(y = 1) = Phi.
-    site_dtype : {"float64", "float32"}, default="float64"
-        Of the sites of EP.
     start : NetworkPosterior, optional
         A fit to go on from. Settings that are not given are its own, and scales always.
     callback : callable, optional
@@ -147,11 +143,10 @@ def fit_network(
         gamma("noise", noise),
         schedule,
         _checks.seed("rng", rng),
-        "float64" if site_dtype is None else _checks.choice("site_dtype", site_dtype, SITE_DTYPES),
         0,
     )
     if start is not None:
-        given = {"loss": loss, "schedule": schedule, "site_dtype": site_dtype, "prior": prior}
+        given = {"loss": loss, "schedule": schedule, "prior": prior}
         problem = _as_before(problem, start.problem, given)
     rows, responses = scaled_rows(problem, X, y, 2)
     is_given = problem.schedule is not None
@@ -160,11 +155,6 @@ def fit_network(
     if prior is None and start is None:
         problem = problem._replace(prior=usual_prior(problem.schedule, problem.likelihood))
     schedule = checked_schedule(_damped(problem.schedule, len(rows)), "a network", problem.seed)
-    if site_dtype is not None and schedule.stores != "factor":
-        raise ValueError(
-            f"site_dtype is {site_dtype!r} and schedule {type(schedule).__name__}; allowed: None, "
-            "or EP, which stores a site per row"
-        )
     problem = problem._replace(schedule=schedule, n=len(rows))
     problem.check_memory()
     model, fit = problem.model(rows, responses), None
@@ -229,9 +219,13 @@ def _scaling(
     if loss != "probit":
         responses = _checks.array("y", y, shape=(n,))
         check_varies(responses)
-    if standardize:
-        return scaling_of(given, responses)
-    return Scaling(np.zeros(d), np.ones(d), 0.0, 1.0)
+    if not standardize:
+        return Scaling(np.zeros(d), np.ones(d), 0.0, 1.0)
+    mean, scale = scales(given)
+    if responses is None:
+        return Scaling(mean, scale, 0.0, 1.0)
+    (y_mean,), (y_scale,) = scales(responses[:, None])
+    return Scaling(mean, scale, float(y_mean), float(y_scale))
 
 
 def _as_before(
@@ -251,7 +245,6 @@ def _as_before(
     return before._replace(
         schedule=before.schedule if given["schedule"] is None else problem.schedule,
         seed=before.seed if problem.seed == SEED else problem.seed,
-        site_dtype=before.site_dtype if given["site_dtype"] is None else problem.site_dtype,
     )
 
 
