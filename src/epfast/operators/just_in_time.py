@@ -25,7 +25,6 @@ from epfast.operators.learners import (
     Calibration,
     DictionaryLearner,
     FourierLearner,
-    Learner,
 )
 from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 from epfast.operators.oracles import Answer, Oracle, as_oracle
@@ -197,7 +196,7 @@ class Operator:
         shared = self.inputs, self.data_width, self.seed
         # the variance that a dictionary may leave unexplained is nothing beside the tolerance
         near = float(np.clip((NEARER * self.tolerance) ** 2, 1e-12, 1e-6))
-        self.learner: Learner = (
+        self.learner: DictionaryLearner | FourierLearner = (
             DictionaryLearner(*shared, self.cap, near)
             if self.features == "dictionary"
             else FourierLearner(*shared, self.features[1], self.features[2], self.width or 1.0)

@@ -80,50 +80,30 @@ class Calibration(NamedTuple):
 Fit = tuple[Model, Calibration]
 
 
+def data_columns(data: Array | None, width: int) -> list[Array]:
+    """The coordinates of the data, (n,) each: arcsinh of a column."""
+    return [] if data is None else list(np.arcsinh(data[:, :width]).T)
+
+
 @dataclass(frozen=True)
-class Learner:
-    """Features of messages, and a regression on them."""
+class DictionaryLearner:
+    """A dictionary of tuples in coordinates without limits."""
 
     #: families of the messages
     inputs: tuple[str, ...]
     data_width: int
     seed: int
-
-    def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
-        """What the model takes, (n, k)."""
-        raise NotImplementedError
-
-    def fit(self, x: Array, targets: Array, errors: Array, last: Calibration | None) -> Fit | None:
-        """Fit features and weights to all tuples. None where they are alike, or too far apart.
-
-        Parameters
-        ----------
-        x : ndarray of shape (n, k)
-            Their coordinates.
-        targets, errors : ndarray of shape (n, T)
-        last : Calibration or None
-            The calibration of the fit before this one.
-        """
-        raise NotImplementedError
-
-    def data(self, data: Array | None) -> list[Array]:
-        """The coordinates of the data, (n,) each: arcsinh of a column."""
-        return [] if data is None else list(np.arcsinh(data[:, : self.data_width]).T)
-
-
-@dataclass(frozen=True)
-class DictionaryLearner(Learner):
-    """A dictionary of tuples in coordinates without limits."""
-
     #: most tuples in it
     cap: int
     #: share of a row of the kernel that it may leave out
     near: float
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
+        """What the model takes, (n, k)."""
         with np.errstate(all="ignore"):  # what is not finite is never sure
             parts = [KINDS[f].coordinates(p) for f, p in zip(self.inputs, messages, strict=True)]
-        return np.ascontiguousarray(np.column_stack([*parts, *self.data(data)]))
+        columns = data_columns(data, self.data_width)
+        return np.ascontiguousarray(np.column_stack([*parts, *columns]))
 
     @property
     def kinds(self) -> Array:
@@ -142,6 +122,18 @@ class DictionaryLearner(Learner):
         return unit
 
     def fit(self, x: Array, targets: Array, errors: Array, last: Calibration | None) -> Fit | None:
+        """Fit features and weights to all tuples. None where they are alike, or too far apart.
+
+        O(n cap^2).
+
+        Parameters
+        ----------
+        x : ndarray of shape (n, k)
+            Their coordinates.
+        targets, errors : ndarray of shape (n, T)
+        last : Calibration or None
+            The calibration of the fit before this one.
+        """
         with np.errstate(over="ignore"):
             units = self.units(x)
         if not (x != x[0]).any() or not np.isfinite(units).all():
@@ -160,36 +152,18 @@ class DictionaryLearner(Learner):
             x[subset] / units, z[subset], self.kinds, before, noises, relative[subset]
         )
         widths *= units
-        model, inflation = self.regression(x / widths, z, noise * relative, amplitude)
-        if not square:
-            inflation *= SAFETY
-        result = DictionaryModel(x.shape[1], targets.shape[1], self.cap, self.near)
-        result.set(widths, *model)
-        return result, Calibration(mean, sd, amplitude, inflation, noise, square, widths)
-
-    def regression(
-        self, x: Array, z: Array, noise: Array, amplitude: Array
-    ) -> tuple[tuple[Array, ...], Array]:
-        """The regression on a dictionary of the tuples. O(n cap^2).
-
-        Returns
-        -------
-        model : tuple of ndarray
-            Rows over the widths (r, k), the lower Cholesky factor of their kernel matrix, mean
-            (T, r) and covariance (r, r) of the weights.
-        inflation : ndarray of shape (T,)
-            By which predicted variances are too small, at least 1.
-        """
-        cholesky = self.dictionary(x)
+        scaled, variances = x / widths, noise * relative
+        cholesky = self.dictionary(scaled)
         # what the dictionary leaves out of a row is noise to it
-        batch = Ridge(cholesky.factor, z, noise + cholesky.residual)
+        batch = Ridge(cholesky.factor, z, variances + cholesky.residual)
+        model = DictionaryModel(x.shape[1], targets.shape[1], self.cap, self.near)
+        triangle, covariance = cholesky.triangle, batch.covariance()
+        model.set(widths, scaled[cholesky.pivots], triangle, batch.mean, covariance)
         residual, variance = batch.left_out()
-        squares = residual**2 / (amplitude * variance[:, None])
-        inflation = np.maximum(
-            np.median(squares, axis=0) / MEDIAN, self.foreseen(x, z, noise, amplitude)
-        )
-        model = x[cholesky.pivots], cholesky.triangle, batch.mean, batch.covariance()
-        return model, np.where(inflation > 1.0, inflation, 1.0)
+        unforeseen = np.median(residual**2 / (amplitude * variance[:, None]), axis=0) / MEDIAN
+        inflation = np.maximum(unforeseen, self.foreseen(scaled, z, variances, amplitude))
+        inflation = np.where(inflation > 1.0, inflation, 1.0) * (1.0 if square else SAFETY)
+        return model, Calibration(mean, sd, amplitude, inflation, noise, square, widths)
 
     def dictionary(self, x: Array) -> PivotedCholesky:
         """At most cap of these rows, that explain the others' rows of the kernel."""
@@ -267,9 +241,13 @@ def choose_widths(
 
 
 @dataclass(frozen=True)
-class FourierLearner(Learner):
+class FourierLearner:
     """The paper's two-stage random features of the kernel on joint embeddings (algorithm 1)."""
 
+    #: families of the messages
+    inputs: tuple[str, ...]
+    data_width: int
+    seed: int
     d_in: int
     d_out: int
     #: factor of the squared widths
@@ -278,11 +256,12 @@ class FourierLearner(Learner):
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
         """Means, then variances. A datum is a point mass."""
         pairs = [KINDS[f].moments(p) for f, p in zip(self.inputs, messages, strict=True)]
-        points = self.data(data)
+        points = data_columns(data, self.data_width)
         means, variances = zip(*pairs, *((y, np.zeros(len(y))) for y in points), strict=True)
         return np.stack(means + variances, axis=1)
 
     def fit(self, x: Array, targets: Array, errors: Array, last: Calibration | None) -> Fit | None:
+        """As that of a dictionary. Widths are those of these tuples, whatever came before."""
         half, T = x.shape[1] // 2, targets.shape[1]
         try:
             widths, outer = median_widths(x[:, :half], x[:, half:], self.width)
