@@ -181,12 +181,8 @@ class BinomialProbit(Loss):
     by_margin = False
     is_likelihood = True
     log_concave = True
+    bounded = True  # probabilities
     response_width = 3
-
-    @property
-    def bounded(self) -> bool:
-        """True: probabilities are at most 1."""
-        return True
 
     def __post_init__(self) -> None:
         self._set(beta=_checks.number("beta", self.beta, above=0.0))

@@ -92,19 +92,17 @@ class Loss:
     in_units_of_y: ClassVar[bool] = False
     #: True if y are whole numbers
     discrete: ClassVar[bool] = False
+    #: whether t is log-concave in h, so that sites are never negative. None: not known
+    log_concave: ClassVar[bool | None] = None
+    #: whether t is known to rise with the margin: the label is the sign of the mean of h
+    rises: ClassVar[bool] = False
+    #: True if the loss is never negative, so that t <= 1 and no log evidence is above 0
+    bounded: ClassVar[bool] = False
     #: parameters that the evidence may choose: positive numbers, or increasing ones. Those of a
     #: loss may depend on another that it has
     learnable: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def log_concave(self) -> bool | None:
-        """Whether t is log-concave in h, so that sites are never negative. None: not known."""
-        return None
-
-    @property
-    def rises(self) -> bool:
-        """Whether t is known to rise with the margin: the label is the sign of the mean of h."""
-        return False
+    #: least and most of some of them in a search
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {}
 
     @property
     def needs_variance(self) -> bool:
@@ -149,6 +147,8 @@ class Loss:
 
     def limits(self, name: str) -> tuple[float, float]:
         """Least and most of a parameter, in a search that begins with those of this loss."""
+        if name in self.ranges:
+            return self.ranges[name]
         value = float(getattr(self, name))
         return 1e-4 * value, 1e4 * value
 
@@ -195,11 +195,6 @@ class Loss:
                 f"{name} is {power:g}; allowed with {type(self).__name__}: 1, since its moments "
                 "are those of t itself"
             )
-
-    @property
-    def bounded(self) -> bool:
-        """True if the loss is never negative, so that t <= 1 and no log evidence is above 0."""
-        return False
 
     # ---- for the core ----
 
@@ -443,3 +438,14 @@ class Likelihood(Loss):
     is_likelihood = True
     log_concave = True
     response_width = 2
+    #: of y that is h and noise: mean and variance of the noise
+    noise_mean: ClassVar[float] = 0.0
+    noise_variance: ClassVar[float] = 0.0
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of y. NaN where there is none."""
+        return np.asarray(mean + self.noise_mean)
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of y: infinite or NaN where there is none."""
+        return np.asarray(variance + self.noise_variance)

@@ -173,15 +173,13 @@ class NegativeBinomial(CountLikelihood):
     row = "negative_binomial"
     bounded = True
     learnable = ("size",)
+    ranges: ClassVar = {"size": (1e-3, 1e6)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         size = _checks.number("size", self.size, above=0.0, least=1e-100, most=1e15)
         log_square = float(np.log1p(1.0 / size))
         self._set(size=size, parameters=(size, float(np.log(size))), log_square=log_square)
-
-    def limits(self, name: str) -> tuple[float, float]:
-        return 1e-3, 1e6
 
     def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
         return _negative_binomial_tails(x, h, self.size, self.parameters[1])

@@ -56,14 +56,10 @@ class CustomLoss(Loss):
 
     row = "custom"
 
-    @property
-    def bounded(self) -> bool:
-        """True for a likelihood: a probability is at most 1."""
-        return self.is_likelihood
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.flag("is_likelihood", self.is_likelihood)
+        # a probability is at most 1
+        self._set(bounded=_checks.flag("is_likelihood", self.is_likelihood))
         functions = {"slope": self.slope, "curvature": self.curvature}
         if isinstance(self.value, LowLevelCallable):
             for name, function in functions.items():
@@ -133,14 +129,10 @@ class CustomSite(Loss):
 
     row = "custom_site"
 
-    @property
-    def bounded(self) -> bool:
-        """True for a likelihood: a probability is at most 1."""
-        return self.is_likelihood
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.flag("is_likelihood", self.is_likelihood)
+        # a probability is at most 1
+        self._set(bounded=_checks.flag("is_likelihood", self.is_likelihood))
         self._set(gives=frozenset({"moments"}))
         self.check_power(self.beta, "beta")
         if isinstance(self.moments, LowLevelCallable):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import special
@@ -21,6 +21,7 @@ class TimeLikelihood(LogLink):
     shape: float = 1.0
 
     learnable = ("shape",)
+    ranges: ClassVar = {"shape": (1e-2, 5e3)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,9 +45,6 @@ class TimeLikelihood(LogLink):
 
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
         return units.moments(responses[:, 0] - self.offset_of(responses), weights)[0], 1.0
-
-    def limits(self, name: str) -> tuple[float, float]:
-        return 1e-2, 5e3
 
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         with np.errstate(divide="ignore"):
