@@ -152,8 +152,6 @@ def mixture_settings(draw: Draw, n: int, d: int, J: int) -> dict[str, Any]:
             "schedule": passes(draw, n),
         },
     )
-    if draw.chance(0.15):
-        found["learn_weights"] = draw.chance(0.5)
     return found
 
 
