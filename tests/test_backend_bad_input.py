@@ -29,7 +29,6 @@ from tests.oracles.bad_values import (
 )
 
 POINTS, WEIGHTS = backend.sigma_points(MU, VAR)
-LOGS = -0.5 * (POINTS**2).sum(axis=1)
 CUBE = np.array([[i, j, k] for i in (-1, 1) for j in (-1, 1) for k in (-1, 1)], dtype=float)
 ONES = np.ones(4)
 
@@ -40,10 +39,6 @@ def minibatch(loss="logistic", yX=X, mean=MU, variance=VAR, scheme="variational"
 
 def bound(X=X, mean=MU, variance=VAR):
     return backend.Minibatch("logistic", "variational", len(MU)).fit(X, mean, variance)
-
-
-def rule_fit(points=POINTS, weights=WEIGHTS, log_values=LOGS, **arguments):
-    return backend.variational_fit(points, weights, log_values, **arguments)
 
 
 def tilted(loss="logistic", y=ONES, mean=ONES, variance=ONES, **arguments):
@@ -69,14 +64,6 @@ KEYWORDS = [
     ("mean", [partial(backend.sigma_points, variance=VAR)], [*bad_contents(MU), 5.0, *NOT_REAL]),
     ("variance", [minibatch, bound], [*bad_arrays(VAR), 0 * VAR, put(VAR, -1.0)]),
     ("variance", [partial(backend.sigma_points, MU)], [*bad_arrays(VAR), 0 * VAR, -VAR]),
-    ("points", [rule_fit], [*bad_contents(POINTS), *NOT_REAL, POINTS[0], 5.0, None]),
-    ("points", [rule_fit], [0 * POINTS, put(0 * POINTS, 1.0), POINTS[:, :0]]),
-    ("points", [partial(rule_fit, basis="full")], [POINTS]),
-    ("points", [partial(rule_fit, weights=np.ones(8), log_values=np.arange(8.0))], [CUBE]),
-    ("weights", [rule_fit], [*bad_arrays(WEIGHTS), 0 * WEIGHTS, -WEIGHTS]),
-    ("log_values", [rule_fit], bad_arrays(LOGS)),
-    ("basis", [rule_fit], BAD_NAMES),
-    ("start", [rule_fit], BAD_NAMES),
 ]
 POSITIONS = [
     ("scheme", lambda v: minibatch(loss="noisy_step", scheme=v), ["laplace", QuickLaplace()]),

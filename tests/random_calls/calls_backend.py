@@ -218,17 +218,6 @@ def sigma_points(draw: Draw) -> Case:
     return Case("sigma_points", backend.sigma_points, {"mean": mean, "variance": variance})
 
 
-@random_call(2)
-def variational_fit(draw: Draw) -> Case:
-    mean, variance = _cavities(draw, draw.integer(1, 3))
-    points, weights = backend.sigma_points(mean, variance)
-    value = -0.5 * (draw.rng.normal(size=len(mean)) + points[:, 0:1] ** 2 / variance[0]).sum(1)
-    given = {"points": points, "weights": weights, "log_values": value}
-    if draw.chance(0.3):
-        given["start"] = draw.of(("least_squares", "flat"))
-    return Case("variational_fit", backend.variational_fit, given)
-
-
 @random_call(4)
 def sweep(draw: Draw) -> Case:
     n, d = draw.integer(1, 6), draw.integer(1, 4)

@@ -1,7 +1,7 @@
 """Array-in, array-out primitives for other people's EP code."""
 
 from epfast.backend.build import build_config
-from epfast.backend.factors import Minibatch, fit_minibatch, sigma_points, variational_fit
+from epfast.backend.factors import Minibatch, fit_minibatch, sigma_points
 from epfast.backend.sites import TiltedMoments, sweep, tilted_moments
 
 __all__ = [
@@ -12,5 +12,4 @@ __all__ = [
     "sigma_points",
     "sweep",
     "tilted_moments",
-    "variational_fit",
 ]
