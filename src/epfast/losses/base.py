@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -201,8 +201,13 @@ class Loss:
     def core(self) -> CoreLoss:
         """The loss for the C core: a row of its table, or a callback."""
         if not self.name:
-            raise ValueError(f"loss is {self!r}, without a formula; allowed: one with core()")
+            self._has_no_values()
         return CoreLoss.table(self.name, self.parameters, self.beta)
+
+    def _has_no_values(self, *given: Any) -> NoReturn:
+        raise ValueError(
+            f"loss is {self!r}, which has no values; allowed here: a loss with a formula"
+        )
 
     def shifted_core(self) -> CoreLoss:
         """As :meth:`core`, with what responses add to h or to the margin."""

@@ -148,19 +148,6 @@ class CustomSite(Loss):
     def core(self) -> CoreLoss:
         return CoreLoss.python(self._has_no_values)
 
-    def _has_no_values(self, margins: Any) -> Any:
-        raise ValueError(
-            "loss is a CustomSite, which gives tilted moments and no values; allowed here: a Loss "
-            "or CustomLoss"
-        )
-
-    def evaluate(
-        self, margins: ArrayLike, y: Any = None, *, derivatives: bool = True
-    ) -> tuple[Array, ...]:
-        """Refused: a site of this kind has no values."""
-        self._has_no_values(margins)
-        return ()
-
     def own_moments(self, core: CoreLoss) -> UserSite:
         return UserSite(core, self.moments, isinstance(self.moments, LowLevelCallable))
 
@@ -216,11 +203,6 @@ class Implicit(Loss):
     def core(self) -> CoreLoss:
         return CoreLoss.python(self._has_no_values, width=self.width)
 
-    def _has_no_values(self, *given: Any) -> Any:
-        raise ValueError(
-            "loss is Implicit, which has no values; allowed here: a loss with a formula"
-        )
-
     def responses(self, name: str, y: Any, n: int) -> Array:
         return _checks.responses(name, y, n, self.width).reshape(n, self.width)
 
@@ -243,8 +225,3 @@ class Implicit(Loss):
         rng = np.random.default_rng(0)
         h = mean + np.sqrt(variance) * rng.standard_normal((DRAWS, len(mean)))
         return self.sample(h, rng)
-
-    def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
-        """Refused: there is no density."""
-        self._has_no_values()
-        return mean
