@@ -299,7 +299,6 @@ def test_texts():
     assert post.n_dead_units == 0
     assert post.n_refused == sum(info.n_refused for info in post.history)
     assert post.hidden == (6, 5)
-    assert post.n_columns == D
     assert post.prior_variance > 0.0
 
 

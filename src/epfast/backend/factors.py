@@ -96,7 +96,11 @@ class Minibatch:
         if rows > self._rows:
             self._core = self.scheme.minibatch(self.loss, self.d, rows)
             self._rows = rows
-        precision, shift = (np.empty(self.d), np.empty(self.d)) if out is None else _pair(out)
+        if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
+            raise TypeError(
+                f"out is {_checks.describe(out)}; allowed: a pair of arrays of float64, (d,)"
+            )
+        precision, shift = (np.empty(self.d), np.empty(self.d)) if out is None else out
         if not self.loss.by_margin:
             y = self.loss.responses("y", y, rows)
         try:
@@ -116,15 +120,6 @@ class Minibatch:
             apart({"out[0]": precision, "out[1]": shift}, given)
             scale = self._core.fit_into(*arrays, y, precision, shift, name)
         return precision, shift, scale
-
-
-def _pair(out: Any) -> tuple[Array, Array]:
-    """The two arrays that a fit is written to."""
-    if not (isinstance(out, tuple | list) and len(out) == 2):
-        raise TypeError(
-            f"out is {_checks.describe(out)}; allowed: a pair of arrays of float64, (d,)"
-        )
-    return out[0], out[1]
 
 
 def fit_minibatch(

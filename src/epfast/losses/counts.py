@@ -26,15 +26,6 @@ def _counts(name: str, given: Array) -> Array:
     return _checks.whole(name, given, LARGEST, "counts, integers >= 0")
 
 
-def _log_factorial(count: Array) -> Array:
-    """log count!, (n,). Of few different counts each is found once."""
-    most = count.max(initial=0.0)
-    if most < count.size:
-        logs: Array = special.gammaln(np.arange(most + 1.0) + 1.0)[count.astype(np.intp)]
-        return logs
-    return np.asarray(special.gammaln(count + 1.0))
-
-
 def _negative_binomial_tails(
     k: Array, h: Array, size: float, log_size: float
 ) -> tuple[Array, Array]:
@@ -116,7 +107,7 @@ class CountLikelihood(LogLink):
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check counts (n,). The core reads the count and log count!, (n, 2)."""
         count = _counts(name, _checks.responses(name, y, n, 1))
-        return np.stack([count, _log_factorial(count)], axis=1)
+        return np.stack([count, special.gammaln(count + 1.0)], axis=1)
 
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
         offset = responses[:, 2] if self.has_offset else None

@@ -11,7 +11,6 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.latents import HETEROSCEDASTIC, MULTICLASS, LatentMoments
-from epfast._core.loss import CoreLoss
 from epfast.losses.base import Loss
 from epfast.losses.quantiles import root
 
@@ -60,9 +59,6 @@ class LatentLoss(Loss):
 
     def core(self) -> NoReturn:
         raise ValueError(f"loss is {self!r}, with several latents; allowed here: one latent")
-
-    def shifted_core(self) -> CoreLoss:
-        return self.core()
 
     def add_offset(self, responses: Array, offset: Array) -> Array:
         return np.concatenate([responses, offset], axis=1)

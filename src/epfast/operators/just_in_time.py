@@ -20,6 +20,7 @@ from epfast import _checks, schemes
 from epfast._arrays import Array
 from epfast._core.just_in_time import TARGETS, JustInTime
 from epfast.inference.files import write
+from epfast.inference.report import checked_level
 from epfast.operators.learners import (
     PAPER_NOISE,
     Calibration,
@@ -302,9 +303,7 @@ class Operator:
         Clopper and Pearson's, from the audits: at most this with probability ``level``. 1 without
         audits. With few audits it is large, whatever they found: 3 / n for n right ones.
         """
-        level = _checks.number("level", level, above=0.0)
-        if not level < 1.0:
-            raise ValueError(f"level is {level:g}; allowed: a probability below 1")
+        level = checked_level(level)
         n, k = len(self.audited), sum(wrong for _, wrong in self.audited)
         return 1.0 if k == n else float(special.betaincinv(k + 1, n - k, level))
 

@@ -53,7 +53,7 @@ class NetworkPosterior(ParametricPosterior):
     kind: ClassVar[str] = "network"
 
     def __repr__(self) -> str:
-        sizes = "-".join(str(units) for units in (self.n_columns, *self.problem.hidden, 1))
+        sizes = "-".join(str(units) for units in (len(self.problem.scaling.mean), *self.hidden, 1))
         return (
             f"NetworkPosterior({sizes}, {self.problem.likelihood}, {self.problem.n_weights} "
             f"weights, {self.n_sweeps} passes, converged={self.converged})"
@@ -75,11 +75,6 @@ class NetworkPosterior(ParametricPosterior):
         """Units of each hidden layer."""
         return self.problem.hidden
 
-    @property
-    def n_columns(self) -> int:
-        """Columns of X."""
-        return len(self.problem.scaling.mean)
-
     # ---- the belief ----
 
     @property
@@ -88,8 +83,13 @@ class NetworkPosterior(ParametricPosterior):
         W = self.problem.n_weights
         variance = 1.0 / self.state.belief[:W]
         mean = self.state.belief[W : 2 * W] * variance
-        parts = zip(self.problem.split(mean), self.problem.split(variance), strict=True)
-        return tuple(Weights(m.T.copy(), v.T.copy()) for m, v in parts)
+        layers, first = [], 0
+        for shape in self.problem.shapes:
+            part = slice(first, first + shape[0] * shape[1])
+            both = (numbers[part].reshape(shape).T.copy() for numbers in (mean, variance))
+            layers.append(Weights(*both))
+            first = part.stop
+        return tuple(layers)
 
     @property
     def noise_variance(self) -> float:
@@ -192,7 +192,7 @@ class NetworkPosterior(ParametricPosterior):
         """
         rng = _checks.generator("rng", rng)
         scaling, layers = self.problem.scaling, self.sample(size, rng)
-        z = np.broadcast_to(scaling.rows(X).T, (len(layers[0]), self.n_columns, len(X)))
+        z = np.broadcast_to(scaling.rows(X).T, (size, len(scaling.mean), len(X)))
         with np.errstate(over="ignore", invalid="ignore"):  # found below
             for k, weights in enumerate(layers):
                 inputs = weights.shape[2]

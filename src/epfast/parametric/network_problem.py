@@ -141,15 +141,6 @@ class NetworkProblem(NamedTuple):
     def probit(self) -> bool:
         return self.likelihood == "probit"
 
-    def split(self, flat: Array) -> list[Array]:
-        """Numbers of all weights, (..., W), by layers: (..., inputs + 1, units)."""
-        ends = np.cumsum([inputs * units for inputs, units in self.shapes])[:-1]
-        parts = np.split(flat, ends, axis=-1)
-        return [
-            part.reshape(*flat.shape[:-1], *shape)
-            for part, shape in zip(parts, self.shapes, strict=True)
-        ]
-
     def check_memory(self) -> None:
         """Refuse what cannot fit: the sites of EP, or the weights themselves."""
         W, given = self.n_weights, f"hidden is {self.hidden}"
