@@ -190,9 +190,9 @@ def nystrom(kernel: Kernel, a: Tuples, rank: int) -> Features:
     def column(i: int) -> Array:
         return kernel(a, a.rows(slice(i, i + 1)))[:, 0]
 
-    found = pivoted_cholesky(column, diagonal(kernel, a), rank, 1e-8)
-    pivots = a.rows(found.pivots)
-    return lambda b: solve_triangular(found.triangle, kernel(pivots, b), lower=True).T
+    taken, factor, _ = pivoted_cholesky(column, diagonal(kernel, a), rank, 1e-8)
+    pivots = a.rows(taken)
+    return lambda b: solve_triangular(factor[taken], kernel(pivots, b), lower=True).T
 
 
 Make = Callable[[Tuples, float], Kernel]

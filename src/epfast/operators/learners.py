@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import linalg
 
 from epfast._arrays import Array
 from epfast._core.operator import DictionaryModel, FourierModel, Model
 from epfast.operators.messages import KINDS
-from epfast.operators.regression import PivotedCholesky, Ridge, evidence_grid, pivoted_cholesky
+from epfast.operators.regression import Ridge, evidence_grid, pivoted_cholesky
 
 #: noise variance of the paper's program
 PAPER_NOISE = 1e-4
@@ -153,19 +154,18 @@ class DictionaryLearner:
         )
         widths *= units
         scaled, variances = x / widths, noise * relative
-        cholesky = self.dictionary(scaled)
+        pivots, factor, left = self.dictionary(scaled)
         # what the dictionary leaves out of a row is noise to it
-        batch = Ridge(cholesky.factor, z, variances + cholesky.residual)
+        batch = Ridge(factor, z, variances + left)
         model = DictionaryModel(x.shape[1], targets.shape[1], self.cap, self.near)
-        triangle, covariance = cholesky.triangle, batch.covariance()
-        model.set(widths, scaled[cholesky.pivots], triangle, batch.mean, covariance)
+        model.set(widths, scaled[pivots], factor[pivots], batch.mean, batch.covariance())
         residual, variance = batch.left_out()
         unforeseen = np.median(residual**2 / (amplitude * variance[:, None]), axis=0) / MEDIAN
         inflation = np.maximum(unforeseen, self.foreseen(scaled, z, variances, amplitude))
         inflation = np.where(inflation > 1.0, inflation, 1.0) * (1.0 if square else SAFETY)
         return model, Calibration(mean, sd, amplitude, inflation, noise, square, widths)
 
-    def dictionary(self, x: Array) -> PivotedCholesky:
+    def dictionary(self, x: Array) -> tuple[NDArray[np.intp], Array, Array]:
         """At most cap of these rows, that explain the others' rows of the kernel."""
 
         def column(i: int) -> Array:
@@ -178,11 +178,11 @@ class DictionaryLearner:
         """By how much the first half of the tuples was too sure of the second, (T,)."""
         half = len(x) // 2
         first = x[:half]
-        cholesky = self.dictionary(first)
-        batch = Ridge(cholesky.factor, z[:half], noise[:half] + cholesky.residual)
-        cross = x[half:, None] - first[cholesky.pivots]
+        pivots, factor, left = self.dictionary(first)
+        batch = Ridge(factor, z[:half], noise[:half] + left)
+        cross = x[half:, None] - first[pivots]
         kernel = np.exp(-0.5 * np.einsum("nrk,nrk->nr", cross, cross))
-        phi = linalg.solve_triangular(cholesky.triangle, kernel.T, lower=True).T
+        phi = linalg.solve_triangular(factor[pivots], kernel.T, lower=True).T
         mean, spread = batch.predict(phi)
         variance = spread + np.maximum(1.0 - (phi**2).sum(axis=1), 0.0) + noise[half:]
         squares = (z[half:] - mean) ** 2 / (amplitude * variance[:, None])

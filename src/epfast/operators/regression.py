@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,26 +72,12 @@ class Ridge:
         return np.asarray(linalg.solve_triangular(self.triangle, identity, check_finite=False))
 
 
-class PivotedCholesky(NamedTuple):
-    """Incomplete Cholesky factor of a kernel matrix, K ~ factor factor^T."""
-
-    #: rows in the order in which they were taken (r,)
-    pivots: NDArray[np.intp]
-    #: (n, r). That of the pivots is lower triangular
-    factor: Array
-    #: what is left of the diagonal (n,)
-    residual: Array
-
-    @property
-    def triangle(self) -> Array:
-        """Cholesky factor of the kernel matrix of the pivots, (r, r)."""
-        return self.factor[self.pivots]
-
-
 def pivoted_cholesky(
     kernel_column: Callable[[int], Array], diagonal: Array, rank: int, tol: float = 1e-6
-) -> PivotedCholesky:
+) -> tuple[NDArray[np.intp], Array, Array]:
     """Take the row of a kernel matrix that the others explain least, again and again.
+
+    An incomplete Cholesky factor, K ~ factor factor^T.
 
     Parameters
     ----------
@@ -103,6 +88,15 @@ def pivoted_cholesky(
         Most rows taken.
     tol : float, default=1e-06
         Part of the largest diagonal entry below which nothing is left to explain.
+
+    Returns
+    -------
+    pivots : ndarray of shape (r,)
+        Rows in the order in which they were taken.
+    factor : ndarray of shape (n, r)
+        Its rows of the pivots are lower triangular: the Cholesky factor of their kernel matrix.
+    residual : ndarray of shape (n,)
+        What is left of the diagonal.
 
     Notes
     -----
@@ -116,7 +110,7 @@ def pivoted_cholesky(
     for k in range(rank):
         i = int(left.argmax())
         if left[i] <= enough:
-            return PivotedCholesky(pivots[:k], factor[:k].T, left)
+            return pivots[:k], factor[:k].T, left
         root = math.sqrt(left[i])
         row = (kernel_column(i) - factor[:k, i] @ factor[:k]) / root
         row[pivots[:k]] = 0.0
@@ -124,7 +118,7 @@ def pivoted_cholesky(
         pivots[k], factor[k] = i, row
         left = np.maximum(left - row * row, 0.0)
         left[pivots[: k + 1]] = 0.0
-    return PivotedCholesky(pivots, factor.T, left)
+    return pivots, factor.T, left
 
 
 def evidence_grid(
