@@ -410,7 +410,7 @@ def test_labels_that_can_be_told_apart_stay_doubtful():
 @pytest.mark.parametrize("loss", [None, "probit"])
 def test_passes_are_those_that_predict_best(n, loss, monkeypatch):
     """Of parts that are held out by hand; of 400 rows three of five, which are 240."""
-    monkeypatch.setattr("epfast.parametric.passes.MOST", 6)
+    monkeypatch.setattr("epfast.parametric.network.MOST_PASSES", 6)
     rng = np.random.default_rng(n)
     rows = rng.standard_normal((n, 3))
     y = rows[:, 0] - rows[:, 1] ** 2 + rng.standard_normal(n)

@@ -29,6 +29,8 @@ change the arrays of a state in place, the belief may be kept in another form.
 from __future__ import annotations
 
 import math
+import os
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +39,10 @@ from numpy.typing import NDArray
 from epfast import _checks
 from epfast._arrays import Array, as_array
 from epfast._core.thread_pool import ThreadPool
-from epfast.inference import Counts, PartOfSweep, Summary
+from epfast.gaussian.files import contents
+from epfast.inference import Counts, PartOfSweep, Summary, SweepInfo
+from epfast.inference.files import write
+from epfast.inference.records import Recorded
 from epfast.inference.runtime import Tick, TimedPieces, physical_memory
 from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
@@ -249,3 +254,20 @@ class ParametricEngine:
     def finish(self, state: ParametricState, hurry: bool = False) -> ParametricState:
         """Free of rounding drift already: each pass sums up."""
         return state
+
+
+@dataclass(eq=False, repr=False)
+class ParametricPosterior(Recorded):
+    """What posteriors of networks and mixtures have in common: a state, and how the fit went."""
+
+    problem: Any
+    state: ParametricState
+    converged: bool
+    history: list[SweepInfo]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads. Nothing is pickled.
+
+        A fit that goes on from it (``start``) goes on to the bit as if it had not stopped.
+        """
+        write(path, *contents(self))

@@ -13,8 +13,8 @@ from epfast._arrays import Array
 from epfast.inference import run
 from epfast.inference.report import table
 from epfast.losses import Gaussian, Loss, Probit
+from epfast.parametric.engine import ParametricPosterior
 from epfast.parametric.network_problem import NetworkProblem, log_density
-from epfast.parametric.posterior import ParametricPosterior
 from epfast.schedules import ADF
 
 
