@@ -22,12 +22,11 @@ from epfast.losses.classification import (
     SquaredHinge,
 )
 from epfast.losses.contaminated import Contaminated
-from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
+from epfast.losses.counts import Binomial, GammaNoise, NegativeBinomial, Poisson, Weibull
 from epfast.losses.custom import CustomLoss, CustomSite, signature
 from epfast.losses.latents import Heteroscedastic, Multiclass
 from epfast.losses.ordinal import Ordinal
 from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
-from epfast.losses.survival import GammaNoise, Weibull
 
 
 def _by_name(*kinds: Any) -> dict[str, Callable[..., Loss]]:
