@@ -32,8 +32,7 @@ from bench.jitkrittum2015.kernels import (
     moment_features,
     product_features,
 )
-from epfast.operators.learners import embedding_squares
-from epfast.operators.regression import Ridge, pivoted_cholesky
+from epfast.operators.learners import Ridge, embedding_squares, pivoted_cholesky
 
 Array = NDArray[np.float64]
 Learner = Callable[[Tuples], Array]

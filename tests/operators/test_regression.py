@@ -6,7 +6,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from epfast.operators.regression import Ridge, evidence_grid, pivoted_cholesky
+from epfast.operators.learners import Ridge, evidence_grid, pivoted_cholesky
 
 
 def batch(n=40, d=7, t=3, seed=0):
