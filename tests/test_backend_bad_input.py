@@ -29,7 +29,6 @@ from tests.oracles.bad_values import (
 )
 
 POINTS, WEIGHTS = backend.sigma_points(MU, VAR)
-LOGS = -0.5 * (POINTS**2).sum(axis=1)
 CUBE = np.array([[i, j, k] for i in (-1, 1) for j in (-1, 1) for k in (-1, 1)], dtype=float)
 ONES = np.ones(4)
 
@@ -40,10 +39,6 @@ def minibatch(loss="logistic", yX=X, mean=MU, variance=VAR, scheme="variational"
 
 def bound(X=X, mean=MU, variance=VAR):
     return backend.Minibatch("logistic", "variational", len(MU)).fit(X, mean, variance)
-
-
-def rule_fit(points=POINTS, weights=WEIGHTS, log_values=LOGS, **arguments):
-    return backend.variational_fit(points, weights, log_values, **arguments)
 
 
 def tilted(loss="logistic", y=ONES, mean=ONES, variance=ONES, **arguments):
@@ -57,7 +52,7 @@ KEYWORDS = [
     ("beta", [minibatch, tilted], BAD_OPTIONAL),
     ("power", [tilted], [*(v for v in BAD_OPTIONAL if type(v) is not list), None]),
     ("gamma", [partial(backend.sigma_points, MU, VAR)], BAD_OPTIONAL),
-    ("margins", [partial(backend.loss_values, "hinge")], BAD_X),
+    ("margins", [epfast.Hinge().evaluate], BAD_X),
     ("y", [tilted, partial(tilted, "gaussian")], [*bad_contents(ONES), ONES[:-1], *NOT_REAL]),
     ("y", [tilted], [2.0 * ONES, ONES[None]]),
     ("mean", [tilted], [*bad_contents(ONES), *NOT_REAL, ONES[:-1]]),
@@ -69,19 +64,8 @@ KEYWORDS = [
     ("mean", [partial(backend.sigma_points, variance=VAR)], [*bad_contents(MU), 5.0, *NOT_REAL]),
     ("variance", [minibatch, bound], [*bad_arrays(VAR), 0 * VAR, put(VAR, -1.0)]),
     ("variance", [partial(backend.sigma_points, MU)], [*bad_arrays(VAR), 0 * VAR, -VAR]),
-    ("points", [rule_fit], [*bad_contents(POINTS), *NOT_REAL, POINTS[0], 5.0, None]),
-    ("points", [rule_fit], [0 * POINTS, put(0 * POINTS, 1.0), POINTS[:, :0]]),
-    ("points", [partial(rule_fit, basis="full")], [POINTS]),
-    ("points", [partial(rule_fit, weights=np.ones(8), log_values=np.arange(8.0))], [CUBE]),
-    ("weights", [rule_fit], [*bad_arrays(WEIGHTS), 0 * WEIGHTS, -WEIGHTS]),
-    ("log_values", [rule_fit], bad_arrays(LOGS)),
-    ("basis", [rule_fit], BAD_NAMES),
-    ("start", [rule_fit], BAD_NAMES),
-    ("x", [backend.exp, backend.expm1, backend.log], BAD_X),
-    ("x", [backend.log1p, backend.erfcx, backend.log_ndtr], BAD_X),
 ]
 POSITIONS = [
-    ("loss", lambda v: backend.loss_values(v, [1.0]), BAD_LOSS),
     ("scheme", lambda v: minibatch(loss="noisy_step", scheme=v), ["laplace", QuickLaplace()]),
     ("rule", lambda v: minibatch(scheme=Variational(rule=(v, WEIGHTS))), bad_arrays(POINTS)),
     ("rule", lambda v: minibatch(scheme=Variational(rule=(POINTS, v))), bad_arrays(WEIGHTS)),
@@ -109,7 +93,6 @@ def test_layouts_and_types(layout, dtype):
         bound(given, convert(X[0]), convert(VAR + 1)),
     ):
         np.testing.assert_allclose(np.hstack(got), np.hstack(want), rtol=1e-12)
-    values = backend.loss_values("logistic", given)
-    np.testing.assert_array_equal(values, epfast.Logistic().evaluate(plain))
-    np.testing.assert_array_equal(backend.exp(given), backend.exp(plain))
+    logistic = epfast.Logistic()
+    np.testing.assert_array_equal(logistic.evaluate(given), logistic.evaluate(plain))
     np.testing.assert_array_equal(given, before)

@@ -97,7 +97,7 @@ def test_names_of_other_packages_lead_to_arguments(name):
         (epfast.fit_linear, "prior_varianc", "did you mean prior_variance=?"),
         (epfast.fit_linear, "power", r"here that is schedule=epfast.EP\(order=..., damping="),
         (epfast.fit_linear, "nonsense", "'nonsense'$"),
-        (epfast.fit_mixture, "sample_weight", "'sample_weight'; did you mean learn_weights"),
+        (epfast.fit_mixture, "sample_weight", "'sample_weight'; did you mean weights"),
         (epfast.LinearClassifier, "C", "^LinearClassifier.* prior_variance=C"),
         (epfast.LinearClassifier().set_params, "C", "Invalid parameter 'C'.* prior_variance=C"),
         (epfast.NetworkClassifier, "class_weight", "there is none: move the threshold"),

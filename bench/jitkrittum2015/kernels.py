@@ -16,8 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast.operators.learners import embedding_squares, median_widths
-from epfast.operators.regression import Ridge
+from epfast.operators.learners import Ridge, embedding_squares, median_widths
 
 Array = NDArray[np.float64]
 

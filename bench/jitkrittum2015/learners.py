@@ -32,8 +32,7 @@ from bench.jitkrittum2015.kernels import (
     moment_features,
     product_features,
 )
-from epfast.operators.learners import embedding_squares
-from epfast.operators.regression import Ridge, pivoted_cholesky
+from epfast.operators.learners import Ridge, embedding_squares, pivoted_cholesky
 
 Array = NDArray[np.float64]
 Learner = Callable[[Tuples], Array]
@@ -190,9 +189,9 @@ def nystrom(kernel: Kernel, a: Tuples, rank: int) -> Features:
     def column(i: int) -> Array:
         return kernel(a, a.rows(slice(i, i + 1)))[:, 0]
 
-    found = pivoted_cholesky(column, diagonal(kernel, a), rank, 1e-8)
-    pivots = a.rows(found.pivots)
-    return lambda b: solve_triangular(found.triangle, kernel(pivots, b), lower=True).T
+    taken, factor, _ = pivoted_cholesky(column, diagonal(kernel, a), rank, 1e-8)
+    pivots = a.rows(taken)
+    return lambda b: solve_triangular(factor[taken], kernel(pivots, b), lower=True).T
 
 
 Make = Callable[[Tuples, float], Kernel]

@@ -109,7 +109,8 @@ def truth_of(data: Data, draws: int, seed: int) -> Truth:
 
 
 def fit(data: Data, schedule: Any, start: Any = None) -> Any:
-    given = {"prior_mean": data.prior_mean, "prior_variance": PRIOR, "learn_weights": False}
+    weights = np.full(J, 1.0 / J)
+    given = {"prior_mean": data.prior_mean, "prior_variance": PRIOR, "weights": weights}
     with warnings.catch_warnings():  # a run that does not settle is a result
         warnings.simplefilter("ignore", epfast.ConvergenceWarning)
         return epfast.fit_mixture(data.X, J, NOISE, schedule=schedule, start=start, **given)

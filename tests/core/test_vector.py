@@ -6,12 +6,24 @@ import pytest
 from scipy import special
 
 from epfast import backend
+from epfast._core import vector
 
 pytestmark = pytest.mark.simd
 
 mp.mp.dps = 40
 RNG = np.random.default_rng(2016)
 TINY, HUGE = 5e-324, np.finfo(float).max
+
+
+def function(name):
+    """A vector function of the core on arrays."""
+
+    def called(x):
+        out = np.empty(len(x))
+        vector.elementwise(name, x, out)
+        return out
+
+    return called
 
 
 def logspace(lo, hi, n):
@@ -75,15 +87,15 @@ CASES = {
 
 def test_erfcx_up_to_the_largest_number():
     x = np.array([1e307, 1e308, 1.7e308, HUGE])
-    np.testing.assert_allclose(backend.erfcx(x) * x, 1 / np.sqrt(np.pi), rtol=1e-14)
-    assert backend.erfcx(np.array([np.inf]))[0] == 0.0
+    np.testing.assert_allclose(function("erfcx")(x) * x, 1 / np.sqrt(np.pi), rtol=1e-14)
+    assert function("erfcx")(np.array([np.inf]))[0] == 0.0
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_error_in_ulp(name):
     reference, parts, allowed = CASES[name]
     x = np.concatenate([np.asarray(part, float) for part in parts])
-    y = getattr(backend, name)(x)
+    y = function(name)(x)
     for xi, yi in zip(x, y, strict=True):
         exact = reference(mp.mpf(float(xi)))
         ulp = mp.mpf(float(np.spacing(abs(float(exact))))) or mp.mpf(TINY)
@@ -100,7 +112,7 @@ def test_special_values(name):
     x = np.array(SPECIAL)
     with np.errstate(all="ignore"):
         expected = (special.log_ndtr if name == "log_ndtr" else getattr(np, name))(x)
-        y = getattr(backend, name)(x)
+        y = function(name)(x)
     np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
     known = ~np.isnan(expected)
     np.testing.assert_allclose(y[known], expected[known], rtol=2e-14, atol=TINY)
@@ -113,7 +125,7 @@ def test_every_length_gives_the_same_numbers(n):
     """Whole vectors and the part at the end agree to the last bit."""
     x = np.linspace(0.1, 3.0, 20)
     for name in CASES:
-        f = getattr(backend, name)
+        f = function(name)
         np.testing.assert_array_equal(f(x[:n]), f(x)[:n])
 
 
@@ -121,7 +133,7 @@ def test_no_floating_point_mode_is_changed():
     """-ffast-math would have put the process in flush-to-zero mode."""
     assert np.array([TINY])[0] * 1.0 == TINY
     assert np.float64(1e-308) / 10 > 0
-    assert backend.exp(np.array([-745.0]))[0] == TINY
+    assert function("exp")(np.array([-745.0]))[0] == TINY
 
 
 def test_build_config_reports_the_set_in_use(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import epfast
-from epfast import CustomLoss, CustomSite, Loss, PiecewiseLinear, losses
+from epfast import CustomLoss, CustomSite, PiecewiseLinear, losses
 from tests.oracles.bad_values import (
     BAD_LOSS,
     BAD_NAMES,
@@ -36,7 +36,7 @@ SHAPES = [None, REALS[None], REALS[..., None], REALS[:-1], REALS[:0], 1.0, OBJEC
 
 KEYWORDS = [
     ("loss", [losses.resolve], BAD_LOSS),
-    ("beta", [*EVERY, Loss("logistic").tempered], [v for v in BAD_POSITIVE if v is not None]),
+    ("beta", [*EVERY, losses.Logistic().tempered], [v for v in BAD_POSITIVE if v is not None]),
     ("beta", EVERY, [None]),
     ("beta", [CustomSite(np.add).tempered], [0.5, 2.0]),
     ("epsilon", [epfast.Quasi01, epfast.NoisyStep], [*BAD_POSITIVE, 1e-320]),
@@ -50,8 +50,6 @@ KEYWORDS = [
     ("slope", [partial(CustomLoss, np.square)], [5, "x", np.ones(3)]),
     ("curvature", [partial(CustomLoss, np.square, np.square)], [5, "x", np.ones(3)]),
     ("moments", [CustomSite], [None, 5, "logistic", np.ones(3)]),
-    ("name", [Loss], [*BAD_NAMES, "piecewise_linear"]),
-    ("parameters", [partial(Loss, "logistic")], [(1.0,), None, 5]),
     ("margins", [epfast.Logistic().evaluate], BAD_X),
     ("variance", [losses.Gaussian, losses.Interval, losses.Censored], BAD_POSITIVE),
     ("scale", [losses.LaplaceNoise, losses.Quantile, losses.StudentT], BAD_POSITIVE),

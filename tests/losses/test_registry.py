@@ -93,7 +93,13 @@ def test_every_loss_that_needs_no_argument_has_a_name():
                 continue  # knots, functions, ...
             if not found.gives:
                 continue  # only an operator knows its moments
-            assert exported in (*NAMED.values(), *WITH_LATENTS.values(), losses.LatentLoss)
+            bases = losses.Loss, losses.LatentLoss
+            assert exported in (*NAMED.values(), *WITH_LATENTS.values(), *bases)
+
+
+def test_a_loss_without_a_row_has_no_core():
+    with pytest.raises(ValueError, match="no values"):
+        losses.Loss().core()
 
 
 # ---- what the core gets ----

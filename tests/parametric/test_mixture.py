@@ -92,7 +92,8 @@ def test_sweeps_are_those_of_plain_numpy(schedule, learns):
     X, mean, _ = data(12, 2, 2, apart=1.0)
     prior = prior_near(mean)
     given = {"noise_prior": (3.0, 1.0)} if learns else {"noise_variance": 0.25}
-    given |= {"learn_weights": learns, "prior_mean": prior, "prior_variance": 0.7}
+    given |= {} if learns else {"weights": [0.5, 0.5]}
+    given |= {"prior_mean": prior, "prior_variance": 0.7}
     schedule = dataclasses.replace(schedule, **{} if schedule.stores == "none" else {"sweeps": 2})
     post = fit(X, 2, schedule=schedule, rng=3, **given)
     model = plain.Model(2, 2, None if learns else np.full(2, 0.5), None if learns else 0.25)
@@ -137,9 +138,8 @@ def gibbs():
         prior = prior_near(mean, seed)
         precision = np.tile(np.eye(4) / 10.0, (4, 1, 1))
         truth = plain.gibbs(X, np.full(4, 0.25), 0.25, prior, precision, 4000, seed)
-        found.append(
-            (X, {"prior_mean": prior, "prior_variance": 10.0, "learn_weights": False}, truth)
-        )
+        given = {"prior_mean": prior, "prior_variance": 10.0, "weights": np.full(4, 0.25)}
+        found.append((X, given, truth))
     return found
 
 
@@ -484,7 +484,6 @@ X_GOOD = data(20, 2, 2)[0]
         ({"weights": [1.0, 0.0]}, "weights has a minimum"),
         ({"weights": [1.0]}, "weights has shape"),
         ({"weights": [0.5, 0.5], "concentration": 1.0}, "beside known weights"),
-        ({"learn_weights": 1}, "learn_weights is 1"),
         ({"concentration": 0.0}, "concentration has a minimum"),
         ({"concentration": np.ones(3)}, "concentration has shape"),
         ({"schedule": EP}, "schedule is the class EP"),

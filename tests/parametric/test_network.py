@@ -147,12 +147,6 @@ def test_seeds():
     np.testing.assert_array_equal(a.schedule.checked_visits(N, 1), b.schedule.checked_visits(N, 1))
 
 
-def test_sites_of_floats():
-    double, single = fit("EP", 3), fit("EP", 3, site_dtype="float32")
-    assert single.state.sites.dtype == np.float32
-    np.testing.assert_allclose(single.predict(X), double.predict(X), rtol=1e-3)
-
-
 def test_schedules_learn():
     """A smooth function, from 1,000 rows of noise 0.1, in 40 passes."""
     rng = np.random.default_rng(1)
@@ -305,7 +299,6 @@ def test_texts():
     assert post.n_dead_units == 0
     assert post.n_refused == sum(info.n_refused for info in post.history)
     assert post.hidden == (6, 5)
-    assert post.n_columns == D
     assert post.prior_variance > 0.0
 
 
@@ -417,7 +410,7 @@ def test_labels_that_can_be_told_apart_stay_doubtful():
 @pytest.mark.parametrize("loss", [None, "probit"])
 def test_passes_are_those_that_predict_best(n, loss, monkeypatch):
     """Of parts that are held out by hand; of 400 rows three of five, which are 240."""
-    monkeypatch.setattr("epfast.parametric.passes.MOST", 6)
+    monkeypatch.setattr("epfast.parametric.network.MOST_PASSES", 6)
     rng = np.random.default_rng(n)
     rows = rng.standard_normal((n, 3))
     y = rows[:, 0] - rows[:, 1] ** 2 + rng.standard_normal(n)

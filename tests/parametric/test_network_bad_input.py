@@ -67,7 +67,6 @@ def classes(y):
         ("standardize", [fit], [None, 1, "yes", 0.0]),
         ("rng", [fit], BAD_SEED),
         ("loss", [fit], [*BAD_NAME, "logistic"]),
-        ("site_dtype", [fit], [*BAD_NAME, "float16", np.float32, "float32"]),
         ("start", [fit], [0, "x", epfast.fit_linear(X, Y, schedule=ONE)]),
         ("callback", [fit], [1, "f"]),
         ("progress", [fit], [1, "yes", None]),
@@ -118,7 +117,7 @@ def test_groups_of_other_rows():
 
 def test_sites_beyond_memory_are_refused_with_the_figure(monkeypatch):
     monkeypatch.setattr(engine, "physical_memory", lambda: 10**4)
-    message = r"EP's sites of \(23, 46\) numbers take .* GB.*SEP.*float32"
+    message = r"EP's sites of \(23, 46\) numbers take .* GB.*SEP.*fewer units"
     with pytest.raises(ValueError, match=message):
         fit(schedule=EP(sweeps=1), hidden=(4,))
     fit(schedule=SEP(sweeps=1, tol=0.0))

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 import epfast
 from epfast import backend, losses, schemes
@@ -66,54 +65,6 @@ def a_custom_site(draw: Draw) -> Case:
 @random_call(1)
 def a_rule(draw: Draw) -> Case:
     return Case("fifth_degree_rule", schemes.fifth_degree_rule, {"d": draw.integer(1, 6)})
-
-
-# ---- backend: elementwise ----
-
-TRUE = {
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "erfcx": special.erfcx,
-    "log_ndtr": special.log_ndtr,
-}
-WILD = np.array(
-    [
-        *(0.0, -0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, -5e-324, 1e-310),
-        *(710.0, -745.2, -746.0, 26.5, -26.7, 37.6, -37.6, 1e150, -1e150, 1e-300, -1 + 1e-16, 1e18),
-    ]
-)
-
-
-@random_call(6)
-def elementwise(draw: Draw) -> Case:
-    name = draw.of(tuple(TRUE))
-    size = draw.integer(0, 12)
-    x = draw.rng.normal(size=size) * draw.scale(-3, 5)
-    if draw.chance(0.3):
-        x = draw.rng.choice(WILD, size)
-    function = getattr(backend, name)
-
-    def check(result: Any, _: Any) -> Iterator[tuple[str, str]]:
-        with np.errstate(all="ignore"):
-            try:
-                given = np.asarray(case.given["x"], dtype=np.float64)
-            except (TypeError, ValueError):
-                return
-            true = np.asarray(TRUE[name](given))
-            near = np.abs(result - true) <= 1e-9 * np.abs(true) + 5e-323
-        if name == "erfcx":
-            near |= given < -26.0  # the condition there is x^2
-        if name == "log_ndtr":
-            near |= given > 37.5  # SciPy is 0 there
-        wrong = ~(near | (result == true) | (np.isnan(result) & np.isnan(true)))
-        if wrong.any():
-            at = given[wrong].ravel()[0]
-            yield "wrong value", f"{name}({at!r}) = {result[wrong].ravel()[0]!r}"
-
-    case = Case(f"backend.{name}", function, {"x": x}, check=check, may_be_infinite=True)
-    return case
 
 
 # ---- backend: sites ----
@@ -220,13 +171,6 @@ def tilted_constructor(draw: Draw) -> Case:
     return Case("TiltedMoments", backend.TiltedMoments, given)
 
 
-@random_call(2)
-def loss_values(draw: Draw) -> Case:
-    found = [n for n in values.NAMES if getattr(losses.NAMED[n], "by_margin", False)]
-    given = {"loss": draw.of(found), "margins": draw.rng.normal(size=5) * draw.scale(-3, 6)}
-    return Case("loss_values", backend.loss_values, given, may_be_infinite=True)
-
-
 @random_call(6)
 def fit_minibatch(draw: Draw) -> Case:
     s, d = draw.integer(1, 5), draw.integer(1, 4)
@@ -272,17 +216,6 @@ def minibatch_constructor(draw: Draw) -> Case:
 def sigma_points(draw: Draw) -> Case:
     mean, variance = _cavities(draw, draw.integer(1, 4))
     return Case("sigma_points", backend.sigma_points, {"mean": mean, "variance": variance})
-
-
-@random_call(2)
-def variational_fit(draw: Draw) -> Case:
-    mean, variance = _cavities(draw, draw.integer(1, 3))
-    points, weights = backend.sigma_points(mean, variance)
-    value = -0.5 * (draw.rng.normal(size=len(mean)) + points[:, 0:1] ** 2 / variance[0]).sum(1)
-    given = {"points": points, "weights": weights, "log_values": value}
-    if draw.chance(0.3):
-        given["start"] = draw.of(("least_squares", "flat"))
-    return Case("variational_fit", backend.variational_fit, given)
 
 
 @random_call(4)

@@ -74,7 +74,6 @@ def fit_network(draw: Draw) -> Case:
             "noise": (draw.scale(-1, 2), draw.scale(-1, 2)),
             "standardize": False,
             "seed": draw.integer(0, 9),
-            "site_dtype": draw.of(("float32", "float64")),
             "start": draw.of(tuple(_networks().values())),
             "callback": draw.of((lambda info, state: False, lambda info, state: True)),
             "progress": lambda count: None,
@@ -153,8 +152,6 @@ def mixture_settings(draw: Draw, n: int, d: int, J: int) -> dict[str, Any]:
             "schedule": passes(draw, n),
         },
     )
-    if draw.chance(0.15):
-        found["learn_weights"] = draw.chance(0.5)
     return found
 
 

@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
 from epfast._arrays import Array
-from epfast._core.rule_fit import fit_rule, monomials
 from epfast.backend.sites import FLOAT64, apart, in_place, scheme_of
 from epfast.schemes import Scheme
 from epfast.schemes.kinds import check_gamma, distance, sigma_rule
@@ -97,7 +96,11 @@ class Minibatch:
         if rows > self._rows:
             self._core = self.scheme.minibatch(self.loss, self.d, rows)
             self._rows = rows
-        precision, shift = (np.empty(self.d), np.empty(self.d)) if out is None else _pair(out)
+        if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
+            raise TypeError(
+                f"out is {_checks.describe(out)}; allowed: a pair of arrays of float64, (d,)"
+            )
+        precision, shift = (np.empty(self.d), np.empty(self.d)) if out is None else out
         if not self.loss.by_margin:
             y = self.loss.responses("y", y, rows)
         try:
@@ -117,15 +120,6 @@ class Minibatch:
             apart({"out[0]": precision, "out[1]": shift}, given)
             scale = self._core.fit_into(*arrays, y, precision, shift, name)
         return precision, shift, scale
-
-
-def _pair(out: Any) -> tuple[Array, Array]:
-    """The two arrays that a fit is written to."""
-    if not (isinstance(out, tuple | list) and len(out) == 2):
-        raise TypeError(
-            f"out is {_checks.describe(out)}; allowed: a pair of arrays of float64, (d,)"
-        )
-    return out[0], out[1]
 
 
 def fit_minibatch(
@@ -200,89 +194,3 @@ def sigma_points(
     check_gamma(gamma)
     points, weights = sigma_rule(center.size, distance(gamma, center.size))
     return center + points * np.sqrt(spread), weights
-
-
-def variational_fit(
-    points: ArrayLike,
-    weights: ArrayLike,
-    log_values: ArrayLike,
-    basis: str = "diagonal",
-    *,
-    start: str = "least_squares",
-) -> tuple[Array, Array, float]:
-    """The nearest Gaussian to a function at quadrature points, by Newton with Cholesky.
-
-    Minimises Σ_i w_i [g(x_i) - f(x_i) log g(x_i)] over g(x) = exp(log_scale + shift.x - x'Px / 2)
-    (Roche 2016, eq. 10-11), with f scaled by its maximum and the step safeguarded.
-
-    Parameters
-    ----------
-    points : array_like of shape (z, d)
-        Points that determine all unknowns. There are 2 d + 1 unknowns, or (d + 1)(d + 2) / 2 for
-        "full".
-    weights : array_like of shape (z,)
-        Positive.
-    log_values : array_like of shape (z,)
-        log f at the points, finite.
-    basis : {"diagonal", "full"}, default="diagonal"
-        Whether the precision matrix P is diagonal or full.
-    start : {"least_squares", "flat"}, default="least_squares"
-        Newton starts from the weighted least-squares fit of log f, or from a constant.
-
-    Returns
-    -------
-    precision : ndarray of shape (d,) or (d, d)
-    shift : ndarray of shape (d,)
-    log_scale : float
-        Natural parameters of g, and its log at the origin.
-
-    Raises
-    ------
-    FloatingPointError
-        If Newton's method does not converge, for example because a few points have all of the mass
-        of f.
-    """
-    _checks.choice("basis", basis, ("diagonal", "full"))
-    _checks.choice("start", start, ("least_squares", "flat"))
-    x = _checks.array("points", points, shape=(None, None))
-    z, d = x.shape
-    unknowns = 2 * d + 1 if basis == "diagonal" else (d + 1) * (d + 2) // 2
-    if 0 in x.shape:
-        raise ValueError(f"points has shape {x.shape}; allowed: at least one point and coordinate")
-    w = _checks.array("weights", weights, shape=(z,), positive=True)
-    f = _checks.array("log_values", log_values, shape=(z,))
-    # standardise the points, so that all monomials have a similar size
-    with np.errstate(all="ignore"):
-        share = w / w.max()
-        center = share @ x / share.sum()
-        scale = np.sqrt(share @ (x - center) ** 2 / share.sum())
-        terms = monomials((x - center) / scale, basis == "full")
-    if not np.isfinite(terms).all() or np.linalg.matrix_rank(terms) < unknowns:
-        raise ValueError(
-            f"points of shape {x.shape} do not determine the {unknowns} unknowns of this basis; "
-            f"allowed: at least {unknowns} points of moderate size, with three values or more in "
-            "each coordinate"
-        )
-    alpha = fit_rule(terms, share, f, start == "flat")
-    if alpha is None:
-        raise FloatingPointError("Newton-Cholesky did not converge on these log_values")
-    with np.errstate(all="ignore"):
-        fit = _about_origin(alpha, center, scale, basis)
-    if not all(np.isfinite(part).all() for part in fit):
-        raise FloatingPointError("the fit overflows at the scale of these points")
-    return fit
-
-
-def _about_origin(
-    alpha: Array, center: Array, scale: Array, basis: str
-) -> tuple[Array, Array, float]:
-    """Precision, shift and log scale from coefficients of the standardised monomials."""
-    d = len(center)
-    slope, square = alpha[1 : d + 1] / scale, alpha[d + 1 : 2 * d + 1] / np.sqrt(2.0)
-    matrix = np.diag(-2.0 * square / scale**2)
-    if basis == "full":
-        i, j = np.triu_indices(d, 1)
-        matrix[i, j] = matrix[j, i] = -alpha[2 * d + 1 :] / (scale[i] * scale[j])
-    shift = slope + matrix @ center
-    log_scale = alpha[0] - square.sum() - slope @ center - 0.5 * center @ matrix @ center
-    return (matrix if basis == "full" else np.diag(matrix).copy()), shift, float(log_scale)

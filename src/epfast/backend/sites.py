@@ -217,12 +217,6 @@ def _of_latents(
     return moments
 
 
-def loss_values(loss: Any, margins: ArrayLike) -> tuple[Array, Array, Array]:
-    """Value, slope and curvature of a loss at margins of any shape. See ``Loss.evaluate``."""
-    value, slope, curvature = losses.resolve(loss).evaluate(margins)
-    return value, slope, curvature
-
-
 def sweep(
     Sigma: Array,
     mu: Array,

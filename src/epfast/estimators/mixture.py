@@ -39,7 +39,7 @@ class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignor
     Parameters
     ----------
     n_components : int, default=1
-    noise_variance, prior_mean, prior_variance, weights, learn_weights, concentration, noise_prior
+    noise_variance, prior_mean, prior_variance, weights, concentration, noise_prior
         As in :func:`epfast.fit_mixture`.
     schedule, n_init
         As in :func:`epfast.fit_mixture`.
@@ -77,7 +77,6 @@ class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignor
     prior_mean: ArrayLike | None = None
     prior_variance: ArrayLike | None = None
     weights: ArrayLike | None = None
-    learn_weights: bool | None = None
     concentration: ArrayLike | None = None
     noise_prior: tuple[float, float] | None = None
     schedule: Schedule | None = None
@@ -117,7 +116,6 @@ class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignor
             rows,
             self.n_components,
             given,
-            self.learn_weights,
             self.schedule,
             fit_seed(self.random_state),
             n_init=self.n_init,

@@ -20,7 +20,7 @@ from epfast.losses.classification import (
     SquaredHinge,
 )
 from epfast.losses.contaminated import Contaminated
-from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
+from epfast.losses.counts import Binomial, GammaNoise, NegativeBinomial, Poisson, Weibull
 from epfast.losses.custom import CustomLoss, CustomSite, Implicit
 from epfast.losses.latents import Heteroscedastic, LatentLoss, Multiclass
 from epfast.losses.names import NAMED, describe, resolve, restore
@@ -34,7 +34,6 @@ from epfast.losses.priors import (
     restore_prior,
 )
 from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
-from epfast.losses.survival import GammaNoise, Weibull
 
 __all__ = [
     "NAMED",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +12,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array, to_float64
-from epfast._core.loss import LOSS_PARAMETERS, CoreLoss
+from epfast._core.loss import CoreLoss
 from epfast._core.tilted import SiteScheme, TiltedMoments
 from epfast.losses import prediction, quantiles
 
@@ -50,23 +50,21 @@ STEPS_TO_A_PEAK, MOST_OF_A_STEP = 100, 4.0
 class Loss:
     """A loss l(h; y) of a row: its factor is t(h) = exp(-beta l(h; y)), h = x.theta.
 
-    By its name it is a row of the core's table. A subclass from outside overrides :meth:`core`,
-    and where y is more than a sign ``by_margin``, ``response_width``, :meth:`responses` and the
-    predictions. With an offset o the factor is t(h + o). Then the core reads one number more from
-    each row of responses, see :meth:`add_offset`.
+    A class says which row of the core's table it is, or overrides :meth:`core`, as one from outside
+    does. Where y is more than a sign it has ``by_margin``, ``response_width``, :meth:`responses`
+    and the predictions, too. Its fields are checked after this ``__post_init__`` has set name and
+    beta. With an offset o the factor is t(h + o). Then the core reads one number more from each row
+    of responses, see :meth:`add_offset`.
 
     Parameters
     ----------
-    name : str, default=""
-        A row of ``_core/losses.h``: ``"logistic"``, ``"probit"``, ``"piecewise_linear"``, ...
-    parameters : tuple of float, default=()
-        The numbers that the row takes.
     beta : float, default=1.0
         Inverse temperature of the factor, > 0.
     """
 
-    name: str = ""
-    parameters: tuple[float, ...] = ()
+    #: the row of ``_core/losses.h``, and the numbers that it takes
+    name: str = field(default="", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     beta: float = field(default=1.0, kw_only=True, repr=False)
     #: some of "values", "derivatives" (slope and curvature), "continuous" (without jumps), "powers"
     #: (any power of t) and "moments" (its own tilted moments)
@@ -76,6 +74,8 @@ class Loss:
     #: whether responses carry an offset per row
     has_offset: bool = field(default=False, init=False, repr=False)
 
+    #: the row of ``_core/losses.h`` of all losses of the class
+    row: ClassVar[str] = ""
     #: number of latent values per row. 0: several, y says how many
     latents: ClassVar[int] = 1
     #: whether they have one Gaussian. Else it is a product over them. None: the fit says
@@ -92,19 +92,17 @@ class Loss:
     in_units_of_y: ClassVar[bool] = False
     #: True if y are whole numbers
     discrete: ClassVar[bool] = False
+    #: whether t is log-concave in h, so that sites are never negative. None: not known
+    log_concave: ClassVar[bool | None] = None
+    #: whether t is known to rise with the margin: the label is the sign of the mean of h
+    rises: ClassVar[bool] = False
+    #: True if the loss is never negative, so that t <= 1 and no log evidence is above 0
+    bounded: ClassVar[bool] = False
     #: parameters that the evidence may choose: positive numbers, or increasing ones. Those of a
     #: loss may depend on another that it has
     learnable: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def log_concave(self) -> bool | None:
-        """Whether t is log-concave in h, so that sites are never negative. None: not known."""
-        return None
-
-    @property
-    def rises(self) -> bool:
-        """Whether t is known to rise with the margin: the label is the sign of the mean of h."""
-        return False
+    #: least and most of some of them in a search
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {}
 
     @property
     def needs_variance(self) -> bool:
@@ -112,18 +110,7 @@ class Loss:
         return not (self.rises if self.by_margin else self.in_units_of_y)
 
     def __post_init__(self) -> None:
-        self._set(beta=_checks.number("beta", self.beta, above=0.0))
-        if type(self).core is not Loss.core:
-            return
-        by_name = tuple(name for name, count in LOSS_PARAMETERS.items() if count >= 0)
-        _checks.choice("name", self.name, by_name)
-        parameters = _checks.array("parameters", self.parameters, shape=(None,))
-        if parameters.size != LOSS_PARAMETERS[self.name]:
-            raise ValueError(
-                f"parameters has {parameters.size} numbers; allowed for the loss {self.name!r}: "
-                f"{LOSS_PARAMETERS[self.name]}"
-            )
-        self._set(parameters=tuple(map(float, parameters)))
+        self._set(beta=_checks.number("beta", self.beta, above=0.0), name=self.row)
 
     _set = _checks.freeze
 
@@ -160,6 +147,8 @@ class Loss:
 
     def limits(self, name: str) -> tuple[float, float]:
         """Least and most of a parameter, in a search that begins with those of this loss."""
+        if name in self.ranges:
+            return self.ranges[name]
         value = float(getattr(self, name))
         return 1e-4 * value, 1e4 * value
 
@@ -207,16 +196,18 @@ class Loss:
                 "are those of t itself"
             )
 
-    @property
-    def bounded(self) -> bool:
-        """True if the loss is never negative, so that t <= 1 and no log evidence is above 0."""
-        return False
-
     # ---- for the core ----
 
     def core(self) -> CoreLoss:
         """The loss for the C core: a row of its table, or a callback."""
+        if not self.name:
+            self._has_no_values()
         return CoreLoss.table(self.name, self.parameters, self.beta)
+
+    def _has_no_values(self, *given: Any) -> NoReturn:
+        raise ValueError(
+            f"loss is {self!r}, which has no values; allowed here: a loss with a formula"
+        )
 
     def shifted_core(self) -> CoreLoss:
         """As :meth:`core`, with what responses add to h or to the margin."""
@@ -445,27 +436,21 @@ class Loss:
         return self.sample(latent + self.offset_of(responses), rng)
 
 
-@dataclass(frozen=True)
-class NamedLoss(Loss):
-    """A loss whose class says what its row of the core's table is, and whose parameters are fields.
-
-    A subclass with fields checks them after this ``__post_init__`` has set name and beta.
-    """
-
-    name: str = field(default="", init=False, repr=False)
-    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
-
-    #: the row of ``_core/losses.h``
-    row: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        self._set(beta=_checks.number("beta", self.beta, above=0.0), name=self.row)
-
-
-class Likelihood(NamedLoss):
+class Likelihood(Loss):
     """A loss that is normalised over y, which is more than a label."""
 
     by_margin = False
     is_likelihood = True
     log_concave = True
     response_width = 2
+    #: of y that is h and noise: mean and variance of the noise
+    noise_mean: ClassVar[float] = 0.0
+    noise_variance: ClassVar[float] = 0.0
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of y. NaN where there is none."""
+        return np.asarray(mean + self.noise_mean)
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of y: infinite or NaN where there is none."""
+        return np.asarray(variance + self.noise_variance)

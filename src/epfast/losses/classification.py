@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses.base import SMOOTH, SPREAD, NamedLoss, closing_in
+from epfast.losses.base import SMOOTH, SPREAD, Loss, closing_in
 
 
-class SmoothMargin(NamedLoss):
+class SmoothMargin(Loss):
     """Base of those that are convex, fall with the margin, and are never negative."""
 
     log_concave = True
@@ -46,7 +47,7 @@ class SquaredHinge(SmoothMargin):
 
 
 @dataclass(frozen=True)
-class PiecewiseLinear(NamedLoss):
+class PiecewiseLinear(Loss):
     """Any piecewise linear loss, continuous or not.
 
     Parameters
@@ -104,23 +105,13 @@ class PiecewiseLinear(NamedLoss):
             jumps=tuple(map(float, jumps)),
             gives=SMOOTH - {"continuous"} if jumps.any() else SMOOTH,
             kinks=tuple(map(float, knots)),
+            # the loss is convex
+            log_concave=bool((np.diff(slopes) >= 0.0).all()) and not jumps.any(),
+            rises=bool(slopes.max() <= 0.0 and jumps.max() <= 0.0),
         )
-
-    @property
-    def log_concave(self) -> bool:
-        """Whether the loss is convex: continuous, its slopes not decreasing."""
-        return bool((np.diff(self.slopes) >= 0.0).all()) and "continuous" in self.gives
-
-    @property
-    def rises(self) -> bool:
-        jumps = 0.0 if self.jumps is None else max(self.jumps)
-        return max(self.slopes) <= 0.0 and jumps <= 0.0
-
-    @property
-    def bounded(self) -> bool:
-        """True if the loss is never negative: not at a knot, and it does not fall outward."""
+        # not negative at a knot, and it does not fall outward
         at_knots = np.reshape(self.parameters[2:], (-1, 4))[:, 1:3]
-        return bool(at_knots.min() >= 0.0 and self.slopes[0] <= 0.0 <= self.slopes[-1])
+        self._set(bounded=bool(at_knots.min() >= 0.0 and slopes[0] <= 0.0 <= slopes[-1]))
 
     def panel_ends(self) -> Array:
         kinks = np.array(self.kinks)
@@ -162,7 +153,7 @@ class Quasi01(PiecewiseLinear):
         super().__post_init__()
         exact = list(self.parameters)
         exact[7] = exact[8] = 0.0
-        self._set(parameters=tuple(exact))
+        self._set(parameters=tuple(exact), bounded=True)
 
 
 @dataclass(frozen=True)
@@ -185,9 +176,7 @@ class NoisyStep(PiecewiseLinear):
 
     is_likelihood = True
     learnable = ("epsilon",)
-
-    def limits(self, name: str) -> tuple[float, float]:
-        return 1e-6, 0.49
+    ranges: ClassVar = {"epsilon": (1e-6, 0.49)}
 
     def __post_init__(self) -> None:
         epsilon = _checks.number("epsilon", self.epsilon, least=1e-300, most=0.5)

@@ -16,14 +16,14 @@ from epfast._core.contaminated import ContaminatedMoments, contaminated
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import TiltedMoments
 from epfast.losses import quantiles
-from epfast.losses.base import Loss, NamedLoss
+from epfast.losses.base import Loss
 from epfast.losses.classification import Probit
 
 ZERO = "zero"
 
 
 @dataclass(frozen=True)
-class Contaminated(NamedLoss):
+class Contaminated(Loss):
     """A share of the responses does not come from the model: (1 - share) t(h) + share c(y).
 
     Flipped labels, with a base such as :class:`epfast.losses.Probit`. Outliers, with a base of real
@@ -102,19 +102,13 @@ class Contaminated(NamedLoss):
             in_units_of_y=self.base.in_units_of_y,
             discrete=self.base.discrete,
             learnable=(*(("share",) if share > 0.0 else ()), *self.base.learnable),
+            rises=margin and self.base.rises,
+            # neither part is ever above 1
+            bounded=self.base.bounded
+            and (margin or given == ZERO or (isinstance(given, float) and given <= 0.0)),
             **{name: getattr(self.base, name) for name in self.base.learnable},
         )
         self.check_power(self.beta, "beta")
-
-    @property
-    def rises(self) -> bool:
-        return self.by_margin and self.base.rises
-
-    @property
-    def bounded(self) -> bool:
-        """True if neither part is ever above 1."""
-        labels = self.base.by_margin or self.log_density == ZERO
-        return self.base.bounded and (labels or _at_most_0(self.log_density))
 
     def core(self) -> CoreLoss:
         lose = math.log(self.share) if self.share > 0.0 else -math.inf
@@ -153,8 +147,6 @@ class Contaminated(NamedLoss):
         return rows[:, 0] if given is None and self.base.response_width == 1 else given
 
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
-        if self.by_margin:
-            return 0.0, 1.0
         typical: tuple[float, float] = self._of_base(responses, "typical", weights)
         return typical
 
@@ -200,10 +192,9 @@ class Contaminated(NamedLoss):
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         """Those of y with "zero", else those of a response of the model."""
         below, above = self.base.predict_tails(y, mean, variance)
-        if self.log_density != ZERO:
-            return below, above
-        kept, zero = 1.0 - self.share, self.share * (y >= 0.0)
-        return kept * below + zero, kept * above + self.share - zero
+        zero = self.share if self.log_density == ZERO else 0.0
+        kept = 1.0 - zero
+        return kept * below + zero * (y >= 0.0), kept * above + zero * (y < 0.0)
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
         """Quantiles of y with "zero" and of labels, else those of a response of the model."""
@@ -225,7 +216,3 @@ class Contaminated(NamedLoss):
         if self.by_margin:
             return np.where(elsewhere, rng.choice([-1.0, 1.0], latent.shape), drawn)
         return np.where(elsewhere, 0.0, drawn) if self.log_density == ZERO else drawn
-
-
-def _at_most_0(log_density: Any) -> bool:
-    return isinstance(log_density, float) and log_density <= 0.0

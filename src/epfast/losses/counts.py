@@ -1,9 +1,12 @@
-"""Losses of counts: Poisson, negative binomial, and binomial with trials."""
+"""Likelihoods with a log link, of counts and of times that may be censored. Binomial counts.
+
+Poisson, negative binomial, gamma and Weibull: the mean is a multiple of exp(h).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import special
@@ -24,15 +27,6 @@ LEAST_LOG = -705.0
 
 def _counts(name: str, given: Array) -> Array:
     return _checks.whole(name, given, LARGEST, "counts, integers >= 0")
-
-
-def _log_factorial(count: Array) -> Array:
-    """log count!, (n,). Of few different counts each is found once."""
-    most = count.max(initial=0.0)
-    if most < count.size:
-        logs: Array = special.gammaln(np.arange(most + 1.0) + 1.0)[count.astype(np.intp)]
-        return logs
-    return np.asarray(special.gammaln(count + 1.0))
 
 
 def _negative_binomial_tails(
@@ -62,6 +56,11 @@ def _negative_binomial_tails(
 class LogLink(Likelihood):
     """Base of those whose mean is a multiple of exp(h), as is their standard deviation, or part."""
 
+    #: log E[y | h] - h
+    log_mean: ClassVar[float] = 0.0
+    #: log E[y^2 | h] - 2 log E[y | h]. Of counts less the variance of Poisson
+    log_square: ClassVar[float] = 0.0
+
     def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
         """P(y <= k) and P(y > k) given h: x is the count k, or the log of a time k."""
         raise NotImplementedError
@@ -89,16 +88,6 @@ class LogLink(Likelihood):
 
         return quantiles.root(tails, level, guess, step, whole=self.discrete)
 
-    @property
-    def log_mean(self) -> float:
-        """log E[y | h] - h."""
-        return 0.0
-
-    @property
-    def log_square(self) -> float:
-        """log E[y^2 | h] - 2 log E[y | h]. Of counts less the variance of Poisson."""
-        return 0.0
-
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, that of a multiple of exp(h). Infinite beyond the largest double."""
         with np.errstate(over="ignore"):
@@ -121,11 +110,15 @@ class CountLikelihood(LogLink):
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check counts (n,). The core reads the count and log count!, (n, 2)."""
         count = _counts(name, _checks.responses(name, y, n, 1))
-        return np.stack([count, _log_factorial(count)], axis=1)
+        return np.stack([count, special.gammaln(count + 1.0)], axis=1)
 
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
         offset = responses[:, 2] if self.has_offset else None
         return units.log_mean(responses[:, 0], offset, weights), 1.0
+
+    def turn(self, x: Array) -> Array:
+        # with the variance of the rate over its square: 1 / size
+        return np.asarray(np.sqrt(1.0 / (x + 1.0) + np.expm1(self.log_square)))
 
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         return self._tails(y, mean, variance)
@@ -155,9 +148,6 @@ class Poisson(CountLikelihood):
         rate = np.exp(np.minimum(h, 700.0))
         return special.gammaincc(x + 1.0, rate), special.gammainc(x + 1.0, rate)
 
-    def turn(self, x: Array) -> Array:
-        return np.asarray(1.0 / np.sqrt(x + 1.0))
-
 
 @dataclass(frozen=True)
 class NegativeBinomial(CountLikelihood):
@@ -177,27 +167,131 @@ class NegativeBinomial(CountLikelihood):
     row = "negative_binomial"
     bounded = True
     learnable = ("size",)
+    ranges: ClassVar = {"size": (1e-3, 1e6)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         size = _checks.number("size", self.size, above=0.0, least=1e-100, most=1e15)
-        self._set(size=size, parameters=(size, float(np.log(size))))
-
-    def limits(self, name: str) -> tuple[float, float]:
-        return 1e-3, 1e6
-
-    @property
-    def log_square(self) -> float:
-        return float(np.log1p(1.0 / self.size))
+        log_square = float(np.log1p(1.0 / size))
+        self._set(size=size, parameters=(size, float(np.log(size))), log_square=log_square)
 
     def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
         return _negative_binomial_tails(x, h, self.size, self.parameters[1])
 
-    def turn(self, x: Array) -> Array:
-        return np.asarray(np.sqrt(1.0 / (x + 1.0) + 1.0 / self.size))
-
     def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
         return rng.gamma(self.size, 1.0 / self.size, shape)
+
+
+@dataclass(frozen=True)
+class TimeLikelihood(LogLink):
+    """Base of the positive times, or right-censored ones, of which h is a location of the log."""
+
+    shape: float = 1.0
+
+    learnable = ("shape",)
+    ranges: ClassVar = {"shape": (1e-2, 5e3)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(shape=_checks.number("shape", self.shape, above=0.0, least=1e-3, most=1e4))
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check times (n,), or times and flags (n, 2). The core reads log t and flags, (n, 2)."""
+        given = _checks.responses(name, y, n, 1, 2)
+        time, observed = given.T if given.ndim == 2 else (given, np.ones(n))
+        if not (time > 0.0).all():
+            raise ValueError(f"{name} has a time of {time.min():g}; allowed: times > 0")
+        if not ((observed == 0.0) | (observed == 1.0)).all():
+            raise ValueError(
+                f"{name} has other numbers than 0 and 1 in its second column; allowed: (time, 1), "
+                "or (time, 0) where the time is censored"
+            )
+        return np.stack([np.log(time), observed], axis=1)
+
+    def as_given(self, responses: Array) -> Array:
+        return np.column_stack([np.exp(responses[:, 0]), responses[:, 1]])
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        return units.moments(responses[:, 0] - self.offset_of(responses), weights)[0], 1.0
+
+    def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+        with np.errstate(divide="ignore"):
+            log_y = np.log(np.maximum(y, 0.0))
+        return self._tails(np.maximum(log_y, -1e3), mean, variance)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        scale = np.sqrt(variance) + self.turn(mean)
+        return np.exp(self._root(level, mean, variance, mean, scale))
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw times."""
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(latent) * self.multiples(latent.shape, rng))
+
+
+@dataclass(frozen=True)
+class GammaNoise(TimeLikelihood):
+    """Positive y, gamma distributed with mean exp(h) and a shape. Shape 1 is exponential.
+
+    l(h; y) = shape (h + y exp(-h)) - (shape - 1) log y - shape log(shape) + log Gamma(shape). y is
+    (n,), or (n, 2): times, and 1 where they are observed, 0 where the event came later.
+
+    Parameters
+    ----------
+    shape : float, default=1.0
+        In [1e-3, 1e4]. The variance of y given h is exp(2 h) / shape.
+    """
+
+    row = "gamma"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        k = self.shape
+        parameters = (k, float(np.log(k)), float(special.gammaln(k)))
+        self._set(parameters=parameters, log_square=float(np.log1p(1.0 / k)))
+
+    def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
+        rate = self.shape * np.exp(np.minimum(x - h, 700.0))
+        return special.gammainc(self.shape, rate), special.gammaincc(self.shape, rate)
+
+    def turn(self, x: Any) -> float:
+        return float(1.0 / np.sqrt(1.0 + self.shape))
+
+    def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return rng.gamma(self.shape, 1.0 / self.shape, shape)
+
+
+@dataclass(frozen=True)
+class Weibull(TimeLikelihood):
+    """Positive y, Weibull distributed with scale exp(h) and a shape. Shape 1 is exponential.
+
+    P(y > t) = exp(-(t exp(-h))^shape). y is (n,), or (n, 2): times, and 1 where they are observed,
+    0 where the event came later.
+
+    Parameters
+    ----------
+    shape : float, default=1.0
+        In [1e-3, 1e4].
+    """
+
+    row = "weibull"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        k = self.shape
+        log_mean = float(special.gammaln(1.0 + 1.0 / k))
+        log_square = float(special.gammaln(1.0 + 2.0 / k)) - 2.0 * log_mean
+        self._set(parameters=(k, float(np.log(k))), log_mean=log_mean, log_square=log_square)
+
+    def tails_given(self, x: Array, h: Array) -> tuple[Array, Array]:
+        hazard = np.exp(np.minimum(self.shape * (x - h), 700.0))
+        return -np.expm1(-hazard), np.exp(-hazard)
+
+    def turn(self, x: Any) -> float:
+        return 1.0 / self.shape
+
+    def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return rng.weibull(self.shape, shape)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast._core.loss import CoreLoss
 from epfast._core.scalar_schemes import SITE_SIGNATURE, UserSite
 from epfast.losses import prediction
-from epfast.losses.base import SMOOTH, NamedLoss
+from epfast.losses.base import SMOOTH, Loss
 
 #: draws of a prediction
 DRAWS = 4000
@@ -32,7 +32,7 @@ def signature(function: LowLevelCallable) -> str:
 
 
 @dataclass(frozen=True)
-class CustomLoss(NamedLoss):
+class CustomLoss(Loss):
     """A loss from your own functions.
 
     Parameters
@@ -56,14 +56,10 @@ class CustomLoss(NamedLoss):
 
     row = "custom"
 
-    @property
-    def bounded(self) -> bool:
-        """True for a likelihood: a probability is at most 1."""
-        return self.is_likelihood
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.flag("is_likelihood", self.is_likelihood)
+        # a probability is at most 1
+        self._set(bounded=_checks.flag("is_likelihood", self.is_likelihood))
         functions = {"slope": self.slope, "curvature": self.curvature}
         if isinstance(self.value, LowLevelCallable):
             for name, function in functions.items():
@@ -94,7 +90,7 @@ class CustomLoss(NamedLoss):
 
 
 @dataclass(frozen=True)
-class CustomSite(NamedLoss):
+class CustomSite(Loss):
     """A scalar site t(y h) whose tilted moments are your own, for ``scheme="exact"``.
 
     t itself is never asked for, so that minibatches, ``record="cost"``, ``beta`` and powers other
@@ -133,14 +129,10 @@ class CustomSite(NamedLoss):
 
     row = "custom_site"
 
-    @property
-    def bounded(self) -> bool:
-        """True for a likelihood: a probability is at most 1."""
-        return self.is_likelihood
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.flag("is_likelihood", self.is_likelihood)
+        # a probability is at most 1
+        self._set(bounded=_checks.flag("is_likelihood", self.is_likelihood))
         self._set(gives=frozenset({"moments"}))
         self.check_power(self.beta, "beta")
         if isinstance(self.moments, LowLevelCallable):
@@ -156,25 +148,12 @@ class CustomSite(NamedLoss):
     def core(self) -> CoreLoss:
         return CoreLoss.python(self._has_no_values)
 
-    def _has_no_values(self, margins: Any) -> Any:
-        raise ValueError(
-            "loss is a CustomSite, which gives tilted moments and no values; allowed here: a Loss "
-            "or CustomLoss"
-        )
-
-    def evaluate(
-        self, margins: ArrayLike, y: Any = None, *, derivatives: bool = True
-    ) -> tuple[Array, ...]:
-        """Refused: a site of this kind has no values."""
-        self._has_no_values(margins)
-        return ()
-
     def own_moments(self, core: CoreLoss) -> UserSite:
         return UserSite(core, self.moments, isinstance(self.moments, LowLevelCallable))
 
 
 @dataclass(frozen=True)
-class Implicit(NamedLoss):
+class Implicit(Loss):
     """A factor that only the scheme knows: y are data of its oracle, as they are.
 
     For likelihoods that can be simulated, or evaluated by an :class:`epfast.Operator` alone: with
@@ -224,11 +203,6 @@ class Implicit(NamedLoss):
     def core(self) -> CoreLoss:
         return CoreLoss.python(self._has_no_values, width=self.width)
 
-    def _has_no_values(self, *given: Any) -> Any:
-        raise ValueError(
-            "loss is Implicit, which has no values; allowed here: a loss with a formula"
-        )
-
     def responses(self, name: str, y: Any, n: int) -> Array:
         return _checks.responses(name, y, n, self.width).reshape(n, self.width)
 
@@ -251,8 +225,3 @@ class Implicit(NamedLoss):
         rng = np.random.default_rng(0)
         h = mean + np.sqrt(variance) * rng.standard_normal((DRAWS, len(mean)))
         return self.sample(h, rng)
-
-    def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
-        """Refused: there is no density."""
-        self._has_no_values()
-        return mean

@@ -11,8 +11,7 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.latents import HETEROSCEDASTIC, MULTICLASS, LatentMoments
-from epfast._core.loss import CoreLoss
-from epfast.losses.base import NamedLoss
+from epfast.losses.base import Loss
 from epfast.losses.quantiles import root
 
 #: the most classes
@@ -23,7 +22,7 @@ CORRELATED_WEIGHTS, CORRELATED_CLASSES = 1000, 30
 
 
 @dataclass(frozen=True)
-class LatentLoss(NamedLoss):
+class LatentLoss(Loss):
     """Base of the likelihoods with ``latents`` values h_k = x.theta_k per row.
 
     Means, variances and offsets are (n, latents) where those of another loss are (n,).
@@ -60,9 +59,6 @@ class LatentLoss(NamedLoss):
 
     def core(self) -> NoReturn:
         raise ValueError(f"loss is {self!r}, with several latents; allowed here: one latent")
-
-    def shifted_core(self) -> CoreLoss:
-        return self.core()
 
     def add_offset(self, responses: Array, offset: Array) -> Array:
         return np.concatenate([responses, offset], axis=1)

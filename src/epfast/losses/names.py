@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -21,46 +22,33 @@ from epfast.losses.classification import (
     SquaredHinge,
 )
 from epfast.losses.contaminated import Contaminated
-from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
+from epfast.losses.counts import Binomial, GammaNoise, NegativeBinomial, Poisson, Weibull
 from epfast.losses.custom import CustomLoss, CustomSite, signature
 from epfast.losses.latents import Heteroscedastic, Multiclass
 from epfast.losses.ordinal import Ordinal
 from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
-from epfast.losses.survival import GammaNoise, Weibull
+
+
+def _by_name(*kinds: Any) -> dict[str, Callable[..., Loss]]:
+    """Classes by their names in lower case, with underscores."""
+    return {re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in kinds}
+
 
 #: the loss that each name means, with the defaults of its class
-NAMED: dict[str, Callable[..., Loss]] = {
-    "logistic": Logistic,
-    "probit": Probit,
-    "hinge": Hinge,
-    "squared_hinge": SquaredHinge,
-    "quasi01": Quasi01,
-    "noisy_step": NoisyStep,
-    "poisson": Poisson,
-    "negative_binomial": NegativeBinomial,
-    "binomial": Binomial,
-    "contaminated": Contaminated,
-    "gaussian": Gaussian,
-    "student_t": StudentT,
-    "laplace_noise": LaplaceNoise,
-    "quantile": Quantile,
-    "censored": Censored,
-    "interval": Interval,
-    "ordinal": Ordinal,
-    "gamma_noise": GammaNoise,
-    "weibull": Weibull,
-}
+NAMED = _by_name(
+    *(Logistic, Probit, Hinge, SquaredHinge, Quasi01, NoisyStep),
+    *(Poisson, NegativeBinomial, Binomial, Contaminated),
+    *(Gaussian, StudentT, LaplaceNoise, Quantile, Censored, Interval),
+    *(Ordinal, GammaNoise, Weibull),
+)
 
 #: losses with several latents per row
-WITH_LATENTS: dict[str, Callable[..., Loss]] = {
-    "multiclass": Multiclass,
-    "heteroscedastic": Heteroscedastic,
-}
+WITH_LATENTS = _by_name(Multiclass, Heteroscedastic)
 
 #: classes that files know
-SAVED: dict[str, Any] = NAMED | WITH_LATENTS | {"piecewise_linear": PiecewiseLinear, "": Loss}
+SAVED: dict[str, Any] = NAMED | WITH_LATENTS | _by_name(PiecewiseLinear)
 
-_BY_NAME = {name: kind() for name, kind in NAMED.items()}
+_DEFAULTS = {name: kind() for name, kind in NAMED.items()}
 
 
 def resolve(loss: Any, y: Any = None) -> Loss:
@@ -73,8 +61,8 @@ def resolve(loss: Any, y: Any = None) -> Loss:
     if isinstance(loss, str):
         if loss == "ordinal" and y is not None:
             return Ordinal.of(y)
-        if loss in _BY_NAME:
-            return _BY_NAME[loss]
+        if loss in _DEFAULTS:
+            return _DEFAULTS[loss]
         _checks.choice("loss", loss, (*NAMED, *WITH_LATENTS))
         return WITH_LATENTS[loss]()
     if isinstance(loss, LowLevelCallable) and signature(loss) == SITE_SIGNATURE:
@@ -93,7 +81,7 @@ def resolve(loss: Any, y: Any = None) -> Loss:
 
 
 #: names of losses of labels, and of those of numbers
-LABELS = (*(name for name, loss in _BY_NAME.items() if loss.by_margin), "multiclass")
+LABELS = (*(name for name, loss in _DEFAULTS.items() if loss.by_margin), "multiclass")
 NUMBERS = tuple(name for name in NAMED if name not in LABELS)
 
 
@@ -116,16 +104,16 @@ def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
 
 def describe(loss: Loss | None) -> dict[str, Any] | None:
     """A loss as JSON, without beta. None if it cannot be saved, as one of a user's class."""
-    names = [name for name, kind in SAVED.items() if kind is type(loss)]
-    if loss is None or not names:
+    (name,) = _by_name(type(loss))
+    if loss is None or SAVED.get(name) is not type(loss):
         return None
     given = {f.name: getattr(loss, f.name) for f in fields(loss) if f.init and f.name != "beta"}
-    for name, value in given.items():
+    for key, value in given.items():
         if isinstance(value, Loss):
-            given[name] = describe(value)
-        if callable(value) or (isinstance(value, Loss) and given[name] is None):
+            given[key] = describe(value)
+        if callable(value) or (isinstance(value, Loss) and given[key] is None):
             return None
-    return {**given, "name": loss.name if names == [""] else names[0]}
+    return {**given, "name": name}
 
 
 def restore(described: dict[str, Any], beta: float) -> Loss:
@@ -134,7 +122,5 @@ def restore(described: dict[str, Any], beta: float) -> Loss:
         k: tuple(v) if isinstance(v, list) else restore(v, 1.0) if isinstance(v, dict) else v
         for k, v in described.items()
     }
-    name = arguments.pop("name")
-    plain = "parameters" in arguments
-    loss: Loss = Loss(name, **arguments) if plain else SAVED[name](**arguments)
+    loss: Loss = SAVED[arguments.pop("name")](**arguments)
     return loss.tempered(beta)

@@ -26,9 +26,6 @@ from epfast._core.tilted import TiltedMoments
 STEP = 0.25
 #: logs of variances, over the square of the scale, that nodes of heavy tails reach
 LOWEST, HIGHEST = -100.0, 77.0
-#: relative step of derivatives by parameters
-DIFFERENCE = 1e-3
-
 
 #: least and most of a parameter: of all, and of some by their names
 RANGE, RANGES = (1e-100, 1e100), {"share": (1e-100, 1.0), "df": (0.1, 1e3)}
@@ -96,28 +93,17 @@ class Prior:
         return dataclasses.replace(self, **values)
 
     def slopes(self, mean: Array, variance: Array) -> dict[str, float]:
-        """Derivatives of the sum of log Z over cavities by each learnable parameter.
+        """Derivatives of the sum of log Z over cavities by each learnable parameter."""
+        (name,) = self.learnable  # a scale of all of t
+        return {name: self._by_log_scale(mean, variance) / float(getattr(self, name))}
 
-        By differences of the fourth order.
+    def _by_log_scale(self, mean: Array, variance: Array) -> float:
+        """Derivative of the sum of log Z by the log of a scale of all of t.
+
+        If mean, sd and scale are c times as large, Z is 1 / c of what it was.
         """
-        result = {}
-        for name in self.learnable:
-            value, total = float(getattr(self, name)), 0.0
-            step = DIFFERENCE * value
-            if name == "share":
-                step = DIFFERENCE * value * (1.0 - 0.5 * value)
-            ahead = value + 2.0 * step <= (1.0 if name == "share" else math.inf)
-            # one-sided at the end of the range
-            rule = (
-                ((-2, 1.0), (-1, -8.0), (1, 8.0), (2, -1.0))
-                if ahead
-                else ((0, 25.0), (-1, -48.0), (-2, 36.0), (-3, -16.0), (-4, 3.0))
-            )
-            for places, factor in rule:
-                moved = self.with_parameters(**{name: value + places * step})
-                total += factor * float(moved.moments(mean, variance)[0].sum())
-            result[name] = total / (12.0 * step)
-        return result
+        _, d, d2 = self.moments(mean, variance)
+        return -float((1.0 + mean * d + variance * (d2 + d * d)).sum())
 
     def describe(self) -> dict[str, Any]:
         """Name and parameters for a file."""
@@ -155,14 +141,25 @@ class SpikeAndSlab(Prior):
             weight = np.array([np.log1p(-self.share), np.log(self.share)])
         return weight, np.array([0.0, self.variance])
 
-    def inclusion_probability(self, mean: Array, variance: Array) -> Array:
-        """Probability that a weight is not 0, at cavities N(mean, variance) of the data, (n,)."""
-        if self.share == 1.0:
-            return np.ones(len(mean))
+    def slopes(self, mean: Array, variance: Array) -> dict[str, float]:
+        by_variance = 0.5 * self._by_log_scale(mean, variance) / self.variance
+        # (slab - spike) / Z, over the larger of the two
+        odds = self._log_odds(mean, variance)
+        less = np.exp(-np.abs(odds))
+        share = np.where(odds > 0.0, self.share, 1.0 - self.share)
+        by_share = np.sign(odds) * (1.0 - less) / (share + (1.0 - share) * less)
+        return {"share": float(by_share.sum()), "variance": by_variance}
+
+    def _log_odds(self, mean: Array, variance: Array) -> Array:
+        """Log of the slab over the spike, each integrated over cavities N(mean, variance)."""
         # a cavity of infinite variance leaves the prior odds
         ratio = self.variance / (variance + self.variance)
-        odds = np.log(self.share) - np.log1p(-self.share)
-        odds += 0.5 * (mean * mean / variance * ratio - np.log1p(self.variance / variance))
+        logs = mean * mean / variance * ratio - np.log1p(self.variance / variance)
+        return np.asarray(0.5 * logs)
+
+    def inclusion_probability(self, mean: Array, variance: Array) -> Array:
+        """Probability that a weight is not 0, at cavities N(mean, variance) of the data, (n,)."""
+        odds = special.logit(self.share) + self._log_odds(mean, variance)
         return np.asarray(special.expit(odds))
 
     def log_density(self, w: ArrayLike) -> Array:

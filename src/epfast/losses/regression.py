@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy import special
@@ -35,7 +35,7 @@ class NormalNoise(Likelihood):
     def __post_init__(self) -> None:
         super().__post_init__()
         variance = positive("variance", self.variance)
-        self._set(variance=variance, parameters=(variance,))
+        self._set(variance=variance, parameters=(variance,), noise_variance=variance)
 
     def as_given(self, responses: Array) -> Array:
         return responses
@@ -45,14 +45,6 @@ class NormalNoise(Likelihood):
 
     def limits(self, name: str) -> tuple[float, float]:
         return LEAST_SHARE * self.variance, MOST_SHARE * self.variance
-
-    def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of y, which is that of h."""
-        return np.array(mean)
-
-    def predict_variance(self, mean: Array, variance: Array) -> Array:
-        """Variance of a y of the noise's variance."""
-        return np.asarray(variance + self.variance)
 
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         z = (y - mean) / np.sqrt(variance + self.variance)
@@ -86,6 +78,8 @@ class OfResidual(Likelihood):
         return self.with_parameters(scale=self.typical(responses, weights)[1])
 
     def limits(self, name: str) -> tuple[float, float]:
+        if name in self.ranges:
+            return self.ranges[name]
         return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
@@ -176,7 +170,11 @@ class Quantile(OfResidual):
         super().__post_init__()
         value = float(np.log(left + right) - np.log(left) - np.log(right))
         parameters = (1.0, -left, 0.0, value, value, right)
-        self._set(parameters=parameters, kinks=(0.0,))
+        moments = {
+            "noise_mean": (left - right) / left / right,
+            "noise_variance": left**-2.0 + right**-2.0,
+        }
+        self._set(parameters=parameters, kinks=(0.0,), **moments)
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -187,16 +185,6 @@ class Quantile(OfResidual):
     def spread(self) -> float:
         left, right = self.rates
         return 1.0 / left + 1.0 / right
-
-    def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of y, which is not the quantile h unless q is 0.5."""
-        left, right = self.rates
-        return np.asarray(mean + (left - right) / left / right)
-
-    def predict_variance(self, mean: Array, variance: Array) -> Array:
-        """Variance of y."""
-        left, right = self.rates
-        return np.asarray(variance + left**-2.0 + right**-2.0)
 
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         return quantiles.laplace_tails(y - mean, np.sqrt(variance), *self.rates)
@@ -250,6 +238,7 @@ class StudentT(OfResidual):
     row = "student_t"
     log_concave = False
     learnable = ("scale", "df")
+    ranges: ClassVar = {"df": (1.01, 1e4)}  # y has a mean
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,22 +247,13 @@ class StudentT(OfResidual):
         constant = 0.5 * LOG_2PI + np.log(scale) + _half_step(0.5 * df)
         mixture = -0.5 * LOG_2PI + _log_gamma_top(0.5 * df)
         self._set(df=df, scale=scale, parameters=(df, scale, float(constant), float(mixture)))
+        if df <= 1.0:
+            self._set(noise_mean=np.nan, noise_variance=np.nan)
+        else:
+            self._set(noise_variance=scale**2 * df / (df - 2.0) if df > 2.0 else np.inf)
 
     def panel_ends(self) -> Array:
         return closing_in(0.0, min(1.0, self.scale))
-
-    def limits(self, name: str) -> tuple[float, float]:
-        return (1.01, 1e4) if name == "df" else super().limits(name)  # y has a mean
-
-    def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of y, that of h. NaN for df <= 1, where there is none."""
-        return np.array(mean) if self.df > 1.0 else np.full(len(mean), np.nan)
-
-    def predict_variance(self, mean: Array, variance: Array) -> Array:
-        """Variance of y: infinite for df <= 2, NaN for df <= 1."""
-        if self.df <= 2.0:
-            return np.full(len(mean), np.inf if self.df > 1.0 else np.nan)
-        return np.asarray(variance + self.scale**2 * self.df / (self.df - 2.0))
 
     def predict_tails(self, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
         return quantiles.student_tails(y - mean, variance, self.df, self.scale)

@@ -20,12 +20,12 @@ from epfast import _checks, schemes
 from epfast._arrays import Array
 from epfast._core.just_in_time import TARGETS, JustInTime
 from epfast.inference.files import write
+from epfast.inference.report import checked_level
 from epfast.operators.learners import (
     PAPER_NOISE,
     Calibration,
     DictionaryLearner,
     FourierLearner,
-    Learner,
 )
 from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 from epfast.operators.oracles import Answer, Oracle, as_oracle
@@ -197,7 +197,7 @@ class Operator:
         shared = self.inputs, self.data_width, self.seed
         # the variance that a dictionary may leave unexplained is nothing beside the tolerance
         near = float(np.clip((NEARER * self.tolerance) ** 2, 1e-12, 1e-6))
-        self.learner: Learner = (
+        self.learner: DictionaryLearner | FourierLearner = (
             DictionaryLearner(*shared, self.cap, near)
             if self.features == "dictionary"
             else FourierLearner(*shared, self.features[1], self.features[2], self.width or 1.0)
@@ -303,9 +303,7 @@ class Operator:
         Clopper and Pearson's, from the audits: at most this with probability ``level``. 1 without
         audits. With few audits it is large, whatever they found: 3 / n for n right ones.
         """
-        level = _checks.number("level", level, above=0.0)
-        if not level < 1.0:
-            raise ValueError(f"level is {level:g}; allowed: a probability below 1")
+        level = checked_level(level)
         n, k = len(self.audited), sum(wrong for _, wrong in self.audited)
         return 1.0 if k == n else float(special.betaincinv(k + 1, n - k, level))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from epfast.operators.tilted import (
     MessageScheme,
     Mode,
     Projections,
-    Smooth,
     Tilted,
     maximum,
 )
@@ -103,7 +102,7 @@ class LaplaceMessages(MessageScheme):
 
 
 def kinks(
-    tilted: Smooth, cavities: FactorCavities, mode: Mode, rows: NDArray[np.intp]
+    tilted: Any, cavities: FactorCavities, mode: Mode, rows: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """Rows whose Hessian at the mode depends on the steps that it is taken with."""
     part, width = cavities.taken(rows), mode.width[rows]

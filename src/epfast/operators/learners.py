@@ -4,22 +4,26 @@ Both learners are a Bayesian linear regression on features of the messages. Thos
 :class:`DictionaryLearner` are Cholesky features of a Gaussian kernel on a dictionary of tuples,
 whose widths the evidence chooses. Those of :class:`FourierLearner` are the paper's (Jitkrittum et
 al. 2015, Kernel-based just-in-time learning for passing expectation propagation messages).
+Equations are those of this paper.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import linalg
 
 from epfast._arrays import Array
 from epfast._core.operator import DictionaryModel, FourierModel, Model
 from epfast.operators.messages import KINDS
-from epfast.operators.regression import PivotedCholesky, Ridge, evidence_grid, pivoted_cholesky
 
+#: largest value of an output, over that of all, below which it does not vary but by rounding
+FIXED = 1e-12
 #: noise variance of the paper's program
 PAPER_NOISE = 1e-4
 #: squared width of point masses over the variance of their places
@@ -80,50 +84,30 @@ class Calibration(NamedTuple):
 Fit = tuple[Model, Calibration]
 
 
+def data_columns(data: Array | None, width: int) -> list[Array]:
+    """The coordinates of the data, (n,) each: arcsinh of a column."""
+    return [] if data is None else list(np.arcsinh(data[:, :width]).T)
+
+
 @dataclass(frozen=True)
-class Learner:
-    """Features of messages, and a regression on them."""
+class DictionaryLearner:
+    """A dictionary of tuples in coordinates without limits."""
 
     #: families of the messages
     inputs: tuple[str, ...]
     data_width: int
     seed: int
-
-    def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
-        """What the model takes, (n, k)."""
-        raise NotImplementedError
-
-    def fit(self, x: Array, targets: Array, errors: Array, last: Calibration | None) -> Fit | None:
-        """Fit features and weights to all tuples. None where they are alike, or too far apart.
-
-        Parameters
-        ----------
-        x : ndarray of shape (n, k)
-            Their coordinates.
-        targets, errors : ndarray of shape (n, T)
-        last : Calibration or None
-            The calibration of the fit before this one.
-        """
-        raise NotImplementedError
-
-    def data(self, data: Array | None) -> list[Array]:
-        """The coordinates of the data, (n,) each: arcsinh of a column."""
-        return [] if data is None else list(np.arcsinh(data[:, : self.data_width]).T)
-
-
-@dataclass(frozen=True)
-class DictionaryLearner(Learner):
-    """A dictionary of tuples in coordinates without limits."""
-
     #: most tuples in it
     cap: int
     #: share of a row of the kernel that it may leave out
     near: float
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
+        """What the model takes, (n, k)."""
         with np.errstate(all="ignore"):  # what is not finite is never sure
             parts = [KINDS[f].coordinates(p) for f, p in zip(self.inputs, messages, strict=True)]
-        return np.ascontiguousarray(np.column_stack([*parts, *self.data(data)]))
+        columns = data_columns(data, self.data_width)
+        return np.ascontiguousarray(np.column_stack([*parts, *columns]))
 
     @property
     def kinds(self) -> Array:
@@ -142,6 +126,18 @@ class DictionaryLearner(Learner):
         return unit
 
     def fit(self, x: Array, targets: Array, errors: Array, last: Calibration | None) -> Fit | None:
+        """Fit features and weights to all tuples. None where they are alike, or too far apart.
+
+        O(n cap^2).
+
+        Parameters
+        ----------
+        x : ndarray of shape (n, k)
+            Their coordinates.
+        targets, errors : ndarray of shape (n, T)
+        last : Calibration or None
+            The calibration of the fit before this one.
+        """
         with np.errstate(over="ignore"):
             units = self.units(x)
         if not (x != x[0]).any() or not np.isfinite(units).all():
@@ -160,38 +156,19 @@ class DictionaryLearner(Learner):
             x[subset] / units, z[subset], self.kinds, before, noises, relative[subset]
         )
         widths *= units
-        model, inflation = self.regression(x / widths, z, noise * relative, amplitude)
-        if not square:
-            inflation *= SAFETY
-        result = DictionaryModel(x.shape[1], targets.shape[1], self.cap, self.near)
-        result.set(widths, *model)
-        return result, Calibration(mean, sd, amplitude, inflation, noise, square, widths)
-
-    def regression(
-        self, x: Array, z: Array, noise: Array, amplitude: Array
-    ) -> tuple[tuple[Array, ...], Array]:
-        """The regression on a dictionary of the tuples. O(n cap^2).
-
-        Returns
-        -------
-        model : tuple of ndarray
-            Rows over the widths (r, k), the lower Cholesky factor of their kernel matrix, mean
-            (T, r) and covariance (r, r) of the weights.
-        inflation : ndarray of shape (T,)
-            By which predicted variances are too small, at least 1.
-        """
-        cholesky = self.dictionary(x)
+        scaled, variances = x / widths, noise * relative
+        pivots, factor, left = self.dictionary(scaled)
         # what the dictionary leaves out of a row is noise to it
-        batch = Ridge(cholesky.factor, z, noise + cholesky.residual)
+        batch = Ridge(factor, z, variances + left)
+        model = DictionaryModel(x.shape[1], targets.shape[1], self.cap, self.near)
+        model.set(widths, scaled[pivots], factor[pivots], batch.mean, batch.covariance())
         residual, variance = batch.left_out()
-        squares = residual**2 / (amplitude * variance[:, None])
-        inflation = np.maximum(
-            np.median(squares, axis=0) / MEDIAN, self.foreseen(x, z, noise, amplitude)
-        )
-        model = x[cholesky.pivots], cholesky.triangle, batch.mean, batch.covariance()
-        return model, np.where(inflation > 1.0, inflation, 1.0)
+        unforeseen = np.median(residual**2 / (amplitude * variance[:, None]), axis=0) / MEDIAN
+        inflation = np.maximum(unforeseen, self.foreseen(scaled, z, variances, amplitude))
+        inflation = np.where(inflation > 1.0, inflation, 1.0) * (1.0 if square else SAFETY)
+        return model, Calibration(mean, sd, amplitude, inflation, noise, square, widths)
 
-    def dictionary(self, x: Array) -> PivotedCholesky:
+    def dictionary(self, x: Array) -> tuple[NDArray[np.intp], Array, Array]:
         """At most cap of these rows, that explain the others' rows of the kernel."""
 
         def column(i: int) -> Array:
@@ -204,11 +181,11 @@ class DictionaryLearner(Learner):
         """By how much the first half of the tuples was too sure of the second, (T,)."""
         half = len(x) // 2
         first = x[:half]
-        cholesky = self.dictionary(first)
-        batch = Ridge(cholesky.factor, z[:half], noise[:half] + cholesky.residual)
-        cross = x[half:, None] - first[cholesky.pivots]
+        pivots, factor, left = self.dictionary(first)
+        batch = Ridge(factor, z[:half], noise[:half] + left)
+        cross = x[half:, None] - first[pivots]
         kernel = np.exp(-0.5 * np.einsum("nrk,nrk->nr", cross, cross))
-        phi = linalg.solve_triangular(cholesky.triangle, kernel.T, lower=True).T
+        phi = linalg.solve_triangular(factor[pivots], kernel.T, lower=True).T
         mean, spread = batch.predict(phi)
         variance = spread + np.maximum(1.0 - (phi**2).sum(axis=1), 0.0) + noise[half:]
         squares = (z[half:] - mean) ** 2 / (amplitude * variance[:, None])
@@ -267,9 +244,13 @@ def choose_widths(
 
 
 @dataclass(frozen=True)
-class FourierLearner(Learner):
+class FourierLearner:
     """The paper's two-stage random features of the kernel on joint embeddings (algorithm 1)."""
 
+    #: families of the messages
+    inputs: tuple[str, ...]
+    data_width: int
+    seed: int
     d_in: int
     d_out: int
     #: factor of the squared widths
@@ -278,11 +259,12 @@ class FourierLearner(Learner):
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
         """Means, then variances. A datum is a point mass."""
         pairs = [KINDS[f].moments(p) for f, p in zip(self.inputs, messages, strict=True)]
-        points = self.data(data)
+        points = data_columns(data, self.data_width)
         means, variances = zip(*pairs, *((y, np.zeros(len(y))) for y in points), strict=True)
         return np.stack(means + variances, axis=1)
 
     def fit(self, x: Array, targets: Array, errors: Array, last: Calibration | None) -> Fit | None:
+        """As that of a dictionary. Widths are those of these tuples, whatever came before."""
         half, T = x.shape[1] // 2, targets.shape[1]
         try:
             widths, outer = median_widths(x[:, :half], x[:, half:], self.width)
@@ -362,3 +344,161 @@ def median_widths(
     if gamma <= 0.0:
         raise ValueError("half of the pairs of tuples are equal; allowed: tuples that differ")
     return tuple(np.sqrt(factor * squares).tolist()), math.sqrt(factor * gamma)
+
+
+# ---- regression on shared features, and what chooses its kernel and its dictionary ----
+
+
+class Ridge:
+    """Weights w_o ~ N(0, I) of T outputs y_o = x^T w_o + noise, by a batch of rows: (12), (13).
+
+    The triangle of a QR decomposition is the Cholesky factor of the precision in (12), with twice
+    the digits that its Gram matrix would leave. A fit costs (n + D) D^2.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n, D)
+    targets : ndarray of shape (n, T)
+    noise : ndarray of shape (n,)
+        Variances of the noise of the rows.
+    """
+
+    def __init__(self, features: Array, targets: Array, noise: Array) -> None:
+        n, d = features.shape
+        self.features, self.targets, self.noise = features, targets, noise
+        root = np.sqrt(noise)[:, None]
+        #: x_i / sigma_i = leverage_i R, R^T R the precision of the weights
+        orthogonal, self.triangle = linalg.qr(
+            np.concatenate([features / root, np.eye(d)]),
+            mode="economic",
+            overwrite_a=True,
+            check_finite=False,
+        )
+        self._leverages = orthogonal[:n]
+        #: (T, D)
+        self.mean: Array = linalg.solve_triangular(
+            self.triangle, self._leverages.T @ (targets / root), check_finite=False
+        ).T
+
+    def covariance(self) -> Array:
+        """Covariance of the weights of each output, (D, D)."""
+        inverse = self._inverse()
+        return np.asarray(inverse @ inverse.T)
+
+    def predict(self, features: Array) -> tuple[Array, Array]:
+        """Outputs of rows (m, T), and x^T Sigma x (m,), which (15) has in common for all."""
+        spread = ((features @ self._inverse()) ** 2).sum(axis=1)
+        return features @ self.mean.T, np.asarray(spread)
+
+    def left_out(self) -> tuple[Array, Array]:
+        """Each row from the others: what is left of the outputs, (n, T), and its variance (n,)."""
+        # share of a row's own output in its prediction: x^T Sigma x / noise
+        own = np.minimum((self._leverages**2).sum(axis=1), 1.0 - 1e-15)
+        residual = self.targets - self.features @ self.mean.T
+        return residual / (1.0 - own)[:, None], self.noise / (1.0 - own)
+
+    def _inverse(self) -> Array:
+        identity = np.eye(len(self.triangle))
+        return np.asarray(linalg.solve_triangular(self.triangle, identity, check_finite=False))
+
+
+def pivoted_cholesky(
+    kernel_column: Callable[[int], Array], diagonal: Array, rank: int, tol: float = 1e-6
+) -> tuple[NDArray[np.intp], Array, Array]:
+    """Take the row of a kernel matrix that the others explain least, again and again.
+
+    An incomplete Cholesky factor, K ~ factor factor^T.
+
+    Parameters
+    ----------
+    kernel_column : callable
+        Column i of the matrix, (n,).
+    diagonal : ndarray of shape (n,)
+    rank : int
+        Most rows taken.
+    tol : float, default=1e-06
+        Part of the largest diagonal entry below which nothing is left to explain.
+
+    Returns
+    -------
+    pivots : ndarray of shape (r,)
+        Rows in the order in which they were taken.
+    factor : ndarray of shape (n, r)
+        Its rows of the pivots are lower triangular: the Cholesky factor of their kernel matrix.
+    residual : ndarray of shape (n,)
+        What is left of the diagonal.
+
+    Notes
+    -----
+    O(n r^2), and r columns of the kernel.
+    """
+    left = diagonal.copy()
+    rank = min(rank, len(left))
+    enough = max(tol, 4.0 * np.finfo(np.float64).eps) * left.max()
+    factor = np.zeros((rank, len(left)))  # transposed: rows are appended
+    pivots = np.zeros(rank, dtype=np.intp)
+    for k in range(rank):
+        i = int(left.argmax())
+        if left[i] <= enough:
+            return pivots[:k], factor[:k].T, left
+        root = math.sqrt(left[i])
+        row = (kernel_column(i) - factor[:k, i] @ factor[:k]) / root
+        row[pivots[:k]] = 0.0
+        row[i] = root
+        pivots[k], factor[k] = i, row
+        left = np.maximum(left - row * row, 0.0)
+        left[pivots[: k + 1]] = 0.0
+    return pivots, factor.T, left
+
+
+def evidence_grid(
+    squares: Array, targets: Array, widths: Array, noises: Array, relative: Array
+) -> tuple[Array, Array]:
+    """Log evidence of Gaussian processes with the kernels exp(-1/2 sum_k squares_k / w_k^2).
+
+    Parameters
+    ----------
+    squares : ndarray of shape (k, n, n)
+        Squared distances in each of k kinds of coordinates.
+    targets : ndarray of shape (n, T)
+        Outputs. Each has an amplitude a of its own: its covariance is a (K + noise diag(relative)).
+        One that is 0 throughout says nothing.
+    widths : ndarray of shape (g, k)
+    noises : ndarray of shape (h,)
+        Variances of the noise over the amplitude.
+    relative : ndarray of shape (n,)
+        Noise of the rows in relation to each other.
+
+    Returns
+    -------
+    log_evidence : ndarray of shape (g, h)
+        Summed over outputs.
+    amplitude : ndarray of shape (g, h, T)
+        The best amplitude of each output.
+
+    Notes
+    -----
+    One eigendecomposition per width, g n^3, serves all noises and outputs. The amplitude that is
+    best is the mean of (U^T z)^2 / (lambda + noise).
+    """
+    n = len(targets)
+    root = np.sqrt(relative)
+    size = np.abs(targets).max(axis=0)
+    varies = size > FIXED * size.max()
+    z = targets / root[:, None]
+    log_evidence = np.empty((len(widths), len(noises)))
+    amplitude = np.empty((*log_evidence.shape, z.shape[1]))
+    for g, width in enumerate(widths):
+        exponent = np.tensordot(-0.5 / width**2, squares, axes=1)
+        kernel = np.exp(exponent, out=exponent)
+        # K + noise diag(r) = r^1/2 (r^-1/2 K r^-1/2 + noise) r^1/2
+        kernel /= root[:, None] * root
+        eigenvalues, vectors = linalg.eigh(kernel, overwrite_a=True, check_finite=False)
+        spectrum = np.maximum(eigenvalues, 0.0)[:, None] + noises  # (n, h)
+        rotated = (vectors.T @ z) ** 2  # (n, T)
+        amplitude[g] = (1.0 / spectrum).T @ rotated / n
+        log_evidence[g] = -0.5 * (
+            n * (np.log(2.0 * math.pi * amplitude[g][:, varies]) + 1.0).sum(axis=1)
+            + varies.sum() * (np.log(spectrum).sum(axis=0) + np.log(relative).sum())
+        )
+    return log_evidence, amplitude

@@ -8,7 +8,7 @@ messages.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,16 +24,36 @@ LARGE = 1e4
 MOST_STEPS = 50
 
 
-class MessageKind(Protocol):
-    """Messages of one family. All methods take and give rows (n, 2) of usual parameters.
+class Messages:
+    """Messages of one family: what families have in common.
 
-    Cavity and belief are proper members. :meth:`check` checks them.
+    Rows (n, 2) are usual parameters of proper members. Each family has
+
+    - ``moments(p)``: mean and variance, (n,) each
+    - ``coordinates(p)``: coordinates without limits on which sites vary smoothly
+    - ``targets(cavity, belief)``: site targets, what the factor adds to the cavity, in its units: a
+      shift of the centre in cavity standard deviations, and the log of a ratio of widths. 0 for
+      nothing. ``belief(cavity, targets)``: projected beliefs (1)
+    - ``draw(p, rng, size)``: draws u (size,) from one message (2,)
+    - ``slopes(cavity, belief)``: derivatives of the targets by the means of the integrands about
+      the centre of the belief, for one message: (2, 2), at cavity (2,) and belief (2,)
+
+    What a variable is integrated over and drawn by is u, from -inf to inf. With natural parameters
+    eta (m, 2) and u (m,) or (m, p) each family has
+
+    - ``x(u)``: the variable at u
+    - ``log_density(eta, u)``: log density of u, normalised. ``derivatives(eta, u)``: its first two
+    - ``location(eta)``: centre and width of u
+    - ``integrands(u, centre)``: two functions of u, about a centre, whose means give the
+      projection. ``target(first, second, centre)``: that by these means, natural parameters (m, 2)
     """
 
     #: as users call it
     name: ClassVar[str]
     #: names of the two usual parameters
     parameters: ClassVar[tuple[str, str]]
+    #: usual parameters less natural ones
+    above: ClassVar[tuple[float, float]] = (1.0, 1.0)
 
     def check(self, name: str, p: ArrayLike) -> Array:
         """Rows as float64, C-contiguous.
@@ -53,9 +73,6 @@ class MessageKind(Protocol):
                 )
         return rows
 
-    #: usual parameters less natural ones
-    above: ClassVar[tuple[float, float]] = (1.0, 1.0)
-
     def natural(self, p: Array) -> Array:
         """Rows as natural parameters of the family."""
         return np.asarray(p - self.above)
@@ -63,36 +80,6 @@ class MessageKind(Protocol):
     def usual(self, eta: Array) -> Array:
         """Rows of natural parameters."""
         return np.asarray(eta + self.above)
-
-    #: mean and variance, (n,) each
-    def moments(self, p: Array) -> tuple[Array, Array]: ...
-    #: coordinates without limits on which sites vary smoothly
-    def coordinates(self, p: Array) -> Array: ...
-    #: site targets of cavity and belief, what the factor adds to the cavity, in its units: a shift
-    #: of the centre in cavity standard deviations, and the log of a ratio of widths. 0 for nothing
-    def targets(self, cavity: Array, belief: Array) -> Array: ...
-    #: projected beliefs (1) of cavity and targets
-    def belief(self, cavity: Array, targets: Array) -> Array: ...
-    #: draws u (size,) from one message (2,)
-    def draw(self, p: Array, rng: np.random.Generator, size: int) -> Array: ...
-    #: derivatives of the targets by the means of the integrands about the centre of the belief, for
-    #: one message: (2, 2), at cavity (2,) and belief (2,)
-    def slopes(self, cavity: Array, belief: Array) -> Array: ...
-
-    # what a variable is integrated over and drawn by is u, from -inf to inf. eta are natural
-    # parameters (m, 2), u (m,) or (m, p)
-
-    #: the variable at u
-    def x(self, u: Array) -> Array: ...
-    #: log density of u at eta and u, normalised, and its first two derivatives
-    def log_density(self, eta: Array, u: Array) -> Array: ...
-    def derivatives(self, eta: Array, u: Array) -> tuple[Array, Array]: ...
-    #: centre and width of u
-    def location(self, eta: Array) -> tuple[Array, Array]: ...
-    #: two functions of u, about a centre, whose means give the projection
-    def integrands(self, u: Array, centre: Array) -> tuple[Array, Array]: ...
-    #: the projection by these means and the centre, natural parameters (m, 2)
-    def target(self, first: Array, second: Array, centre: Array) -> Array: ...
 
     def widened(self, p: Array) -> Array:
         """Members of about the same mean and twice the variance, with heavier tails."""
@@ -148,7 +135,7 @@ def beta_of_log_odds(mean: Array, total: Array) -> Array:
     return np.stack([np.where(up, more, less), np.where(up, less, more)], axis=1)
 
 
-class GaussianMessages(MessageKind):
+class GaussianMessages(Messages):
     """Gaussian messages: mean and variance."""
 
     name = "gaussian"
@@ -206,7 +193,7 @@ class GaussianMessages(MessageKind):
         return Gaussian.matching(np.stack([centre + first, variance], axis=1))
 
 
-class GammaMessages(MessageKind):
+class GammaMessages(Messages):
     """Gamma messages: shape and rate."""
 
     name = "gamma"
@@ -268,7 +255,7 @@ class GammaMessages(MessageKind):
             return Gamma.by_gap(np.exp(centre + rise), rise - first)
 
 
-class BetaMessages(MessageKind):
+class BetaMessages(Messages):
     """Beta messages: alpha and beta."""
 
     name = "beta"
@@ -337,6 +324,7 @@ class BetaMessages(MessageKind):
         return Beta.matching(np.stack(logs, axis=1))
 
 
+MessageKind = GaussianMessages | GammaMessages | BetaMessages
 #: by the names of families
 KINDS: dict[str, MessageKind] = {
     kind.name: kind for kind in (GaussianMessages(), GammaMessages(), BetaMessages())

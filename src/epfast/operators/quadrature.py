@@ -12,18 +12,18 @@ from numpy.polynomial import legendre
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, pieces
 from epfast.operators.messages import MessageKind
 from epfast.operators.tilted import (
     HASTY,
     LESS,
+    MOST_NUMBERS,
     FactorCavities,
     FactorRows,
     MessageScheme,
     Projections,
     Tilted,
     maximum,
-    parts,
 )
 
 #: nodes of Gauss's rule of 7 points on (-1, 1), and of Kronrod's, which adds 8
@@ -300,7 +300,7 @@ class QuadratureMessages(MessageScheme):
         def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
             c, p = u.shape
             at, first, sums = np.repeat(rows, p), u.ravel(), []
-            for part in parts(len(at), 500):
+            for part in pieces(len(at), 500, MOST_NUMBERS):
                 of, x = at[part], one.x(first[part])
                 cut = cavities.taken(of)
                 cut = FactorCavities(

@@ -41,7 +41,7 @@ class WeightedDraws:
     Parameters
     ----------
     u : list of ndarray of shape (M,)
-        Those of each input, as :meth:`MessageKind.integrands` takes them.
+        Those of each input, as ``MessageKind.integrands`` takes them.
     log_w : ndarray of shape (M,)
     """
 
@@ -309,13 +309,18 @@ class SampledFactor(Oracle):
         u, kinds = proposal.draw(rng, size), proposal.kinds
         log_w = log_messages(kinds, cavities[: len(kinds)], u) - proposal.log_density(u)
         x = [kind.x(one) for kind, one in zip(kinds, u, strict=True)]
-        if self.sample is None:
-            log_w += power * self._log_densities(x, datum)
+        if self.log_density is not None:
+            log_w += power * self._called("log_density", x, datum)
             return WeightedDraws(u, log_w)
-        drawn = self._sampled(x, datum, rng)
+        if self.density is not None:
+            values = self._called("density", x, datum)
+            if (values < 0.0).any():
+                raise ValueError(f"density returned {values.min():g}; allowed: numbers >= 0")
+            return WeightedDraws(u, log_w + power * np.log(values))
         if self.observe is not None and datum is not None:
-            log_w += log_match(drawn, datum[-1], self.observe)
-            return WeightedDraws(u, log_w)
+            drawn = self._called("sample", x, datum[:-1] if len(datum) > 1 else None, rng=rng)
+            return WeightedDraws(u, log_w + log_match(drawn, datum[-1], self.observe))
+        drawn = self._called("sample", x, datum, rng=rng)
         last, log_slope = coordinate(self.inputs[-1], drawn)
         inside = np.isfinite(last) & np.isfinite(log_slope)
         # outside of its support a message is 0; NaN is no weight
@@ -324,32 +329,13 @@ class SampledFactor(Oracle):
         log_w[inside] += log_m - log_slope[inside]
         return WeightedDraws([*u, last], log_w)
 
-    def _log_densities(self, x: list[Array], datum: Array | None) -> Array:
-        """Logs of the factor at draws."""
-        name = "density" if self.log_density is None else "log_density"
-        # the arrays of the call are its own: what it writes into them is lost
-        copies, data = [one.copy() for one in x], repeated_datum(datum, len(x[0]))
-        values = row_values(name, getattr(self, name)(*copies, *data), len(x[0]))
-        if self.log_density is not None:
-            return values
-        if (values < 0.0).any():
-            raise ValueError(f"density returned {values.min():g}; allowed: numbers >= 0")
-        return np.asarray(np.log(values))
-
-    def _sampled(self, x: list[Array], datum: Array | None, rng: np.random.Generator) -> Array:
-        """Draws of the last variable."""
-        assert self.sample is not None
+    def _called(self, name: str, x: list[Array], datum: Array | None, **more: Any) -> Array:
+        """What a function of the user's returns at draws (M,), checked."""
         count = len(x[0])
-        if datum is not None and self.observe is not None:
-            datum = datum[:-1] if len(datum) > 1 else None
-        data = repeated_datum(datum, count)
-        drawn = self.sample(*x, *data, rng=rng)
-        return row_values("sample", drawn, count)
-
-
-def repeated_datum(datum: Array | None, count: int) -> list[Array]:
-    """The datum (q,) for each draw, (count, q), to read. Empty if there is none."""
-    return [] if datum is None else [np.broadcast_to(datum, (count, len(datum)))]
+        data = [] if datum is None else [np.broadcast_to(datum, (count, len(datum)))]
+        # the arrays of the call are its own: what it writes into them is lost
+        values = getattr(self, name)(*[one.copy() for one in x], *data, **more)
+        return row_values(name, values, count)
 
 
 def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: Any) -> list[bytes]:

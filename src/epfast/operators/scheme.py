@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Self
 
@@ -153,9 +153,10 @@ class Learned(RowScheme):
             operator = replace(operator, oracle=oracle, data_width=width)
         else:
             operator = operator.copy()
+        oracle = operator.oracle
         _check_loss(operator, loss, power)
         if (
-            isinstance(operator.oracle, SiteOracle)
+            isinstance(oracle, SiteOracle)
             and isinstance(operator.oracle.scheme, Exact)
             and not isinstance(loss, CustomLoss | CustomSite)
             and not loss.core().interpreted
@@ -221,14 +222,9 @@ def audit_warning(operator: Operator) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class LossDensity:
+def log_factor(loss: Loss, h: Array, data: Array | None = None) -> Array:
     """Log of the factor of a loss, as :class:`SampledFactor` takes it."""
-
-    loss: Loss
-
-    def __call__(self, h: Array, data: Array | None = None) -> Array:
-        return -self.loss.values(h, responses_of(self.loss, data, len(h)))
+    return -loss.values(h, responses_of(loss, data, len(h)))
 
 
 def oracle_of_scheme(given: str | Scheme, loss: Loss) -> Oracle:
@@ -243,7 +239,7 @@ def oracle_of_scheme(given: str | Scheme, loss: Loss) -> Oracle:
     reason = scheme.refuses(resolved, "row")
     if reason is not None:
         raise ValueError(reason)
-    density = LossDensity(resolved)
+    density = partial(log_factor, resolved)
     return SampledFactor(log_density=density, draws=max(10, scheme.samples), seed=scheme.seed)
 
 

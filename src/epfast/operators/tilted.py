@@ -6,13 +6,13 @@ What the user's functions return is checked. It is differentiated where no deriv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, pieces
 from epfast.operators.messages import KINDS
 
 #: steps of central differences, in units of the width of what is differentiated: with these a sixth
@@ -53,28 +53,23 @@ def called(name: str, function: Any, x: Array, rows: FactorRows, *neighbours: in
     return row_values(name, value, len(x), *neighbours)
 
 
-def row_values(name: str, value: Any, n: int, *neighbours: int) -> Array:
+def row_values(name: str, value: Any, n: int, *neighbours: int, within: bool = False) -> Array:
     """What a function of the user's returned for n rows, (n, ...).
 
     That is numbers (n,), or a sequence of such results for each of the neighbours. Within a
     sequence one number may stand for all rows.
     """
-    return _stacked(name, value, n, neighbours, [(n,), ()] if neighbours else [(n,)])
-
-
-def _stacked(
-    name: str, value: Any, n: int, sizes: tuple[int, ...], allowed: list[tuple[int, ...]]
-) -> Array:
-    if sizes:
+    if neighbours:
+        k, *rest = neighbours
         is_sequence = isinstance(value, list | tuple | np.ndarray) and getattr(value, "ndim", 1) > 0
-        if not is_sequence or len(value) != sizes[0]:
+        if not is_sequence or len(value) != k:
             raise ValueError(
-                f"{name} returned {_checks.describe(value)}; allowed: a sequence of {sizes[0]}, "
-                "one for each neighbour"
+                f"{name} returned {_checks.describe(value)}; allowed: a sequence of {k}, one for "
+                "each neighbour"
             )
-        return np.stack([_stacked(name, part, n, sizes[1:], allowed) for part in value], axis=1)
+        return np.stack([row_values(name, part, n, *rest, within=True) for part in value], axis=1)
     given = np.asarray(value)
-    if given.shape not in allowed:
+    if given.shape not in ([(n,), ()] if within else [(n,)]):
         raise ValueError(
             f"{name} returned shape {given.shape} for rows of shape ({n},); allowed: a number for "
             "each row"
@@ -103,14 +98,14 @@ def _stencil(
     h = np.maximum(STEP * width, 1e-13 * np.abs(x))
     signs = np.ravel(np.arange(1.0, 4.0)[:, None] * [1.0, -1.0])
     grid = np.concatenate([np.zeros((1, k)), *(signs[:, None] * d for d in directions)])
-    pieces = []
-    for part in parts(m, len(grid) * k):
+    values = []
+    for part in pieces(m, len(grid) * k, MOST_NUMBERS):
         points = x[part, None, :] + grid * h[part, None, :]
-        pieces.append(f(points.reshape(-1, k), repeated(rows.taken(part), len(grid))))
-    values = np.concatenate(pieces)
-    values = values.reshape(m, len(grid), *values.shape[1:])
-    sides = values[:, 1:].reshape(m, len(directions), 3, 2, *values.shape[2:])
-    return h, values[:, 0], sides
+        values.append(f(points.reshape(-1, k), repeated(rows.taken(part), len(grid))))
+    found = np.concatenate(values)
+    found = found.reshape(m, len(grid), *found.shape[1:])
+    sides = found[:, 1:].reshape(m, len(directions), 3, 2, *found.shape[2:])
+    return h, found[:, 0], sides
 
 
 def differences(f: Function, x: Array, rows: Any, width: Array) -> tuple[Array, Array, Array]:
@@ -145,12 +140,6 @@ def slope_differences(f: Function, x: Array, rows: Any, width: Array) -> tuple[A
         slopes = np.einsum("s,misj->mij", FIRST, sides[:, :, :, 0] - sides[:, :, :, 1])
         slopes /= h[:, :, None]
         return middle, np.asarray(0.5 * (slopes + slopes.transpose(0, 2, 1)))
-
-
-def parts(m: int, numbers: int) -> list[slice]:
-    """Slices of m rows with so many numbers each, none of which builds large arrays."""
-    size = max(1, MOST_NUMBERS // max(1, numbers))
-    return [slice(first, min(m, first + size)) for first in range(0, m, size)]
 
 
 class FactorCavities(NamedTuple):
@@ -299,9 +288,9 @@ class MessageScheme:
 
     def fit(self, tilted: Tilted, cavities: FactorCavities) -> Projections:
         """Fit the factors of a run."""
-        pieces = parts(cavities.n, self.numbers(len(tilted.kinds)))
+        some = pieces(cavities.n, self.numbers(len(tilted.kinds)), MOST_NUMBERS)
         with np.errstate(all="ignore"):  # what overflows is a fit that failed
-            projections = [self.fit_some(tilted, cavities.taken(part)) for part in pieces]
+            projections = [self.fit_some(tilted, cavities.taken(part)) for part in some]
         log_z, targets, reason = zip(*projections, strict=True)
         columns = map(np.concatenate, zip(*targets, strict=True))
         return Projections(np.concatenate(log_z), tuple(columns), np.concatenate(reason))
@@ -342,22 +331,13 @@ def widths(curvature: Array, before: Array) -> Array:
     return np.where(np.isfinite(width) & (width < 1e3 * before), width, before)
 
 
-class Smooth(Protocol):
-    """A log density of factors, (m, k)."""
-
-    def value(self, u: Array, cavities: Any) -> Array: ...
-
-    def derivatives(self, u: Array, cavities: Any, width: Array) -> tuple[Array, Array, Array]: ...
-
-
 def maximum(
-    tilted: Smooth,
-    cavities: Any,
-    start: Array,
-    width: Array,
-    tries: tuple[int, int] = PATIENT,
+    tilted: Any, cavities: Any, start: Array, width: Array, tries: tuple[int, int] = PATIENT
 ) -> Mode:
-    """Modes by Newton steps: eigenvalues are made positive, steps halved until the value grows."""
+    """Modes by Newton steps: eigenvalues are made positive, steps halved until the value grows.
+
+    tilted: a log density with ``value`` and ``derivatives``, as :class:`Tilted` has them.
+    """
     m = len(start)
     u, width = start.copy(), width.copy()
     value, slope, curvature = tilted.derivatives(u, cavities, width)
@@ -413,7 +393,7 @@ def maximum(
 
 
 def _stepped(
-    tilted: Smooth, cavities: Any, u: Array, value: Array, step: Array, gain: Array, most: int
+    tilted: Any, cavities: Any, u: Array, value: Array, step: Array, gain: Array, most: int
 ) -> Array:
     """u + step, as long as the value grows. u itself where no step lets it."""
     result = u + step

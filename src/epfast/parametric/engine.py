@@ -8,13 +8,30 @@ becomes of the belief q:
   g_k += rho / N_k sum_m (q*_m - cavity - g_k), and q = base + sum_k N_k g_k (Li et al. 2015).
 - EP: cavity q - g_n. Then g_n += rho (q* - cavity - g_n), and q = base + sum_n g_n.
 
-A model is compiled. It fits rows and knows nothing of passes.
+A model is compiled. It fits rows and knows nothing of passes. Each of its methods is one call of
+the core, so that Ctrl-C finds a whole state after ``end``. Between ``begin`` and ``end``, which
+change the arrays of a state in place, the belief may be kept in another form.
+
+- ``begin(belief, base, sites, sizes, damping, alone)`` takes in a state. sizes: (K,), rows per
+  group where groups share a site, else None. alone: whether each row is a batch of its own.
+- ``visit(rows, group, last)`` fits some rows, in their order. Of shared sites with group and
+  whether a batch ends, which may go on in the next call. Indices are checked, since schedules may
+  be the user's.
+- ``end()`` writes the belief, without a batch that has not ended. It returns the log_scale of the
+  state, the number of rows of which a part, or all, kept the old site, and of those that kept it
+  as a whole.
+- ``refine(belief, base, left)`` fits the factors of the prior anew after a pass, in place. left:
+  the share of what sites began with that the pass has left in them.
+- ``moments(belief)`` gives mean and variance of the parameters, by which ``change`` is measured, as
+  new arrays. ``log_evidence(state)`` is a number, ``n_rows`` and ``n_naturals`` are sizes.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +39,10 @@ from numpy.typing import NDArray
 from epfast import _checks
 from epfast._arrays import Array, as_array
 from epfast._core.thread_pool import ThreadPool
-from epfast.inference import Counts, PartOfSweep, Summary
+from epfast.gaussian.files import contents
+from epfast.inference import Counts, PartOfSweep, Summary, SweepInfo
+from epfast.inference.files import write
+from epfast.inference.records import Recorded
 from epfast.inference.runtime import Tick, TimedPieces, physical_memory
 from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
@@ -42,73 +62,11 @@ class ParametricState(NamedTuple):
     #: (P,), those of the prior. A model may keep more numbers of its own behind them
     base: Array
     #: None (ADF). (K, P), the site of one row of each group (SEP, AEP, DSEP, DAEP). (n, P) (EP)
-    sites: NDArray[Any] | None
+    sites: Array | None
     #: what the model needs for ``log_evidence``
     log_scale: Any
     #: passes done so far
     sweeps: int
-
-
-class RowModel(Protocol):
-    """The rows of a fit and what one of them does to a belief. Scratch only, compiled.
-
-    ``begin`` takes in a state, whose arrays ``visit`` and ``end`` change in place. In between the
-    belief may be kept in another form. Each is one call of the core, so that Ctrl-C finds a whole
-    state after ``end``.
-    """
-
-    @property
-    def n_rows(self) -> int: ...
-
-    @property
-    def n_naturals(self) -> int: ...
-
-    def begin(
-        self,
-        belief: Array,
-        base: Array,
-        sites: NDArray[Any] | None,
-        sizes: Array | None,
-        damping: float,
-        alone: bool,
-    ) -> None:
-        """Take in a state.
-
-        sizes: (K,), rows per group where groups share a site, else None. Alone: whether each row is
-        a batch of its own.
-        """
-
-    def visit(
-        self, rows: NDArray[np.intp], group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None
-    ) -> None:
-        """Fit some rows, in their order. Of shared sites with group and whether a batch ends.
-
-        A batch may go on in the next call. Indices are checked, since schedules may be the user's.
-        """
-
-    def end(self) -> tuple[Any, int, int]:
-        """Write the belief. A batch that has not ended is dropped.
-
-        Returns
-        -------
-        log_scale
-            Of the state.
-        refused : int
-            Rows of which a part, or all, kept the old site.
-        failed : int
-            Rows that kept the old site as a whole.
-        """
-
-    def refine(self, belief: Array, base: Array, left: float) -> None:
-        """After a pass: fit factors of the prior anew, in place.
-
-        left: the share of what sites began with that the pass has left in them.
-        """
-
-    def moments(self, belief: Array) -> tuple[Array, Array]:
-        """Mean and variance of the parameters, by which ``change`` is measured: new arrays."""
-
-    def log_evidence(self, state: ParametricState) -> float: ...
 
 
 def checked_schedule(schedule: Any, model: str, seed: int) -> Any:
@@ -143,16 +101,16 @@ def checked_schedule(schedule: Any, model: str, seed: int) -> Any:
 
 
 def check_memory(
-    schedule: Any, n: int, size: int, P: int, given: str, what: str, cheaper: str, each: int = 8
+    schedule: Any, n: int, size: int, P: int, given: str, what: str, cheaper: str
 ) -> None:
     """Refuse what this machine cannot hold: beliefs of so many numbers, or the sites of n rows.
 
-    P: numbers of a site, of so many bytes each. For the message given: the argument and its value,
-    what: the beliefs, cheaper: what is allowed.
+    P: numbers of a site. For the message given: the argument and its value, what: the beliefs,
+    cheaper: what is allowed.
     """
     needed = 8.0 * ARRAYS * size
     if schedule.stores == "factor":
-        needed += each * n * P
+        needed += 8.0 * n * P
         what = f"EP's sites of ({n}, {P}) numbers"
         cheaper = f"schedule=epfast.SEP(), which stores one site, or {cheaper}"
     memory = physical_memory()
@@ -186,35 +144,30 @@ class ParametricEngine:
     order_of_matrices = 0
     measures = False
     pool: ThreadPool | None = None
+    #: of a density it has no bound
+    evidence_bound = math.inf
 
     def __init__(
         self,
-        model: RowModel,
+        model: Any,
         schedule: Any,
         first: ParametricState,
-        *,
         remedy: str,
-        evidence_bound: float = math.inf,
-        site_dtype: Any = np.float64,
     ) -> None:
         """Make the engine.
 
         Parameters
         ----------
-        model : Model
+        model
+            See the head of this file.
         schedule : Schedule
             See :func:`checked_schedule`.
         first : ParametricState
             Where a run without a start begins. Its sites are not looked at.
         remedy : str
             What to do about a run that fails.
-        evidence_bound : float
-            No right log evidence is above this.
-        site_dtype : dtype
-            Of the sites of EP: float64 or float32.
         """
-        self.model, self.schedule, self.first = model, schedule, first
-        self.remedy, self.evidence_bound, self.site_dtype = remedy, evidence_bound, site_dtype
+        self.model, self.schedule, self.first, self.remedy = model, schedule, first, remedy
         self.n_sites = n = model.n_rows
         #: (K,), rows per group where groups share a site
         self.sizes = site_sizes(schedule, n) if schedule.stores == "shared" else None
@@ -225,27 +178,18 @@ class ParametricEngine:
         Sites of another kind become equal shares of what the belief has beyond the base.
         """
         state = self.first if start is None else start.state
-        belief, base = state.belief.copy(), state.base.copy()
-        sweeps = 0 if start is None else state.sweeps
-        return ParametricState(
-            belief, base, self._sites(state, start is None), state.log_scale, sweeps
-        )
-
-    def _sites(self, state: ParametricState, fresh: bool) -> NDArray[Any] | None:
+        state = state._replace(belief=state.belief.copy(), base=state.base.copy())
         sizes = site_sizes(self.schedule, self.n_sites)
         if sizes is None:
-            return None
-        kind = self.site_dtype if self.sizes is None else np.float64
+            return state._replace(sites=None)
         shape = (len(sizes), self.model.n_naturals)
         beyond = state.belief - state.base[: self.model.n_naturals]
-        if not fresh and state.sites is not None and state.sites.shape == shape:
+        if state.sites is not None and state.sites.shape == shape:
             # those of other rows may be as many
             total = sizes @ state.sites
             if np.allclose(total, beyond, rtol=SAME, atol=SAME * np.abs(beyond).max()):
-                return state.sites.astype(kind)
-        sites = np.empty(shape, dtype=kind)
-        sites[:] = beyond / self.n_sites
-        return sites
+                return state._replace(sites=state.sites.copy())
+        return state._replace(sites=np.tile(beyond / self.n_sites, (shape[0], 1)))
 
     def sweep(
         self, state: ParametricState, keep: bool, tick: Tick
@@ -310,3 +254,20 @@ class ParametricEngine:
     def finish(self, state: ParametricState, hurry: bool = False) -> ParametricState:
         """Free of rounding drift already: each pass sums up."""
         return state
+
+
+@dataclass(eq=False, repr=False)
+class ParametricPosterior(Recorded):
+    """What posteriors of networks and mixtures have in common: a state, and how the fit went."""
+
+    problem: Any
+    state: ParametricState
+    converged: bool
+    history: list[SweepInfo]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads. Nothing is pickled.
+
+        A fit that goes on from it (``start``) goes on to the bit as if it had not stopped.
+        """
+        write(path, *contents(self))

@@ -59,7 +59,6 @@ def fit_mixture(
     prior_mean: ArrayLike | None = None,
     prior_variance: ArrayLike | None = None,
     weights: ArrayLike | None = None,
-    learn_weights: bool | None = None,
     concentration: ArrayLike | None = None,
     noise_prior: tuple[float, float] | None = None,
     schedule: Schedule | None = None,
@@ -91,13 +90,9 @@ def fit_mixture(
         Prior variances, or covariance matrices, of the means. By default the variance of X,
         averaged over its columns.
     weights : array_like of shape (J,), default=learnt
-        w, which add up to 1.
-    learn_weights : bool, optional
-        False: weights are known, and 1 / J where none are given. True: they are learnt, those that
-        are given as their prior mean. By default whether none are given.
-    concentration : float or array_like of shape (J,), optional
-        Of the Dirichlet prior of learnt weights: of each component, 1 by default. Where weights
-        are given one number, their sum, J by default.
+        Known w, which add up to 1.
+    concentration : float or array_like of shape (J,), default=1.0
+        Of the Dirichlet prior of learnt weights, of each component.
     noise_prior : (float, float), optional
         Shape and rate of the gamma prior of a learnt precision 1 / v. By default shape 2, and the
         rate by the distance of rows to the nearest of J of them.
@@ -174,9 +169,7 @@ def fit_mixture(
         "noise_variance": noise_variance,
         "noise_prior": noise_prior,
     }
-    post, engine = fitted(
-        X, n_components, given, learn_weights, schedule, rng, start, callback, progress, n_init
-    )
+    post, engine = fitted(X, n_components, given, schedule, rng, start, callback, progress, n_init)
     warn_of(post, engine, post.schedule)
     return post
 
@@ -185,7 +178,6 @@ def fitted(
     X: Any,
     n_components: Any,
     given: dict[str, Any],
-    learn_weights: Any = None,
     schedule: Any = None,
     seed: Any = 0,
     start: Any = None,
@@ -208,9 +200,9 @@ def fitted(
     given_as, cheaper = f"n_components is {J}", "fewer components"
     check_memory(checked, len(rows), size, size, given_as, "the beliefs", cheaper)
     if start is None:
-        problem, rows = _problem(rows, J, given, learn_weights, checked, seed)
+        problem, rows = _problem(rows, J, given, checked, seed)
     else:
-        problem, rows = _resumed(rows, J, given, learn_weights, checked, start.problem)
+        problem, rows = _resumed(rows, J, given, checked, start.problem)
     if schedule is None and start is None and J > 1:
         # of AEP and EP alone each finds the better solution on some data
         firsts = [BEFORE if k % 2 == 0 else None for k in range(count if draws else 2)]
@@ -224,35 +216,21 @@ def fitted(
         candidates.append((problem, first))
     few = max(FEW, FEW_EACH * J)
     is_given = schedule is not None or n_init is not None
-    if is_given or len(candidates) == 1 or len(rows) <= few:
-        return _best(candidates, start, _Runs(rows, callback, progress), False)
-    which = np.sort(np.random.default_rng([seed, 0]).choice(len(rows), few, replace=False))
-    ranked = _ranked(candidates, _Runs(rows[which], None, progress))
-    return _best(ranked, start, _Runs(rows, callback, progress), True)
-
-
-def _best(
-    candidates: list[tuple[MixtureProblem, Any]], start: Any, runs: _Runs, ranked: bool
-) -> tuple[MixturePosterior, ParametricEngine]:
-    """The best run of candidates, by problem and first schedule. Of ranked ones the first good."""
+    ranked = not is_given and len(candidates) > 1 and len(rows) > few
+    if ranked:  # the best first, by their runs on a part of the rows
+        which = np.sort(np.random.default_rng([seed, 0]).choice(len(rows), few, replace=False))
+        part = _Runs(rows[which], None, progress)
+        fits = [part.add(each._replace(n_rows=few), None, first) for each, first in candidates]
+        ranks = [_rank(post) for post in fits]
+        order = sorted(range(len(ranks)), key=ranks.__getitem__, reverse=True)
+        candidates = [candidates[k] for k in order]
+    runs = _Runs(rows, callback, progress)
     for problem, first in candidates:
         post = runs.add(problem, start, first)
         if runs.stopped or (ranked and post.converged):
             break
     assert runs.best is not None
     return runs.best
-
-
-def _ranked(
-    candidates: list[tuple[MixtureProblem, Any]], runs: _Runs
-) -> list[tuple[MixtureProblem, Any]]:
-    """Candidates, the best first, by their runs on a part of the rows."""
-    n = len(runs.rows)
-    ranks = [
-        _rank(runs.add(problem._replace(n_rows=n), None, first)) for problem, first in candidates
-    ]
-    order = sorted(range(len(ranks)), key=ranks.__getitem__, reverse=True)
-    return [candidates[k] for k in order]
 
 
 def _count(n_init: Any, draws: bool, schedule: Any) -> int:
@@ -293,7 +271,7 @@ class _Runs:
     def _run(
         self, model: MixtureModel, problem: MixtureProblem, start: MixturePosterior | None
     ) -> tuple[MixturePosterior, ParametricEngine]:
-        engine = ParametricEngine(model, problem.schedule, problem.first(), remedy=REMEDY)
+        engine = ParametricEngine(model, problem.schedule, problem.first(), REMEDY)
 
         def result(fit: Fit) -> MixturePosterior:
             return MixturePosterior(problem, fit.state, fit.converged, fit.history)
@@ -341,7 +319,7 @@ def _impossible(post: MixturePosterior, rows: Array) -> str:
 
 
 def _problem(
-    X: Array, J: int, given: dict[str, Any], learn: bool | None, schedule: Any, seed: int
+    X: Array, J: int, given: dict[str, Any], schedule: Any, seed: int
 ) -> tuple[MixtureProblem, Array]:
     """The problem, and the rows about its centre."""
     n, d = X.shape
@@ -362,7 +340,7 @@ def _problem(
         center,
         mean,
         covariance_at_door(variance, J, d),
-        *weights_at_door(given["weights"], learn, given["concentration"], J),
+        *weights_at_door(given["weights"], given["concentration"], J),
         *noise,
         schedule,
     )
@@ -376,7 +354,7 @@ def _problem(
 
 
 def _resumed(
-    X: Array, J: int, given: dict[str, Any], learn: bool | None, schedule: Any, old: MixtureProblem
+    X: Array, J: int, given: dict[str, Any], schedule: Any, old: MixtureProblem
 ) -> tuple[MixtureProblem, Array]:
     """The problem of a start with its new schedule, and the rows about its centre."""
     n, d = X.shape
@@ -394,8 +372,8 @@ def _resumed(
         made["prior_mean"] = _checks.array("prior_mean", given["prior_mean"], shape=(J, d))
     if given["prior_variance"] is not None:
         made["prior_variance"] = covariance_at_door(given["prior_variance"], J, d)
-    if not (given["weights"] is None and given["concentration"] is None and learn is None):
-        weights = weights_at_door(given["weights"], learn, given["concentration"], J)
+    if not (given["weights"] is None and given["concentration"] is None):
+        weights = weights_at_door(given["weights"], given["concentration"], J)
         made["weights"], made["concentration"] = weights
     if not (given["noise_variance"] is None and given["noise_prior"] is None):
         noise = noise_at_door(given["noise_variance"], given["noise_prior"], X, J, 0)

@@ -14,8 +14,8 @@ from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.inference.report import Drawn, checked_level, interval, table, to_arviz
 from epfast.inference.runtime import cached_property
+from epfast.parametric.engine import ParametricPosterior
 from epfast.parametric.mixture_problem import MixtureProblem, rows_at_door
-from epfast.parametric.posterior import ParametricPosterior
 
 #: step of the trapezoidal rule over the log of the noise, in standard deviations and at most
 STEP_IN_SD, STEP = 0.5, 0.2

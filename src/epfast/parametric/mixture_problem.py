@@ -219,36 +219,25 @@ def covariance_at_door(given: Any, J: int, d: int) -> Array:
     return np.array([_checks.definite("prior_variance", matrix, d) for matrix in matrices])
 
 
-def weights_at_door(
-    given: Any, learn: bool | None, concentration: Any, J: int
-) -> tuple[Array | None, Array | None]:
+def weights_at_door(weights: Any, concentration: Any, J: int) -> tuple[Array | None, Array | None]:
     """Known weights (J,) or None, and the concentration of learnt ones (J,) or None."""
-    weights = np.full(J, 1.0 / J)
-    if given is not None:
-        weights = _checks.array("weights", given, shape=(J,), positive=True)
-        if abs(weights.sum() - 1.0) > 1e-8:
-            raise ValueError(f"weights add up to {weights.sum():g}; allowed: 1")
-        weights = weights / weights.sum()
-    learns = given is None if learn is None else _checks.flag("learn_weights", learn)
-    if not learns:
+    if weights is not None:
+        known = _checks.array("weights", weights, shape=(J,), positive=True)
+        if abs(known.sum() - 1.0) > 1e-8:
+            raise ValueError(f"weights add up to {known.sum():g}; allowed: 1")
         if concentration is not None:
             raise ValueError(
                 f"concentration is {_checks.describe(concentration)} beside known weights; "
-                "allowed: None, or learn_weights=True"
+                "allowed: None"
             )
-        return weights, None
-    value = to_float64(_checks.real_array("concentration", 1.0 if given is None else float(J)))
-    if concentration is not None:
-        value = to_float64(_checks.real_array("concentration", concentration))
-    if value.shape not in ((), (J,)) or (given is not None and value.ndim):
-        raise ValueError(
-            f"concentration has shape {value.shape}; allowed: a number"
-            + ("" if given is not None else f" or ({J},)")
-        )
-    value = _checks.array("concentration", value, shape=value.shape, positive=True)
+        return known / known.sum(), None
+    given = _checks.real_array("concentration", 1.0 if concentration is None else concentration)
+    if given.shape not in ((), (J,)):
+        raise ValueError(f"concentration has shape {given.shape}; allowed: a number or ({J},)")
+    value = _checks.array("concentration", given, shape=given.shape, positive=True)
     if J == 1:  # nothing to learn
-        return weights, None
-    return None, value * weights if given is not None else np.broadcast_to(value, (J,)).copy()
+        return np.ones(1), None
+    return None, np.broadcast_to(value, (J,)).copy()
 
 
 def noise_at_door(
@@ -290,13 +279,13 @@ def check_different(problem: MixtureProblem) -> None:
     J, _ = problem.shape
     by = problem.concentration if problem.weights is None else problem.weights
     assert by is not None
-    mean, covariance = problem.prior_mean, problem.prior_covariance
-    for i in range(J):
-        for j in range(i):
-            alike = by[i] == by[j] and (mean[i] == mean[j]).all()
-            if alike and (covariance[i] == covariance[j]).all():
-                raise ValueError(
-                    f"prior_mean is the same for components {j} and {i}: equal beliefs are a fixed "
-                    "point, which EP never leaves; allowed: different means, as rows of X, or "
-                    "prior_mean=None, which draws some"
-                )
+    covariances = problem.prior_covariance.reshape(J, -1)
+    numbers = np.concatenate([by[:, None], problem.prior_mean, covariances], axis=1)
+    _, first, same = np.unique(numbers, axis=0, return_index=True, return_inverse=True)
+    for j, i in enumerate(first[same.ravel()]):
+        if i < j:
+            raise ValueError(
+                f"prior_mean is the same for components {i} and {j}: equal beliefs are a fixed "
+                "point, which EP never leaves; allowed: different means, as rows of X, or "
+                "prior_mean=None, which draws some"
+            )

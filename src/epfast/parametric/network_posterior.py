@@ -11,10 +11,10 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference import run
-from epfast.inference.report import Drawn, table, to_arviz
+from epfast.inference.report import table
 from epfast.losses import Gaussian, Loss, Probit
+from epfast.parametric.engine import ParametricPosterior
 from epfast.parametric.network_problem import NetworkProblem, log_density
-from epfast.parametric.posterior import ParametricPosterior
 from epfast.schedules import ADF
 
 
@@ -53,7 +53,7 @@ class NetworkPosterior(ParametricPosterior):
     kind: ClassVar[str] = "network"
 
     def __repr__(self) -> str:
-        sizes = "-".join(str(units) for units in (self.n_columns, *self.problem.hidden, 1))
+        sizes = "-".join(str(units) for units in (len(self.problem.scaling.mean), *self.hidden, 1))
         return (
             f"NetworkPosterior({sizes}, {self.problem.likelihood}, {self.problem.n_weights} "
             f"weights, {self.n_sweeps} passes, converged={self.converged})"
@@ -75,11 +75,6 @@ class NetworkPosterior(ParametricPosterior):
         """Units of each hidden layer."""
         return self.problem.hidden
 
-    @property
-    def n_columns(self) -> int:
-        """Columns of X."""
-        return len(self.problem.scaling.mean)
-
     # ---- the belief ----
 
     @property
@@ -88,8 +83,13 @@ class NetworkPosterior(ParametricPosterior):
         W = self.problem.n_weights
         variance = 1.0 / self.state.belief[:W]
         mean = self.state.belief[W : 2 * W] * variance
-        parts = zip(self.problem.split(mean), self.problem.split(variance), strict=True)
-        return tuple(Weights(m.T.copy(), v.T.copy()) for m, v in parts)
+        layers, first = [], 0
+        for shape in self.problem.shapes:
+            part = slice(first, first + shape[0] * shape[1])
+            both = (numbers[part].reshape(shape).T.copy() for numbers in (mean, variance))
+            layers.append(Weights(*both))
+            first = part.stop
+        return tuple(layers)
 
     @property
     def noise_variance(self) -> float:
@@ -190,15 +190,9 @@ class NetworkPosterior(ParametricPosterior):
         ndarray of shape (size, m)
             Each row by one network.
         """
-        size = _checks.integer("size", size, least=0)
-        draws = _checks.generator("rng", rng)
-        output = self._output(X, self.sample(size, draws))
-        return self._responses(output, draws)
-
-    def _output(self, X: Any, layers: tuple[Array, ...]) -> Array:
-        """Outputs of drawn networks at rows, (size, m), on the scale of y."""
-        scaling = self.problem.scaling
-        z = np.broadcast_to(scaling.rows(X).T, (len(layers[0]), self.n_columns, len(X)))
+        rng = _checks.generator("rng", rng)
+        scaling, layers = self.problem.scaling, self.sample(size, rng)
+        z = np.broadcast_to(scaling.rows(X).T, (size, len(scaling.mean), len(X)))
         with np.errstate(over="ignore", invalid="ignore"):  # found below
             for k, weights in enumerate(layers):
                 inputs = weights.shape[2]
@@ -207,69 +201,10 @@ class NetworkPosterior(ParametricPosterior):
             output = scaling.y_mean + scaling.y_scale * z[:, 0]
         if not np.isfinite(output).all():
             raise ValueError("X holds rows too far off for doubles; allowed: nearer ones")
-        return np.asarray(output)
-
-    def _responses(self, output: Array, rng: np.random.Generator) -> Array:
-        """Draw responses at outputs."""
         noise = rng.standard_normal(output.shape)
         if self.problem.probit:
             return np.where(output + noise > 0.0, 1.0, -1.0)
         return np.asarray(output + np.sqrt(self.noise_variance) * noise)
-
-    def to_arviz(
-        self,
-        draws: int = 1000,
-        rng: np.random.Generator | int | None = 0,
-        X: Any = None,
-        y: Any = None,
-    ) -> Any:
-        """Draws for ArviZ, one chain: see :meth:`epfast.FullPosterior.to_arviz`.
-
-        Parameters
-        ----------
-        draws : int
-        rng : numpy.random.Generator or int, default=0
-            A generator, or a seed for one; None draws afresh.
-        X, y : array_like of shape (m, d) and (m,), optional
-            Rows, which the posterior does not keep.
-
-        Returns
-        -------
-        arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
-            ``posterior`` has the weights of each layer, ``layer_1`` and so on, see :meth:`sample`.
-            Given rows, ``posterior_predictive`` has ``y``, and given their responses
-            ``observed_data`` and ``log_likelihood``, too.
-
-        Warns
-        -----
-        ConvergenceWarning
-            If a fit with stored sites has not converged.
-
-        Raises
-        ------
-        ImportError
-            Without xarray, which the extra ``arviz`` brings.
-        """
-        if X is None and y is not None:
-            raise ValueError("X is None beside y; allowed: the rows of y")
-        return to_arviz(self, lambda *given: self._drawn_by_name(X, y, *given), draws, rng)
-
-    def _drawn_by_name(self, X: Any, y: Any, size: int, rng: np.random.Generator) -> Drawn:
-        """Draws for :meth:`to_arviz`."""
-        layers = self.sample(size, rng)
-        drawn = Drawn(
-            {f"layer_{k + 1}": weights for k, weights in enumerate(layers)}, dims={"y": ("row",)}
-        )
-        if X is None:
-            return drawn
-        output, loss = self._output(X, layers), self.loss
-        drawn.posterior_predictive["y"] = self._responses(output, rng)
-        if y is not None:
-            responses = loss.responses("y", y, output.shape[1])
-            drawn.observed_data["y"] = loss.drawable(responses)
-            values = loss.values(np.ascontiguousarray(output.T), responses)
-            drawn.log_likelihood["y"] = -values.T
-        return drawn
 
     # ---- more rows ----
 

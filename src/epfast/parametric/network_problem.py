@@ -47,17 +47,8 @@ class Scaling(NamedTuple):
         return scaled
 
 
-def scaling_of(X: Array, y: Array | None) -> Scaling:
-    """Means and standard deviations of columns, (n, d), and of y. 1 for one that is constant."""
-    mean, scale = _scales(X)
-    if y is None:
-        return Scaling(mean, scale, 0.0, 1.0)
-    (y_mean,), (y_scale,) = _scales(y[:, None])
-    return Scaling(mean, scale, float(y_mean), float(y_scale))
-
-
-def _scales(columns: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of each column, without overflow."""
+def scales(columns: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of each column, without overflow. 1 for one that is constant."""
     largest = np.abs(columns).max(axis=0)
     unit = np.where(largest > 0.0, largest, 1.0)
     relative = columns / unit
@@ -133,8 +124,6 @@ class NetworkProblem(NamedTuple):
     noise: tuple[float, float]
     schedule: Any
     seed: int
-    #: of the sites of EP: "float64" or "float32"
-    site_dtype: str
     #: rows that the belief holds
     n: int
 
@@ -152,22 +141,10 @@ class NetworkProblem(NamedTuple):
     def probit(self) -> bool:
         return self.likelihood == "probit"
 
-    def split(self, flat: Array) -> list[Array]:
-        """Numbers of all weights, (..., W), by layers: (..., inputs + 1, units)."""
-        ends = np.cumsum([inputs * units for inputs, units in self.shapes])[:-1]
-        parts = np.split(flat, ends, axis=-1)
-        return [
-            part.reshape(*flat.shape[:-1], *shape)
-            for part, shape in zip(parts, self.shapes, strict=True)
-        ]
-
     def check_memory(self) -> None:
         """Refuse what cannot fit: the sites of EP, or the weights themselves."""
-        W, each = self.n_weights, np.dtype(self.site_dtype).itemsize
-        given, what, cheaper = f"hidden is {self.hidden}", f"{W} weights", "fewer units"
-        if self.schedule.stores == "factor":
-            cheaper += ", or site_dtype='float32'"
-        check_memory(self.schedule, self.n, W, 2 * W + 4, given, what, cheaper, each)
+        W, given = self.n_weights, f"hidden is {self.hidden}"
+        check_memory(self.schedule, self.n, W, 2 * W + 4, given, f"{W} weights", "fewer units")
 
     def check_state(self, state: ParametricState) -> None:
         """Refuse a state that is not of this network, or improper."""
@@ -208,9 +185,7 @@ class NetworkProblem(NamedTuple):
         return model
 
     def engine(self, model: NetworkModel) -> ParametricEngine:
-        return ParametricEngine(
-            model, self.schedule, self.first(), remedy=REMEDY, site_dtype=self.site_dtype
-        )
+        return ParametricEngine(model, self.schedule, self.first(), REMEDY)
 
     def noise_of(self, belief: Array) -> float | None:
         """Mean of the noise variance, of scaled responses. None for a probit output."""
