@@ -56,11 +56,10 @@ def test_equals_plain_numpy(kind):
     assert found.sweeps == plain.sweeps <= 5
 
 
-@pytest.mark.parametrize("order", ["sequential", "parallel"])
-def test_is_the_laplace_fit_of_the_joint_density_on_loops(order):
-    schedule = EP(200, 1e-11, order=order, damping=0.5 if order == "parallel" else 1.0)
+@pytest.mark.parametrize("damping", [1.0, 0.5])
+def test_is_the_laplace_fit_of_the_joint_density_on_loops(damping):
     g, x = on_loops()
-    post = g.fit(schedule)
+    post = g.fit(EP(200, 1e-11, damping=damping))
     assert post.converged
     hessian, evidence = laplace(post[x].mean)
     np.testing.assert_allclose(post.covariance @ hessian, np.eye(4), atol=1e-5)
@@ -133,7 +132,7 @@ def test_wide_priors_take_few_sweeps(kind, variance, reading):
 
 def test_what_has_no_place_beside_joint_sites():
     g, x = on_loops()
-    for schedule in (ADF(), SEP(), EP(power=0.5), EP(order="shuffled")):
+    for schedule in (ADF(), SEP(), EP(power=0.5), EP(order="shuffled"), EP(order="parallel")):
         with pytest.raises(ValueError, match=r"(schedule|order) is"):
             g.fit(schedule)
     with pytest.raises(ValueError, match="joint sites; allowed for one pass"):
@@ -141,11 +140,11 @@ def test_what_has_no_place_beside_joint_sites():
     with pytest.raises(ValueError, match="watch is given"):
         g.fit(watch=x[0] - x[1])
     batch = g.add(epfast.Probit(), x[0], 1)
-    with pytest.raises(ValueError, match="has factors without joint sites"):
+    with pytest.raises(ValueError, match="has other variables or factors"):
         g.fit()
     g.remove(batch)
     g.gamma()
-    with pytest.raises(ValueError, match="not scalar Gaussians"):
+    with pytest.raises(ValueError, match="has other variables or factors"):
         g.fit()
 
 

@@ -232,13 +232,13 @@ class GraphEngine:
         ]
 
     @property
-    def reasons(self) -> dict[str, int]:
+    def reasons(self) -> Counter[str]:
         """Why user-defined factors were refused, and how often."""
         counts: Counter[str] = Counter()
         for batch in self.batches:
             if isinstance(batch, core.PythonBatch):
                 counts += batch.fit.reasons
-        return dict(counts)
+        return counts
 
     # ---- start and end ----
 

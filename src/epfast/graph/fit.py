@@ -16,7 +16,7 @@ from epfast.graph import priors
 from epfast.graph.blocks import BlockPrior
 from epfast.graph.engine import GraphEngine
 from epfast.graph.factors import form_of, kind_of
-from epfast.graph.joint import JointEngine, JointGraphPosterior, has_joint_sites, is_joint
+from epfast.graph.joint import JointEngine, JointGraphPosterior, is_joint
 from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.own import ScaleFactor
 from epfast.graph.posterior import GraphPosterior
@@ -518,7 +518,7 @@ class Graph:
 
         def result(fit: Fit) -> GraphPosterior:
             post = kind(fit.state, problem, fit.converged, fit.history)
-            post.reasons = engine.reasons
+            post.reasons = dict(engine.reasons)
             post.program = engine.program
             return post
 
@@ -559,7 +559,7 @@ class Graph:
             Gaussian losses and factors of your own.
         """
         problem = self._model.ready(legal(ADF()))
-        if any(map(has_joint_sites, problem.batches)):
+        if is_joint(problem):
             raise ValueError(
                 "the graph has factors with joint sites; allowed for one pass: other factors"
             )

@@ -11,12 +11,11 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.problem import is_proper
-from epfast.graph.blocks import BlockBelief, BlockPrior, belief_of, prior_belief
+from epfast.graph.blocks import BlockPrior, belief_of, prior_belief
 from epfast.graph.engine import FAR, remedy_for
 from epfast.graph.factors import Batch, form_of
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import GraphProblem
-from epfast.graph.variables import Index
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import change
 from epfast.operators.laplace import LaplaceMessages, kinks
@@ -27,36 +26,21 @@ from epfast.schedules import EP
 NOTHING = 1e-12
 
 
-def has_joint_sites(batch: Batch) -> bool:
-    """Whether the factors of a batch have sites over several variables."""
-    return is_joint_scheme(batch) and bool(batch.table.shape[1] > 1)
-
-
-def is_joint_scheme(batch: Batch) -> bool:
-    """Whether factors of a batch may have sites over several variables."""
+def reads_jointly(batch: Batch) -> bool:
+    """Whether the factors of a batch may have sites over several variables."""
     scheme = getattr(batch.factor, "scheme", None)
     return isinstance(scheme, LaplaceMessages) and scheme.reading == "joint"
 
 
 def is_joint(problem: GraphProblem) -> bool:
     """Whether a graph has joint sites. Raises if it also has other factors or variables."""
-    if not any(map(has_joint_sites, problem.batches)):
+    joint = [batch for batch in problem.batches if reads_jointly(batch)]
+    if all(batch.table.shape[1] == 1 for batch in joint):
         return False
-    for batch in problem.batches:
-        if not is_joint_scheme(batch):
-            raise ValueError(
-                f"batch {batch.key} has factors without joint sites; allowed in a graph with "
-                "reading='joint': Factor(log_t, LaplaceMessages('joint')) alone"
-            )
-    if problem.families.any():
+    if len(joint) < len(problem.batches) or problem.families.any():
         raise ValueError(
-            "the graph has variables or blocks that are not scalar Gaussians; allowed with "
-            "reading='joint': Graph.gaussian"
-        )
-    schedule = problem.schedule
-    if not isinstance(schedule, EP) or schedule.power != 1.0:
-        raise ValueError(
-            f"schedule is {_checks.describe(schedule)}; allowed with reading='joint': EP of power 1"
+            "the graph has other variables or factors beside reading='joint'; allowed with it: "
+            "Graph.gaussian, and Factor(log_t, LaplaceMessages('joint')) alone"
         )
     return True
 
@@ -81,22 +65,15 @@ class JointState(NamedTuple):
     sites: tuple[JointSites, ...]
     sweeps: int
     log_evidence: float = -math.inf
+    #: all variables are scalars
+    blocks: tuple[Any, ...] = ()
+    linear: tuple[Any, ...] = ()
 
     @property
     def beliefs(self) -> Array:
         """Natural parameters of the marginals."""
         precision = 1.0 / self.covariance.diagonal()
         return np.stack([precision, precision * self.mean], axis=1).ravel()
-
-    @property
-    def blocks(self) -> tuple[Any, ...]:
-        """Empty, since all variables are scalars."""
-        return ()
-
-    @property
-    def linear(self) -> tuple[Any, ...]:
-        """Empty, too."""
-        return ()
 
 
 class Cavity:
@@ -124,12 +101,18 @@ class Cavity:
 
 
 class JointEngine:
-    """Sequential sweeps over the factors, alternately forward and backward. O(n k d^2)."""
+    """Sequential sweeps over the factors, alternately forward and backward. O(n d^3)."""
 
     measures = True
     pool = None
 
     def __init__(self, problem: GraphProblem) -> None:
+        schedule = problem.schedule
+        if not isinstance(schedule, EP) or schedule.power != 1.0 or schedule.order == "parallel":
+            raise ValueError(
+                f"schedule is {_checks.describe(schedule)}; allowed with reading='joint': EP of "
+                "power 1, in sequential order"
+            )
         self.problem = problem
         self.n_sites = problem.n_factors
         self.order_of_matrices = d = len(problem.families)
@@ -148,16 +131,12 @@ class JointEngine:
         self.program = problem.program(order)
         which = np.searchsorted(starts, order, side="right") - 1
         self.order = list(zip(which.tolist(), (order - starts[which]).tolist(), strict=True))
-        self.waited: Counter[str] = Counter()
-
-    @property
-    def reasons(self) -> dict[str, int]:
-        """Why updates were refused, and how often."""
-        return dict(self.waited)
+        #: why updates were refused, and how often
+        self.reasons: Counter[str] = Counter()
 
     @property
     def remedy(self) -> str:
-        return remedy_for(self.waited)
+        return remedy_for(self.reasons)
 
     def init(self, start: Any) -> JointState:
         if start is not None:
@@ -194,10 +173,7 @@ class JointEngine:
         sites = tuple(JointSites(*(part.copy() for part in site)) for site in state.sites)
         precision, shift = self.added_up(sites)
         now = belief_of(precision, shift)
-        schedule = self.problem.schedule
-        parallel, damping = schedule.order == "parallel", schedule.damping
-        before = sites if not parallel else state.sites
-        mean, refused = state.mean, 0
+        mean, damping, refused = state.mean, self.problem.schedule.damping, 0
         for b, i in self.order[:: -1 if state.sweeps % 2 else 1]:
             at = self.at[b][i]
             if now is not None:
@@ -205,24 +181,22 @@ class JointEngine:
                 incoming = belief @ now.mean[at]
             else:
                 belief, incoming = without_others(precision, shift, at)
-            old = JointSites(*(part[i] for part in before[b]))
+            old = JointSites(*(part[i] for part in sites[b]))
             new = self.fitted(b, i, belief - old.precision, incoming - old.shift, mean[at])
             tick(1)
-            if new is not None:
-                step = JointSites(*(damping * (a - z) for a, z in zip(new, old, strict=True)))
-            known = not parallel and now is not None
-            if new is None or (known and not is_proper(belief + step.precision)):
+            if new is None:
+                refused += 1
+                continue
+            step = JointSites(*(damping * (a - z) for a, z in zip(new, old, strict=True)))
+            if now is not None and not is_proper(belief + step.precision):
                 refused += 1
                 continue
             for part, more in zip(sites[b], step, strict=True):
                 part[i] += more
-            if not parallel:
-                precision[np.ix_(at, at)] += step.precision
-                shift[at] += step.shift
-                now = (
-                    belief_of(precision, shift) if now is None else with_site(now, at, step, shift)
-                )
-                mean = mean if now is None else now.mean
+            precision[np.ix_(at, at)] += step.precision
+            shift[at] += step.shift
+            now = belief_of(precision, shift)
+            mean = mean if now is None else now.mean
         precision, shift = self.added_up(sites)
         end = belief_of(precision, shift)
         if end is None:
@@ -255,7 +229,7 @@ class JointEngine:
         if not reason and tilted.hessian is None:
             reason = 4 * len(kinks(density, cavities, mode, np.zeros(1, dtype=np.intp)))
         if reason:
-            self.waited[LaplaceMessages.reasons[reason]] += 1
+            self.reasons[LaplaceMessages.reasons[reason]] += 1
             return None
         x, curvature = mode.u[0], mode.curvature[0] - precision
         slope = precision @ x - shift
@@ -265,15 +239,6 @@ class JointEngine:
             slope + curvature @ x,
             np.asarray(log_t - slope @ x - 0.5 * x @ curvature @ x),
         )
-
-
-def with_site(now: BlockBelief, at: Index, step: JointSites, shift: Array) -> BlockBelief:
-    """The belief after a step of a site over some variables. shift: of the new belief. O(k d^2)."""
-    beside = now.covariance[:, at]
-    inner, added = beside[at], beside[at] @ step.precision
-    pull = np.linalg.solve(inner + added @ inner, added @ beside.T)
-    covariance = now.covariance - beside @ pull
-    return now._replace(covariance=covariance, mean=covariance @ shift)
 
 
 def without_others(precision: Array, shift: Array, at: Array) -> tuple[Array, Array]:
@@ -302,10 +267,6 @@ class JointGraphPosterior(GraphPosterior):
     @property
     def covariance(self) -> Array:
         return np.asarray(self.state.covariance.copy())
-
-    @property
-    def log_evidence(self) -> float:
-        return float(self.state.log_evidence)
 
     def predict_latent(self, form: Any) -> tuple[Array, Array]:
         """Mean and variance of linear forms, in their shape, with all correlations."""
