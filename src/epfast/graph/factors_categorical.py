@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,17 @@ from epfast.graph.factors import (
     variables_of,
     with_responses,
 )
-from epfast.graph.variables import Index, Linear, LinearForm, Terms, joined, merged, together
+from epfast.graph.variables import (
+    Index,
+    Linear,
+    LinearForm,
+    Terms,
+    finite_numbers,
+    joined,
+    merged,
+    no_terms,
+    together,
+)
 from epfast.inference.files import restore_responses
 from epfast.losses import Loss, Ordinal
 
@@ -263,8 +273,12 @@ class Mixture(Kind):
         resolved = [scalar_loss(loss) for loss in self.given]
         return resolved if len(resolved) == K else resolved * K
 
-    def known(self, model: GraphProblem, forms: Any, y: Any, noise: Any) -> Mixed:
-        """The arguments, broadcast to common shapes."""
+    def known(self, model: GraphProblem, forms: Any, y: Any, noise: Any) -> tuple[Any, ...]:
+        """The arguments, broadcast to common shapes.
+
+        Returns the kind with objects in place of names of losses, the loss and the form of each
+        category, the noise, and the shapes of the forms and of the responses.
+        """
         h = variables_of(model, "h", self.h, "categorical")
         _checks.flag("vectors", self.vectors)
         kind, extra = self, 0.0 if noise is None else noise
@@ -278,7 +292,7 @@ class Mixture(Kind):
             shape = together(**shapes, y=np.shape(y))
         rows = shape[:-1] if self.vectors else shape
         variance = numbers_of("noise", extra, shape, least=0.0)
-        return Mixed(kind, each, [form.broadcast(shape) for form in parts], variance, shape, rows)
+        return kind, each, [form.broadcast(shape) for form in parts], variance, shape, rows
 
     def attach(
         self, model: GraphProblem, forms: Any = None, y: Any = None, *, noise: Any = None
@@ -319,7 +333,7 @@ class Mixture(Kind):
         return K, batch.data["offset"].shape[1] // K
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
-        data, (K, _) = batch.data, self.categories(batch)
+        data, (K, P) = batch.data, self.categories(batch)
         exact = schemes.resolve("exact")
         return MixtureBatch(
             *edges,
@@ -328,7 +342,7 @@ class Mixture(Kind):
             data["which"],
             data["offset"],
             data["noise"],
-            [flat(data[f"y{k}"]) for k in range(K)],
+            [np.ascontiguousarray(data[f"y{k}"].reshape(batch.n * P, -1)) for k in range(K)],
             tied,
         )
 
@@ -344,7 +358,8 @@ class Mixture(Kind):
                 "npm,knpm->knp", data["coefficient"][:, part], theta[:, which[:, part]]
             )
             forms = (forms + data["offset"][:, part]).reshape(len(theta), n * P)
-            logs = log_t(loss, flat(data[f"y{k}"]), forms, data["noise"][:, part].ravel())
+            y = np.ascontiguousarray(data[f"y{k}"].reshape(n * P, -1))
+            logs = log_t(loss, y, forms, data["noise"][:, part].ravel())
             logs = logs.reshape(len(theta), n, P).sum(axis=2)
             total += np.where(h == k, logs, 0.0).sum(axis=1)
         return total
@@ -396,46 +411,21 @@ class Mixture(Kind):
                     f"loss is {loss!r}, whose y are classes without a mean; allowed for such a "
                     "mixture: predict_proba, log_predictive"
                 )
-        mixed = self.known(post.problem, forms, None, noise)
-        parts = zip(mixed.losses, mixed.latent(post), strict=True)
-        predicted = np.stack([getattr(loss, method)(*at) for loss, at in parts])
-        predicted = predicted.reshape(len(predicted), *mixed.shape, *predicted.shape[2:])
-        weights = np.broadcast_to(post[self.h].logits, (*mixed.rows, len(predicted)))
-        share = np.moveaxis(np.exp(weights), -1, 0)
-        return predicted, share.reshape(share.shape + (1,) * (predicted.ndim - share.ndim))
+        _, each, parts, extra, shape, rows = self.known(post.problem, forms, None, noise)
+        predicted = []
+        for loss, form in zip(each, parts, strict=True):
+            # known numbers are a form of no graph
+            mean, variance = post.predict_latent(form) if form.graph else (form.offset, extra * 0.0)
+            predicted.append(getattr(loss, method)(mean.ravel(), variance.ravel() + extra))
+        found = np.stack(predicted)
+        found = found.reshape(len(each), *shape, *found.shape[2:])
+        share = np.exp(np.broadcast_to(post[self.h].logits, (*rows, len(each))))
+        share = np.moveaxis(share, -1, 0)
+        return found, share.reshape(share.shape + (1,) * (found.ndim - share.ndim))
 
 
 #: data of a Mixture other than the responses of each category
 SHARED = {"coefficient", "which", "offset", "noise"}
-
-
-class Mixed(NamedTuple):
-    """The arguments of a mixture, broadcast to common shapes."""
-
-    #: with losses by name replaced by objects, given the noise
-    kind: Mixture
-    losses: list[Loss]
-    forms: list[LinearForm]
-    noise: Array
-    #: shapes of the forms and of the responses
-    shape: tuple[int, ...]
-    rows: tuple[int, ...]
-
-    def latent(self, post: GraphPosterior) -> list[tuple[Array, Array]]:
-        """Means and variances of the forms of each category."""
-        moments = []
-        for form in self.forms:
-            if form.graph:
-                mean, variance = post.predict_latent(form)
-                moments.append((mean.ravel(), variance.ravel() + self.noise))
-            else:  # without variables
-                moments.append((form.offset, self.noise))
-        return moments
-
-
-def flat(y: Array) -> Array:
-    """Responses (n, P, width) as rows."""
-    return np.ascontiguousarray(y.reshape(y.shape[0] * y.shape[1], y.shape[2]))
 
 
 def forms_of(model: GraphProblem, forms: Any, k: int) -> list[LinearForm]:
@@ -446,21 +436,15 @@ def forms_of(model: GraphProblem, forms: Any, k: int) -> list[LinearForm]:
             f"forms is {given}; allowed: a list of {k} linear forms or numbers, one for each "
             "category of h"
         )
-    return [
-        form_of(model, f"forms[{j}]", form) if isinstance(form, Linear) else _constant(j, form)
-        for j, form in enumerate(forms)
-    ]
-
-
-def _constant(k: int, value: Any) -> LinearForm:
-    """A form without variables."""
-    name = f"forms[{k}]"
-    numbers = np.asarray(_checks.real_array(name, value), dtype=np.float64)
-    if not np.isfinite(numbers).all():
-        raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
-    starts = np.zeros(numbers.size + 1, dtype=np.intp)
-    none = Terms(starts, np.empty(0, dtype=np.intp), np.empty(0))
-    return LinearForm("", numbers.shape, none, numbers.ravel())
+    made = []
+    for j, form in enumerate(forms):
+        name = f"forms[{j}]"
+        if isinstance(form, Linear):
+            made.append(form_of(model, name, form))
+        else:
+            numbers = finite_numbers(form, name)
+            made.append(LinearForm("", numbers.shape, no_terms(numbers.size), numbers.ravel()))
+    return made
 
 
 def assembled(forms: list[LinearForm], n: int, P: int) -> tuple[Terms, dict[str, NDArray[Any]]]:

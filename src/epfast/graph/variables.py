@@ -42,6 +42,11 @@ class Terms(NamedTuple):
         return Terms(starts, self.variables[place], self.coefficient[place])
 
 
+def no_terms(n: int) -> Terms:
+    """Terms of n forms without scalar variables."""
+    return Terms(np.zeros(n + 1, dtype=np.intp), np.empty(0, dtype=np.intp), np.empty(0))
+
+
 def joined(a: Terms, b: Terms) -> Terms:
     """The terms of both, factor by factor."""
     counts = a.counts + b.counts
@@ -127,7 +132,7 @@ class Linear:
         return self.form().times(-1.0)
 
     def __sub__(self, other: Any) -> LinearForm:
-        return self.__add__(-other if isinstance(other, Linear) else -_numbers(other))
+        return self.__add__(-other if isinstance(other, Linear) else -finite_numbers(other))
 
     def __rsub__(self, other: Any) -> LinearForm:
         return self.__neg__().__add__(other)
@@ -139,23 +144,23 @@ class Linear:
                 "the factor epfast.graph.Product()"
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.form().times(_numbers(other))
+            return self.form().times(finite_numbers(other))
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> LinearForm:
-        numbers = _numbers(other)
+        numbers = finite_numbers(other)
         if not numbers.all():
             raise ValueError("a form is divided by 0; allowed: numbers other than 0")
         with np.errstate(over="ignore", invalid="ignore"):
             return self.form().times(1.0 / numbers)
 
 
-def _numbers(value: Any) -> Array:
-    """Finite numbers of a form, of any shape."""
-    given = _checks.real_array("form", value)
+def finite_numbers(value: Any, name: str = "form") -> Array:
+    """Finite numbers of any shape."""
+    given = _checks.real_array(name, value)
     if not np.isfinite(given).all():
-        raise ValueError("a form holds NaN or infinity; allowed: finite numbers")
+        raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
     return np.asarray(given, dtype=np.float64)
 
 
@@ -228,7 +233,7 @@ class LinearForm(Linear):
 
     def _beside(self, numbers: Any) -> tuple[LinearForm, Array]:
         """The form and numbers, broadcast to one shape, with the numbers as (n,)."""
-        numbers = _numbers(numbers)
+        numbers = finite_numbers(numbers)
         shape = together(form=self.shape, numbers=numbers.shape)
         return self.broadcast(shape), np.broadcast_to(numbers, shape).ravel()
 
@@ -429,5 +434,5 @@ class Block(Linear):
 
     def _forms(self, rows: Any) -> LinearForm:
         n = rows.shape[0]
-        none = Terms(np.zeros(n + 1, dtype=np.intp), np.empty(0, dtype=np.intp), np.empty(0))
-        return LinearForm(self.graph, (n,), none, np.zeros(n), (BlockTerms(self.number, rows),))
+        part = BlockTerms(self.number, rows)
+        return LinearForm(self.graph, (n,), no_terms(n), np.zeros(n), (part,))
