@@ -532,10 +532,10 @@ WIDE = [(kind, scale) for kind in ("noise", "gaussian", "student_t") for scale i
 
 
 @pytest.mark.parametrize(("kind", "scale"), [*WIDE, ("poisson", 1.0), ("logistic", 1.0)])
-def test_a_flat_prior_is_the_limit_of_wide_ones(kind, scale):
+def test_wide_priors_have_a_limit(kind, scale):
     """Means and sds of 1e10 units, and the log evidence less that of the prior's density at 0."""
-    prior = 1e10 * scale**2
-    (g, w), (wide, v) = (wide_graph(variance, kind, scale) for variance in (np.inf, prior))
+    priors = 1e12 * scale**2, 1e10 * scale**2
+    (g, w), (wide, v) = (wide_graph(prior, kind, scale) for prior in priors)
     post, limit = g.fit(), wide.fit()
     assert post.converged
     assert limit.converged
@@ -543,65 +543,24 @@ def test_a_flat_prior_is_the_limit_of_wide_ones(kind, scale):
     sd = limit[v].sd
     assert_allclose(post[w].mean / sd, limit[v].mean / sd, atol=1e-2, rtol=1e-5)
     assert_allclose(post[w].sd, sd, rtol=1e-3)
-    density = 1.5 * np.log(2.0 * np.pi * prior)
-    assert_allclose(post.log_evidence, limit.log_evidence + density, atol=1e-3)
+    assert_allclose(post.log_evidence, limit.log_evidence - 1.5 * np.log(100.0), atol=1e-3)
 
 
-def test_a_flat_prior_beside_a_proper_one_is_least_squares(tmp_path):
-    """Known noise and no other variable: (X'X / s2 + P)^-1 and the evidence in closed form."""
-    rng = np.random.default_rng(3)
-    X, y, s2 = rng.normal(size=(8, 3)) * [1.0, 1e3, 1e-3], rng.normal(size=8), 0.3
-    g = Graph()
-    w = g.block(3, variance=[np.inf, 2.0, np.inf], mean=[7.0, 0.5, 0.0], name="w")
-    g.add("gaussian", X @ w, y, noise=s2)
-    post = g.fit()
-    prior = np.diag([0.0, 0.5, 0.0])
-    precision = X.T @ X / s2 + prior
-    mean = np.linalg.solve(precision, X.T @ y / s2 + prior @ [0.0, 0.5, 0.0])
-    assert_allclose(post[w].mean, mean, rtol=1e-9)
-    assert_allclose(post[w].covariance, np.linalg.inv(precision), rtol=1e-9)
-    rest, away = y - X @ mean, mean[1] - 0.5
-    exact = -4.0 * np.log(2.0 * np.pi * s2) - 0.5 * rest @ rest / s2 - 0.25 * away**2
-    exact += -0.5 * np.log(4.0 * np.pi) + 1.5 * np.log(2.0 * np.pi)
-    exact -= 0.5 * np.linalg.slogdet(precision)[1]
-    assert_allclose(post.log_evidence, exact, rtol=1e-9)
-    post.save(tmp_path / "flat.npz")
-    again = epfast.load(tmp_path / "flat.npz")
-    assert_allclose(again["w"].mean, mean, rtol=1e-9)
-    more = Graph.of(again).fit(start=again)
-    assert_allclose(more["w"].covariance, post[w].covariance, rtol=1e-9)
-
-
-def test_a_flat_prior_needs_factors_that_determine_it():
-    g = Graph()
-    w = g.block(3, variance=np.inf)
-    g.add("gaussian", np.ones((5, 3)) @ w, 1.0, noise=0.5)
-    with pytest.raises(ValueError, match="block 0 has infinite variances"):
-        g.fit()
-    twice = Graph()
-    v, x = twice.block(3, variance=np.inf), np.random.default_rng(0).normal(size=(40, 2))
-    columns = np.column_stack([x, x @ [0.3, 0.7]])
-    twice.add("logistic", columns @ v + twice.gaussian(), np.sign(x[:, 0]))
-    with pytest.raises(ValueError, match="block 0 has infinite variances"):
-        twice.fit()
-    g.add("gaussian", w, 1.0, noise=0.5)
-    with pytest.raises(ValueError, match="infinite variance, and ADF"):
-        g.fit(epfast.ADF())
-    assert g.fit().converged
-    for bad in (-np.inf, 0.0, [np.inf, 1.0]):
+def test_an_infinite_variance_is_refused():
+    for bad in (np.inf, -np.inf, 0.0, [np.inf, 1.0, 1.0], [1.0, 1.0]):
         with pytest.raises(ValueError, match="variance"):
-            g.block(3, variance=bad)
+            Graph().block(3, variance=bad)
 
 
 @pytest.mark.parametrize("loss", ["poisson", losses.StudentT(scale=0.5), "probit"])
 def test_a_wide_prior_of_a_linear_model_is_nearly_flat(loss):
-    """1e12 and infinity: the same to rounding of such a prior."""
+    """1e12 and 1e16: the same to rounding of such a prior."""
     rng = np.random.default_rng(5)
     X = np.column_stack([np.ones(60), rng.normal(size=60), rng.normal(0.0, 30.0, 60)])
     h = X @ [0.3, 0.5, 0.01]
     y = rng.poisson(np.exp(h)) if loss == "poisson" else h + 0.5 * rng.normal(size=60)
     found = []
-    for variance in (1e12, np.inf):
+    for variance in (1e12, 1e16):
         g = Graph()
         w = g.block(3, variance=variance)
         g.add(loss, X @ w, np.sign(y) if loss == "probit" else y)

@@ -203,7 +203,7 @@ def test_draws_of_beta_variables():
     assert abs(found.log_evidence - want.sum()) < 4.0 * found.log_evidence_se
 
 
-@pytest.mark.parametrize("variance", [4.0, [4.0, np.inf, np.inf], np.inf])
+@pytest.mark.parametrize("variance", [4.0, [4.0, 1e8, 1e8], 1e8])
 def test_a_block_is_drawn_with_its_covariance(variance):
     """A linear model is exact, its evidence too: all weights of draws are alike."""
     rng = np.random.default_rng(1)

@@ -158,7 +158,7 @@ class Life:
         draw, d = self.draw, self.draw.integer(1, 4)
         more: dict[str, Any] = {"variance": self.numbers((d,), True)}
         if draw.chance(0.1):
-            more["variance"] = np.inf
+            more["variance"] = 1e12
         if draw.chance(0.3):
             root = np.array([self.number() for _ in range(d * d)]).reshape(d, d)
             with np.errstate(all="ignore"):

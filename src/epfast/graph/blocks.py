@@ -7,7 +7,6 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from epfast._arrays import Array, symmetric_from_upper
@@ -39,11 +38,6 @@ class BlockPrior(NamedTuple):
     @property
     def d(self) -> int:
         return len(self.mean)
-
-    @property
-    def flat(self) -> NDArray[np.bool_]:
-        """(d,), which entries have an infinite variance."""
-        return np.asarray(self.precision.diagonal() == 0.0)
 
 
 class BlockBelief(NamedTuple):
@@ -83,15 +77,8 @@ def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
 
 
 def prior_belief(prior: BlockPrior) -> BlockBelief | None:
-    """The prior as a belief. None if it is improper. Flat entries have density 1."""
-    flat = prior.flat
-    # the other entries are independent of the flat ones
-    belief = belief_of(prior.precision + np.diag(1.0 * flat), prior.precision @ prior.mean)
-    if belief is None or not flat.any():
-        return belief
-    covariance = belief.covariance + np.diag(np.where(flat, np.inf, 0.0))
-    partition = belief.partition - 0.5 * math.log(2.0 * math.pi) * float(flat.sum())
-    return BlockBelief(covariance, prior.mean, partition)
+    """The prior as a belief. None if it is improper."""
+    return belief_of(prior.precision, prior.precision @ prior.mean)
 
 
 class About(NamedTuple):
@@ -113,9 +100,6 @@ UNITS = 100.0
 #: ratio of the precisions of first messages and prior above which sweeps begin with these messages.
 #: At 1e10 rank-one updates from the prior covariance lose all digits
 WIDE = 1e6
-#: ratio of the variance of an entry and that given all other entries above which it is not
-#: determined: columns agree to 13 digits
-UNDETERMINED = 1e13
 
 
 def first_sites(batch: Batch, d: int) -> Array:
@@ -175,10 +159,10 @@ def natural(prior: BlockPrior, place: int, about: list[About], sites: Array) -> 
 
 
 def is_wide(prior: BlockPrior, place: int, about: list[About]) -> bool:
-    """Whether the prior of a block is flat, or very wide beside the first messages."""
+    """Whether the prior of a block is very wide beside the first messages."""
     gain = sum((which.gain for which in about if which.block == place), np.zeros(prior.d))
     with np.errstate(all="ignore"):
-        return bool((prior.flat | (gain > WIDE * prior.precision.diagonal())).any())
+        return bool((gain > WIDE * prior.precision.diagonal()).any())
 
 
 def believed(prior: BlockPrior, place: int, about: list[About], sites: Array) -> BlockBelief | None:

@@ -18,7 +18,6 @@ from epfast._core.thread_pool import ThreadPool
 from epfast.families import POSSIBLE
 from epfast.gaussian.engines.chunks import block_size
 from epfast.graph.blocks import (
-    UNDETERMINED,
     About,
     BlockBelief,
     LinearPart,
@@ -300,12 +299,6 @@ class GraphEngine:
         for k in wide:
             precision, shift = natural(problem.blocks[k], k, self.about, sites)
             block = belief_of(precision, shift)
-            shares = np.inf if block is None else precision.diagonal() * block.covariance.diagonal()
-            if problem.blocks[k].flat.any() and not np.max(shares) < UNDETERMINED:
-                raise ValueError(
-                    f"block {k} has infinite variances, and the forms over it do not determine it: "
-                    "its posterior is improper; allowed: a finite variance, or more factors"
-                )
             if block is None:
                 return state
             blocks[k] = block

@@ -290,8 +290,7 @@ class Graph:
             Precision matrix of the prior, the inverse of the covariance. It is positive definite,
             and symmetric to rounding.
         variance : float or array_like of shape (d,), optional
-            Prior variances of independent entries, in place of ``precision``. None: 1. A variance
-            may be infinite where factors alone determine the entry. Such a prior has the density 1.
+            Prior variances of independent entries, in place of ``precision``. None: 1.
         mean : float or array_like of shape (d,), default=0.0
             Mean of the prior.
         name : str, optional
@@ -300,30 +299,16 @@ class Graph:
         Returns
         -------
         Block
-
-        Notes
-        -----
-        With an infinite variance the matrix X of the forms X @ w needs full column rank, and the
-        schedule is ``EP``. ``fit`` raises a ValueError otherwise. If the posterior is improper, as
-        for separable classes, ``fit`` warns of sites that were refused.
         """
         size = _checks.integer("d", d, least=1, most=2**20)
         self._check_name(name)
         given = _checks.real_array("mean", mean)
         center = np.full(size, given, dtype=np.float64) if given.ndim == 0 else given
-        flat = np.zeros(size, dtype=bool)
-        if variance is not None and not isinstance(variance, str):
-            spread = _checks.real_array("variance", variance)
-            if np.isposinf(spread).any() and spread.shape in ((), (size,)):
-                flat |= np.isposinf(spread)
-                variance = np.where(flat, 1.0, spread)
         normal = normal_prior(variance, precision, None, center, size, True, prefix="")
-        prior = normal.precision.copy()
-        prior[flat] = 0.0
         number = len(self._model.families)
         made = Block(self._model.graph, number, size)
         self._model = self._model.with_variables(BLOCK, np.array([[1.0, 0.0]]), name, made)
-        block = BlockPrior(number, prior, center.astype(np.float64))
+        block = BlockPrior(number, normal.precision.copy(), center.astype(np.float64))
         self._model = self._model._replace(blocks=(*self._model.blocks, block))
         return made
 
@@ -482,7 +467,6 @@ class Graph:
         ValueError
             If the evidence is 0: no values of the variables fulfil all tables and observations. The
             message names a factor that contradicts the others.
-            If the factors do not determine a block with infinite variances.
             For a schedule or start that the graph does not take.
 
         Warns

@@ -11,9 +11,9 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.problem import is_proper
-from epfast.graph.blocks import BlockPrior, belief_of, prior_belief
+from epfast.graph.blocks import BlockBelief, belief_of
 from epfast.graph.engine import FAR, remedy_for
-from epfast.graph.factors import Batch, form_of
+from epfast.graph.factors import HALF_LOG_2PI, Batch, form_of
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import GraphProblem
 from epfast.inference import Counts, Summary
@@ -118,8 +118,13 @@ class JointEngine:
         self.order_of_matrices = d = len(problem.families)
         self.evidence_bound = problem.evidence_bound
         self.tau, self.nu = problem.prior.reshape(d, 2).T
-        mean = np.divide(self.nu, self.tau, out=np.zeros(d), where=self.tau > 0.0)
-        self.prior: Any = prior_belief(BlockPrior(0, np.diag(self.tau), mean))
+        known = self.tau > 0.0  # flat priors have density 1
+        tau, nu = self.tau[known], self.nu[known]
+        mean, variance = np.zeros(d), np.full(d, np.inf)
+        mean[known], variance[known] = nu / tau, 1.0 / tau
+        partition = 0.5 * float((nu * nu / tau - np.log(tau)).sum())
+        partition -= HALF_LOG_2PI * float((~known).sum())
+        self.prior = BlockBelief(np.diag(variance), mean, partition)
         self.at = [batch.table for batch in problem.batches]
         self.rows = [FactorRows(batch.data, batch.rows) for batch in problem.batches]
         self.tilted = [

@@ -223,8 +223,6 @@ class GraphProblem(NamedTuple):
         if self.schedule.stores == "none":
             return batch_of
         for place, block in enumerate(self.blocks):
-            if block.flat.any():
-                continue
             about = [
                 k
                 for k, batch in enumerate(self.batches)
@@ -260,11 +258,6 @@ class GraphProblem(NamedTuple):
             raise ValueError(
                 f"{(flat & ~seen).sum()} variables have neither a prior nor a factor; allowed: "
                 "a finite variance, or factors about them"
-            )
-        if self.schedule.stores == "none" and any(block.flat.any() for block in self.blocks):
-            raise ValueError(
-                "a block has an infinite variance, and ADF visits each factor only once; allowed: "
-                "a finite variance, or EP()"
             )
         for batch in self.batches:
             batch.factor.check_power(batch, self.schedule.power)
@@ -391,8 +384,7 @@ class GraphProblem(NamedTuple):
     def evidence_bound(self) -> float:
         """The largest possible log evidence: the log of the mass of the priors, or inf."""
         pairs = self.prior[self.at[np.flatnonzero(self.families < 2), None] + np.arange(2)]
-        flat = not pairs.any(axis=1).all() or any(block.flat.any() for block in self.blocks)
-        if flat or not all(batch.factor.bounded for batch in self.batches):
+        if not pairs.any(axis=1).all() or not all(batch.factor.bounded for batch in self.batches):
             return math.inf
         others = self.others()
         mass = others.partition(self.prior) - others.prior_partition(self.prior)
