@@ -256,18 +256,6 @@ def test_ep(case, damping):
     assert log_z == pytest.approx(total, rel=1e-11)
 
 
-def test_ep_in_single_precision(case):
-    """Sites are rounded, and q is exactly their product."""
-    start = np.tile(case.share, (N, 1))
-    sites, single = start.copy(), start.astype(np.float32)
-    q, _, _, _ = case.run(case.q, sites)
-    before = case.prior + single.sum(axis=0, dtype=float)
-    rough, _, _, _ = case.run(before, single)
-    close(case.prior + single.sum(axis=0, dtype=float), rough)
-    close(rough, q, 1e-4)
-    assert not np.array_equal(rough, q)
-
-
 def test_pieces_of_a_pass_are_one_pass(case):
     sizes = np.array([float(N)])
     batches = DSEP(groups=1, batch=7).batches(N, 0)
@@ -533,8 +521,6 @@ def test_indices_and_lengths_are_checked():
         case.run(case.q, np.zeros((1, 3)), np.ones(1))
     with pytest.raises(ValueError, match="sites"):
         case.run(case.q, np.zeros((N - 1, len(case.q))))
-    with pytest.raises(TypeError, match="float32"):
-        case.run(case.q, np.zeros((1, len(case.q)), np.float32), np.ones(1))
     batches = case.order[:1], np.ones(1, np.intp), np.ones(1, np.uint8)
     with pytest.raises(ValueError, match="group"):
         case.run(case.q, case.share[None], np.ones(1), alone=False, batches=batches)

@@ -49,7 +49,6 @@ cdef class NetworkRows:
     cdef double[::1] belief
     cdef const double[::1] base
     cdef double[:, ::1] sites
-    cdef float[:, ::1] single_sites
     cdef double[:, ::1] kept                # moments, naturals, sites and sums of weights
     cdef double[:, ::1] alive               # of each layer, and what else goes with
     cdef double[:, :, ::1] units            # its inputs and units
@@ -155,26 +154,20 @@ cdef class NetworkRows:
             self.net.M[i] *= self.net.V[i]
 
     def begin(
-        self, double[::1] belief not None, const double[::1] base not None, sites,
+        self, double[::1] belief not None, const double[::1] base not None, double[:, ::1] sites,
         const double[::1] sizes, double damping, bint alone
     ):
         """Take in a state; ``sites`` and ``belief`` change in place, the latter in ``end``.
 
-        sites: None, (K, P) with sizes (K,), or (n, P), float64 or float32, without. alone: each
-        batch is one row.
+        sites: None, (K, P) with sizes (K,), or (n, P) without. alone: each batch is one row.
         """
         cdef ptrdiff_t j, W = self.n_weights
         cdef int k
         long_enough("belief", belief.shape[0], self.n_naturals)
         long_enough("base", base.shape[0], self.n_naturals + 2 * W)
         self.belief, self.base, self.sizes = belief, base, sizes
-        self.sites, self.single_sites, self.net.sites = None, None, NULL
-        self.net.single = sites is not None and sites.dtype == np.float32
-        if self.net.single:
-            self.single_sites = sites
-            self.net.sites = &self.single_sites[0, 0]
-        elif sites is not None:
-            self.sites = sites
+        self.sites, self.net.sites = sites, NULL
+        if sites is not None:
             self.net.sites = &self.sites[0, 0]
         self.derived = False
         if sites is None:
@@ -186,8 +179,6 @@ cdef class NetworkRows:
             if sizes is None:
                 long_enough("sites", sites.shape[0], self.n_rows)
                 self.net.store = EPF_NETWORK_OWN
-            elif self.net.single:
-                raise TypeError("sites are float32; needed where they are shared: float64")
             else:
                 long_enough("sizes", sizes.shape[0], sites.shape[0])
                 self.net.sizes = &self.sizes[0]

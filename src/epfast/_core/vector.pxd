@@ -98,7 +98,6 @@ cdef extern from "simd/vector.h" nogil:
         int layers
         int store
         int probit
-        int single
         ptrdiff_t width
         ptrdiff_t weights
         ptrdiff_t padded
@@ -119,7 +118,7 @@ cdef extern from "simd/vector.h" nogil:
         double[2] base_noise
         double pull
         double damping
-        void *sites
+        double *sites
         const double *sizes
         epf_product product
         double *square

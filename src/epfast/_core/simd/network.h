@@ -53,44 +53,6 @@ static void relu_moments(ptrdiff_t n, const double *a, const double *b, double *
     }
 }
 
-/* ---- sites, of doubles or floats ---- */
-
-EPF_INLINE vd load_site(const int single, const void *sites, ptrdiff_t i, ptrdiff_t n)
-{
-    if (!single) return load_some((const double *)sites + i, n);
-    const float *p = (const float *)sites + i;
-    if (n >= VW) return v_load_single(p);
-    double buf[VW] = {0};
-    for (ptrdiff_t j = 0; j < n; j++) buf[j] = p[j];
-    return v_load(buf);
-}
-
-/* What is stored, rounded. */
-EPF_INLINE vd store_site(const int single, void *sites, vd a, ptrdiff_t i, ptrdiff_t n)
-{
-    if (!single) {
-        store_some((double *)sites + i, a, n);
-        return a;
-    }
-    double buf[VW];
-    float rounded[VW];
-    v_store(buf, a);
-    for (int j = 0; j < VW; j++) rounded[j] = (float)buf[j];
-    memcpy((float *)sites + i, rounded, sizeof(float) * (size_t)(n < VW ? n : VW));
-    return v_load_single(rounded);
-}
-
-EPF_INLINE double site_number(const epf_network *net, ptrdiff_t i)
-{
-    return net->single ? ((const float *)net->sites)[i] : ((const double *)net->sites)[i];
-}
-
-EPF_INLINE double set_site_number(epf_network *net, ptrdiff_t i, double value)
-{
-    if (!net->single) return ((double *)net->sites)[i] = value;
-    return ((float *)net->sites)[i] = (float)value;
-}
-
 /* ---- forward ---- */
 
 /* What a vector of units gives, of a row whose numbers begin at `row`. */
@@ -249,7 +211,7 @@ EPF_INLINE vi waiting(vd tau, vd site_tau)
 }
 
 /* What n weights become of their slopes G and H; padded ones have none, and stay. */
-EPF_INLINE vd new_weights(const int store, const int single, epf_network *net, ptrdiff_t place, ptrdiff_t natural,
+EPF_INLINE vd new_weights(const int store, epf_network *net, ptrdiff_t place, ptrdiff_t natural,
                           ptrdiff_t n, vd m, vd v, vd G, vd H)
 {
     vd r = G * G - 2.0 * H, u = v * r, new_v = v - v * u;
@@ -265,13 +227,14 @@ EPF_INLINE vd new_weights(const int store, const int single, epf_network *net, p
         v_store(net->V + place, new_v);
     } else {
         vd tau = v_load(net->tau + place), inverse = 1.0 / (1.0 - u);
-        vd site_tau = load_site(single, net->sites, natural, n);
-        vd site_nu = load_site(single, net->sites, natural + net->weights, n);
+        vd site_tau = load_some(net->sites + natural, n);
+        vd site_nu = load_some(net->sites + natural + net->weights, n);
         bad |= waiting(tau, site_tau);
         vd step_tau = v_select(bad, v_set(0.0), r * inverse - site_tau);
         vd step_nu = v_select(bad, v_set(0.0), (G + m * r) * inverse - site_nu);
-        vd new_tau = store_site(single, net->sites, site_tau + net->damping * step_tau, natural, n);
-        vd new_nu = store_site(single, net->sites, site_nu + net->damping * step_nu, natural + net->weights, n);
+        vd new_tau = site_tau + net->damping * step_tau, new_nu = site_nu + net->damping * step_nu;
+        store_some(net->sites + natural, new_tau, n);
+        store_some(net->sites + natural + net->weights, new_nu, n);
         v_store(net->tau + place, tau + (new_tau - site_tau));
         v_store(net->nu + place, v_load(net->nu + place) + (new_nu - site_nu));
     }
@@ -279,7 +242,7 @@ EPF_INLINE vd new_weights(const int store, const int single, epf_network *net, p
 }
 
 /* One layer of units: g and k of the layer below it, its weights anew. */
-EPF_INLINE vd backward_layer(const int first, const int store, const int single, epf_network *net,
+EPF_INLINE vd backward_layer(const int first, const int store, epf_network *net,
                              ptrdiff_t row, const epf_layer *at)
 {
     const double root = 1.0 / sqrt((double)at->inputs), inverse = 1.0 / (double)at->inputs;
@@ -297,7 +260,7 @@ EPF_INLINE vd backward_layer(const int first, const int store, const int single,
                 second += (m * m + v) * k;
                 G += by_km * (k * m);
             }
-            refused += new_weights(store, single, net, place + i, natural + i, at->units - i, m, v, G, by_k * k);
+            refused += new_weights(store, net, place + i, natural + i, at->units - i, m, v, G, by_k * k);
         }
         if (!first && j < at->inputs - 1) {
             const epf_layer *below = at - 1;
@@ -323,7 +286,7 @@ EPF_INLINE void clear_padding(const epf_layer *at, ptrdiff_t row)
     for (ptrdiff_t i = row + at->units; i < row + at->ld; i++) at->g[i] = at->k[i] = 0.0;
 }
 
-EPF_INLINE vd backward_last(const int store, const int single, epf_network *net, ptrdiff_t row, const epf_layer *at,
+EPF_INLINE vd backward_last(const int store, epf_network *net, ptrdiff_t row, const epf_layer *at,
                             double g, double k)
 {
     const double root = 1.0 / sqrt((double)at->inputs), inverse = 1.0 / (double)at->inputs;
@@ -336,7 +299,7 @@ EPF_INLINE vd backward_last(const int store, const int single, epf_network *net,
         vd z = v_load(at->z + j), s = v_load(at->s + j), second = v_load(at->second + j);
         vd by_mean = by_g * m + 2.0 * by_k * z * v, by_variance = by_k * (m * m + v);
         if (j < below->ld) put_slopes(below, 0, j, by_mean, by_variance);
-        refused += new_weights(store, single, net, place, row + at->natural + j, at->inputs - j, m, v,
+        refused += new_weights(store, net, place, row + at->natural + j, at->inputs - j, m, v,
                                by_g * z + 2.0 * by_k * (s * m), by_k * second);
     }
     clear_padding(below, 0);
@@ -344,12 +307,12 @@ EPF_INLINE vd backward_last(const int store, const int single, epf_network *net,
 }
 
 /* Number of weights that are refused. row: where the site of the row begins. */
-EPF_INLINE ptrdiff_t backward(const int store, const int single, epf_network *net, ptrdiff_t row, double g, double k)
+EPF_INLINE ptrdiff_t backward(const int store, epf_network *net, ptrdiff_t row, double g, double k)
 {
     const int last = net->layers - 1;
-    vd refused = backward_last(store, single, net, row, net->layer + last, g, k);
-    for (int l = last - 1; l > 0; l--) refused += backward_layer(0, store, single, net, row, net->layer + l);
-    refused += backward_layer(1, store, single, net, row, net->layer);
+    vd refused = backward_last(store, net, row, net->layer + last, g, k);
+    for (int l = last - 1; l > 0; l--) refused += backward_layer(0, store, net, row, net->layer + l);
+    refused += backward_layer(1, store, net, row, net->layer);
     return count_of(refused);
 }
 
@@ -389,13 +352,13 @@ EPF_INLINE void moving_rows(const int pulled, epf_network *net, ptrdiff_t count,
             fail_row(net);
             continue;
         }
-        ptrdiff_t refused = backward(EPF_NETWORK_NONE, 0, net, 0, g, k);
+        ptrdiff_t refused = backward(EPF_NETWORK_NONE, net, 0, g, k);
         count_row(net, refused, !net->probit && !gamma_fit(y - mean, variance, noise, net->noise));
     }
 }
 
 /* Cavities of q over a site, whose numbers begin at `site`: (net->M, net->V). */
-EPF_INLINE void set_cavity(const int store, const int single, epf_network *net, ptrdiff_t site)
+EPF_INLINE void set_cavity(const int store, epf_network *net, ptrdiff_t site)
 {
     for (int l = 0; l < net->layers; l++) {
         const epf_layer *at = net->layer + l;
@@ -406,8 +369,8 @@ EPF_INLINE void set_cavity(const int store, const int single, epf_network *net, 
         for (ptrdiff_t j = 0; j < lines; j++)
             for (ptrdiff_t i = 0; i < length; i += VW) {
                 ptrdiff_t place = at->at + j * ld + i, natural = site + at->natural + j * length + i;
-                vd site_tau = load_site(single, net->sites, natural, length - i);
-                vd site_nu = load_site(single, net->sites, natural + net->weights, length - i);
+                vd site_tau = load_some(net->sites + natural, length - i);
+                vd site_nu = load_some(net->sites + natural + net->weights, length - i);
                 vd tau = v_load(net->tau + place), nu = v_load(net->nu + place), left = tau - site_tau;
                 vi waits = waiting(tau, site_tau);
                 vd v = 1.0 / v_select(waits, tau, left), m = v * v_select(waits, nu, nu - site_nu);
@@ -422,7 +385,7 @@ EPF_INLINE void set_cavity(const int store, const int single, epf_network *net, 
     }
     site += 2 * net->weights;
     for (int j = 0; j < 2; j++) {
-        net->site_noise[j] = site_number(net, site + j);
+        net->site_noise[j] = net->sites[site + j];
         net->cavity_noise[j] = net->noise[j] - net->site_noise[j];
     }
     net->quiet = !net->probit && !(net->cavity_noise[0] > 0.0 && net->cavity_noise[1] > 0.0);
@@ -430,24 +393,25 @@ EPF_INLINE void set_cavity(const int store, const int single, epf_network *net, 
         for (int j = 0; j < 2; j++) net->cavity_noise[j] = net->noise[j];
 }
 
-EPF_INLINE void own_rows(const int single, epf_network *net, ptrdiff_t count, const ptrdiff_t *rows)
+EPF_INLINE void own_rows(epf_network *net, ptrdiff_t count, const ptrdiff_t *rows)
 {
     for (ptrdiff_t i = 0; i < count; i++) {
         double mean, variance, g, k, fit[2], y = net->y[rows[i]];
         ptrdiff_t site = rows[i] * net->naturals;
-        set_cavity(EPF_NETWORK_OWN, single, net, site);
+        set_cavity(EPF_NETWORK_OWN, net, site);
         forward(0, net, net->X + rows[i] * net->width, &mean, &variance);
         if (!output(net, y, mean, variance, net->cavity_noise, &g, &k)) {
             fail_row(net);
             continue;
         }
-        ptrdiff_t refused = backward(EPF_NETWORK_OWN, single, net, site, g, k);
+        ptrdiff_t refused = backward(EPF_NETWORK_OWN, net, site, g, k);
         int kept = net->quiet;
         if (!net->probit && !kept) {
             kept = !gamma_fit(y - mean, variance, net->cavity_noise, fit);
             for (int j = 0; !kept && j < 2; j++) {
                 double step = fit[j] - net->cavity_noise[j] - net->site_noise[j];
-                double now = set_site_number(net, site + 2 * net->weights + j, net->site_noise[j] + net->damping * step);
+                double now = net->site_noise[j] + net->damping * step;
+                net->sites[site + 2 * net->weights + j] = now;
                 net->noise[j] += now - net->site_noise[j];
             }
         }
@@ -754,7 +718,7 @@ static void shared_rows(epf_network *net, ptrdiff_t count, const ptrdiff_t *rows
             net->group = group[i];
             net->of_batch = net->in_block = 0;
             net->running = 1;
-            set_cavity(EPF_NETWORK_SHARED, 0, net, net->group * net->naturals);
+            set_cavity(EPF_NETWORK_SHARED, net, net->group * net->naturals);
             memset(net->sum_tau, 0, sizeof(double) * net->padded);
             memset(net->sum_nu, 0, sizeof(double) * net->padded);
             net->sum_noise[0] = net->sum_noise[1] = 0.0;
@@ -773,10 +737,8 @@ static void network_rows(epf_network *net, ptrdiff_t count, const ptrdiff_t *row
         else moving_rows(0, net, count, rows);
     } else if (net->store == EPF_NETWORK_SHARED)
         shared_rows(net, count, rows, group, last);
-    else if (net->single)
-        own_rows(1, net, count, rows);
     else
-        own_rows(0, net, count, rows);
+        own_rows(net, count, rows);
 }
 
 /* ---- the prior ---- */

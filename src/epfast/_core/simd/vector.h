@@ -110,7 +110,7 @@ typedef struct {
 } epf_layer;
 
 typedef struct {
-    int layers, store, probit, single;          /* single: sites are floats */
+    int layers, store, probit;
     ptrdiff_t width, weights, padded, naturals;
     epf_layer layer[EPF_NETWORK_LAYERS];
     const double *X, *y;                        /* rows of `width` numbers; responses */
@@ -120,7 +120,7 @@ typedef struct {
     double *site_tau, *site_nu, *sum_tau, *sum_nu;      /* the site of the group; steps of the batch */
     double noise[2], base_noise[2], cavity_noise[2], site_noise[2], sum_noise[2]; /* shape - 1, rate */
     double pull, damping;                       /* pull: share of the way to the prior before each row */
-    void *sites;                                /* (., naturals) */
+    double *sites;                              /* (., naturals) */
     const double *sizes;
     epf_product product;
     double *square, *products, *factors;        /* of blocks: M o M, (3, BLOCK, stride) and (stride, 3, BLOCK) */
