@@ -15,6 +15,7 @@ from epfast import _checks, backend, inference
 from epfast._arrays import Array
 from epfast.estimators.coupling import best, left_out, log_probabilities, tally
 from epfast.gaussian.choices import copies
+from epfast.gaussian.problem import ends_of
 from epfast.inference.records import warn_user
 from epfast.inference.report import WEIGHTS, not_counts
 from epfast.losses import Loss, Multiclass
@@ -49,6 +50,7 @@ __all__ = [
     "all_or_nothing",
     "check_is_fitted",
     "check_labels",
+    "check_sizes",
     "estimator",
     "fit_seed",
     "loss_of_labels",
@@ -107,6 +109,33 @@ def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
             "categories, for example by sklearn.preprocessing.OneHotEncoder in a pipeline, or use "
             "epfast.formula.fit"
         ) from None
+
+
+#: sizes whose squares are doubles
+SIZES = (1e-150, 1e150)
+
+
+def check_sizes(X: Any, y: Any = None, loss: Loss | None = None) -> None:
+    """Refuse rows so small or large, and y that vary by so little or much, that squares are lost.
+
+    X may hold texts, for a kernel on these. Of y only its own unit tells: None are labels.
+    """
+    if X.dtype.kind not in "fiu":
+        return
+    least, most = ends_of(X)
+    size = float(max(most.max(), -least.min()))
+    if size and not SIZES[0] <= size <= SIZES[1]:
+        raise ValueError(
+            f"X has numbers up to {size:.2g}; allowed: up to a number from {SIZES[0]:g} to "
+            f"{SIZES[1]:g}, in another unit"
+        )
+    in_unit = loss is not None and loss.in_units_of_y and np.ndim(y) == 1
+    spread = float(np.max(y)) - float(np.min(y)) if in_unit else 0.0
+    if spread and not SIZES[0] ** 0.5 <= spread <= SIZES[1] ** 0.5:
+        raise ValueError(
+            f"y varies by {spread:.2g}; allowed: from {SIZES[0] ** 0.5:.2g} to "
+            f"{SIZES[1] ** 0.5:.2g}, in another unit"
+        )
 
 
 class ConvergenceWarning(inference.ConvergenceWarning, exceptions.ConvergenceWarning):  # type: ignore[misc]
@@ -423,6 +452,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         """
         rows, labels = validate_data(self, X, y, **self._input())
         check_labels(labels)
+        check_sizes(rows)
         weights = row_weights(rows, labels, sample_weight, self.class_weight)
         index, targets = self._encode(labels, weights)
         if counted and weights is not None:

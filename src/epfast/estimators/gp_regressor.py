@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.estimators.base import all_or_nothing, estimator, sample_weights
+from epfast.estimators.base import all_or_nothing, check_sizes, estimator, sample_weights
 from epfast.estimators.kernels import kernel_of
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
@@ -147,6 +147,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
         rows, given = self._rows_and_responses(X, y)
         given = np.asarray(given)
         loss = loss_of_numbers(self.loss, given)
+        check_sizes(rows, given, loss)
         n = len(rows)
         shift = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
 from epfast._arrays import Array
-from epfast.estimators.base import all_or_nothing, estimator, sample_weights
+from epfast.estimators.base import all_or_nothing, check_sizes, estimator, sample_weights
 from epfast.estimators.evidence import BinaryProblems, Posterior
 from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
@@ -198,7 +198,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
         """
         rows, given = self._rows_and_responses(X, y)
         rows = _checks.rows("X", rows)
-        loss_of_numbers(self.loss, given)
+        check_sizes(rows, given, loss_of_numbers(self.loss, given))
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None and (weights == 1.0).all():
             weights = None
