@@ -84,9 +84,15 @@ class TestSameAsQuadrature:
 
     @pytest.mark.full
     def test_gaussian_and_beta(self):
+        """One operator for both neighbours, and one for each, which learn apart."""
         h, z, q, _ = linked(Factor(link, "quadrature"))
-        g, x, p, _ = linked(Factor(scheme=both((1, 0))))
-        assert_near((g.fit(), x, p), (h.fit(), z, q))
+        true = h.fit()
+        for scheme in (both((1, 0)), (both(0), both(1))):
+            g, x, p, batch = linked(Factor(scheme=scheme))
+            post = g.fit()
+            assert_near((post, x, p), (true, z, q))
+            found = post.operator(batch)
+            assert isinstance(found, tuple) == isinstance(scheme, tuple)
 
     @pytest.mark.full
     def test_gamma_and_gamma(self):
@@ -135,6 +141,15 @@ class TestSameAsQuadrature:
                 g.add("logistic", x, [1, 1, 1])
             found.append((g.fit(EP(9, 1e-6)), x))
         assert_near(*found[::-1], 1e-3, 1e-4)
+
+    def test_nothing_is_sent_where_there_is_no_operator(self):
+        g, x, p, batch = linked(Factor(scheme=(both(0, 0.03), None)))
+        post = g.fit(EP(4, 0.0))
+        prior = Graph.of(post)
+        prior.remove(batch)
+        prior.add("gaussian", x, np.zeros(4))
+        np.testing.assert_array_equal(post[p].natural, prior.fit(EP(2, 0.0))[p].natural)
+        assert (post[x].sd < np.sqrt(2.0)).all()
 
 
 class TestState:
@@ -284,11 +299,21 @@ class TestRefused:
         ("scheme", "said"),
         [
             (lambda: Operator("exact"), "takes its loss from a fit"),
-            (lambda: both(0), r"output \(0,\) of the inputs .*; allowed: all of them, \(0, 1\)"),
-            (lambda: (both(0), both(1)), "scheme is .*; allowed: .*, an epfast.Operator"),
+            (lambda: both(0), "or a tuple of operators, one for each neighbour"),
+            (lambda: (both(1), both(0)), r"scheme\[0\] has output \(1,\)"),
+            (lambda: (both(0), None, None), "allowed: all 3 neighbours as inputs"),
+            (lambda: (None, None), "allowed: at least one operator"),
+            (lambda: (both(0), 3), r"scheme\[1\] is .*; allowed: an epfast.Operator, or None"),
             (
                 lambda: Operator(CallableOracle(lambda m: (m, None))),
                 "has no log_z, which the evidence needs",
+            ),
+            (
+                lambda: (
+                    both(0),
+                    Operator(DensityOracle(link, BOTH, outputs=(1,)), BOTH, 1, power=0.5),
+                ),
+                "have power 1.0 and 0.5; allowed: equal ones",
             ),
         ],
     )

@@ -137,6 +137,8 @@ class Kind:
     bounded: ClassVar[Any] = False
     #: whether moments change sharply, as those of quick Laplace
     sharp: ClassVar[Any] = False
+    #: operators that learn the messages, as ``LearnedMessages``. None: no operators
+    learned: ClassVar[Any] = None
     #: what errors recommend in place of predictions
     instead: ClassVar[str] = "none, as it has no predictions"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,91 +19,147 @@ from epfast.operators.oracles import Oracle
 from epfast.operators.scheme import audit_warning
 from epfast.operators.tilted import FactorCavities, Projections
 
+#: an operator for all neighbours, or one for each. None: that neighbour gets no message
+Given = Operator | tuple[Operator | None, ...]
+
 
 class LearnedMessages:
-    """An operator as a scheme of a factor. It learns during the sweeps of a fit.
+    """Operators as a scheme of a factor. They learn during the sweeps of a fit.
 
-    Refuses operators that a graph cannot use.
+    given: operators as the user gave them.
     """
 
     families: frozenset[str] = frozenset(KINDS)
     takes_flat = False
 
-    def __init__(self, operator: Operator) -> None:
-        oracle = operator.oracle
-        if not isinstance(oracle, Oracle):
-            raise ValueError(
-                f"the oracle of scheme is {oracle!r}, which takes its loss from a fit; allowed "
-                "in a graph: an oracle with a loss, such as epfast.operators.SiteOracle(loss)"
-            )
-        if not oracle.has_log_z:
-            raise ValueError(
-                "the oracle of scheme has no log_z, which the evidence needs; allowed: an oracle "
-                "with log_z, such as CallableOracle(..., has_log_z=True)"
-            )
-        every = tuple(range(len(operator.inputs)))
-        if tuple(sorted(operator.output)) != every:
-            raise ValueError(
-                f"scheme has output {operator.output} of the inputs {operator.inputs}; allowed: "
-                f"all of them, {every}"
-            )
-        self.operator = operator
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        #: in the order in which they are called
+        self.operators = tuple(op for op in _listed(given) if op is not None)
+        self.inputs = self.operators[0].inputs
+        #: the power for which all of them learn
+        self.power = self.operators[0].power
+        of_oracles = (reason for op in self.operators for reason in op.oracle.reasons[1:])
         #: why a fit failed, by the number in an answer
-        self.reasons = ("", "the parameters of a cavity overflow", *oracle.reasons[1:])
+        self.reasons = ("", "the parameters of a cavity overflow", *of_oracles)
 
     def refuses(self, families: tuple[str, ...]) -> str | None:
-        """Why the operator cannot have neighbours of these families. None: it can."""
-        inputs = self.operator.inputs
-        if families == inputs:
+        """Why operators cannot have neighbours of these families. None: they can."""
+        if families == self.inputs:
             return None
         return (
-            f"the operator has inputs {inputs}, and the neighbours are {families}; allowed: "
+            f"the operator has inputs {self.inputs}, and the neighbours are {families}; allowed: "
             "neighbours of the same families, in the same order"
         )
 
     def check_data(self, data: dict[str, Array]) -> None:
-        """Refuse data that the operator cannot use as inputs."""
+        """Refuse data that the operators cannot use as inputs."""
         for name, value in data.items():
             if value.ndim > 2 or value.dtype.kind not in "fiub":
                 raise ValueError(
                     f"{name} has shape {value.shape} and dtype {value.dtype}; allowed for an "
                     "operator: numbers (n,), or columns (n, q)"
                 )
-        table, needs = columns_of(data), self.operator.data_width
+        table = columns_of(data)
         width = 0 if table is None else table.shape[1]
-        if width and not needs:
-            raise ValueError(
-                f"data {', '.join(data)} are given to an operator with data_width=0; allowed: "
-                "no data, or an operator whose data_width is their number of columns"
-            )
-        if width < needs:
-            raise ValueError(
-                f"the data have {width} columns, {list(data)}; allowed for an operator with "
-                f"data_width={needs}: {needs} or more"
-            )
+        for op in self.operators:
+            needs = op.data_width
+            if width and not needs:
+                raise ValueError(
+                    f"data {', '.join(data)} are given to an operator with data_width=0; allowed: "
+                    "no data, or an operator whose data_width is their number of columns"
+                )
+            if width < needs:
+                raise ValueError(
+                    f"the data have {width} columns, {list(data)}; allowed for an operator with "
+                    f"data_width={needs}: {needs} or more"
+                )
+
+    def with_operators(self, changed: Callable[[Operator], Operator]) -> Given:
+        """The operators as given, each replaced by what a function returns for it."""
+        if isinstance(self.given, Operator):
+            return changed(self.given)
+        return tuple(None if op is None else changed(op) for op in self.given)
 
     def fit(self, tilted: None, cavities: FactorCavities) -> Projections:
-        """Projections by the operator, which learns on the way."""
-        op, kinds = self.operator, [KINDS[family] for family in self.operator.inputs]
+        """Projections by the operators, which learn on the way."""
+        n, kinds = cavities.n, [KINDS[family] for family in self.inputs]
         with np.errstate(all="ignore"):  # overflows are refused below
             messages = tuple(
                 kind.usual(eta) for kind, eta in zip(kinds, cavities.messages, strict=True)
             )
         data = columns_of(cavities.rows.data)
+        # a neighbour without message keeps its cavity
         targets = tuple(eta.copy() for eta in cavities.messages)
-        log_z = np.full(cavities.n, np.nan)
+        log_z = np.full(n, np.nan)
         held = np.all([kind.is_proper(p) for kind, p in zip(kinds, messages, strict=True)], axis=0)
-        reason, rows = np.where(held, 0, 1), np.flatnonzero(held)
-        if len(rows):
+        reason = np.where(held, 0, 1)
+        first = 1  # the number before those of the oracle of the operator
+        for op in self.operators:
+            rows = np.flatnonzero(reason == 0)
+            if not len(rows):
+                break
             taken = tuple(p[rows] for p in messages)
             values, refused = op.visit(taken, None if data is None else data[rows])
             with np.errstate(all="ignore"):  # rows that were refused are NaN
                 beliefs = op.beliefs(taken, values)
                 for j, place in enumerate(op.output):
                     targets[place][rows] = kinds[place].natural(beliefs[:, 2 * j : 2 * j + 2])
-            log_z[rows] = values[:, -1]
-            reason[rows] = np.where(refused > 0, 1 + refused, 0)
+            if op is self.operators[0]:  # all learn the same log Z
+                log_z[rows] = values[:, -1]
+            reason[rows] = np.where(refused > 0, first + refused, 0)
+            first += len(op.oracle.reasons) - 1
         return Projections(log_z, targets, reason)
+
+
+def check_operators(given: Any) -> None:
+    """Refuse operators that do not fit the neighbours of a factor.
+
+    given: an Operator, or a sequence with an Operator or None for each neighbour.
+    """
+    several = not isinstance(given, Operator)
+    listed = _listed(given)
+    for j, op in enumerate(listed):
+        name = f"scheme[{j}]" if several else "scheme"
+        if op is None:
+            continue
+        if not isinstance(op, Operator):
+            raise TypeError(
+                f"{name} is {_checks.describe(op)}; allowed: an epfast.Operator, or None for a "
+                "neighbour that gets no message"
+            )
+        if not isinstance(op.oracle, Oracle):
+            raise ValueError(
+                f"the oracle of {name} is {op.oracle!r}, which takes its loss from a fit; allowed "
+                "in a graph: an oracle with a loss, such as epfast.operators.SiteOracle(loss)"
+            )
+        if not op.oracle.has_log_z:
+            raise ValueError(
+                f"the oracle of {name} has no log_z, which the evidence needs; allowed: an oracle "
+                "with log_z, such as CallableOracle(..., has_log_z=True)"
+            )
+        wanted = (j,) if several else tuple(range(len(op.inputs)))
+        if tuple(sorted(op.output)) != wanted:
+            raise ValueError(
+                f"{name} has output {op.output} of the inputs {op.inputs}; allowed: {wanted}"
+                + ("" if several else ", or a tuple of operators, one for each neighbour")
+            )
+        if several and len(op.inputs) != len(listed):
+            raise ValueError(
+                f"{name} has inputs {op.inputs}; allowed: all {len(listed)} neighbours as inputs"
+            )
+    operators = [op for op in listed if op is not None]
+    if not operators:
+        raise ValueError(f"scheme is {given!r}; allowed: at least one operator")
+    for what in ("inputs", "power"):
+        values = [getattr(op, what) for op in operators]
+        if any(value != values[0] for value in values):
+            shown = " and ".join(map(repr, values))
+            raise ValueError(f"operators of scheme have {what} {shown}; allowed: equal ones")
+
+
+def _listed(given: Any) -> tuple[Any, ...]:
+    return (given,) if isinstance(given, Operator) else tuple(given)
 
 
 def columns_of(data: dict[str, Array]) -> Array | None:
@@ -112,10 +170,9 @@ def columns_of(data: dict[str, Array]) -> Array | None:
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
-def operators_of(batches: tuple[Batch, ...]) -> dict[int, Operator]:
-    """The operators that learn messages, by the keys of their batches."""
-    schemes = {batch.key: getattr(batch.factor, "scheme", None) for batch in batches}
-    return {key: scheme for key, scheme in schemes.items() if isinstance(scheme, Operator)}
+def learning_of(batches: tuple[Batch, ...]) -> dict[int, LearnedMessages]:
+    """The messages that are learned, by the keys of their batches."""
+    return {batch.key: batch.factor.learned for batch in batches if batch.factor.learned}
 
 
 def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[Batch, ...]:
@@ -124,42 +181,55 @@ def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[B
     An operator of several batches has one copy. before: batches of the posterior from which the fit
     starts. Its operators continue with what they have learned.
     """
-    given, earlier = operators_of(batches), operators_of(before)
-    source = {id(op): op for op in given.values()}
-    for key, op in given.items():
-        if key in earlier and earlier[key].settings == op.settings:
-            source[id(op)] = earlier[key]
-    copies = {key: op.copy() for key, op in source.items()}
+    earlier, learning = learning_of(before), learning_of(batches)
+    source: dict[int, Operator] = {}
+    copies: dict[int, Operator] = {}
+
+    def copied(op: Operator) -> Operator:
+        original = source.get(id(op), op)
+        if id(original) not in copies:
+            copies[id(original)] = original.copy()
+        return copies[id(original)]
+
+    for key, learned in learning.items():
+        new, old = learned.operators, earlier.get(key)
+        if old is not None and len(old.operators) == len(new):
+            for op, trained in zip(new, old.operators, strict=True):
+                if op.settings == trained.settings:
+                    source.setdefault(id(op), trained)
+    schemes = {key: learned.with_operators(copied) for key, learned in learning.items()}
     return tuple(
-        batch._replace(factor=replace(batch.factor, scheme=copies[id(given[batch.key])]))
-        if batch.key in given
+        batch._replace(factor=replace(batch.factor, scheme=schemes[batch.key]))
+        if batch.key in schemes
         else batch
         for batch in batches
     )
 
 
-def _each_once(batches: tuple[Batch, ...]) -> list[Operator]:
-    return list({id(op): op for op in operators_of(batches).values()}.values())
+def _operators_of(batches: tuple[Batch, ...]) -> list[Operator]:
+    """Each operator once."""
+    every = learning_of(batches).values()
+    return list({id(op): op for learned in every for op in learned.operators}.values())
 
 
 def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
     """How many calls of oracles there were, and audits among them. None: no operators."""
-    trained = _each_once(batches)
+    trained = _operators_of(batches)
     return (sum(op.calls for op in trained), sum(op.audits for op in trained)) if trained else None
 
 
 def warn_of_operators(batches: tuple[Batch, ...]) -> None:
     """Warn if audits contradicted operators."""
-    for message in filter(None, map(audit_warning, _each_once(batches))):
+    for message in filter(None, map(audit_warning, _operators_of(batches))):
         warn_user(message, ConvergenceWarning)
 
 
-def operator_of(batches: tuple[Batch, ...], batch: int) -> Operator:
-    """The trained operator of a batch."""
-    operators = operators_of(batches)
-    if batch not in operators:
+def operator_of(batches: tuple[Batch, ...], batch: Any) -> Given:
+    """The trained operators of a batch, in the form in which they were given."""
+    learning = learning_of(batches)
+    if batch not in learning:
         raise ValueError(
-            f"batch is {_checks.describe(batch)}; allowed: batches with operators, "
-            f"{list(operators)}"
+            f"batch is {_checks.describe(batch)}; allowed: batches with operators, {list(learning)}"
         )
-    return operators[batch]
+    operators: Given = learning[batch].given
+    return operators

@@ -23,7 +23,7 @@ from epfast.graph.factors import (
     plain_batch,
     rows_of,
 )
-from epfast.graph.learned import LearnedMessages
+from epfast.graph.learned import LearnedMessages, check_operators
 from epfast.graph.variables import Index
 from epfast.operators.importance import ImportanceMessages
 from epfast.operators.just_in_time import Operator
@@ -109,7 +109,7 @@ class Factor(Kind):
         density of 0, and NaN makes the update fail. One call has many factors, in any order, and
         often several points of each. What differs between factors therefore goes into data
         keywords, not into a closure. None if ``scheme`` is an operator or an object of your own.
-    scheme : {"laplace", "quadrature", "importance"}, Operator or object, default="laplace"
+    scheme : {"laplace", "quadrature", "importance"}, Operator, tuple or object, default="laplace"
         How messages are computed:
 
         - ``"laplace"``: mode and curvature, fast, for any number of Gaussian neighbours
@@ -119,7 +119,8 @@ class Factor(Kind):
         - ``"importance"``: moments by sampling, for any number of neighbours
           (:class:`ImportanceMessages`)
         - an object of one of these classes, with parameters of its own
-        - an :class:`epfast.Operator`, which learns messages. Its ``output`` are all of its inputs
+        - an :class:`epfast.Operator`, which learns messages. Its ``output`` are all of its inputs.
+          Or a tuple with an operator for each neighbour, or None for a neighbour without message
         - any object with ``project(messages, data)``, see Notes
     gradient, hessian : callable, optional
         Derivatives of log_t for the Laplace scheme, with the arguments of log_t. They return a
@@ -190,14 +191,16 @@ class Factor(Kind):
         if isinstance(scheme, str):
             scheme = NAMED[_checks.choice("scheme", scheme, tuple(NAMED))]()
         messages, own = scheme, ""
-        if isinstance(scheme, Operator):
+        if isinstance(scheme, Operator | tuple | list):
+            check_operators(scheme)
+            scheme = scheme if isinstance(scheme, Operator) else tuple(scheme)
             messages, own = LearnedMessages(scheme), "an operator"
         elif not isinstance(scheme, tuple(NAMED.values())):
             if isinstance(scheme, type) or not callable(getattr(scheme, "project", None)):
                 raise TypeError(
                     f"scheme is {_checks.describe(scheme)}; allowed: "
                     f"{', '.join(map(repr, NAMED))}, an object of their classes, an "
-                    "epfast.Operator, or an object with project(messages, data)"
+                    "epfast.Operator or a tuple of them, or an object with project(messages, data)"
                 )
             messages, own = Projecting(scheme), "a scheme with project()"
         if not own:
@@ -212,6 +215,10 @@ class Factor(Kind):
             _checks.function(name, given, other=" or None")
             if not isinstance(scheme, LaplaceMessages):
                 raise ValueError(f"{name} is given; allowed for scheme='laplace'")
+
+    @property
+    def learned(self) -> LearnedMessages | None:
+        return self.messages if isinstance(self.messages, LearnedMessages) else None
 
     def tilted(self, families: tuple[str, ...]) -> Tilted | None:
         """The tilted density of neighbours of these families. None without a log_t."""
@@ -241,8 +248,8 @@ class Factor(Kind):
         for name, value in given.items():
             rest = value.shape[axes:]
             rows[name] = np.array(np.broadcast_to(value, shape + rest)).reshape(-1, *rest)
-        if isinstance(scheme, LearnedMessages):
-            scheme.check_data(rows)
+        if self.learned is not None:
+            self.learned.check_data(rows)
         return plain_batch(self, model.added, numbers, rows)
 
     def check_power(self, batch: Batch, power: float) -> None:
@@ -250,10 +257,10 @@ class Factor(Kind):
         if isinstance(messages, Projecting):
             what = "a scheme with project() without takes_power"
             only_power_1(power, not messages.takes_power, what)
-        elif isinstance(messages, LearnedMessages) and messages.operator.power != power:
+        elif isinstance(messages, LearnedMessages) and messages.power != power:
             raise ValueError(
                 f"power is {power:g}, and an operator of batch {batch.key} has power "
-                f"{messages.operator.power:g}; allowed: an operator of the same power"
+                f"{messages.power:g}; allowed: an operator of the same power"
             )
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:

@@ -160,8 +160,8 @@ class GraphPosterior(Recorded):
         state = files.parted(self.problem, self.state)
         write(path, *contents(GraphPosterior(state, self.problem, self.converged, self.history)))
 
-    def operator(self, batch: int) -> Operator:
-        """The operator that learned the messages of a batch.
+    def operator(self, batch: int) -> Operator | tuple[Operator | None, ...]:
+        """The operator that learned the messages of a batch, or the tuple of them.
 
         Parameters
         ----------
@@ -171,8 +171,8 @@ class GraphPosterior(Recorded):
 
         Returns
         -------
-        Operator
-            A copy that the fit has trained. The operator that was given is unchanged.
+        Operator or tuple of Operator
+            Copies that the fit has trained. The operators that were given are unchanged.
         """
         return operator_of(self.problem.batches, batch)
 
