@@ -487,11 +487,11 @@ def _sound(name: str, value: Any) -> Any:
         sound.check_format()
         if (np.diff(sound.indptr) < 0).any():
             raise ValueError
-    except ValueError:
+    except ValueError as error:
         raise ValueError(
             f"{name} is not a valid {kind.upper()} matrix; allowed: increasing row pointers, one "
             "more than rows, as many indices as entries, rows 0 to n - 1 and columns 0 to d - 1"
-        ) from None
+        ) from error
     return sound
 
 

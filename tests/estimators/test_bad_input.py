@@ -23,10 +23,10 @@ MODELS = {
 def test_units_without_squares_are_refused(name, unit):
     """They gave fits that knew nothing, a KeyError or an OverflowError."""
     kind, y = MODELS[name]
-    with pytest.raises(ValueError, match="X has numbers up to .*allowed: .*another unit"):
+    with pytest.raises(ValueError, match=r"X has numbers up to .*allowed: .*another unit"):
         kind().fit(unit * X, y)
     if y is Y:
-        with pytest.raises(ValueError, match="y varies by .*allowed: .*another unit"):
+        with pytest.raises(ValueError, match=r"y varies by .*allowed: .*another unit"):
             kind().fit(X, unit * y)
 
 

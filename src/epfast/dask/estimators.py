@@ -199,8 +199,7 @@ class LinearClassifier(_Linear, LatentClassifier):
         Raises
         ------
         Interrupted
-            On Ctrl-C, with the posterior of the class that was at hand. The estimator is as it was
-            before.
+            On Ctrl-C. The estimator is as it was before.
         """
         loss = losses.resolve(self.loss)
         if not loss.by_margin:

@@ -179,8 +179,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         Raises
         ------
         Interrupted
-            On Ctrl-C, with the posterior of the hyper-parameters that were tried last (in the first
-            tries with the default kernel or a rank: of 250 rows). The estimator is as it was.
+            On Ctrl-C. The estimator is as it was.
         FloatingPointError
             If EP fails at all hyper-parameters.
         MemoryError

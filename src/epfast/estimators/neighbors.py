@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from epfast._arrays import Array
+from epfast._arrays import Array, pieces
 from epfast._core.nearest import regress
 from epfast._core.thread_pool import ThreadPool
 from epfast.estimators.kernels import Stationary
@@ -67,10 +67,14 @@ class Neighbors:
         if count == 0:
             return np.empty((len(self.inputs), 0), dtype=np.intp)
         X = self.X[rows]
-        if self.shape is not None:
-            nearest = cKDTree(X).query(self.inputs, count + more)[1].reshape(-1, count + more)
-        else:
-            nearest = self._by_all(X, count + more)
+        by_distance = cKDTree(X) if self.shape is not None else None
+        nearest = np.empty((len(self.inputs), count + more), dtype=np.intp)
+        for part in pieces(len(nearest), len(X), NUMBERS):  # Ctrl-C falls between two of them
+            some = self.inputs[part]
+            if by_distance is None:
+                nearest[part] = self._by_all(some, X, count + more)
+            else:
+                nearest[part] = by_distance.query(some, np.arange(1, count + more + 1))[1]
         index: Index = rows[nearest]
         if own is None:
             return index
@@ -79,17 +83,11 @@ class Neighbors:
         out[~out.any(axis=1), -1] = True
         return np.reshape(index[~out], (-1, count))
 
-    def _by_all(self, X: Array, count: int) -> Index:
+    def _by_all(self, inputs: Array, X: Array, count: int) -> Index:
         """The rows of X from all values of the kernel, the farthest one last. O(n) an input."""
-        nearest = np.empty((len(self.inputs), count), dtype=np.intp)
-        spread = np.sqrt(self.kernel.diag(X))
-        step = max(1, NUMBERS // len(X))
-        for first in range(0, len(nearest), step):
-            some = self.inputs[first : first + step]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                away = -np.nan_to_num(np.abs(self.kernel(some, X)) / spread)
-            nearest[first : first + step] = np.argpartition(away, count - 1, axis=1)[:, :count]
-        return nearest
+        with np.errstate(divide="ignore", invalid="ignore"):
+            near = np.nan_to_num(np.abs(self.kernel(inputs, X)) / np.sqrt(self.kernel.diag(X)))
+        return np.argpartition(-near, count - 1, axis=1)[:, :count]
 
     def at(self, which: Index, sites: Sites) -> tuple[Array, Array]:
         """Mean and variance of the process at some of the inputs. O(count^3 / 3) each."""

@@ -251,10 +251,14 @@ class ProcessModel(Posteriors):
             parts = [given] * count if shared else np.split(given, count)
         known = [theta[size:] for theta in self._thetas]
         whole = [np.append(*pair) for pair in zip(parts, known, strict=True)]
-        evidences = [
-            evidence_at(problem, theta, eval_gradient)
-            for problem, theta in zip(self._problems, whole, strict=True)
-        ]
+        jobs, inside = shares(self.n_jobs, count)
+        evidences = in_threads(
+            [
+                partial(evidence_at, problem.with_threads(inside), theta, eval_gradient)
+                for problem, theta in zip(self._problems, whole, strict=True)
+            ],
+            jobs,
+        )
         value = float(np.mean([one for one, _ in evidences]))
         if not eval_gradient:
             return value

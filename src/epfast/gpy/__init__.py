@@ -198,7 +198,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
                 "the gradient of the log evidence by the parameters of the likelihood is not finite"
             )
         self.last, self._given = post, np.array(Y, dtype=np.float64)
-        alpha, R = post.alpha[:, None], post.marginal_precision
+        alpha, R = post.alpha[:, None].copy(), post.marginal_precision
         gradient = np.multiply(alpha, 0.5 * alpha.T)
         gradient -= 0.5 * R
         return (

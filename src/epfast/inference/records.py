@@ -112,7 +112,8 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def __init__(self, posterior: Any) -> None:
-        super().__init__("interrupted. The attribute posterior is that of the sweeps so far")
+        kept = "" if posterior is None else ". The attribute posterior is that of the sweeps so far"
+        super().__init__(f"interrupted{kept}")
         self.posterior = posterior
 
 

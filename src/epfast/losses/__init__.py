@@ -1,6 +1,6 @@
 """CHOICE 1, what a factor is: t(h) = exp(-beta l(h; y)), with l a loss and y the response of a row.
 
-The smooth losses live in ``_core/losses.h``, one row each. Every row is usable by its name.
+The smooth losses live in ``_core/losses.h``, one row each. Each row has a class here.
 Piecewise linear losses are rows of numbers, built here. A user's own loss is a :class:`CustomLoss`,
 a ``scipy.LowLevelCallable``, or just a vectorised function. A :class:`CustomSite` gives the tilted
 moments of a site in place of a loss. A subclass of :class:`Loss` with a ``core`` of its own is a

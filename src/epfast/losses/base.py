@@ -317,8 +317,12 @@ class Loss:
             Of the shape of ``margins``. Only ``(value,)`` without derivatives. At a kink or a jump
             value and slope are half sums of the one-sided limits (Roche 2016, section 3.2).
         """
+        if "values" not in self.gives:
+            self._has_no_values()
         if derivatives and "derivatives" not in self.gives:
-            raise ValueError(f"the loss {self!r} has no slope and curvature")
+            raise ValueError(
+                f"the loss {self!r} has no slope and curvature; allowed: derivatives=False"
+            )
         given = _checks.real_array("margins", margins)
         responses = None
         if not self.by_margin:

@@ -172,7 +172,7 @@ class Quantile(OfResidual):
         parameters = (1.0, -left, 0.0, value, value, right)
         moments = {
             "noise_mean": (left - right) / left / right,
-            "noise_variance": left**-2.0 + right**-2.0,
+            "noise_variance": (1.0 / left) * (1.0 / left) + (1.0 / right) * (1.0 / right),
         }
         self._set(parameters=parameters, kinks=(0.0,), **moments)
 

@@ -41,7 +41,7 @@ class WeightedDraws:
     Parameters
     ----------
     u : list of ndarray of shape (M,)
-        Those of each input, as ``MessageKind.integrands`` takes them.
+        Those of each input, as ``Messages.integrands`` takes them.
     log_w : ndarray of shape (M,)
     """
 

@@ -157,7 +157,7 @@ class Learned(RowScheme):
         _check_loss(operator, loss, power)
         if (
             isinstance(oracle, SiteOracle)
-            and isinstance(operator.oracle.scheme, Exact)
+            and isinstance(oracle.scheme, Exact)
             and not isinstance(loss, CustomLoss | CustomSite)
             and not loss.core().interpreted
         ):
