@@ -654,7 +654,7 @@ def function(name: str, value: Any, *wanted: str, other: str = "") -> None:
 
 def progress(value: Any) -> None:
     """True, False, or a callable."""
-    if value is not False and not callable(value):
+    if not callable(value):
         flag("progress", value)
 
 

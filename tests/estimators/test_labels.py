@@ -1,4 +1,4 @@
-"""Labels of classes, and weights of rows."""
+"""Labels of classes: two of them are told apart without a sort, as np.unique does."""
 
 import re
 import warnings
@@ -12,6 +12,52 @@ from sklearn.gaussian_process.kernels import RBF
 
 import epfast
 from epfast import GPClassifier, LinearClassifier
+from epfast.estimators import base
+
+KINDS = {
+    "numbers": [3.5, -2.5],
+    "whole numbers": [7, -1],
+    "unsigned": [np.uint8(200), np.uint8(3)],
+    "truth": [False, True],
+    "words": ["spam", "ham"],
+    "three": [2, 0, 1],
+    "three words": ["c", "a", "b"],
+    "zeros of both signs": [0.0, -0.0, 1.0],
+    "one": [5],
+    "objects": np.array(["b", "a"], dtype=object),
+    "not a number": [1.0, np.nan],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbered_as_numpy_does(kind):
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 3, 17):
+        labels = rng.choice(np.asarray(KINDS[kind]), size=n)
+        classes, index = base.numbered(labels)
+        want, places = np.unique(labels, return_inverse=True)
+        assert classes.dtype == want.dtype
+        assert index.dtype == places.dtype
+        np.testing.assert_array_equal(classes, want)
+        np.testing.assert_array_equal(index, places)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "words", "truth"])
+def test_two_labels_are_not_sorted(kind, monkeypatch):
+    labels = np.asarray(KINDS[kind])[np.random.default_rng(1).integers(0, 2, 50)]
+    if kind == "numbers":
+        labels = np.sign(labels)
+    sizes, unique = [], np.unique
+
+    def watched(given, *args, **named):
+        sizes.append(np.size(given))
+        return unique(given, *args, **named)
+
+    monkeypatch.setattr(np, "unique", watched)
+    X = np.random.default_rng(2).normal(size=(50, 3))
+    model = LinearClassifier(prior_variance=1.0).fit(X, labels)
+    assert max(sizes, default=0) <= 3
+    assert list(model.classes_) == sorted(set(labels.tolist()))
 
 
 def test_fractions_are_no_labels():

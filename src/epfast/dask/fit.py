@@ -162,7 +162,6 @@ def fit_linear(
         )
     if start is not None:
         check_start(start, chosen, None)
-    if start is not None:
         check_names(start.problem.names, rows.names)
     if weights is not None and "powers" not in chosen.loss.gives:
         chosen.loss.check_power(0.5, "a weight")

@@ -15,6 +15,7 @@ from epfast.estimators.base import (
     check_is_fitted,
     seed_of_draws,
     validate_data,
+    validate_fit,
 )
 from epfast.gaussian.posterior import shifted
 from epfast.inference import DataWarning
@@ -117,7 +118,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
                 f"y holds text, {str(first[0])!r} first; allowed: numbers; ordered classes are 0, "
                 "1, 2, ...: pandas.Categorical(y, categories=[...], ordered=True).codes"
             )
-        rows, targets = validate_data(self, X, y, y_numeric=True, **given)
+        rows, targets = validate_fit(self, X, y, y_numeric=True, **given)
         return rows, to_float64(targets)
 
     @property

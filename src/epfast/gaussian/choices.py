@@ -57,8 +57,7 @@ class Choices(NamedTuple):
             groups,
             **parts,
         )
-        if data.weights is not None:
-            problem.check_weights()
+        problem.check_weights()
         return problem
 
 
@@ -101,8 +100,7 @@ def choose(
     if batch_size is not None:
         batch_size = _checks.integer("batch_size", batch_size, least=1)
     factor = "row" if batch_size is None else "minibatch"
-    loss = losses.resolve(loss)
-    loss = loss if beta is None else loss.tempered(beta)
+    loss = losses.resolve(loss).tempered(beta)
     if loss.latents != 1:
         for name, value, allowed in (
             ("posterior", posterior, "full"),
