@@ -456,7 +456,9 @@ class DiagonalPass(DiagonalEngine):
                     trace = np.empty((count, form.shape[1]))
                 done = 0
                 if q is None:
-                    warm = self._warmed_up(data, order[: first // form.size]) if first else None
+                    warm = (
+                        self._warmed_up(state, data, order[: first // form.size]) if first else None
+                    )
                     if warm is not None:
                         start, counts, done = warm
                         tick(done)
@@ -497,7 +499,9 @@ class DiagonalPass(DiagonalEngine):
             return (Data(*pair) for pair in X.pieces(self.form.size, first))
         return iter([self.problem.data])
 
-    def _warmed_up(self, data: Data, first: NDArray[np.intp]) -> tuple[Working, Array, int] | None:
+    def _warmed_up(
+        self, begun: Working, data: Data, first: NDArray[np.intp]
+    ) -> tuple[Working, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.
@@ -523,8 +527,15 @@ class DiagonalPass(DiagonalEngine):
         counts = np.array([last.n_refused, last.n_failed, last.n_clipped])
         precision, shift = base.precision.copy(), base.shift.copy()
         precision[columns], shift[columns] = fit.state.precision, fit.state.shift
-        state = State(precision, shift, None, fit.state.log_scale, 0, rows_of(first, size, n))
-        return with_moments(state), counts, len(first)
+        there, prior = (with_moments(state).log_norm for state in (fit.state, prior))
+        new = begun._replace(
+            precision=precision,
+            shift=shift,
+            log_scale=fit.state.log_scale,
+            rows_seen=rows_of(first, size, n),
+            log_norm=begun.log_norm + there - prior,
+        )
+        return new, counts, len(first)
 
 
 def rows_of(factors: NDArray[np.intp], size: int, n: int) -> int:
