@@ -220,28 +220,20 @@ def _begun(shard: Problem, made: Sites, rows: Sites | None) -> WarmStart | None:
 # ---- laplace propagation: EP on factors of several rows, with the full Hessian of each ----
 
 
-class LaplaceFactors(Visits):
-    """Minibatches in turn, or all of them from the posterior before the sweep."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self.in_turn = problem, problem.schedule.order != "parallel"
-        n, d = problem.shape
-        self.size = min(problem.batch_size or 1, n)
-        self.core = laplace_core(problem, d, self.size)
-
-    def visit(self, state: State | Working, sites: Sites, tick: Tick) -> Counts:
-        core = self.core
-        before = core.n_failed
-        precision, shift = state.precision.copy(), state.shift.copy()
-        seen = (precision, shift) if self.in_turn else (state.precision, state.shift)
-        for part, sizes in pieces_of(self.problem, self.size, state.sweeps):
-            target: Sites = families.taken(sites, part.which)
-            given = part.rows, part.y, part.weights, sizes
-            core.sweep(*given, *seen, *target, precision, shift)
-            families.put(sites, part.which, target)
-            tick(len(sizes))
-        failed = core.n_failed - before
-        return Counts(failed, failed)
+def fit_minibatches(problem: Problem, state: Any, sites: Sites, tick: Tick) -> Counts:
+    """Fit minibatches in turn, or all of them from this posterior. Sites are updated in place."""
+    n, d = problem.shape
+    size = min(problem.batch_size or 1, n)
+    core = laplace_core(problem, d, size)
+    last = state.precision.copy(), state.shift.copy()
+    together = problem.schedule.order == "parallel"
+    seen = (state.precision, state.shift) if together else last
+    for part, sizes in pieces_of(problem, size, state.sweeps):
+        target: Sites = families.taken(sites, part.which)
+        core.sweep(part.rows, part.y, part.weights, sizes, *seen, *target, *last)
+        families.put(sites, part.which, target)
+        tick(len(sizes))
+    return Counts(core.n_failed, core.n_failed)
 
 
 def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) -> Update:
@@ -258,8 +250,7 @@ def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) ->
     """
     sites: Sites = families.copied(rows)
     with one_blas_thread(len(shift)):
-        state = State(precision, shift, sites, 0.0, 0)
-        counts = LaplaceFactors(part).visit(state, sites, no_tick)
+        counts = fit_minibatches(part, State(precision, shift, sites, 0.0, 0), sites, no_tick)
     if not is_finite(sites):
         return Update(sites, rows, part.n_sites)
     return Update(sites, sites, counts.refused, failed=counts.failed)
@@ -274,12 +265,11 @@ class LaplaceEngine(EPEngine):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
         self.n_sites, self.tasks = problem.n_sites, Tasks()
-        self._factors = LaplaceFactors(problem)
-
-    def visits(self, state: Working) -> Visits:
-        return self._factors if self.tasks.executor is None else self
+        self.in_turn = problem.schedule.order != "parallel"
 
     def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
+        if self.tasks.executor is None:
+            return fit_minibatches(self.problem, state, sites, tick)
         problem, q = self.problem, (state.precision, state.shift)
         n, size, count = problem.shape[0], problem.batch_size or 1, problem.n_sites
         parts = np.array_split(np.arange(count), min(count, self.tasks.width))
