@@ -207,7 +207,7 @@ class LinearModel(Coefficients):
         if self.fit_intercept:
             notes.note_far(*notes.places(rows), center is not None)
         if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
-            notes.note_scales(notes.column_sizes(rows, center).largest)
+            notes.note_scales(notes.column_sizes(rows, center)[0])
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
         """The loss of these fits, of responses y."""

@@ -393,14 +393,14 @@ def _notes(problem: Problem, variance: Any, is_matrix: bool) -> float | None:
     data = problem.data
     sizes = None if is_matrix else notes.column_sizes(data.X, problem.center)
     if sizes is not None and np.ndim(variance) == 0:
-        notes.note_scales(sizes.largest)
+        notes.note_scales(sizes[0])
     if not problem.loss.by_margin or data.y is None:
         return None
     notes.note_intercept(data.X, data.y[:, 0])
     if sizes is None:
         return None
     spread = np.broadcast_to(1.0 if variance is None else variance, (problem.n_columns,))
-    scale = notes.prior_scale(sizes, spread.astype(np.float64))
+    scale = notes.prior_scale(sizes[1], spread.astype(np.float64))
     return scale if scale > notes.FLAT else None
 
 

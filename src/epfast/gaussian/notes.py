@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import linalg
 
 from epfast import _checks
@@ -67,45 +66,28 @@ def note_factorized(shape: tuple[int, ...]) -> None:
     )
 
 
-class ColumnSizes(NamedTuple):
-    """Sizes of the columns of some rows of X, (d,) each. Sparse rows have one part per entry."""
-
-    #: largest entries, in size. They are those of all entries where they hardly differ
-    largest: Array
-    #: they, or what each entry adds to that of its column
-    mean_square: Array
-    #: the column of each entry. None: all in order
-    columns: NDArray[np.intp] | None = None
-
-
-def column_sizes(X: Any, center: Array | None = None) -> ColumnSizes:
-    """The sizes of the columns, over some rows, in one pass. O(nonzeros) where they are sparse.
+def column_sizes(X: Any, center: Array | None = None) -> tuple[Array, Array]:
+    """Largest entry, in size, and mean square of each column, (d,), over some rows.
 
     center: of dense rows the sizes of so many columns are meant about their means.
     """
     rows = some_rows(X)
     n, d = rows.shape
-    if center is not None and not hasattr(rows, "indptr"):
+    largest, squares = np.zeros((2, d))
+    if hasattr(rows, "indptr"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares[:] = np.bincount(rows.indices, np.square(rows.data, dtype=np.float64), d)
+        np.maximum.at(largest, rows.indices, np.abs(rows.data))
+        return largest, squares / n
+    if center is not None:
         rows = np.array(rows, dtype=np.float64)
         away = rows[:, : len(center)]
         mean = mean_of_rows(away)
         away -= mean
         away[np.abs(away) <= rounding_of_mean(n) * np.abs(mean)] = 0.0
-    if hasattr(rows, "indptr"):
-        columns, largest = rows.indices, np.abs(rows.data)
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.square(rows.data, dtype=np.float64)
-            counts = (largest > 0.0) & np.isfinite(largest)
-            most = largest.max(where=counts, initial=0.0)
-            if most / SCALES > largest.min(where=counts, initial=np.inf):
-                of_column = np.zeros(d)
-                np.maximum.at(of_column, columns, largest)
-                largest = of_column[columns]
-        return ColumnSizes(largest, squares / n, columns)
-    largest, squares = np.empty((2, d))
     if not _core_sizes(rows, largest, squares):
         _core_sizes(np.ascontiguousarray(rows, dtype=np.float64), largest, squares)
-    return ColumnSizes(largest, squares / n)
+    return largest, squares / n
 
 
 def note_scales(size: Array) -> None:
@@ -215,18 +197,13 @@ def _sorted(y: Array) -> bool:
     return expected >= ENOUGH_CHANGES and (high[1:] != high[:-1]).sum() < SELDOM * expected
 
 
-def prior_scale(sizes: ColumnSizes, variance: Array) -> float:
+def prior_scale(mean_square: Array, variance: Array) -> float:
     """Prior standard deviation of x.theta, root mean square over the rows.
 
     ``variance`` is that of the columns. A column of ones in X, of an intercept, does not count.
     """
-    squares, d = sizes.mean_square, len(variance)
     with np.errstate(over="ignore", invalid="ignore"):
-        if sizes.columns is None:
-            return float(np.sqrt(squares[:d] @ variance))
-        spread = variance[np.minimum(sizes.columns, d - 1)]
-        spread[sizes.columns >= d] = 0.0
-        return float(np.sqrt(squares @ spread))
+        return float(np.sqrt(mean_square[: len(variance)] @ variance))
 
 
 def note_separable(problem: Problem, mean: Array, scale: float) -> None:
