@@ -73,11 +73,11 @@ def column_sizes(X: Any, center: Array | None = None) -> tuple[Array, Array]:
     """
     rows = some_rows(X)
     n, d = rows.shape
-    largest, squares = np.zeros((2, d))
+    largest = np.zeros(d)
     if hasattr(rows, "indptr"):
         with np.errstate(over="ignore", invalid="ignore"):
-            squares[:] = np.bincount(rows.indices, np.square(rows.data, dtype=np.float64), d)
-        np.maximum.at(largest, rows.indices, np.abs(rows.data))
+            np.maximum.at(largest, rows.indices, np.abs(rows.data))
+            squares = np.bincount(rows.indices, np.square(rows.data, dtype=np.float64), d)
         return largest, squares / n
     if center is not None:
         rows = np.array(rows, dtype=np.float64)
@@ -85,6 +85,7 @@ def column_sizes(X: Any, center: Array | None = None) -> tuple[Array, Array]:
         mean = mean_of_rows(away)
         away -= mean
         away[np.abs(away) <= rounding_of_mean(n) * np.abs(mean)] = 0.0
+    squares = np.empty(d)
     if not _core_sizes(rows, largest, squares):
         _core_sizes(np.ascontiguousarray(rows, dtype=np.float64), largest, squares)
     return largest, squares / n

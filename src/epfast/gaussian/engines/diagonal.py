@@ -93,20 +93,11 @@ class Dense(Full):
     def result(self, state: Working) -> State:
         return plain(state)._replace(sites=None if state.sites is None else self.given(state.sites))
 
-    def memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
-        """What takes memory: bytes, in words, what takes less."""
+    def numbers(self, n: int) -> tuple[int, int]:
+        """Numbers of all sites, and of what the largest factor takes beside its rows."""
         count, d = self.shape
-        stored = self.problem.schedule.stores == "factor"
-        # the rows of a factor and what Laplace makes of them; only sparse rows are fewer bytes
-        factor = 16 * min(self.size, n) * d if self.problem.sparse else 0
-        return (
-            (
-                32 * count * d if stored else 0,
-                f"EP stores sites of ({count}, {d})",
-                "schedule=ADF(), which stores none, or a larger batch_size",
-            ),
-            (factor, f"a factor has ({min(self.size, n)}, {d})", "a smaller batch_size"),
-        )
+        # only sparse rows are fewer numbers than Laplace makes of them
+        return count * d, min(self.size, n) * d if self.problem.sparse else 0
 
     def core(self, rows: int) -> MinibatchSweep:
         """Fits of factors of at most so many rows."""
@@ -194,23 +185,11 @@ class ByColumns(Dense):
             #: where the columns of each factor start, and the columns
             self.start, self.column = self.design.pattern(size)
 
-    def memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
+    def numbers(self, n: int) -> tuple[int, int]:
         if self.design is None:
-            return ()
-        entries = self.problem.data.X.nnz
+            return 0, 0
         most = min(self.size, n, self.design.widest(self.size)[0])
-        return (
-            (
-                32 * entries if self.problem.schedule.stores == "factor" else 0,
-                f"EP stores sites of {entries}",
-                "schedule=ADF(), which stores none, or a larger batch_size",
-            ),
-            (
-                16 * most * most if self.problem.scheme.expands else 0,
-                f"a factor has a matrix of ({most}, {most})",
-                "a smaller batch_size",
-            ),
-        )
+        return self.problem.data.X.nnz, most * most if self.problem.scheme.expands else 0
 
     def core(self, rows: int) -> Any:
         core: Any = super().core(rows)
@@ -321,13 +300,20 @@ class DiagonalEngine(EPEngine):
 
     def _check_memory(self, n: int) -> None:
         """Refuse what cannot fit: sites, as they were and as they will be, and rows of a factor."""
-        memory, d = physical_memory(), self.form.shape[1]
-        for needed, what, cheaper in self.form.memory(n):
-            if 0 < memory < needed:
-                raise ValueError(
-                    f"X has shape ({n}, {d}), for which {what} numbers: {needed / 2**30:.3g} GB in "
-                    f"all, and this machine has {memory / 2**30:.3g} GB; allowed: {cheaper}"
-                )
+        memory, (sites, factor) = physical_memory(), self.form.numbers(n)
+        sites = sites if self.schedule.stores == "factor" else 0
+        what = f"X has shape ({n}, {self.form.shape[1]}), for which"
+        limit = f"and this machine has {memory / 2**30:.3g} GB; allowed:"
+        if 0 < memory < 32 * sites:
+            raise ValueError(
+                f"{what} EP stores sites of {sites} numbers: {sites / 2**25:.3g} GB in all, "
+                f"{limit} schedule=ADF(), which stores none, or a larger batch_size"
+            )
+        if 0 < memory < 16 * factor:
+            raise ValueError(
+                f"{what} a factor has {factor} numbers: {factor / 2**26:.3g} GB in all, "
+                f"{limit} a smaller batch_size"
+            )
 
     def share(self, threads: ThreadPool) -> None:
         """Sweeps in parallel order are for these threads, if the scheme is."""
