@@ -45,7 +45,7 @@ FAMILIES = {
     ),
     "Evidence, and its gradients": (
         "log_evidence_gradient log_evidence_slope loss_gradient "
-        "loss_gain loss_of_rows prior_gradient relaxed_energies relaxed"
+        "loss_gain loss_of_rows prior_gradient relaxed"
     ),
     "How it was fitted": (
         "scheme loss loss_ power beta batch_size sites operator rows_seen with_checked_rows "

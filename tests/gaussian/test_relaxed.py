@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import optimize
 
 import epfast
 from epfast import EP, DoubleLoop, NoisyStep, fit_gp, losses, schemes
@@ -293,62 +293,6 @@ def test_rows_go_on_come_and_go(tmp_path):
     assert plain.relaxed is None
 
 
-# ---- energies ----
-
-
-def test_energies_without_relaxation_are_the_log_evidence():
-    K, y = flipped(25)
-    fit = fit_gp(
-        K, y, loss=NoisyStep(0.3), schedule=EP(3000, 1e-12, damping=0.5), scheme=Relaxed(1e6)
-    )  # fmt: skip
-    assert fit.converged
-    energies = fit.relaxed_energies()
-    np.testing.assert_allclose(energies, -fit.log_evidence, rtol=1e-9)
-
-
-def test_energies_are_the_integrals_of_the_paper():
-    """Two observations; every integral of equations 25 and 32 on a grid in the plane."""
-    K = np.array([[1.0, 0.3], [0.3, 1.5]])
-    y = np.array([1.0, -1.0])
-    loss, weight = NoisyStep(EPSILON), 0.004
-    fit = fit_gp(
-        K, y, loss=loss, scheme=Relaxed(weight, freeze=3), schedule=EP(500, 1e-12)
-    )  # fmt: skip
-    assert fit.converged
-    b, shift = fit.relaxed
-    assert (b > 0).all()
-    # by Gauss's rule in each quadrant, where all is smooth
-    x = np.concatenate([5 * NODES - 5, 5 * NODES + 5])
-    f = np.stack(np.meshgrid(x, x, indexing="ij"))
-    w = np.outer(*2 * [np.tile(5 * WEIGHTS, 2)])
-    prior = np.exp(stats.multivariate_normal([0, 0], K).logpdf(np.moveaxis(f, 0, -1)))
-    t = [np.where(y[i] * f[i] > 0, 1 - EPSILON, EPSILON) for i in range(2)]
-    log_g = [fit.sites.shift[i] * f[i] - 0.5 * fit.sites.precision[i] * f[i] ** 2 for i in range(2)]
-    r = [np.exp(shift[i] * f[i] - 0.5 * b[i] * f[i] ** 2) for i in range(2)]
-
-    def integral(values):
-        return (w * values).sum()
-
-    penalty = weight * (b / fit.sites.precision).sum()
-    primal = dual = penalty
-    for i in range(2):
-        other = log_g[1 - i]
-        hat = t[i] * prior * np.exp(other)
-        hat /= integral(hat)  # eq. 27
-        Z = integral(hat * r[i])  # eq. 29
-        primal += integral(hat * r[i] / Z * np.log(hat / (Z * t[i] * prior)))
-        dual -= np.log(integral(t[i] * prior * np.exp(other) * r[i]))
-        q = prior * np.exp(log_g[0] + log_g[1])
-        q /= integral(q)
-        Zq = integral(q * r[i])
-        primal -= 0.5 * integral(q * r[i] / Zq * np.log(q / (Zq * prior)))
-        dual += 0.5 * np.log(integral(prior * np.exp(log_g[0] + log_g[1]) * r[i]))
-    energies = fit.relaxed_energies()
-    assert energies.primal == pytest.approx(primal, rel=1e-8)
-    assert energies.dual == pytest.approx(dual, rel=1e-8)
-    assert abs(primal - dual) > 1e-3
-
-
 # ---- refusals ----
 
 
@@ -382,9 +326,6 @@ def test_refusals():
     fit = fit_gp(K, y, loss=NoisyStep(0.1), scheme=Relaxed(), schedule=EP(2, 0.0))
     with pytest.raises(ValueError, match="not stationary in the sites"):
         fit.log_evidence_gradient(K)
-    plain = fit_gp(K, y, loss=NoisyStep(0.1), schedule=EP(2, 0.0))
-    with pytest.raises(ValueError, match="not one of relaxed EP"):
-        plain.relaxed_energies()
     printed = fit_gp(
         K, y, loss=NoisyStep(0.1), scheme=Relaxed(1.0, "printed"), schedule=EP(2, 0.0)
     )  # fmt: skip

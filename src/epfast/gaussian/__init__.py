@@ -13,7 +13,7 @@ from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.posterior import GaussianPosterior
 from epfast.gaussian.problem import Problem, RelaxationFactors, State
-from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior, RelaxedEnergies
+from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide_posterior import WidePosterior
 
@@ -35,7 +35,6 @@ __all__ = [
     "NearestGPPosterior",
     "Problem",
     "RelaxationFactors",
-    "RelaxedEnergies",
     "ShrunkPosterior",
     "State",
     "WidePosterior",
