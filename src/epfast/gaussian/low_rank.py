@@ -280,29 +280,24 @@ def fit_low_rank(
         )
     # validate before the O(n r^2) factorisation
     chosen = choose(loss, scheme, "full", batch_size, schedule, given={"weights": weights})
-    factor = K if isinstance(K, LowRankFactor) else None
-    if factor is None:
+    if not isinstance(K, LowRankFactor):
         tol = 0.0 if rank_tol is None else _checks.number("rank_tol", rank_tol, least=0.0)
         order, kernel = _checks.integer("rank", rank, least=1), kernel_columns("K", K)
-        n = len(kernel.diagonal)
+        factor = without_columns(kernel.diagonal)
     elif rank is None and rank_tol is None:
-        order, n = factor.rank, len(factor.G)
+        factor = K
     else:
         raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
-    data = responses_of(loss, y, n, weights, offset)
+    data = responses_of(loss, y, len(factor.G), weights, offset)
     try:
-        if factor is None:
+        if factor is not K:
             with one_blas_thread(order, threads):
                 factor = incomplete_cholesky(kernel, order, tol=tol)
         return fit_factor(chosen, factor, data, start, threads=threads, **given)
     except Interrupted:
         raise
     except KeyboardInterrupt:
-        if start is None and factor is None:
-            start = without_columns(chosen, data, kernel.diagonal)
-        elif start is None and factor is not None:
-            start = _at_prior(_problem(chosen, factor, data), factor)
-        raise Interrupted(start) from None
+        raise Interrupted(start or _at_prior(_problem(chosen, factor, data), factor)) from None
 
 
 def fit_factor(
@@ -320,16 +315,14 @@ def fit_factor(
     arguments of :func:`epfast.gaussian.fit_problem`.
     """
     problem = _problem(chosen, factor, data)
-    before = None
-    try:
-        with one_blas_thread(factor.rank, threads):
-            before = None if start is None else _weights_in(start, problem)
+    with one_blas_thread(factor.rank, threads):
+        before = None if start is None else _weights_in(start, problem)
+        try:
             return LowRankGPPosterior.of(fit_linear_problem(problem, before, **given), factor)
-    except KeyboardInterrupt as pressed:
-        left = pressed.posterior if isinstance(pressed, Interrupted) else None
-        if not isinstance(left, FullPosterior) or left is before:
-            raise Interrupted(start or _at_prior(problem, factor)) from None
-        raise Interrupted(LowRankGPPosterior.of(left, factor)) from None
+        except Interrupted as pressed:
+            left = pressed.posterior
+            post = start if left is before else LowRankGPPosterior.of(left, factor)
+            raise Interrupted(post) from None
 
 
 def _at_prior(problem: Problem, factor: LowRankFactor) -> LowRankGPPosterior:
@@ -337,11 +330,10 @@ def _at_prior(problem: Problem, factor: LowRankFactor) -> LowRankGPPosterior:
     return LowRankGPPosterior(at_start(problem), problem, False, [], factor)
 
 
-def without_columns(chosen: Choices, data: Data, diagonal: Array) -> LowRankGPPosterior:
-    """The prior as a posterior, before the first column of the factor."""
-    none, n = np.empty(0, dtype=np.intp), len(diagonal)
-    factor = LowRankFactor(np.empty((n, 0)), none, diagonal, np.array([diagonal.sum()]))
-    return _at_prior(_problem(chosen, factor, data), factor)
+def without_columns(diagonal: Array) -> LowRankFactor:
+    """The factor of a kernel with this diagonal before its first column."""
+    none = np.empty(0, dtype=np.intp)
+    return LowRankFactor(np.empty((len(diagonal), 0)), none, diagonal, np.array([diagonal.sum()]))
 
 
 def note_rank(posts: Sequence[Any]) -> None:

@@ -12,12 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.diagnostics import broken
-from epfast.gaussian.engines.base import flat
-from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.nearest import Nearest, NearestEngine
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import ProcessPosterior
-from epfast.inference import Callback, Fit, SweepInfo, interrupted, run_from
+from epfast.inference import Callback, Fit, interrupted, run_from
 from epfast.inference.runtime import one_blas_thread
 
 
@@ -134,20 +132,17 @@ def fit_nearest(
     """
     rows = problem.kernel
 
-    def made(state: GPState, converged: bool, history: list[SweepInfo]) -> NearestGPPosterior:
-        cavities = rows.at(some, state.sites), wider.at(np.arange(len(some)), state.sites)
+    def result(fit: Fit) -> NearestGPPosterior:
+        sites = fit.state.sites
+        cavities = rows.at(some, sites), wider.at(np.arange(len(some)), sites)
         y, loss = problem.responses(some), problem.loss
         few, more = (loss.log_predictive(y, *moments) for moments in cavities)
         gain = float(np.mean(more - few))
-        return NearestGPPosterior(state, problem, converged, history, rows.count, gain)
-
-    def result(fit: Fit) -> NearestGPPosterior:
-        post = made(fit.state, fit.converged, fit.history)
+        post = NearestGPPosterior(fit.state, problem, fit.converged, fit.history, rows.count, gain)
         return replace(post, converged=False) if fit.converged and broken(post) else post
 
     def unfitted() -> NearestGPPosterior:
-        state = GPState(flat(problem.n_rows), 0, Nearest(rows).prior().moments)
-        return made(state, False, [])
+        return result(Fit(Nearest(rows).prior(), False, []))
 
     try:
         engine = NearestEngine(problem)
