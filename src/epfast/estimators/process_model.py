@@ -45,7 +45,7 @@ from epfast.gaussian.choices import choose, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import warn_of_process
 from epfast.gaussian.hyper import MOST, Unknown, averaged
-from epfast.gaussian.hyper_gp import LONGER, IntegratedProcess, ProcessTarget, parameters_of
+from epfast.gaussian.hyper_gp import IntegratedProcess, ProcessTarget, parameters_of
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import Data, check_positive, kernel_in_memory, responses_of
@@ -533,7 +533,6 @@ class ProcessModel(Posteriors):
             )
         if not 0 < len(unknowns) <= MOST:
             return None
-        longer = np.array([np.log(LONGER) * ("length_scale" in one.name) for one in unknowns])
         target = ProcessTarget(
             partial(problem.at, gradient=True),
             cast(EP, schedule),
@@ -542,7 +541,6 @@ class ProcessModel(Posteriors):
             np.array(places),
             np.array(powers),
             problem.bounds,
-            longer,
         )
         size = problem.kernel.n_dims
 

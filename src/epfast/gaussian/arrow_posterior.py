@@ -17,7 +17,7 @@ from epfast.gaussian.engines.arrow import Arrow, Levels, arranged, log_evidence
 from epfast.gaussian.engines.base import Full, plain, proper
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.linear_posterior import FullPosterior, finite
-from epfast.gaussian.problem import Data
+from epfast.gaussian.problem import Data, sum_of_sites
 from epfast.gaussian.wide import in_memory
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property
@@ -76,10 +76,8 @@ class ArrowPosterior(FullPosterior):
     @property
     def precision(self) -> Array:
         """(d, d), posterior precision of the weights, up to 2 GB."""
-        rows, tau = self._with_rows().problem.data.X, self.state.sites.precision
-        return np.asarray(
-            self.prior_precision + (rows.T @ sparse.diags_array(tau) @ rows).toarray()
-        )
+        problem, sites = self._with_rows().problem, self.state.sites
+        return np.asarray(self.prior_precision + sum_of_sites(problem, sites)[0])
 
     @property
     def prior_precision(self) -> Array:

@@ -72,7 +72,6 @@ class ProcessTarget(Target):
         places: Array,
         powers: Array,
         bounds: Array,
-        longer: Array,
     ) -> None:
         """at: the process at theta (p,), logs; places, powers: of unknowns in it, (m,)."""
         self.at, self.schedule, self.unknowns = at, schedule, unknowns
@@ -81,6 +80,7 @@ class ProcessTarget(Target):
         low, high = np.sort(bounds[places].T / powers, axis=0)
         self.bounds = np.stack([low, np.minimum(high, most)], axis=1)
         self.starts = [np.clip(theta[places] / powers, *self.bounds.T)]
+        longer = math.log(LONGER) * np.array(["length_scale" in one.name for one in unknowns])
         if longer.any():
             self.starts.append(np.clip(self.starts[0] + longer, *self.bounds.T))
         self._slopes: dict[bytes, Array] = {}
@@ -236,11 +236,11 @@ class IntegratedProcess(IntegratedPosterior):
     ) -> Array:
         """What is said of draws of the process at new rows by the posteriors that they are of."""
         latents = iter(self.latents_at(X, True))
-        return self._drawn(
-            size,
-            rng,
-            lambda post, n, draws: predict(post, draws_of(*next(latents), n, draws), draws),
-        )
+
+        def drawn(post: Any, n: int, draws: Any) -> Array:
+            return predict(post, draws_of(*next(latents), n, draws), draws)
+
+        return self._drawn(size, rng, drawn)
 
     def sample_y(
         self,
@@ -250,12 +250,12 @@ class IntegratedProcess(IntegratedPosterior):
         offset: ArrayLike | None = None,
     ) -> Array:
         """Draw responses at new rows, all of a draw from one process, (size, m)."""
-        return self._drawn_at(
-            X,
-            size,
-            rng,
-            lambda post, latent, draws: post.known_loss().sample(shifted(latent, offset), draws),
-        )
+
+        def responses(post: Any, latent: Array, draws: Any) -> Array:
+            observed: Array = post.known_loss().sample(shifted(latent, offset), draws)
+            return observed
+
+        return self._drawn_at(X, size, rng, responses)
 
 
 @_checks.named
@@ -398,9 +398,6 @@ def fit_hyper_gp(
         np.append(places, p + np.arange(len(numbers))).astype(np.intp),
         np.append(powers, [power for _, power in of_loss]),
         bounds,
-        np.array(
-            [math.log(LONGER) if "length_scale" in one.name else 0.0 for one in [*unknowns, *free]]
-        ),
     )
 
     def kernel_at(point: Array) -> Any:
