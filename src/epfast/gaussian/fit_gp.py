@@ -14,7 +14,7 @@ from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.engines.kernel import GPState, Kernel, ProcessEngine
-from epfast.gaussian.engines.latents import LatentProcessEngine
+from epfast.gaussian.engines.latents import LatentEngine
 from epfast.gaussian.factor import KernelColumns, LowRankFactor
 from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
 from epfast.gaussian.problem import Problem, check_positive, kernel_in_memory, responses_of
@@ -283,7 +283,7 @@ def fit_process(
                 check_positive(kernel)
             engine: Any
             if several:
-                engine = LatentProcessEngine(problem)
+                engine = LatentEngine(problem)
             else:
                 exact, first = problem.sites_unswept(), problem._replace(schedule=sweeps)
                 form = Kernel(problem.kernel, proper=exact is not None)
@@ -330,7 +330,7 @@ def without_factor(post: GPPosterior) -> GPPosterior:
 def unfitted(problem: Problem) -> Any:
     """The prior as a posterior: before the first sweep, without a start."""
     if problem.loss.latents != 1:
-        engine = LatentProcessEngine(problem)
+        engine = LatentEngine(problem)
         return LatentGPPosterior(engine.finish(engine.init(None)), problem, False, [])
     state = GPState(flat(problem.n_rows), 0, Kernel(problem.kernel).at_prior())
     return GPPosterior(state, problem, False, [])

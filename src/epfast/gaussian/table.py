@@ -16,7 +16,7 @@ from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine
-from epfast.gaussian.engines.latents import LatentProcessEngine, StackEngine
+from epfast.gaussian.engines.latents import LatentEngine
 from epfast.gaussian.engines.nearest import NearestEngine
 from epfast.gaussian.engines.nested import NestedEngine
 from epfast.gaussian.engines.passes import PassEngine
@@ -78,9 +78,9 @@ def _row(engine: Callable[[Any], Any], takes: str, **only: bool) -> Combination:
     return Combination(engine, frozenset(takes.split(", ")), **only)
 
 
-def of_latents(problem: Problem) -> StackEngine | NestedEngine:
+def of_latents(problem: Problem) -> LatentEngine | NestedEngine:
     """The engine of several latents per row: a product over them, or one Gaussian."""
-    return (NestedEngine if problem.loss.correlated else StackEngine)(problem)
+    return (NestedEngine if problem.loss.correlated else LatentEngine)(problem)
 
 
 def of_rows(problem: Problem) -> RowEngine | ProcessEngine | WeightEngine:
@@ -122,7 +122,7 @@ ENGINES: Table = {
     ("process", "row", "factor"): _row(
         ProcessEngine, f"weights, damping, power, block, scheme='relaxed', {ORDERS}"
     ),
-    ("process", "latents", "factor"): _row(LatentProcessEngine, f"damping, {ORDERS}"),
+    ("process", "latents", "factor"): _row(LatentEngine, f"damping, {ORDERS}"),
     ("process", "row", "descent"): _row(DescentEngine, "power", by_integrals=True),
     ("nearest", "row", "factor"): _row(
         NearestEngine, f"weights, damping, power, {ORDERS}", by_integrals=True, log_concave=True

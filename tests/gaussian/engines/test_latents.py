@@ -6,7 +6,7 @@ from scipy import sparse, special
 
 import epfast
 from epfast import losses
-from epfast.gaussian.engines import latents
+from epfast.gaussian.engines import chunks, latents
 from tests.oracles import plain_ep
 
 TIGHT = epfast.EP(tol=1e-11, sweeps=4000)
@@ -258,6 +258,6 @@ def test_chunks_are_made_smaller_where_sweeps_do_not_contract(monkeypatch):
     assert small.converged
     assert large.converged
     np.testing.assert_allclose(large.mean, small.mean, atol=1e-3)
-    monkeypatch.setattr(latents, "STALLED", np.inf)
+    monkeypatch.setattr(chunks, "STALLED", np.inf)
     with pytest.warns(epfast.ConvergenceWarning):
         assert not epfast.fit_linear(X, y, **given).converged

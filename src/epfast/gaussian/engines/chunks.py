@@ -238,7 +238,7 @@ def layout_of(problem: Problem, visits: Indices) -> Layout:
 
 def visits_in_chunks(problem: Problem, sweep: int, layout: Layout | None) -> Indices:
     """The order of the rows: random, by the seed, unless the schedule has one of its own."""
-    schedule, n = problem.schedule, problem.shape[0]
+    schedule, n = problem.schedule, problem.n_rows
     if schedule.order == "parallel" or not schedule.keeps_order:
         return as_array(schedule.checked_visits(n, sweep))
     return schedule.fixed_visits(n) if layout is None else layout.visits

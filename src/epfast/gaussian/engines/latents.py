@@ -1,60 +1,59 @@
 """Rows and processes with several latent values: a factor acts on h_k, k < C, at once.
 
 q is a product over the latents of Gaussians with full covariances. The site of a row is a scalar
-site per latent and one log scale. Rows go one after the other, or in chunks from one posterior,
-after which each latent takes its sites in as ``_core/chunks.pyx`` does. Of a process a log-concave
-likelihood takes a step on all means, then all sites at once, else one observation after the other.
+site per latent and one log scale. Rows go one after the other, or in parts, each from the posterior
+of the last. All values of a process are one part, as each posterior takes O(C n^3).
 
 Sweeps move what one latent has in common with others slowly: a number added to all classes changes
-no probability, and only the prior sees it. So a Newton step moves all means at once, while
-variances stand still. At a fixed point the means solve P0 (theta_k - mu0) = Σ_i x_i d_ik, d the
-slopes of log Z at the cavities. With the variances of the cavities held fixed d falls with the
-tilted means by W, (C, C) for each row, and Newton's equations (P0 + Σ_i x_i x_i' W_i) step = rest
-are solved by conjugate gradients.
+no probability, and only the prior sees it. So where likelihoods are log-concave sweeps begin with
+a Newton step, which moves all means at once while variances stand still. At a fixed point the means
+solve P0 (theta_k - mu0) = Σ_i x_i d_ik, d the slopes of log Z at the cavities. With the variances
+of the cavities held fixed d falls with the tilted means by W, (C, C) for each row, and Newton's
+equations (P0 + Σ_i x_i x_i' W_i) step = rest are solved by conjugate gradients. The rows of a
+process are those of the identity, and P0 is K^-1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from epfast._arrays import Array, as_array, row_chunks, symmetric_from_upper
-from epfast._core.chunks import ChunkedSweep
+from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
+from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import (
-    STALLED,
-    EPEngine,
-    Form,
-    Full,
-    Visits,
-    Working,
-    contraction,
-    gaussian,
-)
+from epfast.gaussian.engines.base import EPEngine, Form, Full, Working, following, gaussian
 from epfast.gaussian.engines.chunks import (
-    FIRST,
     ChunkMemory,
-    Indices,
-    Layout,
-    block_of,
     chunk_size,
     is_for_chunks,
-    layout_of,
     visits_in_chunks,
 )
-from epfast.gaussian.engines.kernel import REFRESH, GPState, Kernel, ValueMoments
-from epfast.gaussian.problem import Problem, State, inverse_of, not_proper
+from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments
+from epfast.gaussian.problem import Problem, State, inverse_of
 from epfast.inference import Counts, Sites, Summary
+from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
-from epfast.losses import Probit
 
 #: conjugate gradients end where the rest is this share of the first, or after so many steps: 55
 #: fits of classes take as many sweeps with shares of 1e-9 and .001, and .96 of the time with the
 #: latter. Of the 456 systems in them none took more than 32 steps
 ENOUGH, MOST_STEPS = 1e-6, 400
+#: largest number of curvatures, (C, C) for each row, for steps on the means
+MOST_CURVATURES = 1 << 25
+#: columns up to which few rows of a log-concave likelihood go one after the other: tables of 3 to
+#: 13 columns take 1.1 to 1.4 times as long in chunks, and of 60 columns 1.1 to 1.4 times as long
+#: without them
+BY_ROWS_UP_TO = 32
+#: observations up to which the first sweep visits one after the other: fits of 100 to 400 take 1.1
+#: times as long without it, and of 600 and 900 .9 and .98 of the time with it
+SEQUENTIAL_UP_TO = 400
+
+#: numbers of rows, in the order of their visits
+Order = NDArray[np.intp] | range
 
 
 def by_latent(sites: Sites) -> Sites:
@@ -65,11 +64,11 @@ def by_latent(sites: Sites) -> Sites:
 
 def newton_step(
     moments: Any, y: Any, sites: Sites, h: Array, s: Array, solve: Callable[..., Array]
-) -> tuple[Array, Array] | None:
-    """Means of the latents and shifts of the sites, (n, C) each, after a step. None: there is none.
+) -> Array | None:
+    """Shifts of the sites, (n, C), after a step on all means. None: there is none.
 
-    h, s: means and variances of the latents. solve: (W, aim, slope) -> how far they move, with aim
-    the slopes where they are, and slope those that the sites have.
+    h, s: means and variances of the latents, (n, C). solve: (W, rest) -> how far they move, with
+    rest the slopes where they are less those that the sites have.
     """
     n, latents = h.shape
     ratio = 1.0 - sites.precision * s
@@ -81,10 +80,14 @@ def newton_step(
     if moments.curvatures(y, np.ascontiguousarray(h - v * slope), v, d, W):
         return None
     aim = d + np.einsum("ijk,ik->ij", W, v * (d - slope))
-    step = solve(W, aim, slope)
-    center = h + step
-    shifts = aim - np.einsum("ijk,ik->ij", W, step) + sites.precision * center
-    return (center, np.asarray(shifts)) if np.isfinite(shifts).all() else None
+    step = solve(W, aim - slope)
+    shifts = aim - np.einsum("ijk,ik->ij", W, step) + sites.precision * (h + step)
+    return np.asarray(shifts) if np.isfinite(shifts).all() else None
+
+
+def times(matrices: Array, vectors: Array) -> Array:
+    """The product of each of some matrices, (C, m, m), and its vector, (C, m)."""
+    return np.asarray(np.matmul(matrices, vectors[:, :, None])[:, :, 0])
 
 
 def conjugate_gradients(
@@ -119,273 +122,108 @@ def conjugate_gradients(
     return step
 
 
-def marginals(X: Any, mean: Array, covariance: Array) -> tuple[Array, Array]:
-    """Mean and variance of the latents of all rows, (n, C) each. O(C n d^2)."""
-    n, latents = X.shape[0], len(mean)
-    h, s = np.empty((2, n, latents))
-    for part in row_chunks(X, unpacked=True):
-        block = X[part].toarray() if hasattr(X, "indptr") else X[part]
-        h[part] = block @ mean.T
-        for k in range(latents):
-            s[part, k] = np.einsum("ij,ij->i", block @ covariance[k], block)
-    return h, s
-
-
-# ---- rows with several latent values: a factor acts on h_k = x.theta_k, k < C, at once ----
-
-
-#: largest number of curvatures, (C, C) for each row, for steps on the means
-MOST_CURVATURES = 1 << 25
-#: columns up to which few rows of a log-concave likelihood go one after the other: tables of 3 to
-#: 13 columns take 1.1 to 1.4 times as long in chunks, and of 60 columns 1.1 to 1.4 times as long
-#: without them
-BY_ROWS_UP_TO = 32
-
-
-def stack(parts: list[Working], sites: Sites, log_scale: float, sweeps: int) -> Working:
-    """Gaussians of the latents, (C, ...), and the sites of the rows."""
-    arrays = [[part.precision, part.shift, part.covariance, part.mean] for part in parts]
-    precision, shift, covariance, mean = map(np.stack, zip(*arrays, strict=True))
-    state = State(precision, shift, sites, log_scale, sweeps)
-    return Working(*state, covariance, mean, sum(part.log_norm for part in parts))
-
-
 class Stack(Full):
     """A Gaussian of order d per latent, independent of each other: sites of (n, C) numbers."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        latents, n = problem.loss.latents, problem.n_rows
-        self.shapes = (n, latents), (n, latents), (n,)
-        self.weights = latents * self.order
+        self.latents, n = problem.loss.latents, problem.n_rows
+        self.shapes = (n, self.latents), (n, self.latents), (n,)
+        self.weights, self.rooted = self.latents * self.order, True
+        self.numbers = np.arange(n)
 
     prior = Form.prior
 
     def built(self, sites: Sites, sweeps: int) -> Working | None:
         """The prior times the sites, or None if that is no proper Gaussian. O(C n d^2)."""
         parts = []
-        for k in range(sites.shift.shape[1]):
+        for k in range(self.latents):
             part = super().built(one_of(sites, k), sweeps)
             if part is None:
                 return None
             parts.append(part)
-        total = len(parts) * self.problem.base.log_scale + float(sites.log_scale.sum())
-        return stack(parts, sites, total, sweeps)
-
-
-def put_back(sites: Sites, own: Sites) -> None:
-    """Write them into sites; the log scales are these already."""
-    sites.precision[:], sites.shift[:] = own.precision.T, own.shift.T
-
-
-class LatentChunks(Visits):
-    """The rows of a chunk from one posterior; in halves where one is improper."""
-
-    in_turn = True
-
-    def __init__(self, problem: Problem, core: LatentSites, parallel: bool) -> None:
-        self.problem, self.core, self.parallel = problem, core, parallel
-        self.layout: Layout | None = None
-        self.chunks: list[ChunkedSweep] = []
-        self.summed = True
-
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
-        memory: ChunkMemory = state.memory
-        layout, before = self._laid_out(state.sweeps), self.core.n_refused
-        n, own = len(layout.visits), by_latent(sites)
-        precision, shift = state.precision.copy(), state.shift.copy()
-        for chunk, P, p in zip(self.chunks, precision, shift, strict=True):
-            if not chunk.begin(P, p):
-                raise not_proper()
-        ramps = memory.flat and not self.parallel
-        size, first, lost = FIRST if ramps else memory.size, 0, 0
-        try:
-            while first < n:
-                size = min(size, memory.size)
-                stop = min(first + size, n)
-                lost += self._chunk(layout, first, stop, own)
-                tick(stop - first)
-                first, size = stop, 2 * size
-        finally:
-            put_back(sites, own)
-        base, sweeps = self.problem.base, state.sweeps + 1
-        parts = [
-            gaussian(State(P, p, None, 0.0, sweeps)) for P, p in zip(precision, shift, strict=True)
-        ]
-        counts = Counts(min(n, self.core.n_refused - before + lost))
-        whole = [part for part in parts if part is not None]
-        self.summed = len(whole) < len(parts) or memory.since + 1 >= REFRESH
-        if len(whole) < len(parts):
-            return counts
-        total = len(parts) * base.log_scale + float(sites.log_scale.sum())
-        made = stack(whole, sites, total, sweeps)
-        if not self.summed:
-            return counts._replace(made=made)
-        return counts._replace(left=(made.mean.ravel(), made.covariance.diagonal(0, 1, 2).ravel()))
-
-    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
-        """The state with its memory: chunks are made smaller where sweeps do not contract."""
-        memory: ChunkMemory = old.memory._replace(
-            flat=False, since=0 if self.summed else old.memory.since + 1
+        precision, shift, covariance, mean, root = (
+            np.stack([getattr(part, name) for part in parts])
+            for name in ("precision", "shift", "covariance", "mean", "root")
         )
-        if not self.parallel and self.problem.schedule.block is None:
-            spread = np.sqrt(new.covariance.diagonal(0, 1, 2))
-            distance = float((np.abs(new.mean - old.mean) / spread).max())
-            least, stalled = contraction(distance, memory.least, memory.stalled)
-            if stalled >= STALLED:
-                memory, least, stalled = memory._replace(size=max(1, memory.size // 4)), np.inf, 0
-            memory = memory._replace(least=least, stalled=stalled)
-        return new._replace(memory=memory), counts
+        total = len(parts) * self.problem.base.log_scale + float(sites.log_scale.sum())
+        state = State(precision, shift, sites, total, sweeps)
+        return Working(*state, covariance, mean, sum(part.log_norm for part in parts), root)
 
-    def _laid_out(self, sweep: int) -> Layout:
-        """The rows in the order of this sweep."""
-        (n, d), visits = self.problem.shape, visits_in_chunks(self.problem, sweep, self.layout)
-        if self.layout is None or not np.array_equal(self.layout.visits, visits):
-            self.layout = layout = layout_of(self.problem, visits)
-            block = min(block_of(d, layout.is_sparse), n)
-            # the moments are those of one latent, which these sweeps do not ask for
-            self.chunks = [
-                ChunkedSweep(Probit().tilted(), d, block, 1.0, 1.0, layout.is_sparse)
-                for _ in range(self.problem.loss.latents)
-            ]
-        return self.layout
+    def is_for_parts(self, steps: bool) -> bool:
+        """Whether parts are the automatic order."""
+        wide = self.problem.loss.log_concave and self.order > BY_ROWS_UP_TO
+        return bool(wide or is_for_chunks(self.problem))
 
-    def _chunk(self, layout: Layout, first: int, stop: int, sites: Sites) -> int:
-        """Fit some rows from one posterior; in halves where one is improper. Rows that are lost."""
-        problem, core, todo, lost = self.problem, self.core, [(first, stop)], 0
-        while todo:
-            first, stop = todo.pop()
-            part, count = slice(first, stop), stop - first
-            at, visits = layout.at[part], layout.visits[part]
-            h, s = np.empty((2, len(self.chunks), count))
-            for k, chunk in enumerate(self.chunks):
-                chunk.marginals(layout.rows, at, h[k], s[k])
-            new, scale = np.zeros((len(self.chunks), 3, count)), np.empty(count)
-            before = core.n_refused
-            core.fit(h, s, problem.data.y, visits, *sites, new, scale)
-            refused = core.n_refused > before
-            if not (refused and count > 1) and self._taken(layout, at, visits, new, sites):
-                sites.log_scale[visits] = scale
-            elif count > 1:
-                # refusals of rows that are fitted again do not count
-                core.n_refused = before
-                middle = (first + stop) // 2
-                todo += [(middle, stop), (first, middle)]
-            else:
-                lost += not refused
-        return lost
+    def rows(self, visits: Order) -> Iterator[tuple[Rows, NDArray[np.intp], slice]]:
+        """The rows, their numbers and their places among the visits, piece by piece."""
+        first = 0
+        for part in self.problem.parts(visits):
+            numbers = self.numbers[part.which]
+            yield part.rows, numbers, slice(first, first + len(numbers))
+            first += len(numbers)
 
-    def _taken(
-        self, layout: Layout, at: Indices, visits: Indices, new: Array, sites: Sites
-    ) -> bool:
-        """Take new sites of some rows in, of all latents or of none."""
-        old = np.stack([sites.precision[:, visits], sites.shift[:, visits]], axis=1)
-        unused = np.zeros(len(sites.log_scale))
-        for k, chunk in enumerate(self.chunks):
-            site = sites.precision[k], sites.shift[k], unused
-            if chunk.take(layout.rows, at, visits, new[k], *site):
-                continue
-            for back in range(k):
-                kept = sites.precision[back], sites.shift[back], unused
-                whole = np.concatenate([old[back], np.zeros((1, len(visits)))])
-                self.chunks[back].take(layout.rows, at, visits, whole, *kept)
-            return False
-        return True
+    def each(self, state: Working) -> list[Working]:
+        """The Gaussian of each latent."""
+        names = "precision", "shift", "covariance", "mean", "root"
+        arrays = zip(*(getattr(state, name) for name in names), strict=True)
+        return [state._replace(**dict(zip(names, own, strict=True))) for own in arrays]
 
+    def at(self, latents: list[Working], visits: Order) -> tuple[Array, Array]:
+        """Means and variances of the latents of rows, (C, q) each. O(C q d^2)."""
+        h, s = np.empty((2, self.latents, len(visits)))
+        for rows, _, at in self.rows(visits):
+            for k, now in enumerate(latents):
+                marginals(rows, now.covariance, now.root, now.mean, h[k, at], s[k, at])
+        return h, s
 
-class StackEngine(EPEngine):
-    """EP on rows with several latents, one after the other or in chunks."""
+    def moved(
+        self, latents: list[Working], visits: Order, tau: Array, nu: Array
+    ) -> list[Working] | None:
+        """The Gaussians after moves (C, q) of the sites of rows. None: one is improper.
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, Stack(problem))
-        loss: Any = problem.loss
-        schedule = problem.schedule
-        moments = loss.latent_moments()
-        core = LatentSites(moments, schedule.damping, problem.shape[1])
-        order, undamped = schedule.order, schedule.tol > 0.0 and schedule.damping == 1.0
-        if order == "auto":
-            many = is_for_chunks(problem) or (loss.log_concave and problem.shape[1] > BY_ROWS_UP_TO)
-            chunked = schedule.block is not None or (many and schedule.is_automatic)
-            order = "chunked" if chunked else "sequential"
-        if schedule.block is not None and order != "chunked":
-            raise ValueError(
-                f"block is {schedule.block}; allowed with {loss!r} in {order} order: None"
-            )
-        self.order = order
-        self.core, self.chunks = core, None
-        if order in ("chunked", "parallel"):
-            self.chunks = LatentChunks(problem, core, order == "parallel")
-        few = self.n_sites * loss.latents**2 <= MOST_CURVATURES
-        if schedule.order == "auto" and undamped and loss.log_concave and few:
-            self.moments, self.steps = moments, True
-            self.prior_covariance = inverse_of(problem.prior.precision)
-
-    def visits(self, state: Working) -> Visits:
-        return self.chunks or self
-
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
-        problem, core, before = self.problem, self.core, self.core.n_refused
-        own, covariance, mean = by_latent(sites), state.covariance.copy(), state.mean.copy()
-        visits = problem.schedule.checked_visits(problem.shape[0], state.sweeps)
-        for rows in map(as_array, problem.pieces(visits)):
-            core.sweep(problem.rows(rows), problem.data.y, rows, covariance, mean, *own)
-            tick(len(rows))
-        put_back(sites, own)
-        variance = covariance.diagonal(0, 1, 2).ravel()
-        refused = min(len(sites.log_scale), core.n_refused - before)
-        return Counts(refused, left=(mean.ravel(), variance))
-
-    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
-        """The state, whose sites are flat no more."""
-        return new._replace(memory=new.memory._replace(flat=False)), counts
-
-    def begun(self, state: Working, is_flat: bool) -> Working:
-        size = self.n_sites if self.order == "parallel" else chunk_size(self.problem)
-        return state._replace(memory=ChunkMemory(size, is_flat))
-
-    def before(self, state: Working) -> Working:
-        """The state after a step on all means. O(C n d^2).
-
-        Each latent is solved for by its covariance, and what all have in common by the prior's.
+        O(C (q d^2 + d^3)).
         """
-        if state.memory.flat:
-            return state
-        (X, y, *_), prior, covariance = self.problem.data, self.problem.prior, state.covariance
+        made, pieces = [], list(self.rows(visits))
+        for k, now in enumerate(latents):
+            precision, shift = now.precision.copy(), now.shift.copy()
+            for rows, _, at in pieces:
+                add_sites(rows, tau[k, at], nu[k, at], precision, shift)
+            part = gaussian(State(precision, shift, None, 0.0, now.sweeps), True)
+            if part is None:
+                return None
+            made.append(part)
+        return made
 
-        def nearly(r: Array) -> tuple[Array, Array]:
-            common = self.prior_covariance @ r.sum(axis=0) / len(r)
-            z = np.asarray(np.einsum("kij,kj->ki", covariance, r) + common)
-            return z, z @ prior.precision
+    def covariances(self, state: Working) -> Array:
+        return np.asarray(state.covariance)
 
-        def solve(W: Array, aim: Array, slope: Array) -> Array:
-            def pull(z: Array) -> Array:
-                pulled = np.einsum("ijk,ik->ij", W, np.asarray(X @ z.T))
-                return np.asarray(X.T @ pulled).T
+    def summed(self, values: Array) -> Array:
+        """Σ_i x_i b_ik, (C, d), of numbers b (n, C)."""
+        return np.asarray(self.problem.data.X.T @ values).T
 
-            right = np.asarray(X.T @ aim).T - (state.mean @ prior.precision - prior.shift)
-            return np.asarray(X @ conjugate_gradients(right, pull, nearly).T)
+    def spread(self, z: Array) -> Array:
+        """x_i.z_k, (n, C), of weights z (C, d)."""
+        return np.asarray(self.problem.data.X @ z.T)
 
-        h, s = marginals(X, state.mean, covariance)
-        step = newton_step(self.moments, y, state.sites, h, s, solve)
-        if step is None:
-            return state
-        shifts = step[1]
-        shift = prior.shift + np.asarray(X.T @ shifts).T
-        mean = np.einsum("kij,kj->ki", state.covariance, shift)
-        if not np.isfinite(mean).all():
-            return state
-        return state._replace(sites=state.sites._replace(shift=shifts), shift=shift, mean=mean)
+    def nearly(self, state: Working, covariance: Array) -> Callable[[Array], tuple[Array, Array]]:
+        """See :func:`conjugate_gradients`.
 
-    def drifts(self, state: Working) -> bool:
-        return bool(state.memory.since > 0)
+        Each latent is solved for by its covariance, what all have in common by the prior's.
+        """
+        prior = self.problem.prior.precision
+        prior_covariance = inverse_of(prior)
 
+        def solve(r: Array) -> tuple[Array, Array]:
+            z = times(covariance, r) + prior_covariance @ r.sum(axis=0) / len(r)
+            return z, z @ prior
 
-# ---- processes with several latent values per observation: a product over them of processes ----
+        return solve
 
-
-#: observations up to which the first sweep visits one after the other: fits of 100 to 400 take 1.1
-#: times as long without it, and of 600 and 900 .9 and .98 of the time with it
-SEQUENTIAL_UP_TO = 400
+    def shifted(self, state: Working, sites: Sites, covariance: Array) -> Working:
+        """The state after other shifts of its sites."""
+        shift = self.problem.prior.shift + self.summed(sites.shift)
+        return state._replace(sites=sites, shift=shift, mean=times(covariance, shift))
 
 
 def one_of(sites: Sites, k: int) -> Sites:
@@ -406,6 +244,7 @@ class Kernels(Form):
     """The form of q with a matrix of order n per latent, in the array of its kernel."""
 
     def __init__(self, problem: Any) -> None:
+        self.problem = problem
         self.forms, self.order = [Kernel(kernel) for kernel in problem.kernel], problem.n_rows
         self.shape = problem.n_rows, problem.loss.latents
         self.shapes = self.shape, self.shape, self.shape[:1]
@@ -443,104 +282,172 @@ class Kernels(Form):
         for form in self.forms:
             form.own_arrays()
 
+    def is_for_parts(self, steps: bool) -> bool:
+        """Whether all values at once are the automatic order: after a step on the means."""
+        return steps
 
-class LatentProcessEngine(EPEngine):
-    """EP on observations of several processes, in C n^2 numbers and twice that beside.
+    def rows(self, visits: Order) -> Iterator[tuple[Rows, NDArray[np.intp], slice]]:
+        """Rows of the identity."""
+        numbers = as_array(visits)
+        yield Rows(np.eye(self.order)[numbers]), numbers, slice(None)
 
-    A step on all means, then all observations at once, or one after the other.
-    """
+    def each(self, state: GPState) -> tuple[ValueMoments, ...]:
+        """The moments of each latent."""
+        moments: tuple[ValueMoments, ...] = state.moments
+        return moments
 
-    def __init__(self, problem: Any) -> None:
-        super().__init__(problem, Kernels(problem))
-        self.pool = problem.kernel[0].pool
-        schedule, (n, latents) = self.schedule, self.form.shape
-        self.moments = problem.loss.latent_moments()
-        self.core = LatentSites(self.moments, schedule.damping, n)
-        self.at_once = schedule.order == "parallel"
-        joins = schedule.order == "auto" and schedule.tol > 0.0 and schedule.damping == 1.0
-        joins = joins and problem.loss.log_concave
-        self.joins = bool(joins and n * latents**2 <= MOST_CURVATURES)
+    def at(self, latents: tuple[ValueMoments, ...], visits: Order) -> tuple[Array, Array]:
+        """Means and variances of values, (C, q) each."""
+        h, s = (
+            np.stack([getattr(part, name)[visits] for part in latents])
+            for name in ("mean", "variance")
+        )
+        return h, s
 
-    def begun(self, state: GPState, is_flat: bool) -> GPState:
-        return state._replace(memory=not is_flat or self.n_sites > SEQUENTIAL_UP_TO)
+    def covariances(self, state: GPState) -> Array:
+        """Those of the latents, in an array of their own, (C, n, n)."""
+        covariance = np.empty((len(self.forms), self.order, self.order))
+        for k, form in enumerate(self.forms):
+            covariance[k] = symmetric_from_upper(form.matrix.array)
+        return covariance
 
-    def unswept(self, state: GPState) -> tuple[GPState, Counts]:
-        # the arrays of the kernels have other covariances
-        same = self.form.built(state.sites, state.sweeps + 1)
-        return same._replace(memory=False), Counts(self.n_sites)
+    def summed(self, values: Array) -> Array:
+        return np.ascontiguousarray(values.T)
 
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
-        before = self.core.n_refused
-        if self.joins:
-            self.at_once = state.memory
-        mean, shifts = np.stack([part.mean for part in state.moments]), state.sites.shift
-        if self.joins and state.sites.precision.any():
-            stepped = self._step(state, mean)
-            if stepped is not None:
-                mean, shifts = stepped
-        stood = state.sites._replace(shift=shifts)
-        fitted = (self._all if self.at_once else self._by_one)(state, mean, stood)
-        for part, new in zip(sites, fitted, strict=True):
-            part[:] = new
-        tick(self.form.order)
-        return Counts(self.core.n_refused - before)
+    def spread(self, z: Array) -> Array:
+        return z.T
 
-    def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
-        """The state, and whether the next sweep is of all at once: unless this one was halved."""
-        return new._replace(memory=counts.settled is None or not self.at_once), counts
+    def nearly(self, state: GPState, covariance: Array) -> Callable[[Array], tuple[Array, Array]]:
+        """See :func:`conjugate_gradients`. K is not inverted.
 
-    # -- all at once --
-
-    def _all(self, state: GPState, mean: Array, sites: Sites) -> Sites:
-        """New sites of all observations from one posterior."""
-        variance = np.stack([part.variance for part in state.moments])
-        n, latents = sites.shift.shape
-        new, scale, numbers = np.zeros((latents, 2, n)), np.empty(n), np.arange(n)
-        y = self.problem.data.y
-        self.core.fit(mean, variance, y, numbers, *by_latent(sites), new, scale)
-        first, second = (np.ascontiguousarray(new[:, j].T) for j in range(2))
-        return Sites(first, second, scale)
-
-    def _step(self, state: GPState, mean: Array) -> tuple[Array, Array] | None:
-        """Means (C, n) and shifts (n, C) after a step on all means. None: there is none to take.
-
-        K is not inverted. Each latent is solved for by its covariance, of which K^-1 times that is
-        known; what all have in common by K, where that is the same for all.
+        Each latent is solved for by its covariance, of which K^-1 times that is known; what all
+        have in common by K, where that is the same for all.
         """
-        covariance = [symmetric_from_upper(kernel.array) for kernel in self.problem.kernel]
         common, tau = self.problem.common, state.sites.precision.T
 
-        def nearly(r: Array) -> tuple[Array, Array]:
-            z = np.stack([matrix @ part for matrix, part in zip(covariance, r, strict=True)])
+        def solve(r: Array) -> tuple[Array, Array]:
+            z = times(covariance, r)
             back = r - tau * z
             if common is not None:
                 total = r.sum(axis=0) / len(r)
                 z, back = z + common @ total, back + total
             return z, back
 
-        def solve(W: Array, aim: Array, slope: Array) -> Array:
+        return solve
+
+    def shifted(self, state: GPState, sites: Sites, covariance: Array) -> GPState:
+        """The state after other shifts of its sites. O(C n^2)."""
+        mean = times(covariance, sites.shift.T)
+        moments = [part._replace(mean=m) for part, m in zip(state.moments, mean, strict=True)]
+        return state._replace(sites=sites, moments=tuple(moments))
+
+
+class LatentEngine(EPEngine):
+    """EP on several latents, after a step on all means where that may be."""
+
+    def __init__(self, problem: Problem) -> None:
+        is_process = problem.kernel is not None
+        super().__init__(problem, Kernels(problem) if is_process else Stack(problem))
+        loss: Any = problem.loss
+        schedule, order = problem.schedule, problem.schedule.order
+        self.moments = loss.latent_moments()
+        self.core = LatentSites(self.moments, schedule.damping, self.form.order)
+        few = self.n_sites * loss.latents**2 <= MOST_CURVATURES
+        undamped = schedule.tol > 0.0 and schedule.damping == 1.0
+        self.steps = bool(order == "auto" and undamped and loss.log_concave and few)
+        if order == "auto":
+            many = schedule.is_automatic and self.form.is_for_parts(self.steps)
+            order = "chunked" if schedule.block is not None or many else "sequential"
+        if schedule.block is not None and order != "chunked":
+            raise ValueError(
+                f"block is {schedule.block}; allowed with {loss!r} in {order} order: None"
+            )
+        self.in_parts = order in ("chunked", "parallel")
+        #: whether all are one part
+        self.at_once = is_process or order == "parallel"
+        # a posterior of the sites so far is cheap then
+        self.in_turn = not is_process
+        if is_process:
+            self.pool = problem.kernel[0].pool
+
+    def begun(self, state: Any, is_flat: bool) -> Any:
+        size = self.n_sites if self.at_once else chunk_size(self.problem)
+        return state._replace(memory=ChunkMemory(size, is_flat))
+
+    def before(self, state: Any) -> Any:
+        """The state after a step on all means. O(C n d^2)."""
+        if state.memory.flat:
+            return state
+        form, covariance = self.form, self.form.covariances(state)
+
+        def solve(W: Array, rest: Array) -> Array:
             def pull(z: Array) -> Array:
-                return np.asarray(np.einsum("ijk,ki->ji", W, z))
+                return np.asarray(form.summed(np.einsum("ijk,ik->ij", W, form.spread(z))))
 
-            return conjugate_gradients((aim - slope).T, pull, nearly).T
+            nearly = form.nearly(state, covariance)
+            return np.asarray(form.spread(conjugate_gradients(form.summed(rest), pull, nearly)))
 
-        variance = np.stack([part.variance for part in state.moments])
-        step = newton_step(
-            self.moments, self.problem.data.y, state.sites, mean.T, variance.T, solve
-        )
-        return None if step is None else (np.ascontiguousarray(step[0].T), step[1])
+        h, s = (part.T for part in form.at(form.each(state), range(self.n_sites)))
+        shifts = newton_step(self.moments, self.problem.data.y, state.sites, h, s, solve)
+        if shifts is None:
+            return state
+        return form.shifted(state, state.sites._replace(shift=shifts), covariance)
 
-    # -- one after the other --
+    def visit(self, state: Any, sites: Sites, tick: Tick) -> Counts:
+        own, before, left = by_latent(sites), self.core.n_refused, None
+        few = self.schedule.order == "auto" and self.n_sites <= SEQUENTIAL_UP_TO
+        try:
+            if self.in_parts and not (few and state.memory.flat):
+                self._in_parts(state, own, tick)
+            else:
+                left = self._in_turn(state, own, tick)
+        finally:  # the log scales are those of the sites
+            sites.precision[:], sites.shift[:] = own.precision.T, own.shift.T
+        return Counts(min(self.n_sites, self.core.n_refused - before), left=left)
 
-    def _by_one(self, state: GPState, center: Array, sites: Sites) -> Sites:
-        """O(C n^3)."""
-        n = self.form.order
-        covariance = np.stack(
-            [symmetric_from_upper(kernel.array) for kernel in self.problem.kernel]
-        )
-        mean, (tau, nu, scale) = center.copy(), by_latent(sites)
-        scale = scale.copy()
-        visits = as_array(self.schedule.checked_visits(n, state.sweeps))
-        rows = Rows(np.eye(n)[visits])
-        self.core.sweep(rows, self.problem.data.y, visits, covariance, mean, tau, nu, scale)
-        return Sites(np.ascontiguousarray(tau.T), np.ascontiguousarray(nu.T), scale)
+    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
+        """The state with what the next sweep goes by."""
+        moved = change(self.summary(old, False), self.summary(new, False))
+        fixed = self.at_once or self.schedule.block is not None
+        return new._replace(memory=old.memory.next(moved, self.n_sites, fixed)), counts
+
+    def unswept(self, state: Any) -> tuple[Any, Counts]:
+        # the arrays of kernels have other covariances
+        same = self.form.built(state.sites, state.sweeps + 1)
+        return following(state, same), Counts(self.n_sites)
+
+    def _in_turn(self, state: Any, own: Sites, tick: Tick) -> tuple[Array, Array]:
+        """Rows one after the other. What they leave: mean and variance."""
+        covariance = self.form.covariances(state).copy()
+        mean = np.stack([part.mean for part in self.form.each(state)])
+        visits = self.schedule.checked_visits(self.n_sites, state.sweeps)
+        for rows, numbers, _ in self.form.rows(visits):
+            self.core.sweep(rows, self.problem.data.y, numbers, covariance, mean, *own)
+            tick(len(numbers))
+        return mean.ravel(), covariance.diagonal(0, 1, 2).ravel()
+
+    def _in_parts(self, state: Any, own: Sites, tick: Tick) -> None:
+        """Rows in parts, each from the posterior of the last, in smaller ones if it is improper."""
+        n, core, size, first = self.n_sites, self.core, state.memory.size, 0
+        visits, now = visits_in_chunks(self.problem, state.sweeps, None), self.form.each(state)
+        while first < n:
+            part = visits[first : first + size]
+            numbers, before = as_array(part), core.n_refused
+            new, scale = np.zeros((len(own.shift), 3, len(part))), np.empty(len(part))
+            h, s = self.form.at(now, part)
+            core.fit(h, s, self.problem.data.y, numbers, *own, new, scale)
+            made = now
+            if first + len(part) < n:  # what the last ones make is built of all sites
+                moves = new[:, 0] - own.precision[:, numbers], new[:, 1] - own.shift[:, numbers]
+                made = self.form.moved(now, part, *moves)
+            if made is None and len(part) > 1:
+                # refusals of rows that are fitted again do not count
+                core.n_refused, size = before, (len(part) + 1) // 2
+                continue
+            if made is None:
+                core.n_refused = before + 1
+            else:
+                now, own.log_scale[numbers] = made, scale
+                own.precision[:, numbers], own.shift[:, numbers] = new[:, 0], new[:, 1]
+            tick(len(part))
+            first, size = first + len(part), min(2 * size, state.memory.size)
