@@ -160,9 +160,9 @@ def test_systems_are_solved_by_blocks():
     s = start.s * rng.uniform(0.9, 1.1, size=(2, n))
     point = engine._inner(s, start.r, 1e-10)
     unit = np.sqrt(s[1])
-    S = point.process.covariance * np.outer(unit, unit)
+    S = engine._process(point.r)[1] * np.outer(unit, unit)
     T = np.eye(2 * n)
-    T[n:, :n] = -np.diag((point.process.mean - s[0] / s[1]) * unit)
+    T[n:, :n] = -np.diag((point.moments.mean - s[0] / s[1]) * unit)
     Hr = T @ np.block([[S, np.zeros((n, n))], [np.zeros((n, n)), 0.5 * S**2]]) @ T.T
     b11, b12, b22 = map(np.diag, point.blocks)
     Hq = np.block([[b11, b12], [b12, b22]])
@@ -190,9 +190,9 @@ def test_goes_on_from_near_a_fixed_point(off):
             state = stepped(engine, state)
     point = state.point
     sd = np.sqrt(fit.variance)
-    for found in (point.process.mean, point.tilted.mean, point.s[0] / point.s[1]):
+    for found in (point.moments.mean, point.tilted.mean, point.s[0] / point.s[1]):
         np.testing.assert_allclose(found / sd, fit.mean / sd, rtol=0, atol=1e-6)
-    for found in (np.diag(point.process.covariance), point.tilted.variance, 1 / point.s[1]):
+    for found in (point.moments.variance, point.tilted.variance, 1 / point.s[1]):
         np.testing.assert_allclose(found, fit.variance, rtol=1e-6)
 
 
