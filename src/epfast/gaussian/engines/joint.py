@@ -122,10 +122,10 @@ def joint_sites(
         u = variance * np.exp(-squared / variance)
         # with the own site as it was, then without it
         h = mean + across + (u - variance) * (dt * fit.mean - dn)
-        left = 1.0 - tau0 * u
-        if not (left > 0.0).all():
+        there = cavities(sites, h, u)
+        if there is None:
             return None
-        image = np.concatenate([((h - nu0 * u) / left - m0) / sd0, np.log(u / left / v0)])
+        image = np.concatenate([(there[0] - m0) / sd0, np.log(there[1] / v0)])
         return (fit, image) if np.isfinite(image).all() else None
 
     with np.errstate(all="ignore"):  # what overflows ends the passes

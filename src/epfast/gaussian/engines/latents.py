@@ -33,6 +33,7 @@ from epfast.gaussian.engines.chunks import (
     visits_in_chunks,
 )
 from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments
+from epfast.gaussian.engines.nested import times
 from epfast.gaussian.problem import Problem, State, inverse_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -83,11 +84,6 @@ def newton_step(
     step = solve(W, aim - slope)
     shifts = aim - np.einsum("ijk,ik->ij", W, step) + sites.precision * (h + step)
     return np.asarray(shifts) if np.isfinite(shifts).all() else None
-
-
-def times(matrices: Array, vectors: Array) -> Array:
-    """The product of each of some matrices, (C, m, m), and its vector, (C, m)."""
-    return np.asarray(np.matmul(matrices, vectors[:, :, None])[:, :, 0])
 
 
 def conjugate_gradients(

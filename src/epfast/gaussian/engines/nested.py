@@ -184,7 +184,7 @@ def sum_of_classes(
     return whole.reshape(count * d, -1), shift.ravel()
 
 
-def _times(A: Array, b: Array) -> Array:
+def times(A: Array, b: Array) -> Array:
     """Products of matrices (n, k, k) and vectors (n, k)."""
     return np.asarray((A @ b[:, :, None])[:, :, 0])
 
@@ -357,15 +357,13 @@ class NestedEngine(EPEngine):
         (M, b), sd = of_differences(*sites[:2]), np.sqrt(C.diagonal(0, 1, 2))
         if not (sd > 0.0).all():
             return None
-        inverse = np.linalg.inv(np.eye(mean.shape[1]) - C @ M)
-        V = inverse @ C
-        V, inner = 0.5 * (V + np.swapaxes(V, 1, 2)), sites
+        (_, V), inner = cavities(mean, C, sites), sites
         pulled: Array | float = 0.0
         if form.offset is not None:  # sites are on h with its offset
             pulled = to_classes(form.classes, b) - form.of_classes(everyone, sites)[1]
         first = last = math.inf
         for step in range(MEAN_STEPS + 1):
-            m = _times(inverse, mean - _times(C, b))
+            m = mean + times(V, times(M, mean) - b)
             ends = step == MEAN_STEPS or last <= ENOUGH * first < math.inf
             # later on the way the next step corrects what one round has left
             inner, _, refused = within(m, V, inner, ROUNDS if ends or step < 2 else 1)
@@ -374,9 +372,9 @@ class NestedEngine(EPEngine):
             if ends:
                 break
             new, own = of_differences(*inner[:2])
-            right = m + _times(V, own)
+            right = m + times(V, own)
             tilted = np.linalg.solve(np.eye(len(V[0])) + V @ new, right[:, :, None])[:, :, 0]
-            b = own + _times(M - new, tilted)
+            b = own + times(M - new, tilted)
             by_class = to_classes(form.classes, b) - pulled
             shift = np.asarray(X.T @ by_class).T + base.shift
             h = X @ (state.covariance @ shift.ravel()).reshape(form.count, -1).T
