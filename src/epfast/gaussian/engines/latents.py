@@ -32,6 +32,7 @@ from epfast.gaussian.engines.chunks import (
     is_for_chunks,
     visits_in_chunks,
 )
+from epfast.gaussian.engines.joint import cavities
 from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments
 from epfast.gaussian.engines.nested import times
 from epfast.gaussian.problem import Problem, State, inverse_of
@@ -61,29 +62,6 @@ def by_latent(sites: Sites) -> Sites:
     """Sites as the core has them: precision and shift (C, n), log scale (n,)."""
     precision, shift = (np.ascontiguousarray(part.T) for part in sites[:2])
     return Sites(precision, shift, sites.log_scale)
-
-
-def newton_step(
-    moments: Any, y: Any, sites: Sites, h: Array, s: Array, solve: Callable[..., Array]
-) -> Array | None:
-    """Shifts of the sites, (n, C), after a step on all means. None: there is none.
-
-    h, s: means and variances of the latents, (n, C). solve: (W, rest) -> how far they move, with
-    rest the slopes where they are less those that the sites have.
-    """
-    n, latents = h.shape
-    ratio = 1.0 - sites.precision * s
-    if not (ratio > 0.0).all():
-        return None
-    v = np.ascontiguousarray(s / ratio)
-    slope = sites.shift - sites.precision * h
-    d, W = np.empty((n, latents)), np.empty((n, latents, latents))
-    if moments.curvatures(y, np.ascontiguousarray(h - v * slope), v, d, W):
-        return None
-    aim = d + np.einsum("ijk,ik->ij", W, v * (d - slope))
-    step = solve(W, aim - slope)
-    shifts = aim - np.einsum("ijk,ik->ij", W, step) + sites.precision * (h + step)
-    return np.asarray(shifts) if np.isfinite(shifts).all() else None
 
 
 def conjugate_gradients(
@@ -371,23 +349,30 @@ class LatentEngine(EPEngine):
         return state._replace(memory=ChunkMemory(size, is_flat))
 
     def before(self, state: Any) -> Any:
-        """The state after a step on all means. O(C n d^2)."""
+        """The state after a Newton step on all means. O(C n d^2)."""
         if state.memory.flat:
             return state
-        form, covariance = self.form, self.form.covariances(state)
-
-        def solve(W: Array, rest: Array) -> Array:
-            def pull(z: Array) -> Array:
-                return np.asarray(form.summed(np.einsum("ijk,ik->ij", W, form.spread(z))))
-
-            nearly = form.nearly(state, covariance)
-            return np.asarray(form.spread(conjugate_gradients(form.summed(rest), pull, nearly)))
-
+        form, sites, covariance = self.form, state.sites, self.form.covariances(state)
         h, s = (part.T for part in form.at(form.each(state), range(self.n_sites)))
-        shifts = newton_step(self.moments, self.problem.data.y, state.sites, h, s, solve)
-        if shifts is None:
+        around = cavities(sites, h, s)
+        if around is None:
             return state
-        return form.shifted(state, state.sites._replace(shift=shifts), covariance)
+        m, v = map(np.ascontiguousarray, around)
+        slopes, W = np.empty(h.shape), np.empty((*h.shape, h.shape[1]))
+        if self.moments.curvatures(self.problem.data.y, m, v, slopes, W):
+            return state
+        held = sites.shift - sites.precision * h
+        aim = slopes + np.einsum("ijk,ik->ij", W, v * (slopes - held))
+
+        def pull(z: Array) -> Array:
+            return np.asarray(form.summed(np.einsum("ijk,ik->ij", W, form.spread(z))))
+
+        nearly = form.nearly(state, covariance)
+        step = form.spread(conjugate_gradients(form.summed(aim - held), pull, nearly))
+        shifts = aim - np.einsum("ijk,ik->ij", W, step) + sites.precision * (h + step)
+        if not np.isfinite(shifts).all():
+            return state
+        return form.shifted(state, sites._replace(shift=shifts), covariance)
 
     def visit(self, state: Any, sites: Sites, tick: Tick) -> Counts:
         own, before, left = by_latent(sites), self.core.n_refused, None
