@@ -414,7 +414,7 @@ class LatentEngine(EPEngine):
         while first < n:
             part = visits[first : first + size]
             numbers, before = as_array(part), core.n_refused
-            new, scale = np.zeros((len(own.shift), 3, len(part))), np.empty(len(part))
+            new, scale = np.empty((len(own.shift), 2, len(part))), np.empty(len(part))
             h, s = self.form.at(now, part)
             core.fit(h, s, self.problem.data.y, numbers, *own, new, scale)
             made = now
