@@ -397,6 +397,18 @@ def test_a_prior_that_ends():
             epfast.fit_hyper(unit * X, y, loss=losses.Gaussian(0.25), sds=sds)
 
 
+def test_a_mode_at_the_end_of_a_prior():
+    """exp(log(3)) is above 3, where the density of Uniform(3) is 0: it was said to have no end."""
+    rng = np.random.default_rng(1)
+    rows = np.eye(6)[np.arange(24) % 6]
+    y = rows @ (8.0 * rng.normal(size=6)) + 0.5 * rng.normal(size=24)
+    given = {"loss": losses.Gaussian(0.25), "sds": {"g": (slice(0, 6), priors.Uniform(3.0))}}
+    with pytest.warns(DataWarning, match="leans on the end of its prior, 3"):
+        post = epfast.fit_hyper(rows, y, **given)
+    assert post.mode[0] == pytest.approx(3.0)
+    assert math.isfinite(post.log_evidence)
+
+
 def test_improper_posteriors():
     """One label per group under a flat prior has no end."""
     labels = np.where(RNG.random(12) < 0.5, 1, -1)

@@ -69,6 +69,8 @@ ACCURACY = 1e-3
 REACH, REACH_OF_CORRELATIONS = 25.0, 8.0
 #: an imaginary step, whose square is lost: the slope that it gives has no rounding
 IMAGINARY = 1e-30
+#: more than the rounding of a logarithm
+ROUNDING = 1e-12
 #: points that are drawn: with 128 sds of sds are within 3 % of those of 1,024 (hyper.md, 2)
 DRAWS = 128
 #: more hyper-parameters than these are not averaged over: of 1,024 points 417 count with 10
@@ -112,6 +114,11 @@ class Unknown(NamedTuple):
     def most(self) -> float:
         """No value is above this."""
         return math.inf if isinstance(self.prior, priors.LKJ) else self.prior.most
+
+    @property
+    def log_most(self) -> float:
+        """The logarithm of that, less its rounding: beyond the end the density is 0."""
+        return math.log(self.most) - ROUNDING
 
     def log_density(self, u: float) -> tuple[float, float, float]:
         """Log of the prior over u, its slope and second derivative."""
@@ -250,8 +257,7 @@ class LinearTarget(Target):
         for k, one in enumerate(self._numbers, self.n_prior):
             name, power = self._parameter(one.name)
             self.bounds[k] = np.log(problem.loss.limits(name)) / power
-        most = [math.log(one.most) for one in unknowns]
-        self.bounds[:, 1] = np.minimum(self.bounds[:, 1], most)
+        self.bounds[:, 1] = np.minimum(self.bounds[:, 1], [one.log_most for one in unknowns])
         self.start = np.clip(self.start, *self.bounds.T)
         levels = problem.levels
         self.of_many = levels is not None and len(levels.columns) >= MANY

@@ -76,7 +76,7 @@ class ProcessTarget(Target):
         """at: the process at theta (p,), logs; places, powers: of unknowns in it, (m,)."""
         self.at, self.schedule, self.unknowns = at, schedule, unknowns
         self.theta, self.places, self.powers = theta, places, powers
-        most = np.array([math.log(one.most) for one in unknowns])
+        most = [one.log_most for one in unknowns]
         low, high = np.sort(bounds[places].T / powers, axis=0)
         self.bounds = np.stack([low, np.minimum(high, most)], axis=1)
         self.starts = [np.clip(theta[places] / powers, *self.bounds.T)]
