@@ -13,7 +13,7 @@ from epfast.estimators.evidence import LATENT_VARIANCES, Fits
 from epfast.estimators.parameters import weak_prior
 from epfast.estimators.search import Learnt, Search, warn_lost
 from epfast.gaussian import IntegratedPosterior
-from epfast.gaussian.held import LAST, newton, with_noise
+from epfast.gaussian.held import newton, with_noise
 from epfast.gaussian.hyper import DRAWS, MOST
 from epfast.inference import DataWarning
 from epfast.inference.hyper import (
@@ -85,7 +85,7 @@ class Averaging:
         """The most probable point under the priors. None: there is none."""
         search = self.search
         if search.spectrum is not None:
-            u = newton(search.exact, self.start, search.bounds, LAST)
+            u = newton(search.exact, self.start, search.bounds)
             return HyperPoint(u, search.exact(u)[0], self.fit_of(u, None))
         climbed = search.climb(self.start)
         if climbed is None or not climbed.settled:
@@ -127,7 +127,7 @@ class Averaging:
         search, point = self.search, partial(self.point, tol=tol)
         if search.alone:
             return Surface(mode, self.point, np.array([[SPACING]]))
-        bent = search.bent(mode.u, mode.fit)
+        bent = -search.derivatives(mode.u, mode.fit)[1]
         known = np.isfinite(bent).all()
         axes = axes_of(bent) if known else principal_axes(mode, point, self.slopes)
         return Surface(mode, point, axes)

@@ -23,6 +23,7 @@ from epfast.gaussian import (
     fit_problem,
 )
 from epfast.gaussian.choices import Choices
+from epfast.gaussian.held import curvature
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.problem import (
     NO_SPREAD,
@@ -164,19 +165,25 @@ class Fits(Slopes):
 
     def curvature(self, precision: float, d: int) -> float:
         """d^2 log Z / (d log v)^2 of one prior variance, the sites held. NaN without matrices."""
-        total = 0.0
+        variances, groups = np.array([1.0 / precision]), np.zeros(d, dtype=np.intp)
+        return self.curvatures(variances, groups).item()
+
+    def curvatures(self, variances: Array, groups: NDArray[np.intp]) -> Array:
+        """d^2 log Z / d log v_i d log v_j of k prior variances, the sites held, (k, k).
+
+        NaN without matrices. groups: of the d coefficients, 0 to k - 1.
+        """
+        d, total = len(groups), np.zeros((len(variances), len(variances)))
         for post in self.posteriors:
             full = isinstance(post, FullPosterior) and not isinstance(post, WidePosterior)
             if not full and not isinstance(post, JointPosterior):
-                return math.nan
-            which: Any = slice(d)  # no intercepts
-            if post.mean.ndim > 1:
-                which = np.arange(post.mean.size).reshape(post.mean.shape)[:, :d].ravel()
-            m = precision * post.mean.ravel()[which]
-            S = precision * post.covariance[which][:, which]
-            total += m @ S @ m / precision + 0.5 * (S * S).sum()
-            total -= 0.5 * (m @ m / precision + np.trace(S))
-        return float(total)
+                return np.full(total.shape, math.nan)
+            # of several latents those of each, without intercepts
+            places = np.arange(post.mean.size).reshape(-1, post.mean.shape[-1])[:, :d]
+            which, repeated = places.ravel(), np.tile(groups, len(places))
+            covariance = post.covariance[np.ix_(which, which)]
+            total += curvature(post.mean.ravel()[which], covariance, repeated, variances)
+        return total
 
     @property
     def count(self) -> int:

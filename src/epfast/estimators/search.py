@@ -25,9 +25,9 @@ from epfast.estimators.leading import leading
 from epfast.estimators.parameters import LossParameters, OfPower
 from epfast.estimators.spectrum import Spectrum
 from epfast.gaussian import Problem
-from epfast.gaussian.held import LAST, Held, gains, most_probable, newton, with_prior
+from epfast.gaussian.held import gains, newton, newton_step
 from epfast.inference import FAILURES, fit_from
-from epfast.inference.hyper import MIXED, SHARE, fixed_point
+from epfast.inference.hyper import SHARE, fixed_point
 from epfast.inference.records import warn_user
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule, SharedSites
@@ -73,10 +73,7 @@ SLOW = 0.7
 #: to which a maximum differs from a point where the search is stuck: the 128 fits are the same with
 #: 1e-4 and 1
 STEPS, SLOPE, CLIMB_TOL, LEVEL = 200, 1e-4, 1e-6, 1e-2
-#: the last of Newton's steps with the sites of a sweep held, that another sweep changes: the 128
-#: fits take 1,043 and 1,077 runs with .1 and 1
-NEARLY = 0.3
-#: step of differences of slopes of priors, and of the last of Newton's with exact derivatives
+#: step of differences of slopes of priors
 SHORT = 1e-6
 
 
@@ -267,49 +264,43 @@ class Search:
 
     def slopes(self, u: Array, fits: Fits) -> Array:
         """The gradient at a fixed point."""
-        by_variance: Any = []
+        return self.derivatives(u, fits)[0]
+
+    def derivatives(self, u: Array, fits: Fits) -> tuple[Array, Array]:
+        """The gradient at a fixed point, and second derivatives with sites, or cavities, held.
+
+        These are NaN without d x d matrices.
+        """
+        if self.spectrum is not None:
+            return self.exact(u)[1:]
+        k, numbers = self.k, slice(self.k, None)
+        _, slopes, bent = self.log_prior(u)
+        at: Any = None if self.parameters is None else self.parameters.at
+        by_number, more = gains(fits.posteriors, at, u[numbers], self.bounds[numbers])
+        slopes[numbers] += by_number
+        bent[numbers, numbers] += more
+        d = self.problem.d
         if self.groups is not None:
-            by_column = fits.slopes(np.exp(-u[: self.k])[self.groups], self.problem.d)
-            by_variance = np.bincount(self.groups, by_column, self.k)
-        elif self.k:
-            by_variance = [fits.slope(float(np.exp(-u[0])), self.problem.d)]
-        by_number = self._gains(u[self.k :], fits.posteriors)[1]
-        return np.append(by_variance, by_number) + self.log_prior(u)[1]
-
-    def _gains(self, numbers: Array, posteriors: list[Any]) -> tuple[float, Array, Array]:
-        """See :func:`epfast.gaussian.held.gains`."""
-        at = self.parameters.at if len(numbers) else cast(Any, None)
-        return gains(posteriors, at, numbers, self.bounds[self.k :])
-
-    def _sites(self, u: Array, fits: Fits) -> Held | None:
-        """The sites of fits at u, held. None without d x d matrices."""
-        columns = np.arange(self.problem.d)
-        groups = np.zeros_like(columns) if self.groups is None else self.groups
-        return Held.of(fits.posteriors, columns, groups, u[: self.k])
+            by_column = fits.slopes(np.exp(-u[:k])[self.groups], d)
+            slopes[:k] += np.bincount(self.groups, by_column, k)
+            bent[:k, :k] += fits.curvatures(np.exp(u[:k]), self.groups)
+        elif k:
+            precision = math.exp(-u[0])
+            slopes[0] += fits.slope(precision, d)
+            bent[0, 0] += fits.curvature(precision, d)
+        return slopes, bent
 
     def exact(self, u: Array) -> tuple[float, Array, Array]:
         """Log of prior and evidence without a fit, its gradient and its second derivatives."""
-        return with_prior(self._of_spectrum, self.log_prior, slice(None))(u)
-
-    def _of_spectrum(self, u: Array) -> tuple[float, Array, Array]:
         assert self.spectrum is not None
         value, slopes, bent = self.spectrum.evidence(float(self.variance(u)), math.exp(u[self.k]))
         sought = slice(1 - self.k, None)
-        return value, slopes[sought], bent[sought, sought]
-
-    def bent(self, u: Array, fits: Fits) -> Array:
-        """Minus second derivatives of the log density, about: with sites, or cavities, held."""
-        if self.spectrum is not None:
-            return -self.exact(u)[2]
-        bent = -self.log_prior(u)[2]
-        numbers = slice(self.k, None)
-        bent[numbers, numbers] -= self._gains(u[self.k :], fits.posteriors)[2]
-        if self.k:
-            held = self._sites(u, fits)
-            if held is None:
-                return np.full(bent.shape, np.nan)
-            bent[: self.k, : self.k] -= held.evidence(u[: self.k])[2]
-        return bent
+        of_prior, slopes_of_prior, bent_of_prior = self.log_prior(u)
+        return (
+            value + of_prior,
+            slopes[sought] + slopes_of_prior,
+            bent[sought, sought] + bent_of_prior,
+        )
 
     # ---- its maximum ----
 
@@ -335,7 +326,7 @@ class Search:
         u, settled, there = np.clip(start, *self.bounds.T), False, None
         self.best = (-np.inf, None)
         if self.spectrum is not None:
-            there = newton(self.exact, u, self.bounds, SHORT)
+            there = newton(self.exact, u, self.bounds)
             self.fits(there, self.fine)
         elif self.problem.flat:
             if self.alone and self.last is None:
@@ -363,7 +354,7 @@ class Search:
             (self.fine.tol, loosest),
             self.accuracy,
             share=self.share,
-            mixed=1 if self.alone else MIXED,
+            mixes=not self.alone,
         )
 
     def _pilot(self, u: Array) -> Array:
@@ -394,7 +385,7 @@ class Search:
 
         def learn(post: Posterior) -> tuple[Problem | None, bool]:
             nonlocal u, crawls
-            to = self._held(u, Fits([post], []), NEARLY) if post.n_sweeps else None
+            to = self._held(u, Fits([post], [])) if post.n_sweeps else None
             step = 0.0 if to is None else float(np.abs(to - u).max(initial=0.0))
             if to is None or step <= STILL * self.accuracy:
                 return None, False
@@ -418,16 +409,15 @@ class Search:
         self.last, self.latest = fits.posteriors, (self._at(u)[1], fits)
         return u, True
 
-    def _held(self, u: Array, fits: Fits, last: float = LAST) -> Array | None:
-        """The most probable u with sites, or cavities, of fits at u held. None: it is not known.
-
-        Of a common variance Newton's step. last: see :func:`epfast.gaussian.held.most_probable`.
-        """
+    def _held(self, u: Array, fits: Fits) -> Array | None:
+        """Newton's step with sites, or cavities, of fits at u held. None: it is not known."""
         if self.alone:
             return self._secant(u, fits, True)
-        held = self._sites(u, fits) if self.k else None
-        of_numbers = partial(self._gains, posteriors=fits.posteriors)
-        return most_probable(u, self.bounds, self.k, held, of_numbers, self.log_prior, last)
+        try:
+            variances = np.arange(len(u)) < self.k
+            return newton_step(u, *self.derivatives(u, fits), self.bounds, variances)
+        except FloatingPointError:  # no cavity, no gain
+            return None
 
     def _secant(self, u: Array, fits: Fits, held: bool = False) -> Array:
         """A common variance, (1,), at the root of the line through the last two excesses.
@@ -435,7 +425,8 @@ class Search:
         Of the first point by Newton's step with the sites held; held: of each.
         """
         d, precision = self.problem.d, math.exp(-float(u[0]))
-        x, slope = math.sqrt(precision), float(self.slopes(u, fits)[0])
+        x = math.sqrt(precision)
+        slope = fits.slope(precision, d) + self.log_prior(u)[1].item()
         excess = fits.excess(slope, d)
         if abs(self.before[0] / x - 1.0) > SECANT_FROM:
             self.rise = (excess - self.before[1]) / (x - self.before[0])
