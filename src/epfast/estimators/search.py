@@ -58,8 +58,6 @@ STILL = 0.3
 #: a change of the inverse prior sd by which slopes tell how they rise: with 0 and .05 the 128 fits
 #: take 1,059 and 1,109 runs, and one and four end at another log evidence
 SECANT_FROM = 5e-3
-#: SHARE of passes in leading directions, whose slopes are right to second order in what is left
-OF_PASSES = 0.05
 #: steps from the first point at which some fit is to hold
 ELSEWHERE = (0.0, -3.0, 3.0, -6.0, 6.0, -9.0, 9.0)
 #: below the end of the range, of a prior variance of x.theta of 1e6, from where it is flat
@@ -141,8 +139,6 @@ class Search:
         tol = float(self.fine.tol)
         #: of logs of prior variances and numbers of the loss, at the root of slopes
         self.accuracy = max(ROOT_ACCURACY, min(ACCURACY, 100.0 * tol), 10.0 * tol)
-        #: see SHARE
-        self.share = SHARE
 
     def keep(self, parameters: LossParameters, densities: list[Any]) -> None:
         """Seek these of the parameters, under priors over their logs. The others stay."""
@@ -353,7 +349,6 @@ class Search:
             self.bounds,
             (self.fine.tol, loosest),
             self.accuracy,
-            share=self.share,
             mixes=not self.alone,
         )
 
@@ -510,7 +505,6 @@ class Pilot(Search):
     def __init__(self, problem: Any, start: list[Posterior] | None, **given: Any) -> None:
         super().__init__(problem, start, **given)
         self.fine, self.accuracy = self.to(problem.stage.last), problem.stage.accuracy
-        self.share = OF_PASSES
 
     def _repairs(
         self, variance: float | Array, schedule: Any, first: Fits | None

@@ -84,8 +84,6 @@ def fixed_point(
     bounds: Array,
     tolerances: tuple[float, float],
     accuracy: float,
-    *,
-    share: float = SHARE,
     mixes: bool = True,
 ) -> Array | None:
     """Where the step from a fit, its sites and cavities held, is 0. None: it is not found.
@@ -105,8 +103,6 @@ def fixed_point(
         The finest and the loosest.
     accuracy : float
         Of u.
-    share : float
-        See SHARE.
     mixes : bool
         Whether steps are mixed.
     """
@@ -124,16 +120,16 @@ def fixed_point(
         here = u, there
         if mixes and before is not None:
             turned = there - u - (before[1] - before[0])
-            share_back = float(turned @ (there - u)) / max(float(turned @ turned), TINY)
-            back = share_back * (there - before[1])
-            there = np.clip(there - np.clip(back, -FAR, FAR), *bounds.T)
+            back = float(turned @ (there - u)) / max(float(turned @ turned), TINY)
+            mixed = np.clip(back * (there - before[1]), -FAR, FAR)
+            there = np.clip(there - mixed, *bounds.T)
         before = here
         step = float(np.abs(there - u).max(initial=0.0))
         ends_here = step * min(step / max(last, accuracy), 1.0) <= accuracy
         if ends_here and tol <= max(0.2 * accuracy, finest):
             return there
         u, last = there, step
-        tol = min(max(share * step * min(step, 1.0), 0.1 * accuracy, finest), loosest)
+        tol = min(max(SHARE * step * min(step, 1.0), 0.1 * accuracy, finest), loosest)
     return None
 
 
