@@ -51,7 +51,7 @@ def test_it_equals_the_dense_form(monkeypatch, loss, correlated, more):
     given = {"loss": loss, "sds": SDS, **pairs, **more}
     given |= {"learn": {"sd": HALF}} if loss == "gaussian" else {}
     many, dense = (target(monkeypatch, k, X, CASES[loss], **given) for k in (J, 10**9))
-    u = dense.start + 0.2
+    u = dense.starts[0] + 0.2
     post, other = many.fitted(u, 1e-10, None), dense.fitted(u, 1e-10, None)
     assert isinstance(post, ArrowPosterior)
     for name in ("mean", "variance", "covariance", "precision", "shift", "prior_precision"):
@@ -85,7 +85,7 @@ def test_crossed_groups_with_correlations(monkeypatch):
     center = dense.problem.center.copy()
     center[many.problem.levels.columns] = 0.0
     dense.problem = dense.problem._replace(center=center)
-    u = dense.start + 0.2
+    u = dense.starts[0] + 0.2
     post, other = many.fitted(u, 1e-10, None), dense.fitted(u, 1e-10, None)
     np.testing.assert_allclose(post.covariance, other.covariance, atol=1e-8)
     assert post.log_evidence == pytest.approx(other.log_evidence, abs=1e-8)

@@ -264,7 +264,7 @@ def test_slopes(loss, y, learn):
 
 def check_slopes(rows):
     """Those at a fixed point, against differences of the log density."""
-    u = rows.start + 0.3
+    u = rows.starts[0] + 0.3
     slopes = rows.slopes(rows.point(u, rows.fitted(u, 1e-10, None)))
     for k, step in enumerate(1e-4 * np.eye(len(u))):
         more, less = (

@@ -246,12 +246,11 @@ class Search:
 
     # ---- the log density ----
 
-    def log_prior(self, u: Array, part: slice = slice(None)) -> tuple[float, Array, Array]:
-        """Log density of numbers at u, of which these are the part. Slopes, second derivatives."""
-        priors = self.priors[part]
-        values = np.array([prior(x) for prior, x in zip(priors, u, strict=True)])
+    def log_prior(self, u: Array) -> tuple[float, Array, Array]:
+        """Log density of u, its slopes and second derivatives."""
+        values = np.array([prior(x) for prior, x in zip(self.priors, u, strict=True)])
         values, slopes = values.reshape(-1, 2).T
-        above = np.array([prior(x + SHORT)[1] for prior, x in zip(priors, u, strict=True)])
+        above = np.array([prior(x + SHORT)[1] for prior, x in zip(self.priors, u, strict=True)])
         return float(values.sum()), slopes, np.diag((above - slopes) / SHORT)
 
     def value(self, u: Array, fits: Fits) -> float:

@@ -184,7 +184,13 @@ class Target:
     most_draws = DRAWS
     n_fits = 0
     unknowns: list[Unknown]
+    #: where searches begin
+    starts: list[Array]
     bounds: Array
+
+    def values(self, u: Array) -> Array:
+        """The hyper-parameters (..., m) of unknowns (..., m)."""
+        return np.exp(u)
 
     def fit_at(self, u: Array, tol: float, start: Any) -> Any:
         """The posterior at u, from a start, or None if the fit fails or does not converge."""
@@ -200,7 +206,52 @@ class Target:
                     return post
         return None
 
-    def one_by_one(self) -> Callable[[Array, float], Any]:
+    def ended(self, u: Array) -> bool:
+        """Whether the range of a hyper-parameter ends before u."""
+        return False
+
+    def log_prior(self, u: Array) -> tuple[float, Array, Array]:
+        """Log density over u, its slopes and second derivatives."""
+        pairs = zip(self.unknowns, u.tolist(), strict=True)
+        terms = np.array([one.log_density(at) for one, at in pairs])
+        values, slopes, bent = terms.reshape(-1, 3).T
+        return -math.inf if self.ended(u) else float(values.sum()), slopes, np.diag(bent)
+
+    def point(self, u: Array, post: Any) -> HyperPoint:
+        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
+
+    def point_at(self, u: Array, tol: float, near: Any) -> HyperPoint | None:
+        """The point at u, from a fit near it. None if there is no fit."""
+        if self.ended(u):
+            return HyperPoint(u, -math.inf, near)
+        post = self.fitted(u, tol, near)
+        return None if post is None else self.point(u, post)
+
+    def slopes(self, point: HyperPoint) -> Array:
+        """Slopes of the log density at a fixed point, (m,)."""
+        raise NotImplementedError
+
+    def found(self, fitted: Callable[[Array, float], Any], start: Array) -> Array:
+        """A local maximum by posteriors at u and a tolerance."""
+        return climbed(self, fitted, start)
+
+    def modes(self) -> list[HyperPoint]:
+        """Local maxima, from each start; the most probable one first."""
+        points = []
+        for start in self.starts:
+            fitted = self._one_by_one()
+            u = self.found(fitted, start)
+            post = fitted(u, TOLERANCES[0])
+            if post is not None:
+                points.append(self.point(u, post))
+        if not points:
+            raise FloatingPointError(
+                "no fit converges near the most probable hyper-parameters; try other priors, or a "
+                "schedule with damping"
+            )
+        return sorted(points, key=lambda one: -one.value)
+
+    def _one_by_one(self) -> Callable[[Array, float], Any]:
         """Posteriors by u and a tolerance, each from the last one that converged."""
         last: Any = None
 
@@ -211,20 +262,6 @@ class Target:
             return post
 
         return fitted
-
-    def ended(self, u: Array) -> bool:
-        """Whether the range of a hyper-parameter ends before u."""
-        return False
-
-    def log_prior(self, u: Array, part: slice = slice(None)) -> tuple[float, Array, Array]:
-        """Log density over u, the hyper-parameters of a part, its slopes and second derivatives."""
-        pairs = zip(self.unknowns[part], u.tolist(), strict=True)
-        terms = np.array([one.log_density(at) for one, at in pairs])
-        values, slopes, bent = terms.reshape(-1, 3).T
-        return -math.inf if self.ended(u) else float(values.sum()), slopes, np.diag(bent)
-
-    def point(self, u: Array, post: Any) -> HyperPoint:
-        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
 
 
 class LinearTarget(Target):
@@ -249,22 +286,18 @@ class LinearTarget(Target):
         self.columns = np.concatenate([none, *groups])
         self.groups = np.repeat(np.arange(self.k), [len(one) for one in groups])
         flat = np.zeros(self.n_prior - self.k)
-        self.start = np.append(
-            self._sds(), [*flat, *(self._free(one.name) for one in self._numbers)]
-        )
-        self.bounds = np.stack([self.start - REACH, self.start + REACH], axis=1)
+        #: parameters of the loss that are unknown, and powers
+        self.of_loss = [parameter_of(one.name) for one in unknowns[self.n_prior :]]
+        numbers = [math.log(getattr(problem.loss, name)) / power for name, power in self.of_loss]
+        start = np.concatenate([self._sds(), flat, numbers])
+        self.bounds = np.stack([start - REACH, start + REACH], axis=1)
         self.bounds[self.k : self.n_prior] = [-REACH_OF_CORRELATIONS, REACH_OF_CORRELATIONS]
-        for k, one in enumerate(self._numbers, self.n_prior):
-            name, power = self._parameter(one.name)
+        for k, (name, power) in enumerate(self.of_loss, self.n_prior):
             self.bounds[k] = np.log(problem.loss.limits(name)) / power
         self.bounds[:, 1] = np.minimum(self.bounds[:, 1], [one.log_most for one in unknowns])
-        self.start = np.clip(self.start, *self.bounds.T)
+        self.starts = [np.clip(start, *self.bounds.T)]
         levels = problem.levels
         self.of_many = levels is not None and len(levels.columns) >= MANY
-
-    @property
-    def _numbers(self) -> list[Unknown]:
-        return self.unknowns[self.n_prior :]
 
     def values(self, u: Array) -> Array:
         """The hyper-parameters (..., m) of unknowns (..., m): correlations of partial ones."""
@@ -288,21 +321,10 @@ class LinearTarget(Target):
         seen = np.where(of_groups > 0.0, of_groups, 1.0)
         return np.asarray(math.log(unit) - 0.5 * np.log(seen))
 
-    @staticmethod
-    def _parameter(name: str) -> tuple[str, float]:
-        """The parameter of the loss that a number names, and its power: a sd is no variance."""
-        return ("variance", 2.0) if name == "sd" else (name, 1.0)
-
-    def _free(self, name: str) -> float:
-        parameter, power = self._parameter(name)
-        return math.log(getattr(self.problem.loss, parameter)) / power
-
     def loss_at(self, numbers: Array) -> Loss:
         """The loss with numbers of these logs."""
-        values = {}
-        for one, u in zip(self._numbers, numbers, strict=True):
-            name, power = self._parameter(one.name)
-            values[name] = math.exp(power * u)
+        pairs = zip(self.of_loss, numbers, strict=True)
+        values = {name: math.exp(power * u) for (name, power), u in pairs}
         return self.problem.loss.with_parameters(**values) if values else self.problem.loss
 
     def at(self, u: Array, tol: float) -> Problem:
@@ -395,27 +417,12 @@ class LinearTarget(Target):
         )
         return newton_step(u, *derivatives, self.bounds, flat, 2.0)
 
-    def modes(self) -> list[HyperPoint]:
-        """The most probable hyper-parameters: one local maximum."""
-        fitted = self.one_by_one()
-        u = fixed_point(fitted, self.held, self.start, self.bounds, TOLERANCES, ACCURACY)
-        if u is None:
-            u = climbed(self, fitted, self.start)
-        post = fitted(u, TOLERANCES[0])
-        if post is None:
-            raise no_fit()
-        return [self.point(u, post)]
+    def found(self, fitted: Callable[[Array, float], Any], start: Array) -> Array:
+        u = fixed_point(fitted, self.held, start, self.bounds, TOLERANCES, ACCURACY)
+        return super().found(fitted, start) if u is None else u
 
 
-def no_fit() -> FloatingPointError:
-    """The error where a search finds no mode."""
-    return FloatingPointError(
-        "no fit converges near the most probable hyper-parameters; try other priors, or a schedule "
-        "with damping"
-    )
-
-
-def climbed(target: Any, fitted: Any, start: Array) -> Array:
+def climbed(target: Target, fitted: Callable[[Array, float], Any], start: Array) -> Array:
     """A mode by L-BFGS."""
     best = (math.inf, start)
 
@@ -674,7 +681,7 @@ def _with_levels(problem: Problem, columns: NDArray[np.intp]) -> Problem:
     return arranged(problem._replace(center=center), levels)
 
 
-def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
+def averaged(rows: Target, strategy: str, seed: int) -> IntegratedPosterior:
     """The mixture of fits about the mode; see :func:`fit_hyper`."""
     m = len(rows.unknowns)
     names = tuple(one.name for one in rows.unknowns)
@@ -702,10 +709,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
         return _mixture(rows, only, mode, names)
 
     def fitted(u: Array, near: Any) -> HyperPoint | None:
-        if rows.ended(u):
-            return HyperPoint(u, -math.inf, near)
-        post = rows.fitted(u, OF_POINTS, near)
-        return None if post is None else rows.point(u, post)
+        return rows.point_at(u, OF_POINTS, near)
 
     surfaces = apart([Surface.of(one, fitted, rows.slopes) for one in modes])
     if len(surfaces) > 1:
@@ -741,7 +745,7 @@ def averaged(rows: Any, strategy: str, seed: int) -> IntegratedPosterior:
 
 
 def _mixture(
-    rows: Any, design: WeightedPoints, mode: HyperPoint, names: tuple[str, ...]
+    rows: Target, design: WeightedPoints, mode: HyperPoint, names: tuple[str, ...]
 ) -> IntegratedPosterior:
     log_prior = [rows.log_prior(point.u)[0] for point in design.points] + design.log_volumes
     values = log_prior + np.array([point.fit.log_evidence for point in design.points])
@@ -759,7 +763,7 @@ def _mixture(
     )
 
 
-def _warn_of_tails(rows: Any, mode: HyperPoint) -> None:
+def _warn_of_tails(rows: Target, mode: HyperPoint) -> None:
     """Warn of hyper-parameters whose density hardly falls above the mode: it may have no end.
 
     The others are held at their mode, and a prior that falls by itself is an end.
@@ -771,11 +775,10 @@ def _warn_of_tails(rows: Any, mode: HyperPoint) -> None:
             continue
         fall = 0.0  # of what leans on the end of the search
         if mode.u[k] < rows.bounds[k, 1] - AT_END:
-            fits = [rows.fitted(u, OF_POINTS, mode.fit) for u in (near, far)]
-            if any(post is None for post in fits):
+            close, away = (rows.point_at(u, OF_POINTS, mode.fit) for u in (near, far))
+            if close is None or away is None:
                 continue
-            values = [rows.point(*pair).value for pair in zip((near, far), fits, strict=True)]
-            fall = (values[0] - values[1]) / (AHEAD[1] - AHEAD[0])
+            fall = (close.value - away.value) / (AHEAD[1] - AHEAD[0])
         if fall < NO_SD:
             fault = "is not proper, as far as fits tell" if fall < NO_END else "has no finite sd"
             warn_user(
@@ -786,7 +789,7 @@ def _warn_of_tails(rows: Any, mode: HyperPoint) -> None:
             )
 
 
-def _warn_of_ends(rows: Any, mode: HyperPoint) -> None:
+def _warn_of_ends(rows: Target, mode: HyperPoint) -> None:
     """Warn of groups whose sd may be 0: at a small one its density is as large as at the mode.
 
     And of priors that end where the density is large: points lie on one side of the end alone.
@@ -800,9 +803,9 @@ def _warn_of_ends(rows: Any, mode: HyperPoint) -> None:
             )
     for k, one in enumerate(rows.unknowns[: rows.k]):
         u = mode.u - NEAR_ZERO * (np.arange(len(mode.u)) == k)
-        post = rows.fitted(u, TOLERANCES[1], mode.fit)
+        point = rows.point_at(u, TOLERANCES[1], mode.fit)
         # of the sd, not of its logarithm
-        if post is not None and rows.point(u, post).value + NEAR_ZERO > mode.value - FALLS:
+        if point is not None and point.value + NEAR_ZERO > mode.value - FALLS:
             warn_user(
                 f"the sd of {one.name!r} is compatible with 0: the data do not tell whether there "
                 "are such effects",
@@ -935,10 +938,15 @@ def checked_numbers(learn: Any, loss: Loss) -> list[Unknown]:
     return numbers
 
 
+def parameter_of(name: str) -> tuple[str, float]:
+    """The parameter of the loss that a number names, and its power: a sd is no variance."""
+    return ("variance", 2.0) if name == "sd" else (name, 1.0)
+
+
 def begun(loss: Loss, numbers: list[Unknown], y: Any, weights: Any, offset: Any) -> Loss:
     """The loss with the numbers at which a search may begin."""
     known = loss.with_offset(offset is not None)
     responses = known.observed(y, len(np.asarray(y)), offset)
     begun = loss.started(responses, weights)
-    wanted = {"variance" if one.name == "sd" else one.name for one in numbers}
+    wanted = {parameter_of(one.name)[0] for one in numbers}
     return loss.with_parameters(**{name: getattr(begun, name) for name in wanted})

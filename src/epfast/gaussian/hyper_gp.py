@@ -27,8 +27,7 @@ from epfast.gaussian.hyper import (
     checked_numbers,
     checked_scale,
     checked_seed,
-    climbed,
-    no_fit,
+    parameter_of,
 )
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.posterior import shifted
@@ -58,8 +57,6 @@ class ProcessPoint(NamedTuple):
 class ProcessTarget(Target):
     """The target of a process."""
 
-    #: hyper-parameters from their logs
-    values = staticmethod(np.exp)
     #: the densities have long ridges
     most_draws = 512
 
@@ -116,31 +113,17 @@ class ProcessTarget(Target):
             return False
 
         def fitted(u: Array, near: Any) -> HyperPoint | None:
-            fit = None if self.ended(u) else self.fitted(u, TOLERANCES[0], near)
-            return None if fit is None else self.point(u, fit)
+            return self.point_at(u, TOLERANCES[0], near)
 
         mode = self.point(u, post)
         axes = principal_axes(mode, fitted, self.slopes)
         beside = [fitted(u - axis, post) for axis in axes.T]
-        points = [one for one in beside if one is not None]
+        points = [one for one in beside if one is not None and one.value > -math.inf]
         scales = np.array(["sd" in one.name or one.name == "scale" for one in self.unknowns])
         spread = sum((one.u - u)[scales] ** 2 for one in points)
         of_scales = float(np.max(grown(spread, 0.0), initial=0.0))
         more = max(of_scales, change(post, [one.fit for one in points]))
         return len(points) < len(beside) or more >= least
-
-    def modes(self) -> list[HyperPoint]:
-        """Local maxima, from each start; the most probable one first."""
-        points = []
-        for start in self.starts:
-            fitted = self.one_by_one()
-            u = climbed(self, fitted, start)
-            post = fitted(u, TOLERANCES[0])
-            if post is not None:
-                points.append(self.point(u, post))
-        if not points:
-            raise no_fit()
-        return sorted(points, key=lambda one: -one.value)
 
 
 def at_kernel(
@@ -367,7 +350,7 @@ def fit_hyper_gp(
     process = choices.problem(responses_of(choices.loss, y, len(rows), weights, offset))
     names = [*(one.name for one in unknowns)]
     free = [one._replace(name=f"noise_{one.name}") if one.name in names else one for one in numbers]
-    of_loss = [("variance", 2.0) if one.name == "sd" else (one.name, 1.0) for one in numbers]
+    of_loss = [parameter_of(one.name) for one in numbers]
     p = len(kernel.theta)
     start = [math.log(getattr(choices.loss, name)) for name, _ in of_loss]
 
