@@ -77,8 +77,8 @@ def column_sizes(X: Any, center: Array | None = None) -> tuple[Array, Array]:
     if hasattr(rows, "indptr"):
         with np.errstate(over="ignore", invalid="ignore"):
             np.maximum.at(largest, rows.indices, np.abs(rows.data))
-            squares = np.bincount(rows.indices, np.square(rows.data, dtype=np.float64), d)
-        return largest, squares / n
+            squared = np.bincount(rows.indices, np.square(rows.data, dtype=np.float64), d)
+            return largest, squared / n
     if center is not None:
         rows = np.array(rows, dtype=np.float64)
         away = rows[:, : len(center)]
