@@ -41,7 +41,6 @@ class ChunkedSweep:
         scale: Array,
         spread: Array | None = ...,
     ) -> int: ...
-    def marginals(self, A: Rows, at: Numbers, h: Array, s: Array) -> None: ...
     def take(
         self,
         A: Rows,

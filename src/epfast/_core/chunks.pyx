@@ -649,38 +649,6 @@ cdef class ChunkedSweep:
             outcome = self.chunk(n, &tau[0], &nu[0], &scale[0])
         return outcome == TAKEN
 
-    def marginals(
-        self, Rows A not None, const ptrdiff_t[::1] at not None, double[::1] h not None,
-        double[::1] s not None,
-    ):
-        """Mean and variance of the rows of A with these numbers, under the posterior. O(n d^2)"""
-        cdef ptrdiff_t n = at.shape[0], first = 0, q
-        cdef ChunkRows hand = self.hand
-        cdef Job *job = &self.job
-        self.check(A, at, at[:0], h, s, h)
-        in_range("at", at, A.n)
-        long_enough("marginals", min(h.shape[0], s.shape[0]), n)
-        job.factor, job.packed = &self.factor[self.now, 0, 0], &self.packed[0]
-        job.mean, job.z = &self.mean[self.now, 0], &self.z[self.now, 0]
-        with nogil:
-            if self.own:
-                kernels.rows_pack(self.d, job.factor, &self.packed[0])
-            while first < n:
-                q = min(self.q, n - first)
-                if self.sparse:
-                    hand.marginals_of_sparse(
-                        A, q, &at[first], job, &hand.work[0, 0], &hand.work[1, 0]
-                    )
-                else:
-                    hand.gather(A, q, &at[first], True)
-                    hand.marginals(
-                        A, q, min(self.q, n - first - q), &at[first] + q, job, &hand.work[0, 0],
-                        &hand.work[1, 0]
-                    )
-                memcpy(&h[first], &hand.work[0, 0], q * sizeof(double))
-                memcpy(&s[first], &hand.work[1, 0], q * sizeof(double))
-                first += q
-
     cdef int check(
         self, Rows A, const ptrdiff_t[::1] at, const ptrdiff_t[::1] visits,
         const double[::1] tau, const double[::1] nu, const double[::1] scale
