@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
-from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, overload
 
@@ -83,15 +82,16 @@ def blas_threads(most: int | None) -> AbstractContextManager[None]:
 
 
 class _BlasLimit(AbstractContextManager[None]):
-    """Limit BLAS to some threads in a block. After Ctrl-C in its end the next fit lifts the limit.
+    """Limit BLAS to some threads in a block. The state of the process is noted in the class.
 
-    The state of the process is noted in the class.
+    One whose end Ctrl-C has cut short holds no more once its traceback is gone, and the end of the
+    next one restores the number of threads.
     """
 
     #: the thread that forks takes it, too, since a child would wait for one that is not in it
     lock = threading.RLock()
-    #: the limits that hold. One that died without its end does not
-    held: ClassVar[list[weakref.ref[_BlasLimit]]] = []
+    #: the limits that hold
+    held: ClassVar[weakref.WeakSet[_BlasLimit]] = weakref.WeakSet()
     #: the number of threads of each library without a limit, and the one that is set now
     unlimited: ClassVar[list[int] | None] = None
     limit: ClassVar[int | None] = None
@@ -101,40 +101,29 @@ class _BlasLimit(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         with self.lock:
-            self.held.append(weakref.ref(self))
-            self._keep(None)
+            self.held.add(self)
+            self._set_least()
 
     def __exit__(self, *raised: object) -> None:
-        try:
-            with self.lock:
-                self._keep(self)
-        except KeyboardInterrupt:
-            with self.lock:
-                self._keep(self)
-            raise
+        with self.lock:
+            self.held.discard(self)
+            self._set_least()
 
     @classmethod
     def begin_again(cls) -> None:
         """Reset in a forked process, which has none of the threads that limited BLAS."""
-        cls.lock, cls.held = threading.RLock(), []
-        if cls.unlimited:
-            cls._keep(None)
+        cls.lock, cls.held = threading.RLock(), weakref.WeakSet()
+        cls._set_least()
 
     @classmethod
-    def _keep(cls, but: _BlasLimit | None) -> None:
-        """Keep those that are alive, but one, and set the least of their numbers."""
-        least, alive = None, []
-        for held in cls.held:
-            one = held()
-            if one is not None and one is not but:
-                alive.append(held)
-                least = one.most if least is None else min(least, one.most)
-        cls.held = alive
+    def _set_least(cls) -> None:
+        """Set the least number of the limits that hold, or without one the numbers found."""
+        least = min((one.most for one in cls.held), default=None)
         if least == cls.limit:
             return
         libraries = _blas().lib_controllers
         if cls.unlimited is None:
-            cls.unlimited = list(map(methodcaller("get_num_threads"), libraries))
+            cls.unlimited = [library.get_num_threads() for library in libraries]
         for library, number in zip(libraries, cls.unlimited, strict=True):
             # from threadpoolctl 3.8 on only the thread that has set a library first may set it, and
             # others where it has forgotten that; here a lock keeps them apart
