@@ -18,7 +18,12 @@ from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
+from numpy.lib.format import (
+    read_array,
+    read_array_header_1_0,
+    read_array_header_2_0,
+    read_magic,
+)
 
 from epfast import _checks, schedules
 from epfast._arrays import Array
@@ -27,14 +32,10 @@ from epfast.losses import Loss, describe as describe_loss
 
 #: format of the files that ``write`` makes
 FORMAT = 4
-#: bytes read at a time
-PIECE = 1 << 20
 #: bytes that a packed file may hold beyond its own size. What ``write`` makes is not packed
 UNPACKED = 4 << 20
 #: readers of the description of an array by the version of NumPy's format
 DESCRIPTIONS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
-#: what saving to a device or a full file system says, for fsync: nothing to sync there
-UNSYNCED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 #: schedules by the names that files know
 SCHEDULES: dict[str, Any] = {
     name: kind
@@ -109,25 +110,23 @@ def plain(name: str, value: Any) -> Any:
 @contextmanager
 def _replacing(name: str) -> Iterator[BinaryIO]:
     """A new file that takes the place of ``name`` once it is complete. Removed on any error."""
-    before = _regular(name)
+    mode = None
+    with suppress(FileNotFoundError):  # a link that leads nowhere, too: what it names is made
+        mode = os.stat(name).st_mode
+    is_name = os.path.basename(name) not in ("", os.curdir, os.pardir)
+    is_writable = mode is None or (stat.S_ISREG(mode) and os.access(name, os.W_OK))
+    if not (is_name and is_writable):
+        raise OSError(errno.EACCES, "not a regular file that may be written", name)
     # the target of a link is replaced, not the link
     target = os.path.realpath(name)
-    folder = os.path.dirname(target)
-    new = os.path.join(folder, f".epfast-{secrets.token_hex(8)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    new = os.path.join(os.path.dirname(target), f".epfast-{secrets.token_hex(8)}.tmp")
     try:
-        # closed to others until it has the permissions of the file that it replaces
-        number = os.open(new, flags, 0o666 if before is None else 0o600)
-    except OSError as error:
-        message = f"no file can be made in the folder of {name!r}: {error.strerror}"
-        raise OSError(error.errno, message, folder) from error
-    try:
-        with os.fdopen(number, "wb") as file:
+        with open(new, "xb") as file:
+            if mode is not None:
+                os.chmod(new, stat.S_IMODE(mode))
             yield file
             file.flush()
-            _sync(file.fileno())
-        if before is not None:
-            _permit(new, before)
+            os.fsync(file.fileno())
         os.replace(new, target)
     except BaseException as error:
         with suppress(OSError):
@@ -135,53 +134,12 @@ def _replacing(name: str) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, name) from error
         raise
-    # where folders cannot be opened the rename is as safe as the system makes it
-    with suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
-def _regular(name: str) -> os.stat_result | None:
-    """The status of a file that may be written, or None if there is no such file."""
-    if os.path.basename(name) in ("", os.curdir, os.pardir):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    try:
-        status = os.stat(name)
-    except FileNotFoundError:  # a link that leads nowhere, too: what it names is made
-        return None
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file; allowed: a file or a new name", name)
-    if not os.access(name, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-    return status
-
-
-def _permit(new: str, before: os.stat_result) -> None:
-    """Give a new file the owner, where that is allowed, and the permissions of an old one."""
-    if hasattr(os, "chown"):
-        with suppress(OSError):
-            os.chown(new, before.st_uid, before.st_gid)
-    os.chmod(new, stat.S_IMODE(before.st_mode))
-
-
-def _sync(number: int) -> None:
-    """Wait until a file is on the disk."""
-    try:
-        os.fsync(number)
-    except OSError as error:
-        if error.errno not in UNSYNCED:
-            raise
 
 
 # ---- read ----
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]]:
+def read(name: str) -> tuple[dict[str, Array], dict[str, Any]]:
     """The arrays and the header of a file that :func:`write` made.
 
     Only arrays of numbers and one text are read, by their description in NumPy's format. All are
@@ -194,26 +152,19 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]
     OSError
         If it cannot be opened, or the disk fails.
     """
-    with open(_openable(path), "rb") as raw:
+    mode = os.stat(name).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a pipe, at which reading would wait
+        raise ValueError("it is no regular file")
+    with open(name, "rb") as raw, zipfile.ZipFile(raw) as archive:
         size = os.fstat(raw.fileno()).st_size
-        with zipfile.ZipFile(raw) as archive:
-            members = archive.infolist()
-            names = [member.filename for member in members]
-            if len(set(names)) < len(names):
-                raise ValueError("a name occurs twice")
-            if sum(member.compress_size for member in members) > size:
-                raise ValueError("the parts are larger than the file")
-            held = sum(member.file_size for member in members)
-            if held > size + UNPACKED:
-                raise ValueError(f"it is packed, {held} bytes in {size}, which save does not do")
-            arrays = {name.removesuffix(".npy"): _array(archive, name) for name in names}
-    text = arrays.pop("header")
-    if text.dtype.kind != "U" or text.ndim:
-        raise ValueError("the header is no text")
-    for name, value in arrays.items():
-        if value.dtype.kind == "U":
-            raise ValueError(f"{name} is a text")
-    header = json.loads(str(text))
+        members = archive.infolist()
+        held = sum(member.file_size for member in members)
+        if held > size + UNPACKED:
+            raise ValueError(f"it is packed, {held} bytes in {size}, which save does not do")
+        arrays = {
+            member.filename.removesuffix(".npy"): _array(archive, member) for member in members
+        }
+    header = json.loads(str(arrays.pop("header")))
     if not isinstance(header, dict):
         raise ValueError("the header holds no names")
     if header.get("format") != FORMAT:
@@ -223,45 +174,23 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]
     return arrays, header
 
 
-def _openable(path: str | os.PathLike[str]) -> str:
-    """The name of a file, not of a pipe, at which reading would wait."""
-    name = _checks.path("path", path)
-    mode = os.stat(name).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ValueError("it is no regular file")
-    return name
-
-
-def _array(archive: zipfile.ZipFile, name: str) -> Array:
-    """One array of an archive."""
-    member = archive.getinfo(name)
-    if member.flag_bits & 1:
-        raise ValueError(f"{name} is encrypted")
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """One array of an archive: of numbers, or the text of the header."""
+    name = member.filename
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{name} is packed in another way than NumPy does")
     with archive.open(member) as file:
         try:
-            shape, is_fortran, kind = DESCRIPTIONS[read_magic(file)](file)
+            shape, _, kind = DESCRIPTIONS[read_magic(file)](file)
         except (ValueError, KeyError, TokenError):  # the last of parentheses that do not close
             raise ValueError(f"{name} is no array") from None
-        if kind.kind not in "fiubU":
+        if kind.kind not in ("U" if name == "header.npy" else "fiub"):
             raise ValueError(f"{name} is no array of numbers")
-        count = math.prod(shape)
-        if min(shape, default=0) < 0 or count * kind.itemsize != member.file_size - file.tell():
+        if math.prod(shape) * kind.itemsize != member.file_size - file.tell():
             raise ValueError(f"{name} says shape {shape}, and holds {member.file_size} bytes")
-        result = np.empty(count, dtype=kind)
-        _fill(result, file)
-    return result.reshape(shape, order="F" if is_fortran else "C")
-
-
-def _fill(result: Array, file: Any) -> None:
-    """Read all bytes of an array, and the end, at which the checksum is compared."""
-    target = result.view(np.uint8) if result.size else np.empty(0, np.uint8)
-    for start in range(0, len(target), PIECE):
-        piece = target[start : start + PIECE]
-        piece[:] = np.frombuffer(file.read(len(piece)), np.uint8)
-    if file.read(1):
-        raise ValueError("an array is longer than it says")
+        file.seek(0)
+        array: Array = read_array(file, allow_pickle=False)
+    return array
 
 
 # ---- what posteriors have in common ----
