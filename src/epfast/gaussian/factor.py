@@ -184,8 +184,8 @@ def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor
     """Pivoted incomplete Cholesky factorisation of a kernel matrix that is not formed.
 
     The next pivot is the input with the largest residual variance (Fine & Scheinberg 2001, figure
-    2; Harbrecht, Peters & Schneider 2012, algorithm 1). O(n r^2) time, the n r numbers of the
-    factor and O(n) beside them in memory, r columns of K.
+    2; Harbrecht, Peters & Schneider 2012, algorithm 1). O(n r^2) time, r columns of K. In memory
+    the n ``rank`` numbers of a factor, and n r more for a moment where it ends early.
 
     Parameters
     ----------
@@ -328,7 +328,9 @@ def _grown(
             k += 1
             traces.append(float(residual.sum()))
     G = _with_columns(G, began, recent[: k - began], most)
-    return LowRankFactor(_first_columns(G, k), pivots[:k].copy(), residual, np.array(traces))
+    return LowRankFactor(
+        np.ascontiguousarray(G[:, :k]), pivots[:k].copy(), residual, np.array(traces)
+    )
 
 
 def _with_columns(G: Array, began: int, columns: Array, most: int) -> Array:
@@ -392,21 +394,6 @@ def _check_column(
             f"K is not symmetric (column({pivot}) differs by {gap:.2g} from earlier columns); "
             "allowed: a covariance matrix"
         )
-
-
-def _first_columns(G: Array, k: int) -> Array:
-    """The first k columns as a C-contiguous array in the memory of G; rows move forward."""
-    n, most = G.shape
-    if k == most:
-        return G
-    flat = G.reshape(-1)
-    step = max(1, CHUNK // most)
-    for i in range(0, n, step):
-        rows = G[i : i + step, :k].copy()
-        flat[i * k : i * k + rows.size] = rows.ravel()
-    del flat
-    G.resize((n, k), refcheck=False)
-    return G
 
 
 def kernel_columns(name: str, K: Any) -> KernelColumns:
