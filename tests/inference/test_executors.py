@@ -336,7 +336,7 @@ def test_tasks_that_are_forgotten_answer_nobody():
             return Future()
 
     tasks = Tasks(Slow())
-    tasks.send("a", abs, -1)
+    tasks.begin({"a": (abs, -1)})
     assert tasks.flying() == {"a"}
     tasks.cancel()
     assert len(tasks) == 0

@@ -258,7 +258,7 @@ class Passes(EPEngine):
         def send(c: int) -> None:
             shard = self.streams[c][done[c]]
             self.tasks.n_bytes += bytes_of(reached[c])
-            self.tasks.send(c, visit_pass, shard, template, reached[c])
+            self.tasks.begin({c: (visit_pass, shard, template, reached[c])})
 
         try:
             for c in range(len(self.streams)):

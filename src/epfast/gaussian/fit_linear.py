@@ -494,7 +494,7 @@ def fit_problem(
                 "record": None if record is None else costs,
                 "callback": None if callback is None else look,
                 "progress": progress,
-                "questions": scheme.questions if scheme.learns else None,
+                "questions": scheme.questions,
             }
             fit = run_from(engine, schedule, start, guess=guess, **given)
             if start is None and not fit.stopped and fit.history and fit.history[-1].n_refused:

@@ -92,18 +92,14 @@ class Tasks:
         """Keys of the tasks in flight."""
         return set(self._flying.values())
 
-    def send(self, key: Any, function: Callable[..., Any], *args: Any) -> None:
-        """Begin a task.
+    def begin(self, calls: Mapping[Any, tuple[Any, ...]]) -> None:
+        """Begin tasks, each a function and its arguments, by their keys.
 
         Raises
         ------
         ExecutorFailed
             If the executor takes no more.
         """
-        self.begin({key: (function, *args)})
-
-    def begin(self, calls: Mapping[Any, tuple[Any, ...]]) -> None:
-        """Begin tasks, each a function and its arguments, by their keys."""
         try:
             futures = self.submitted(list(calls.values()))
         except Exception as error:
@@ -171,7 +167,7 @@ class Tasks:
         while len(answers) < len(calls):
             k, value = self.take()
             if value is LOST:
-                self.send(k, *calls[k])
+                self.begin({k: calls[k]})
                 continue
             answers[k] = value
             tick(counts[k])

@@ -65,7 +65,7 @@ BLURRED = (
 
 #: called after each sweep. A true answer ends the fit
 Callback = Callable[[SweepInfo, Any], Any]
-#: gives how many questions oracles were asked, and how many of these were audits. None: none are
+#: gives how many questions oracles were asked, and how many of these were audits, or None
 Questions = Callable[[], Any]
 
 
@@ -173,7 +173,7 @@ def run(
     record: Callable[[Any, Counts], tuple[float | None, Array | None]] | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
-    questions: Questions | None = None,
+    questions: Questions = lambda: None,
 ) -> Fit:
     """Run a schedule on an engine: the only loop over sweeps.
 
@@ -203,7 +203,8 @@ def run(
         True shows a bar. A callable is called with the number of factors done, after each piece of
         work.
     questions : callable, optional
-        Of what learns messages: questions to its oracles so far, and audits among them.
+        Of what learns messages: questions to its oracles so far, and audits among them. None of
+        what learns none.
 
     Raises
     ------
@@ -214,7 +215,7 @@ def run(
         last state, or None if there is none yet.
     """
     history: list[SweepInfo] = []
-    converged, stopped, logs = False, False, logger.isEnabledFor(logging.INFO)
+    converged, stopped = False, False
     state, first = None, 0
     try:
         with at_work(engine.pool, engine.order_of_matrices):
@@ -224,7 +225,7 @@ def run(
             with ticks(progress) as tick:
                 for _ in range(schedule.sweeps):
                     began = time.perf_counter()
-                    asked = None if questions is None else questions()
+                    asked = questions()
                     # functions of the user may keep the states that they see
                     new, counts = engine.sweep(state, callback is not None, tick)
                     drift = None
@@ -244,9 +245,9 @@ def run(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
                         )
                     costs = (None, None) if record is None else record(new, counts)
-                    n_calls = n_audits = None
-                    if questions is not None and asked is not None:
-                        n_calls, n_audits = np.subtract(questions(), asked).tolist()
+                    spent = (None, None)
+                    if asked is not None:
+                        spent = np.subtract(questions(), asked).tolist()
                     info = SweepInfo(
                         new.sweeps,
                         moved,
@@ -258,17 +259,15 @@ def run(
                         drift,
                         counts.clipped,
                         counts.mismatch,
-                        n_calls,
-                        n_audits,
+                        *spent,
                         n_lost=counts.lost,
                         in_flight=counts.in_flight,
                         n_bytes=counts.bytes_sent,
                     )
                     history.append(info)
                     state = new
-                    if logs:
-                        text = "sweep %d: change %.3g, log evidence %.10g, %d refused"
-                        logger.info(text, info.sweep, moved, evidence, info.n_refused)
+                    text = "sweep %d: change %.3g, log evidence %.10g, %d refused"
+                    logger.info(text, info.sweep, moved, evidence, info.n_refused)
                     stopped = callback is not None and bool(callback(info, state))
                     settled = counts.settled
                     if settled is None:

@@ -136,11 +136,11 @@ def passes(answers, memory=None, tasks=None, tol=1e-9, damping=1.0, idles=lambda
     tasks = Scripted([]) if tasks is None else tasks
     tasks.answers = iter(answers)
 
-    def send(key, *asked):
-        tasks.sent.append((*key, *asked))
-        tasks._flying[object()] = key
+    def begin(calls):
+        tasks.sent += [(*key, *asked) for key, asked in calls.items()]
+        tasks._flying |= {object(): key for key in calls}
 
-    tasks.send = send
+    tasks.begin = begin
     count = 2 if memory is None else len(memory.parts)
     form = SimpleNamespace(sizes=[1] * count)
     schedule = SimpleNamespace(damping=damping, tol=tol)

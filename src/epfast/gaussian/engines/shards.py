@@ -813,7 +813,7 @@ class AsTheyCome(Visits):
         self.queue.append(k)
         visit, q = self.answered[k], (self.precision, self.shift)
         call = self.engine.call(k, visit, *q, self.parts[k], self._share(k))
-        self.tasks.send((k, visit), *call)
+        self.tasks.begin({(k, visit): call})
 
     def _share(self, k: int) -> float:
         return float(self.schedule.damping * 0.5 ** self.tries[k])
