@@ -345,17 +345,6 @@ def symmetric(
 
     Works by blocks of rows, O(n) memory. Returns the largest absolute value.
     """
-    size = _largest(name, given)
-    if scale is None:
-        scale = np.full(len(given), math.sqrt(size))
-    excess, pair = _asymmetry(given, scale, 4.0 * EPS * size)
-    if excess > (half_digits(given) if tolerance is None else tolerance):
-        raise _not_symmetric(name, given, pair)
-    return size
-
-
-def _largest(name: str, given: NDArray[Any]) -> float:
-    """The largest absolute value of a matrix (n, n), n >= 1, of finite numbers."""
     if given.ndim != 2 or given.shape[0] != given.shape[1] or given.size == 0:
         raise ValueError(f"{name} has shape {given.shape}; allowed: (n, n), n >= 1")
     size = 0.0
@@ -364,6 +353,11 @@ def _largest(name: str, given: NDArray[Any]) -> float:
         if not np.isfinite(block).all():
             raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
         size = max(size, float(np.abs(block).max()))
+    if scale is None:
+        scale = np.full(len(given), math.sqrt(size))
+    excess, pair = _asymmetry(given, scale, 4.0 * EPS * size)
+    if excess > (half_digits(given) if tolerance is None else tolerance):
+        raise _not_symmetric(name, given, pair)
     return size
 
 
@@ -505,11 +499,11 @@ def covariance(name: str, given: NDArray[Any], tolerance: float | None = None) -
 
     As :func:`symmetric`, entry by entry beside the standard deviations.
     """
-    _largest(name, given)
     diagonal = to_float64(given.diagonal())
-    if not (diagonal >= 0.0).all():
+    largest = symmetric(name, given, tolerance, np.sqrt(np.abs(diagonal)))
+    if (diagonal < 0.0).any():
         raise ValueError(f"{name} has a negative diagonal entry; allowed: a covariance matrix")
-    return symmetric(name, given, tolerance, np.sqrt(diagonal))
+    return largest
 
 
 def definite(name: str, value: Any, d: int) -> Array:
