@@ -725,7 +725,7 @@ cdef class LatentSites:
         const double[::1] scale not None, double[:, :, ::1] new not None,
         double[::1] new_scale not None,
     ):
-        """Sites of the rows numbered by visits: new (latents, 3, q), of which the last is not used.
+        """Precisions and shifts of the rows numbered by visits: new (latents, 2, q).
 
         h and s (latents, q); y, tau, nu (latents, n) and scale (n,) are those of all rows. A row
         that is refused keeps its site.

@@ -114,9 +114,9 @@ def newton_step(
 
     None: derivatives are not known.
 
-    bent: second derivatives. to_ends: (p,), logs of prior variances, to the power 1 / power, which
-    may go to the end of their range. Where such a variance hardly matters, the slope is in
-    proportion to it or to its inverse, and all of Newton's steps would be as long.
+    bent: second derivatives. to_ends (p,): whether u is the log of a prior variance, over
+    ``power``, that may go to the end of its range. Where such a variance hardly matters, the slope
+    is in proportion to it or to its inverse, and all of Newton's steps would be as long.
     """
     if not (np.isfinite(slopes).all() and np.isfinite(bent).all()):
         return None

@@ -405,6 +405,8 @@ class LinearTarget(Target):
 
     def held(self, u: Array, post: Any) -> Array | None:
         """Newton's step with the sites, or cavities, of a fit at u held. None: it is not known."""
+        if self.blocks or self.problem.levels is not None:
+            return None
         try:
             derivatives = self.derivatives(self.point(u, post))
         except FloatingPointError:  # no cavity, no gain

@@ -50,8 +50,8 @@ MOST_CURVATURES = 1 << 25
 #: 13 columns take 1.1 to 1.4 times as long in chunks, and of 60 columns 1.1 to 1.4 times as long
 #: without them
 BY_ROWS_UP_TO = 32
-#: observations up to which the first sweep visits one after the other: fits of 100 to 400 take 1.1
-#: times as long without it, and of 600 and 900 .9 and .98 of the time with it
+#: observations up to which the first sweep visits one after the other: fits of processes of 100 to
+#: 400 take 1.1 times as long without it, and of 600 and 900 .9 and .98 of the time with it
 SEQUENTIAL_UP_TO = 400
 
 #: numbers of rows, in the order of their visits
@@ -158,19 +158,22 @@ class Stack(Full):
 
         O(C (q d^2 + d^3)).
         """
-        made, pieces = [], list(self.rows(visits))
-        for k, now in enumerate(latents):
-            precision, shift = now.precision.copy(), now.shift.copy()
-            for rows, _, at in pieces:
+        sums = [(now.precision.copy(), now.shift.copy()) for now in latents]
+        for rows, _, at in self.rows(visits):
+            for k, (precision, shift) in enumerate(sums):
                 add_sites(rows, tau[k, at], nu[k, at], precision, shift)
-            part = gaussian(State(precision, shift, None, 0.0, now.sweeps), True)
+        made = []
+        for now, natural in zip(latents, sums, strict=True):
+            part = gaussian(State(*natural, None, 0.0, now.sweeps), True)
             if part is None:
                 return None
             made.append(part)
         return made
 
     def covariances(self, state: Working) -> Array:
-        return np.asarray(state.covariance)
+        """Those of the latents, in an array of their own, (C, d, d)."""
+        covariance: Array = state.covariance.copy()
+        return covariance
 
     def summed(self, values: Array) -> Array:
         """Σ_i x_i b_ik, (C, d), of numbers b (n, C)."""
@@ -376,7 +379,8 @@ class LatentEngine(EPEngine):
 
     def visit(self, state: Any, sites: Sites, tick: Tick) -> Counts:
         own, before, left = by_latent(sites), self.core.n_refused, None
-        few = self.schedule.order == "auto" and self.n_sites <= SEQUENTIAL_UP_TO
+        few = self.schedule.order == "auto" and self.schedule.block is None
+        few = few and self.n_sites <= SEQUENTIAL_UP_TO
         try:
             if self.in_parts and not (few and state.memory.flat):
                 self._in_parts(state, own, tick)
@@ -399,7 +403,7 @@ class LatentEngine(EPEngine):
 
     def _in_turn(self, state: Any, own: Sites, tick: Tick) -> tuple[Array, Array]:
         """Rows one after the other. What they leave: mean and variance."""
-        covariance = self.form.covariances(state).copy()
+        covariance = self.form.covariances(state)
         mean = np.stack([part.mean for part in self.form.each(state)])
         visits = self.schedule.checked_visits(self.n_sites, state.sweeps)
         for rows, numbers, _ in self.form.rows(visits):
@@ -417,11 +421,11 @@ class LatentEngine(EPEngine):
             new, scale = np.empty((len(own.shift), 2, len(part))), np.empty(len(part))
             h, s = self.form.at(now, part)
             core.fit(h, s, self.problem.data.y, numbers, *own, new, scale)
-            made = now
+            made, lost = now, core.n_refused > before
             if first + len(part) < n:  # what the last ones make is built of all sites
                 moves = new[:, 0] - own.precision[:, numbers], new[:, 1] - own.shift[:, numbers]
                 made = self.form.moved(now, part, *moves)
-            if made is None and len(part) > 1:
+            if len(part) > 1 and (made is None or (lost and self.in_turn)):
                 # refusals of rows that are fitted again do not count
                 core.n_refused, size = before, (len(part) + 1) // 2
                 continue
