@@ -261,3 +261,19 @@ def test_chunks_are_made_smaller_where_sweeps_do_not_contract(monkeypatch):
     monkeypatch.setattr(chunks, "STALLED", np.inf)
     with pytest.warns(epfast.ConvergenceWarning):
         assert not epfast.fit_linear(X, y, **given).converged
+
+
+def test_rows_that_are_refused_are_fitted_again_in_smaller_parts():
+    """From a prior so wide the first sweep of all rows at once has improper cavities."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 20))
+    y = X @ rng.normal(size=20) + np.exp(0.5 * X[:, 0]) * rng.normal(size=300)
+    y[:3] += 50.0
+    given = {"loss": "heteroscedastic", "prior_variance": 1e6}
+    turn, together = (
+        epfast.fit_linear(X, y, **given, schedule=epfast.EP(200, 1e-6, order=order))
+        for order in ("sequential", "parallel")
+    )
+    assert together.converged
+    assert together.history[-1].n_refused == 0
+    assert together.log_evidence == pytest.approx(turn.log_evidence, abs=1e-4)
