@@ -266,8 +266,8 @@ def test_chunks_are_made_smaller_where_sweeps_do_not_contract(monkeypatch):
 def test_rows_that_are_refused_are_fitted_again_in_smaller_parts():
     """From a prior so wide the first sweep of all rows at once has improper cavities."""
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(300, 20))
-    y = X @ rng.normal(size=20) + np.exp(0.5 * X[:, 0]) * rng.normal(size=300)
+    X = rng.normal(size=(700, 40))
+    y = X @ rng.normal(size=40) + np.exp(0.5 * X[:, 0]) * rng.normal(size=700)
     y[:3] += 50.0
     given = {"loss": "heteroscedastic", "prior_variance": 1e6}
     turn, together = (
