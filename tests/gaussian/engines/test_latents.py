@@ -264,10 +264,10 @@ def test_chunks_are_made_smaller_where_sweeps_do_not_contract(monkeypatch):
 
 
 def test_rows_that_are_refused_are_fitted_again_in_smaller_parts():
-    """From a prior so wide the first sweep of all rows at once has improper cavities."""
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(700, 40))
-    y = X @ rng.normal(size=40) + np.exp(0.5 * X[:, 0]) * rng.normal(size=700)
+    """From a prior so wide the first sweeps of all rows at once have improper cavities."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(120, 6))
+    y = X @ rng.normal(size=6) + np.exp(0.5 * X[:, 0]) * rng.normal(size=120)
     y[:3] += 50.0
     given = {"loss": "heteroscedastic", "prior_variance": 1e6}
     turn, together = (
@@ -275,5 +275,5 @@ def test_rows_that_are_refused_are_fitted_again_in_smaller_parts():
         for order in ("sequential", "parallel")
     )
     assert together.converged
-    assert together.history[-1].n_refused == 0
+    assert together.n_sweeps < 55  # 62 where they keep their sites
     assert together.log_evidence == pytest.approx(turn.log_evidence, abs=1e-4)
