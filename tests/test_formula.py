@@ -251,7 +251,8 @@ def test_many_levels_take_no_dense_columns():
     """Two terms with a column for each level took 16 GB for 100,000 rows in 10,000 levels."""
     n, rng = 6000, np.random.default_rng(1)
     level, x = rng.integers(2000, size=n), rng.normal(size=n)
-    data = pandas.DataFrame({"y": rng.normal(size=2000)[level] + x, "g": level, "x": x})
+    y = rng.normal(size=2000)[level] + x + 0.3 * rng.normal(size=n)
+    data = pandas.DataFrame({"y": y, "g": level, "x": x})
     tracemalloc.start()
     try:
         formula.fit("y ~ x + (x || g)", data, strategy="eb")

@@ -18,6 +18,7 @@ GROUP = RNG.integers(J, size=N)
 X = np.column_stack([np.eye(J)[GROUP], np.ones(N), RNG.normal(size=N)])
 LATENT = X @ np.append(0.8 * RNG.normal(size=J), [0.5, 1.0])
 SDS = {"1|g": (slice(0, J), priors.HalfNormal(1.0))}
+EYE = np.eye(N)
 HALF, LKJ = priors.HalfNormal(1.0), priors.LKJ(2.0)
 UNEVEN = {"a": (slice(0, 3), HALF), "b": (slice(3, 5), HALF)}
 SCHOOLS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
@@ -53,6 +54,127 @@ def test_the_noise_of_a_regression():
     spread = np.sqrt(np.diag(np.linalg.inv(rows.T @ rows)) * of_variance.mean())
     np.testing.assert_allclose(post.sd, spread, rtol=0.01)
     assert post.n_fits <= 30
+
+
+PROPER = [
+    priors.HalfNormal(1.0),
+    priors.HalfStudentT(3.0, 2.5),
+    priors.HalfCauchy(2.5),
+    priors.Exponential(1.0),
+    priors.InverseGamma(1.0, 1.0),
+    priors.Gamma(2.0, 1.0),
+    priors.Uniform(1e7),
+    priors.PC(1.0, 0.05),
+]
+
+
+def exact_noise(rows, y, variance, prior):
+    """Mean, sd and mode of the noise's sd: its marginal likelihood in closed form, on a grid."""
+    U, S, _ = np.linalg.svd(rows, full_matrices=False)
+    z = U.T @ y
+    rest = ((y - U @ z) ** 2).sum()
+    ends = math.log(1e-8 * y.std()), math.log(1e2 * y.std())
+    for _ in range(3):
+        u = np.linspace(*ends, 2001)
+        noise = np.exp(2.0 * u)
+        spread = variance * S**2 + noise[:, None]
+        value = -0.5 * (np.log(spread) + z**2 / spread).sum(1) - 0.5 * rest / noise
+        value -= (len(y) - len(S) - 1.0) * u  # the Jacobian of the logarithm, too
+        value += [prior.log_density(s) if s < prior.most else -math.inf for s in np.exp(u)]
+        inside = np.flatnonzero(value > value.max() - 40.0)
+        ends = u[max(inside[0] - 1, 0)], u[min(inside[-1] + 1, 2000)]
+    return *averages(value, u)[:2], math.exp(u[value.argmax()])
+
+
+@pytest.mark.parametrize("strategy", hyper.STRATEGIES)
+@pytest.mark.parametrize("ratio", [1.0, 50.0, 2e3, 1e6])
+@pytest.mark.parametrize("prior", PROPER, ids=lambda one: type(one).__name__)
+def test_noise_far_below_the_response(prior, ratio, strategy):
+    """y varies up to a million times as much as its noise, whose posterior is that of a grid.
+
+    The search began at the sd of y, where the log density of the noise bends upwards, and a step of
+    Newton's method led away from the mode, to an end of the range.
+    """
+    rng = np.random.default_rng(7)
+    rows = rng.normal(size=(40, 3))
+    latent = rows @ rng.normal(size=3)
+    y = ratio * latent / latent.std() + rng.normal(size=40)
+    variance = 100.0 * ratio**2
+    post = epfast.fit_hyper(
+        rows, y, learn={"sd": prior}, prior_variance=variance, strategy=strategy
+    )
+    mean, sd, mode = exact_noise(rows, y, variance, prior)
+    assert post.mode[0] == pytest.approx(mode, rel=0.02)
+    if strategy != "eb":
+        assert post.hyper.loc["sd", "mean"] == pytest.approx(mean, rel=0.02)
+        assert post.hyper.loc["sd", "sd"] == pytest.approx(sd, rel=0.1)
+
+
+@pytest.mark.parametrize("ratio", [50.0, 1e4])
+def test_noise_far_below_groups(ratio):
+    """Two sds, against the marginal likelihood on a grid, in the unit of the noise."""
+    rng = np.random.default_rng(3)
+    y = ratio * LATENT + rng.normal(size=N)
+    of_group, of_noise = priors.HalfNormal(2.0 * ratio), priors.HalfNormal(1.0)
+    sds = {"1|g": (slice(0, J), of_group)}
+    given = {"learn": {"sd": of_noise}, "prior_variance": 10.0 * ratio**2}
+    post = epfast.fit_hyper(X, y, sds=sds, **given)
+    logs = np.linspace(-3.0, 1.5, 60) + math.log(ratio), np.linspace(-0.6, 0.6, 60)
+    value = np.empty((60, 60))
+    known, own = 10.0 * ratio**2 * X[:, J:] @ X[:, J:].T, X[:, :J] @ X[:, :J].T
+    for i, j in np.ndindex(60, 60):
+        L = np.linalg.cholesky(known + np.exp(2 * logs[0][i]) * own + np.exp(2 * logs[1][j]) * EYE)
+        half = np.linalg.solve(L, y)
+        value[i, j] = -np.log(np.diag(L)).sum() - 0.5 * half @ half
+        for prior, u in zip((of_group, of_noise), (logs[0][i], logs[1][j]), strict=True):
+            value[i, j] += prior.log_density(math.exp(u)) + u
+    for axis, name in enumerate(post.hyper_names):
+        mean, sd, _ = averages(special.logsumexp(value, axis=1 - axis), logs[axis])
+        assert post.hyper.loc[name, "mean"] == pytest.approx(mean, abs=0.05 * sd)
+        assert post.hyper.loc[name, "sd"] == pytest.approx(sd, rel=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:.*left out. sd from:epfast.ConvergenceWarning")
+@pytest.mark.parametrize("strategy", ["eb", "auto"])
+def test_a_mode_at_the_end_of_its_range_is_said(strategy):
+    """A response without noise: the density of its sd rises down to where doubles end."""
+    rows = RNG.normal(size=(30, 2))
+    with pytest.warns(DataWarning, match="mode of 'sd' is at the lower end of its range"):
+        epfast.fit_hyper(rows, rows[:, 0], learn={"sd": HALF}, strategy=strategy)
+
+
+@pytest.mark.parametrize(("d", "seed"), [(3, 0), (5, 1)])
+def test_a_search_never_ends_below_its_start(d, seed):
+    """Its end is the highest of a hundred points about it and of the start, whatever the metric."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(60, 3 * d))
+    sds = {f"w{k}": (slice(3 * k, 3 * k + 3), priors.HalfCauchy(1.0)) for k in range(d)}
+    labels = np.where(rows[:, 0] + rng.logistic(size=60) > 0.0, 1, -1)
+    of = target(rows, labels, loss="logistic", sds=sds)
+    (mode,) = of.modes()
+    near = (mode.u + 0.3 * rng.normal(size=d) for _ in range(100))
+    values = [of.point(u, of.fitted(u, 1e-8, mode.fit)).value for u in (of.starts[0], *near)]
+    assert max(values) < mode.value + 1e-4
+    assert of.n_fits < 30 + 101
+
+
+@pytest.mark.parametrize("seed", [2, 8])
+@pytest.mark.filterwarnings("ignore:the sd of:epfast.DataWarning")
+def test_lost_points_are_said_where_priors_are_proper(seed):
+    """Student-t noise of two rows a level, whose fits do not converge at small scales.
+
+    It was said that the posterior is not proper, which proper priors rule out.
+    """
+    rng = np.random.default_rng(seed)
+    J = int(rng.integers(8, 25))
+    level = np.repeat(np.arange(J), 2)
+    rows = np.column_stack([np.eye(J)[level], np.ones(2 * J)])
+    y = rng.normal(size=J)[level] + 0.5 * rng.standard_t(3, size=2 * J)
+    given = {"sds": {"g": (slice(0, J), HALF)}, "learn": {"scale": HALF}}
+    with pytest.warns(epfast.ConvergenceWarning, match=r"left out: g from .*, scale from 0\.[23]"):
+        post = epfast.fit_hyper(rows, y, loss="student_t", **given)
+    assert post.weights.sum() == pytest.approx(1.0)
+    assert 0.3 < post.hyper.loc["scale", "mean"] < 0.9
 
 
 def test_eight_schools():
@@ -422,7 +544,7 @@ def test_improper_posteriors():
     ("levels", "prior", "said"),
     [
         (1, priors.Flat(), "is not proper"),
-        (1, priors.InverseGamma(1e-3, 1e-3), "is not proper"),
+        (1, priors.InverseGamma(1e-3, 1e-3), "has no finite sd"),
         (2, priors.Flat(), "has no finite sd"),
         (3, priors.Flat(), "has no finite sd"),
         (6, priors.Flat(), None),
@@ -430,6 +552,7 @@ def test_improper_posteriors():
     ],
 )
 @pytest.mark.filterwarnings("ignore:the sd of:epfast.DataWarning")
+@pytest.mark.filterwarnings("ignore:.*points carry the average:epfast.ConvergenceWarning")
 def test_heavy_tails_of_few_groups(levels, prior, said):
     """The density over log s falls by J - 2 to J under a flat prior: of three unknowns, too."""
     few = GROUP % levels

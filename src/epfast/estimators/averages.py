@@ -14,9 +14,10 @@ from epfast.estimators.parameters import weak_prior
 from epfast.estimators.search import Learnt, Search, warn_lost
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.held import newton, with_noise
-from epfast.gaussian.hyper import DRAWS, MOST
+from epfast.gaussian.hyper import MOST
 from epfast.inference import DataWarning
 from epfast.inference.hyper import (
+    DRAWS,
     HyperPoint,
     Surface,
     WeightedPoints,

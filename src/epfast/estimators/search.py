@@ -27,7 +27,7 @@ from epfast.estimators.spectrum import Spectrum
 from epfast.gaussian import Problem
 from epfast.gaussian.held import gains, newton, newton_step
 from epfast.inference import FAILURES, fit_from
-from epfast.inference.hyper import SHARE, fixed_point
+from epfast.inference.hyper import SHARE
 from epfast.inference.records import warn_user
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule, SharedSites
@@ -73,6 +73,11 @@ SLOW = 0.7
 STEPS, SLOPE, CLIMB_TOL, LEVEL = 200, 1e-4, 1e-6, 1e-2
 #: step of differences of slopes of priors
 SHORT = 1e-6
+#: fixed point: most fits, no turn, and the most by which mixing changes a step. 400 fits of tables
+#: of 12 to 300 rows, with one to five hyper-parameters, take 2,665 runs to their modes, and 3,190
+#: without mixing, where two end lower. With 8 and 40 of the first they take 2,973 and 2,673, and
+#: three and none end lower. With .25 and 1e9 of the third these are 2,637 and 2,922, none and one
+POINTS, TINY, MIXED = 15, 1e-300, 1.0
 
 
 def flat(u: float) -> tuple[float, float]:
@@ -496,6 +501,62 @@ class Search:
             return None
         slopes = self.slopes(u, fits)
         return (self.value(u, fits), slopes) if np.isfinite(slopes).all() else None
+
+
+def fixed_point(
+    fitted: Callable[[Array, float], Any],
+    held: Callable[[Array, Any], Array | None],
+    start: Array,
+    bounds: Array,
+    tolerances: tuple[float, float],
+    accuracy: float,
+    mixes: bool = True,
+) -> Array | None:
+    """Where the step from a fit, its sites and cavities held, is 0. None: it is not found.
+
+    Each fit is as precise as its step. Anderson's rule mixes a step with the last one: they turn in
+    circles where rows are few.
+
+    Parameters
+    ----------
+    fitted : callable
+        The fit at u (m,), to a tolerance. None if there is none.
+    held : callable
+        Where the step from u leads, with what the fit there holds. None if it is not known.
+    start : ndarray of shape (m,)
+    bounds : ndarray of shape (m, 2)
+    tolerances : pair of float
+        The finest and the loosest.
+    accuracy : float
+        Of u.
+    mixes : bool
+        Whether steps are mixed.
+    """
+    finest, loosest = tolerances
+    u, tol, last = start, loosest, 1.0
+    before: tuple[Array, Array] | None = None
+    for _ in range(POINTS):
+        fit = fitted(u, tol)
+        if fit is None and before is not None:
+            u = 0.5 * (u + before[0])
+            continue
+        there = None if fit is None else held(u, fit)
+        if there is None:
+            return None
+        here = u, there
+        if mixes and before is not None:
+            turned = there - u - (before[1] - before[0])
+            back = float(turned @ (there - u)) / max(float(turned @ turned), TINY)
+            mixed = np.clip(back * (there - before[1]), -MIXED, MIXED)
+            there = np.clip(there - mixed, *bounds.T)
+        before = here
+        step = float(np.abs(there - u).max(initial=0.0))
+        ends_here = step * min(step / max(last, accuracy), 1.0) <= accuracy
+        if ends_here and tol <= max(0.2 * accuracy, finest):
+            return there
+        u, last = there, step
+        tol = min(max(SHARE * step * min(step, 1.0), 0.1 * accuracy, finest), loosest)
+    return None
 
 
 class Pilot(Search):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
@@ -18,7 +16,7 @@ from epfast import _checks, losses, priors
 from epfast._arrays import Array
 from epfast.gaussian.engines.arrow import Levels, arranged, level_of_rows
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
-from epfast.gaussian.held import curvature, gains, newton_step
+from epfast.gaussian.held import gains
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.priors import intercept_variance
 from epfast.gaussian.problem import (
@@ -31,15 +29,19 @@ from epfast.gaussian.problem import (
 )
 from epfast.gaussian.sources import column_names
 from epfast.gaussian.wide import in_d_by_d
-from epfast.inference import FAILURES, ConvergenceWarning, DataWarning
+from epfast.inference import ConvergenceWarning, DataWarning
 from epfast.inference.hyper import (
+    DRAWS,
     DROP,
+    LOOSEST,
+    TINY,
     HyperPoint,
     Surface,
+    Target,
+    Unknown,
     WeightedPoints,
     composite,
     drawn,
-    fixed_point,
     grid,
 )
 from epfast.inference.records import warn_user
@@ -56,23 +58,13 @@ FEW_COMMON = 4
 #: those by drawn points with 30, 100, 300 and 1,000 levels, in a third of the time
 MANY = 1000
 STRATEGIES = ("auto", "grid", "ccd", "sobol", "eb")
-#: tolerances of the fits of a search, the finest one and the loosest; and of points about the mode,
-#: whose log evidence is as flat in the sites as at a fixed point: 1e-4 changes it by 1e-8. Of 12
-#: fits with one group .01 changes it by 3e-6 in .8 of the time, and 1 as the loosest by 1e-6
-TOLERANCES, OF_POINTS = (1e-6, 0.1), 1e-4
-#: accuracy of the logs of hyper-parameters at their mode, where their density is flat: with 1e-5
-#: 400 fits take 2,882 runs to their modes in place of 2,665, and none is 1e-5 nats higher. With
-#: .001 they take 2,410, and eight are 1e-5 to 3e-5 nats lower
-ACCURACY = 1e-4
+#: tolerance of the fits of points about the mode, whose log evidence it changes by 1e-8
+OF_POINTS = 1e-4
 #: reach of the logs of sds about where the search begins, and of atanh of correlations. The 12 fits
 #: are the same with 10 and 50
 REACH, REACH_OF_CORRELATIONS = 25.0, 8.0
 #: an imaginary step, whose square is lost: the slope that it gives has no rounding
 IMAGINARY = 1e-30
-#: more than the rounding of a logarithm
-ROUNDING = 1e-12
-#: points that are drawn: with 128 sds of sds are within 3 % of those of 1,024 (hyper.md, 2)
-DRAWS = 128
 #: more hyper-parameters than these are not averaged over: of 1,024 points 417 count with 10
 MOST = 8
 #: share of the first points that count below which an average is not trusted, and probability of a
@@ -92,40 +84,12 @@ FALLS, NEAR_ZERO = 2.0, 4.0
 #: evidence of 200 fits with one group is up to 1.7 nats off where the mode is at the end, .06 with
 #: a distance of .35 to .7, .04 with .7 to 1, and .003 beyond 1.4
 AT_END = 0.7
-#: priors that fall by less, in nats a unit of the log, leave a tail to the likelihood, which is
-#: looked at so far from the mode; where the density falls by less there is no sd, or no end. A
-#: half-Cauchy falls by 1, an sd needs more than 2, an end more than 0; with a flat prior, J groups
-#: and a wide intercept it is J - 2. Of 48 fits with 2 to 8 groups one gets another verdict if
-#: looked at 2 and 4 from the mode, none with 5 and 10, and 21 with 1 and 2
-PRIOR_FALLS, AHEAD, NO_SD, NO_END = 0.9, (3.0, 6.0), 1.9, 0.5
-
-
-class Unknown(NamedTuple):
-    """A hyper-parameter."""
-
-    name: str
-    prior: priors.Scale | priors.LKJ
-    #: the columns whose prior sd it is. None: a correlation, or a number of the loss
-    columns: NDArray[np.intp] | None = None
-    #: of a correlation: effects that are correlated after the first of its two
-    others: int = 0
-
-    @property
-    def most(self) -> float:
-        """No value is above this."""
-        return math.inf if isinstance(self.prior, priors.LKJ) else self.prior.most
-
-    @property
-    def log_most(self) -> float:
-        """The logarithm of that, less its rounding: beyond the end the density is 0."""
-        return math.log(self.most) - ROUNDING
-
-    def log_density(self, u: float) -> tuple[float, float, float]:
-        """Log of the prior over u, its slope and second derivative."""
-        if isinstance(self.prior, priors.LKJ):
-            return self.prior.of_partial(u, self.others)
-        value, slope = self.prior.over_log(u)
-        return value, slope, (self.prior.over_log(u + 1e-6)[1] - slope) / 1e-6
+#: priors that fall by less, in nats a unit of the log, at this log, leave a tail to the likelihood,
+#: which is looked at so far from the mode; where the density falls by less there is no sd, or no
+#: end. A half-Cauchy falls by 1, an sd needs more than 2, an end more than 0; with a flat prior, J
+#: groups and a wide intercept it is J - 2. Of 48 fits with 2 to 8 groups one gets another verdict
+#: if looked at 2 and 4 from the mode, none with 5 and 10, and 21 with 1 and 2
+PRIOR_FALLS, TAIL, AHEAD, NO_SD, NO_END = 0.9, 150.0, (3.0, 6.0), 1.9, 0.5
 
 
 class CorrelatedGroups(NamedTuple):
@@ -173,99 +137,8 @@ def correlation(z: Array) -> Array:
     return np.asarray(root @ np.swapaxes(root, -1, -2))
 
 
-class Target:
-    """Log density of hyper-parameters, of which each value has a fit."""
-
-    #: groups of columns, whose sds come first
-    k = 0
-    #: whether a group has so many levels that its sds are nearly normal in their logs
-    of_many = False
-    #: points that are drawn where few of the first ones count
-    most_draws = DRAWS
-    n_fits = 0
-    unknowns: list[Unknown]
-    #: where searches begin
-    starts: list[Array]
-    bounds: Array
-
-    def values(self, u: Array) -> Array:
-        """The hyper-parameters (..., m) of unknowns (..., m)."""
-        return np.exp(u)
-
-    def fit_at(self, u: Array, tol: float, start: Any) -> Any:
-        """The posterior at u, from a start, or None if the fit fails or does not converge."""
-        raise NotImplementedError
-
-    def fitted(self, u: Array, tol: float, near: Any) -> Any:
-        """The posterior at u, from a start or without one, or None if neither converges."""
-        for start in (near, None) if near is not None else (None,):
-            self.n_fits += 1
-            with suppress(*FAILURES):
-                post = self.fit_at(u, tol, start)
-                if post is not None and math.isfinite(post.log_evidence):
-                    return post
-        return None
-
-    def ended(self, u: Array) -> bool:
-        """Whether the range of a hyper-parameter ends before u."""
-        return False
-
-    def log_prior(self, u: Array) -> tuple[float, Array, Array]:
-        """Log density over u, its slopes and second derivatives."""
-        pairs = zip(self.unknowns, u.tolist(), strict=True)
-        terms = np.array([one.log_density(at) for one, at in pairs])
-        values, slopes, bent = terms.reshape(-1, 3).T
-        return -math.inf if self.ended(u) else float(values.sum()), slopes, np.diag(bent)
-
-    def point(self, u: Array, post: Any) -> HyperPoint:
-        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
-
-    def point_at(self, u: Array, tol: float, near: Any) -> HyperPoint | None:
-        """The point at u, from a fit near it. None if there is no fit."""
-        if self.ended(u):
-            return HyperPoint(u, -math.inf, near)
-        post = self.fitted(u, tol, near)
-        return None if post is None else self.point(u, post)
-
-    def slopes(self, point: HyperPoint) -> Array:
-        """Slopes of the log density at a fixed point, (m,)."""
-        raise NotImplementedError
-
-    def found(self, fitted: Callable[[Array, float], Any], start: Array) -> Array:
-        """A local maximum by posteriors at u and a tolerance."""
-        return climbed(self, fitted, start)
-
-    def modes(self) -> list[HyperPoint]:
-        """Local maxima, from each start; the most probable one first."""
-        points = []
-        for start in self.starts:
-            fitted = self._one_by_one()
-            u = self.found(fitted, start)
-            post = fitted(u, TOLERANCES[0])
-            if post is not None:
-                points.append(self.point(u, post))
-        if not points:
-            raise FloatingPointError(
-                "no fit converges near the most probable hyper-parameters; try other priors, or a "
-                "schedule with damping"
-            )
-        return sorted(points, key=lambda one: -one.value)
-
-    def _one_by_one(self) -> Callable[[Array, float], Any]:
-        """Posteriors by u and a tolerance, each from the last one that converged."""
-        last: Any = None
-
-        def fitted(u: Array, tol: float) -> Any:
-            nonlocal last
-            post = self.fitted(u, tol, last)
-            last = post if post is not None else last
-            return post
-
-        return fitted
-
-
 class LinearTarget(Target):
-    """The target of a linear model."""
+    """The target of a linear model: sds of groups of columns, correlations, numbers of the loss."""
 
     def __init__(
         self,
@@ -288,13 +161,12 @@ class LinearTarget(Target):
         flat = np.zeros(self.n_prior - self.k)
         #: parameters of the loss that are unknown, and powers
         self.of_loss = [parameter_of(one.name) for one in unknowns[self.n_prior :]]
-        numbers = [math.log(getattr(problem.loss, name)) / power for name, power in self.of_loss]
-        start = np.concatenate([self._sds(), flat, numbers])
-        self.bounds = np.stack([start - REACH, start + REACH], axis=1)
+        start = np.concatenate([self._sds(), flat, self._logs(problem.loss)])
+        self.ends = np.full((len(start), 2), [-math.inf, math.inf])
+        self.ends[self.n_prior :] = ends_of_loss(problem.loss, self.of_loss)
+        self.ends[:, 1] = np.minimum(self.ends[:, 1], [one.log_most for one in unknowns])
+        self.bounds = np.clip(self.ends, start[:, None] - REACH, start[:, None] + REACH)
         self.bounds[self.k : self.n_prior] = [-REACH_OF_CORRELATIONS, REACH_OF_CORRELATIONS]
-        for k, (name, power) in enumerate(self.of_loss, self.n_prior):
-            self.bounds[k] = np.log(problem.loss.limits(name)) / power
-        self.bounds[:, 1] = np.minimum(self.bounds[:, 1], [one.log_most for one in unknowns])
         self.starts = [np.clip(start, *self.bounds.T)]
         levels = problem.levels
         self.of_many = levels is not None and len(levels.columns) >= MANY
@@ -370,19 +242,20 @@ class LinearTarget(Target):
         post = fit_problem(self.at(u, tol), start, warn=_silent)
         return post if post.converged else None
 
+    def _gains(self, point: HyperPoint) -> tuple[Array, Array]:
+        """Slopes and second derivatives by numbers of the loss, the cavities of the fit held."""
+        numbers = slice(self.n_prior, None)
+        try:
+            return gains([point.fit], self.loss_at, point.u[numbers], self.bounds[numbers])
+        except FloatingPointError:  # no cavity, no gain
+            nothing = np.full(len(self.of_loss), math.nan)
+            return nothing, np.diag(nothing)
+
     def slopes(self, point: HyperPoint) -> Array:
-        """Slopes of the log density at a fixed point, (m,)."""
-        return self.derivatives(point)[0]
-
-    def derivatives(self, point: HyperPoint) -> tuple[Array, Array]:
-        """Slopes of the log density at a fixed point, (m,), and second derivatives, (m, m).
-
-        These are with the sites, or cavities, of the fit held, and NaN where they are not known.
-        """
+        """Slopes of the log density at a fixed point, (m,). NaN where a cavity is improper."""
         post, u, k = point.fit, point.u, self.k
-        variances = np.exp(2.0 * u[:k])
         squares = (post.mean - self.mean) ** 2 + post.variance
-        by_column = squares[self.columns] / variances[self.groups] - 1.0
+        by_column = squares[self.columns] * np.exp(-2.0 * u[:k])[self.groups] - 1.0
         slopes = np.zeros(len(u))
         slopes[:k] = np.bincount(self.groups, by_column, k)
         for one in self.blocks:
@@ -391,54 +264,41 @@ class LinearTarget(Target):
             by_covariance = 0.5 * (inverse @ second @ inverse - len(at) * inverse)
             slopes[one.sds] = 0.0
             slopes += one.slopes(u, by_covariance)
-        _, of_prior, bent = self.log_prior(u)
+        slopes[self.n_prior :] = self._gains(point)[0]
+        return np.asarray(slopes + self.log_prior(u)[1])
+
+    def _freedom(self, point: HyperPoint) -> Array:
+        """Effective degrees of freedom of the groups, (k,) (MacKay 1992)."""
+        ratios = point.fit.variance[self.columns] * np.exp(-2.0 * point.u[: self.k])[self.groups]
+        return np.maximum(np.bincount(self.groups, 1.0 - ratios, self.k), TINY)
+
+    def metric(self, point: HyperPoint) -> Array:
+        """Minus second derivatives, about: by degrees of freedom, and with the cavities held."""
+        slopes, (_, _, bent) = self.slopes(point), self.log_prior(point.u)
+        metric = np.diag(np.maximum(1.0, np.abs(slopes)))  # of correlations
+        metric[: self.k, : self.k] = np.diag(2.0 * self._freedom(point)) - bent[: self.k, : self.k]
         numbers = slice(self.n_prior, None)
-        slopes[numbers], more = gains([post], self.loss_at, u[numbers], self.bounds[numbers])
-        bent[numbers, numbers] += more
-        if self.blocks or self.problem.levels is not None:
-            bent[:] = math.nan
-        elif k:
-            covariance = post.covariance[np.ix_(self.columns, self.columns)]
-            mean = post.mean[self.columns]
-            bent[:k, :k] += 4.0 * curvature(mean, covariance, self.groups, variances)
-        return slopes + of_prior, bent
+        metric[numbers, numbers] = -self._gains(point)[1] - bent[numbers, numbers]
+        return metric
 
-    def held(self, u: Array, post: Any) -> Array | None:
-        """Newton's step with the sites, or cavities, of a fit at u held. None: it is not known."""
-        if self.blocks or self.problem.levels is not None:
-            return None
-        try:
-            derivatives = self.derivatives(self.point(u, post))
-        except FloatingPointError:  # no cavity, no gain
-            return None
-        flat = np.array(
-            [
-                one.columns is not None and isinstance(one.prior, priors.Flat)
-                for one in self.unknowns
-            ]
-        )
-        return newton_step(u, *derivatives, self.bounds, flat, 2.0)
+    def jump(self, point: HyperPoint) -> Array:
+        """MacKay's step of the sds, and numbers of the loss by what the fit leaves of y."""
+        post, data, there = point.fit, self.problem.data, np.array(point.u)
+        if self.k:
+            squares = (post.mean - self.mean)[self.columns] ** 2
+            sums = np.maximum(np.bincount(self.groups, squares, self.k), TINY)
+            there[: self.k] = 0.5 * np.log(sums / self._freedom(point))
+        if self.of_loss:
+            latent, _ = post.marginals_of_rows()
+            loss = self.loss_at(point.u[self.n_prior :])
+            loss = loss.started_beside(latent, data.y, data.weights)
+            there[self.n_prior :] = self._logs(loss)
+        return there
 
-    def found(self, fitted: Callable[[Array, float], Any], start: Array) -> Array:
-        u = fixed_point(fitted, self.held, start, self.bounds, TOLERANCES, ACCURACY)
-        return super().found(fitted, start) if u is None else u
-
-
-def climbed(target: Target, fitted: Callable[[Array, float], Any], start: Array) -> Array:
-    """A mode by L-BFGS."""
-    best = (math.inf, start)
-
-    def minus(u: Array) -> tuple[float, Array]:
-        nonlocal best
-        post = fitted(u, TOLERANCES[0])
-        if post is None:
-            return abs(best[0]) + 1e3 if math.isfinite(best[0]) else 1e10, np.zeros(len(u))
-        point = target.point(u, post)
-        best = min(best, (-point.value, u.copy()), key=lambda one: one[0])
-        return -point.value, -target.slopes(point)
-
-    scipy.optimize.minimize(minus, start, jac=True, method="L-BFGS-B", bounds=target.bounds)
-    return best[1]
+    def _logs(self, loss: Loss) -> Array:
+        """The unknowns of numbers of a loss."""
+        logs = [math.log(getattr(loss, name)) / power for name, power in self.of_loss]
+        return np.array(logs)
 
 
 def apart(surfaces: list[Surface]) -> list[Surface]:
@@ -704,16 +564,17 @@ def averaged(rows: Target, strategy: str, seed: int) -> IntegratedPosterior:
         )
     modes = rows.modes()
     mode = modes[0]
+    _warn_of_range(rows, mode)
     if strategy == "eb":
         _warn_of_tails(rows, mode)
         at = mode.u[None]
-        only = WeightedPoints([mode], np.zeros(1), at, np.ones(1))
+        only = WeightedPoints([mode], np.zeros(1), at, np.ones(1), np.empty((0, m)))
         return _mixture(rows, only, mode, names)
 
     def fitted(u: Array, near: Any) -> HyperPoint | None:
         return rows.point_at(u, OF_POINTS, near)
 
-    surfaces = apart([Surface.of(one, fitted, rows.slopes) for one in modes])
+    surfaces = apart([Surface.of(one, fitted, rows.slopes, rows.proper) for one in modes])
     if len(surfaces) > 1:
         strategy = "sobol"
     if strategy == "grid":
@@ -729,10 +590,16 @@ def averaged(rows: Target, strategy: str, seed: int) -> IntegratedPosterior:
         )
     _warn_of_tails(rows, mode)
     _warn_of_ends(rows, mode)
-    if design.n_lost:
+    n_lost = len(design.lost)
+    if n_lost:
+        ends = rows.values(np.stack([design.lost.min(0), design.lost.max(0)]))
+        where = ", ".join(
+            f"{name} from {low:.3g} to {high:.3g}"
+            for name, (low, high) in zip(names, ends.T, strict=True)
+        )
         warn_user(
-            f"{design.n_lost} of {design.n_lost + len(design.points)} points of the average gave "
-            "no fit that converged, and are left out",
+            f"{n_lost} of {n_lost + len(design.points)} points of the average gave no fit that "
+            f"converged, and are left out: {where}; a schedule with damping may help",
             ConvergenceWarning,
         )
     mixture = _mixture(rows, design, mode, names)
@@ -771,22 +638,43 @@ def _warn_of_tails(rows: Target, mode: HyperPoint) -> None:
     The others are held at their mode, and a prior that falls by itself is an end.
     """
     for k, one in enumerate(rows.unknowns):
-        near, far = (mode.u + step * (np.arange(len(mode.u)) == k) for step in AHEAD)
-        falls_itself = one.most < math.inf or one.log_density(far[k])[1] < -PRIOR_FALLS
-        if isinstance(one.prior, priors.LKJ) or falls_itself or rows.ended(far):
+        if _falls_itself(one):
             continue
+        near, far = (mode.u + step * (np.arange(len(mode.u)) == k) for step in AHEAD)
         fall = 0.0  # of what leans on the end of the search
         if mode.u[k] < rows.bounds[k, 1] - AT_END:
             close, away = (rows.point_at(u, OF_POINTS, mode.fit) for u in (near, far))
-            if close is None or away is None:
+            if close is None or away is None or rows.ended(far):
                 continue
             fall = (close.value - away.value) / (AHEAD[1] - AHEAD[0])
         if fall < NO_SD:
-            fault = "is not proper, as far as fits tell" if fall < NO_END else "has no finite sd"
+            improper = isinstance(one.prior, priors.Flat) and fall < NO_END
+            fault = "is not proper, as far as fits tell" if improper else "has no finite sd"
             warn_user(
                 f"the posterior of {one.name!r} {fault}: it hardly falls above the mode, and what "
                 "is said of its mean and sd depends on where the points end; HalfNormal, "
                 "Exponential or another prior with an end helps",
+                DataWarning,
+            )
+
+
+def _falls_itself(one: Unknown) -> bool:
+    """Whether the prior alone ends a posterior."""
+    if isinstance(one.prior, priors.LKJ) or one.most < math.inf:
+        return True
+    return one.log_density(TAIL)[1] < -PRIOR_FALLS
+
+
+def _warn_of_range(rows: Target, mode: HyperPoint) -> None:
+    """Warn of unknowns whose mode is at the end of their range, but for that of a prior."""
+    modes = zip(rows.unknowns, mode.u, rows.values(mode.u), rows.bounds, strict=True)
+    for one, u, value, (low, high) in modes:
+        above = u >= high and high < one.log_most and _falls_itself(one)
+        if low < high and (u <= low or above):
+            warn_user(
+                f"the mode of {one.name!r} is at the {'upper' if above else 'lower'} end of its "
+                f"range, {value:.3g}: the density may be larger beyond; wider bounds, or a prior "
+                "with less of it there, help",
                 DataWarning,
             )
 
@@ -805,7 +693,7 @@ def _warn_of_ends(rows: Target, mode: HyperPoint) -> None:
             )
     for k, one in enumerate(rows.unknowns[: rows.k]):
         u = mode.u - NEAR_ZERO * (np.arange(len(mode.u)) == k)
-        point = rows.point_at(u, TOLERANCES[1], mode.fit)
+        point = rows.point_at(u, LOOSEST, mode.fit)
         # of the sd, not of its logarithm
         if point is not None and point.value + NEAR_ZERO > mode.value - FALLS:
             warn_user(
@@ -943,6 +831,13 @@ def checked_numbers(learn: Any, loss: Loss) -> list[Unknown]:
 def parameter_of(name: str) -> tuple[str, float]:
     """The parameter of the loss that a number names, and its power: a sd is no variance."""
     return ("variance", 2.0) if name == "sd" else (name, 1.0)
+
+
+def ends_of_loss(loss: Loss, numbers: list[tuple[str, float]]) -> Array:
+    """Ends of the unknowns of numbers of a loss, (p, 2)."""
+    with np.errstate(divide="ignore"):
+        ends = [np.log(loss.range_of(name)) / power for name, power in numbers]
+    return np.reshape(ends, (-1, 2))
 
 
 def begun(loss: Loss, numbers: list[Unknown], y: Any, weights: Any, offset: Any) -> Loss:

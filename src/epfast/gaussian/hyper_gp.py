@@ -18,22 +18,28 @@ from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.hyper import (
     REACH,
-    TOLERANCES,
-    Target,
-    Unknown,
     averaged,
     begun,
     checked_likelihood,
     checked_numbers,
     checked_scale,
     checked_seed,
+    ends_of_loss,
     parameter_of,
 )
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.posterior import shifted
 from epfast.gaussian.problem import Problem, responses_of
 from epfast.gaussian.process_posterior import contracted, draws_of
-from epfast.inference.hyper import HyperPoint, change, grown, principal_axes
+from epfast.inference.hyper import (
+    FINEST,
+    HyperPoint,
+    Target,
+    Unknown,
+    change,
+    grown,
+    principal_axes,
+)
 from epfast.schedules import EP
 
 #: what hyper-parameters of a kernel may be called beside their own names: the last part of it, and
@@ -75,7 +81,7 @@ class ProcessTarget(Target):
         self.theta, self.places, self.powers = theta, places, powers
         most = [one.log_most for one in unknowns]
         low, high = np.sort(bounds[places].T / powers, axis=0)
-        self.bounds = np.stack([low, np.minimum(high, most)], axis=1)
+        self.bounds = self.ends = np.stack([low, np.minimum(high, most)], axis=1)
         self.starts = [np.clip(theta[places] / powers, *self.bounds.T)]
         longer = math.log(LONGER) * np.array(["length_scale" in one.name for one in unknowns])
         if longer.any():
@@ -86,11 +92,6 @@ class ProcessTarget(Target):
         theta = self.theta.copy()
         theta[self.places] = self.powers * u
         return theta
-
-    def ended(self, u: Array) -> bool:
-        """Whether the bounds of the kernel, or of the loss, end before u."""
-        low, high = self.bounds.T
-        return bool((u < low).any() or (u > high).any())
 
     def fit_at(self, u: Array, tol: float, start: Any) -> Any:
         here = self.at(self.theta_of(u))
@@ -108,12 +109,12 @@ class ProcessTarget(Target):
     def matters(self, least: float) -> bool:
         """Whether an average changes a sd by more than this share, by fits beside the start."""
         u = self.starts[0]
-        post = self.fitted(u, TOLERANCES[0], None)
+        post = self.fitted(u, FINEST, None)
         if post is None:
             return False
 
         def fitted(u: Array, near: Any) -> HyperPoint | None:
-            return self.point_at(u, TOLERANCES[0], near)
+            return self.point_at(u, FINEST, near)
 
         mode = self.point(u, post)
         axes = principal_axes(mode, fitted, self.slopes)
@@ -367,10 +368,12 @@ def fit_hyper_gp(
 
         return at_kernel(process._replace(loss=here), K, dK, by_loss)
 
+    ends = ends_of_loss(choices.loss, [(name, 1.0) for name, _ in of_loss])
+    middle = np.reshape(start, (-1, 1))
     bounds = np.concatenate(
         [
             np.clip(np.asarray(kernel.bounds).reshape(-1, 2), -REACH, REACH),
-            *(np.log([choices.loss.limits(name)]) for name, _ in of_loss),
+            np.clip(ends, middle - REACH, middle + REACH),
         ]
     )
     target = ProcessTarget(

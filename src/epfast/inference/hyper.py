@@ -9,22 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 from scipy import special
 
+from epfast import priors
 from epfast._arrays import Array
+from epfast.inference import FAILURES, ConvergenceWarning
+from epfast.inference.records import warn_user
 
-#: tolerance of a fit over the step that it follows, or over the square of a small one: with .001
-#: and .1 119 fits take as many runs, and their log evidence changes by .001 and 4e-5 nats at most
-SHARE = 0.01
-#: fixed point: most fits, no turn, and the most by which mixing changes a step. 400 fits of tables
-#: of 12 to 300 rows, with one to five hyper-parameters, take 2,665 runs to their modes, and 3,190
-#: without mixing, where two end lower. With 8 and 40 of the first they take 2,973 and 2,673, and
-#: three and none end lower. With .25 and 1e9 of the third these are 2,637 and 2,922, none and one
-POINTS, TINY, FAR = 15, 1e-300, 1.0
+#: tolerances of the fits of a search, the finest one and the loosest, and of a fit over the step
+#: that it follows, or over the square of a small one. The log evidence is flat in the sites at a
+#: fixed point: of 40 models the errors are 3e-4 nats at most with .1, 3e-6 with .01
+FINEST, LOOSEST, SHARE = 1e-6, 0.1, 0.01
+#: rounding of a log evidence, over the sum of the terms that make it
+ROUNDING = 4e-15
+#: most steps, the longest one along a principal axis, shares of it that are tried, the shortest
+#: jump, and the gain in nats below which a search ends
+STEPS, LONGEST, SHARES, JUMP, GAIN = 100, 1.5, 0.5 ** np.arange(12.0), 0.5, 1e-5
+#: share of the curvature to which a step may lower it: Powell's damping of BFGS
+BENDS = 0.1
+#: gain in nats of one more step that a search may leave without a word
+LEFT = 0.01
+#: no curvature, and more than the rounding of a logarithm
+TINY, ROUNDING_OF_LOG = 1e-300, 1e-12
 #: step of differences of slopes, and least curvature: a sd of 4.5 of a log. With steps of .03 and
 #: .3 the log evidence of 12 fits with one group changes by 7e-6 and 5e-5 nats at most
 STEP, FLATTEST = 0.1, 0.05
@@ -49,6 +61,8 @@ ENOUGH = 0.75
 #: nodes on an axis of a density between the points of a grid, of one hyper-parameter and of two:
 #: the log evidence of the 12 fits is the same with half or twice as many of the first
 NODES = (400, 120)
+#: points that are drawn: with 128 sds of sds are within 3 % of those of 1,024 (hyper.md, 2)
+DRAWS = 128
 #: draws of the density between points of more: twice as many change no sd by 1 %
 FINE = 4096
 
@@ -73,64 +87,239 @@ class WeightedPoints(NamedTuple):
     #: values of u (g, m), and their probabilities (g,): finer than the points, or those
     nodes: Array
     probabilities: Array
-    #: points that gave no fit
-    n_lost: int = 0
+    #: where there was no fit, (l, m)
+    lost: Array
 
 
-def fixed_point(
-    fitted: Callable[[Array, float], Any],
-    held: Callable[[Array, Any], Array | None],
-    start: Array,
-    bounds: Array,
-    tolerances: tuple[float, float],
-    accuracy: float,
-    mixes: bool = True,
-) -> Array | None:
-    """Where the step from a fit, its sites and cavities held, is 0. None: it is not found.
+class Unknown(NamedTuple):
+    """A hyper-parameter."""
 
-    Each fit is as precise as its step. Anderson's rule mixes a step with the last one: they turn in
-    circles where rows are few.
+    name: str
+    prior: priors.Scale | priors.LKJ
+    #: the columns whose prior sd it is. None: a correlation, or a number of the loss
+    columns: NDArray[np.intp] | None = None
+    #: of a correlation: effects that are correlated after the first of its two
+    others: int = 0
+
+    @property
+    def most(self) -> float:
+        """No value is above this."""
+        return math.inf if isinstance(self.prior, priors.LKJ) else self.prior.most
+
+    @property
+    def log_most(self) -> float:
+        """The logarithm of that, less its rounding: beyond the end the density is 0."""
+        return math.log(self.most) - ROUNDING_OF_LOG
+
+    def log_density(self, u: float) -> tuple[float, float, float]:
+        """Log of the prior over u, its slope and second derivative."""
+        if isinstance(self.prior, priors.LKJ):
+            return self.prior.of_partial(u, self.others)
+        value, slope = self.prior.over_log(u)
+        return value, slope, (self.prior.over_log(u + 1e-6)[1] - slope) / 1e-6
+
+
+class Target:
+    """Log density of hyper-parameters, of which each value has a fit: what a search is given."""
+
+    #: unknowns that are sds of groups of weights, which come first
+    k = 0
+    #: whether a group has so many levels that its sds are nearly normal in their logs
+    of_many = False
+    #: points that are drawn where few of the first ones count
+    most_draws = DRAWS
+    n_fits = 0
+    unknowns: list[Unknown]
+    #: where searches begin, (m,) each
+    starts: list[Array]
+    #: what is searched, and where the density ends, (m, 2) each
+    bounds: Array
+    ends: Array
+
+    def values(self, u: Array) -> Array:
+        """The hyper-parameters (..., m) of unknowns (..., m)."""
+        return np.exp(u)
+
+    def fit_at(self, u: Array, tol: float, start: Any) -> Any:
+        """The posterior at u, from a start, or None if the fit fails or does not converge."""
+        raise NotImplementedError
+
+    def slopes(self, point: HyperPoint) -> Array:
+        """Slopes of the log density at a fixed point, (m,). NaN: they are not known."""
+        raise NotImplementedError
+
+    def metric(self, point: HyperPoint) -> Array:
+        """Minus second derivatives at a point, about, (m, m): what a search begins with.
+
+        By default such that no unknown goes further than 1 on the first step.
+        """
+        return np.diag(np.maximum(1.0, np.abs(self.slopes(point))))
+
+    def jump(self, point: HyperPoint) -> Array | None:
+        """Where the mode may be, as far as the fit at a point tells, (m,). None: it does not."""
+        return None
+
+    @property
+    def proper(self) -> bool:
+        """Whether the priors have an end, so that the posterior has one."""
+        return not any(isinstance(one.prior, priors.Flat) for one in self.unknowns)
+
+    def ended(self, u: Array) -> bool:
+        """Whether the range of a hyper-parameter ends before u."""
+        low, high = self.ends.T
+        return bool((u < low).any() or (u > high).any())
+
+    def log_prior(self, u: Array) -> tuple[float, Array, Array]:
+        """Log density over u, its slopes and second derivatives."""
+        pairs = zip(self.unknowns, u.tolist(), strict=True)
+        terms = np.array([one.log_density(at) for one, at in pairs])
+        values, slopes, bent = terms.reshape(-1, 3).T
+        return -math.inf if self.ended(u) else float(values.sum()), slopes, np.diag(bent)
+
+    def fitted(self, u: Array, tol: float, near: Any) -> Any:
+        """The posterior at u, from a start or without one, or None if neither converges."""
+        for start in (near, None) if near is not None else (None,):
+            self.n_fits += 1
+            with suppress(*FAILURES):
+                post = self.fit_at(u, tol, start)
+                if post is not None and math.isfinite(post.log_evidence):
+                    return post
+        return None
+
+    def point(self, u: Array, post: Any) -> HyperPoint:
+        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
+
+    def point_at(self, u: Array, tol: float, near: Any) -> HyperPoint | None:
+        """The point at u, from a fit near it. None if there is no fit."""
+        if self.ended(u):
+            return HyperPoint(u, -math.inf, near)
+        post = self.fitted(u, tol, near)
+        return None if post is None else self.point(u, post)
+
+    def modes(self) -> list[HyperPoint]:
+        """Local maxima, from each start; the most probable one first."""
+        found = [end for end in (climbed(self, start) for start in self.starts) if end is not None]
+        if not found:
+            raise FloatingPointError(
+                "no fit converges where the search of the hyper-parameters begins; try other "
+                "priors, or a schedule with damping"
+            )
+        found.sort(key=lambda one: -one.point.value)
+        if found[0].left > LEFT:
+            warn_user(
+                f"the search of the hyper-parameters ended before their mode, which may have "
+                f"{found[0].left:.2g} nats more: fits beyond do not converge; try other priors, "
+                "or a schedule with damping",
+                ConvergenceWarning,
+            )
+        return [one.point for one in found]
+
+
+class SearchEnd(NamedTuple):
+    """Where a search ended."""
+
+    point: HyperPoint
+    #: nats that one more step promises, beyond the error of the fit
+    left: float
+
+
+class Stand(NamedTuple):
+    """A point of a search."""
+
+    point: HyperPoint
+    slopes: Array
+    tol: float
+
+    @property
+    def error(self) -> float:
+        """What the value is off, in nats: by the tolerance of the fit, and by rounding."""
+        scales = self.point.fit.sites.log_scale
+        return self.tol**2 + ROUNDING * float(np.abs(scales).sum())
+
+
+def climbed(target: Target, start: Array) -> SearchEnd | None:
+    """A local maximum of the log density. None: there is no fit at the start.
+
+    Steps go uphill in the metric of the target, which BFGS corrects. Far from the mode the jumps of
+    the target come first. A step counts if the density does not fall by more than the errors of the
+    two fits, else half of it is tried. The end is where the expected gain of a step is small.
 
     Parameters
     ----------
-    fitted : callable
-        The fit at u (m,), to a tolerance. None if there is none.
-    held : callable
-        Where the step from u leads, with what the fit there holds. None if it is not known.
+    target : Target
     start : ndarray of shape (m,)
-    bounds : ndarray of shape (m, 2)
-    tolerances : pair of float
-        The finest and the loosest.
-    accuracy : float
-        Of u.
-    mixes : bool
-        Whether steps are mixed.
     """
-    finest, loosest = tolerances
-    u, tol, last = start, loosest, 1.0
-    before: tuple[Array, Array] | None = None
-    for _ in range(POINTS):
-        fit = fitted(u, tol)
-        if fit is None and before is not None:
-            u = 0.5 * (u + before[0])
-            continue
-        there = None if fit is None else held(u, fit)
-        if there is None:
+    low, high = target.bounds.T
+
+    def look(u: Array, tol: float, near: Any) -> Stand | None:
+        point = target.point_at(u, tol, near)
+        slopes = None if point is None else target.slopes(point)
+        if point is None or slopes is None or not np.isfinite([point.value, *slopes]).all():
             return None
-        here = u, there
-        if mixes and before is not None:
-            turned = there - u - (before[1] - before[0])
-            back = float(turned @ (there - u)) / max(float(turned @ turned), TINY)
-            mixed = np.clip(back * (there - before[1]), -FAR, FAR)
-            there = np.clip(there - mixed, *bounds.T)
-        before = here
-        step = float(np.abs(there - u).max(initial=0.0))
-        ends_here = step * min(step / max(last, accuracy), 1.0) <= accuracy
-        if ends_here and tol <= max(0.2 * accuracy, finest):
-            return there
-        u, last = there, step
-        tol = min(max(SHARE * step * min(step, 1.0), 0.1 * accuracy, finest), loosest)
-    return None
+        return Stand(point, slopes, tol)
+
+    def reached(here: Stand, step: Array) -> Stand | None:
+        size = float(np.abs(step).max())
+        tol = min(max(SHARE * size * min(size, 1.0), FINEST), LOOSEST)
+        there = look(here.point.u + step, tol, here.point.fit)
+        if there is None or here.point.value - there.point.value > here.error + there.error:
+            return None
+        return there
+
+    here = look(np.clip(start, low, high), LOOSEST, None)
+    if here is None:
+        return None
+    highest, metric, jumps, gain = here, target.metric(here.point), True, 0.0
+    for _ in range(STEPS):
+        u, slopes = here.point.u, here.slopes
+        uphill, gain = _uphill(metric, slopes, np.where(slopes > 0.0, u < high, u > low))
+        aims = [u + share * uphill for share in SHARES if gain > GAIN]
+        jump = target.jump(here.point) if jumps else None
+        jumps = jump is not None and np.abs(np.clip(jump, low, high) - u).max() > JUMP
+        aims = [jump, *aims] if jump is not None and jumps else aims
+        there = None
+        for aim in aims:
+            step = np.clip(aim, low, high) - u
+            if (there := reached(here, step)) is not None:
+                metric = _bent(metric, step, slopes - there.slopes)
+                break
+            jumps = False
+        if there is None:
+            # rough slopes may not lead uphill, or tell where the end is
+            there = look(u, FINEST, here.point.fit) if here.tol > FINEST else None
+            if there is None:
+                break
+            metric = target.metric(there.point) if aims else metric
+        here = there
+        highest = max(highest, here, key=lambda one: one.point.value)
+    if highest.point.value > here.point.value + here.error + highest.error:
+        exact = look(highest.point.u, FINEST, highest.point.fit)
+        here = here if exact is None else max(here, exact, key=lambda one: one.point.value)
+    return SearchEnd(here.point, max(gain - here.error, 0.0))
+
+
+def _uphill(metric: Array, slopes: Array, free: NDArray[np.bool_]) -> tuple[Array, float]:
+    """The step of the free unknowns, (m,), and its expected gain in nats."""
+    values, vectors = np.linalg.eigh(metric[np.ix_(free, free)])
+    along = slopes[free] @ vectors
+    values = np.maximum(values, np.abs(along) / LONGEST + TINY)
+    step = np.zeros(len(slopes))
+    step[free] = vectors @ (along / values)
+    return step, 0.5 * float((along**2 / values).sum())
+
+
+def _bent(metric: Array, step: Array, fall: Array) -> Array:
+    """The metric (m, m) by BFGS, where the slopes fall by so much on a step; positive definite."""
+    by_metric = metric @ step
+    expected, seen = float(step @ by_metric), float(step @ fall)
+    if not expected > 0.0:
+        return metric
+    if seen < BENDS * expected:
+        share = (1.0 - BENDS) * expected / (expected - seen)
+        fall = share * fall + (1.0 - share) * by_metric
+        seen = float(step @ fall)
+    drop = np.outer(by_metric, by_metric) / expected
+    return np.asarray(metric + np.outer(fall, fall) / seen - drop)
 
 
 def principal_axes(
@@ -192,10 +381,19 @@ class Surface:
     """The log density of hyper-parameters about its mode, in units of the sd of its sides."""
 
     def __init__(
-        self, mode: HyperPoint, fitted: Callable[[Array, Any], HyperPoint | None], axes: Array
+        self,
+        mode: HyperPoint,
+        fitted: Callable[[Array, Any], HyperPoint | None],
+        axes: Array,
+        proper: bool = False,
     ) -> None:
-        """fitted: the point at u (m,), from a fit near it; axes: units of z, (m, m)."""
-        self.mode, self.fitted, self.axes, self.n_lost = mode, fitted, axes, 0
+        """Know the mode, and :meth:`at`.
+
+        fitted: the point at u (m,), from a fit near it. axes: units of z, (m, m). proper: the
+        density is known to have an end, also where no fit tells it.
+        """
+        self.mode, self.fitted, self.axes, self.proper = mode, fitted, axes, proper
+        self.lost: list[Array] = []
         self.log_axes = float(np.linalg.slogdet(axes)[1])
         m = len(mode.u)
         self.known: list[tuple[Array, HyperPoint]] = [(np.zeros(m), mode)]
@@ -207,9 +405,10 @@ class Surface:
         mode: HyperPoint,
         fitted: Callable[[Array, Any], HyperPoint | None],
         slopes: Callable[[HyperPoint], Array],
+        proper: bool = False,
     ) -> Self:
         """In units of its sides, by fits; slopes: of the value at a point, by u."""
-        surface = cls(mode, fitted, principal_axes(mode, fitted, slopes))
+        surface = cls(mode, fitted, principal_axes(mode, fitted, slopes), proper)
         surface.measure()
         return surface
 
@@ -253,22 +452,25 @@ class Surface:
             return nearest
         point = self.fitted(self.u(z), nearest.fit)
         if point is None or math.isnan(point.value):
-            self.n_lost += 1
+            self.lost.append(self.u(z))
             return None
         self.known.append((z, point))
         return point
 
     def axis(self, k: int, step: float, drop: float = DROP) -> Array:
-        """Steps along an axis until the density has fallen by so much. NaN: it has not."""
+        """Steps along an axis until the density has fallen by so much. NaN: it has no end.
+
+        One that is proper ends at the last fit, too.
+        """
         unit, ends = np.eye(len(self.mode.u))[k], []
         for sign in (-1.0, 1.0):
             for j in range(1, MOST + 1):
                 point = self.at(sign * j * step * unit)
                 if point is None or point.value < self.mode.value - drop:
                     break
-            if point is None or not point.value < self.mode.value - drop:
+            if not self.proper and (point is None or not point.value < self.mode.value - drop):
                 return np.array([math.nan])
-            ends.append(j)
+            ends.append(j if point is not None else max(j - 1, 1))
         return np.asarray(step * np.arange(-ends[0], ends[1] + 1))
 
     def falls(self, k: int, axis: Array) -> Array:
@@ -324,7 +526,9 @@ def grid(surface: Surface, step: float | None = None, drop: float = DROP) -> Wei
         )(*fine)
     z = np.stack(np.meshgrid(*fine, indexing="ij"), -1).reshape(-1, m)
     logs = between.ravel() + surface.log_volume(z)
-    return WeightedPoints(points, np.array(volumes), surface.u(z), _normal(logs), surface.n_lost)
+    return WeightedPoints(
+        points, np.array(volumes), surface.u(z), _normal(logs), lost_of([surface])
+    )
 
 
 def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> WeightedPoints:
@@ -353,7 +557,7 @@ def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> Weigh
         at = np.array([point.u for point in points])
         logs = np.array([surface.log_draws(at) for surface in surfaces])
         volumes = -special.logsumexp(logs, axis=0) - math.log(count)
-        design = _of_points(points, volumes.tolist(), sum(one.n_lost for one in surfaces))
+        design = _of_points(points, volumes.tolist(), lost_of(surfaces))
         counted = 1.0 / (design.probabilities**2).sum()
         if counted >= ENOUGH * len(points) or 2 * count * len(surfaces) > most:
             return design if len(surfaces) > 1 else _between(surfaces[0], seed)
@@ -406,7 +610,7 @@ def _between(surface: Surface, seed: int) -> WeightedPoints:
     weighted = np.flatnonzero(masses > 0.0)
     volumes = np.log(masses[weighted]) + total - values[weighted]
     return WeightedPoints(
-        [points[k] for k in weighted], volumes, surface.u(nodes), probabilities, surface.n_lost
+        [points[k] for k in weighted], volumes, surface.u(nodes), probabilities, lost_of([surface])
     )
 
 
@@ -422,11 +626,17 @@ def _calibrated(masses: Array, z: Array, nodes: Array, probabilities: Array) -> 
     return np.asarray(calibrated / calibrated.sum())
 
 
-def _of_points(points: list[HyperPoint], volumes: list[float], n_lost: int) -> WeightedPoints:
+def lost_of(surfaces: list[Surface]) -> Array:
+    """Unknowns where there was no fit, (l, m)."""
+    none = np.empty((0, len(surfaces[0].mode.u)))
+    return np.concatenate([none, *(one.lost for one in surfaces if one.lost)])
+
+
+def _of_points(points: list[HyperPoint], volumes: list[float], lost: Array) -> WeightedPoints:
     """A design whose nodes are its points."""
     values = np.array([point.value for point in points]) + volumes
     nodes = np.array([point.u for point in points])
-    return WeightedPoints(points, np.array(volumes), nodes, _normal(values), n_lost)
+    return WeightedPoints(points, np.array(volumes), nodes, _normal(values), lost)
 
 
 def _corners(m: int) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn, Self
 
@@ -144,6 +145,20 @@ class Loss:
     def started(self, responses: Array, weights: Array | None = None) -> Self:
         """The loss with learnable parameters from which a search by the evidence may begin."""
         return self
+
+    def started_beside(self, latent: Array, responses: Array, weights: Array | None = None) -> Self:
+        """As :meth:`started`, from what latent values (n,) leave of responses."""
+        if self.has_offset and not self.by_residual:
+            latent = latent + self.offset_of(responses)
+            responses = responses[:, :-1]
+        known = self.with_offset()
+        return known.started(known.add_offset(responses, latent), weights).with_offset(
+            self.has_offset
+        )
+
+    def range_of(self, name: str) -> tuple[float, float]:
+        """Least and most of a parameter for which all methods of the loss have a value."""
+        return self.ranges.get(name, (0.0, math.inf))
 
     def limits(self, name: str) -> tuple[float, float]:
         """Least and most of a parameter, in a search that begins with those of this loss."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -64,6 +64,7 @@ class Contaminated(Loss):
     #: a mixture is not
     log_concave = False
     learnable = ("share",)
+    ranges: ClassVar = {"share": (1e-6, 0.9)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,8 +151,11 @@ class Contaminated(Loss):
         typical: tuple[float, float] = self._of_base(responses, "typical", weights)
         return typical
 
+    def range_of(self, name: str) -> tuple[float, float]:
+        return self.ranges[name] if name in self.ranges else self.base.range_of(name)
+
     def limits(self, name: str) -> tuple[float, float]:
-        return (1e-6, 0.9) if name == "share" else self.base.limits(name)
+        return self.ranges[name] if name in self.ranges else self.base.limits(name)
 
     def with_parameters(self, **values: Any) -> Self:
         own = {name: value for name, value in values.items() if name not in self.base.learnable}
