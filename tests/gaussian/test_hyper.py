@@ -177,6 +177,22 @@ def test_lost_points_are_said_where_priors_are_proper(seed):
     assert 0.3 < post.hyper.loc["scale", "mean"] < 0.9
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning", "ignore:the sd of")
+def test_an_average_has_a_prediction(seed):
+    """Points end where the loss has a mean: one with df below 1, of any weight, made all NaN."""
+    rng = np.random.default_rng(seed)
+    level = np.arange(24) % 6
+    rows = np.column_stack([np.eye(6)[level], np.ones(24)])
+    y = rng.normal(size=6)[level] + 0.3 * rng.standard_t(1.5, size=24)
+    learn = {"df": priors.Gamma(2.0, 0.1), "scale": HALF}
+    post = epfast.fit_hyper(rows, y, loss="student_t", sds={"g": (slice(0, 6), HALF)}, learn=learn)
+    least, _ = losses.StudentT().range_of("df")
+    assert (post.points[:, post.hyper_names.index("df")] >= least).all()
+    assert np.isfinite(post.predict(rows)).all()
+    assert np.isfinite(post.log_predictive(rows, y)).all()
+
+
 def test_eight_schools():
     """One sd, against quadrature of its marginal likelihood (Rubin 1981; Gelman 2006)."""
     effect, error = SCHOOLS
