@@ -29,8 +29,8 @@ FINEST, LOOSEST, SHARE = 1e-6, 0.1, 0.01
 #: rounding of a log evidence, over the sum of the terms that make it
 ROUNDING = 4e-15
 #: most steps, the longest one along a principal axis, shares of it that are tried, the shortest
-#: jump, and the gain in nats below which a search ends
-STEPS, LONGEST, SHARES, JUMP, GAIN = 100, 1.5, 0.5 ** np.arange(12.0), 0.5, 1e-5
+#: jump, and the gain in nats below which a search ends, by its metric and by that of the target
+STEPS, LONGEST, SHARES, JUMP, GAIN, NEARLY = 100, 1.5, 0.5 ** np.arange(12.0), 0.5, 1e-5, 1e-3
 #: share of the curvature to which a step may lower it: Powell's damping of BFGS
 BENDS = 0.1
 #: gain in nats of one more step that a search may leave without a word
@@ -272,7 +272,8 @@ def climbed(target: Target, start: Array) -> SearchEnd | None:
     highest, metric, jumps, gain = here, target.metric(here.point), True, 0.0
     for _ in range(STEPS):
         u, slopes = here.point.u, here.slopes
-        uphill, gain = _uphill(metric, slopes, np.where(slopes > 0.0, u < high, u > low))
+        free = np.where(slopes > 0.0, u < high, u > low)
+        uphill, gain = _uphill(metric, slopes, free)
         aims = [u + share * uphill for share in SHARES if gain > GAIN]
         jump = target.jump(here.point) if jumps else None
         jumps = jump is not None and np.abs(np.clip(jump, low, high) - u).max() > JUMP
@@ -281,15 +282,18 @@ def climbed(target: Target, start: Array) -> SearchEnd | None:
         for aim in aims:
             step = np.clip(aim, low, high) - u
             if (there := reached(here, step)) is not None:
-                metric = _bent(metric, step, slopes - there.slopes)
                 break
             jumps = False
-        if there is None:
-            # rough slopes may not lead uphill, or tell where the end is
-            there = look(u, FINEST, here.point.fit) if here.tol > FINEST else None
-            if there is None:
+        if there is not None:
+            fall = slopes - there.slopes
+            metric = target.metric(there.point) if jumps else _bent(metric, step, fall)
+        else:
+            # rough slopes may not lead uphill, and a metric of far steps may promise too little
+            exact = look(u, FINEST, here.point.fit) if here.tol > FINEST else None
+            there, metric = exact or here, target.metric((exact or here).point)
+            gain = _uphill(metric, there.slopes, free)[1]
+            if exact is None and (aims or gain <= NEARLY):
                 break
-            metric = target.metric(there.point) if aims else metric
         here = there
         highest = max(highest, here, key=lambda one: one.point.value)
     if highest.point.value > here.point.value + here.error + highest.error:
