@@ -75,6 +75,9 @@ FEW, LEAST = 0.2, 1e-7
 #: .01 in 72 of them, 1.3 sd apart in one, and 3.2 or more in 23. Less probable ones count where
 #: points of a grid would, see DROP
 APART = 2.0
+#: the log of the noise is so far below a mode where rows tell what they leave of y, and is another
+#: start if it is so far below then: at half of the sd, with half of the rows as degrees of freedom
+LITTLE, APART_IN_NOISE = math.log(1e3), math.log(2.0)
 #: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode: of fits
 #: with 5 to 20 groups 85 of 90 are said to be where the sd of the groups is 0, 60 of 90 where it is
 #: .5, and 6 of 86 where it is 2.5. With 1 these are 85, 56 and 1, with 4 85, 65 and 10, and all are
@@ -294,6 +297,22 @@ class LinearTarget(Target):
             loss = loss.started_beside(latent, data.y, data.weights)
             there[self.n_prior :] = self._logs(loss)
         return there
+
+    def other_starts(self, mode: HyperPoint) -> list[Array]:
+        """Where noise is what rows leave of y whatever the prior, if that is far less.
+
+        A prior of the weights that hardly allows them makes two modes, with little and much noise.
+        """
+        scales = [name in ("variance", "scale") for name, _ in self.of_loss]
+        little = np.array(mode.u)
+        little[self.n_prior :] -= np.where(scales, LITTLE, 0.0)
+        little = np.maximum(little, self.bounds[:, 0])
+        post = self.fitted(little, LOOSEST, None) if any(scales) else None
+        if post is None:
+            return []
+        less = little.copy()
+        less[self.n_prior :] = self.jump(HyperPoint(little, math.nan, post))[self.n_prior :]
+        return [less] if (mode.u - less).max() > APART_IN_NOISE else []
 
     def _logs(self, loss: Loss) -> Array:
         """The unknowns of numbers of a loss."""

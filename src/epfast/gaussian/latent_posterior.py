@@ -170,7 +170,7 @@ class JointPosterior(LatentPosterior):
         return np.asarray(self._root @ self._root.T)
 
     colored, n_normals = FullPosterior.colored, FullPosterior.n_normals
-    log_evidence = FullPosterior.log_evidence
+    log_evidence = LinearPosterior.log_evidence
 
     @cached_property
     def mean(self) -> Array:

@@ -198,7 +198,8 @@ class Target:
 
     def modes(self) -> list[HyperPoint]:
         """Local maxima, from each start; the most probable one first."""
-        found = [end for end in (climbed(self, start) for start in self.starts) if end is not None]
+        found = self._climbed(self.starts)
+        found += self._climbed(self.other_starts(found[0].point)) if found else []
         if not found:
             raise FloatingPointError(
                 "no fit converges where the search of the hyper-parameters begins; try other "
@@ -213,6 +214,14 @@ class Target:
                 ConvergenceWarning,
             )
         return [one.point for one in found]
+
+
+    def _climbed(self, starts: list[Array]) -> list[SearchEnd]:
+        return [end for end in (climbed(self, start) for start in starts) if end is not None]
+
+    def other_starts(self, mode: HyperPoint) -> list[Array]:
+        """Where another mode than a first one may be."""
+        return []
 
 
 class SearchEnd(NamedTuple):
