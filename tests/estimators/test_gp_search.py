@@ -1,4 +1,4 @@
-"""The hyper-parameters of GPClassifier: the default kernel, failed fits, low rank, threads."""
+"""The hyper-parameters of processes: the default kernel, failed fits, low rank, threads."""
 
 import contextlib
 from types import SimpleNamespace
@@ -9,14 +9,15 @@ import pytest
 pytest.importorskip("sklearn")
 
 from sklearn.datasets import load_breast_cancer
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.metrics import log_loss
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import epfast
-from epfast import EP, ConvergenceWarning, GPClassifier
+from epfast import EP, ConvergenceWarning, GPClassifier, GPRegressor
 from epfast.estimators import process_search, processes
 from tests.oracles.data import classes, rbf
 
@@ -107,6 +108,80 @@ def test_the_default_on_odd_rows(rows):
     assert np.isfinite(model.predict_proba(rows)).all()
     # nothing tells these classes apart
     assert abs(model.predict_proba(rows) - 0.5).max() < 0.5
+
+
+# ---- smooth functions with little noise ----
+
+#: columns, function of the columns, and sd of the noise
+SMOOTH = {
+    "line": (1, lambda x: x, 0.01),
+    "parabola": (1, lambda x: 25.0 * (x + 1.7) ** 2 / 9.0, 0.1),
+    "cubic": (1, lambda x: x**3, 0.1),
+    "sine": (1, lambda x: np.sin(3.0 * x), 0.05),
+    "exp": (1, np.exp, 0.01),
+    "tanh": (1, lambda x: np.tanh(2.0 * x), 0.02),
+    "plane": (2, lambda x, z: x - 2.0 * z, 0.01),
+    "product": (2, lambda x, z: x * z, 0.05),
+    "saddle": (2, lambda x, z: x**2 - z**2, 0.1),
+    "waves": (2, lambda x, z: np.sin(x) + np.cos(2.0 * z), 0.02),
+    "valley": (3, lambda x, z, _: x**2 + z, 0.1),
+    "bump": (3, lambda x, z, w: np.exp(-0.5 * (x**2 + z**2 + w**2)), 0.01),
+}
+LOWER_MAXIMUM = pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="the evidence has two maxima, and the search ends at the lower one: it has no start at "
+    "large length scales with a large variance",
+)
+
+
+def case(function, n, theta, *marks, seed=0):
+    """theta: of scikit-learn, logs of variance, length scale and noise of y / sd(y)."""
+    return pytest.param(f"{function}, {n} rows, {seed}", theta, marks=marks)
+
+
+@pytest.mark.filterwarnings("ignore::epfast.estimators.EvidenceWarning")
+@pytest.mark.parametrize(
+    ("name", "theta"),
+    [
+        case("line", 20, [5.7142, 3.2472, -9.4831]),
+        case("parabola", 20, [5.6103, 2.0024, -8.9938]),
+        case("parabola", 20, [5.4906, 2.0293, -8.6399], LOWER_MAXIMUM, seed=2),
+        case("parabola", 50, [6.8697, 2.4932, -9.072], LOWER_MAXIMUM),
+        case("parabola", 100, [7.0219, 2.5614, -9.2992]),
+        case("cubic", 20, [2.2905, 0.1867, -7.2425]),
+        case("cubic", 30, [6.5707, 1.2772, -6.4003], LOWER_MAXIMUM),
+        case("sine", 20, [1.2521, -0.3356, -5.7429]),
+        case("exp", 20, [3.6436, 0.6352, -9.6095]),
+        case("tanh", 20, [-0.0836, -0.3536, -7.7234]),
+        case("plane", 20, [10.7116, 5.3705, -9.2937]),
+        case("product", 20, [3.1942, 0.8666, -4.3526]),
+        case("saddle", 20, [4.2598, 1.3325, -5.1095]),
+        case("waves", 20, [0.6846, 0.1286, -6.7557]),
+        case("valley", 20, [2.0845, 1.0769, -6.1202]),
+        case("bump", 20, [0.6672, 0.3715, -6.4467]),
+        case("plane", 200, [14.0466, 7.6966, -10.7757], pytest.mark.full),
+        case("valley", 500, [12.9949, 4.0528, -5.7531], pytest.mark.full),
+    ],
+)
+def test_smooth_functions_have_the_evidence_of_scikit_learn(name, theta):
+    """With Gaussian noise there is nothing to approximate, and no fit fails.
+
+    At theta scikit-learn's search with three restarts ended. It divides y by its sd: n log sd(y)
+    is the Jacobian. ``log_evidence_`` of an average is another number, an integral over a prior.
+    """
+    function, rows, seed = name.split(", ")
+    count, (d, mean, noise) = int(rows.split()[0]), SMOOTH[function]
+    rng = np.random.default_rng(int(seed))
+    x = rng.normal(size=(count, d))
+    y = mean(*x.T) + noise * rng.normal(size=count)
+    model = GPRegressor(integrate=False).fit(x, y)
+    kernel = (ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(1.0)).clone_with_theta(np.array(theta))
+    peer = GaussianProcessRegressor(kernel, normalize_y=True, optimizer=None).fit(x, y)
+    best = peer.log_marginal_likelihood_value_ - count * np.log(y.std())
+    assert model.n_failed_points_ == 0
+    assert model.converged_
+    assert model.log_marginal_likelihood_value_ == model.log_evidence_ > best - 0.1
 
 
 # ---- fits that failed ----
