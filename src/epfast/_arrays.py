@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-#: rows of a square matrix per slice
-ROWS = 256
+#: rows of a square matrix per slice, and numbers of other arrays at a time
+ROWS, NUMBERS = 256, 1 << 20
 
 
 def slices(n: int) -> list[slice]:
@@ -23,14 +23,14 @@ def entries_of(rows: Any) -> NDArray[Any]:
     return np.asarray(rows.data if hasattr(rows, "indptr") else rows)
 
 
-def pieces(n: int, width: int, entries: int = 1 << 20) -> list[slice]:
-    """Slices of n things of ``width`` numbers each, with about ``entries`` numbers."""
-    step = max(1, entries // max(1, width))
+def pieces(n: int, width: int, entries: int | None = None) -> list[slice]:
+    """Slices of n things of ``width`` numbers each, with about ``entries`` numbers, or NUMBERS."""
+    step = max(1, (NUMBERS if entries is None else entries) // max(1, width))
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 
-def row_chunks(rows: Any, entries: int = 1 << 20, unpacked: bool = False) -> list[slice]:
-    """Slices of rows with about ``entries`` numbers each, so that temporary arrays stay small.
+def row_chunks(rows: Any, entries: int | None = None, unpacked: bool = False) -> list[slice]:
+    """Slices of rows with about ``entries`` numbers each, or NUMBERS: temporary arrays stay small.
 
     Of CSR rows these are nonzeros, unless the rows are to be unpacked.
     """

@@ -8,6 +8,7 @@ from scipy import sparse
 import epfast
 import epfast.dask as epd
 from epfast import ADF, DEP, EP, fit_linear
+from epfast.dask import data
 from epfast.dask.data import rows_at_door, shards_of_passes
 from epfast.gaussian.priors import normal_prior
 from epfast.gaussian.problem import mean_of_rows, with_ones
@@ -128,6 +129,17 @@ def test_lengths_that_are_not_known():
         post = epd.fit_linear(rows[known], LABELS[known], streams=1, **given)
         chunks = ((X[i : i + 250], Y[i : i + 250]) for i in range(0, N, 250))
         assert_equal(post, fit_linear(chunks, None, **given))
+
+
+@pytest.mark.cover(lambda count: count)
+@pytest.mark.parametrize("count", [1, 1 << 24])
+def test_bytes_at_a_time_change_no_pass(count, monkeypatch):
+    """Chunks that are many are taken together, up to so many bytes."""
+    rows, plain = collection("dense")
+    monkeypatch.setattr(data, "MOST_SHARDS", 0)
+    monkeypatch.setattr(data, "FEW_BYTES", count)
+    post = epd.fit_linear(rows, LABELS, streams=1, posterior="full", schedule=ADF())
+    assert_equal(post, fit_linear(plain, Y, posterior="full", schedule=ADF()), 1e-12)
 
 
 @pytest.mark.parametrize("size", [None, 7, 4000])

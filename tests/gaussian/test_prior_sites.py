@@ -12,6 +12,7 @@ from scipy import sparse, special
 import epfast
 from epfast import fit_linear, load
 from epfast.gaussian import fit_linear as fit_module
+from epfast.gaussian.engines import prior_sites
 from epfast.losses import Gaussian, Horseshoe, LaplacePrior, SpikeAndSlab, StudentTPrior
 from epfast.schedules import EP
 from tests.batteries import LOSSES, responses_of
@@ -127,6 +128,8 @@ def plain_ep(A, moments, precision, sweeps=300):
             s, h = a @ covariance @ a, a @ covariance @ (A.T @ nu)
             v = 1.0 / (1.0 / s - tau[i])
             m = v * (h / s - nu[i])
+            if v <= 0.0:  # the site stays
+                continue
             lZ, d, d2 = moments(i, m, v)
             tau[i] = -d2 / (1.0 + v * d2)
             nu[i] = (d - m * d2) / (1.0 + v * d2)
@@ -161,6 +164,52 @@ def test_plain_ep(prior, loss, shape):
     begin = np.r_[np.zeros(n), np.full(d, 1.0 / prior.spread)]
     evidence, covariance, shift = plain_ep(A, moments, begin)
     post = fit_linear(X, y, loss=loss, prior=prior, schedule=TIGHT)
+    assert post.converged
+    np.testing.assert_allclose(post.mean, covariance @ shift, atol=1e-6)
+    np.testing.assert_allclose(post.variance, np.diag(covariance), rtol=1e-6)
+    assert post.log_evidence == pytest.approx(evidence, abs=1e-6)
+
+
+@pytest.mark.cover(*(lambda k=k, **case: case[k] for k in ("loss", "prior", "shape", "more")))
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("shape", [(14, 10), (6, 11)])
+@pytest.mark.parametrize("loss", ["gaussian", "logistic"])
+@pytest.mark.parametrize("prior", PRIORS, ids=NAMES)
+def test_weights_in_parts(monkeypatch, prior, loss, shape, more):
+    """As many weights as blocks are visited in parts; plain EP has none. more: all arguments.
+
+    The intercept is a column of ones, whose factor is normal. A row of a weight below 1 is a factor
+    to that power.
+    """
+    monkeypatch.setattr(prior_sites, "CHUNK", 1)
+    n, d = shape
+    X, h, _ = data(n, d, 2, 4)
+    y = responses_of(LOSSES[loss], 0.5 * h, np.random.default_rng(1))
+    weights, offset = (np.linspace(0.3, 1.0, n), 0.3 * h) if more else (np.ones(n), np.zeros(n))
+    responses, one = LOSSES[loss].responses("y", y, n), np.ones(1)
+    of_rows, of_weights = LOSSES[loss].tilted(), prior.tilted()
+
+    def moments(i, m, v):
+        if i == n + d:
+            return -0.5 * np.log(2.0 * np.pi * (v + 3.0)) - 0.5 * m**2 / (v + 3.0), *(
+                np.array([-m, -1.0]) / (v + 3.0)
+            )
+        out = np.empty((3, 1))
+        if i < n:
+            given = np.array([m + offset[i]]), np.array([v]), weights[[i]]
+            assert of_rows.many(responses[[i]], *given, *out) == 0
+        else:
+            assert of_weights.many(np.ones((1, 1)), np.array([m]), np.array([v]), one, *out) == 0
+        return out[:, 0]
+
+    whole = np.column_stack([X, np.ones(n)]) if more else X
+    A, begin = np.vstack([whole, np.eye(d + more)]), np.zeros(n + d + more)
+    begin[n:] = 1.0 / prior.spread
+    begin[n + d :] = 1.0 / 3.0
+    evidence, covariance, shift = plain_ep(A, moments, begin, sweeps=80)
+    given = {"weights": weights, "offset": offset, "intercept": 3.0} if more else {}
+    rows = sparse.csr_matrix(X) if more else X
+    post = fit_linear(rows, y, loss=loss, prior=prior, schedule=TIGHT, **given)
     assert post.converged
     np.testing.assert_allclose(post.mean, covariance @ shift, atol=1e-6)
     np.testing.assert_allclose(post.variance, np.diag(covariance), rtol=1e-6)

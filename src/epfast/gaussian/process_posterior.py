@@ -77,10 +77,13 @@ def missing() -> TypeError:
 
 
 def draws_of(mean: Array, covariance: Array, size: int, rng: np.random.Generator) -> Array:
-    """Draws (size, m) of N(mean, covariance), by eigenvalues: it may be singular. O(m^3)."""
+    """Draws (size, m) of N(mean, covariance), by eigenvalues: it may be singular. O(m^3).
+
+    By the symmetric root, since rounding turns the eigenvectors of eigenvalues that are alike.
+    """
     values, vectors = linalg.eigh(covariance)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    return np.asarray(mean + rng.standard_normal((size, len(mean))) @ root.T)
+    root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    return np.asarray(mean + rng.standard_normal((size, len(mean))) @ root)
 
 
 def pivoted_root(covariance: Array) -> Array:

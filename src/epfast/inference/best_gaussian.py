@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from epfast._arrays import Array, row_chunks
+from epfast._arrays import Array, pieces
 
 #: values of w beta l(h; y) for some rows: (latent (k, nodes), slice of the rows) -> (k, nodes)
 Values = Callable[[Array, slice], Array]
@@ -149,7 +149,7 @@ def _expectations(
     least = np.finfo(np.float64).eps * np.maximum(1.0, np.abs(mean))
     sd = np.maximum(np.sqrt(np.maximum(variance, 0.0)), least)
     value, slope, curvature = np.empty((3, len(mean)))
-    for part in row_chunks(mean[:, None], (1 << 20) // len(nodes)):
+    for part in pieces(len(mean), len(nodes)):
         with np.errstate(over="ignore", invalid="ignore"):
             at = values(mean[part, None] + sd[part, None] * nodes, part)
             value[part] = at @ weights

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from epfast._arrays import Array
+from epfast._arrays import Array, pieces
 
 #: numbers drawn at a time
 BLOCK = 1 << 20
@@ -120,19 +120,28 @@ class Sampler:
 
     def blocks(self, parts: Sequence[Proposal]) -> Iterator[tuple[int, slice, Array]]:
         """Yield the Gaussian, a slice of the pairs, and their first halves (k, size)."""
-        number, end = 0, 0
-        for part, count in enumerate(self.shares(parts)):
+        end = 0
+        for number, (part, count) in enumerate(zip(parts, self.shares(parts), strict=True)):
             start, end = end, end + int(count)
-            step = max(1, BLOCK // (2 * parts[part].width))
-            for i in range(start, end, step):
-                rng = np.random.default_rng([self.seed, number])
-                block, number = slice(i, min(i + step, end)), number + 1
-                z = rng.standard_normal((block.stop - i, parts[part].size))
-                if self.df is not None:
-                    wide = rng.random(len(z)) < defensive(z.shape[1])
-                    df = np.where(wide, LEAST_DF, self.df)
-                    z *= (np.where(wide, WIDTH, 1.0) * np.sqrt(df / rng.chisquare(df)))[:, None]
-                yield part, block, z
+            # one stream of numbers for all blocks of a Gaussian: draws do not depend on them
+            stream, blocks = [self.seed, number], pieces(end - start, 2 * part.width, BLOCK)
+            lengths = self._lengths(np.random.default_rng(stream), blocks, part.size)
+            rng = np.random.default_rng(stream)
+            for some in blocks:
+                z = rng.standard_normal((some.stop - some.start, part.size))
+                if lengths is not None:
+                    z *= lengths[some, None]
+                yield number, slice(start + some.start, start + some.stop), z
+
+    def _lengths(self, rng: np.random.Generator, blocks: list[slice], size: int) -> Array | None:
+        """What normal draws are multiplied by, from the numbers after them, (k,). None: 1."""
+        if self.df is None:
+            return None
+        for some in blocks:
+            rng.standard_normal((some.stop - some.start, size))
+        wide = rng.random(sum(some.stop - some.start for some in blocks)) < defensive(size)
+        df = np.where(wide, LEAST_DF, self.df)
+        return np.asarray(np.where(wide, WIDTH, 1.0) * np.sqrt(df / rng.chisquare(df)))
 
     def log_density(self, square: Array, size: int) -> Array:
         """Log of the density of draws at squared distances, over the normal one at its mean."""

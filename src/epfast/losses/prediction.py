@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from epfast._arrays import Array, row_chunks
+from epfast._arrays import Array, pieces
 
 #: nodes per panel, reach of the panels in standard deviations, and how many there are at least
 NODES, REACH, PANELS = 12, 11.0, 16
@@ -37,7 +37,7 @@ def log_odds_by_panels(loss: Any, mean: Array, variance: Array) -> Array:
     """
     points = NEAR if loss.beta == 1.0 else np.concatenate([NEAR, NEAR / loss.beta])
     result = np.empty(len(mean))
-    for part in row_chunks(mean[:, None], max(1, (1 << 21) // (NODES * (PANELS + len(points))))):
+    for part in pieces(len(mean), NODES * (PANELS + len(points))):
         h, log_weight = panels(mean[part], np.sqrt(variance[part]), points)
         masses = []
         with np.errstate(all="ignore"):

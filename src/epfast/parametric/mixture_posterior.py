@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from epfast import _checks
-from epfast._arrays import Array, row_chunks
+from epfast._arrays import Array, pieces
 from epfast.inference.report import Drawn, checked_level, interval, table, to_arviz
 from epfast.inference.runtime import cached_property
 from epfast.parametric.engine import ParametricPosterior
@@ -195,7 +195,7 @@ class MixturePosterior(ParametricPosterior):
         spread, basis = np.linalg.eigh(covariance)
         logs, nodes = np.log(self.weights), list(zip(*self._noise_nodes(), strict=True))
         result = np.empty((len(rows), J))
-        for part in row_chunks(rows, (1 << 18) // J):
+        for part in pieces(len(rows), J * d):
             for j in range(J):
                 with np.errstate(over="ignore", invalid="ignore"):  # found below
                     squares = ((rows[part] - mean[j]) @ basis[j]) ** 2

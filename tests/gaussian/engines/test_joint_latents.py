@@ -111,7 +111,7 @@ def test_passes_and_sweeps_that_crawl(monkeypatch):
     y = np.argmax(X @ rng.normal(size=(3, 3)), axis=1)
     given = {"loss": LOSS, "prior_variance": 1e3, "schedule": epfast.EP(tol=1e-9, sweeps=500)}
     by_passes = epfast.fit_linear(X, y, **given)
-    monkeypatch.setattr(nested, "AT_ONCE", 0)  # no passes
+    monkeypatch.setattr(nested, "MOST_CURVATURES", 0)  # no passes
     mixed = epfast.fit_linear(X, y, **given)
     monkeypatch.setattr(nested, "MIX_BELOW", 0.0)
     plain = epfast.fit_linear(X, y, **given)

@@ -50,8 +50,10 @@ MOST_PARTS = 16
 #: none of the 38 takes another sweep. Of seven fits of 3 to 10 classes with few rows that take less
 #: than the whole four do not converge otherwise
 LEAST_SHARE = 1.0 / 16.0
-#: curvatures of rows, (C, C) each, that are at hand at a time
+#: numbers of the curvatures of rows, (C, C) each, that are made at a time
 AT_ONCE = 1 << 21
+#: largest number of curvatures, of all rows together, for passes
+MOST_CURVATURES = 1 << 21
 #: by how much precisions and shifts move, in units of their cavities, where rounds end: the fits
 #: take as many sweeps with 1e-4 and 1e-9, in .98 and 1.02 of the time
 ROUNDS_END = 1e-6
@@ -292,7 +294,7 @@ class NestedEngine(EPEngine):
             )
         self.is_auto = schedule.order == "auto" and schedule.damping == 1.0
         #: whether all curvatures may be at hand
-        self.has_passes = self.n_sites * problem.loss.latents**2 <= AT_ONCE
+        self.has_passes = self.n_sites * problem.loss.latents**2 <= MOST_CURVATURES
 
     def begun(self, state: Working, is_flat: bool) -> Working:
         return state._replace(memory=NestedMemory())

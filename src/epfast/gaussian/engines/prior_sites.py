@@ -411,7 +411,7 @@ class WeightEngine(EPEngine):
         for first in range(0, len(visits), step):
             part = np.ascontiguousarray(visits[first : first + step])
             rows = self.form.rows_of(part, weights)
-            core.sweep(rows, self.ones, None, part, matrix, vector, *weights)
+            core.sweep(rows, self.ones[: len(part)], None, part, matrix, vector, *weights)
             tick(len(part))
         return int(core.n_refused - before)
 
