@@ -411,16 +411,18 @@ def fit_hyper(
     ------
     ValueError, TypeError
         With the name of the argument, what was given, and what is allowed. If the posterior of one
-        or two hyper-parameters is improper, with their names.
+        or two hyper-parameters under a flat prior is improper, with their names.
     FloatingPointError
-        If no fit converges near the most probable hyper-parameters.
+        If no fit converges where the search of the hyper-parameters begins.
 
     Warns
     -----
     ConvergenceWarning
-        If fits at some points failed, or if few points have nearly all the weight.
+        If fits at some points failed, with the hyper-parameters there, or ended the search. If few
+        points have nearly all the weight.
     DataWarning
-        If the sd of a group is compatible with 0. If the posterior of a hyper-parameter hardly
+        If the sd of a group is compatible with 0. If the mode of a hyper-parameter is at the end of
+        its range, as that of a noise which the response has not. If the posterior of a hyper-parameter hardly
         falls above its mode, so that it has no sd or is improper, as under a flat prior with two or
         three groups. If there are more than eight hyper-parameters.
 
