@@ -277,7 +277,9 @@ def test_two_sds_and_noise():
         assert post.hyper.loc[name, "mean"] == pytest.approx(mean, abs=0.05 * sd)
         assert post.hyper.loc[name, "sd"] == pytest.approx(sd, rel=0.06)
     assert post.ess > 60
-    assert post.n_fits < 180  # of which 40 go to the end of what is searched, where there is no mode
+    assert (
+        post.n_fits < 180
+    )  # of which 40 go to the end of what is searched, where there is no mode
 
 
 @pytest.mark.full
@@ -602,7 +604,9 @@ def test_heavy_tails_of_few_groups(levels, prior, said):
     assert len(texts) == (0 if said is None else 2)
     assert all(f"posterior of 'few' {said}" in text for text in texts)
     assert all("HalfNormal" in text for text in texts)
-    assert post.n_fits < 180  # of which 40 go to the end of what is searched, where there is no mode
+    assert (
+        post.n_fits < 180
+    )  # of which 40 go to the end of what is searched, where there is no mode
 
 
 @pytest.mark.filterwarnings("ignore:the sd of:epfast.DataWarning")

@@ -215,7 +215,6 @@ class Target:
             )
         return [one.point for one in found]
 
-
     def _climbed(self, starts: list[Array]) -> list[SearchEnd]:
         return [end for end in (climbed(self, start) for start in starts) if end is not None]
 
@@ -262,10 +261,10 @@ def climbed(target: Target, start: Array) -> SearchEnd | None:
 
     def look(u: Array, tol: float, near: Any) -> Stand | None:
         point = target.point_at(u, tol, near)
-        slopes = None if point is None else target.slopes(point)
-        if point is None or slopes is None or not np.isfinite([point.value, *slopes]).all():
+        if point is None or not math.isfinite(point.value):
             return None
-        return Stand(point, slopes, tol)
+        slopes = target.slopes(point)
+        return Stand(point, slopes, tol) if np.isfinite(slopes).all() else None
 
     def reached(here: Stand, step: Array) -> Stand | None:
         size = float(np.abs(step).max())
