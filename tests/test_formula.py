@@ -185,11 +185,11 @@ def test_weights_of_a_column():
 
 @pytest.mark.parametrize("bars", ["|", "||"])
 def test_new_levels(bars):
-    """They add the variance of their group, with its correlations, or nothing, or are refused."""
+    """They are refused, or add the variance of their group, with its correlations, or nothing."""
     model = formula.fit(f"k ~ a + (a {bars} g)", DATA, "poisson")
     before = formulae.config["EVAL_UNSEEN_CATEGORIES"]
     new = pandas.DataFrame({"a": [0.0, 2.0, 2.0], "g": ["other", "other", "g3"]})
-    mean, variance = model.predict_latent(new)
+    mean, variance = model.predict_latent(new, new_levels="integrate")
     zero_mean, zero = model.predict_latent(new, new_levels="zero")
     post = model.posterior
     first, slope = post.points[:, :2].T
@@ -201,7 +201,7 @@ def test_new_levels(bars):
         atol=1e-9,
     )
     with pytest.raises(ValueError, match=r"'other' is not a level of 'g' in the fit"):
-        model.predict(new, new_levels="error")
+        model.predict(new)
     with pytest.raises(ValueError, match="new_levels is 'drop'"):
         model.predict(new, new_levels="drop")
     assert formulae.config["EVAL_UNSEEN_CATEGORIES"] == before

@@ -256,10 +256,10 @@ class ModelMatrix:
 
         def values(term: Any) -> Array:
             if term.kind == "offset":
-                evaluated = term.components[0].call.eval(frame, self._env).x[:, None]
+                columns = term.components[0].call.eval(frame, self._env).x
             else:
-                evaluated = np.reshape(term.eval_new_data(frame), (len(frame), -1))
-            evaluated = evaluated.astype(np.float64)
+                columns = term.eval_new_data(frame)
+            evaluated = np.asarray(columns, dtype=np.float64).reshape(len(frame), -1)
             for row in np.flatnonzero(~np.isfinite(evaluated).all(axis=1)):
                 raise ValueError(f"{term.name!r} is NaN or infinite in row {row}; allowed: numbers")
             return evaluated
@@ -818,23 +818,31 @@ def fit(
     kinds: dict[str, Any] = dict.fromkeys([*design.terms, *design.effects, *numbers], OF_SCALE)
     kinds |= dict.fromkeys(common, NORMAL) | dict.fromkeys(cor.values(), OF_PAIRS)
     given = _checked_priors(priors, kinds)
-    mean, sd = _scaled(rows, design.n_common, unit, center)
+    mean, sd, middle = _scaled(rows, design.n_common, unit, center)
     for term in (one for one in common if one in given):
         at = slice(*design.terms[term])
         mean[at], sd[at] = given[term]
+        middle[at] = 0.0
     sds: dict[str, Any] = {}
     for effect, (term, at) in design.effects.items():
         reach = np.sqrt((rows[:, at] ** 2).sum() / len(y)) or 1.0
         sds[effect] = at, given.get(effect, given.get(term, HalfNormal(WIDE * unit / reach)))
     learn = {its: given.get(one, _default(one, unit)) for one, its in numbers.items()}
-    settings: dict[str, Any] = {"prior_variance": sd**2, "prior_mean": mean, "weights": weights}
-    settings |= {"loss": losses.resolve(name), "offset": offset if design.has_offset else None}
+    settings: dict[str, Any] = {"weights": weights, "loss": losses.resolve(name)}
+    settings |= {"offset": offset if design.has_offset else None}
+    # as if an intercept with its default prior were that of centred columns
+    turn = np.eye(len(middle)) + middle
+    mean[: len(middle)] = np.linalg.solve(turn, mean[: len(middle)])
+    precision = turn.T @ (turn / sd[: len(middle), None] ** 2) if middle.any() else None
+    settings["prior_mean"] = mean
     if sds or learn:
         settings["correlations"] = {members: given.get(key, LKJ()) for members, key in cor.items()}
         settings |= {"sds": sds, "learn": learn, "strategy": strategy, "rng": rng}
-        post = fit_hyper(rows, y, **settings)
+        dense = None if precision is None else (np.arange(len(middle)), precision)
+        post = fit_hyper(rows, y, prior_variance=sd**2, prior_precision=dense, **settings)
     else:
-        only = fit_linear(rows, y, posterior="full", **settings)
+        settings |= {"prior_variance": sd**2} if precision is None else {}
+        only = fit_linear(rows, y, posterior="full", prior_precision=precision, **settings)
         post = IntegratedPosterior.of([only], [0.0], np.empty((1, 0)), (), [0.0], 1)
     pairs = [f"cor {a.rpartition('|')[0]},{b}" for a, b in design.pairs]
     post = post.named(tuple(design.labels), (*sds, *pairs, *numbers))
@@ -866,17 +874,17 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
             x = self.args[0].eval(data_mask, env)  # formulae takes columns and numbers alone
             return transforms.Offset(Series(np.broadcast_to(np.asarray(x), len(data_mask))))
 
-    class Calls(call_resolver.CallResolver):  # type: ignore[misc]
+    class CallReader(call_resolver.CallResolver):  # type: ignore[misc]
         def visitCallExpr(self, expr: Any) -> Any:  # noqa: N802
             call = super().visitCallExpr(expr)
             return ReadCall(call.callee, call.args, call.kwargs)
 
     correlated: list[list[Any]] = []
 
-    class Terms(resolver.Resolver):  # type: ignore[misc]
+    class TermReader(resolver.Resolver):  # type: ignore[misc]
         def visitCallExpr(self, expr: Any) -> Any:  # noqa: N802
             term = super().visitCallExpr(expr)
-            term.components[0].call = Calls(expr).resolve()
+            term.components[0].call = CallReader(expr).resolve()
             return term
 
         def visitBinaryExpr(self, expr: Any) -> Any:  # noqa: N802
@@ -932,7 +940,7 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
     tree = reader.parse()
     if not reader.at_end():
         raise _unread(reader.peek().lexeme)
-    model = Terms(tree).resolve()
+    model = TermReader(tree).resolve()
     model.common_terms = [one for one in model.common_terms if one != NegatedIntercept()]
     _check_calls(model)
     return model, correlated
@@ -1226,16 +1234,20 @@ def _default(number: str, unit: float) -> Scale:
     )
 
 
-def _scaled(rows: Any, n: int, unit: float, center: float) -> tuple[Array, Array]:
-    """Prior means and sds of weights. Common terms are scaled as by bambi, others are 0 and 1."""
+def _scaled(rows: Any, n: int, unit: float, center: float) -> tuple[Array, Array, Array]:
+    """Prior means and sds of weights, and what turns those of common terms, (n, n).
+
+    Common terms are scaled as by bambi, others are 0 and 1. The prior of a constant column is at
+    the means of the others: that column's row of the matrix is these means.
+    """
     X, mean, sd = rows[:, :n], np.zeros(rows.shape[1]), np.ones(rows.shape[1])
     X = X if isinstance(X, np.ndarray) else X.toarray()
     spread = X.std(axis=0)
     constant = spread <= 1e-12 * np.abs(X).max(axis=0, initial=0.0)
     sd[:n] = WIDE * unit / np.where(constant, 1.0, spread)
-    far = float(np.sqrt(((sd[:n] * X.mean(axis=0))[~constant] ** 2).sum()))
-    sd[:n][constant], mean[:n][constant] = np.hypot(WIDE * unit, far), center
-    return mean, sd
+    mean[:n][constant] = center
+    middle = np.where(constant[:, None] & ~constant, X.mean(axis=0), 0.0)
+    return mean, sd, middle
 
 
 def _checked_priors(given: Any, kinds: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -351,6 +352,23 @@ class IntegratedPosterior(Posterior):
         values = np.array(columns).reshape(-1, size).T
         return values, np.minimum(which, len(self.weights) - 1)
 
+    @cached_property
+    def _numbers(self) -> list[tuple[str, int, float]]:
+        """Parameters of the loss that differ between the points, of which hyper-parameter, power.
+
+        A standard deviation is the root of a variance.
+        """
+        if self.loss is None:
+            return []
+        found = []
+        for name in self.loss.learnable:
+            values = np.array([getattr(post.problem.loss, name) for post in self.posteriors])
+            for column, power in product(range(self.points.shape[1]), (1.0, 2.0)):
+                at = self.points[:, column] ** power
+                if values.ndim == 1 and np.ptp(values) > 0.0 and np.allclose(values, at, 1e-9, 0.0):
+                    found.append((name, column, power))
+        return found
+
     def _drawn_by_name(self, size: int, rng: np.random.Generator) -> report.Drawn:
         """Draws by name, each by the posterior of a point near its hyper-parameters."""
         hyper, which = self._drawn_hyper(size, rng)
@@ -366,6 +384,18 @@ class IntegratedPosterior(Posterior):
                     arrays[0][name] = np.concatenate([each[name] for each in arrays])[back]
                 else:
                     del arrays[0][name]
+        theta = drawn.posterior[self.quantity[0]].reshape(size, 1, *self.mean.shape)
+        for i in range(size if self._numbers else 0):
+            # the likelihood of the draw, not of the point
+            numbers = {name: hyper[i, column] ** power for name, column, power in self._numbers}
+            post = self.posteriors[which[i]]
+            loss = post.problem.loss.with_parameters(**numbers)
+            own = _with_problem(post, post.problem._replace(loss=loss))
+            if "y" in drawn.log_likelihood:
+                drawn.log_likelihood["y"][i] = own.log_likelihood(theta[i])[0]
+            if "y" in drawn.posterior_predictive:
+                latent, y = own.latent_at(theta[i]), own.observed()
+                drawn.posterior_predictive["y"][i] = loss.replicate(latent, y, rng)[0]
         drawn.posterior |= dict(zip(self.hyper_names, hyper.T, strict=True))
         return drawn
 
@@ -494,13 +524,10 @@ class IntegratedPosterior(Posterior):
 
     def named(self, names: tuple[str, ...], hyper_names: tuple[str, ...]) -> Self:
         """The same with names of the weights, (d,), and of the hyper-parameters, (m,)."""
-        posteriors = []
-        for post in self.posteriors:
-            one = object.__new__(type(post))
-            # with what was computed, which names do not change
-            vars(one).update(vars(post), problem=post.problem._replace(names=names))
-            posteriors.append(one)
-        return replace(self, posteriors=tuple(posteriors), hyper_names=hyper_names)
+        posteriors = tuple(
+            _with_problem(post, post.problem._replace(names=names)) for post in self.posteriors
+        )
+        return replace(self, posteriors=posteriors, hyper_names=hyper_names)
 
     def _gone_on(self, posteriors: Sequence[Any]) -> Self:
         """The same with other rows."""
@@ -542,6 +569,13 @@ class IntegratedPosterior(Posterior):
             where = ", ".join(f"{name} {value:.3g}" for name, value in named)
             checks.append(replace(check, reason=f"{check.reason}, at {where}"))
         return self._remembered(max(checks, key=lambda one: VERDICTS.index(one.verdict)))
+
+
+def _with_problem(post: Any, problem: Any) -> Any:
+    """A posterior with another problem, of which its moments do not depend."""
+    one = object.__new__(type(post))
+    vars(one).update(vars(post), problem=problem)
+    return one
 
 
 def _outer(gap: Array, like: Array) -> Array:
