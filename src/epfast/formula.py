@@ -810,7 +810,7 @@ def fit(
         design = ModelMatrix(formula, family, frame, env)
         rows, offset, _ = design.rows(frame)
         y = design.observed(frame)
-        unit, center = _unit_of(y, family, bool(design.effects))
+        unit, center = _unit_of(y, offset, family, bool(design.effects))
     if isinstance(weights, str):
         weights = frame[_checks.choice("weights", weights, tuple(map(str, frame.columns)))]
     cor = {members: f"cor|{members[0].rpartition('|')[2]}" for members in design.blocks}
@@ -1141,7 +1141,7 @@ def _check_levels(factor: Any, unseen: Any, new_levels: str) -> None:
     single = len(factor.components) == 1
     for k, one in enumerate(factor.components):
         of_fit = {str(level): level for level in one.levels}
-        for level in (given if single else given[k] for given in unseen):
+        for level in (_plain(given if single else given[k]) for given in unseen):
             same = of_fit.get(str(level), of_fit.get(_whole(level)))
             if same is not None and same != level:
                 here, there = type(level).__name__, type(same).__name__
@@ -1150,13 +1150,20 @@ def _check_levels(factor: Any, unseen: Any, new_levels: str) -> None:
                     f"allowed: levels of the fit, such as data[{one.name!r}].astype({there})"
                 )
     if new_levels == "error":
-        first = ", ".join(map(repr, unseen[:NAMED]))
+        first = ", ".join(repr(_plain(one)) for one in unseen[:NAMED])
         more = f" and {len(unseen) - NAMED} more" if len(unseen) > NAMED else ""
         is_one = "is not a level" if len(unseen) == 1 else "are not levels"
         raise ValueError(
             f"{first}{more} {is_one} of {factor.name!r} in the fit; allowed: levels of the fit, or "
             "new_levels='integrate', which averages over the distribution of the group, or 'zero'"
         )
+
+
+def _plain(level: Any) -> Any:
+    """A level, or a tuple of levels, in types of Python."""
+    if isinstance(level, tuple):
+        return tuple(map(_plain, level))
+    return level.item() if isinstance(level, np.generic) else level
 
 
 def _whole(level: Any) -> str:
@@ -1214,17 +1221,19 @@ def _readable(formula: str, frame: Any) -> Iterator[Any]:
         raise ValueError(f"formula {formula!r} cannot be read with these data: {reason}") from error
 
 
-def _unit_of(y: Array, family: str, has_groups: bool) -> tuple[float, float]:
+def _unit_of(y: Array, offset: Array, family: str, has_groups: bool) -> tuple[float, float]:
     """The unit of y in default priors, and the mean of the prior of an intercept."""
     if family in OF_LOG:
-        return 1.0, math.log(y.mean()) if y.mean() > 0.0 else 0.0
+        mean = float((y * np.exp(offset.min() - offset)).mean())
+        return 1.0, math.log(mean) - float(offset.min()) if mean > 0.0 else 0.0
     if family not in OF_LOCATION:
         return 1.0, 0.0
     if has_groups and not np.ptp(y):
         raise ValueError(
             f"the response is {y[0]:g} in all rows; allowed with group terms: different numbers"
         )
-    return float(y.std(ddof=min(1, len(y) - 1))) or 1.0, float(y.mean())
+    away = y - offset
+    return float(away.std(ddof=min(1, len(y) - 1))) or 1.0, float(away.mean())
 
 
 def _default(number: str, unit: float) -> Scale:
