@@ -35,7 +35,7 @@ from epfast.gaussian.posterior import Posterior
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.report import checked_level, ends_of
-from epfast.priors import LKJ, Gamma, HalfNormal, HalfStudentT, Scale
+from epfast.priors import LKJ, Gamma, HalfCauchy, HalfNormal, HalfStudentT, Scale
 
 __all__ = ["FormulaFit", "fit"]
 
@@ -750,10 +750,13 @@ def fit(
         lme4 and brms, and independent with ``(x || g)``. Each has an sd. ``0 + (1 | g)`` has no
         common intercept. Other terms are ``x:h``, ``x * h``, ``(1 | g:h)``, ``(1 | g/h)``,
         ``offset(z)``, ``I(x ** 2)``, ``C(k)``, ``log(x)``, ``scale(x)``, ``poly(x, 2)``,
-        ``bs(x, df=4)`` and functions of the caller. Other responses are ``log(y)``,
-        ``prop(successes, trials)`` and ``y['level']``.
+        ``bs(x, df=4)`` and functions of the caller. ``offset()`` may stand at any place between
+        ``+``, more than once. Other responses are ``log(y)``, ``I(y > 0)``, ``y['level']``, and of
+        trials ``prop(successes, trials)``, ``cbind(successes, failures)`` or
+        ``successes | trials(trials)``.
     data : pandas.DataFrame
-        A column per variable. Columns in the formula have no missing values.
+        A column per variable. Columns in the formula have no missing values. Categories keep their
+        order, text is in alphabetical order, and the first level is the reference.
     family : str, default="gaussian"
         "gaussian", "t" (or "student"), "bernoulli", "binomial", "poisson", "negativebinomial" (or
         "negbinomial"), "gamma" or "weibull". "bernoulli" takes 0 and 1, booleans, or two labels.
@@ -766,10 +769,13 @@ def fit(
           prior of :mod:`epfast.priors`
         - ``"cor|g"``, the correlations of a group: :class:`epfast.priors.LKJ`
 
-        Defaults are those of bambi. Slopes have N(0, 2.5 sd(y) / sd(x)), sds of groups a
-        half-normal of scale 2.5 sd(y) over the size of their columns, sigma a half-Student-t of 4
-        degrees of freedom and scale sd(y), and correlations LKJ(2). For families other than
-        "gaussian" and "t", sd(y) is replaced by 1.
+        Defaults depend on no unit of y or x. Slopes have N(0, 2.5 sd(y) / sd(x)), an intercept
+        N(mean(y), 2.5 sd(y)) at the means of the columns, sds of groups a half-normal of scale
+        2.5 sd(y) over the size of their columns, sigma a half-Student-t of 4 degrees of freedom and
+        scale sd(y), nu Gamma(2, 0.1), alpha a half-Cauchy of scale 1, and correlations LKJ(2). For
+        families other than "gaussian" and "t", sd(y) is replaced by 1 and mean(y) by 0, or for
+        "gamma" and "weibull" by log(mean(y)). An intercept whose prior is given has it where all
+        columns are 0. bambi and brms differ in what :doc:`/tutorial_groups` lists.
     weights : array_like of shape (n,) or str, optional
         Weights of the rows, as in :func:`epfast.fit_linear`, or the name of their column.
     strategy : str, default="auto"
@@ -1237,10 +1243,10 @@ def _unit_of(y: Array, offset: Array, family: str, has_groups: bool) -> tuple[fl
 
 
 def _default(number: str, unit: float) -> Scale:
-    """The default prior of a parameter of a family. Those without a unit have one without it."""
-    return {"sigma": HalfStudentT(4.0, unit), "nu": Gamma(2.0, 0.1)}.get(
-        number, HalfStudentT(4.0, 1.0)
-    )
+    """The default prior of a parameter of a family: only that of sigma has a unit."""
+    if number == "sigma":
+        return HalfStudentT(4.0, unit)
+    return Gamma(2.0, 0.1) if number == "nu" else HalfCauchy(1.0)
 
 
 def _scaled(rows: Any, n: int, unit: float, center: float) -> tuple[Array, Array, Array]:

@@ -50,7 +50,7 @@ class Marginal(NamedTuple):
 
     @classmethod
     def of(cls, nodes: Array, probabilities: Array) -> Self:
-        """From values of nodes (g,), and probabilities of the nodes."""
+        """What values of nodes (g,), and their probabilities, make."""
         scales = bool(nodes.min() > 0.0)
         values = np.log(nodes) if scales else nodes
         order = np.argsort(values, kind="stable")
