@@ -320,7 +320,9 @@ def test_levels_are_those_of_formulae():
         ("h ~ a", {"family": "bernoulli"}, ValueError, "a variable of two levels"),
         ("I(k / 6) ~ a", {"family": "binomial"}, ValueError, r"cbind\(successes, failures\)"),
         ("y ~ I((a + z) * k) + I(a + z * k)", {}, ValueError, "two terms that are written"),
-        ("y ~ mixed", {}, ValueError, "'mixed' holds int and str"),
+        ("y ~ mixed", {}, ValueError, "'mixed' holds int and str; allowed: one type"),
+        ("y ~ flags", {}, ValueError, r"'flags' holds bool as objects; .*infer_objects\(\)"),
+        ("flags ~ a", {}, ValueError, "'flags' holds bool as objects"),
         ("y ~ s(a)", {}, ValueError, "'s' is unknown; allowed: functions of the caller"),
         ("y ~ 0", {}, ValueError, "only offsets; allowed: an intercept"),
         ("y ~ 0 + offset(z)", {}, ValueError, "only offsets"),
@@ -366,6 +368,7 @@ def test_levels_are_those_of_formulae():
 def test_bad_input(text, given, error, said):
     mixed = [1, *["a"] * (N - 1)]
     data = DATA.assign(when=pandas.Timestamp("2020-01-01"), one=1.0, mixed=mixed)
+    data["flags"] = DATA.won.astype(object)
     with pytest.raises(error, match=said):
         formula.fit(text, data, **given)
 
@@ -392,6 +395,8 @@ def test_bad_new_data():
 
 
 def test_bad_data():
+    with pytest.raises(ValueError, match="data has two columns 'a'"):
+        formula.fit("y ~ a", pandas.concat([DATA, DATA[["a"]]], axis=1))
     with pytest.raises(TypeError, match="data is"):
         formula.fit("y ~ a", DATA.to_numpy())
     with pytest.raises(ValueError, match="data has 0 rows"):
@@ -570,6 +575,9 @@ def test_new_levels_are_named():
     assert np.isfinite(model.predict(new, new_levels="integrate")).all()
     floats = data.head(12).assign(site=data.site.head(12).astype(float))
     np.testing.assert_array_equal(model.predict(floats), model.predict(data.head(12)))
+    model = formula.fit("y ~ a + n", data.assign(n=data.k.astype(str)), strategy="eb")
+    with pytest.raises(ValueError, match=r"'n' holds 1, int, and the fit has '1', str"):
+        model.predict(data.head(3).assign(n=1))
     with pytest.raises(ValueError, match=r"'a' holds .*; allowed: numbers"):
         model.predict(data.head(3).assign(a="1.5"))
 

@@ -119,6 +119,9 @@ class ModelMatrix:
         model, correlated = _read(formula)
         _check_columns(frame, model.var_names)
         frame = _in_order(frame, model.var_names)
+        for one in _components([*model.terms, model.response.term]):
+            if one.name in frame.columns:
+                _check_objects(frame, one)
         self.functions = _borrowed(model, frame, env)
         for term in model.group_terms:
             if all(hasattr(one, "reference") for one in term.factor.components):  # variables
@@ -226,7 +229,13 @@ class ModelMatrix:
         return self  # nothing changes it
 
     def check_written(self) -> None:
-        """Refuse functions of the user, which no file holds."""
+        """Refuse functions of the user, and levels of other types, which no file holds."""
+        levels = [one for memory in self.memory for one in memory["levels"] or ()]
+        for one in (one for one in levels if not isinstance(one, bool | int | float | str)):
+            raise ValueError(
+                f"{one!r} is a level, which is not written; allowed: numbers and text, or pickle "
+                "in place of save"
+            )
         for name, value in self.functions.items():
             if not _of_numpy(value) and not isinstance(value, bool | int | float | str):
                 raise ValueError(
@@ -266,7 +275,7 @@ class ModelMatrix:
 
         _check_columns(frame, {name for term in self.model.terms for name in term.var_names})
         for one in _components(self.model.terms):
-            _check_numbers(frame, one)
+            _check_kinds(frame, one)
         n, d = len(frame), len(self.labels)
         common = [term for term in self.model.common_terms if term.kind != "offset"]
         X = np.hstack([np.empty((n, 0)), *map(values, common)])
@@ -992,7 +1001,7 @@ def _known() -> dict[str, Any]:
 def _borrowed(model: Any, frame: Any, env: Any) -> dict[str, Any]:
     """What the calls of a formula name, that neither every formula nor the frame has."""
     known, found = _known(), {}
-    for one in (*_components(model.terms), *model.response.term.components):
+    for one in _components([*model.terms, model.response.term]):
         for node in _nodes(getattr(one, "call", None)):
             name: Any = getattr(node, "callee", getattr(node, "name", None))
             if name is None or name in known:
@@ -1033,7 +1042,8 @@ def _of_numpy(value: Any) -> bool:
 def _memory_of(one: Any) -> dict[str, Any]:
     """What a variable or call has learned from the data."""
     contrast = one.contrast_matrix
-    memory = {name: getattr(one, name) for name in ("kind", "levels", "spans_intercept")}
+    memory = {name: getattr(one, name) for name in ("kind", "spans_intercept")}
+    memory["levels"] = None if one.levels is None else list(map(_plain, one.levels))
     has_matrix = hasattr(contrast, "matrix")
     memory["contrast"] = (contrast.matrix, list(contrast.labels)) if has_matrix else None
     transforms = [
@@ -1117,7 +1127,9 @@ def _frame(data: Any) -> Any:
 
 def _check_columns(frame: Any, names: set[str]) -> None:
     """Refuse missing values, times and labels of several types, which terms do not support."""
-    part = frame[[name for name in frame.columns if name in names]]
+    part = frame[[name for name in frame.columns.unique() if name in names]]
+    for name in part.columns[part.columns.duplicated()]:
+        raise ValueError(f"data has two columns {name!r}; allowed: one of each name")
     for name in part.columns[part.isna().any()]:
         row = part[name].isna().argmax()
         raise ValueError(
@@ -1126,35 +1138,59 @@ def _check_columns(frame: Any, names: set[str]) -> None:
         )
     for name in part.select_dtypes(["datetime", "datetimetz", "timedelta"]):
         raise ValueError(f"{name!r} holds times; allowed: numbers, booleans or labels")
-    for name in part.columns[[kind.kind == "O" for kind in part.dtypes]]:
+    for name in part.columns[[kind == "object" for kind in part.dtypes]]:
         types = sorted({type(one).__name__ for one in part[name]})
-        if "str" in types and len(types) > 1:
-            raise ValueError(f"{name!r} holds {' and '.join(types)}; allowed: one of them")
+        if len(types) > 1 and "str" in types:
+            raise ValueError(
+                f"{name!r} holds {' and '.join(types)}; allowed: one type, such as "
+                f"data[{name!r}].astype(str)"
+            )
 
 
-def _check_numbers(frame: Any, one: Any) -> None:
-    """Refuse labels in a variable that was a number in the fit."""
-    from pandas.api.types import is_numeric_dtype
-
-    if one.kind == "numeric" and not hasattr(one, "call") and not is_numeric_dtype(frame[one.name]):
+def _check_objects(frame: Any, one: Any) -> None:
+    """Refuse a variable whose values pandas knows as objects alone."""
+    values = None if hasattr(one, "call") else frame[one.name]
+    if values is not None and values.dtype == "object" and not isinstance(values.iloc[0], str):
         raise ValueError(
-            f"{one.name!r} holds {frame[one.name].dtype}; allowed: numbers, which it has in the fit"
+            f"{one.name!r} holds {type(values.iloc[0]).__name__} as objects; allowed: numbers, "
+            f"booleans or text, such as data[{one.name!r}].infer_objects() or .astype(str)"
         )
 
 
+def _check_kinds(frame: Any, one: Any) -> None:
+    """Refuse a variable that is of another type than in the fit."""
+    from pandas.api.types import is_numeric_dtype
+
+    if hasattr(one, "call"):
+        return
+    values = frame[one.name]
+    if one.kind == "numeric" and not is_numeric_dtype(values):
+        raise ValueError(
+            f"{one.name!r} holds {values.dtype}; allowed: numbers, which it has in the fit"
+        )
+    if one.kind == "categoric":
+        _check_types(one.name, one.levels, values.unique())
+
+
+def _check_types(name: str, levels: Any, given: Any) -> None:
+    """Refuse levels that the fit has as another type, such as "3" for 3."""
+    known, of_fit = set(levels), {str(level): level for level in levels}
+    for level in (_plain(one) for one in given if one not in known):
+        same = of_fit.get(str(level), of_fit.get(str(level).removesuffix(".0")))
+        if same is not None:
+            here, there = type(level).__name__, type(same).__name__
+            raise ValueError(
+                f"{name!r} holds {level!r}, {here}, and the fit has {same!r}, {there}; allowed: "
+                f"levels of the fit, such as data[{name!r}].astype({there})"
+            )
+
+
 def _check_levels(factor: Any, unseen: Any, new_levels: str) -> None:
-    """Refuse levels that the fit does not have, or has as another type."""
-    single = len(factor.components) == 1
-    for k, one in enumerate(factor.components):
-        of_fit = {str(level): level for level in one.levels}
-        for level in (_plain(given if single else given[k]) for given in unseen):
-            same = of_fit.get(str(level), of_fit.get(_whole(level)))
-            if same is not None and same != level:
-                here, there = type(level).__name__, type(same).__name__
-                raise ValueError(
-                    f"{one.name!r} holds {level!r}, {here}, and the fit has {same!r}, {there}; "
-                    f"allowed: levels of the fit, such as data[{one.name!r}].astype({there})"
-                )
+    """Refuse levels of a group that the fit does not have."""
+    parts = factor.components
+    by_part = [unseen] if len(parts) == 1 else zip(*unseen, strict=True)
+    for one, given in zip(parts, by_part, strict=True):
+        _check_types(one.name, one.levels, given)
     if new_levels == "error":
         first = ", ".join(repr(_plain(one)) for one in unseen[:NAMED])
         more = f" and {len(unseen) - NAMED} more" if len(unseen) > NAMED else ""
@@ -1170,11 +1206,6 @@ def _plain(level: Any) -> Any:
     if isinstance(level, tuple):
         return tuple(map(_plain, level))
     return level.item() if isinstance(level, np.generic) else level
-
-
-def _whole(level: Any) -> str:
-    """The text of a whole number that is written with a point, such as "3" of "3.0"."""
-    return str(level).removesuffix(".0")
 
 
 def _in_order(frame: Any, names: set[str]) -> Any:
