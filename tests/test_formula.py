@@ -56,6 +56,7 @@ def test_it_is_fit_hyper_of_its_columns():
     assert list(model.fixed.index) == ["Intercept", "a"]
     assert list(model.random.index[:2]) == ["1|g[g0]", "1|g[g1]"]
     assert list(model.hyper.index) == ["sd 1|g", "sigma"]
+    assert model.posterior.hyper_names == post.hyper_names
     np.testing.assert_allclose(model.hyper["mean"], post.hyper["mean"])
     table = model.summary()
     assert list(table.index) == ["Intercept", "a", "sd 1|g", "sigma"]
@@ -632,7 +633,8 @@ def test_draws_for_arviz_have_the_names_of_the_formula(grouped):
     drawn = grouped.to_arviz(2000)["posterior"]
     assert list(drawn["term"].to_numpy()[:3]) == ["Intercept", "a", "1|g[g0]"]
     table = grouped.summary()
-    for name in grouped.posterior.hyper_names:
+    assert {"1|g", "a|g", "cor 1,a|g", "sigma"} <= set(drawn)
+    for name in ("1|g", "a|g", "cor 1,a|g", "sigma"):
         label = f"sd {name}" if name in grouped.design.effects else name
         draws = drawn[name].to_numpy().ravel()
         assert len(np.unique(draws)) > 1990

@@ -420,10 +420,16 @@ class FormulaFit(Posterior):
         return self._table(0.94).iloc[self.design.n_common : len(self.labels)]
 
     @property
+    def _hyper_names(self) -> list[str]:
+        """Names of the hyper-parameters in the formula."""
+        pairs = [f"cor {a.rpartition('|')[0]},{b}" for a, b in self.design.pairs]
+        return [*self.design.effects, *pairs, *FAMILIES[self.family][1]]
+
+    @property
     def hyper_labels(self) -> tuple[str, ...]:
         """Names of the hyper-parameters in the tables."""
         sds = self.design.effects
-        return tuple(f"sd {one}" if one in sds else one for one in self.posterior.hyper_names)
+        return tuple(f"sd {one}" if one in sds else one for one in self._hyper_names)
 
     @property
     def hyper(self) -> Any:
@@ -489,7 +495,8 @@ class FormulaFit(Posterior):
         As :meth:`epfast.FullPosterior.to_arviz`. The weights are the variable ``coefficient`` along
         ``term``. Each hyper-parameter is a variable. Those of groups are named ``"1|g"``.
         """
-        return self.posterior.to_arviz(draws, rng)
+        named = self.posterior.named(hyper_names=tuple(self._hyper_names))
+        return named.to_arviz(draws, rng)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, from which :func:`epfast.load` makes the fit again.
@@ -508,8 +515,7 @@ class FormulaFit(Posterior):
     def check_fields(self) -> None:
         """Refuse fields that are inconsistent, as those of a damaged file."""
         names = len(self.labels), len(self.mean), len(self.design.labels)
-        numbers = self.posterior.points.shape[1] - len(FAMILIES[self.family][1])
-        if len(set(names)) > 1 or numbers != len(self.design.effects) + len(self.design.pairs):
+        if len(set(names)) > 1 or self.posterior.points.shape[1] != len(self._hyper_names):
             raise ValueError("the posterior and the columns of the formula are inconsistent")
 
     # -- its rows --
@@ -859,9 +865,7 @@ def fit(
         settings |= {"prior_variance": sd**2} if precision is None else {}
         only = fit_linear(rows, y, posterior="full", prior_precision=precision, **settings)
         post = IntegratedPosterior.of([only], [0.0], np.empty((1, 0)), (), [0.0], 1)
-    pairs = [f"cor {a.rpartition('|')[0]},{b}" for a, b in design.pairs]
-    post = post.named(tuple(design.labels), (*sds, *pairs, *numbers))
-    return FormulaFit(formula, family, post, design)
+    return FormulaFit(formula, family, post.named(tuple(design.labels)), design)
 
 
 # ---- the formula ----

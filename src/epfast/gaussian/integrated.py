@@ -390,7 +390,7 @@ class IntegratedPosterior(Posterior):
             numbers = {name: hyper[i, column] ** power for name, column, power in self._numbers}
             post = self.posteriors[which[i]]
             loss = post.problem.loss.with_parameters(**numbers)
-            own = _with_problem(post, post.problem._replace(loss=loss))
+            own = _with(post, problem=post.problem._replace(loss=loss))
             if "y" in drawn.log_likelihood:
                 drawn.log_likelihood["y"][i] = own.log_likelihood(theta[i])[0]
             if "y" in drawn.posterior_predictive:
@@ -522,12 +522,19 @@ class IntegratedPosterior(Posterior):
         same = {"nodes": self.points, "probabilities": weights}
         return replace(self, posteriors=tuple(posteriors), weights=weights, **same)
 
-    def named(self, names: tuple[str, ...], hyper_names: tuple[str, ...]) -> Self:
-        """The same with names of the weights, (d,), and of the hyper-parameters, (m,)."""
-        posteriors = tuple(
-            _with_problem(post, post.problem._replace(names=names)) for post in self.posteriors
-        )
-        return replace(self, posteriors=posteriors, hyper_names=hyper_names)
+    def named(
+        self,
+        names: tuple[str, ...] | None = None,
+        hyper_names: tuple[str, ...] | None = None,
+    ) -> Self:
+        """The same with names of the weights, (d,), or of the hyper-parameters, (m,)."""
+        given: dict[str, Any] = {} if hyper_names is None else {"hyper_names": hyper_names}
+        if names is not None:
+            given["posteriors"] = tuple(
+                _with(post, problem=post.problem._replace(names=names)) for post in self.posteriors
+            )
+        one: Self = _with(self, **given)
+        return one
 
     def _gone_on(self, posteriors: Sequence[Any]) -> Self:
         """The same with other rows."""
@@ -571,10 +578,10 @@ class IntegratedPosterior(Posterior):
         return self._remembered(max(checks, key=lambda one: VERDICTS.index(one.verdict)))
 
 
-def _with_problem(post: Any, problem: Any) -> Any:
-    """A posterior with another problem, of which its moments do not depend."""
+def _with(post: Any, **given: Any) -> Any:
+    """A posterior with other fields, of which what was computed does not depend."""
     one = object.__new__(type(post))
-    vars(one).update(vars(post), problem=problem)
+    vars(one).update(vars(post), **given)
     return one
 
 
