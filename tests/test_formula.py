@@ -1,10 +1,13 @@
 """Regressions by a formula: the same as their columns by hand, and errors in its words."""
 
+import copy
+import pickle
 import tracemalloc
 import warnings
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import epfast
 from epfast import priors
@@ -53,6 +56,7 @@ def test_it_is_fit_hyper_of_its_columns():
     assert list(model.fixed.index) == ["Intercept", "a"]
     assert list(model.random.index[:2]) == ["1|g[g0]", "1|g[g1]"]
     assert list(model.hyper.index) == ["sd 1|g", "sigma"]
+    assert model.posterior.hyper_names == post.hyper_names
     np.testing.assert_allclose(model.hyper["mean"], post.hyper["mean"])
     table = model.summary()
     assert list(table.index) == ["Intercept", "a", "sd 1|g", "sigma"]
@@ -185,11 +189,11 @@ def test_weights_of_a_column():
 
 @pytest.mark.parametrize("bars", ["|", "||"])
 def test_new_levels(bars):
-    """They add the variance of their group, with its correlations, or nothing, or are refused."""
+    """They are refused, or add the variance of their group, with its correlations, or nothing."""
     model = formula.fit(f"k ~ a + (a {bars} g)", DATA, "poisson")
     before = formulae.config["EVAL_UNSEEN_CATEGORIES"]
     new = pandas.DataFrame({"a": [0.0, 2.0, 2.0], "g": ["other", "other", "g3"]})
-    mean, variance = model.predict_latent(new)
+    mean, variance = model.predict_latent(new, new_levels="integrate")
     zero_mean, zero = model.predict_latent(new, new_levels="zero")
     post = model.posterior
     first, slope = post.points[:, :2].T
@@ -201,7 +205,7 @@ def test_new_levels(bars):
         atol=1e-9,
     )
     with pytest.raises(ValueError, match=r"'other' is not a level of 'g' in the fit"):
-        model.predict(new, new_levels="error")
+        model.predict(new)
     with pytest.raises(ValueError, match="new_levels is 'drop'"):
         model.predict(new, new_levels="drop")
     assert formulae.config["EVAL_UNSEEN_CATEGORIES"] == before
@@ -299,6 +303,28 @@ def test_levels_are_those_of_formulae():
         ("y | weights(z) ~ a", {}, ValueError, "weights= for weights"),
         ("y + 1 ~ a", {}, ValueError, r"arithmetic needs I\(\)"),
         ("k | trials(trials) ~ a", {}, ValueError, "prop"),
+        ("k / trials ~ a", {}, ValueError, r"'/' left of ~ .* I\(\).*prop\(successes, trials\)"),
+        ("y > 0 ~ a", {}, ValueError, r"'>' left of ~ is no response; .* I\(y > 0\)"),
+        ("y ~ a == 1", {}, ValueError, "'==' is not supported there"),
+        ("y ~ (a == 1 | g)", {}, ValueError, r"'==' needs I\(\)"),
+        ("y ~ prop(right, trials)", {}, ValueError, "is a response, which stands left of ~"),
+        ("offset(y) ~ a", {}, ValueError, "is no response; it stands right of ~"),
+        ("y ~ a * offset(z)", {}, ValueError, r"allowed: offset\(\) alone"),
+        ("y ~ (offset(z) | g)", {}, ValueError, r"allowed: offset\(\) alone"),
+        ("y ~ .", {}, ValueError, "write their names"),
+        ("y ~ a^2", {}, ValueError, r"squares I\(a \*\* 2\)"),
+        ("y ~ a ~ z", {}, ValueError, "more than one ~"),
+        ("~ a", {}, ValueError, "it has no response"),
+        ("y ~ `a", {}, ValueError, "backquotes has no end"),
+        ("y ~ (a", {}, ValueError, r"allowed: \+ between terms"),
+        ("y ~ as.factor(g)", {}, ValueError, r"'as.factor' is unknown; .* C\(x\)"),
+        ("word['maybe'] ~ a", {"family": "bernoulli"}, ValueError, "'maybe' is not a level"),
+        ("h ~ a", {"family": "bernoulli"}, ValueError, "a variable of two levels"),
+        ("I(k / 6) ~ a", {"family": "binomial"}, ValueError, r"cbind\(successes, failures\)"),
+        ("y ~ I((a + z) * k) + I(a + z * k)", {}, ValueError, "two terms that are written"),
+        ("y ~ mixed", {}, ValueError, "'mixed' holds int and str; allowed: one type"),
+        ("y ~ flags", {}, ValueError, r"'flags' holds bool as objects; .*infer_objects\(\)"),
+        ("flags ~ a", {}, ValueError, "'flags' holds bool as objects"),
         ("y ~ s(a)", {}, ValueError, "'s' is unknown; allowed: functions of the caller"),
         ("y ~ 0", {}, ValueError, "only offsets; allowed: an intercept"),
         ("y ~ 0 + offset(z)", {}, ValueError, "only offsets"),
@@ -342,8 +368,11 @@ def test_levels_are_those_of_formulae():
     ],
 )
 def test_bad_input(text, given, error, said):
+    mixed = [1, *["a"] * (N - 1)]
+    data = DATA.assign(when=pandas.Timestamp("2020-01-01"), one=1.0, mixed=mixed)
+    data["flags"] = DATA.won.astype(object)
     with pytest.raises(error, match=said):
-        formula.fit(text, DATA.assign(when=pandas.Timestamp("2020-01-01"), one=1.0), **given)
+        formula.fit(text, data, **given)
 
 
 def test_terms_that_are_no_numbers():
@@ -368,9 +397,381 @@ def test_bad_new_data():
 
 
 def test_bad_data():
+    with pytest.raises(ValueError, match="data has two columns 'a'"):
+        formula.fit("y ~ a", pandas.concat([DATA, DATA[["a"]]], axis=1))
     with pytest.raises(TypeError, match="data is"):
         formula.fit("y ~ a", DATA.to_numpy())
     with pytest.raises(ValueError, match="data has 0 rows"):
         formula.fit("y ~ a", DATA.head(0))
     with pytest.raises(ValueError, match=r"'a' is missing in row \d+ of data; .*dropna"):
         formula.fit("y ~ a", DATA.assign(a=np.where(A > 1.0, np.nan, A)))
+
+
+# ---- what a fit keeps: pickles, copies, files ----
+
+
+def tripled(x):
+    return 3.0 * np.asarray(x)
+
+
+FUNCTIONS_IN = [
+    "y ~ log(trials + z ** 2) + (1 | g)",
+    "y ~ np.log1p(trials) + np.exp(a) + I(a * np.pi)",
+    "y ~ scale(a) + bs(z, df=4) + (scale(z) | g)",
+    "y ~ cr(a, df=4) + cc(z, period=7)",
+    "y ~ tp(a, df=4) + z * h",
+    "y ~ poly(a, 2) + C(k, Treatment(1)) + S(h)",
+    "y ~ a + offset(scale(z)) + (1 | g:h) + (0 + a | C(trials + 1))",
+    "log(trials + y ** 2) ~ center(a):h",
+]
+
+
+@pytest.mark.parametrize("text", FUNCTIONS_IN)
+@pytest.mark.filterwarnings("ignore::epfast.DataWarning")
+def test_fits_with_functions_are_kept(text, tmp_path):
+    """Pickles, copies and files predict the same: to the last bit, since they have the numbers."""
+    model = formula.fit(text, DATA, strategy="eb")
+    model.save(tmp_path / "fit.npz")
+    loaded = epfast.load(tmp_path / "fit.npz")
+    pickled = pickle.loads(pickle.dumps(model))
+    new = DATA.iloc[[3, 50]]
+    for again in (pickled, copy.deepcopy(model), copy.copy(model), loaded):
+        np.testing.assert_array_equal(again.predict(new), model.predict(new))
+        assert again.summary().equals(model.summary())
+        assert repr(again) == repr(model)
+    with pytest.raises(ValueError, match="rows"):
+        loaded.loo_log_predictive()
+    loo = model.loo_log_predictive()
+    for again in (pickled, loaded):
+        np.testing.assert_allclose(again.with_rows(DATA).loo_log_predictive(), loo, rtol=1e-9)
+
+
+def test_pickles_do_not_hold_the_data():
+    """A row more costs its site, three numbers, in place of its columns several times."""
+    many = pandas.concat([DATA] * 20, ignore_index=True)
+    small, large = (
+        len(pickle.dumps(formula.fit("y ~ bs(a, df=9) + scale(z)", data, strategy="eb")))
+        for data in (DATA, many)
+    )
+    assert (large - small) / (len(many) - N) < 8 * 3 + 1
+
+
+@pytest.mark.filterwarnings("ignore::epfast.DataWarning")
+def test_functions_of_the_caller(tmp_path):
+    """They are those of the fit, and an error in words where they cannot be kept."""
+    factor = 2.0
+
+    def doubled(x):
+        return factor * x
+
+    by_module = formula.fit("y ~ tripled(a) + offset(tripled(z))", DATA, strategy="eb")
+    again = pickle.loads(pickle.dumps(by_module))
+    np.testing.assert_array_equal(again.predict(DATA), by_module.predict(DATA))
+    local = formula.fit("y ~ doubled(a) + I(z * factor)", DATA, strategy="eb")
+    before = local.predict(DATA)
+    factor = 5.0
+    assert doubled(1.0) == 5.0
+    np.testing.assert_array_equal(copy.deepcopy(local).predict(DATA), local.predict(DATA))
+    assert not np.array_equal(local.predict(DATA), before)
+    with pytest.raises(TypeError, match=r"'doubled' of the formula .* cannot be pickled; allowed"):
+        pickle.dumps(local)
+    for model in (by_module, local):
+        with pytest.raises(ValueError, match="is not written; allowed: functions of formulae"):
+            model.save(tmp_path / "fit.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_of_every_formula_are_not_those_of_the_caller():
+    """log is NumPy's where the caller has another one, such as that of math."""
+    from math import log
+
+    assert log(1.0) == 0.0
+    given = formula.fit("y ~ log(trials) + a", DATA)
+    assert given.converged
+
+
+# ---- responses, offsets, orders ----
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p(right, trials) ~ a",
+        "proportion(right, 6) ~ a",
+        "cbind(right, trials - right) ~ a",
+        "right | trials(trials) ~ a",
+        "(right | trials(6)) ~ a",
+    ],
+)
+def test_counts_of_successes(text):
+    """As R, brms and bambi write them: the same model as prop()."""
+    first, other = (formula.fit(one, DATA, "binomial") for one in ("prop(right, trials) ~ a", text))
+    np.testing.assert_array_equal(other.posterior.mean, first.posterior.mean)
+    logs = stats.binom.logpmf(DATA.right, 6, 1.0 / (1.0 + np.exp(-first.predict_latent(DATA)[0])))
+    assert np.abs(other.log_predictive(DATA) - logs).max() < 0.1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "k ~ a + offset(log(trials)) + offset(z)",
+        "k ~ offset(z) + a + offset(log(trials))",
+        "k ~ offset(log(trials)) + offset(z) + 1 + a",
+        "k ~ a + offset(log(trials) + z)",
+        "k ~ a + offset(log(trials)) + offset(tripled(z)) + offset(-2 * z)",
+    ],
+)
+def test_offsets_add_up(text):
+    """At any place, with functions in them or not: as one column of their sum."""
+    total = DATA.assign(total=DATA.z + np.log(DATA.trials))
+    first = formula.fit("k ~ a + offset(total)", total, "poisson")
+    other = formula.fit(text, DATA, "poisson")
+    np.testing.assert_allclose(other.posterior.mean, first.posterior.mean, rtol=1e-9)
+    np.testing.assert_allclose(other.predict(DATA), first.predict(total), rtol=1e-9)
+
+
+def test_constant_offset():
+    model = formula.fit("y ~ a + offset(-2)", DATA)
+    plain = formula.fit("I(y + 2) ~ a", DATA)
+    np.testing.assert_allclose(model.posterior.mean, plain.posterior.mean, rtol=1e-6)
+    np.testing.assert_allclose(model.predict(DATA.head(1)), plain.predict(DATA.head(1)) - 2.0)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_categories_keep_their_order(ordered):
+    """As in patsy and R: the first category is the reference, the second of two is 1."""
+    size = pandas.Categorical(
+        np.array(["low", "mid", "high"])[np.arange(N) % 3],
+        categories=["low", "mid", "high"],
+        ordered=ordered,
+    )
+    score = pandas.Categorical(DATA.word, categories=["yes", "no"], ordered=ordered)
+    data = DATA.assign(size=size, score=score)
+    for term in ("size", "C(size)"):
+        model = formula.fit(f"y ~ {term} + (1 | size)", data, strategy="eb")
+        assert list(model.fixed.index) == ["Intercept", f"{term}[mid]", f"{term}[high]"]
+        groups = [f"1|size[{level}]" for level in ("low", "mid", "high")]
+        assert list(model.random.index) == groups
+        as_text = data.head(5).assign(size=list(size[:5]))
+        np.testing.assert_array_equal(model.predict(as_text), model.predict(data.head(5)))
+    no, yes = (formula.fit(f"{one} ~ a", data, "bernoulli") for one in ("score", "word"))
+    np.testing.assert_allclose(no.posterior.mean, -yes.posterior.mean, atol=1e-6)
+
+
+# ---- new levels ----
+
+
+def test_new_levels_are_named():
+    """Also where numbers come as text, which no choice averages over."""
+    data = DATA.assign(site=np.arange(N) % 9)
+    model = formula.fit("y ~ a + (1 | site) + (1 | g:h)", data, strategy="eb")
+    new = data.head(12).assign(site=np.arange(20, 32))
+    with pytest.raises(ValueError, match=r"20, 21, 22, 23, 24 and 7 more are not levels of 'site'"):
+        model.predict(new)
+    as_text = data.head(12).assign(site=data.site.head(12).astype(str))
+    for choice in ("error", "integrate", "zero"):
+        with pytest.raises(ValueError, match=r"'0', str, and the fit has 0, int; .*astype\(int\)"):
+            model.predict(as_text, new_levels=choice)
+    with pytest.raises(ValueError, match=r"\('g0', 'x'\) is not a level of 'g:h'"):
+        model.predict(data.head(3).assign(g="g0", h="x"))
+    assert np.isfinite(model.predict(new, new_levels="integrate")).all()
+    floats = data.head(12).assign(site=data.site.head(12).astype(float))
+    np.testing.assert_array_equal(model.predict(floats), model.predict(data.head(12)))
+    model = formula.fit("y ~ a + n", data.assign(n=data.k.astype(str)), strategy="eb")
+    with pytest.raises(ValueError, match=r"'n' holds 1, int, and the fit has '1', str"):
+        model.predict(data.head(3).assign(n=1))
+    with pytest.raises(ValueError, match=r"'a' holds .*; allowed: numbers"):
+        model.predict(data.head(3).assign(a="1.5"))
+
+
+# ---- the methods of a posterior ----
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    return formula.fit("y ~ a + (a | g)", DATA)
+
+
+def test_methods_are_those_of_the_posterior_of_the_columns(grouped):
+    post, (rows, *_) = grouped.posterior, grouped.design.rows(DATA)
+    y = DATA.y.to_numpy()
+    for name in ("mean", "variance", "sd", "log_evidence", "converged", "residual", "n_refused"):
+        np.testing.assert_array_equal(getattr(grouped, name), getattr(post, name))
+    np.testing.assert_array_equal(grouped.credible_interval(0.9), post.credible_interval(0.9))
+    np.testing.assert_array_equal(grouped.quantile(0.2), post.quantile(0.2))
+    np.testing.assert_array_equal(grouped.sample(3, 0), post.sample(3, 0))
+    np.testing.assert_array_equal(grouped.loo_log_predictive(), post.loo_log_predictive())
+    np.testing.assert_allclose(grouped.log_predictive(DATA), post.log_predictive(rows, y))
+    assert grouped.score(DATA) == pytest.approx(post.score(rows, y))
+    for got, right in zip(
+        grouped.predict_latent(DATA.head(4), joint=True),
+        post.predict_latent(rows[:4], joint=True),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, right, atol=1e-12)
+    assert list(grouped.labels) == [*grouped.fixed.index, *grouped.random.index]
+    assert post.labels == post.best.labels == grouped.labels
+
+
+def test_a_check_is_that_of_the_posterior():
+    model = formula.fit("word ~ a + z", DATA, "bernoulli")
+    assert model.last_check is None
+    assert model.check(200).reason == model.posterior.check(200).reason
+    assert model.last_check.verdict == model.posterior.last_check.verdict
+
+
+def test_compare_takes_fits(grouped):
+    """The one with the group effects is better by leave-one-out, as its posterior says."""
+    plain = formula.fit("y ~ a", DATA)
+    table = epfast.compare({"plain": plain, "grouped": grouped, "posterior": plain.posterior})
+    assert table.index[0] == "grouped"
+    assert table.loc["plain", "loo"] == table.loc["posterior", "loo"]
+    assert table.loc["grouped", "log_evidence"] == pytest.approx(grouped.log_evidence)
+
+
+def test_draws_for_arviz_have_the_names_of_the_formula(grouped):
+    pytest.importorskip("xarray")
+    drawn = grouped.to_arviz(2000)["posterior"]
+    assert list(drawn["term"].to_numpy()[:3]) == ["Intercept", "a", "1|g[g0]"]
+    table = grouped.summary()
+    assert {"1|g", "a|g", "cor 1,a|g", "sigma"} <= set(drawn)
+    for name in ("1|g", "a|g", "cor 1,a|g", "sigma"):
+        label = f"sd {name}" if name in grouped.design.effects else name
+        draws = drawn[name].to_numpy().ravel()
+        assert len(np.unique(draws)) > 1990
+        assert (draws <= table.loc[label, "3%"]).mean() == pytest.approx(0.03, abs=0.016)
+        assert (draws <= table.loc[label, "97%"]).mean() == pytest.approx(0.97, abs=0.016)
+
+
+def test_rows_come_and_go():
+    """partial_fit of the last rows is the fit of all by exact noise; remove takes them out."""
+    given = {"priors": {"Intercept": (0.0, 5.0), "a": (0.0, 5.0), "sigma": HALF, "1|g": HALF}}
+    mixed = DATA.sample(frac=1.0, random_state=0).reset_index(drop=True)
+    first = formula.fit("y ~ a + (1 | g)", mixed.iloc[:70], **given)
+    later = first.partial_fit(mixed.iloc[70:])
+    whole = formula.fit("y ~ a + (1 | g)", mixed, **given)
+    assert np.abs((later.mean - whole.mean) / whole.sd).max() < 0.1
+    assert later.log_evidence == pytest.approx(whole.log_evidence, abs=0.1)
+    back = later.remove(np.arange(70, N))
+    np.testing.assert_allclose(back.mean, first.mean, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ("y ~ a + (a | g)", "gaussian"),
+        ("won ~ a + (1 | g)", "bernoulli"),
+        ("k ~ a + offset(z) + (1 | g)", "poisson"),
+    ],
+)
+def test_draws_of_responses(text, family):
+    """Of known and new levels: means and sds are those of predict, and rows of a level share it."""
+    data = DATA.assign(won=DATA.won.astype(int))
+    model = formula.fit(text, data, family)
+    new = data.iloc[[0, 40, 41]].assign(a=[0.5, 1.0, 1.0], g=["g3", "new", "new"], z=0.1)
+    mean, sd = model.predict(new, new_levels="integrate", return_std=True)
+    draws = model.sample_y(new, 20_000, 1, new_levels="integrate")
+    assert draws.shape == (20_000, 3)
+    np.testing.assert_allclose(draws[:, 0].mean(), mean[0], atol=5.0 * sd[0] / 141.0)
+    if family != "poisson":  # exp(normal) of an sd that is not known has hardly a moment
+        np.testing.assert_allclose(draws.std(axis=0), sd, rtol=0.06)
+    if family == "gaussian":
+        _, joint = model.predict_latent(new, new_levels="integrate", joint=True)
+        np.testing.assert_allclose(np.cov(draws.T)[0, 1:], joint[0, 1:], atol=0.02)
+        assert np.cov(draws.T)[1, 2] == pytest.approx(joint[1, 2], rel=0.06)
+        np.testing.assert_allclose(
+            np.diag(joint), model.predict_latent(new, new_levels="integrate")[1]
+        )
+    with pytest.raises(ValueError, match="'new' is not a level"):
+        model.sample_y(new, 3)
+
+
+def test_predictive_density_of_a_new_level(grouped):
+    """Gaussian noise and effects: N(m, v + noise) at each point, averaged by hand."""
+    new = DATA.head(2).assign(g="new")
+    post, rows = grouped.posterior, np.column_stack([np.ones(2), new.a])
+    density = 0.0
+    for weight, point, one in zip(post.weights, post.points, post.posteriors, strict=True):
+        common = one.covariance[:2, :2]
+        s = np.outer(point[:2], point[:2]) * np.array([[1.0, point[2]], [point[2], 1.0]])
+        variance = ((rows @ (common + s)) * rows).sum(axis=1) + point[3] ** 2
+        density += weight * stats.norm.pdf(new.y, rows @ one.mean[:2], np.sqrt(variance))
+    found = grouped.log_predictive(new, new_levels="integrate")
+    np.testing.assert_allclose(found, np.log(density), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("text", "family"), [("y ~ a", "student"), ("k ~ a", "poisson")])
+def test_intervals_of_predictions(text, family):
+    """Their ends are quantiles of many draws."""
+    model = formula.fit(text, DATA, family)
+    mean, ends = model.predict(DATA.head(2), interval=0.8)
+    draws = model.sample_y(DATA.head(2), 20_000, 0)
+    assert ((draws < ends[:, 0]).mean(axis=0) <= 0.11).all()
+    assert ((draws <= ends[:, 1]).mean(axis=0) >= 0.89).all()
+    if family == "student":
+        assert ((draws < ends[:, 0]).mean(axis=0) >= 0.09).all()
+    with pytest.raises(ValueError, match=r"interval is 0\.8 for family 'bernoulli'"):
+        formula.fit("word ~ a", DATA, "bernoulli").predict(DATA.head(2), interval=0.8)
+    assert len(model.predict(DATA.head(2), return_std=True, interval=0.8)) == 3
+    assert (ends[:, 0] < mean).all()
+
+
+# ---- default priors ----
+
+OF_UNITS = {"gaussian": "y", "t": "y", "gamma": "size", "weibull": "size"}
+
+
+@pytest.mark.parametrize("family", ["gaussian", "t", "gamma", "weibull", "poisson", "bernoulli"])
+@pytest.mark.filterwarnings("ignore::epfast.DataWarning")
+def test_defaults_do_not_depend_on_units(family):
+    """y and x in other units, and from other origins: the same model by a change of variables."""
+    data = DATA.assign(size=np.exp(DATA.y), won=DATA.won.astype(int))
+    y = OF_UNITS.get(family, "k" if family == "poisson" else "won")
+    text, strategy = f"{y} ~ a + h + (1 | g)", "eb"
+    model = formula.fit(text, data, family, strategy=strategy)
+    changes = [(1.0, 0.0, 1e6, 0.0), (1.0, 0.0, 1e-6, 0.0), (1.0, 0.0, 1.0, 100.0)]
+    if family in OF_UNITS:
+        changes += [(1e6, 0.0, 1.0, 0.0), (1e-6, 0.0, 1.0, 0.0)]
+    if family in ("gaussian", "t"):
+        changes += [(1.0, 1000.0, 1.0, 0.0)]
+    is_log = family in ("gamma", "weibull")
+    for c, shift, b, origin in changes:
+        moved = data.assign(a=b * data.a + origin)
+        moved[y] = c * data[y] + shift if c != 1.0 or shift else data[y]
+        other = formula.fit(text, moved, family, strategy=strategy)
+        gap = other.log_evidence + N * np.log(c) - model.log_evidence
+        assert gap == pytest.approx(0.0, abs=1e-4), (c, shift, b, origin)
+        mean, scale = model.mean.copy(), 1.0 if is_log else c
+        mean[1] /= b
+        mean[0] += (np.log(c) if is_log else shift) - mean[1] * origin
+        sd = scale * model.sd / np.array([1.0, b, *np.ones(len(mean) - 2)])
+        np.testing.assert_allclose(
+            (other.mean - scale * mean + (scale - 1.0) * shift)[1:] / sd[1:], 0.0, atol=1e-3
+        )
+        right = scale * (mean[0] - shift) + shift if not is_log else mean[0]
+        assert other.mean[0] == pytest.approx(right, abs=1e-3 * abs(right) + 1e-3 * sd[0])
+
+
+def test_defaults_are_these():
+    """Those that the page names, given by hand, are the same fit."""
+    unit, spread = DATA.y.std(), A.std()
+    priors_of = {
+        "a": (0.0, 2.5 * unit / spread),
+        "sigma": priors.HalfStudentT(4.0, unit),
+        "nu": priors.Gamma(2.0, 0.1),
+        "1|g": priors.HalfNormal(2.5 * unit),
+    }
+    default, given = (
+        formula.fit("y ~ a + (1 | g)", DATA, "student", priors=one, strategy="eb")
+        for one in (None, priors_of)
+    )
+    assert given.log_evidence == pytest.approx(default.log_evidence, abs=1e-9)
+    np.testing.assert_allclose(given.mean, default.mean, atol=1e-9)
+    centred = formula.fit(
+        "y ~ a + (1 | g)",
+        DATA.assign(a=A - A.mean()),
+        "student",
+        priors={**priors_of, "Intercept": (DATA.y.mean(), 2.5 * unit)},
+        strategy="eb",
+    )
+    assert centred.log_evidence == pytest.approx(default.log_evidence, abs=1e-5)

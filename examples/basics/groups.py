@@ -65,7 +65,7 @@ plt.show()
 # The prediction for a new rat includes the variance between rats.
 
 new = pd.DataFrame({"rat": ["r08", "another"], "age": [23, 23]})
-mean, variance = model.predict_latent(new)
+mean, variance = model.predict_latent(new, new_levels="integrate")
 for name, m, s in zip(new["rat"], mean, np.sqrt(variance), strict=True):
     print(f"{name} at 45 days: {m:.0f} g, +- {s:.0f}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,8 @@ SHAPES = {
         weights.problem.data.y nw?""",
 }
 CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
+#: kinds that need an extra, and the modules that have their classes, which are imported by name
+IN_EXTRAS = {"formula": "epfast.formula"}
 #: kinds whose files hold their losses
 OWN_LOSS = "mixture", "network", "graph"
 #: errors for files that cannot be opened
@@ -141,10 +144,12 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     -------
     FactorizedPosterior, FullPosterior, WidePosterior, ArrowPosterior, ShrunkPosterior,
     LatentPosterior, GPPosterior, LatentGPPosterior, LowRankGPPosterior, IntegratedPosterior,
-    GraphPosterior, MixturePosterior, NetworkPosterior or Operator
+    GraphPosterior, MixturePosterior, NetworkPosterior, formula.FormulaFit or Operator
 
     Raises
     ------
+    ImportError
+        If the file holds a fit by a formula, and the extra ``formula`` is not installed.
     ValueError
         If the file was not written by ``save``, or if it was damaged or changed, which a digest
         detects. If an operator was trained with another oracle, or if its oracle is not given.
@@ -156,18 +161,19 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     try:
         arrays, header = files.read(name)
         own = {posterior.kind for posterior in POSTERIORS}
-        kind = _checks.choice("posterior", header["posterior"], (*own, "operator"))
+        kind = _checks.choice("posterior", header["posterior"], (*own, *IN_EXTRAS, "operator"))
         unused = {"oracle": oracle} if kind != "operator" else {}
         unused |= {"loss": loss} if kind in (*OWN_LOSS, "operator") else {}
         for name_of, value in unused.items():
             if value is not None:
                 given_as = _checks.describe(value)
                 raise MisfitError(f"{name_of} is {given_as}; allowed for this file: None")
-        if kind in own:
-            return _checked(restored(header["fields"], arrays, CLASSES, given), given)
+        if kind != "operator":
+            more = import_module(IN_EXTRAS[kind]).CLASSES if kind in IN_EXTRAS else {}
+            return _checked(restored(header["fields"], arrays, CLASSES | more, given), given)
         with np.errstate(all="ignore"):
             return Operator.restore(arrays, header, oracle)
-    except (MemoryError, MisfitError, *UNREADABLE):
+    except (ImportError, MemoryError, MisfitError, *UNREADABLE):
         raise
     except Exception as error:  # a damaged file can cause any error
         if isinstance(error, OSError) and error.errno == errno.EIO:
@@ -184,6 +190,10 @@ def _checked(post: Any, given: Loss | None) -> Any:
     kind = post.kind
     if kind == "graph":
         return graph_files.checked(post)
+    if kind in IN_EXTRAS:
+        _checked(post.posterior, given)
+        post.check_fields()
+        return post
     parts = post.posteriors if kind == "integrated" else ()
     for part in (post.weights,) if kind == "low_rank_process" else parts:
         _checked(part, given)

@@ -666,6 +666,17 @@ def test_many_hyper_parameters():
         ({"sds": UNEVEN, "correlations": {("a", "b"): LKJ}}, ValueError, "groups of 3, 2 columns"),
         ({"sds": SDS, "prior_mean": np.ones(J + 2)}, ValueError, "prior_mean is not 0"),
         ({"learn": {"sd": HALF}, "rng": -1}, ValueError, "rng"),
+        ({"learn": {"sd": HALF}, "prior_precision": 1.0}, TypeError, "prior_precision is 1.0"),
+        (
+            {"sds": SDS, "prior_precision": (slice(None), np.eye(J + 2))},
+            ValueError,
+            "prior_precision has a column of the group",
+        ),
+        (
+            {"learn": {"sd": HALF}, "prior_precision": ([0, 1], np.ones((2, 2)))},
+            ValueError,
+            r"prior_precision\[1\]",
+        ),
         ({"learn": {"sd": HALF}, "X": X[:0], "y": LATENT[:0]}, ValueError, r"X has shape \(0, 8\)"),
         ({"learn": {"sd": HALF}, "X": X[:, 0]}, ValueError, r"X has shape \(60,\)"),
         ({"learn": {"sd": HALF}, "X": X * np.nan}, ValueError, "X holds NaN"),
@@ -694,3 +705,22 @@ def test_draws_for_arviz():
     np.testing.assert_allclose(values.mean(0), post.mean, atol=5.0 * post.sd.max() / 30.0)
     with pytest.raises(ValueError, match="numbers of the likelihood differ"):
         post.log_likelihood(values)
+
+
+@pytest.mark.parametrize("levels", [6, 40])
+def test_a_prior_precision_of_some_weights(levels):
+    """That of columns by a change of variables: X and its weights turned by one matrix."""
+    rng = np.random.default_rng(2)
+    g = np.arange(4 * levels) % levels
+    x = rng.normal(size=(len(g), 2))
+    y = x @ [1.0, -1.0] + rng.normal(size=levels)[g] + 0.3 * rng.normal(size=len(g))
+    turn, dummies = np.array([[1.0, 0.7], [0.0, 2.0]]), np.eye(levels)[g]
+    given = {"sds": {"g": (slice(2, None), HALF)}, "learn": {"sd": HALF}, "strategy": "eb"}
+    plain = epfast.fit_hyper(np.hstack([x, dummies]), y, prior_variance=4.0, **given)
+    precision = [1, 0], (turn.T @ turn / 4.0)[::-1, ::-1]
+    turned = np.hstack([x @ turn, dummies])
+    other = epfast.fit_hyper(turned, y, prior_precision=precision, **given)
+    assert other.best.kind == ("arrow" if levels > 30 else "full")
+    assert other.log_evidence == pytest.approx(plain.log_evidence, abs=1e-6)
+    np.testing.assert_allclose(turn @ other.mean[:2], plain.mean[:2], atol=1e-5)
+    np.testing.assert_allclose(other.points, plain.points, rtol=1e-3)

@@ -175,3 +175,20 @@ def test_length_scales_of_columns():
     assert post.hyper_names == ("length_scale[0]", "length_scale[1]", "sd")
     np.testing.assert_allclose(post.kernels[0].k2.length_scale, post.points[0, :2])
     assert post.kernels[0].k1.constant_value == pytest.approx(post.points[0, 2] ** 2)
+
+
+def test_draws_for_arviz():
+    """Each of its own, with the likelihood of its own noise, and quantiles of the nodes."""
+    pytest.importorskip("xarray")
+    post = epfast.fit_hyper_gp(KERNEL, X, Y, priors={"length_scale": LENGTH}, learn={"sd": NOISE})
+    data = post.to_arviz(2000)
+    for k, name in enumerate(post.hyper_names):
+        drawn = data["posterior"][name].to_numpy().ravel()
+        assert len(np.unique(drawn)) > 1990
+        for p in (0.05, 0.95):
+            assert (drawn <= post.hyper_quantile(p)[k]).mean() == pytest.approx(p, abs=0.02)
+    latent = data["posterior"][post.quantity[0]].to_numpy().reshape(2000, -1)
+    sd = data["posterior"][post.hyper_names[1]].to_numpy().ravel()
+    exact = stats.norm.logpdf(Y, latent, sd[:, None])
+    np.testing.assert_allclose(data["log_likelihood"]["y"].to_numpy().reshape(2000, -1), exact)
+    np.testing.assert_allclose(latent.mean(axis=0), post.mean, atol=0.1 * post.sd.max())

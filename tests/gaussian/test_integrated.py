@@ -201,3 +201,71 @@ def test_settings_are_those_of_the_points():
     one = post.posteriors[0]
     for name in ("loss", "scheme", "schedule", "beta", "power", "labels", "quantity"):
         assert getattr(post, name) == getattr(one, name)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_draws_of_hyper_parameters(m):
+    """Their quantiles are those of the nodes, weights have those of the mixture, and go along.
+
+    The points are independent normals of u, of which the k-th weight is N(u_k, 0.01): the mean of
+    a draw given its own u is u, to the distance between points.
+    """
+    rng = np.random.default_rng(0)
+    at = np.stack(np.meshgrid(*[np.linspace(-3, 3, 9)] * m, indexing="ij"), -1).reshape(-1, m)
+    nodes = rng.normal(size=(4000, m))
+    parts = [
+        replace(
+            part,
+            state=part.state._replace(precision=100.0 * np.eye(2), shift=np.resize(u, 2) * 100.0),
+        )
+        for part, u in ((fit_linear(*data()), u) for u in at)
+    ]
+    names = tuple(f"s{k}" for k in range(m))
+    values, flat = stats.norm.logpdf(at).sum(axis=1), np.zeros(len(at))
+    shares = np.full(len(nodes), 1.0 / len(nodes))
+    given = np.exp(at), names, flat, 1, np.exp(nodes), shares
+    post = IntegratedPosterior.of(parts, values, *given)
+    drawn = post.to_arviz(20_000, 0)["posterior"]
+    hyper = np.array([drawn[name].to_numpy().ravel() for name in names])
+    theta = drawn["coefficient"].to_numpy().reshape(-1, 2)
+    assert len(np.unique(hyper[0])) > 19_900
+    for p in (0.03, 0.5, 0.9):
+        np.testing.assert_allclose(np.quantile(hyper, p, axis=1), post.hyper_quantile(p), rtol=0.05)
+    np.testing.assert_allclose(theta.mean(axis=0), post.mean, atol=0.035)
+    np.testing.assert_allclose(theta.std(axis=0), post.sd, rtol=0.03)
+    for k in range(m):
+        assert np.corrcoef(np.log(hyper[k]), theta[:, k])[0, 1] > 0.9
+    if m == 2:
+        together = np.corrcoef(nodes.T)[0, 1]
+        assert np.corrcoef(np.log(hyper))[0, 1] == pytest.approx(together, abs=0.03)
+
+
+def test_draws_of_one_point():
+    """A mode alone has one value of its hyper-parameters."""
+    X, y = data()
+    only = fit_linear(X, y)
+    post = IntegratedPosterior.of([only], [0.0], [[2.0]], ("s",), [0.0], 1)
+    np.testing.assert_array_equal(post.to_arviz(5)["posterior"]["s"].to_numpy(), 2.0)
+
+
+def test_equal_nodes_are_one_value():
+    """A grid along the axes: quantiles of the first number do not depend on the second."""
+    first, second = np.meshgrid(np.linspace(1.0, 2.0, 40), np.linspace(1.0, 9.0, 30))
+    X, y = data()
+    only = fit_linear(X, y)
+    both = np.column_stack([first.ravel(), second.ravel()])
+    shares = np.full(len(both), 1.0 / len(both))
+    given = [only], [0.0], [[1.5, 5.0]], ("a", "b"), [0.0], 1
+    post = IntegratedPosterior.of(*given, both * (1.0 + 1e-15), shares)
+    a = IntegratedPosterior.of(
+        [only],
+        [0.0],
+        [[1.5]],
+        ("a",),
+        [0.0],
+        1,
+        np.linspace(1.0, 2.0, 40)[:, None],
+        np.full(40, 1 / 40),
+    )
+    for p in (0.011, 0.3, 0.5, 0.97):
+        assert post.hyper_quantile(p)[0] == pytest.approx(a.hyper_quantile(p)[0], rel=1e-12)

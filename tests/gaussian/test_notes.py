@@ -83,6 +83,22 @@ def test_no_intercept(make):
 
 
 @pytest.mark.parametrize("make", [np.array, sparse.csr_matrix], ids=str)
+def test_dummies_of_many_levels_add_up_to_a_constant(make):
+    """Of persons and items, beside columns that do not: no intercept is missing."""
+    rng = np.random.default_rng(0)
+    person, item = np.repeat(np.arange(250), 8), np.tile(np.arange(8), 250)
+    rows = np.column_stack([np.eye(8)[item], np.eye(250)[person], 1e4 * rng.normal(size=(2000, 2))])
+    y = np.where(rng.random(2000) < 0.75, 1.0, -1.0)
+    given = {"schedule": epfast.EP(1, 0.0), "prior_variance": [1.0] * 258 + [1e-8] * 2}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit_linear(make(rows), y, **given)
+        assert not [w for w in caught if "constant column" in str(w.message)]
+        fit_linear(make(rows[:, 16:]), y, **given | {"prior_variance": 1.0})
+        assert [w for w in caught if "constant column" in str(w.message)]
+
+
+@pytest.mark.parametrize("make", [np.array, sparse.csr_matrix], ids=str)
 def test_separable_labels_under_a_flat_prior(make):
     apart = np.where(X[:, 0] > 0, 1.0, -1.0)
     rows = make(X)

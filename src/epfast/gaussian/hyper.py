@@ -150,10 +150,14 @@ class LinearTarget(Target):
         mean: Array,
         variance: Array,
         blocks: list[CorrelatedGroups],
+        dense: tuple[NDArray[np.intp], Array] | None = None,
     ) -> None:
-        """variance: (d,) of the columns that have no unknown one; sds come first, then blocks'."""
+        """variance: (d,) of the columns that have no unknown one; sds come first, then blocks'.
+
+        dense: columns (c,) that have a precision (c, c) in place of variances.
+        """
         self.problem, self.unknowns = problem, unknowns
-        self.mean, self.variance, self.blocks = mean, variance, blocks
+        self.mean, self.variance, self.blocks, self.dense = mean, variance, blocks, dense
         groups = [one.columns for one in unknowns if one.columns is not None]
         self.k = len(groups)
         #: numbers of unknowns that are sds or correlations; those of the loss follow
@@ -212,8 +216,10 @@ class LinearTarget(Target):
         if problem.levels is not None:
             prior, levels = self._by_levels(precision, matrices)
             return problem._replace(prior=prior, base=prior, levels=levels)
-        if matrices:
+        if matrices or self.dense is not None:
             precision = np.diag(precision)
+        if self.dense is not None:
+            precision[np.ix_(self.dense[0], self.dense[0])] = self.dense[1]
         for columns, matrix in matrices:
             precision[columns[:, :, None], columns[:, None, :]] = matrix
         prior = prior_of(precision, self.mean, True, problem.center)
@@ -229,6 +235,8 @@ class LinearTarget(Target):
         at[levels.common] = np.arange(len(levels.common))
         effect = np.full(len(precision), -1)
         effect[levels.columns] = np.arange(levels.columns.shape[1])
+        if self.dense is not None:
+            of_common[np.ix_(at[self.dense[0]], at[self.dense[0]])] = self.dense[1]
         for columns, matrix in matrices:
             if at[columns[0, 0]] >= 0:
                 of_common[at[columns[:, :, None]], at[columns[:, None, :]]] = matrix
@@ -345,6 +353,7 @@ def fit_hyper(
     learn: Mapping[str, priors.Scale] | None = None,
     correlations: Mapping[tuple[str, ...], priors.LKJ] | None = None,
     prior_variance: float | ArrayLike = 100.0,
+    prior_precision: tuple[ArrayLike, ArrayLike] | None = None,
     prior_mean: ArrayLike | None = None,
     intercept: bool | float = False,
     offset: ArrayLike | None = None,
@@ -382,6 +391,8 @@ def fit_hyper(
         deviation of Gaussian noise.
     prior_variance : float or array_like of shape (d,)
         Prior variance of the weights that are in no group.
+    prior_precision : tuple of columns (c,) and ndarray of shape (c, c), optional
+        Prior precision of some of these weights, in place of their variances.
     prior_mean : array_like of shape (d,), default=0
         Prior mean of these weights. It is 0 for weights in groups.
     intercept, offset, weights
@@ -501,8 +512,9 @@ def fit_hyper(
     ones = intercept_variance(intercept)
     if ones is not None:
         variance = np.append(variance, ones)
+    dense = _checked_precision(prior_precision, d, unknowns, names)
     return averaged(
-        LinearTarget(problem, [*unknowns, *numbers], mean, variance, blocks), strategy, seed
+        LinearTarget(problem, [*unknowns, *numbers], mean, variance, blocks, dense), strategy, seed
     )
 
 
@@ -818,6 +830,25 @@ def _checked_columns(
     if len(columns) == 0:
         raise ValueError(f"{name} has no column; allowed: one at least")
     return np.asarray(columns, dtype=np.intp)
+
+
+def _checked_precision(
+    given: Any, d: int, unknowns: list[Unknown], names: tuple[str, ...] | None
+) -> tuple[NDArray[np.intp], Array] | None:
+    """Columns in no group, and their prior precision, checked."""
+    if given is None:
+        return None
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(
+            f"prior_precision is {_checks.describe(given)}; allowed: a pair (columns, precision)"
+        )
+    columns = _checked_columns("prior_precision[0]", given[0], d, names)
+    for one in unknowns:
+        if one.columns is not None and np.isin(columns, one.columns).any():
+            raise ValueError(
+                f"prior_precision has a column of the group {one.name!r}; allowed: columns in none"
+            )
+    return columns, _checks.definite("prior_precision[1]", given[1], len(columns))
 
 
 def checked_scale(name: str, given: Any) -> priors.Scale:

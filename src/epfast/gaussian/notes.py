@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from scipy import linalg
+from scipy.sparse.linalg import lsmr
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -35,9 +36,9 @@ FAR, FAR_AT_0 = 1e5, 10.0
 #: one 500 rows predict .002, .018 and .087 nats a row worse with a share of .42, .38 and .29. Of 20
 #: and 50 throws of a coin 26 and 12 % have a smaller share
 BALANCED, ENOUGH_ROWS = 0.4, 20
-#: rows and columns in which combinations of columns are sought that are constant, which takes 8 %
-#: of the time of a fit of so many
-SPAN_ROWS, SPAN_COLUMNS = 500, 200
+#: rows, and columns in which all combinations are sought that are constant, which takes 8 % of the
+#: time of a fit of so many. Steps in which they are sought among more columns
+SPAN_ROWS, SPAN_COLUMNS, STEPS = 500, 200, 300
 #: rows are sorted if responses change sides in this share of the times that a random order gives,
 #: and that is often enough to be sure: of 453,000 random orders of 18 to 200 labels seven were, all
 #: of 18. A pass over spambase ends 5 sd off in its own order, and 1.4 sd in a random one
@@ -162,11 +163,12 @@ def _has_constant(rows: Any) -> bool:
     dense = np.asarray(rows.todense() if hasattr(rows, "indptr") else rows, dtype=np.float64)
     if ((dense == dense[0]).all(axis=0) & (dense[0] != 0.0)).any():
         return True
-    if d > SPAN_COLUMNS:
-        return False
     size = np.abs(dense).max(axis=0)
     scaled = dense / np.where(size > 0.0, size, 1.0)
-    weights = linalg.lstsq(scaled, np.ones(n), lapack_driver="gelsy")[0]
+    if d > SPAN_COLUMNS:  # dummies of one or two factors take a few steps
+        weights = lsmr(scaled, np.ones(n), atol=0.0, btol=1e-9, conlim=0.0, maxiter=STEPS)[0]
+    else:
+        weights = linalg.lstsq(scaled, np.ones(n), lapack_driver="gelsy")[0]
     return bool(np.abs(scaled @ weights - 1.0).max() < 1e-8)
 
 
