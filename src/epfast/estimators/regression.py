@@ -13,6 +13,7 @@ from epfast._arrays import Array, to_float64
 from epfast.estimators.base import (
     Posteriors,
     check_is_fitted,
+    sample_weights,
     seed_of_draws,
     validate_data,
     validate_fit,
@@ -25,6 +26,7 @@ from epfast.losses.names import NUMBERS, loss_at_door
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import BaseEstimator, RegressorMixin  # isort: skip
+from sklearn.metrics import r2_score  # isort: skip
 from sklearn.utils.validation import check_consistent_length  # isort: skip
 
 __all__ = ["LatentRegressor"]
@@ -210,6 +212,47 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         if levels.ndim == 0:
             return quantiles[0]
         return np.array(quantiles).reshape(len(quantiles), len(parts.latents[0][0])).T.copy()
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> float:
+        """Share of the variance of y that the predictive mean explains, R^2.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        y : array_like of shape (n,) or (n, 2)
+            As in ``fit``. Of (value, variance) and (time, observed) the first column counts, of
+            (lower, upper) the middle or the finite end, and of (count, trials) the share of
+            successes, whose weight is multiplied by the trials.
+        sample_weight : array_like of shape (n,), optional
+            Numbers >= 0.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
+
+        Returns
+        -------
+        float
+            1 is best. A constant that is the mean of y has 0.
+        """
+        predicted = self.predict(X, offset=offset)
+        if not np.isfinite(predicted).all():
+            raise ValueError(
+                f"predict(X) has no finite mean for some rows with {self.loss_!r}, so that there "
+                "is no R^2; score_samples(X, y) has log densities of all losses"
+            )
+        if _is_pair(y):
+            responses = self.loss_.responses("y", y, len(predicted))
+            y, share = self.loss_.outcomes(responses)
+            if share is not None:
+                given = 1.0 if sample_weight is None else sample_weights(predicted, sample_weight)
+                sample_weight = given * share
+        return float(r2_score(y, predicted, sample_weight=sample_weight))
 
     def score_samples(
         self, X: ArrayLike, y: ArrayLike | None = None, offset: ArrayLike | None = None

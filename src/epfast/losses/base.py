@@ -262,6 +262,13 @@ class Loss:
         y = responses if given is None else given
         return y if y.ndim == 1 else y[:, 0].copy()
 
+    def outcomes(self, responses: Array) -> tuple[Array, Array | None]:
+        """What :meth:`predict` predicts, as it was observed, and weights of rows, (n,) each.
+
+        None: all have the same weight.
+        """
+        return self.drawable(responses), None
+
     def offset_of(self, responses: Array) -> Array | float:
         """The offsets of rows, but for those that are taken from y."""
         if not self.has_offset or self.by_residual:

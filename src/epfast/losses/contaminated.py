@@ -146,6 +146,9 @@ class Contaminated(Loss):
         given = self.base.as_given(rows)
         return rows[:, 0] if given is None and self.base.response_width == 1 else given
 
+    def outcomes(self, responses: Array) -> tuple[Array, Array | None]:
+        return self.base.outcomes(np.ascontiguousarray(responses[:, : self.base.response_width]))
+
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
         typical: tuple[float, float] = self._of_base(responses, "typical", weights)
         return typical
