@@ -15,6 +15,7 @@ from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.gaussian.hyper_gp import IntegratedProcess
 from epfast.gaussian.posterior import shifted
+from epfast.inference.report import note_working
 
 __all__ = ["GPRegressor"]
 
@@ -142,12 +143,14 @@ class GPRegressor(ProcessModel, LatentRegressor):
             If there is one row.
         DataWarning
             If a ``rank`` that is given leaves more than 1 nat of the log evidence open. If
-            ``method="auto"`` comes to nearest rows.
+            ``method="auto"`` comes to nearest rows. If the loss is
+            :class:`epfast.losses.Quantile`, whose sds and intervals do not hold.
         """
         rows, given = self._rows_and_responses(X, y)
         given = np.asarray(given)
         loss = loss_of_numbers(self.loss, given)
         check_sizes(rows, given, loss)
+        note_working(loss)
         n = len(rows)
         shift = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)

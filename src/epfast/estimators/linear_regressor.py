@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,8 @@ from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.estimators.search import Learnt, Search
 from epfast.gaussian import Problem
 from epfast.gaussian.priors import INTERCEPT_VARIANCE
+from epfast.inference import DataWarning
+from epfast.inference.report import note_working
 from epfast.losses import Loss
 
 __all__ = ["LinearRegressor"]
@@ -195,10 +198,14 @@ class LinearRegressor(LinearModel, LatentRegressor):
         EvidenceWarning
             If a parameter ends where its search ends, or y does not tell it from numbers there.
             If y is a single number.
+        DataWarning
+            If the loss is :class:`epfast.losses.Quantile`, whose sds and intervals do not hold. If
+            weights are no counts, or columns differ much in scale.
         """
         rows, given = self._rows_and_responses(X, y)
-        rows = _checks.rows("X", rows)
-        check_sizes(rows, given, loss_of_numbers(self.loss, given))
+        rows, loss = _checks.rows("X", rows), loss_of_numbers(self.loss, given)
+        check_sizes(rows, given, loss)
+        note_working(loss)
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None and (weights == 1.0).all():
             weights = None
@@ -233,7 +240,9 @@ class LinearRegressor(LinearModel, LatentRegressor):
         share = None if weights is None else weights[some]
         if share is not None and not share.any():
             share = None
-        few.fit(rows[some], given[some], share, shift)
+        with warnings.catch_warnings():  # of all rows they are said already
+            warnings.simplefilter("ignore", DataWarning)
+            few.fit(rows[some], given[some], share, shift)
         learnt = Learnt(few.prior_variance_, few.loss_.with_offset(offset is not None))
         search = Search(binary, start, fixed=learnt.variance)
         search.n_lost = few.n_lost_

@@ -543,7 +543,8 @@ def fit_hyper(
     DataWarning
         If the sd of a group is compatible with 0. If the posterior of a hyper-parameter hardly
         falls above its mode, so that it has no sd or is improper, as under a flat prior with two or
-        three groups. If there are more than eight hyper-parameters.
+        three groups. If there are more than eight hyper-parameters. If the loss is
+        :class:`epfast.losses.Quantile`, whose sds and intervals do not hold.
 
     References
     ----------

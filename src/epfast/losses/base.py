@@ -88,6 +88,9 @@ class Loss:
     response_width: ClassVar[int] = 1
     #: True if exp(-l) is normalised over y: then log evidences of such losses can be compared
     is_likelihood: ClassVar[bool] = False
+    #: True if exp(-l) finds a number of y, as a quantile, and is no model of y: sds are not to be
+    #: believed
+    is_working: ClassVar[bool] = False
     #: True if h has the unit of y, so that both may be measured in another
     in_units_of_y: ClassVar[bool] = False
     #: True if y are whole numbers

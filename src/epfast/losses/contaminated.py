@@ -99,6 +99,7 @@ class Contaminated(Loss):
             by_margin=margin,
             response_width=1 if margin else self.base.response_width + 1,
             is_likelihood=self.base.is_likelihood,
+            is_working=self.base.is_working,
             in_units_of_y=self.base.in_units_of_y,
             discrete=self.base.discrete,
             learnable=(*(("share",) if share > 0.0 else ()), *self.base.learnable),
