@@ -90,6 +90,34 @@ class Parts(NamedTuple):
         return np.asarray(special.logsumexp(each.T, axis=1, b=self.weights))
 
 
+class Observed(NamedTuple):
+    """What a regressor is given of y: the fits are of y less its location."""
+
+    #: of the responses, which have offsets if some are given
+    loss: Loss
+    #: (n, width)
+    responses: Array
+    #: about where h is if all rows have the same, and how far y spreads
+    location: float
+    unit: float
+
+    @classmethod
+    def of(
+        cls, loss: Loss, y: Any, n: int, weights: Array | None, offset: ArrayLike | None
+    ) -> Observed:
+        """y as the user gave it, of n rows."""
+        whole = loss.with_offset(offset is not None)
+        responses = whole.observed(y, n, offset)
+        return cls(whole, responses, *whole.typical(responses, weights))
+
+    def offset_beside(self, offset: ArrayLike | None, level: float) -> Array | None:
+        """The offsets of the rows with a constant, (n,). None: they are 0."""
+        n = len(self.responses)
+        given = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
+        result = given + level
+        return result if result.any() else None
+
+
 class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the regressors: predictions of y from one latent value per row."""
 

@@ -411,6 +411,10 @@ class IntegratedPosterior(Posterior):
             self, posteriors=tuple(p.with_rows(X, y, *given, **more) for p in self.posteriors)
         )
 
+    def raised(self, *given: Any) -> Self:
+        """The average of the posteriors of higher responses; see that of a ``FullPosterior``."""
+        return replace(self, posteriors=tuple(post.raised(*given) for post in self.posteriors))
+
     def with_posteriors(self, posteriors: Sequence[Any], gains: ArrayLike) -> Self:
         """The average of other posteriors, log evidences of which have grown by gains, (k,)."""
         weights = special.softmax(np.log(self.weights) + gains)

@@ -169,10 +169,12 @@ class Contaminated(Loss):
 
     def _of_base(self, responses: Array, name: str, weights: Array | None) -> Any:
         """What a method of the base says of its part of the responses."""
-        base = self.base.with_offset(self.has_offset and not self.base.by_residual)
-        own = responses[:, : self.base.response_width]
-        if base.has_offset:
-            own = np.column_stack([own, responses[:, -1]])
+        base, own = self.base, np.ascontiguousarray(responses[:, : self.base.response_width])
+        if self.has_offset:
+            base, own = (
+                base.with_offset(),
+                base.add_offset(own, np.asarray(self.offset_of(responses))),
+            )
         answer = getattr(base, name)(own, weights)
         return answer.with_offset(False) if isinstance(answer, Loss) else answer
 
