@@ -76,7 +76,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
     n_failed_points_ : int
         Hyper-parameters of the search at which no fit held, as in :class:`GPClassifier`.
     n_iter_ : int
-        Sweeps of the last fit.
+        Sweeps that the sites have gone through in this fit, as in :class:`LinearRegressor`.
     X_train_ : ndarray of shape (n, d)
         The inputs of the fit.
     n_features_in_, feature_names_in_

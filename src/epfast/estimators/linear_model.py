@@ -21,6 +21,7 @@ from epfast.estimators.base import (
     check_is_fitted,
     estimator,
     seed_of_draws,
+    uncounted,
     warn_of_fits,
 )
 from epfast.estimators.evidence import (
@@ -326,7 +327,7 @@ class LinearModel(Coefficients):
             starts = None
             if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
                 starts = [at_mode(post) for post in getattr(self, "posteriors_", ())]
-                starts = [at_level(post, sign=-1.0) for post in starts]
+                starts = [uncounted(at_level(post, sign=-1.0)) for post in starts]
                 starts = starts if starts and alike(starts, binary) else None
             given = binary, starts, rows, weights
             try:

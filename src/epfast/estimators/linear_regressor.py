@@ -116,7 +116,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
     n_lost_ : int
         Points of the search at which no fit converged.
     n_iter_ : int
-        Sweeps of the last fit.
+        Sweeps that the sites have gone through in this fit, those of a search at other
+        hyper-parameters included, as ``posterior_.n_sweeps``.
     converged_ : bool
         Whether the fit reached the tolerance of the schedule.
     n_features_in_, feature_names_in_

@@ -126,6 +126,10 @@ class IntegratedPosterior(Posterior):
         return all(post.converged for post in self.posteriors)
 
     @property
+    def unknown_order(self) -> int:  # type: ignore[override]
+        return max(int(post.unknown_order) for post in self.posteriors)
+
+    @property
     def log_evidence(self) -> float:
         """log p(y), integrated over the hyper-parameters."""
         values = [post.log_evidence for post in self.posteriors]
@@ -449,7 +453,7 @@ class IntegratedPosterior(Posterior):
         Returns
         -------
         Check
-            The least favourable one.
+            The least favourable one. Its log evidences are those of its point.
         """
         checks: list[Check] = []
         seed = _checks.seed("rng", rng)
@@ -458,8 +462,8 @@ class IntegratedPosterior(Posterior):
                 break
             check = self.posteriors[k].check(draws, seed)
             named = zip(self.hyper_names, self.points[k], strict=True)
-            where = ", ".join(f"{name} {value:.3g}" for name, value in named)
-            checks.append(replace(check, reason=f"{check.reason}, at {where}"))
+            point = ", ".join(f"{name} {value:.3g}" for name, value in named)
+            checks.append(replace(check, reason=f"{check.reason}, at {point}", point=point))
         return self._remembered(max(checks, key=lambda one: VERDICTS.index(one.verdict)))
 
 

@@ -95,6 +95,9 @@ class Check:
         ``sd_factor`` and ``log_evidence`` come from draws of a better Gaussian as well.
     effective_draws_repaired : float or None
         How many of all these count.
+    point : str
+        Of an average, the hyper-parameters of the posterior that is checked, whose log evidences
+        these are. Else "".
     """
 
     verdict: str
@@ -117,6 +120,7 @@ class Check:
     sd_factors: Array = field(repr=False)
     repaired: bool = False
     effective_draws_repaired: float | None = None
+    point: str = ""
 
     def __str__(self) -> str:
         draws = f"k-hat {short(self.khat)}, {self.effective_draws:,.0f} effective draws of"
@@ -126,9 +130,10 @@ class Check:
         sampled = "sampled none"
         if np.isfinite(self.log_evidence):
             sampled = f"sampled {self.log_evidence:.2f} ± {short(self.log_evidence_se)}"
+        there = " there" if self.point else ""
         return (
-            f"{self.verdict}: {self.reason} ({draws}); log evidence {self.log_evidence_ep:.2f}, "
-            f"{sampled}"
+            f"{self.verdict}: {self.reason} ({draws}); log evidence{there} "
+            f"{self.log_evidence_ep:.2f}, {sampled}"
         )
 
 
