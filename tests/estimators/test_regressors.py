@@ -377,6 +377,9 @@ def test_a_score_of_what_has_no_mean_is_refused():
     model = LinearRegressor(learn=()).fit(X, Y)
     with pytest.raises(ValueError, match=r"offset has shape \(3,\)"):
         model.score(X, Y, offset=np.zeros(3))
+    for weights, text in ((-np.ones(N), "from -1 to -1"), (np.zeros(N), "from 0 to 0")):
+        with pytest.raises(ValueError, match=f"sample_weight holds numbers {text}"):
+            model.score(X, Y, weights)
 
 
 @pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor])

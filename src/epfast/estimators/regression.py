@@ -13,7 +13,6 @@ from epfast._arrays import Array, to_float64
 from epfast.estimators.base import (
     Posteriors,
     check_is_fitted,
-    sample_weights,
     seed_of_draws,
     validate_data,
     validate_fit,
@@ -274,13 +273,19 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
                 f"predict(X) has no finite mean for some rows with {self.loss_!r}, so that there "
                 "is no R^2; score_samples(X, y) has log densities of all losses"
             )
+        n, weights = len(predicted), None
+        if sample_weight is not None:
+            weights = _checks.array("sample_weight", sample_weight, shape=(n,))
+            if not (weights >= 0.0).all() or not weights.any():
+                raise ValueError(
+                    f"sample_weight holds numbers from {weights.min():g} to {weights.max():g}; "
+                    "allowed: numbers >= 0, some of them > 0"
+                )
         if _is_pair(y):
-            responses = self.loss_.responses("y", y, len(predicted))
-            y, share = self.loss_.outcomes(responses)
+            y, share = self.loss_.outcomes(self.loss_.responses("y", y, n))
             if share is not None:
-                given = 1.0 if sample_weight is None else sample_weights(predicted, sample_weight)
-                sample_weight = given * share
-        return float(r2_score(y, predicted, sample_weight=sample_weight))
+                weights = share if weights is None else share * weights
+        return float(r2_score(y, predicted, sample_weight=weights))
 
     def score_samples(
         self, X: ArrayLike, y: ArrayLike | None = None, offset: ArrayLike | None = None
