@@ -293,10 +293,9 @@ def check(result: Any, ax: Any = None) -> Any:
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("coefficient" if len(shift) > 1 else "")
     ax.set_ylabel("exact mean minus EP's, sd")
-    khat = "no k-hat" if result.khat is None else f"k-hat {result.khat:.2f}"
     ax.set_title(
-        f"{result.verdict}: {result.reason}\n{khat}, {result.effective_draws:,.0f} effective "
-        f"draws of {result.draws:,}",
+        f"{result.verdict}: {result.reason}\nk-hat {result.khat:.2f}, "
+        f"{result.effective_draws:,.0f} effective draws of {result.draws:,}",
         fontsize=9,
         loc="left",
     )

@@ -189,7 +189,7 @@ def test_few_sweeps_do_not_mislead_the_search():
     """A search with the two sweeps of the last fit would compare evidences of unsettled fits."""
     rough = LinearClassifier(schedule=EP(2, 0.0)).fit(X, Y)
     assert rough.n_lost_ == 0
-    assert rough.n_iter_ == 2
+    assert len(rough.posterior_.history) == 2 < rough.n_iter_
     assert rough.prior_variance_ == pytest.approx(LinearClassifier().fit(X, Y).prior_variance_)
 
 

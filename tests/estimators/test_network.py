@@ -54,6 +54,22 @@ def test_regressor_is_fit_network(schedule):
     assert model.n_iter_ == post.n_sweeps
 
 
+def test_an_offset_is_a_known_part_of_y():
+    offset = 5.0 * np.random.default_rng(3).normal(size=300)
+    model = NetworkRegressor((7,), schedule=epfast.ADF(2), random_state=4)
+    plain = clone(model).fit(X, Y).partial_fit(X[:9], Y[:9])
+    model.fit(X, Y + offset, offset=offset).partial_fit(X[:9], Y[:9] + offset[:9], offset[:9])
+    np.testing.assert_allclose(model.predict(NEW), plain.predict(NEW), rtol=1e-6)
+    found = model.score(X, Y + offset, offset=offset)
+    rest = Y - plain.predict(X)
+    assert found == pytest.approx(1.0 - rest @ rest / (300.0 * np.var(Y + offset)))
+    assert model.score(X, Y + offset) < 0.1 < found
+    drawn = model.sample_y(X, 2, offset=offset)
+    np.testing.assert_allclose(drawn - offset[:, None], plain.sample_y(X, 2), atol=1e-6)
+    with pytest.raises(ValueError, match=r"offset has shape \(1,\)"):
+        model.sample_y(X, 2, offset=[1.0])
+
+
 def test_classifier_is_a_network_against_the_rest():
     labels = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + 0.2 * X[:, 1], [-0.5, 0.5])]
     model = NetworkClassifier((6,), schedule=epfast.ADF(passes=3), random_state=2, n_jobs=2)

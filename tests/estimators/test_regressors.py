@@ -1,5 +1,6 @@
 """LinearRegressor and GPRegressor: scikit-learn's checks, independent truth, and properties."""
 
+import inspect
 import pickle
 import warnings
 
@@ -12,10 +13,14 @@ from epfast import GPRegressor, LinearRegressor, losses
 
 pytest.importorskip("sklearn")
 
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 pytestmark = [
@@ -289,6 +294,92 @@ def test_exposure_is_an_offset(kind):
     np.testing.assert_allclose(model.predict(NEW, offset=np.full(7, np.log(2.0))), 2.0 * rate)
     truth = np.exp(NEW @ [0.8, -0.5, 0.0] + 0.7)
     assert np.median(np.abs(rate / truth - 1.0)) < 0.5
+
+
+def r_squared(y, predicted, weights=1.0):
+    """1 - weighted squares about the predictions over those about the mean, as it is defined."""
+    weights = weights * np.ones(len(y))
+    mean = weights @ y / weights.sum()
+    return 1.0 - weights @ (y - predicted) ** 2 / (weights @ (y - mean) ** 2)
+
+
+#: of y with two columns: what is predicted of it, and how much a row weighs
+OUTCOMES = {
+    "interval": lambda y: (y.mean(axis=1), 1.0),
+    "weibull": lambda y: (y[:, 0], 1.0),
+    "binomial": lambda y: (y[:, 0] / y[:, 1], y[:, 1]),
+    "variances": lambda y: (y[:, 0], 1.0),
+}
+
+
+@pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor])
+@pytest.mark.parametrize("name", [*CASES, "binomial", "variances"])
+def test_score_is_r_squared_of_what_is_predicted_with_the_offset(kind, name):
+    rng = np.random.default_rng(8)
+    trials = rng.integers(1, 9, N)
+    more = {
+        "binomial": ("binomial", np.column_stack([rng.binomial(trials, special.expit(H)), trials])),
+        "variances": (losses.Gaussian(0.2), np.column_stack([Y, np.arange(1.0, N + 1.0)])),
+    }
+    loss, y = (CASES | more)[name]
+    offset, weights = rng.normal(size=N), rng.integers(0, 4, N)
+    given = {"kernel": KERNEL, "optimizer": None} if kind is GPRegressor else {"integrate": False}
+    model = kind(loss=loss, learn=(), **given).fit(X, y, offset=offset)
+    seen, share = OUTCOMES.get(name, lambda y: (y, 1.0))(y)
+    predicted = model.predict(X, offset=offset)
+    assert model.score(X, y, offset=offset) == pytest.approx(r_squared(seen, predicted, share))
+    weighted = r_squared(seen, predicted, share * weights)
+    assert model.score(X, y, weights, offset) == pytest.approx(weighted)
+    without = r_squared(seen, model.predict(X), share)
+    assert model.score(X, y) == pytest.approx(without) != model.score(X, y, offset=offset)
+
+
+@pytest.mark.parametrize("model", [LinearRegressor(), GPRegressor(KERNEL, optimizer=None)])
+@pytest.mark.parametrize("loss", ["poisson", "gaussian", "student_t"])
+def test_routed_offsets_and_weights_reach_fit_predict_and_score(model, loss):
+    """By a loop over the folds. An offset that a score does not know leaves R^2 below 0."""
+    rng = np.random.default_rng(9)
+    offset, weights = 3.0 * rng.normal(size=N), rng.integers(1, 3, N)
+    y = rng.poisson(np.exp(offset + H)) if loss == "poisson" else Y + offset
+    model, folds, right = clone(model).set_params(loss=loss), KFold(3), []
+    for train, test in folds.split(X):
+        fit = clone(model).fit(X[train], y[train], weights[train], offset[train])
+        predicted = fit.predict(X[test], offset=offset[test])
+        right.append(r_squared(y[test], predicted, weights[test]))
+    with config_context(enable_metadata_routing=True):
+        model.set_fit_request(offset=True, sample_weight=True)
+        model.set_score_request(offset=True, sample_weight=True).set_predict_request(offset=True)
+        given = {"offset": offset, "sample_weight": weights}
+        np.testing.assert_allclose(
+            cross_val_score(model, X, y, cv=folds, params=given), right, rtol=1e-6
+        )
+        scaler = StandardScaler(with_mean=False, with_std=False)
+        pipe = make_pipeline(scaler.set_fit_request(sample_weight=False), model)
+        found = cross_val_score(pipe, X, y, cv=folds, params=given)
+        np.testing.assert_allclose(found, right, rtol=1e-6)
+        search = GridSearchCV(model, {"learn": [None]}, cv=folds).fit(X, y, **given)
+        assert search.best_score_ == pytest.approx(np.mean(right))
+        assert search.score(X, y, **given) > 0.5
+
+
+@pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor, epfast.NetworkRegressor])
+def test_what_takes_rows_takes_their_offsets(kind):
+    methods = inspect.getmembers(kind, inspect.isfunction)
+    takes = {name: inspect.signature(one).parameters for name, one in methods if name[0] != "_"}
+    assert {name for name in takes if "X" in takes[name]} >= {"fit", "predict", "score"}
+    assert [name for name in takes if "X" in takes[name] and "offset" not in takes[name]] == []
+
+
+def test_a_score_of_what_has_no_mean_is_refused():
+    model = LinearRegressor(loss=losses.StudentT(1.0), learn=()).fit(X, Y)
+    with pytest.raises(ValueError, match=r"no finite mean .* StudentT\(df=1.0, .*score_samples"):
+        model.score(X, Y)
+    model = LinearRegressor(learn=()).fit(X, Y)
+    with pytest.raises(ValueError, match=r"offset has shape \(3,\)"):
+        model.score(X, Y, offset=np.zeros(3))
+    for weights, text in ((-np.ones(N), "from -1 to -1"), (np.zeros(N), "from 0 to 0")):
+        with pytest.raises(ValueError, match=f"sample_weight holds numbers {text}"):
+            model.score(X, Y, weights)
 
 
 @pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor])

@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 import epfast
-from epfast import DataWarning, fit_linear
+from epfast import DataWarning, fit_linear, losses, priors
 from epfast.gaussian import fit_linear as fit_module
 from tests.oracles.data import classes
 
@@ -139,3 +139,61 @@ def test_one_pass_over_sorted_rows(tmp_path):
 def test_they_are_warnings_of_one_class():
     assert issubclass(DataWarning, UserWarning)
     assert not issubclass(DataWarning, epfast.ConvergenceWarning)
+
+
+QUANTILE = losses.Quantile(0.1)
+NUMBERS = X[:, 0] + np.random.default_rng(1).normal(size=60)
+
+
+def doors():
+    """Every way to fit a loss, by its name: a function of the loss."""
+    K, half = X @ X.T + np.eye(60), {"scale": priors.HalfNormal(2.0)}
+
+    def graph(loss):
+        g = epfast.Graph()
+        x = g.gaussian(2)
+        g.add(loss, x[0], NUMBERS[:1])
+        g.add(loss, x[1], NUMBERS[1:2])
+        return g.fit()
+
+    def processes(loss):
+        kernels = pytest.importorskip("sklearn.gaussian_process.kernels")
+        given = {"loss": loss, "priors": {"length_scale": priors.HalfNormal(2.0)}}
+        return epfast.fit_hyper_gp(kernels.RBF(), X, NUMBERS, **given)
+
+    def estimator(name, **given):
+        pytest.importorskip("sklearn")
+        return lambda loss: getattr(epfast, name)(loss=loss, **given).fit(X, NUMBERS)
+
+    return {
+        "rows": lambda loss: fit_linear(X, NUMBERS, loss=loss),
+        "factorized": lambda loss: fit_linear(X, NUMBERS, loss=loss, posterior="factorized"),
+        "process": lambda loss: epfast.fit_gp(K, NUMBERS, loss=loss),
+        "rank": lambda loss: epfast.fit_gp(K, NUMBERS, loss=loss, rank=5),
+        "hyper": lambda loss: epfast.fit_hyper(X, NUMBERS, loss=loss, learn=half),
+        "hyper_gp": processes,
+        "graph": graph,
+        "LinearRegressor": lambda loss: estimator("LinearRegressor")(loss),
+        "few rows": lambda loss: estimator("LinearRegressor", posterior="factorized")(loss),
+        "average": lambda loss: estimator("LinearRegressor", integrate=True)(loss),
+        "GPRegressor": lambda loss: estimator("GPRegressor")(loss),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize("door", doors())
+def test_a_working_likelihood_is_told_once_by_every_door(door):
+    """Quantile regression's sds hold for no data: Yang, Wang and He (2016). Once a fit."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DataWarning)
+        fit = doors()[door](QUANTILE)
+    [told] = [warning for warning in caught if warning.category is DataWarning]
+    assert "is a working likelihood, no model of y" in str(told.message)
+    assert told.filename == __file__
+    if hasattr(fit, "summary"):
+        assert any("working likelihood" in line for line in fit.summary().attrs["notes"])
+
+
+def test_laplace_noise_is_a_model():
+    assert notes(y=NUMBERS, loss="laplace_noise") == []
+    assert len(notes(y=NUMBERS, loss=losses.Contaminated(QUANTILE, 0.1, -3.0))) == 1

@@ -1,6 +1,7 @@
 """summary, credible intervals and ArviZ's containers."""
 
 import dataclasses
+import pickle
 import re
 import sys
 import warnings
@@ -433,6 +434,43 @@ def test_representations():
     for kind, pattern in wanted.items():
         assert re.match(pattern + r".*converged=True\)$", found[kind]), found[kind]
     assert "converged=False" in found["network"]
+
+
+def test_a_representation_has_the_log_evidence_of_the_posterior(monkeypatch):
+    """Not that of the mode of an average, nor of rows that were there before."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 3))
+    y, wide = np.where(X[:, 0] + rng.normal(size=40) > 0, 1, -1), rng.normal(size=(9, 20))
+    post, dual = epfast.fit_linear(X, y), epfast.fit_linear(wide, y[:9])
+    learn = {"sd": epfast.priors.HalfNormal(2.0)}
+    average = epfast.fit_hyper(X, X[:, 0] + rng.normal(size=40), loss="gaussian", learn=learn)
+    assert abs(average.history[-1].log_evidence - average.log_evidence) > 1.0
+    process = epfast.fit_gp(X @ X.T + np.eye(40), y)
+    given = [post, dual, average, process, average.remove([3])]
+    given += [one.remove([3, 5]) for one in (post, dual)]
+    given.append(dual.partial_fit(wide[:2], y[:2]))
+    for one in given:
+        for same in (one, pickle.loads(pickle.dumps(one))):
+            shown = float(re.search(r"log_evidence=(-?[\d.]+)", repr(same))[1])
+            assert shown == pytest.approx(same.log_evidence, abs=0.006)
+    # a matrix that is large is not factored for it
+    monkeypatch.setattr("epfast.gaussian.posterior.IN_REPR", 2)
+    for one in (post, dual, average):
+        assert "log_evidence=" in repr(one)
+        assert "log_evidence=" not in repr(pickle.loads(pickle.dumps(one)))
+
+
+def test_the_check_of_an_average_says_whose_evidence_it_is():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 3))
+    learn = {"sd": epfast.priors.HalfNormal(2.0)}
+    average = epfast.fit_hyper(X, X[:, 0] + rng.normal(size=40), loss="gaussian", learn=learn)
+    check = average.check(200)
+    assert re.fullmatch(r"sd [\d.]+", check.point)
+    assert re.search(
+        r", at sd [\d.]+ \(k-hat .*\); log evidence there -[\d.]+, sampled", str(check)
+    )
+    assert "log evidence -" in str(average.best.check(200))
 
 
 def test_the_last_check_is_kept():

@@ -264,9 +264,9 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
     scheme, posterior, batch_size, schedule, client, persist
         As in :func:`epfast.dask.fit_linear`.
     prior_variance, fit_intercept, intercept_variance
-        As in :class:`LinearClassifier`. :class:`epfast.LinearRegressor` takes the variance of the
-        intercept from y, which here would be a pass of its own: center y, or give a large one. With
-        ``learn=()`` and these variances it is the same model.
+        As in :class:`LinearClassifier`. :class:`epfast.LinearRegressor` takes the prior of the
+        intercept from y, its mean and variance, which here would be a pass of its own: center y, or
+        give a large variance. With ``learn=()`` and these variances it is the same model.
 
     Attributes
     ----------

@@ -29,6 +29,7 @@ from epfast.gaussian.priors import intercept_variance, prior_of_fit
 from epfast.gaussian.problem import Data, near_center
 from epfast.gaussian.sources import check_names
 from epfast.inference import Callback
+from epfast.inference.report import note_working
 from epfast.inference.runtime import Tick
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
 from epfast.schemes import Scheme
@@ -149,6 +150,7 @@ def fit_linear(
     # shards are tasks without a client, too: threads do them
     tasks = {} if isinstance(schedule, ADF) else {"executor": client or "threads"}
     chosen = choose(loss, scheme, posterior, batch_size, schedule, beta, tasks)
+    note_working(chosen.loss)
     _checks.callback(callback)
     _checks.progress(progress)
     _checks.flag("persist", persist)

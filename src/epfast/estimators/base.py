@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
@@ -58,6 +58,7 @@ __all__ = [
     "row_weights",
     "sample_weights",
     "seed_of_draws",
+    "uncounted",
     "validate_data",
     "validate_fit",
     "warn_of_fits",
@@ -177,6 +178,11 @@ def fit_seed(random_state: Any) -> int:
     return seed_of_draws(random_state)
 
 
+def uncounted(post: Any) -> Any:
+    """A posterior to start from, whose sweeps are those of an earlier fit, not of this one."""
+    return replace(post, state=post.state._replace(sweeps=0))
+
+
 def warn_of_fits(reports: Iterable[tuple[Any, ...]]) -> None:
     """Warn of fits, as :func:`epfast.inference.warn_of` does.
 
@@ -236,7 +242,7 @@ class Posteriors:
     def _set_fits(self, posteriors: list[Any], log_evidence: float) -> None:
         """Set the attributes that all fits have."""
         self.posteriors_, self.log_evidence_ = posteriors, log_evidence
-        self.n_iter_ = max(len(post.history) for post in posteriors)
+        self.n_iter_ = max(post.n_sweeps for post in posteriors)
         self.converged_ = all(post.converged for post in posteriors)
 
     @property

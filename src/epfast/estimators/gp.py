@@ -135,7 +135,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         an impossible evidence, or with predictions lost to rounding, also with damping and a double
         loop. The search skips them and warns.
     n_iter_ : int
-        Sweeps of the last fit, the most over the classes.
+        Sweeps that the sites have gone through in this fit, as in :class:`LinearClassifier`. The
+        most over the classes.
     X_train_ : ndarray of shape (n, d)
         The inputs of the fit.
     n_features_in_, feature_names_in_

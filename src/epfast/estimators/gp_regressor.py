@@ -12,9 +12,10 @@ from epfast._arrays import Array
 from epfast.estimators.base import all_or_nothing, check_sizes, estimator, sample_weights
 from epfast.estimators.kernels import kernel_of
 from epfast.estimators.process_model import ProcessModel
-from epfast.estimators.regression import LatentRegressor, loss_of_numbers
+from epfast.estimators.regression import LatentRegressor, Observed, loss_of_numbers
 from epfast.gaussian.hyper_gp import IntegratedProcess
 from epfast.gaussian.posterior import shifted
+from epfast.inference.report import note_working
 
 __all__ = ["GPRegressor"]
 
@@ -75,7 +76,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
     n_failed_points_ : int
         Hyper-parameters of the search at which no fit held, as in :class:`GPClassifier`.
     n_iter_ : int
-        Sweeps of the last fit.
+        Sweeps that the sites have gone through in this fit, as in :class:`LinearRegressor`.
     X_train_ : ndarray of shape (n, d)
         The inputs of the fit.
     n_features_in_, feature_names_in_
@@ -142,35 +143,35 @@ class GPRegressor(ProcessModel, LatentRegressor):
             If there is one row.
         DataWarning
             If a ``rank`` that is given leaves more than 1 nat of the log evidence open. If
-            ``method="auto"`` comes to nearest rows.
+            ``method="auto"`` comes to nearest rows. If the loss is
+            :class:`epfast.losses.Quantile`, whose sds and intervals do not hold.
         """
         rows, given = self._rows_and_responses(X, y)
         given = np.asarray(given)
         loss = loss_of_numbers(self.loss, given)
         check_sizes(rows, given, loss)
-        n = len(rows)
-        shift = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
+        note_working(loss)
+        shift = None
+        if offset is not None:
+            shift = _checks.array("offset", offset, shape=(len(rows),))
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None:
             counts = weights > 0.0
-            rows, given, shift, weights = (p[counts] for p in (rows, given, shift, weights))
-            n = len(rows)
+            rows, given, weights = rows[counts], given[counts], weights[counts]
+            shift = None if shift is None else shift[counts]
         self._check()
-        whole = loss.with_offset(offset is not None)
-        responses = whole.observed(given, n, None if offset is None else shift)
-        location, unit = whole.typical(responses, weights)
-        self.mean_ = location if _checks.flag("center", self.center) else 0.0
-        shift = shift + self.mean_
-        shifts = shift if shift.any() else None
-        parameters = self._learnable(whole, responses, weights)
+        seen = Observed.of(loss, given, len(rows), weights, shift)
+        self.mean_ = seen.location if _checks.flag("center", self.center) else 0.0
+        shifts = seen.offset_beside(shift, self.mean_)
+        parameters = self._learnable(seen.loss, seen.responses, weights)
         kept = parameters.loss.with_offset(shifts is not None)
         parameters = parameters._replace(loss=kept)
-        far = whole.exact_sites(responses) is not None
+        far = seen.loss.exact_sites(seen.responses) is not None
         if far and parameters.size:
             least = parameters.bounds + np.log([LESS_NOISE, 1.0])
             parameters = parameters._replace(bounds=least)
-        kernel = kernel_of(self.kernel, rows, unit, far)
-        self._fit(rows, kernel, parameters, [given], weights, NOISE * unit, shifts)
+        kernel = kernel_of(self.kernel, rows, seen.unit, far)
+        self._fit(rows, kernel, parameters, [given], weights, NOISE * seen.unit, shifts)
         return self
 
     # -- prediction --

@@ -162,7 +162,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
     n_lost_ : int
         Points of the search at which no fit converged, see Notes.
     n_iter_ : int
-        Sweeps of the fit, the most over the classes.
+        Sweeps that the sites have gone through in this fit, those of a search at other
+        hyper-parameters included, as ``posterior_.n_sweeps``. The most over the classes.
     converged_ : bool
         Whether all fits reached the tolerance of the schedule.
     n_features_in_ : int

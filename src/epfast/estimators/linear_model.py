@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epfast import _checks, losses, schemes
+from epfast import _checks, inference, losses, schemes
 from epfast._arrays import Array
 from epfast.estimators.averages import averaged
 from epfast.estimators.base import (
@@ -21,6 +21,7 @@ from epfast.estimators.base import (
     check_is_fitted,
     estimator,
     seed_of_draws,
+    uncounted,
     warn_of_fits,
 )
 from epfast.estimators.evidence import (
@@ -99,6 +100,12 @@ class Coefficients(Posteriors):
         d = self.n_features_in_
         parts = [block[:d, :d] for post in self.posteriors_ for block in _blocks(post)]
         return parts[0].copy() if len(parts) == 1 else np.array(parts)
+
+
+def same(post: Any, sign: float = 1.0) -> Any:
+    """The posterior itself."""
+    del sign
+    return post
 
 
 def _blocks(post: Any) -> Any:
@@ -307,10 +314,12 @@ class LinearModel(Coefficients):
         weights: Array | None,
         offset: ArrayLike | None = None,
         few: Callable[..., tuple[Search, Learnt]] | None = None,
+        at_level: Callable[..., Any] = same,
     ) -> None:
         """Fit, and set the attributes. Arguments were checked.
 
-        few: finds the prior variance and the loss in place of :meth:`_learnt`.
+        few: finds the prior variance and the loss in place of :meth:`_learnt`. at_level: turns the
+        posterior of such a fit into that of the user's y; with sign=-1 the other way.
         """
         binary = self._problems(rows, targets, weights, self._schedule(rows), offset=offset)
         self._note_columns(rows, binary.problems[0].center)
@@ -318,13 +327,21 @@ class LinearModel(Coefficients):
             starts = None
             if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
                 starts = [at_mode(post) for post in getattr(self, "posteriors_", ())]
+                starts = [uncounted(at_level(post, sign=-1.0)) for post in starts]
                 starts = starts if starts and alike(starts, binary) else None
             given = binary, starts, rows, weights
-            search, learnt = few(binary, starts) if few else self._learnt(*given)
-            fits = search.final(learnt, self.schedule is None)
-            warn_of_fits(fits.reports)
-            posteriors, learnt = self._integrated(search, learnt, fits, rows, weights)
+            try:
+                search, learnt = few(binary, starts) if few else self._learnt(*given)
+                fits = search.final(learnt, self.schedule is None)
+                warn_of_fits(fits.reports)
+                posteriors, learnt = self._integrated(search, learnt, fits, rows, weights)
+            except inference.Interrupted as pressed:
+                post = pressed.posterior
+                if post is not None and post.problem.data.y is binary.problems[0].data.y:
+                    pressed.posterior = at_level(post)
+                raise
             self.loss_, self.n_lost_ = learnt.loss.with_offset(False), search.n_lost
+            posteriors = Fits([at_level(post) for post in posteriors.posteriors], [])
             self._publish(posteriors, learnt.variance)
 
     def _learnt(

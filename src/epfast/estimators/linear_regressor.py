@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,12 @@ from epfast._arrays import Array
 from epfast.estimators.base import all_or_nothing, check_sizes, estimator, sample_weights
 from epfast.estimators.evidence import BinaryProblems, Posterior
 from epfast.estimators.linear_model import LinearModel
-from epfast.estimators.regression import LatentRegressor, loss_of_numbers
+from epfast.estimators.regression import LatentRegressor, Observed, loss_of_numbers
 from epfast.estimators.search import Learnt, Search
 from epfast.gaussian import Problem
 from epfast.gaussian.priors import INTERCEPT_VARIANCE
+from epfast.inference import DataWarning
+from epfast.inference.report import note_working
 from epfast.losses import Loss
 
 __all__ = ["LinearRegressor"]
@@ -79,9 +82,9 @@ class LinearRegressor(LinearModel, LatentRegressor):
         Whether to add a constant column of ones.
     intercept_variance : float, optional
         Prior variance of the latent value at the means of the columns (with a factorised
-        posterior, of the intercept). It is not estimated. By default the square of the location of
-        y plus 100 times the square of its spread, or plus 10 for a log or another link, whose
-        spread is 1.
+        posterior, of the intercept), whose prior mean is 0. By default the prior mean is the
+        location of y, its mean or median, and the variance 100 times the square of its spread. For
+        a log or another link the mean is 0, and the variance the square of the location plus 10.
     schedule : Schedule, optional
         As in :class:`LinearClassifier`.
     warm_start : bool, default=False
@@ -113,7 +116,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
     n_lost_ : int
         Points of the search at which no fit converged.
     n_iter_ : int
-        Sweeps of the last fit.
+        Sweeps that the sites have gone through in this fit, those of a search at other
+        hyper-parameters included, as ``posterior_.n_sweeps``.
     converged_ : bool
         Whether the fit reached the tolerance of the schedule.
     n_features_in_, feature_names_in_
@@ -122,7 +126,9 @@ class LinearRegressor(LinearModel, LatentRegressor):
     Notes
     -----
     If h = x.theta has the unit of y (Gaussian, Student-t, Laplace, quantile, censored), all
-    defaults scale with y: predictions of c y are c times those of y. Prior variances and
+    defaults scale with y: predictions of c y are c times those of y. Beside an intercept they move
+    with y, too: fits are of y less its location, and that of y + c differs in the intercept alone.
+    Prior variances and
     parameters of the loss follow the sites from sweep to sweep of one fit, to a local maximum. With
     Gaussian noise the search needs no fits, since the evidence is a function of the eigenvalues of
     X'X. A row with weight w counts as w copies of itself.
@@ -195,18 +201,36 @@ class LinearRegressor(LinearModel, LatentRegressor):
         EvidenceWarning
             If a parameter ends where its search ends, or y does not tell it from numbers there.
             If y is a single number.
+        DataWarning
+            If the loss is :class:`epfast.losses.Quantile`, whose sds and intervals do not hold. If
+            weights are no counts, or columns differ much in scale.
         """
         rows, given = self._rows_and_responses(X, y)
-        rows = _checks.rows("X", rows)
-        check_sizes(rows, given, loss_of_numbers(self.loss, given))
+        rows, loss = _checks.rows("X", rows), loss_of_numbers(self.loss, given)
+        check_sizes(rows, given, loss)
+        note_working(loss)
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None and (weights == 1.0).all():
             weights = None
-        few = partial(self._learnt_from_few, rows, np.asarray(given), weights, offset)
-        self._fit(rows, [given], weights, offset, few if self._learns_from_few(rows) else None)
+        seen = Observed.of(loss, given, rows.shape[0], weights, offset)
+        level, few = self._level_of(seen), None
+        if self._learns_from_few(rows):
+            few = partial(self._learnt_from_few, rows, np.asarray(given), weights, offset)
+        shifts = seen.offset_beside(offset, level)
+        self._fit(rows, [given], weights, shifts, few, partial(at_level, seen, level))
         return self
 
     # ---- parts of a fit ----
+
+    def _level_of(self, seen: Observed) -> float:
+        """What is taken from y, and added to the intercept: the location of y in units of h.
+
+        Not beside a given prior of the intercept, which is about 0. Nor of y that are all alike,
+        which have no other unit than their size.
+        """
+        free = _checks.flag("fit_intercept", self.fit_intercept) and self.intercept_variance is None
+        varies = seen.loss.in_units_of_y and seen.unit != abs(seen.location)
+        return seen.location if free and varies else 0.0
 
     def _learns_from_few(self, rows: Any) -> bool:
         """Whether parameters are to be learnt that the evidence of these fits has no slopes by."""
@@ -233,8 +257,11 @@ class LinearRegressor(LinearModel, LatentRegressor):
         share = None if weights is None else weights[some]
         if share is not None and not share.any():
             share = None
-        few.fit(rows[some], given[some], share, shift)
-        learnt = Learnt(few.prior_variance_, few.loss_.with_offset(offset is not None))
+        with warnings.catch_warnings():  # of all rows they are said already
+            warnings.simplefilter("ignore", DataWarning)
+            few.fit(rows[some], given[some], share, shift)
+        loss = few.loss_.with_offset(binary.problems[0].loss.has_offset)
+        learnt = Learnt(few.prior_variance_, loss)
         search = Search(binary, start, fixed=learnt.variance)
         search.n_lost = few.n_lost_
         return search, learnt
@@ -253,3 +280,10 @@ class LinearRegressor(LinearModel, LatentRegressor):
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         drawn: Array = self.posterior_.sample_y(rows, size, rng, offset)
         return drawn
+
+
+def at_level(seen: Observed, level: float, post: Any, sign: float = 1.0) -> Any:
+    """The posterior of y, from that of y less its level. Or the other way, with sign -1."""
+    if not level:
+        return post
+    return post.raised(sign * level, seen.responses, seen.loss.has_offset)

@@ -22,6 +22,7 @@ from epfast.estimators.base import (
 )
 from epfast.estimators.jobs import in_threads, jobs_of
 from epfast.estimators.regression import LatentRegressor
+from epfast.gaussian.posterior import shifted
 from epfast.parametric import NetworkPosterior, fit_network
 from epfast.schedules import ADF, Schedule
 
@@ -132,7 +133,7 @@ class NetworkRegressor(_Network, LatentRegressor):
         return {**super()._given(), "noise": self.noise}
 
     @all_or_nothing
-    def fit(self, X: ArrayLike, y: ArrayLike) -> NetworkRegressor:
+    def fit(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> NetworkRegressor:
         """Fit the posterior.
 
         Ctrl-C raises :class:`epfast.Interrupted`, and leaves the estimator as it was before.
@@ -141,6 +142,8 @@ class NetworkRegressor(_Network, LatentRegressor):
         ----------
         X : array_like of shape (n, d)
         y : array_like of shape (n,)
+        offset : array_like of shape (n,), default=0
+            Known parts of y, to which the network is added.
 
         Returns
         -------
@@ -148,9 +151,11 @@ class NetworkRegressor(_Network, LatentRegressor):
             Itself.
         """
         rows, given = self._rows_and_responses(X, y)
-        return self._publish([fit_network(rows, given, **self._given())])
+        return self._publish([fit_network(rows, _rest(given, offset), **self._given())])
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> NetworkRegressor:
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None
+    ) -> NetworkRegressor:
         """Take new rows in, by one pass of ADF. Or begin with them.
 
         Scales of columns and of y are those of the first call. See
@@ -160,6 +165,8 @@ class NetworkRegressor(_Network, LatentRegressor):
         ----------
         X : array_like of shape (m, d)
         y : array_like of shape (m,)
+        offset : array_like of shape (m,), default=0
+            As in ``fit``.
 
         Returns
         -------
@@ -170,11 +177,16 @@ class NetworkRegressor(_Network, LatentRegressor):
             rows, given = validate_data(self, X, y, y_numeric=True, dtype=np.float64, reset=False)
         else:
             rows, given = self._rows_and_responses(X, y)
-        return self._publish(self._continued(rows, [given]))
+        return self._publish(self._continued(rows, [_rest(given, offset)]))
 
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         drawn: Array = self.posterior_.sample_y(rows, size, rng)
-        return drawn if offset is None else drawn + _checks.array("offset", offset, shape=(None,))
+        return shifted(drawn, offset)
+
+
+def _rest(y: Array, offset: ArrayLike | None) -> Array:
+    """What is left of y for the network, (n,)."""
+    return y if offset is None else y - _checks.array("offset", offset, shape=y.shape)
 
 
 @estimator

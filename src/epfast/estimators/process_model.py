@@ -21,6 +21,7 @@ from epfast.estimators.base import (
     Posteriors,
     check_is_fitted,
     estimator,
+    uncounted,
 )
 from epfast.estimators.evidence import normalised
 from epfast.estimators.jobs import in_threads, jobs_of, shares
@@ -183,7 +184,7 @@ class ProcessModel(Posteriors):
             maxima = self._search(problems, begin, before is not None)
             thetas, starts = [one.theta for one in maxima], [one.start for one in maxima]
         elif before is not None:
-            last = [getattr(post, "best", post) for post in self.posteriors_]
+            last = [uncounted(getattr(post, "best", post)) for post in self.posteriors_]
             starts = last if all(len(post.y) == len(self.X_train_) for post in last) else starts
         self._thetas, self._problems = thetas, problems
         self._kernels = [kernel.clone_with_theta(theta[:size]) for theta in thetas]

@@ -21,6 +21,7 @@ from epfast.estimators.processes import (
     LowRankProcess,
     NearestProcess,
     fitted,
+    start_from,
 )
 from epfast.gaussian import GPPosterior, LowRankGPPosterior
 from epfast.gaussian.engines.shards import WarmStart
@@ -127,7 +128,7 @@ class Descent:
         if np.isfinite(value) and np.isfinite(slope).all():
             if value < self.best[0]:
                 self.best, self.slope = (value, np.array(theta)), slope
-                self.start = WarmStart(post.state.sites) if isinstance(post, OF_ROWS) else None
+                self.start = start_from(post) if isinstance(post, OF_ROWS) else None
                 self.error = getattr(post, "truncation_error", None) or 0.0
         else:
             self.lost += 1
@@ -202,7 +203,7 @@ class Descent:
         if not np.isfinite(value):
             return theta
         if isinstance(self.last, GPPosterior):
-            self.start = WarmStart(self.last.state.sites)
+            self.start = start_from(self.last)
         return root
 
     def _descend(self, theta: Array) -> None:

@@ -487,7 +487,7 @@ def settled(
         post = both[0]
         if post.truncation_error <= NATS:
             return both
-        sites, start = post.sites, WarmStart(post.sites)
+        sites, start = post.sites, start_from(post)
     last = problem.unfactored()
     return fit(last.searched() if last is problem else last, start)
 
@@ -495,7 +495,12 @@ def settled(
 def taken(start: Any) -> Any:
     """A start of an exact process."""
     others = LowRankGPPosterior, NearestGPPosterior
-    return WarmStart(start.sites) if isinstance(start, others) else start
+    return start_from(start) if isinstance(start, others) else start
+
+
+def start_from(post: Any) -> WarmStart:
+    """The sites of a fit, with the sweeps that have made them."""
+    return WarmStart(post.sites, n_sweeps=post.n_sweeps)
 
 
 def _owned(K: Any, *others: Array) -> Array:

@@ -25,6 +25,7 @@ from epfast.losses.names import NUMBERS, loss_at_door
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import BaseEstimator, RegressorMixin  # isort: skip
+from sklearn.metrics import r2_score  # isort: skip
 from sklearn.utils.validation import check_consistent_length  # isort: skip
 
 __all__ = ["LatentRegressor"]
@@ -86,6 +87,34 @@ class Parts(NamedTuple):
         if len(each) == 1:
             return np.asarray(each[0])
         return np.asarray(special.logsumexp(each.T, axis=1, b=self.weights))
+
+
+class Observed(NamedTuple):
+    """What a regressor is given of y: the fits are of y less its location."""
+
+    #: of the responses, which have offsets if some are given
+    loss: Loss
+    #: (n, width)
+    responses: Array
+    #: about where h is if all rows have the same, and how far y spreads
+    location: float
+    unit: float
+
+    @classmethod
+    def of(
+        cls, loss: Loss, y: Any, n: int, weights: Array | None, offset: ArrayLike | None
+    ) -> Observed:
+        """y as the user gave it, of n rows."""
+        whole = loss.with_offset(offset is not None)
+        responses = whole.observed(y, n, offset)
+        return cls(whole, responses, *whole.typical(responses, weights))
+
+    def offset_beside(self, offset: ArrayLike | None, level: float) -> Array | None:
+        """The offsets of the rows with a constant, (n,). None: they are 0."""
+        n = len(self.responses)
+        given = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
+        result = given + level
+        return result if result.any() else None
 
 
 class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -210,6 +239,53 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         if levels.ndim == 0:
             return quantiles[0]
         return np.array(quantiles).reshape(len(quantiles), len(parts.latents[0][0])).T.copy()
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> float:
+        """Share of the variance of y that the predictive mean explains, R^2.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        y : array_like of shape (n,) or (n, 2)
+            As in ``fit``. Of (value, variance) and (time, observed) the first column counts, of
+            (lower, upper) the middle or the finite end, and of (count, trials) the share of
+            successes, whose weight is multiplied by the trials.
+        sample_weight : array_like of shape (n,), optional
+            Numbers >= 0.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
+
+        Returns
+        -------
+        float
+            1 is best. A constant that is the mean of y has 0.
+        """
+        predicted = self.predict(X, offset=offset)
+        if not np.isfinite(predicted).all():
+            raise ValueError(
+                f"predict(X) has no finite mean for some rows with {self.loss_!r}, so that there "
+                "is no R^2; score_samples(X, y) has log densities of all losses"
+            )
+        n, weights = len(predicted), None
+        if sample_weight is not None:
+            weights = _checks.array("sample_weight", sample_weight, shape=(n,))
+            if not (weights >= 0.0).all() or not weights.any():
+                raise ValueError(
+                    f"sample_weight holds numbers from {weights.min():g} to {weights.max():g}; "
+                    "allowed: numbers >= 0, some of them > 0"
+                )
+        if _is_pair(y):
+            y, share = self.loss_.outcomes(self.loss_.responses("y", y, n))
+            if share is not None:
+                weights = share if weights is None else share * weights
+        return float(r2_score(y, predicted, sample_weight=weights))
 
     def score_samples(
         self, X: ArrayLike, y: ArrayLike | None = None, offset: ArrayLike | None = None

@@ -32,7 +32,7 @@ from epfast.inference import (
 )
 from epfast.inference.loop import polished, warn_of_scheme
 from epfast.inference.records import warn_user
-from epfast.inference.report import note_weights
+from epfast.inference.report import note_weights, note_working
 from epfast.inference.runtime import Tick, at_work, pool_of, threads_of
 from epfast.losses import LatentLoss, Loss
 from epfast.schedules import EP, DoubleLoop, Schedule
@@ -151,7 +151,8 @@ def fit_gp(
         stopped at no fixed point, or a double loop did not reach one.
     DataWarning
         If ``rank`` leaves more than 1 nat of the log evidence open, by the estimate
-        ``truncation_error`` of the result.
+        ``truncation_error`` of the result. If the loss is :class:`epfast.losses.Quantile`, whose
+        sds and intervals do not hold.
 
     Examples
     --------
@@ -214,6 +215,7 @@ def fit_gp(
         low_rank_post = fit_low_rank(K, y, choices, start=start, **given)
         if rank is not None:  # else a search of hyper-parameters may fit it many times
             try:
+                note_working(loss)
                 note_weights(low_rank_post.problem.data.weights)
                 note_rank([low_rank_post])
             except KeyboardInterrupt:
@@ -227,6 +229,7 @@ def fit_gp(
     kernel = kernel_in_memory(K, overwrite_K, shift)
     data = responses_of(loss, y, kernel.n, weights, offset)
     problem = chosen.problem(data, kernel=kernel)
+    note_working(loss)
     note_weights(data.weights)
     post: GPPosterior = fit_process(problem, start, check=True, **given)
     return post

@@ -60,7 +60,7 @@ from epfast.inference.loop import (
     polished,
     warn_of_scheme,
 )
-from epfast.inference.report import note_weights
+from epfast.inference.report import note_weights, note_working
 from epfast.inference.runtime import Tick, threads_of, with_room
 from epfast.schedules import Schedule
 from epfast.schemes import Laplace, Scheme
@@ -237,6 +237,7 @@ def fit_linear(
         The data make the result doubtful:
 
         - weights are no counts, which makes intervals too narrow or too wide,
+        - the loss is :class:`epfast.losses.Quantile`, whose sds and intervals do not hold,
         - a column lies further than 1e5 standard deviations from 0 beside an intercept (10 where
           the prior of the intercept is at 0), or is a constant above 3,000,
         - columns differ in scale by more than 1e3 under one prior variance,
@@ -335,6 +336,7 @@ def fit_linear(
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
     data = data._replace(X=rows, weights=row_weights)
+    note_working(chosen.loss)
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
     fields: dict[str, Any] = {"intercept": ones is not None, "center": center}
     fields |= {"names": names, "wide": kernel_rows}

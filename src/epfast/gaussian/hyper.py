@@ -435,7 +435,8 @@ def fit_hyper(
         If the sd of a group is compatible with 0. If the mode of a hyper-parameter is at the end of
         its range, as that of a noise which the response has not. If the posterior of a
         hyper-parameter hardly falls above its mode, so that it has no sd or is improper, as under a
-        flat prior with two or three groups. If there are more than eight hyper-parameters.
+        flat prior with two or three groups. If there are more than eight hyper-parameters. If the
+        loss is :class:`epfast.losses.Quantile`, whose sds and intervals do not hold.
 
     References
     ----------

@@ -40,6 +40,7 @@ from epfast.inference.hyper import (
     grown,
     principal_axes,
 )
+from epfast.inference.report import note_weights, note_working
 from epfast.schedules import EP
 
 #: what hyper-parameters of a kernel may be called beside their own names: the last part of it, and
@@ -305,6 +306,8 @@ def fit_hyper_gp(
     -----
     ConvergenceWarning
         If fits at some points failed, or if few points have nearly all the weight.
+    DataWarning
+        If the loss is :class:`epfast.losses.Quantile`, whose sds and intervals do not hold.
 
     References
     ----------
@@ -349,6 +352,8 @@ def fit_hyper_gp(
         chosen = begun(chosen, numbers, y, weights, offset)
     choices = choose_process(chosen.with_offset(offset is not None), None, schedule)
     process = choices.problem(responses_of(choices.loss, y, len(rows), weights, offset))
+    note_working(chosen)
+    note_weights(process.data.weights)
     names = [*(one.name for one in unknowns)]
     free = [one._replace(name=f"noise_{one.name}") if one.name in names else one for one in numbers]
     of_loss = [parameter_of(one.name) for one in numbers]

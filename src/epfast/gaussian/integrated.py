@@ -166,6 +166,10 @@ class IntegratedPosterior(Posterior):
         return all(post.converged for post in self.posteriors)
 
     @property
+    def unknown_order(self) -> int:  # type: ignore[override]
+        return max(int(post.unknown_order) for post in self.posteriors)
+
+    @property
     def log_evidence(self) -> float:
         """log p(y), integrated over the hyper-parameters."""
         values = [post.log_evidence for post in self.posteriors]
@@ -516,6 +520,10 @@ class IntegratedPosterior(Posterior):
             self, posteriors=tuple(p.with_rows(X, y, *given, **more) for p in self.posteriors)
         )
 
+    def raised(self, *given: Any) -> Self:
+        """The average of the posteriors of higher responses; see that of a ``FullPosterior``."""
+        return replace(self, posteriors=tuple(post.raised(*given) for post in self.posteriors))
+
     def with_posteriors(self, posteriors: Sequence[Any], gains: ArrayLike) -> Self:
         """The average of other posteriors, log evidences of which have grown by gains, (k,)."""
         weights = special.softmax(np.log(self.weights) + gains)
@@ -564,7 +572,7 @@ class IntegratedPosterior(Posterior):
         Returns
         -------
         Check
-            The least favourable one.
+            The least favourable one. Its log evidences are those of its point.
         """
         checks: list[Check] = []
         seed = _checks.seed("rng", rng)
@@ -573,8 +581,8 @@ class IntegratedPosterior(Posterior):
                 break
             check = self.posteriors[k].check(draws, seed)
             named = zip(self.hyper_names, self.points[k], strict=True)
-            where = ", ".join(f"{name} {value:.3g}" for name, value in named)
-            checks.append(replace(check, reason=f"{check.reason}, at {where}"))
+            point = ", ".join(f"{name} {value:.3g}" for name, value in named)
+            checks.append(replace(check, reason=f"{check.reason}, at {point}", point=point))
         return self._remembered(max(checks, key=lambda one: VERDICTS.index(one.verdict)))
 
 

@@ -25,6 +25,9 @@ from epfast.inference.records import Recorded
 from epfast.inference.runtime import cached_property
 from epfast.losses import LatentLoss, Loss
 
+#: order of a matrix that is factored for a ``repr``: it takes some milliseconds
+IN_REPR = 500
+
 
 def shifted(latent: Array, offset: ArrayLike | None, axes: int = 1) -> Array:
     """Latent values with the offsets of their rows: (..., n), or with two axes (..., n, C)."""
@@ -41,12 +44,14 @@ class Posterior(Recorded):
     kind: ClassVar[str]
     #: of latent values: their rows, and of several latents these
     axes: ClassVar[int] = 1
+    #: order of the matrix that the log evidence has to factor first. 0: it is known
+    unknown_order: int = 0
 
     def __repr__(self) -> str:
         parts = [f"{len(self.labels)} {self.quantity[0]}s", repr(self.loss)]
         parts.append(f"{type(self.schedule).__name__}, {self.n_sweeps} sweeps")
-        if self.history:  # the property may cost much
-            parts.append(f"log_evidence={self.history[-1].log_evidence:.4g}")
+        if self.unknown_order <= IN_REPR:
+            parts.append(f"log_evidence={self.log_evidence:.2f}")
         return f"{type(self).__name__}({', '.join(parts)}, converged={self.converged})"
 
     def save(self, path: str | os.PathLike[str]) -> None:

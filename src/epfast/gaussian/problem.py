@@ -416,6 +416,48 @@ def prior_of(precision: Array, mean: Array, full: bool, center: Array | None = N
     return State(precision, shift, None, scale, 0)
 
 
+def raised(state: Any, level: float) -> Any:
+    """A state, or a prior, as a function of an intercept, the last weight, that is so much higher.
+
+    Its sites are those of responses that are as much higher.
+    """
+    precision, shift = state.precision, state.shift.copy()
+    if precision.ndim == 1:
+        shift[-1] += level * precision[-1]
+    else:
+        shift += level * precision[:, -1]
+    own = float(precision[(-1,) * precision.ndim])
+    scale = state.log_scale - level * (float(state.shift[-1]) + 0.5 * level * own)
+    sites = None if state.sites is None else raised_sites(state.sites, level)
+    relaxed = None if state.relaxed is None else raised_factors(state.relaxed, level)
+    return state._replace(shift=shift, log_scale=scale, sites=sites, relaxed=relaxed)
+
+
+def raised_factors(factors: RelaxationFactors, level: float) -> RelaxationFactors:
+    """Relaxation factors of latent values that are so much higher."""
+    return factors._replace(shift=factors.shift + level * factors.precision)
+
+
+def raised_sites(sites: Sites, level: float) -> Sites:
+    """Sites of rows whose latent values, and so the intercept, are so much higher."""
+    precision, shift = sites.precision, sites.shift.copy()
+    if shift.ndim == 1:  # of latent values
+        own, before = precision, sites.shift
+        shift += level * own
+    elif hasattr(shift, "indptr"):
+        own, before = (part[:, [-1]].toarray().ravel() for part in (precision, sites.shift))
+        last = shift.indices == shift.shape[1] - 1
+        shift.data[last] += level * precision.data[last]
+    else:
+        own = precision[(slice(None), *(-1,) * (precision.ndim - 1))]
+        before = sites.shift[:, -1]
+        if precision.ndim == 3:
+            shift += level * precision[:, :, -1]
+        else:
+            shift[:, -1] += level * own
+    return Sites(precision, shift, sites.log_scale - level * (before + 0.5 * level * own))
+
+
 def cross_terms(own: float, center: Array) -> Array:
     """What a center adds to a precision whose intercept has its ``own``, see :func:`prior_of`."""
     row = np.append(center, 1.0)

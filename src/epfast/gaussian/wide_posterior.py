@@ -17,7 +17,13 @@ from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.engines.base import Full, plain, proper
 from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, log_evidence
 from epfast.gaussian.linear_posterior import FullPosterior, finite
-from epfast.gaussian.problem import Data, Problem, sum_of_sites
+from epfast.gaussian.problem import (
+    Data,
+    Problem,
+    raised_factors,
+    raised_sites,
+    sum_of_sites,
+)
 from epfast.gaussian.process_posterior import KernelPosterior
 from epfast.gaussian.wide import (
     WeightPrior,
@@ -58,6 +64,16 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     def form(self) -> Dual:
         return Dual(self.problem)
+
+    def _raised_state(self, level: float) -> GPState:
+        moments, relaxed = self.moments, self.state.relaxed
+        return GPState(
+            raised_sites(self.state.sites, level),
+            self.state.sweeps,
+            moments._replace(mean=moments.mean + level),
+            None if relaxed is None else raised_factors(relaxed, level),
+            *self.state[4:],
+        )
 
     # -- natural parameters and moments --
 
@@ -108,7 +124,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         in_memory("prior_precision", self.shift.size, "ask for problem.prior.precision, (d,)")
         return in_d_by_d(self.problem).prior.precision
 
-    @property
+    @cached_property
     def log_evidence(self) -> float:
         return log_evidence(self.state.sites, self.moments, offset_of(self.problem))
 

@@ -331,10 +331,10 @@ class GraphPosterior(Recorded):
         Variables are drawn independently from their beliefs, and a block jointly. The weight of a
         draw is the product of prior and factors divided by the density of the draw. If variables
         are correlated in the exact posterior, the weights are uneven. With more than some tens of
-        such variables the verdict is mostly "uncertain", never "good" (k-hat needs arviz).
-        Correlated Gaussian variables are better put into a block. The check cannot detect what the
-        draws do not reach, such as a second mode, or a category that the beliefs exclude. A draw
-        costs about 70 ns for each variable and each neighbour of a factor.
+        such variables the verdict is mostly "uncertain", never "good". Correlated Gaussian
+        variables are better put into a block. The check cannot detect what the draws do not reach,
+        such as a second mode, or a category that the beliefs exclude. A draw costs about 70 ns for
+        each variable and each neighbour of a factor.
 
         Parameters
         ----------

@@ -19,6 +19,7 @@ from epfast.graph.marginals import Others
 from epfast.graph.variables import Block, Index, Linear, Terms, Variables, ends
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
+from epfast.inference.report import note_working
 from epfast.schedules import ADF, AEP, EP, SEP, Schedule
 
 #: number of blocks in place of a family, since their beliefs are stored separately
@@ -284,6 +285,9 @@ class GraphProblem(NamedTuple):
             reason = batch.factor.symmetry(batch, self.gaussian_prior, alone)
             if reason:
                 warn_user(reason, DataWarning)
+        found = [getattr(batch.factor, "loss", None) for batch in self.batches]
+        for loss in {repr(one): one for one in found}.values():
+            note_working(loss)
         if not seen.all():
             warn_user(
                 f"{(~seen).sum()} of {len(seen)} variables have no factors, and their posterior is "

@@ -22,8 +22,9 @@ NOTHING, ENOUGH = 20.0, 100.0
 #: share of effective draws below which a better Gaussian is looked for: with 0, .2, .4 and .8 2, 5,
 #: 14 and 52 of the checks use one, and 28 are uncertain with each
 ALIKE = 0.4
-#: k-hat above which draws are believed only if half of them are effective: of 1,400 checks of 280
-#: fits by 500 to 8,000 draws 171 are uncertain, 183 with .5, and 170 without this rule
+#: k-hat from which draws are believed only if half of them are effective, or 1 - 1 / log10(draws)
+#: where that is smaller (Vehtari et al. 2024): of 1,400 checks of 280 fits by 500 to
+#: 8,000 draws 171 are uncertain with .7, 183 with .5, and 170 without this rule
 HEAVY = 0.7
 #: "good": the mean within so many sd, sds within so large a factor, the log evidence within so many
 #: nats. Of the 1,400 checks 784 are good, 670 and 830 with .125 and .5 sd, 697 and 823 with factors
@@ -68,8 +69,9 @@ class Check:
         posterior may have several modes, of Gaussians at other modes and of the prior too.
     effective_draws : float
         How many of them count, 1 / Σ w^2.
-    khat : float or None
-        Shape of the Pareto tail of the weights (Vehtari et al. 2024). None without ArviZ.
+    khat : float
+        Shape of the Pareto tail of the weights (Vehtari et al. 2024). -inf where the largest are
+        all alike, inf where too few have any weight.
     log_evidence, log_evidence_se : float
         Of the exact posterior, with its standard error.
     log_evidence_ep : float
@@ -93,13 +95,16 @@ class Check:
         ``sd_factor`` and ``log_evidence`` come from draws of a better Gaussian as well.
     effective_draws_repaired : float or None
         How many of all these count.
+    point : str
+        Of an average, the hyper-parameters of the posterior that is checked, whose log evidences
+        these are. Else "".
     """
 
     verdict: str
     reason: str
     draws: int
     effective_draws: float
-    khat: float | None
+    khat: float
     log_evidence: float
     log_evidence_se: float
     log_evidence_ep: float
@@ -115,18 +120,20 @@ class Check:
     sd_factors: Array = field(repr=False)
     repaired: bool = False
     effective_draws_repaired: float | None = None
+    point: str = ""
 
     def __str__(self) -> str:
-        tail = "no k-hat, which needs arviz" if self.khat is None else f"k-hat {short(self.khat)}"
-        draws = f"{tail}, {self.effective_draws:,.0f} effective draws of {self.draws:,}"
+        draws = f"k-hat {short(self.khat)}, {self.effective_draws:,.0f} effective draws of"
+        draws += f" {self.draws:,}"
         if self.effective_draws_repaired is not None and self.repaired:
             draws += f"; with a better Gaussian {self.effective_draws_repaired:,.0f}"
         sampled = "sampled none"
         if np.isfinite(self.log_evidence):
             sampled = f"sampled {self.log_evidence:.2f} ± {short(self.log_evidence_se)}"
+        there = " there" if self.point else ""
         return (
-            f"{self.verdict}: {self.reason} ({draws}); log evidence {self.log_evidence_ep:.2f}, "
-            f"{sampled}"
+            f"{self.verdict}: {self.reason} ({draws}); log evidence{there} "
+            f"{self.log_evidence_ep:.2f}, {sampled}"
         )
 
 
@@ -218,7 +225,8 @@ def _believed(weighed: ImportanceWeights | None, draws: int, share: float = 0.0)
     """Whether weights suffice. k-hat alone decides nothing: it is high for nearly equal weights."""
     if weighed is None or weighed.effective < max(min(ENOUGH, 0.5 * draws), share * draws):
         return False
-    return weighed.khat is None or weighed.khat < HEAVY or weighed.effective > 0.5 * draws
+    heavy = min(HEAVY, 1.0 - 1.0 / np.log10(draws))
+    return weighed.khat < heavy or weighed.effective > 0.5 * draws
 
 
 def _verdict(

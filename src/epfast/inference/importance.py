@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,8 +81,8 @@ class ImportanceWeights(NamedTuple):
     base: Array
     #: log of the mean weight
     log_mean: float
-    #: shape of the Pareto tail. None without arviz
-    khat: float | None
+    #: shape of the Pareto tail, see :func:`smoothed`
+    khat: float
     #: which Gaussian that is, else the one whose draws have the largest weights
     reference: int
     #: whether the weights of that Gaussian are the base
@@ -283,38 +283,56 @@ def moments(
 
 # ---- Pareto smoothing ----
 
-
-def _smoother() -> Callable[[Array], tuple[Array, Any]] | None:
-    """ArviZ's smoothing of log weights: of arviz_stats (1.x), or of arviz (0.x). None: neither."""
-    try:
-        from arviz_stats.base import array_stats
-
-        return lambda log_weights: array_stats.psislw(-log_weights)
-    except ImportError:
-        pass
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the next version of arviz
-            from arviz import psislw
-    except ImportError:
-        return None
-    smooth: Callable[[Array], tuple[Array, Any]] = psislw
-    return smooth
+#: draws in the tail, below which a Pareto distribution is not fitted
+LEAST_TAIL = 5
+#: relative difference of the weights in a tail that are all alike
+ALL_ALIKE = 1e-10
+#: number above 0 whose inverse, times 100, is a double
+SMALLEST = 1e-300
 
 
-def smoothed(log_weights: Array) -> tuple[Array, float | None]:
-    """Pareto-smoothed log weights and k-hat (Vehtari et al. 2024). As given without arviz."""
-    smooth = _smoother()
-    if smooth is None:
-        return log_weights, None
-    low = np.maximum(log_weights, log_weights.max() - 1e4)  # no infinities
-    if np.ptp(low) < 1e-10:
+def smoothed(log_weights: Array) -> tuple[Array, float]:
+    """Pareto-smoothed log weights and k-hat (Vehtari et al. 2024), not normalised.
+
+    k-hat is -inf where the largest weights are all alike, and inf where too few have any weight for
+    a tail. Then the weights stay as they are.
+    """
+    n, top = len(log_weights), log_weights.max()
+    if not np.isfinite(top):
+        return log_weights, np.inf
+    weights = np.exp(log_weights - top)
+    order = np.argsort(weights)
+    size = math.ceil(min(n / 5.0, 3.0 * math.sqrt(n)))
+    if 1.0 - weights[order[-size]] <= ALL_ALIKE:
         return log_weights, -np.inf
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        result, khat = smooth(low.copy())
-    result = np.asarray(result, dtype=np.float64)
-    # the smallest weight stays as it is: what was divided by is seen there
-    least = int(low.argmin())
-    result = result + (low[least] - result[least])
-    return np.where(np.isneginf(log_weights), -np.inf, result), float(khat)
+    cutoff = max(weights[order[-size - 1]], np.finfo(np.float64).tiny)
+    tail = order[weights[order] > cutoff]
+    if len(tail) < LEAST_TAIL:
+        return log_weights, np.inf
+    k, sigma = generalised_pareto(weights[tail] - cutoff)
+    levels = (np.arange(len(tail)) + 0.5) / len(tail)
+    beyond = -np.log1p(-levels)
+    with np.errstate(over="ignore"):
+        quantiles = cutoff + sigma * (np.expm1(k * beyond) / k if k else beyond)
+    result = log_weights.copy()
+    result[tail] = top + np.minimum(np.log(quantiles), 0.0)
+    return result, k
+
+
+def generalised_pareto(excesses: Array) -> tuple[float, float]:
+    """Shape k and scale of a generalised Pareto distribution of ordered numbers > 0.
+
+    Zhang and Stephens (2009): the posterior mean of b = -k / scale, over a grid, under a prior by
+    the first quartile and the largest number. k is then drawn towards 0.5, as by ten numbers more
+    (Vehtari et al. 2024).
+    """
+    n = len(excesses)
+    m = 30 + int(math.sqrt(n))
+    quartile, most = max(excesses[int(n / 4.0 + 0.5) - 1], SMALLEST), excesses[-1]
+    b = 1.0 / most + (1.0 - np.sqrt(m / (np.arange(m) + 0.5))) / (3.0 * quartile)
+    b[b == 0.0] = 1e-12 / most  # the exponential distribution, whose k is 0
+    k = np.array([np.log1p(-one * excesses).mean() for one in b])
+    share = special.softmax(n * (np.log(-b / k) - k - 1.0))
+    middle = float(share @ b)
+    k_of_it = float(np.log1p(-middle * excesses).mean())
+    return (n * k_of_it + 5.0) / (n + 10.0), -k_of_it / middle

@@ -145,6 +145,28 @@ def note_weights(weights: Array | None) -> None:
         warn_user(f"{note}; give counts, or none", DataWarning)
 
 
+def of_working(loss: Any) -> str | None:
+    """The note on a loss whose density is no model of y. None for others."""
+    if not getattr(loss, "is_working", False):
+        return None
+    return (
+        f"{loss!r} is a working likelihood, no model of y: the mean of the latent value is the "
+        "quantile, but sds, intervals, log evidence and densities are those of asymmetric Laplace "
+        "noise, and 95 % intervals may contain the truth 60 times in 100"
+    )
+
+
+def note_working(loss: Any) -> None:
+    """Warn the caller of a fit by a loss whose density is no model of y."""
+    note = of_working(loss)
+    if note is not None:
+        warn_user(
+            f"{note}; for intervals fit rows that are drawn with replacement (the bootstrap), or "
+            "take predict_quantile of a loss that models y, as 'student_t'",
+            DataWarning,
+        )
+
+
 def weights_of(post: Any) -> Array | None:
     """Weights of the rows of a fit, where these are known. None: all 1."""
     data = getattr(post.problem, "data", None)
@@ -181,8 +203,8 @@ def notes(post: Any) -> list[str]:
             f"rank {post.rank} of {len(post.y)}: by an estimate within {error:.2g} nats of the log "
             "evidence of the whole kernel"
         )
-    note = not_counts(weights_of(post))
-    return lines if note is None else [*lines, note]
+    found = of_working(post.loss), not_counts(weights_of(post))
+    return [*lines, *(note for note in found if note is not None)]
 
 
 # ---- ArviZ ----

@@ -89,6 +89,9 @@ class Loss:
     response_width: ClassVar[int] = 1
     #: True if exp(-l) is normalised over y: then log evidences of such losses can be compared
     is_likelihood: ClassVar[bool] = False
+    #: True if exp(-l) finds a number of y, as a quantile, and is no model of y: sds are not to be
+    #: believed
+    is_working: ClassVar[bool] = False
     #: True if h has the unit of y, so that both may be measured in another
     in_units_of_y: ClassVar[bool] = False
     #: True if y are whole numbers
@@ -276,6 +279,13 @@ class Loss:
         given = self.as_given(np.ascontiguousarray(responses[:, : self.response_width]))
         y = responses if given is None else given
         return y if y.ndim == 1 else y[:, 0].copy()
+
+    def outcomes(self, responses: Array) -> tuple[Array, Array | None]:
+        """What :meth:`predict` predicts, as it was observed, and weights of rows, (n,) each.
+
+        None: all have the same weight.
+        """
+        return self.drawable(responses), None
 
     def offset_of(self, responses: Array) -> Array | float:
         """The offsets of rows, but for those that are taken from y."""

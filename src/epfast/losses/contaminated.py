@@ -100,6 +100,7 @@ class Contaminated(Loss):
             by_margin=margin,
             response_width=1 if margin else self.base.response_width + 1,
             is_likelihood=self.base.is_likelihood,
+            is_working=self.base.is_working,
             in_units_of_y=self.base.in_units_of_y,
             discrete=self.base.discrete,
             learnable=(*(("share",) if share > 0.0 else ()), *self.base.learnable),
@@ -147,6 +148,9 @@ class Contaminated(Loss):
         given = self.base.as_given(rows)
         return rows[:, 0] if given is None and self.base.response_width == 1 else given
 
+    def outcomes(self, responses: Array) -> tuple[Array, Array | None]:
+        return self.base.outcomes(np.ascontiguousarray(responses[:, : self.base.response_width]))
+
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
         typical: tuple[float, float] = self._of_base(responses, "typical", weights)
         return typical
@@ -169,10 +173,12 @@ class Contaminated(Loss):
 
     def _of_base(self, responses: Array, name: str, weights: Array | None) -> Any:
         """What a method of the base says of its part of the responses."""
-        base = self.base.with_offset(self.has_offset and not self.base.by_residual)
-        own = responses[:, : self.base.response_width]
-        if base.has_offset:
-            own = np.column_stack([own, responses[:, -1]])
+        base, own = self.base, np.ascontiguousarray(responses[:, : self.base.response_width])
+        if self.has_offset:
+            base, own = (
+                base.with_offset(),
+                base.add_offset(own, np.asarray(self.offset_of(responses))),
+            )
         answer = getattr(base, name)(own, weights)
         return answer.with_offset(False) if isinstance(answer, Loss) else answer
 

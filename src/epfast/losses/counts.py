@@ -317,6 +317,11 @@ class Binomial(Likelihood):
         constant = -np.log1p(trials) - special.betaln(trials - count + 1.0, count + 1.0)
         return np.stack([count, trials, constant], axis=1)
 
+    def outcomes(self, responses: Array) -> tuple[Array, Array]:
+        """Shares of successes, which weigh as their trials do."""
+        count, trials = responses[:, 0], responses[:, 1]
+        return count / np.maximum(trials, 1.0), trials.copy()
+
     def predict_proba(self, mean: Array, variance: Array) -> Array:
         """Probability of success in one trial, E[1 / (1 + exp(-h))]."""
         return _BERNOULLI.predict_proba(mean, variance)
