@@ -398,8 +398,27 @@ def _not_symmetric(name: str, given: NDArray[Any], pair: tuple[int, int]) -> Val
     )
 
 
+def is_lazy(value: Any) -> bool:
+    """Whether this is an array or a frame of Dask, whose numbers are not here yet."""
+    return hasattr(value, "__dask_graph__") and any(
+        base.__module__.startswith(("dask.array", "dask.dataframe", "dask_expr"))
+        for base in type(value).__mro__
+    )
+
+
+def in_memory(name: str, value: Any) -> None:
+    """Refuse an array or a frame of Dask, which NumPy would compute here as a whole."""
+    if is_lazy(value):
+        raise TypeError(
+            f"{name} is a Dask {type(value).__name__}; allowed: what is in memory, as "
+            f"{name}.compute() is; epfast.dask.fit_linear, epfast.dask.LinearClassifier and "
+            "epfast.dask.LinearRegressor take collections of Dask"
+        )
+
+
 def real_array(name: str, value: Any) -> NDArray[Any]:
     """``value`` as an array of integers, booleans or reals, without a copy where possible."""
+    in_memory(name, value)
     if hasattr(value, "tocsr"):
         raise TypeError(f"{name} is a sparse matrix; allowed: a dense array (use .toarray())")
     if np.ma.is_masked(value):

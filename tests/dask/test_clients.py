@@ -1,5 +1,6 @@
 """Clients: as executors of epfast.fit_linear, with other versions, closed."""
 
+import dask
 import distributed
 import numpy as np
 import pytest
@@ -69,3 +70,42 @@ def test_a_client_that_is_closed(cluster):
         pass
     with pytest.raises(ValueError, match="client is closed; allowed: one that is running"):
         epd.fit_linear(rows, labels, client=client)
+
+
+def _estimate(variance):
+    """A fit within a task, which looks labels up, and a score."""
+    rows, labels, _ = collections()
+    model = epd.LinearClassifier(prior_variance=variance, schedule=DEP(2, 2, 0.0, inner=FEW))
+    return model.fit(rows, labels).score(rows, labels) > 0.5
+
+
+def test_fits_are_tasks(client):
+    """More of them than threads, on workers that have a client: each waits for tasks that need a
+    thread."""
+    for worker in client.nthreads():  # as the first task does that computes a collection
+        assert client.submit(_status_of_own, workers=[worker], pure=False).result() == "running"
+    futures = client.map(_estimate, [1.0, 2.0, 3.0], pure=False)
+    try:
+        assert [future.result(timeout=60) for future in futures] == [True] * 3
+    finally:
+        client.cancel(futures, force=True)
+
+
+def _status_of_own():
+    """Of the client of a worker."""
+    return distributed.get_client().status
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "synchronous"])
+def test_fits_are_tasks_without_a_client(scheduler):
+    tasks = [dask.delayed(_estimate)(variance) for variance in (1.0, 2.0, 3.0)]
+    assert dask.compute(*tasks, scheduler=scheduler, num_workers=2) == (True,) * 3
+
+
+def test_a_fitting_method_is_a_task(client):
+    rows, labels, _ = collections()
+    model = epd.LinearRegressor(loss="gaussian", schedule=DEP(2, 2, 0.0, inner=FEW))
+    futures = [client.submit(model.fit, rows, labels, pure=False) for _ in range(3)]
+    plain = model.fit(rows, labels)
+    for fitted in client.gather(futures):
+        np.testing.assert_allclose(fitted.coef_, plain.coef_, atol=1e-4)

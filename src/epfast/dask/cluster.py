@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from epfast import _checks
@@ -18,13 +20,34 @@ from epfast.inference.runtime import cores
 #: read for each visit, which is there twice, as chunks and as a whole, beside the one that is read
 #: ahead
 KEPT_SHARE, READ_SHARE = 0.25, 0.125
+#: seconds within which the client of a worker, which its first task makes, connects
+CONNECTS = 30.0
 #: bytes that EP keeps per row: three numbers, as they were and as they are
 ROW_BYTES = 48
 
 
+@contextmanager
+def client_at_work(client: Any) -> Iterator[Any]:
+    """The client, the default client, or None, while the caller waits for tasks.
+
+    Within a task it is that of the worker by default. The thread leaves the worker's pool meanwhile
+    (secede): tasks that filled all threads would else wait for tasks that never begin.
+    """
+    try:
+        distributed.get_worker()
+    except ValueError:
+        yield client_at_door(client)
+        return
+    with distributed.worker_client() as own:
+        ends = time.monotonic() + CONNECTS
+        # another task of the worker may have just made it
+        while own.status in ("newly-created", "connecting") and time.monotonic() < ends:
+            time.sleep(0.01)
+        yield client_at_door(own if client is None else client)
+
+
 def workers_of(client: Any, name: str) -> Workers:
-    """The cluster of a client, of the default client, or threads where there is none."""
-    client = client_at_door(client)
+    """The cluster of a client, or threads where there is none."""
     return LocalThreads() if client is None else Cluster(client, name)
 
 

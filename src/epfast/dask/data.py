@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast.dask.needs import da, delayed
+from epfast.dask.needs import delayed
 from epfast.dask.worker import load
-from epfast.gaussian.sources import column_names
+from epfast.gaussian.sources import array_of, column_names, matrix_of
 from epfast.losses import Loss
 
 #: shards per thread of the cluster, if neither the user nor memory says otherwise: the posterior
@@ -57,48 +57,6 @@ def rows_at_door(X: Any, y: Any, weights: Any) -> Rows:
                 f"{_shown(X.chunks[0])}; allowed: the same, as {name}.rechunk(X.chunks[0]) has"
             )
     return Rows(X, parts["y"], parts.get("weights"), names)
-
-
-def array_of(name: str, given: Any) -> Any:
-    """A dask array, of one or of a frame."""
-    if hasattr(given, "to_dask_array"):
-        kind = getattr(given, "dtype", None)
-        if kind is not None and not isinstance(kind, np.dtype):
-            # types of pandas itself; what is missing becomes NaN, which is refused in its chunk
-            given = given.astype(np.float64 if getattr(kind, "kind", "O") in "fiub" else object)
-        return given.to_dask_array()
-    if not isinstance(given, da.Array):
-        raise TypeError(
-            f"{name} is {_checks.describe(given)}; allowed: a dask array, dataframe or series "
-            "(epfast.fit_linear takes what is in memory)"
-        )
-    return given
-
-
-def matrix_of(X: Any) -> Any:
-    """X as a dask array of numbers (n, d) whose blocks are whole rows, of one or of a frame."""
-    for name, kind in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
-        # types of pandas itself, as Int64, have a letter too
-        if getattr(kind, "kind", "O") not in "fiub":
-            raise TypeError(
-                f"X has the column {name!r} of dtype {kind}; allowed: columns of real numbers"
-            )
-    if hasattr(X, "columns") and not X.dtypes.map(_is_plain).all():
-        X = X.astype(np.float64)
-    rows = array_of("X", X)
-    if rows.ndim != 2 or len(rows.chunks[1]) != 1:
-        raise ValueError(
-            f"X has shape {rows.shape} in {rows.numblocks} chunks; allowed: (n, d), one chunk of "
-            "columns, as X.rechunk({1: -1}) has"
-        )
-    if rows.dtype.kind not in "fiub":
-        raise TypeError(f"X has dtype {rows.dtype}; allowed: real numbers")
-    return rows
-
-
-def _is_plain(kind: Any) -> bool:
-    """Whether columns of this dtype make a matrix: truth values beside numbers make objects."""
-    return isinstance(kind, np.dtype) and kind.kind != "b"
 
 
 def _alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:

@@ -11,14 +11,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from epfast import _checks, losses
 from epfast._arrays import Array
-from epfast.dask.cluster import client_at_door
+from epfast.dask.cluster import client_at_work
 from epfast.dask.data import rows_at_door
 from epfast.dask.fit import fit_linear
-from epfast.dask.labels import by_chunk, classes_of, labels_at_door, signs_of
-from epfast.dask.prediction import lazily, rows_of
+from epfast.dask.labels import at_once, by_chunk, classes_of, labels_at_door, signs_of
 from epfast.estimators.base import LatentClassifier, all_or_nothing, estimator, stacked
 from epfast.estimators.coupling import best, tally
 from epfast.estimators.linear_model import Coefficients
+from epfast.gaussian.sources import answers, rows_of
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
@@ -62,10 +62,16 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         return fit_linear(X, y, loss=loss, weights=weights, persist=self.persist, **given)
 
     def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> Array:
-        """What a function says of each chunk of rows, y and weights: a weight, and numbers."""
+        """What a function says of each chunk of rows, y and weights: a weight, and numbers.
+
+        Rows in memory are one chunk.
+        """
         check_is_fitted(self)
-        rows_of(X, self.posteriors_[0])
-        numbers = np.array(by_chunk(function, X, labels_at_door(y), weights, self.client))
+        rows = rows_of(X, self.posteriors_[0].problem)
+        if _checks.is_lazy(X):
+            numbers = np.array(by_chunk(function, X, labels_at_door(y), weights, self.client))
+        else:
+            numbers = np.array([at_once(function, rows, y, weights)])
         if not numbers[:, 0].sum() > 0.0:
             raise ValueError(
                 "sample_weight adds up to 0, or X has no rows; allowed: some that count"
@@ -73,21 +79,23 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         return numbers
 
     def _answers(self, X: Any, of_rows: Callable[[Any], Any]) -> Any:
-        """What a function says of rows to predict, lazily."""
+        """What a function says of rows to predict: at once, or lazily of those of Dask."""
         check_is_fitted(self)
-        return lazily(of_rows, rows_of(X, self.posteriors_[0]))
+        return answers(of_rows, X, self.posteriors_[0].problem)
 
     def predict_latent(self, X: Any) -> tuple[Any, Any]:
-        """Mean and variance of x.theta, lazily.
+        """Mean and variance of x.theta.
 
         Parameters
         ----------
-        X : dask array, (n, d), or dask dataframe
+        X : dask array, (n, d), or dask dataframe, or rows in memory
 
         Returns
         -------
-        mean, variance : dask array, (n,) or (n, n_classes)
-            One column per class where there are more than two.
+        mean, variance : dask array or ndarray, (n,) or (n, n_classes)
+            One column per class where there are more than two. Lazily for a collection of Dask, at
+            once, without a cluster, for rows in memory: arrays, frames, sparse matrices, lists. So
+            do all methods that predict.
         """
         both = self._answers(X, self._moments)
         return both[..., 0], both[..., 1]
@@ -211,17 +219,17 @@ class LinearClassifier(_Linear, LatentClassifier):
             )
         labels = labels_at_door(y)
         rows_at_door(X, labels, sample_weight)
-        client_at_door(self.client)
-        classes = classes_of(labels, self.client)
-        posteriors = []
-        for positive in classes[1:] if len(classes) == 2 else classes:
-            signs = labels.map_blocks(signs_of, positive, dtype=np.float64, meta=np.empty(0))
-            posteriors.append(self._fitted(X, signs, loss, sample_weight))
-        self.classes_, self._seen, self.coupling_ = classes, np.arange(len(classes)), 0.0
-        self._publish(posteriors)
-        if len(posteriors) > 1:
-            sums = self._by_chunk(self._tally_of, X, labels, sample_weight)
-            self.coupling_ = best(sums.sum(axis=0)[1:])
+        with client_at_work(self.client):  # one stay outside the pool for all that waits
+            classes = classes_of(labels, self.client)
+            posteriors = []
+            for positive in classes[1:] if len(classes) == 2 else classes:
+                signs = labels.map_blocks(signs_of, positive, dtype=np.float64, meta=np.empty(0))
+                posteriors.append(self._fitted(X, signs, loss, sample_weight))
+            self.classes_, self._seen, self.coupling_ = classes, np.arange(len(classes)), 0.0
+            self._publish(posteriors)
+            if len(posteriors) > 1:
+                sums = self._by_chunk(self._tally_of, X, labels, sample_weight)
+                self.coupling_ = best(sums.sum(axis=0)[1:])
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -229,9 +237,9 @@ class LinearClassifier(_Linear, LatentClassifier):
 
         Parameters
         ----------
-        X : dask array, (n, d), or dask dataframe
-        y : dask array or series
-        sample_weight : dask array or series, optional
+        X : dask array, (n, d), or dask dataframe, or rows in memory
+        y, sample_weight : dask array or series, or arrays beside rows in memory
+            Weights are optional.
 
         Returns
         -------
@@ -307,29 +315,29 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Any:
-        """Predictive mean of y, lazily.
+        """Predictive mean of y: lazily, or at once of rows in memory.
 
         Parameters
         ----------
-        X : dask array, (n, d), or dask dataframe
+        X : dask array, (n, d), or dask dataframe, or rows in memory
 
         Returns
         -------
-        dask array, (n,)
+        dask array or ndarray, (n,)
         """
         check_is_fitted(self)
         return self._answers(X, self.posterior_.predict)
 
     def predict_variance(self, X: Any) -> Any:
-        """Predictive variance of y, lazily.
+        """Predictive variance of y: lazily, or at once of rows in memory.
 
         Parameters
         ----------
-        X : dask array, (n, d), or dask dataframe
+        X : dask array, (n, d), or dask dataframe, or rows in memory
 
         Returns
         -------
-        dask array, (n,)
+        dask array or ndarray, (n,)
         """
         check_is_fitted(self)
         return self._answers(X, self.posterior_.predict_variance)
@@ -339,9 +347,9 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : dask array, (n, d), or dask dataframe
-        y : dask array or series
-        sample_weight : dask array or series, optional
+        X : dask array, (n, d), or dask dataframe, or rows in memory
+        y, sample_weight : dask array or series, or arrays beside rows in memory
+            Weights are optional.
 
         Returns
         -------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.dask.cluster import workers_of
+from epfast.dask.cluster import client_at_work, workers_of
 from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_passes
 from epfast.dask.engines import (
     Passes,
@@ -98,7 +99,8 @@ def fit_linear(
         A result of this function with as many shards, to resume from. ADF goes on from any, and
         from its prior.
     client : distributed.Client, optional
-        By default the default client. Without one, threads of this process.
+        By default the default client, or that of the worker within a task. Without one, threads of
+        this process.
     persist : bool, default=True
         Whether shards stay in the memory of workers. False: each visit reads them again, so that
         data may be larger than memory. Then few inner sweeps pay, ``DEP(inner=EP(3))``.
@@ -171,8 +173,10 @@ def fit_linear(
     width = d + (wide is not None)
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
     prior = prior_of_fit(normal, start, chosen.schedule, width, wide, posterior == "full")
-    workers = workers_of(client, type(schedule).__name__)
-    try:
+    with (
+        client_at_work(client) as found,
+        closing(workers_of(found, type(schedule).__name__)) as workers,
+    ):
         shards = _Shards(workers, rows, chosen, wide is not None, shard_bytes)
         remote: Any
         center: Any = None
@@ -203,8 +207,6 @@ def fit_linear(
             make_engine=lambda problem: kind(problem, remote),
         )
         return fitted
-    finally:
-        workers.close()
 
 
 class _Shards(NamedTuple):

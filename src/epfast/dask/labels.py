@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.dask.cluster import client_at_door
-from epfast.dask.data import array_of, rows_at_door
+from epfast.dask.cluster import client_at_work
+from epfast.dask.data import rows_at_door
 from epfast.dask.needs import dask, delayed
+from epfast.gaussian.sources import array_of
 
 
 def computed(parts: Sequence[Any], client: Any) -> list[Any]:
     """The values of delayed objects: on the cluster of a client, or where Dask's settings say."""
-    where = {} if client is None else {"scheduler": client_at_door(client)}
-    return list(dask.compute(*parts, **where))  # type: ignore[attr-defined, no-untyped-call]
+    with client_at_work(client) as found:
+        where = {} if client is None else {"scheduler": found}
+        return list(dask.compute(*parts, **where))  # type: ignore[attr-defined, no-untyped-call]
 
 
 def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[Any]:
@@ -29,6 +31,19 @@ def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[A
     parts.append([None] * len(parts[0]) if weights is None else rows.weights.to_delayed().ravel())
     sent = delayed(function)  # it travels once, with its posteriors
     return computed([delayed(_called)(sent, *each) for each in zip(*parts, strict=True)], client)
+
+
+def at_once(function: Any, rows: Any, y: Any, weights: Any) -> Any:
+    """What a function says of rows in memory, and their labels (or numbers) and weights, (n,)."""
+    _checks.in_memory("y", y)
+    n, given = rows.shape[0], np.asarray(y)
+    if given.shape not in ((n,), (n, 1)):
+        raise ValueError(f"y has shape {given.shape}; allowed: ({n},), one per row of X")
+    if weights is not None:
+        weights = _checks.array("sample_weight", weights, shape=(n,))
+        if not (weights >= 0.0).all():
+            raise ValueError("sample_weight holds numbers below 0; allowed: numbers >= 0")
+    return _called(function, rows, given, weights)
 
 
 def _called(function: Any, block: Any, y: Any, weights: Any) -> Any:

@@ -98,7 +98,12 @@ def all_or_nothing(fit: F) -> F:
 
 
 def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
-    """As scikit-learn's function, which does not name the columns of a frame that are text."""
+    """As scikit-learn's function, which does not name the columns of a frame that are text.
+
+    Collections of Dask are refused, which it would compute.
+    """
+    for name, value in zip(("X", "y"), (X, *args), strict=False):
+        _checks.in_memory(name, value)
     try:
         return _validated(estimator, X, *args, **arguments)
     except ValueError:

@@ -29,7 +29,7 @@ from epfast.gaussian.problem import (
     sum_of_sites,
     with_ones,
 )
-from epfast.gaussian.sources import check_columns
+from epfast.gaussian.sources import answers, check_columns, rows_of
 from epfast.gaussian.wide import WeightPrior, same_rows
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property, one_blas_thread
@@ -372,6 +372,8 @@ class LinearPosterior(GaussianPosterior):
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n, d)
+            Or a collection of Dask: then this method and the next three return dask arrays. They
+            take no ``joint`` or ``offset`` beside it.
         joint : bool
             True: the covariance of the rows in place of their variances, n^2 numbers.
 
@@ -382,9 +384,15 @@ class LinearPosterior(GaussianPosterior):
             With C latents (n, C), or if joint (C, n, n); of a joint posterior (n, C, C),
             between the classes of each row.
         """
-        check_columns(self.problem.names, X)
-        rows = _checks.rows("X", X, self.problem.n_columns)
-        return self._latent(rows, _checks.flag("joint", joint))
+        joint = _checks.flag("joint", joint)
+        if _checks.is_lazy(X) and not joint and self.axes == 1:
+            both = answers(self._stacked_latent, X, self.problem)
+            return both[..., 0], both[..., 1]
+        _checks.in_memory("X", X)
+        return self._latent(rows_of(X, self.problem), joint)
+
+    def _stacked_latent(self, X: Any) -> Array:
+        return np.stack(self.predict_latent(X), axis=-1)
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         """X theta, (k, n) or (k, n, C), for draws of theta."""
@@ -397,7 +405,8 @@ class LinearPosterior(GaussianPosterior):
         return latent
 
     def _shifted_latent(self, X: ArrayLike, offset: ArrayLike | None) -> tuple[Array, Array]:
-        """Mean and variance of X theta + offset."""
+        """Mean and variance of X theta + offset, of rows in memory."""
+        _checks.in_memory("X", X)
         mean, variance = self.predict_latent(X)
         return shifted(mean, offset, self.axes), variance
 
@@ -420,6 +429,8 @@ class LinearPosterior(GaussianPosterior):
         ndarray of shape (n,), or (n, C) of C classes, whose rows add up to 1
             Closed form for probit with beta = 1, else quadrature to about 1e-8.
         """
+        if _checks.is_lazy(X) and offset is None:
+            return answers(self.predict_proba, X, self.problem)
         return self.known_loss().predict_proba(*self._shifted_latent(X, offset))
 
     def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
@@ -436,6 +447,8 @@ class LinearPosterior(GaussianPosterior):
         ndarray of shape (n,)
             The label for classes, -1 or +1, else the predictive mean of y.
         """
+        if _checks.is_lazy(X) and offset is None:
+            return answers(self.predict, X, self.problem)
         return self.known_loss().predict(*self._shifted_latent(X, offset))
 
     def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
@@ -451,6 +464,8 @@ class LinearPosterior(GaussianPosterior):
         -------
         ndarray of shape (n,)
         """
+        if _checks.is_lazy(X) and offset is None:
+            return answers(self.predict_variance, X, self.problem)
         return self.known_loss().predict_variance(*self._shifted_latent(X, offset))
 
     def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:

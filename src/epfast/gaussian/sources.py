@@ -1,8 +1,11 @@
-"""Rows from an iterable of (X, y) chunks, dense or sparse, cut into whole minibatches."""
+"""Rows that are no matrix: chunks, cut into whole minibatches, and collections of Dask.
+
+Dask itself is not imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.problem import with_ones
+from epfast.gaussian.problem import Problem, with_ones
 from epfast.losses import Loss
 
 _END = object()
@@ -121,6 +124,90 @@ def check_names(names: tuple[str, ...] | None, given: tuple[str, ...] | None) ->
         f"X has the columns {_checks.describe(given)}; allowed: those that were fitted, in their "
         f"order, {_checks.describe(names)}"
     )
+
+
+def array_of(name: str, given: Any) -> Any:
+    """A dask array, of one or of a frame."""
+    if hasattr(given, "to_dask_array"):
+        kind = getattr(given, "dtype", None)
+        if kind is not None and not isinstance(kind, np.dtype):
+            # types of pandas itself; what is missing becomes NaN, which is refused in its chunk
+            given = given.astype(np.float64 if getattr(kind, "kind", "O") in "fiub" else object)
+        return given.to_dask_array()
+    if not (_checks.is_lazy(given) and hasattr(given, "map_blocks")):
+        raise TypeError(
+            f"{name} is {_checks.describe(given)}; allowed: a dask array, dataframe or series "
+            "(epfast.fit_linear takes what is in memory)"
+        )
+    return given
+
+
+def matrix_of(X: Any) -> Any:
+    """X as a dask array of numbers (n, d) whose blocks are whole rows, of one or of a frame."""
+    for name, kind in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
+        # types of pandas itself, as Int64, have a letter too
+        if getattr(kind, "kind", "O") not in "fiub":
+            raise TypeError(
+                f"X has the column {name!r} of dtype {kind}; allowed: columns of real numbers"
+            )
+    if hasattr(X, "columns") and not X.dtypes.map(_is_plain).all():
+        X = X.astype(np.float64)
+    rows = array_of("X", X)
+    if rows.ndim != 2 or len(rows.chunks[1]) != 1:
+        raise ValueError(
+            f"X has shape {rows.shape} in {rows.numblocks} chunks; allowed: (n, d), one chunk of "
+            "columns, as X.rechunk({1: -1}) has"
+        )
+    if rows.dtype.kind not in "fiub":
+        raise TypeError(f"X has dtype {rows.dtype}; allowed: real numbers")
+    return rows
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether columns of this dtype make a matrix: truth values beside numbers make objects."""
+    return isinstance(kind, np.dtype) and kind.kind != "b"
+
+
+def rows_of(X: Any, problem: Problem) -> Any:
+    """Rows with the columns that were fitted, checked: dense, CSR, or a dask array of both."""
+    check_columns(problem.names, X)
+    if not _checks.is_lazy(X):
+        return _checks.rows("X", X, problem.n_columns)
+    rows = matrix_of(X)
+    if rows.shape[1] != problem.n_columns:
+        raise ValueError(f"X has {rows.shape[1]} columns; allowed: {problem.n_columns}")
+    return rows
+
+
+def answers(of_rows: Callable[[Any], Array], X: Any, problem: Problem) -> Array:
+    """What a function says of rows, (n, ...). Of rows of Dask as a dask array, block by block.
+
+    of_rows: a method of a posterior, say, which travels without the rows that it was fitted to.
+    problem: that of the fit.
+    """
+    rows = rows_of(X, problem)
+    if not _checks.is_lazy(X) and rows.shape[0]:
+        return of_rows(rows)
+    # one row says what comes out, or why nothing can: now, not from a worker
+    nothing = of_rows(np.zeros((1, rows.shape[1])))[:0]
+    if not _checks.is_lazy(X):
+        return nothing
+    answer: Array = rows.map_blocks(
+        _of_block,
+        of_rows,
+        nothing,
+        drop_axis=1,
+        new_axis=list(range(1, nothing.ndim)),
+        chunks=(rows.chunks[0], *((size,) for size in nothing.shape[1:])),
+        dtype=nothing.dtype,
+        meta=nothing,
+    )
+    return answer
+
+
+def _of_block(block: Any, of_rows: Callable[[Any], Array], nothing: Array) -> Array:
+    """The answer for one block, which is nothing if it has no rows."""
+    return of_rows(block) if block.shape[0] else nothing
 
 
 def _pair(chunk: Any) -> tuple[Any, Any]:

@@ -33,7 +33,7 @@ from epfast.schedules import ADF, EP, Schedule
 Made = TypeVar("Made", Variables, Scales)
 
 #: the default schedule
-USUAL = EP(sweeps=200, tol=1e-6)
+USUAL = EP(sweeps=500, tol=1e-6)
 NAMES = tuple(FAMILIES)
 
 
@@ -443,7 +443,7 @@ class Graph:
         Parameters
         ----------
         schedule : Schedule, optional
-            None: ``EP(sweeps=200, tol=1e-6)``.
+            None: ``EP(sweeps=500, tol=1e-6)``.
         start : GraphPosterior, optional
             An earlier posterior of this graph, as a warm start. Sites of factors that are still in
             the graph are kept, and operators continue with what they have learned.

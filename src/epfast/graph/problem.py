@@ -113,9 +113,13 @@ class GraphState(NamedTuple):
     sweeps: int
     #: whether the next sweep updates all factors from the same beliefs
     together: bool = False
-    #: change of the last sweep, and twice the number of its increases, less its decreases since
+    #: change of the last sweep, and moves of the last two sweeps
     change: float = math.inf
+    moves: tuple[float, float] = (math.inf, math.inf)
+    #: twice the number of increases of the move, less its decreases since
     grown: int = 0
+    #: damping beside that of the schedule, which is lower after sweeps that diverged
+    damping: float = 1.0
     #: beliefs about blocks
     blocks: tuple[BlockBelief, ...] = ()
     #: states of blocks that are linear models, see :class:`epfast.graph.blocks.LinearPart`

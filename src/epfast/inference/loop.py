@@ -102,6 +102,8 @@ class Counts(NamedTuple):
     trace: Array | None = None
     #: change and log evidence of the sweep, of an engine that measures them
     measured: tuple[float, float] | None = None
+    #: damping beside that of the schedule, by which the measured change is divided
+    damping: float = 1.0
     #: of tasks on an executor
     lost: int = 0
     in_flight: int | None = None
@@ -276,8 +278,9 @@ def run(
                         if drift is not None and drift <= APPROXIMATE:  # more is no rounding
                             enough = max(enough, OF_DRIFT * drift)
                         settled = schedule.tol > 0.0 and moved <= enough
-                        if settled and schedule.damping != 1.0:
-                            settled = _lag(history, schedule.damping) <= enough
+                        damping = schedule.damping * counts.damping
+                        if settled and damping != 1.0:
+                            settled = _lag(history, damping) <= enough
                     impossible = evidence > engine.evidence_bound
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     # sites refused, and all else as it was to the last bit: so it would be again

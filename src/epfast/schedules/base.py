@@ -146,7 +146,8 @@ class EP(Schedule):
         stops early.
     damping : float, optional
         In (0, 1], the share of the new site: g <- g^(1 - damping) g_new^damping. By default 1,
-        undamped, but 0.5 for scalar sites in parallel order with ``tol`` > 0.
+        undamped, but 0.5 for scalar sites in parallel order with ``tol`` > 0. Fits of a
+        :class:`epfast.Graph` that diverge begin again with a lower one.
     power : float, default=1
         > 0. The power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a).
     order : {"auto", "sequential", "shuffled", "chunked", "parallel"}, default="auto"
