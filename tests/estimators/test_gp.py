@@ -59,7 +59,7 @@ def test_scikit_learn_checks_of_searches(estimator, check):
 def test_weights_are_copies_of_rows(kind, seed):
     """By the whole search, with the defaults: w copies of a row are a row of weight w.
 
-    An average, as labels and counts have, is about a mode that is found to 1e-5 nats, and its axes
+    An average, as labels and counts have, is about a mode that is found to 1e-8 nats, and its axes
     come of differences, which leave 2e-5 of it. Gaussian noise of copies, which have none, ends at
     1e-9 of the variance of y: matrices of that condition leave 1e-7 of a value to rounding.
     """

@@ -30,7 +30,7 @@ FINEST, LOOSEST, SHARE = 1e-6, 0.1, 0.01
 ROUNDING = 4e-15
 #: most steps, the longest one along a principal axis, shares of it that are tried, the shortest
 #: jump, and the gain in nats below which a search ends, by its metric and by that of the target
-STEPS, LONGEST, SHARES, JUMP, GAIN, NEARLY = 100, 1.5, 0.5 ** np.arange(12.0), 0.5, 1e-5, 1e-3
+STEPS, LONGEST, SHARES, JUMP, GAIN, NEARLY = 100, 1.5, 0.5 ** np.arange(12.0), 0.5, 1e-8, 1e-6
 #: share of the curvature to which a step may lower it: Powell's damping of BFGS
 BENDS = 0.1
 #: gain in nats of one more step that a search may leave without a word
