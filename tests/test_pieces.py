@@ -130,18 +130,20 @@ SOURCES = {
 TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
 
 
-def users_of(constant):
-    """The modules that hold a constant: its own, and those that import it."""
-    own, name = constant.rsplit(".", 1)
+def users():
+    """The modules that hold each constant: its own, and those that import it."""
+    found = {constant: ["epfast." + constant.rsplit(".", 1)[0]] for constant in PIECES}
     for module, tree in TREES.items():
-        for node in ast.walk(tree):
-            imports = isinstance(node, ast.ImportFrom) and node.module == f"epfast.{own}"
-            if imports and name in [one.name for one in node.names]:
-                yield f"epfast.{module}"
-    yield f"epfast.{own}"
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                for one in node.names:
+                    constant = f"{node.module}.{one.name}".removeprefix("epfast.")
+                    if constant in found:
+                        found[constant].append(f"epfast.{module}")
+    return found
 
 
-USERS = {constant: tuple(users_of(constant)) for constant in PIECES}
+USERS = users()
 
 
 @contextmanager

@@ -238,7 +238,9 @@ def sweep(
 
     Site i acts on h = a_i.theta, a_i row i of ``A``, as exp(nu_i h - tau_i h^2 / 2). The posterior
     is N(mu, Sigma). The arrays belong to the caller, who should sometimes recompute Sigma and mu
-    from prior and sites, to remove rounding errors. O(4 n d^2), with d >= 256 O(3 n d^2).
+    from prior and sites, to remove rounding errors: with the prior N(m, K) Sigma is
+    (I + K A' diag(tau) A)^-1 K, and mu is m + Sigma A' (nu - tau A m). O(4 n d^2), with d >= 256
+    O(3 n d^2).
 
     Parameters
     ----------
@@ -263,7 +265,7 @@ def sweep(
     order : array_like of int, optional
         The rows to visit, in order. All by default.
     log_scale : ndarray of shape (n,), optional
-        Log of each site at h = 0, for the log evidence. Changed in place.
+        Log of each site at h = 0, for :func:`log_evidence`. Changed in place.
 
     Returns
     -------
