@@ -110,6 +110,9 @@ class Contaminated(Loss):
         )
         self.check_power(self.beta, "beta")
 
+    def has_curvature(self) -> bool:
+        return self.base.has_curvature()
+
     def core(self) -> CoreLoss:
         lose = math.log(self.share) if self.share > 0.0 else -math.inf
         lose += math.log(0.5) if self.by_margin else 0.0
