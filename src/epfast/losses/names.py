@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from scipy import LowLevelCallable
-
 from epfast import _checks
 from epfast._core.scalar_schemes import SITE_SIGNATURE
 from epfast.losses.base import Loss
@@ -23,7 +21,7 @@ from epfast.losses.classification import (
 )
 from epfast.losses.contaminated import Contaminated
 from epfast.losses.counts import Binomial, GammaNoise, NegativeBinomial, Poisson, Weibull
-from epfast.losses.custom import CustomLoss, CustomSite, signature
+from epfast.losses.custom import CustomLoss, CustomSite, compiled, signature
 from epfast.losses.latents import Heteroscedastic, Multiclass
 from epfast.losses.ordinal import Ordinal
 from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
@@ -52,7 +50,7 @@ _DEFAULTS = {name: kind() for name, kind in NAMED.items()}
 
 
 def resolve(loss: Any, y: Any = None) -> Loss:
-    """The loss meant by a name, a Loss, a LowLevelCallable or a vectorised callable.
+    """The loss meant by a name, a Loss, a compiled function or a vectorised callable.
 
     y: responses, from which a loss by its name takes how many levels there are.
     """
@@ -65,9 +63,10 @@ def resolve(loss: Any, y: Any = None) -> Loss:
             return _DEFAULTS[loss]
         _checks.choice("loss", loss, (*NAMED, *WITH_LATENTS))
         return WITH_LATENTS[loss]()
-    if isinstance(loss, LowLevelCallable) and signature(loss) == SITE_SIGNATURE:
+    function = compiled("loss", loss)
+    if function is not None and signature(function) == SITE_SIGNATURE:
         return CustomSite(loss)
-    if isinstance(loss, LowLevelCallable) or (callable(loss) and not isinstance(loss, type)):
+    if function is not None or (callable(loss) and not isinstance(loss, type)):
         return CustomLoss(loss)
     if isinstance(loss, type) and issubclass(loss, Loss):
         raise TypeError(
@@ -76,7 +75,7 @@ def resolve(loss: Any, y: Any = None) -> Loss:
     raise TypeError(
         f"loss is {_checks.describe(loss)}; allowed: one of "
         f"{', '.join(map(repr, NAMED | WITH_LATENTS))}, a Loss, a "
-        "scipy.LowLevelCallable, or a vectorised callable"
+        "scipy.LowLevelCallable, a numba.cfunc, or a vectorised callable"
     )
 
 
