@@ -144,7 +144,7 @@ def site_in_c(n, m, v, out, user):
 @pytest.mark.parametrize("function", [SCALAR_C, SCALAR_DATA_C, BATCH_C])
 def test_a_compiled_function_needs_no_wrapper(function):
     """A function of ctypes, or an object with one, is the LowLevelCallable of it."""
-    X, y = data()
+    X, y = data(10, 2)
     user = () if function is not SCALAR_DATA_C else user_data(1.0)[1:]
     if user:  # which such an object cannot carry
         function = SCALAR_DATA(lambda m, user: np.logaddexp(0, -m))
