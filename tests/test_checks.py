@@ -126,7 +126,7 @@ def test_other_names_of_choices(name):
     """They lead to names that are, and are none of those themselves where these are allowed."""
     choices = [
         (*epfast.losses.names.NAMED, *epfast.losses.names.WITH_LATENTS),
-        tuple(epfast.formula.FAMILIES),
+        epfast.formula.NAMES,
         ("exact", "quadrature", "laplace", "quick_laplace", "variational"),
         ("full", "factorized"),
         ("sequential", "shuffled", "parallel"),

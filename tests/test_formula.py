@@ -373,3 +373,23 @@ def test_bad_data():
         formula.fit("y ~ a", DATA.head(0))
     with pytest.raises(ValueError, match=r"'a' is missing in row \d+ of data; .*dropna"):
         formula.fit("y ~ a", DATA.assign(a=np.where(A > 1.0, np.nan, A)))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("gaussian", "normal"), ("t", "student_t"), ("negbinomial", "nb")]
+)
+def test_families_by_other_names(name, other):
+    """The names of losses, and those of other packages, mean the same as at the other doors."""
+    fits = [formula.fit("k ~ a", DATA, one, strategy="eb") for one in (name, other)]
+    assert fits[0].posterior.posteriors[0].loss == fits[1].posterior.posteriors[0].loss
+    assert list(fits[0].summary().index) == list(fits[1].summary().index)
+
+
+def test_laplace_noise():
+    """Its scale is the mean of abs(y - h), to the 1 / sqrt(n) of its posterior."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=400)
+    y = 10.0 + 5.0 * x + 3.0 * rng.laplace(size=400)
+    table = formula.fit("y ~ x", {"x": x, "y": y}, "laplace", strategy="eb").summary()
+    assert list(table.index) == ["Intercept", "x", "b"]
+    np.testing.assert_allclose(table["mean"], [10.0, 5.0, 3.0], rtol=0.1)

@@ -108,7 +108,7 @@ ALIASES = {
     "logistic": "bernoulli binary binary_crossentropy cross_entropy log_loss logit",
     "multiclass": "categorical multinomial softmax",
     "negative_binomial": "nb negbin negbinomial",
-    "negbinomial": "nb negbin negative_binomial",
+    "negativebinomial": "nb negbin negbinomial negative_binomial",
     "noisy_step": "step",
     "ordinal": "cumulative proportional_odds",
     "probit": "normal_cdf",
@@ -117,8 +117,8 @@ ALIASES = {
     "quick_laplace": "qla",
     "sequential": "serial",
     "shuffled": "random",
-    "student": "cauchy student_t",
     "student_t": "cauchy huber student t",
+    "t": "cauchy student student_t",
     "variational": "vq",
     "weibull": "exponential",
 }

@@ -25,23 +25,28 @@ from epfast._arrays import Array
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.fit_linear import fit_linear
 from epfast.gaussian.hyper import fit_hyper
+from epfast.losses.names import own_name
 from epfast.priors import LKJ, HalfNormal, HalfStudentT, Scale
 
 __all__ = ["FormulaFit", "fit"]
 
-#: families by the names of bambi and brms. Each has its loss, and the parameters that are learned,
-#: by their names in the table of results and in the loss
-FAMILIES: dict[str, tuple[str, dict[str, str]]] = {
-    "gaussian": ("gaussian", {"sigma": "sd"}),
-    "t": ("student_t", {"sigma": "scale", "nu": "df"}),
-    "student": ("student_t", {"sigma": "scale", "nu": "df"}),
-    "bernoulli": ("logistic", {}),
-    "binomial": ("binomial", {}),
-    "poisson": ("poisson", {}),
-    "negativebinomial": ("negative_binomial", {"alpha": "size"}),
-    "negbinomial": ("negative_binomial", {"alpha": "size"}),
-    "gamma": ("gamma_noise", {"alpha": "shape"}),
-    "weibull": ("weibull", {"alpha": "shape"}),
+#: names of families in errors: those of bambi and brms. Each other name of such a loss will do
+NAMES = (
+    *("gaussian", "t", "laplace", "bernoulli", "binomial", "poisson", "negativebinomial"),
+    *("gamma", "weibull"),
+)
+#: for the loss of each family the parameters that are learned, by their names in the table of
+#: results and in the loss
+FAMILIES: dict[str, dict[str, str]] = {
+    "gaussian": {"sigma": "sd"},
+    "student_t": {"sigma": "scale", "nu": "df"},
+    "laplace_noise": {"b": "scale"},
+    "logistic": {},
+    "binomial": {},
+    "poisson": {},
+    "negative_binomial": {"alpha": "size"},
+    "gamma_noise": {"alpha": "shape"},
+    "weibull": {"alpha": "shape"},
 }
 #: functions in formulas, in addition to those of formulae and of the caller
 FUNCTIONS = {one.__name__: one for one in (np.exp, np.log, np.log10, np.log1p, np.log2, np.sqrt)}
@@ -283,9 +288,10 @@ def fit(
     data : pandas.DataFrame
         A column per variable. Columns in the formula have no missing values.
     family : str, default="gaussian"
-        "gaussian", "t" (or "student"), "bernoulli", "binomial", "poisson", "negativebinomial" (or
-        "negbinomial"), "gamma" or "weibull". "bernoulli" takes 0 and 1, booleans, or two labels.
-        The second label, in alphabetical order or in the order of categories, is 1.
+        "gaussian", "t", "laplace", "bernoulli", "binomial", "poisson", "negativebinomial", "gamma"
+        or "weibull", or another name of such a loss, as "student" or "negbinomial". "bernoulli"
+        takes 0 and 1, booleans, or two labels. The second label, in alphabetical order or in the
+        order of categories, is 1.
     priors : dict, optional
         Priors by name:
 
@@ -297,7 +303,7 @@ def fit(
         Defaults are those of bambi. Slopes have N(0, 2.5 sd(y) / sd(x)), sds of groups a
         half-normal of scale 2.5 sd(y) over the size of their columns, sigma a half-Student-t of 4
         degrees of freedom and scale sd(y), and correlations LKJ(2). For families other than
-        "gaussian" and "t", sd(y) is replaced by 1.
+        "gaussian", "t" and "laplace", sd(y) is replaced by 1.
     weights : array_like of shape (n,) or str, optional
         Weights of the rows, as in :func:`epfast.fit_linear`, or the name of their column.
     strategy : str, default="auto"
@@ -328,7 +334,10 @@ def fit(
     >>> model.summary().loc["x", "mean"].round()
     np.float64(2.0)
     """
-    name, numbers = FAMILIES[_checks.choice("family", family, tuple(FAMILIES))]
+    name = own_name(family)
+    if not isinstance(family, str) or name not in FAMILIES:
+        _checks.choice("family", family, NAMES)
+    numbers = FAMILIES[name]
     frame = _frame(data)
     if not isinstance(formula, str):
         raise TypeError(f"formula is {_checks.describe(formula)}; allowed: a str, such as 'y ~ x'")
@@ -337,7 +346,7 @@ def fit(
         env = formulae.environment.Environment.capture(2).with_outer_namespace(FUNCTIONS)
         design = ModelMatrix(formula, frame, env)
         rows, offset, _ = design.rows(frame)
-        y, unit, center = _response(design.model.response.term, family, bool(design.effects))
+        y, unit, center = _response(design.model.response.term, name, family, bool(design.effects))
     if isinstance(weights, str):
         weights = frame[_checks.choice("weights", weights, tuple(map(str, frame.columns)))]
     cor = {members: f"cor|{members[0].rpartition('|')[2]}" for members in design.blocks}
@@ -469,24 +478,26 @@ def _readable(formula: str, frame: Any) -> Iterator[Any]:
         raise ValueError(f"formula {formula!r} cannot be read with these data: {reason}") from error
 
 
-def _response(response: Any, family: str, has_groups: bool) -> tuple[Array, float, float]:
-    """y as the loss takes it, and its unit and mean for default priors."""
+def _response(
+    response: Any, name: str, family: str, has_groups: bool
+) -> tuple[Array, float, float]:
+    """y as the loss of that name takes it, and its unit and mean for default priors."""
     y, kind = np.asarray(response.data, dtype=np.float64), response.kind
     y = y[:, 1] if kind == "categoric" and y.shape[1:] == (2,) else y
     of_two = y.ndim == 1 and np.isin(y, (0.0, 1.0)).all()
     right, allowed = {
-        "bernoulli": (of_two, "0 and 1, a variable of two levels, or y['level']"),
+        "logistic": (of_two, "0 and 1, a variable of two levels, or y['level']"),
         "binomial": (
             kind == "proportion",
             "prop(successes, trials), or family='bernoulli' for 0 and 1",
         ),
-    }.get(family, (y.ndim == 1 and kind == "numeric" and np.isfinite(y).all(), "finite numbers"))
+    }.get(name, (y.ndim == 1 and kind == "numeric" and np.isfinite(y).all(), "finite numbers"))
     if not right:
         raise ValueError(
             f"{response.name!r} is not a response of family {family!r}; allowed: {allowed}"
         )
-    y = 2.0 * y - 1.0 if family == "bernoulli" else y
-    if family not in ("gaussian", "t", "student"):
+    y = 2.0 * y - 1.0 if name == "logistic" else y
+    if not losses.resolve(name).in_units_of_y:
         return y, 1.0, 0.0
     if has_groups and not np.ptp(y):
         raise ValueError(

@@ -21,7 +21,7 @@ from epfast.gaussian.posterior import shifted
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.losses import Loss, Multiclass, Ordinal, quantiles
-from epfast.losses.names import NUMBERS, loss_at_door
+from epfast.losses.names import NUMBERS, loss_at_door, own_name
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import BaseEstimator, RegressorMixin  # isort: skip
@@ -97,7 +97,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
     def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and y of a fit. y (n,), or (n, 2) whose columns the loss knows."""
         given = self._input()
-        if _is_pair(y) and isinstance(self.loss, str) and self.loss == "gaussian":
+        if _is_pair(y) and isinstance(self.loss, str) and own_name(self.loss) == "gaussian":
             raise ValueError(
                 "y has 2 columns; allowed with loss='gaussian': (n,); loss=losses.Gaussian() takes "
                 "(value, variance); several outputs take a model each, as by "

@@ -116,8 +116,9 @@ def fit_linear(
         What the loss takes: labels -1 and +1, counts for "poisson", (count, trials) for "binomial".
     loss : str, Loss, scipy.LowLevelCallable, numba.cfunc or callable, default="logistic"
         A name of ``epfast.losses.NAMED``, for example "logistic", "probit", "hinge",
-        "squared_hinge", "quasi01", "noisy_step", "poisson" or "binomial". Or a Loss. For a loss of
-        your own see :class:`~epfast.losses.CustomLoss`, and for sites of your own
+        "squared_hinge", "quasi01", "noisy_step", "poisson" or "binomial", or another name of such
+        a family, as "normal", "t", "laplace", "gamma", "bernoulli" or "negbinomial". Or a Loss. For
+        a loss of your own see :class:`~epfast.losses.CustomLoss`, and for sites of your own
         :class:`~epfast.losses.CustomSite`.
     scheme : str or Scheme, optional
         How the tilted moments of a factor are computed: "exact", "laplace", "quick_laplace",

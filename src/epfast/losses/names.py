@@ -46,7 +46,32 @@ WITH_LATENTS = _by_name(Multiclass, Heteroscedastic)
 #: classes that files know
 SAVED: dict[str, Any] = NAMED | WITH_LATENTS | _by_name(PiecewiseLinear)
 
+#: other names of families and links, and the loss of each
+ALIASES = {
+    "asymmetric_laplace": "quantile",
+    "asymmetriclaplace": "quantile",
+    "bernoulli": "logistic",
+    "binary": "logistic",
+    "gamma": "gamma_noise",
+    "laplace": "laplace_noise",
+    "logit": "logistic",
+    "nb": "negative_binomial",
+    "negativebinomial": "negative_binomial",
+    "negbin": "negative_binomial",
+    "negbinomial": "negative_binomial",
+    "normal": "gaussian",
+    "student": "student_t",
+    "studentt": "student_t",
+    "t": "student_t",
+    "tobit": "censored",
+}
+
 _DEFAULTS = {name: kind() for name, kind in NAMED.items()}
+
+
+def own_name(name: Any) -> Any:
+    """The name here of a loss by another name. Anything else as it is."""
+    return ALIASES.get(name, name) if isinstance(name, str) else name
 
 
 def resolve(loss: Any, y: Any = None) -> Loss:
@@ -57,6 +82,7 @@ def resolve(loss: Any, y: Any = None) -> Loss:
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
+        loss = own_name(loss)
         if loss == "ordinal" and y is not None:
             return Ordinal.of(y)
         if loss in _DEFAULTS:
@@ -89,6 +115,7 @@ def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
 
     names: LABELS or NUMBERS.
     """
+    given = own_name(given)
     if isinstance(given, str) and given not in LABELS + NUMBERS + tuple(WITH_LATENTS):
         hint = _checks.did_you_mean(given, LABELS if names is NUMBERS else NUMBERS)
         if hint and not _checks.did_you_mean(given, names):
