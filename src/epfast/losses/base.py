@@ -189,6 +189,13 @@ class Loss:
         nearest = np.minimum(np.append(gaps, np.inf), np.insert(gaps, 0, np.inf))
         return np.asarray(share * nearest[: len(value)])
 
+    def numbers_of(self, responses: Array) -> NDArray[np.intp] | None:
+        """Which two numbers of a parameter that has several each row depends on, (n, 2).
+
+        They are next to each other. -1, and as many as there are, stand for none. None: all.
+        """
+        return None
+
     def check_power(self, power: float, name: str = "power") -> None:
         """Raise if the loss does not give this power of t.
 
