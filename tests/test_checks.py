@@ -342,3 +342,65 @@ def test_paths(tmp_path):
     assert _checks.path("path", tmp_path / "x") == _checks.path("path", str(tmp_path / "x"))
     with pytest.raises(TypeError, match=r"^path is 3; allowed: a str or a path$"):
         _checks.path("path", 3)
+
+
+HOURS = np.arange("2024-01-01", "2024-01-02", dtype="datetime64[h]")
+#: what stands for times, of 24 rows
+TIMES = {
+    "date": HOURS,
+    "duration": HOURS - HOURS[0],
+    "objects": np.array(list(HOURS), dtype=object),
+    "datetime": [one.astype(object) for one in HOURS],
+    "days": np.array([one.astype("datetime64[D]").astype(object) for one in HOURS]),
+}
+WAVE = np.sin(np.arange(24.0))
+
+
+def fits_of_times(times):
+    """Doors with times among the columns, and in place of numbers elsewhere."""
+    two, flags = np.array([list(times)] * 2, dtype=object).T, np.where(WAVE > 0.0, 1, -1)
+    X, post = np.stack([WAVE, WAVE**2], axis=1), epfast.fit_linear(np.eye(24)[:, :2], flags)
+    model = epfast.LinearRegressor().fit(X, WAVE)
+    yield "X", lambda: epfast.fit_linear(two, flags)
+    yield "X", lambda: epfast.fit_network(two, WAVE, (2,))
+    yield "X", lambda: post.predict(two)
+    yield "X", lambda: model.predict(two)
+    for kind in (epfast.LinearClassifier, epfast.GPClassifier, epfast.NetworkClassifier):
+        yield "X", lambda kind=kind: kind().fit(two, flags)
+    for kind in (epfast.LinearRegressor, epfast.GPRegressor, epfast.NetworkRegressor):
+        yield "y", lambda kind=kind: kind().fit(X, times)
+    yield "y", lambda: epfast.fit_linear(X, times, loss="gaussian")
+    yield "y", lambda: epfast.fit_gp(np.eye(24), times, loss="gaussian")
+    yield "weights", lambda: epfast.fit_linear(X, flags, weights=times)
+    g = epfast.Graph()
+    yield "y", lambda: g.add("gaussian", X @ g.gaussian(2), times)
+    yield "mean", lambda: g.gaussian(24, mean=times)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", TIMES)
+def test_times_are_no_numbers(kind):
+    """NumPy reads them as nanoseconds, or another unit, since 1970."""
+    for name, door in fits_of_times(TIMES[kind]):
+        with pytest.raises(TypeError, match=rf"^{name} holds times.* subtract a date and divide"):
+            door()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", [*TIMES, "period", "zone"])
+def test_a_column_of_times_is_named(kind):
+    pandas = pytest.importorskip("pandas")
+    hours = pandas.Series(HOURS.astype("datetime64[ns]"))
+    zone, period = hours.dt.tz_localize("UTC"), hours.dt.to_period("D")
+    frame = pandas.DataFrame({"x": WAVE, "when": {"zone": zone, "period": period}.get(kind)})
+    frame["when"] = TIMES.get(kind, frame.when)
+    for door in (epfast.LinearRegressor().fit, epfast.GPRegressor().fit):
+        with pytest.raises(TypeError, match="X has times in the column 'when'; allowed: numbers"):
+            door(frame, WAVE)
+    with pytest.raises(TypeError, match="X has times in the column 'when'; allowed: numbers"):
+        epfast.fit_linear(frame, WAVE, loss="gaussian")
+    for text in ("x ~ when", "x ~ (1 | when)", "when ~ x"):
+        with pytest.raises(ValueError, match="'when' holds times; allowed: numbers; subtract"):
+            epfast.formula.fit(text, frame)
+    frame["when"] = frame.x > 0.0  # truth values stay
+    assert epfast.LinearRegressor().fit(frame, WAVE).coef_.shape == (2,)

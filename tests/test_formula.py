@@ -301,7 +301,7 @@ def test_levels_are_those_of_formulae():
         ("y ~ s(a)", {}, ValueError, "'s' is unknown; allowed: functions of the caller"),
         ("y ~ 0", {}, ValueError, "only offsets; allowed: an intercept"),
         ("y ~ 0 + offset(z)", {}, ValueError, "only offsets"),
-        ("y ~ when", {}, ValueError, "'when' holds times; allowed: numbers, booleans or labels"),
+        ("y ~ when", {}, ValueError, "'when' holds times; allowed: numbers; subtract a date"),
         ("y ~ a", {"weights": "q"}, ValueError, "weights is 'q'; allowed: 'a', 'g'"),
         ("y ~ a", {"weights": [1.0]}, ValueError, "weights has shape"),
         ("a", {}, ValueError, "allowed: a formula with a response"),

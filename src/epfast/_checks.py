@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import functools
 import inspect
@@ -315,6 +316,7 @@ def array(
 def responses(name: str, value: Any, n: int, *widths: int, finite: bool = True) -> Array:
     """Real responses of n rows, (n,) for a width of 1, else (n, width). Not of dtype object."""
     if getattr(getattr(value, "dtype", None), "kind", "") == "O":
+        no_times(name, value)
         raise TypeError(f"{name} has dtype object; allowed: real numbers")
     given = real_array(name, value)
     shapes: list[tuple[int, ...]] = [(n,) if width == 1 else (n, width) for width in widths]
@@ -398,6 +400,38 @@ def _not_symmetric(name: str, given: NDArray[Any], pair: tuple[int, int]) -> Val
     )
 
 
+#: values that NumPy makes numbers of, in nanoseconds or another unit of its own
+TIMES = datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64
+#: what to do about them
+NO_TIMES = (
+    "allowed: numbers; subtract a date and divide by a unit, as "
+    "(t - t.min()) / numpy.timedelta64(1, 'D')"
+)
+
+
+def holds_times(given: Any) -> bool:
+    """Whether an array, or a column of a frame, holds dates, times, durations or periods."""
+    kind = getattr(given.dtype, "kind", "O")  # types of pandas itself have one, too
+    if kind in "mM" or str(given.dtype).lower().startswith("period"):
+        return True
+    return kind == "O" and any(
+        isinstance(one, TIMES) or type(one).__name__ == "Period" for one in np.asarray(given).flat
+    )
+
+
+def no_times(name: str, value: Any) -> None:
+    """Refuse dates, times, durations and periods. Of a frame the column is named."""
+    if hasattr(value, "columns") and hasattr(value, "dtypes"):
+        for column in value.columns:
+            one = value[column]
+            if hasattr(one, "dtype") and holds_times(one):
+                raise TypeError(f"{name} has times in the column {column!r}; {NO_TIMES}")
+    elif not hasattr(value, "tocsr"):
+        given = value if hasattr(value, "dtype") else np.asarray(value)
+        if holds_times(given):
+            raise TypeError(f"{name} holds times, of dtype {given.dtype}; {NO_TIMES}")
+
+
 def real_array(name: str, value: Any) -> NDArray[Any]:
     """``value`` as an array of integers, booleans or reals, without a copy where possible."""
     if hasattr(value, "tocsr"):
@@ -412,6 +446,8 @@ def real_array(name: str, value: Any) -> NDArray[Any]:
         raise ValueError(
             f"{name} is not a rectangular array; allowed: an array of real numbers"
         ) from None
+    if result.dtype.kind in "OmM":
+        no_times(name, value)
     if result.dtype == object:
         try:
             if any(item is None for item in result.flat):

@@ -453,8 +453,9 @@ def _check_columns(frame: Any, names: set[str]) -> None:
             f"{name!r} is missing in row {row} of data; allowed: data without missing values, such "
             "as data.dropna()"
         )
-    for name in part.select_dtypes(["datetime", "datetimetz", "timedelta"]):
-        raise ValueError(f"{name!r} holds times; allowed: numbers, booleans or labels")
+    for name in part.columns:
+        if _checks.holds_times(part[name]):
+            raise ValueError(f"{name!r} holds times; {_checks.NO_TIMES}")
 
 
 @contextmanager

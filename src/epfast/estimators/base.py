@@ -97,7 +97,11 @@ def all_or_nothing(fit: F) -> F:
 
 
 def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
-    """As scikit-learn's function, which does not name the columns of a frame that are text."""
+    """As scikit-learn's function, which reads times as numbers and names no columns of text."""
+    if not (isinstance(X, np.ndarray) and X.dtype.kind in "biufU"):
+        _refuse_times("X", X)
+    if arguments.get("y_numeric"):
+        _refuse_times("y", args[0])
     try:
         return _validated(estimator, X, *args, **arguments)
     except ValueError:
@@ -110,6 +114,14 @@ def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
             "categories, for example by sklearn.preprocessing.OneHotEncoder in a pipeline, or use "
             "epfast.formula.fit"
         ) from None
+
+
+def _refuse_times(name: str, value: Any) -> None:
+    """As :func:`epfast._checks.no_times`, of what is an array. Else scikit-learn says what is."""
+    try:
+        _checks.no_times(name, value)
+    except ValueError:  # rows of several lengths
+        return
 
 
 def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:
