@@ -3,6 +3,7 @@
 import inspect
 import pickle
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -404,3 +405,61 @@ def test_a_column_of_times_is_named(kind):
             epfast.formula.fit(text, frame)
     frame["when"] = frame.x > 0.0  # truth values stay
     assert epfast.LinearRegressor().fit(frame, WAVE).coef_.shape == (2,)
+
+
+OPTIONAL = ["sklearn", "matplotlib", "xarray", "arviz", "pandas", "formulae", "dask", "GPy", "tqdm"]
+#: asks for each optional package, and prints what is said; each is broken, or missing
+DOORS = """
+import sys, warnings
+import numpy as np
+import epfast
+from epfast import plots
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == BROKEN:
+            raise ImportError("a library of its own is broken", name=name)
+
+sys.meta_path.insert(0, Finder())
+X = np.random.default_rng(0).normal(size=(30, 2))
+post = epfast.fit_linear(X, np.where(X[:, 0] > 0.1, 1, -1))
+doors = {
+    "sklearn": lambda: epfast.LinearClassifier,
+    "matplotlib": lambda: plots.coefficients(post),
+    "xarray": post.to_arviz,
+    "arviz": post.to_arviz,
+    "pandas": post.summary,
+    "formulae": lambda: epfast.formula.fit("y ~ x", {"x": X[:, 0], "y": X[:, 1]}),
+    "dask": lambda: epfast.dask,
+    "GPy": lambda: epfast.gpy,
+    "tqdm": lambda: epfast.fit_linear(X, np.sign(X[:, 0]), progress=True),
+}
+with warnings.catch_warnings(action="ignore"):
+    try:
+        doors[BROKEN]()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_a_broken_package_is_not_said_to_be_missing(run_python, name):
+    pytest.importorskip(name)
+    said = run_python(f"BROKEN = {name!r}\n{DOORS}").stdout
+    assert said == "ImportError a library of its own is broken\n"
+
+
+def test_what_to_install_is_said_of_missing_packages_alone(tmp_path, monkeypatch):
+    (tmp_path / "halfway.py").write_text("import a_module_that_is_nowhere")
+    (tmp_path / "broken.py").write_text("from math import nothing")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, kind, said in (
+        ("not_there", ImportError, "^install it$"),
+        ("halfway", ModuleNotFoundError, "a_module_that_is_nowhere"),
+        ("broken", ImportError, "cannot import name 'nothing'"),
+    ):
+        with pytest.raises(kind, match=said), _checks.needs("install it", "math", name):
+            pass
+    monkeypatch.setitem(sys.modules, "math", None)
+    assert not _checks.installed("math")

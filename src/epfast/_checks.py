@@ -10,7 +10,9 @@ import math
 import numbers
 import os
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -23,6 +25,26 @@ T = TypeVar("T")
 
 #: relative rounding error of doubles
 EPS = float(np.finfo(np.float64).eps)
+
+
+def installed(module: str) -> bool:
+    """Whether a module is installed. An error of its own import, or of what it imports, is one."""
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def needs(what: str, *modules: str) -> Iterator[None]:
+    """Import from these modules within it. Where one is not installed ``what`` is said."""
+    for module in modules:
+        if not installed(module):
+            raise ImportError(what, name=module)
+    yield
 
 
 def path(name: str, value: Any) -> str:

@@ -30,6 +30,7 @@ from epfast.priors import LKJ, HalfNormal, HalfStudentT, Scale
 
 __all__ = ["FormulaFit", "fit"]
 
+NEEDED = "epfast.formula needs formulae and pandas: pip install 'epfast[formula]'"
 #: names of families in errors: those of bambi and brms. Each other name of such a loss will do
 NAMES = (
     *("gaussian", "t", "laplace", "bernoulli", "binomial", "poisson", "negativebinomial"),
@@ -434,7 +435,8 @@ def _unread(lexeme: str) -> ValueError:
 
 def _frame(data: Any) -> Any:
     """The data as a frame, from a frame or a dict of columns."""
-    import pandas
+    with _checks.needs(NEEDED, "pandas"):
+        import pandas
 
     frame = pandas.DataFrame(data) if isinstance(data, Mapping) else data
     if not isinstance(frame, pandas.DataFrame):
@@ -461,10 +463,8 @@ def _check_columns(frame: Any, names: set[str]) -> None:
 @contextmanager
 def _readable(formula: str, frame: Any) -> Iterator[Any]:
     """The module formulae. Its errors become errors about the formula."""
-    try:
+    with _checks.needs(NEEDED, "formulae"):
         import formulae
-    except ImportError as error:
-        raise ImportError("epfast.formula needs formulae: pip install epfast[formula]") from error
     try:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             yield formulae

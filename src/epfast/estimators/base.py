@@ -21,17 +21,14 @@ from epfast.inference.report import WEIGHTS, not_counts
 from epfast.losses import Loss, Multiclass
 from epfast.losses.names import LABELS, loss_at_door
 
-try:
+NEEDED = "epfast's estimators need scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
+with _checks.needs(NEEDED, "sklearn"):
     from sklearn import exceptions
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
-except ImportError as error:
-    raise ImportError(
-        "epfast's classifiers need scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
-    ) from error
 
 try:
     from sklearn.utils.validation import validate_data as _validated

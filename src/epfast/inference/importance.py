@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
+from epfast import _checks
 from epfast._arrays import Array
 
 #: numbers drawn at a time
@@ -277,18 +278,15 @@ def moments(
 
 def _smoother() -> Callable[[Array], tuple[Array, Any]] | None:
     """ArviZ's smoothing of log weights: of arviz_stats (1.x), or of arviz (0.x). None: neither."""
-    try:
+    if _checks.installed("arviz_stats"):
         from arviz_stats.base import array_stats
 
         return lambda log_weights: array_stats.psislw(-log_weights)
-    except ImportError:
-        pass
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the next version of arviz
-            from arviz import psislw
-    except ImportError:
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the next version of arviz
+        if not _checks.installed("arviz"):
+            return None
+        from arviz import psislw
     smooth: Callable[[Array], tuple[Array, Any]] = psislw
     return smooth
 
