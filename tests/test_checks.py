@@ -3,6 +3,7 @@
 import inspect
 import pickle
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_other_names_of_choices(name):
     """They lead to names that are, and are none of those themselves where these are allowed."""
     choices = [
         (*epfast.losses.names.NAMED, *epfast.losses.names.WITH_LATENTS),
-        tuple(epfast.formula.FAMILIES),
+        epfast.formula.NAMES,
         ("exact", "quadrature", "laplace", "quick_laplace", "variational"),
         ("full", "factorized"),
         ("sequential", "shuffled", "parallel"),
@@ -342,3 +343,123 @@ def test_paths(tmp_path):
     assert _checks.path("path", tmp_path / "x") == _checks.path("path", str(tmp_path / "x"))
     with pytest.raises(TypeError, match=r"^path is 3; allowed: a str or a path$"):
         _checks.path("path", 3)
+
+
+HOURS = np.arange("2024-01-01", "2024-01-02", dtype="datetime64[h]")
+#: what stands for times, of 24 rows
+TIMES = {
+    "date": HOURS,
+    "duration": HOURS - HOURS[0],
+    "objects": np.array(list(HOURS), dtype=object),
+    "datetime": [one.astype(object) for one in HOURS],
+    "days": np.array([one.astype("datetime64[D]").astype(object) for one in HOURS]),
+}
+WAVE = np.sin(np.arange(24.0))
+
+
+def fits_of_times(times):
+    """Doors with times among the columns, and in place of numbers elsewhere."""
+    two, flags = np.array([list(times)] * 2, dtype=object).T, np.where(WAVE > 0.0, 1, -1)
+    X, post = np.stack([WAVE, WAVE**2], axis=1), epfast.fit_linear(np.eye(24)[:, :2], flags)
+    model = epfast.LinearRegressor().fit(X, WAVE)
+    yield "X", lambda: epfast.fit_linear(two, flags)
+    yield "X", lambda: epfast.fit_network(two, WAVE, (2,))
+    yield "X", lambda: post.predict(two)
+    yield "X", lambda: model.predict(two)
+    for kind in (epfast.LinearClassifier, epfast.GPClassifier, epfast.NetworkClassifier):
+        yield "X", lambda kind=kind: kind().fit(two, flags)
+    for kind in (epfast.LinearRegressor, epfast.GPRegressor, epfast.NetworkRegressor):
+        yield "y", lambda kind=kind: kind().fit(X, times)
+    yield "y", lambda: epfast.fit_linear(X, times, loss="gaussian")
+    yield "y", lambda: epfast.fit_gp(np.eye(24), times, loss="gaussian")
+    yield "weights", lambda: epfast.fit_linear(X, flags, weights=times)
+    g = epfast.Graph()
+    yield "y", lambda: g.add("gaussian", X @ g.gaussian(2), times)
+    yield "mean", lambda: g.gaussian(24, mean=times)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", TIMES)
+def test_times_are_no_numbers(kind):
+    """NumPy reads them as nanoseconds, or another unit, since 1970."""
+    for name, door in fits_of_times(TIMES[kind]):
+        with pytest.raises(TypeError, match=rf"^{name} holds times.* subtract a date and divide"):
+            door()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", [*TIMES, "period", "zone"])
+def test_a_column_of_times_is_named(kind):
+    pandas = pytest.importorskip("pandas")
+    hours = pandas.Series(HOURS.astype("datetime64[ns]"))
+    zone, period = hours.dt.tz_localize("UTC"), hours.dt.to_period("D")
+    frame = pandas.DataFrame({"x": WAVE, "when": {"zone": zone, "period": period}.get(kind)})
+    frame["when"] = TIMES.get(kind, frame.when)
+    for door in (epfast.LinearRegressor().fit, epfast.GPRegressor().fit):
+        with pytest.raises(TypeError, match="X has times in the column 'when'; allowed: numbers"):
+            door(frame, WAVE)
+    with pytest.raises(TypeError, match="X has times in the column 'when'; allowed: numbers"):
+        epfast.fit_linear(frame, WAVE, loss="gaussian")
+    for text in ("x ~ when", "x ~ (1 | when)", "when ~ x"):
+        with pytest.raises(ValueError, match="'when' holds times; allowed: numbers; subtract"):
+            epfast.formula.fit(text, frame)
+    frame["when"] = frame.x > 0.0  # truth values stay
+    assert epfast.LinearRegressor().fit(frame, WAVE).coef_.shape == (2,)
+
+
+OPTIONAL = ["sklearn", "matplotlib", "xarray", "arviz", "pandas", "formulae", "dask", "GPy", "tqdm"]
+#: asks for each optional package, and prints what is said; each is broken, or missing
+DOORS = """
+import sys, warnings
+import numpy as np
+import epfast
+from epfast import plots
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == BROKEN:
+            raise ImportError("a library of its own is broken", name=name)
+
+sys.meta_path.insert(0, Finder())
+X = np.random.default_rng(0).normal(size=(30, 2))
+post = epfast.fit_linear(X, np.where(X[:, 0] > 0.1, 1, -1))
+doors = {
+    "sklearn": lambda: epfast.LinearClassifier,
+    "matplotlib": lambda: plots.coefficients(post),
+    "xarray": post.to_arviz,
+    "arviz": post.to_arviz,
+    "pandas": post.summary,
+    "formulae": lambda: epfast.formula.fit("y ~ x", {"x": X[:, 0], "y": X[:, 1]}),
+    "dask": lambda: epfast.dask,
+    "GPy": lambda: epfast.gpy,
+    "tqdm": lambda: epfast.fit_linear(X, np.sign(X[:, 0]), progress=True),
+}
+with warnings.catch_warnings(action="ignore"):
+    try:
+        doors[BROKEN]()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_a_broken_package_is_not_said_to_be_missing(run_python, name):
+    pytest.importorskip(name)
+    said = run_python(f"BROKEN = {name!r}\n{DOORS}").stdout
+    assert said == "ImportError a library of its own is broken\n"
+
+
+def test_what_to_install_is_said_of_missing_packages_alone(tmp_path, monkeypatch):
+    (tmp_path / "halfway.py").write_text("import a_module_that_is_nowhere")
+    (tmp_path / "broken.py").write_text("from math import nothing")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, kind, said in (
+        ("not_there", ImportError, "^install it$"),
+        ("halfway", ModuleNotFoundError, "a_module_that_is_nowhere"),
+        ("broken", ImportError, "cannot import name 'nothing'"),
+    ):
+        with pytest.raises(kind, match=said), _checks.needs("install it", "math", name):
+            pass
+    monkeypatch.setitem(sys.modules, "math", None)
+    assert not _checks.installed("math")

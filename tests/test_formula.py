@@ -328,7 +328,7 @@ def test_levels_are_those_of_formulae():
         ("y ~ s(a)", {}, ValueError, "'s' is unknown; allowed: functions of the caller"),
         ("y ~ 0", {}, ValueError, "only offsets; allowed: an intercept"),
         ("y ~ 0 + offset(z)", {}, ValueError, "only offsets"),
-        ("y ~ when", {}, ValueError, "'when' holds times; allowed: numbers, booleans or labels"),
+        ("y ~ when", {}, ValueError, "'when' holds times; allowed: numbers; subtract a date"),
         ("y ~ a", {"weights": "q"}, ValueError, "weights is 'q'; allowed: 'a', 'g'"),
         ("y ~ a", {"weights": [1.0]}, ValueError, "weights has shape"),
         ("a", {}, ValueError, "allowed: a formula with a response"),
@@ -775,3 +775,23 @@ def test_defaults_are_these():
         strategy="eb",
     )
     assert centred.log_evidence == pytest.approx(default.log_evidence, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("gaussian", "normal"), ("t", "student_t"), ("negbinomial", "nb")]
+)
+def test_families_by_other_names(name, other):
+    """The names of losses, and those of other packages, mean the same as at the other doors."""
+    fits = [formula.fit("k ~ a", DATA, one, strategy="eb") for one in (name, other)]
+    assert fits[0].posterior.posteriors[0].loss == fits[1].posterior.posteriors[0].loss
+    assert list(fits[0].summary().index) == list(fits[1].summary().index)
+
+
+def test_laplace_noise():
+    """Its scale is the mean of abs(y - h), to the 1 / sqrt(n) of its posterior."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=400)
+    y = 10.0 + 5.0 * x + 3.0 * rng.laplace(size=400)
+    table = formula.fit("y ~ x", {"x": x, "y": y}, "laplace", strategy="eb").summary()
+    assert list(table.index) == ["Intercept", "x", "b"]
+    np.testing.assert_allclose(table["mean"], [10.0, 5.0, 3.0], rtol=0.1)

@@ -69,7 +69,7 @@ def test_labels_of_pandas(kind):
             "loss is the class Hinge; allowed: an instance, Hinge()",
         ),
         (lambda: fit_linear(X, Y, scheme="vq"), ValueError, "did you mean 'variational'?"),
-        (lambda: fit_linear(X, Y, loss="logit"), ValueError, "did you mean 'logistic'?"),
+        (lambda: fit_linear(X, Y, loss="log_loss"), ValueError, "did you mean 'logistic'?"),
         (lambda: fit_gp(K, Y, loss="Probit"), ValueError, "did you mean 'probit'?"),
         (lambda: fit_linear(X, Y, posterior="diagonal"), ValueError, "did you mean 'factorized'?"),
         (lambda: epfast.EP(order="shuffle"), ValueError, "did you mean 'shuffled'?"),

@@ -72,8 +72,9 @@ def __getattr__(name: str) -> _Any:
             return _import_module(f"epfast.{name}")
     except ImportError as error:
         # hasattr and getattr with a default expect an AttributeError; "from epfast import" would
-        # turn that into an ImportError without a reason
-        if _getframe(1).f_code.co_name == "_handle_fromlist":
+        # turn that into an ImportError without a reason. What is there and fails is no missing name
+        missing = type(error) is ImportError and error.name and not _find_spec(error.name)
+        if not missing or _getframe(1).f_code.co_name == "_handle_fromlist":
             raise
         raise AttributeError(f"epfast.{name}: {error}", name=name) from error
     others = (_import_module(f"epfast.{other}") for other in ("schemes", "losses"))

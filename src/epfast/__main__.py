@@ -26,7 +26,7 @@ def info() -> None:
     }
     try:
         import threadpoolctl
-    except ImportError:
+    except ModuleNotFoundError:
         lines["BLAS threads"] = "unknown without threadpoolctl"
     else:
         for pool in threadpoolctl.threadpool_info():

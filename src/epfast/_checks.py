@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import functools
 import inspect
@@ -9,7 +10,9 @@ import math
 import numbers
 import os
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -22,6 +25,26 @@ T = TypeVar("T")
 
 #: relative rounding error of doubles
 EPS = float(np.finfo(np.float64).eps)
+
+
+def installed(module: str) -> bool:
+    """Whether a module is installed. An error of its own import, or of what it imports, is one."""
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def needs(what: str, *modules: str) -> Iterator[None]:
+    """Import from these modules within it. Where one is not installed ``what`` is said."""
+    for module in modules:
+        if not installed(module):
+            raise ImportError(what, name=module)
+    yield
 
 
 def path(name: str, value: Any) -> str:
@@ -108,7 +131,7 @@ ALIASES = {
     "logistic": "bernoulli binary binary_crossentropy cross_entropy log_loss logit",
     "multiclass": "categorical multinomial softmax",
     "negative_binomial": "nb negbin negbinomial",
-    "negbinomial": "nb negbin negative_binomial",
+    "negativebinomial": "nb negbin negbinomial negative_binomial",
     "noisy_step": "step",
     "ordinal": "cumulative proportional_odds",
     "probit": "normal_cdf",
@@ -117,8 +140,8 @@ ALIASES = {
     "quick_laplace": "qla",
     "sequential": "serial",
     "shuffled": "random",
-    "student": "cauchy student_t",
     "student_t": "cauchy huber student t",
+    "t": "cauchy student student_t",
     "variational": "vq",
     "weibull": "exponential",
 }
@@ -315,6 +338,7 @@ def array(
 def responses(name: str, value: Any, n: int, *widths: int, finite: bool = True) -> Array:
     """Real responses of n rows, (n,) for a width of 1, else (n, width). Not of dtype object."""
     if getattr(getattr(value, "dtype", None), "kind", "") == "O":
+        no_times(name, value)
         raise TypeError(f"{name} has dtype object; allowed: real numbers")
     given = real_array(name, value)
     shapes: list[tuple[int, ...]] = [(n,) if width == 1 else (n, width) for width in widths]
@@ -416,6 +440,38 @@ def in_memory(name: str, value: Any) -> None:
         )
 
 
+#: values that NumPy makes numbers of, in nanoseconds or another unit of its own
+TIMES = datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64
+#: what to do about them
+NO_TIMES = (
+    "allowed: numbers; subtract a date and divide by a unit, as "
+    "(t - t.min()) / numpy.timedelta64(1, 'D')"
+)
+
+
+def holds_times(given: Any) -> bool:
+    """Whether an array, or a column of a frame, holds dates, times, durations or periods."""
+    kind = getattr(given.dtype, "kind", "O")  # types of pandas itself have one, too
+    if kind in "mM" or str(given.dtype).lower().startswith("period"):
+        return True
+    return kind == "O" and any(
+        isinstance(one, TIMES) or type(one).__name__ == "Period" for one in np.asarray(given).flat
+    )
+
+
+def no_times(name: str, value: Any) -> None:
+    """Refuse dates, times, durations and periods. Of a frame the column is named."""
+    if hasattr(value, "columns") and hasattr(value, "dtypes"):
+        for column in value.columns:
+            one = value[column]
+            if hasattr(one, "dtype") and holds_times(one):
+                raise TypeError(f"{name} has times in the column {column!r}; {NO_TIMES}")
+    elif not hasattr(value, "tocsr"):
+        given = value if hasattr(value, "dtype") else np.asarray(value)
+        if holds_times(given):
+            raise TypeError(f"{name} holds times, of dtype {given.dtype}; {NO_TIMES}")
+
+
 def real_array(name: str, value: Any) -> NDArray[Any]:
     """``value`` as an array of integers, booleans or reals, without a copy where possible."""
     in_memory(name, value)
@@ -431,6 +487,8 @@ def real_array(name: str, value: Any) -> NDArray[Any]:
         raise ValueError(
             f"{name} is not a rectangular array; allowed: an array of real numbers"
         ) from None
+    if result.dtype.kind in "OmM":
+        no_times(name, value)
     if result.dtype == object:
         try:
             if any(item is None for item in result.flat):

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import expit, ndtr
 
 import epfast
-from epfast import plots
+from epfast import _checks, plots
 
 #: coefficients to print
 SHOWN = 5
@@ -29,11 +29,10 @@ def run(pictures: Path | None) -> int:
     pictures: the folder for a picture, None for none.
     """
     begin = time.perf_counter()
-    try:
-        from sklearn.datasets import load_breast_cancer
-    except ImportError:
+    if not _checks.installed("sklearn"):
         print("The demo reads a data set of scikit-learn: pip install 'epfast[sklearn,plot]'")
         return 1
+    from sklearn.datasets import load_breast_cancer
     from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
     from sklearn.metrics import log_loss
     from sklearn.model_selection import train_test_split

@@ -35,26 +35,32 @@ from epfast.gaussian.posterior import Posterior
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.report import checked_level, ends_of
+from epfast.losses.names import own_name
 from epfast.priors import LKJ, Gamma, HalfCauchy, HalfNormal, HalfStudentT, Scale
 
 __all__ = ["FormulaFit", "fit"]
 
-#: families by the names of bambi and brms. Each has its loss, and the parameters that are learned,
-#: by their names in the table of results and in the loss
-FAMILIES: dict[str, tuple[str, dict[str, str]]] = {
-    "gaussian": ("gaussian", {"sigma": "sd"}),
-    "t": ("student_t", {"sigma": "scale", "nu": "df"}),
-    "student": ("student_t", {"sigma": "scale", "nu": "df"}),
-    "bernoulli": ("logistic", {}),
-    "binomial": ("binomial", {}),
-    "poisson": ("poisson", {}),
-    "negativebinomial": ("negative_binomial", {"alpha": "size"}),
-    "negbinomial": ("negative_binomial", {"alpha": "size"}),
-    "gamma": ("gamma_noise", {"alpha": "shape"}),
-    "weibull": ("weibull", {"alpha": "shape"}),
+NEEDED = "epfast.formula needs formulae and pandas: pip install 'epfast[formula]'"
+#: names of families in errors: those of bambi and brms. Each other name of such a loss will do
+NAMES = (
+    *("gaussian", "t", "laplace", "bernoulli", "binomial", "poisson", "negativebinomial"),
+    *("gamma", "weibull"),
+)
+#: for the loss of each family the parameters that are learned, by their names in the table of
+#: results and in the loss
+FAMILIES: dict[str, dict[str, str]] = {
+    "gaussian": {"sigma": "sd"},
+    "student_t": {"sigma": "scale", "nu": "df"},
+    "laplace_noise": {"b": "scale"},
+    "logistic": {},
+    "binomial": {},
+    "poisson": {},
+    "negative_binomial": {"alpha": "size"},
+    "gamma_noise": {"alpha": "shape"},
+    "weibull": {"alpha": "shape"},
 }
-#: families in the unit of y, and those whose linear predictor is a logarithm in that unit
-OF_LOCATION, OF_LOG = ("gaussian", "t", "student"), ("gamma", "weibull")
+#: losses whose linear predictor is a logarithm in the unit of y
+OF_LOG = ("gamma_noise", "weibull")
 #: sd of default priors of slopes in units of y over x, and of sds of groups
 WIDE = 2.5
 #: largest size of a dense matrix of all columns. Above it group columns are sparse
@@ -328,7 +334,7 @@ class ModelMatrix:
         """Responses of rows as the loss takes them."""
         from pandas.api.types import is_numeric_dtype
 
-        family, values = self.family, self._response_in(frame)
+        loss, values = own_name(self.family), self._response_in(frame)
         of_counts = np.ndim(values) == 2
         if of_counts:
             y = np.asarray(values)
@@ -345,14 +351,15 @@ class ModelMatrix:
         labels = not of_counts and not is_numeric_dtype(values)
         of_two = not of_counts and np.isin(y, (0.0, 1.0)).all() and len(self.levels) in (0, 2)
         right, allowed = {
-            "bernoulli": (of_two, "0 and 1, a variable of two levels, or y['level']"),
+            "logistic": (of_two, "0 and 1, a variable of two levels, or y['level']"),
             "binomial": (of_counts, f"{COUNTS}; family='bernoulli' for 0 and 1"),
-        }.get(family, (not of_counts and not labels and np.isfinite(y).all(), "finite numbers"))
+        }.get(loss, (not of_counts and not labels and np.isfinite(y).all(), "finite numbers"))
         if not right:
             raise ValueError(
-                f"{self.response.name!r} is not a response of family {family!r}; allowed: {allowed}"
+                f"{self.response.name!r} is not a response of family {self.family!r}; allowed: "
+                f"{allowed}"
             )
-        return 2.0 * y - 1.0 if family == "bernoulli" else y
+        return 2.0 * y - 1.0 if loss == "logistic" else y
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -423,7 +430,7 @@ class FormulaFit(Posterior):
     def _hyper_names(self) -> list[str]:
         """Names of the hyper-parameters in the formula."""
         pairs = [f"cor {a.rpartition('|')[0]},{b}" for a, b in self.design.pairs]
-        return [*self.design.effects, *pairs, *FAMILIES[self.family][1]]
+        return [*self.design.effects, *pairs, *FAMILIES[own_name(self.family)]]
 
     @property
     def hyper_labels(self) -> tuple[str, ...]:
@@ -620,7 +627,7 @@ class FormulaFit(Posterior):
             result.append(np.sqrt(weights @ (within + (means - mean) ** 2)))
         if interval is not None:
             level = checked_level(interval, "interval")
-            if self.family in ("bernoulli", "binomial"):
+            if own_name(self.family) in ("logistic", "binomial"):
                 raise ValueError(
                     f"interval is {interval} for family {self.family!r}; allowed: None, since y is "
                     "0 or 1; predict_latent has the uncertainty of the linear predictor"
@@ -694,7 +701,7 @@ class FormulaFit(Posterior):
             latent = np.asarray(found.rows @ weights.T).T + found.offset
             latent += self._new_effects(found, post.points[k], int(n), rng)
             y = post.posteriors[k].known_loss().with_offset(False).sample(latent, rng)
-            drawn.append((y + 1.0) / 2.0 if self.family == "bernoulli" else y)
+            drawn.append((y + 1.0) / 2.0 if own_name(self.family) == "logistic" else y)
         return np.asarray(rng.permutation(np.concatenate(drawn)))
 
     def _new_effects(self, found: NewRows, point: Array, size: int, rng: Any) -> Array:
@@ -773,9 +780,10 @@ def fit(
         A column per variable. Columns in the formula have no missing values. Categories keep their
         order, text is in alphabetical order, and the first level is the reference.
     family : str, default="gaussian"
-        "gaussian", "t" (or "student"), "bernoulli", "binomial", "poisson", "negativebinomial" (or
-        "negbinomial"), "gamma" or "weibull". "bernoulli" takes 0 and 1, booleans, or two labels.
-        The second label, in alphabetical order or in the order of categories, is 1.
+        "gaussian", "t", "laplace", "bernoulli", "binomial", "poisson", "negativebinomial", "gamma"
+        or "weibull", or another name of such a loss, as "student" or "negbinomial". "bernoulli"
+        takes 0 and 1, booleans, or two labels. The second label, in alphabetical order or in the
+        order of categories, is 1.
     priors : dict, optional
         Priors by name:
 
@@ -786,11 +794,12 @@ def fit(
 
         Defaults depend on no unit of y or x. Slopes have N(0, 2.5 sd(y) / sd(x)), an intercept
         N(mean(y), 2.5 sd(y)) at the means of the columns, sds of groups a half-normal of scale
-        2.5 sd(y) over the size of their columns, sigma a half-Student-t of 4 degrees of freedom and
-        scale sd(y), nu Gamma(2, 0.1), alpha a half-Cauchy of scale 1, and correlations LKJ(2). For
-        families other than "gaussian" and "t", sd(y) is replaced by 1 and mean(y) by 0, or for
-        "gamma" and "weibull" by log(mean(y)). An intercept whose prior is given has it where all
-        columns are 0. bambi and brms differ in what :doc:`/tutorial_groups` lists.
+        2.5 sd(y) over the size of their columns, sigma and b a half-Student-t of 4 degrees of
+        freedom and scale sd(y), nu Gamma(2, 0.1), alpha a half-Cauchy of scale 1, and correlations
+        LKJ(2). For families other than "gaussian", "t" and "laplace", sd(y) is replaced by 1 and
+        mean(y) by 0, or for "gamma" and "weibull" by log(mean(y)). An intercept whose prior is
+        given has it where all columns are 0. bambi and brms differ in what :doc:`/tutorial_groups`
+        lists.
     weights : array_like of shape (n,) or str, optional
         Weights of the rows, as in :func:`epfast.fit_linear`, or the name of their column.
     strategy : str, default="auto"
@@ -821,7 +830,10 @@ def fit(
     >>> model.summary().loc["x", "mean"].round()
     np.float64(2.0)
     """
-    name, numbers = FAMILIES[_checks.choice("family", family, tuple(FAMILIES))]
+    name = own_name(family)
+    if not isinstance(family, str) or name not in FAMILIES:
+        _checks.choice("family", family, NAMES)
+    numbers = FAMILIES[name]
     frame = _frame(data)
     if not isinstance(formula, str):
         raise TypeError(f"formula is {_checks.describe(formula)}; allowed: a str, such as 'y ~ x'")
@@ -831,7 +843,7 @@ def fit(
         design = ModelMatrix(formula, family, frame, env)
         rows, offset, _ = design.rows(frame)
         y = design.observed(frame)
-        unit, center = _unit_of(y, offset, family, bool(design.effects))
+        unit, center = _unit_of(y, offset, name, bool(design.effects))
     if isinstance(weights, str):
         weights = frame[_checks.choice("weights", weights, tuple(map(str, frame.columns)))]
     cor = {members: f"cor|{members[0].rpartition('|')[2]}" for members in design.blocks}
@@ -1119,7 +1131,8 @@ def _unread(lexeme: str) -> ValueError:
 
 def _frame(data: Any) -> Any:
     """The data as a frame, from a frame or a dict of columns."""
-    import pandas
+    with _checks.needs(NEEDED, "pandas"):
+        import pandas
 
     frame = pandas.DataFrame(data) if isinstance(data, Mapping) else data
     if not isinstance(frame, pandas.DataFrame):
@@ -1140,8 +1153,9 @@ def _check_columns(frame: Any, names: set[str]) -> None:
             f"{name!r} is missing in row {row} of data; allowed: data without missing values, such "
             "as data.dropna()"
         )
-    for name in part.select_dtypes(["datetime", "datetimetz", "timedelta"]):
-        raise ValueError(f"{name!r} holds times; allowed: numbers, booleans or labels")
+    for name in part.columns:
+        if _checks.holds_times(part[name]):
+            raise ValueError(f"{name!r} holds times; {_checks.NO_TIMES}")
     for name in part.columns[[kind == "object" for kind in part.dtypes]]:
         types = sorted({type(one).__name__ for one in part[name]})
         if len(types) > 1 and "str" in types:
@@ -1241,10 +1255,8 @@ def _levels_of(values: Any) -> list[Any]:
 @contextmanager
 def _readable(formula: str, frame: Any) -> Iterator[Any]:
     """The module formulae. Its errors become errors about the formula."""
-    try:
+    with _checks.needs(NEEDED, "formulae"):
         import formulae
-    except ImportError as error:
-        raise ImportError("epfast.formula needs formulae: pip install epfast[formula]") from error
     try:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             yield formulae
@@ -1262,12 +1274,12 @@ def _readable(formula: str, frame: Any) -> Iterator[Any]:
         raise ValueError(f"formula {formula!r} cannot be read with these data: {reason}") from error
 
 
-def _unit_of(y: Array, offset: Array, family: str, has_groups: bool) -> tuple[float, float]:
+def _unit_of(y: Array, offset: Array, loss: str, has_groups: bool) -> tuple[float, float]:
     """The unit of y in default priors, and the mean of the prior of an intercept."""
-    if family in OF_LOG:
+    if loss in OF_LOG:
         mean = float((y * np.exp(offset.min() - offset)).mean())
         return 1.0, math.log(mean) - float(offset.min()) if mean > 0.0 else 0.0
-    if family not in OF_LOCATION:
+    if not losses.resolve(loss).in_units_of_y:
         return 1.0, 0.0
     if has_groups and not np.ptp(y):
         raise ValueError(
@@ -1278,8 +1290,8 @@ def _unit_of(y: Array, offset: Array, family: str, has_groups: bool) -> tuple[fl
 
 
 def _default(number: str, unit: float) -> Scale:
-    """The default prior of a parameter of a family: only that of sigma has a unit."""
-    if number == "sigma":
+    """The default prior of a parameter of a family: only those of sigma and b have a unit."""
+    if number in ("sigma", "b"):
         return HalfStudentT(4.0, unit)
     return Gamma(2.0, 0.1) if number == "nu" else HalfCauchy(1.0)
 

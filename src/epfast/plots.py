@@ -39,10 +39,9 @@ def _axes(ax: Any, width: float = 5.6, height: float = 4.0) -> Any:
         if not hasattr(ax, "plot"):
             raise TypeError(f"ax is {_checks.describe(ax)}; allowed: axes of matplotlib, or None")
         return ax
-    try:
+    needed = "epfast.plots needs matplotlib: pip install 'epfast[plot]'"
+    with _checks.needs(needed, "matplotlib", "matplotlib.figure"):
         from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("epfast.plots needs matplotlib: pip install 'epfast[plot]'") from None
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure.add_subplot()
 

@@ -2,14 +2,15 @@
 
 import inspect
 import pickle
-import warnings
 
 import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
 import epfast
-from epfast import GPRegressor, LinearRegressor, losses
+from epfast import EP, GPRegressor, LinearRegressor, losses
+from epfast.estimators.parameters import LossParameters
+from epfast.gaussian.held import gains
 
 pytest.importorskip("sklearn")
 
@@ -615,11 +616,50 @@ def test_a_process_of_large_counts(mean):
     np.testing.assert_allclose(np.log(model.predict(rows)), latent, atol=4.0 * mean**-0.5)
 
 
-def test_classes_by_their_numbers_that_are_many():
-    X, y = np.random.default_rng(0).normal(size=(80, 2)), np.arange(80)
-    model = epfast.LinearRegressor(loss="ordinal", prior_variance=1.0, learn=())
-    with pytest.warns(epfast.DataWarning, match="y has 80 classes"):
-        model.fit(X, y)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", epfast.DataWarning)
-        model.fit(X, y // 2)
+def many_cuts(unseen):
+    """A fit of 20 classes, some of which no row has, and the parameters of a search."""
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(150, 2))
+    order = np.argsort(np.argsort(rows @ [1.0, -0.5] + rng.normal(size=150)))
+    y = np.setdiff1d(np.arange(20), unseen)[order * (20 - len(unseen)) // 150]
+    loss = losses.Ordinal(tuple(np.linspace(-2.0, 2.0, 19)), "logit")
+    responses = loss.responses("y", y, 150)
+    parameters = LossParameters.of(loss, None, responses, None, False)
+    post = epfast.fit_linear(rows, y, loss=parameters.loss, schedule=EP(200, 1e-10))
+    return post, parameters
+
+
+@pytest.mark.parametrize("unseen", [(), (7, 8, 12), (0, 1, 19)])
+def test_derivatives_by_cuts_all_at_once(unseen):
+    """They are those by one cut, or one pair of gaps, after another, up to the differences'."""
+    post, parameters = many_cuts(unseen)
+    u = parameters.start
+    given = [post], parameters.at, u, parameters.bounds
+    slopes, bent = gains(*given)
+    fast, second = gains(*given, parameters.chart(u))
+    np.testing.assert_allclose(fast, slopes, rtol=1e-4, atol=1e-4 * np.abs(slopes).max())
+    np.testing.assert_allclose(second, bent, atol=3e-3 * np.abs(bent).max())
+    cuts, by_hand = np.array(post.loss.cuts), []
+    for step in np.diag(post.loss.steps("cuts", 1e-3)):
+        moved = [losses.Ordinal(tuple(cuts + k * step), "logit") for k in (-2, -1, 1, 2)]
+        by_hand.append(post.loss_gain(*moved) @ [1.0, -8.0, 8.0, -1.0] / (12.0 * step.sum()))
+    of_cuts = post.loss_gradient()["cuts"]
+    np.testing.assert_allclose(of_cuts, by_hand, rtol=1e-5, atol=1e-4)
+
+
+def test_hundreds_of_cuts_take_few_integrals(monkeypatch):
+    """A handful of passes over the rows for the derivatives by all cuts, not one for each pair."""
+    passes = []
+    by_row = losses.Ordinal.tilted
+    monkeypatch.setattr(
+        losses.Ordinal, "tilted", lambda self, *given: passes.append(1) or by_row(self, *given)
+    )
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(600, 3))
+    y = np.argsort(np.argsort(rows[:, 0] + rng.normal(size=600))) // 2
+    model = LinearRegressor(loss="ordinal").fit(rows, y)
+    assert len(model.loss_.cuts) == 299
+    assert model.converged_
+    # as the shares of the classes say, but for the spread of the means
+    assert np.corrcoef(model.loss_.cuts, np.linspace(0, 1, 299))[0, 1] > 0.9
+    assert len(passes) < 2000

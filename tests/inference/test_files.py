@@ -333,6 +333,54 @@ def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path):
     the_same(name, before)
 
 
+KILLED = """
+import os, signal, sys
+import epfast
+post = epfast.load(sys.argv[1])
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+post.save(sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="signals of POSIX")
+def test_what_a_killed_process_left_goes_with_the_next_save(tmp_path):
+    """But for what is written at the moment, and for what is no unfinished file of ours."""
+    name, post = tmp_path / "post.npz", fit()
+    post.save(name)
+    before = name.read_bytes()
+    subprocess.run([sys.executable, "-c", KILLED, str(name)], check=False)
+    (left,) = tmp_path.glob(".epfast-*.tmp")
+    assert name.read_bytes() == before
+    mine = [tmp_path / one for one in (".epfast-mine.tmp", ".epfast-0123456789abcde.tmp.bak")]
+    (tmp_path / ".epfast-0123456789abcdef.tmp").symlink_to(name)
+    for one in mine:
+        one.write_text("")
+    with files._replacing(str(tmp_path / "slow.npz")) as slow:
+        (written,) = (one for one in tmp_path.glob(".epfast-*.tmp") if one.samefile(slow.name))
+        assert not left.exists()
+        post.save(tmp_path / "other.npz")
+        assert written.exists()
+    names = {"post.npz", "slow.npz", "other.npz", ".epfast-0123456789abcdef.tmp"}
+    assert {one.name for one in tmp_path.iterdir()} == names | {one.name for one in mine}
+    assert epfast.load(tmp_path / "other.npz").log_evidence == post.log_evidence
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="locks of POSIX")
+def test_a_file_that_is_swept_up_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    real, swept = files.fcntl.flock, []
+
+    def late(file, how):
+        if not swept:
+            swept.extend(tmp_path.glob(".epfast-*.tmp"))
+            swept[0].unlink()
+        real(file, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    fit().save(tmp_path / "post.npz")
+    assert [one.name for one in tmp_path.iterdir()] == ["post.npz"]
+    assert len(swept) == 1
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="signals of POSIX")
 def test_kills_lose_no_file(tmp_path):

@@ -1,6 +1,7 @@
 """Your own loss: Python callables and C functions against the built-in ones."""
 
 import ctypes
+import math
 import threading
 import weakref
 
@@ -116,6 +117,88 @@ def test_errors_come_through():
             fit(X, y, loss=result)
     with pytest.raises(FloatingPointError):
         epfast.backend.fit_minibatch(LowLevelCallable(SILENT_C), X, np.zeros(5), np.ones(5))
+
+
+class Compiled:
+    """What numba.cfunc makes: called with numbers, with the C function as ``ctypes``."""
+
+    def __init__(self, function, values):
+        self.ctypes, self.values = function, values
+
+    def __call__(self, *values):
+        return self.values(*values)
+
+
+SITE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, DOUBLES, DOUBLES, DOUBLES, ctypes.c_void_p)
+
+
+@SITE
+def site_in_c(n, m, v, out, user):
+    for i in range(n):  # exp(h / 2 - h^2 / 2), whose integral is Gaussian
+        s, z = 1.0 + v[i], m[i] - 0.5
+        out[3 * i] = 0.125 - 0.5 * np.log(s) - 0.5 * z * z / s
+        out[3 * i + 1], out[3 * i + 2] = -z / s, -1.0 / s
+    return 0
+
+
+@pytest.mark.parametrize("function", [SCALAR_C, SCALAR_DATA_C, BATCH_C])
+def test_a_compiled_function_needs_no_wrapper(function):
+    """A function of ctypes, or an object with one, is the LowLevelCallable of it."""
+    X, y = data(10, 2)
+    user = () if function is not SCALAR_DATA_C else user_data(1.0)[1:]
+    if user:  # which such an object cannot carry
+        function = SCALAR_DATA(lambda m, user: np.logaddexp(0, -m))
+    right = epfast.fit_linear(X, y)
+    made = Compiled(function, lambda m: np.logaddexp(0, -m))
+    for loss in (function, made, epfast.CustomLoss(made), LowLevelCallable(function)):
+        post = epfast.fit_linear(X, y, loss=loss)
+        np.testing.assert_allclose(post.mean, right.mean, rtol=1e-8, atol=1e-10)
+        assert not post.loss.core().interpreted
+
+
+def test_a_compiled_site_needs_no_wrapper():
+    """t = exp(h / 2 - h^2 / 2) of the margin is a Gaussian: ridge regression on targets y / 2."""
+    X, y = data()
+    mean = np.linalg.solve(np.eye(5) + X.T @ X, X.T @ (0.5 * y))
+    made = Compiled(site_in_c, lambda n, m, v, out, user: 0)
+    for loss in (site_in_c, made, epfast.CustomSite(made)):
+        np.testing.assert_allclose(epfast.fit_linear(X, y, loss=loss).mean, mean, rtol=1e-8)
+    with pytest.raises(ValueError, match="allowed: 'double"):
+        epfast.CustomLoss(made)
+
+
+def test_a_posterior_keeps_the_machine_code():
+    """It goes with the object that compiled it."""
+    X, y = data()
+    made = Compiled(SCALAR(lambda m: np.logaddexp(0, -m)), None)
+    held, post = weakref.ref(made), epfast.fit_linear(X, y, loss=made)
+    del made
+    assert held() is not None
+    post.partial_fit(X, y)
+    del post
+    assert held() is None
+
+
+def test_a_function_of_numbers_is_refused_in_words():
+    X, y = data()
+
+    def value(m):
+        return np.log1p(np.exp(-m)) if m > -30 else -m
+
+    def moments(m, v):
+        return math.log1p(m * m), 0.0, -0.1
+
+    bare = ctypes.CDLL(None).abs  # without argtypes
+    for loss, name in ((value, "value"), (epfast.CustomSite(moments), "moments")):
+        with pytest.raises(
+            TypeError, match=f"{name} takes a number .*; allowed: a function of arr"
+        ):
+            epfast.fit_linear(X, y, loss=loss)
+    with pytest.raises(ValueError, match=r"loss is .* argtypes"):
+        epfast.fit_linear(X, y, loss=bare)
+    right = epfast.fit_linear(X, y)
+    post = epfast.fit_linear(X, y, loss=np.vectorize(value))
+    np.testing.assert_allclose(post.mean, right.mean, rtol=1e-8, atol=1e-10)
 
 
 def test_wrong_signature():

@@ -440,3 +440,36 @@ def test_a_name_is_enough(name):
     by_name, by_class = (epfast.fit_linear(X, y, loss=loss) for loss in (name, NAMED[name]()))
     np.testing.assert_array_equal(by_name.mean, by_class.mean)
     assert by_name.loss == NAMED[name]()
+
+
+OTHER_NAMES = {
+    **dict.fromkeys(("t", "student", "studentt"), "student_t"),
+    **dict.fromkeys(("nb", "negbin", "negbinomial", "negativebinomial"), "negative_binomial"),
+    **dict.fromkeys(("bernoulli", "binary", "logit"), "logistic"),
+    **{"gamma": "gamma_noise", "laplace": "laplace_noise", "normal": "gaussian"},
+    **{"tobit": "censored", "asymmetric_laplace": "quantile"},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_other_names_of_families(name):
+    """What other packages call a family is the loss here, which is printed and saved by its own."""
+    own = OTHER_NAMES[name]
+    assert losses.resolve(name) == NAMED[own]()
+    assert losses.describe(losses.resolve(name))["name"] == own
+    door = epfast.LinearClassifier if own == "logistic" else epfast.LinearRegressor
+    other = epfast.LinearRegressor if own == "logistic" else epfast.LinearClassifier
+    X = np.random.default_rng(0).normal(size=(30, 1))
+    y = X[:, 0] > 0.0 if own == "logistic" else np.arange(1.0, 31.0)
+    model = door(loss=name, prior_variance=1.0, learn=None).fit(X, y)
+    assert isinstance(model.posterior_.loss, NAMED[own])
+    with pytest.raises(ValueError, match="allowed in a"):
+        other(loss=name).fit(X, np.arange(30) % 2)
+    with pytest.raises(ValueError, match=rf"loss is '{name}x'; allowed: '"):
+        losses.resolve(f"{name}x")
+
+
+def test_names_are_lower_case():
+    for typed, meant in (("Normal", "gaussian"), ("Gamma", "gamma_noise"), ("NB", "negative_bin")):
+        with pytest.raises(ValueError, match=f"did you mean '{meant}"):
+            losses.resolve(typed)

@@ -63,9 +63,9 @@ def test_laplace_propagation_ends_at_the_mode():
 
 
 def test_slopes_alone_make_a_proper_posterior():
-    """Quick Laplace on hinge: sites of precision 0 with a slope, none refused."""
+    """Quick Laplace on hinge, as printed: sites of precision 0 with a slope, none refused."""
     X, y = data()
-    post = fit(X, y, "hinge", "quick_laplace", schedule=EP(1, 0.0))
+    post = fit(X, y, "hinge", QuickLaplace("exact"), schedule=EP(1, 0.0))
     np.testing.assert_allclose(post.precision, np.eye(3) / 2, rtol=1e-12, atol=1e-14)
     assert post.n_refused == 0
     assert np.abs(post.sites.shift).max() == 1.0

@@ -21,17 +21,14 @@ from epfast.inference.report import WEIGHTS, not_counts
 from epfast.losses import Loss, Multiclass
 from epfast.losses.names import LABELS, loss_at_door
 
-try:
+NEEDED = "epfast's estimators need scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
+with _checks.needs(NEEDED, "sklearn"):
     from sklearn import exceptions
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
-except ImportError as error:
-    raise ImportError(
-        "epfast's classifiers need scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
-    ) from error
 
 try:
     from sklearn.utils.validation import validate_data as _validated
@@ -98,12 +95,16 @@ def all_or_nothing(fit: F) -> F:
 
 
 def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
-    """As scikit-learn's function, which does not name the columns of a frame that are text.
+    """As scikit-learn's function, which reads times as numbers and names no columns of text.
 
     Collections of Dask are refused, which it would compute.
     """
     for name, value in zip(("X", "y"), (X, *args), strict=False):
         _checks.in_memory(name, value)
+    if not (isinstance(X, np.ndarray) and X.dtype.kind in "biufU"):
+        _refuse_times("X", X)
+    if arguments.get("y_numeric"):
+        _refuse_times("y", args[0])
     try:
         return _validated(estimator, X, *args, **arguments)
     except ValueError:
@@ -116,6 +117,14 @@ def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
             "categories, for example by sklearn.preprocessing.OneHotEncoder in a pipeline, or use "
             "epfast.formula.fit"
         ) from None
+
+
+def _refuse_times(name: str, value: Any) -> None:
+    """As :func:`epfast._checks.no_times`, of what is an array. Else scikit-learn says what is."""
+    try:
+        _checks.no_times(name, value)
+    except ValueError:  # rows of several lengths
+        return
 
 
 def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:

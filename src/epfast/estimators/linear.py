@@ -56,7 +56,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
 
     Parameters
     ----------
-    loss : str, Loss, scipy.LowLevelCallable or callable, default="logistic"
+    loss : str, Loss, scipy.LowLevelCallable, numba.cfunc or callable, default="logistic"
         "logistic", "probit", "hinge", "quasi01", "noisy_step" or another loss, as in
         :func:`epfast.fit_linear`. "multiclass", or :class:`epfast.losses.Multiclass`, is
         multinomial probit, with one posterior and one evidence of all classes. It takes integer

@@ -18,10 +18,8 @@ from epfast.estimators.base import (
     validate_fit,
 )
 from epfast.gaussian.posterior import shifted
-from epfast.inference import DataWarning
-from epfast.inference.records import warn_user
-from epfast.losses import Loss, Multiclass, Ordinal, quantiles
-from epfast.losses.names import NUMBERS, loss_at_door
+from epfast.losses import Loss, Multiclass, quantiles
+from epfast.losses.names import NUMBERS, loss_at_door, own_name
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import BaseEstimator, RegressorMixin  # isort: skip
@@ -33,9 +31,6 @@ __all__ = ["LatentRegressor"]
 
 #: losses with the mean exp(h), up to a factor
 LOG_LINKS = losses.Poisson, losses.NegativeBinomial, losses.GammaNoise, losses.Weibull
-#: classes by their numbers from which a search of the cuts is said to take long: of 442 rows 1.2 s
-#: with 51, some 15 s with 101, and 54 s with 201
-MANY_CLASSES = 60
 
 
 class Parts(NamedTuple):
@@ -126,7 +121,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
     def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and y of a fit. y (n,), or (n, 2) whose columns the loss knows."""
         given = self._input()
-        if _is_pair(y) and isinstance(self.loss, str) and self.loss == "gaussian":
+        if _is_pair(y) and isinstance(self.loss, str) and own_name(self.loss) == "gaussian":
             raise ValueError(
                 "y has 2 columns; allowed with loss='gaussian': (n,); loss=losses.Gaussian() takes "
                 "(value, variance); several outputs take a model each, as by "
@@ -360,11 +355,5 @@ def loss_of_numbers(given: Any, y: Any) -> Loss:
         raise ValueError(
             f"loss is {loss!r}, which has {loss.latents} latent values per row; allowed in a "
             "regressor: a loss of one; epfast.fit_linear and epfast.fit_gp take the others"
-        )
-    if given == "ordinal" and isinstance(loss, Ordinal) and len(loss.cuts) >= MANY_CLASSES:
-        warn_user(
-            f"y has {len(loss.cuts) + 1} classes, integers from 0 on, whose cuts take long to "
-            "find: number those that have rows, or take a loss of numbers",
-            DataWarning,
         )
     return loss

@@ -275,8 +275,10 @@ class Search:
             return self.exact(u)[1:]
         k, numbers = self.k, slice(self.k, None)
         _, slopes, bent = self.log_prior(u)
-        at: Any = None if self.parameters is None else self.parameters.at
-        by_number, more = gains(fits.posteriors, at, u[numbers], self.bounds[numbers])
+        given = self.parameters
+        at: Any = None if given is None else given.at
+        chart = None if given is None else given.chart(u[numbers])
+        by_number, more = gains(fits.posteriors, at, u[numbers], self.bounds[numbers], chart)
         slopes[numbers] += by_number
         bent[numbers, numbers] += more
         d = self.problem.d

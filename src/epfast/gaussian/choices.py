@@ -134,16 +134,14 @@ def default_scheme(loss: losses.Loss, factor: str, posterior: str) -> Scheme:
     """The scheme where none is named: one that holds on columns of unit variance."""
     if factor != "minibatch":
         return EXACT
-    scheme, reason = schemes.Laplace(), schemes.Laplace().refuses(loss, factor)
-    if reason is not None and "values" not in loss.gives:
-        return scheme  # it says what is wrong
-    if reason is None and loss.kinks:
-        slopes = list(getattr(loss, "slopes", ()))
-        if slopes and slopes == sorted(slopes) and posterior != "full":
-            return schemes.Laplace(curvature="slope")
-        reason = f"the curvature of {loss!r} is 0, so that its sites would carry no precision"
-    if reason is None:
-        return scheme
+    scheme = schemes.Laplace()
+    reason = scheme.refuses(loss, factor)
+    if reason is None or "values" not in loss.gives:
+        return scheme  # which says what is wrong
+    slopes = list(getattr(loss, "slopes", ()))
+    convex, by_slope = slopes == sorted(slopes) != [], schemes.Laplace(curvature="slope")
+    if convex and posterior != "full" and by_slope.refuses(loss, factor) is None:
+        return by_slope
     raise ValueError(
         f"scheme is None, for {loss!r} with a batch_size: {reason.split('; allowed')[0]}; allowed: "
         "batch_size=None, a site per row, whose moments are exact, or a scheme that is named, as "

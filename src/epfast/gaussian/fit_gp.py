@@ -81,7 +81,7 @@ def fit_gp(
         be a list of C matrices.
     y : array_like of shape (n,) or (n, k)
         What the loss takes, as in :func:`epfast.fit_linear`.
-    loss : str, Loss, scipy.LowLevelCallable or callable, default="probit"
+    loss : str, Loss, scipy.LowLevelCallable, numba.cfunc or callable, default="probit"
         As in :func:`epfast.fit_linear`. Sites of likelihoods that are not log-concave may have
         negative precision.
     scheme : str or Scheme, default="exact"

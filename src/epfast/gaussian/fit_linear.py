@@ -114,10 +114,11 @@ def fit_linear(
         dense or CSR, and ``y`` None. The result does not depend on where the chunks are cut.
     y : array_like of shape (n,) or (n, k)
         What the loss takes: labels -1 and +1, counts for "poisson", (count, trials) for "binomial".
-    loss : str, Loss, scipy.LowLevelCallable or callable, default="logistic"
+    loss : str, Loss, scipy.LowLevelCallable, numba.cfunc or callable, default="logistic"
         A name of ``epfast.losses.NAMED``, for example "logistic", "probit", "hinge",
-        "squared_hinge", "quasi01", "noisy_step", "poisson" or "binomial". Or a Loss. For a loss of
-        your own see :class:`~epfast.losses.CustomLoss`, and for sites of your own
+        "squared_hinge", "quasi01", "noisy_step", "poisson" or "binomial", or another name of such
+        a family, as "normal", "t", "laplace", "gamma", "bernoulli" or "negbinomial". Or a Loss. For
+        a loss of your own see :class:`~epfast.losses.CustomLoss`, and for sites of your own
         :class:`~epfast.losses.CustomSite`.
     scheme : str or Scheme, optional
         How the tilted moments of a factor are computed: "exact", "laplace", "quick_laplace",

@@ -458,15 +458,15 @@ class GaussianPosterior(Posterior):
             As :meth:`loss_gradient`.
         """
         now = self.log_integrals(self.known_loss())
-        return np.array([self.log_integrals(loss) - now for loss in others])
+        return np.array([(self.log_integrals(loss) - now).sum() for loss in others])
 
     @cached_property
-    def log_integrals(self) -> Callable[[Loss], float]:
-        """The sum of log Z_i over the rows by the loss, the cavities held fixed; for searches."""
+    def log_integrals(self) -> Callable[[Loss], Array]:
+        """log Z_i of the rows, (n,), by the loss, the cavities held fixed; for searches."""
         self.known_loss()
         problem, *at_rows = self._rows_with_sites()
-        total, has_offset = learning.log_integrals(problem, *at_rows), problem.loss.has_offset
-        return lambda loss: total(loss.with_offset(has_offset))
+        by_row, has_offset = learning.log_integrals(problem, *at_rows), problem.loss.has_offset
+        return lambda loss: by_row(loss.with_offset(has_offset))
 
     def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
         """Compare with the exact posterior, by importance sampling; ``str(check)`` is in words.

@@ -224,7 +224,8 @@ class Problem(NamedTuple):
         first = ""
         if not self.scheme.integrates:
             first = "use scheme='exact' with batch_size=None; or "
-            if self.batch_size is not None and not isinstance(self.scheme, Laplace):
+            allowed = Laplace().refuses(self.loss, "minibatch") is None
+            if self.batch_size is not None and allowed and not isinstance(self.scheme, Laplace):
                 first = "use scheme='laplace', or 'exact' with batch_size=None; or "
         return (
             f"{first}standardise the columns of X, narrow the prior (prior_variance), damp the "

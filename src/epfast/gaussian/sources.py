@@ -147,9 +147,9 @@ def matrix_of(X: Any) -> Any:
     for name, kind in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
         # types of pandas itself, as Int64, have a letter too
         if getattr(kind, "kind", "O") not in "fiub":
-            raise TypeError(
-                f"X has the column {name!r} of dtype {kind}; allowed: columns of real numbers"
-            )
+            is_time = getattr(kind, "kind", "O") in "mM" or str(kind).startswith("period")
+            allowed = _checks.NO_TIMES if is_time else "allowed: columns of real numbers"
+            raise TypeError(f"X has the column {name!r} of dtype {kind}; {allowed}")
     if hasattr(X, "columns") and not X.dtypes.map(_is_plain).all():
         X = X.astype(np.float64)
     rows = array_of("X", X)
@@ -159,7 +159,8 @@ def matrix_of(X: Any) -> Any:
             "columns, as X.rechunk({1: -1}) has"
         )
     if rows.dtype.kind not in "fiub":
-        raise TypeError(f"X has dtype {rows.dtype}; allowed: real numbers")
+        allowed = _checks.NO_TIMES if rows.dtype.kind in "mM" else "allowed: real numbers"
+        raise TypeError(f"X has dtype {rows.dtype}; {allowed}")
     return rows
 
 

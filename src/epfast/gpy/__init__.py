@@ -22,16 +22,13 @@ from epfast.gaussian.fit_gp import warn_of_process, with_descent
 from epfast.gaussian.problem import Data, checked_kernel
 from epfast.inference import fit_from
 
-try:
+NEEDED = "epfast.gpy is for models of GPy, which is not installed: pip install GPy"
+with _checks.needs(NEEDED, "GPy"):
     from GPy.inference.latent_function_inference import LatentFunctionInference
     from GPy.inference.latent_function_inference.posterior import PosteriorEP
     from GPy.likelihoods import Likelihood
 
-    from epfast.gpy.likelihoods import Reading, read
-except ImportError as error:
-    raise ImportError(
-        "epfast.gpy is for models of GPy, which is not installed: pip install GPy"
-    ) from error
+from epfast.gpy.likelihoods import Reading, read  # isort: skip  # noqa: E402
 
 __all__ = ["EP"]
 

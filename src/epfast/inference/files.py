@@ -8,6 +8,7 @@ import json
 import math
 import numbers
 import os
+import re
 import secrets
 import stat
 import zipfile
@@ -30,10 +31,17 @@ from epfast._arrays import Array
 from epfast._core.vector import build_facts
 from epfast.losses import Loss, describe as describe_loss
 
+try:
+    import fcntl
+except ModuleNotFoundError:  # of other systems. Nothing is locked there, and nothing swept up
+    fcntl = None  # type: ignore[assignment]
+
 #: format of the files that ``write`` makes
 FORMAT = 4
 #: bytes that a packed file may hold beyond its own size. What ``write`` makes is not packed
 UNPACKED = 4 << 20
+#: unfinished files. Their writers hold a lock on them, which the system drops where one is killed
+UNFINISHED = re.compile(r"\.epfast-[0-9a-f]{16}\.tmp")
 #: readers of the description of an array by the version of NumPy's format
 DESCRIPTIONS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
 #: schedules by the names that files know
@@ -119,21 +127,55 @@ def _replacing(name: str) -> Iterator[BinaryIO]:
         raise OSError(errno.EACCES, "not a regular file that may be written", name)
     # the target of a link is replaced, not the link
     target = os.path.realpath(name)
-    new = os.path.join(os.path.dirname(target), f".epfast-{secrets.token_hex(8)}.tmp")
+    folder, new = os.path.dirname(target), ""
+    _sweep_up(folder)
     try:
-        with open(new, "xb") as file:
+        new, unfinished = _unfinished(folder)
+        with unfinished as file:
             if mode is not None:
                 os.chmod(new, stat.S_IMODE(mode))
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(new, target)
+            if fcntl is None:  # where no open file gets another name
+                file.close()
+            os.replace(new, target)
     except BaseException as error:
         with suppress(OSError):
             os.unlink(new)
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, name) from error
         raise
+
+
+def _unfinished(folder: str) -> tuple[str, BinaryIO]:
+    """The name of a new file, and the file, locked until it is closed."""
+    while True:
+        new = os.path.join(folder, f".epfast-{secrets.token_hex(8)}.tmp")
+        file = open(new, "xb")  # noqa: SIM115
+        with suppress(OSError):  # of file systems without locks, where nothing is swept up
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+        if fcntl is None or os.fstat(file.fileno()).st_nlink:
+            return new, file
+        file.close()  # it was swept up before it was locked
+
+
+def _sweep_up(folder: str) -> None:
+    """Remove the unfinished files of processes that were killed, whose locks are gone."""
+    if fcntl is None:
+        return
+    names: list[str] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        names = [entry.path for entry in entries if UNFINISHED.fullmatch(entry.name)]
+    for name in names:
+        with suppress(OSError):  # of others, or locked: it is being written
+            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name)
+            finally:
+                os.close(descriptor)
 
 
 # ---- read ----

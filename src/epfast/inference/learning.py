@@ -58,8 +58,10 @@ def note_residual(residual: float) -> None:
 
 def log_integrals(
     problem: Any, sites: Sites, mean: Array, variance: Array
-) -> Callable[[Any], float]:
-    """Sum of log Z_i over the rows, at the cavities of a fixed point, as a function of the loss.
+) -> Callable[[Any], Array]:
+    """log Z_i of the rows, (n,), at the cavities of a fixed point, as a function of the loss.
+
+    Times the weights of the rows. NaN in all of them where one is out of range.
 
     Parameters
     ----------
@@ -79,11 +81,13 @@ def log_integrals(
     rows = [np.ascontiguousarray(part[counts]) for part in (y, m, v, power * exponent)]
     lZ, *others = np.empty((3, len(rows[0])))
 
-    def total(changed: Any) -> float:
+    def by_row(changed: Any) -> Array:
         lost = problem.scheme.tilted(changed).many(*rows, lZ, *others)
-        return float("nan") if lost else float((copies / power)[counts] @ lZ)
+        result = np.zeros(len(y))
+        result[counts] = np.nan if lost else (copies / power)[counts] * lZ
+        return result
 
-    return total
+    return by_row
 
 
 def loss_gradient(problem: Any, *at_rows: Any) -> dict[str, Any]:
@@ -94,16 +98,27 @@ def loss_gradient(problem: Any, *at_rows: Any) -> dict[str, Any]:
 
     The arguments are those of :func:`log_integrals`.
     """
-    loss, total = problem.loss, log_integrals(problem, *at_rows)
+    loss, by_row = problem.loss, log_integrals(problem, *at_rows)
     result: dict[str, Any] = {}
     for name in loss.learnable:
-        value = np.atleast_1d(np.asarray(getattr(loss, name), dtype=float))
-        slopes = np.zeros(len(value))
-        for k, step in enumerate(loss.steps(name, STEP)):
+        value = np.asarray(getattr(loss, name), dtype=float)
+        own = loss.numbers_of(problem.data.y) if value.ndim else None
+        several, steps = np.atleast_1d(value), loss.steps(name, STEP)
+        # of a row that depends on two neighbours, every second number is moved at once
+        count = len(several) if own is None else 2
+        slopes = np.zeros(len(several))
+        for first in range(count):
+            moves = np.where(np.arange(len(several)) % count == first, steps, 0.0)
+            change = np.zeros(len(problem.data.y))
             for multiple, weight in STENCIL:
-                moved = value.copy()
-                moved[k] += multiple * step
-                given = moved if np.ndim(getattr(loss, name)) else float(moved[0])
-                slopes[k] += weight * total(loss.with_parameters(**{name: given})) / step
-        result[name] = slopes if np.ndim(getattr(loss, name)) else float(slopes[0])
+                moved = several + multiple * moves
+                given = moved if value.ndim else float(moved[0])
+                change += weight * by_row(loss.with_parameters(**{name: given}))
+            if own is None:
+                slopes[first] = change.sum() / steps[first]
+                continue
+            for at in own.T:
+                rows = (at % 2 == first) & (at >= 0) & (at < len(several))
+                slopes += np.bincount(at[rows], change[rows], len(several)) / steps
+        result[name] = slopes if value.ndim else float(slopes[0])
     return result

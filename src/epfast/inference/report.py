@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -60,10 +59,10 @@ def _text(value: Any) -> str:
 
 def table(index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any]) -> Any:
     """A frame of pandas where pandas is there, with ``attrs``. Else a :class:`TextTable`."""
-    try:
-        from pandas import DataFrame
-    except ImportError:
+    if not _checks.installed("pandas"):
         return TextTable(index, columns, attrs)
+    from pandas import DataFrame
+
     frame = DataFrame(dict(columns), index=list(index))
     frame.attrs.update(attrs)
     return frame
@@ -287,10 +286,9 @@ def _said_of(post: Any) -> dict[str, Any]:
 
 
 def _xarray() -> tuple[Any, Any]:
-    try:
+    needed = "to_arviz needs xarray and ArviZ: pip install 'epfast[arviz]'"
+    with _checks.needs(needed, "xarray"):
         from xarray import Dataset, DataTree
-    except ImportError:
-        raise ImportError("to_arviz needs xarray and ArviZ: pip install 'epfast[arviz]'") from None
     return Dataset, DataTree
 
 
@@ -301,7 +299,7 @@ def _contained(groups: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         # about the next version of arviz, or the last; "loo" is a group of our own
         warnings.simplefilter("ignore")
-        with suppress(ImportError):
+        if _checks.installed("arviz"):
             import arviz
 
             container = getattr(arviz, "InferenceData", DataTree)

@@ -257,10 +257,10 @@ def _shared(pool: ThreadPool) -> Iterator[None]:
 @cache
 def _blas() -> Any:
     """The BLAS libraries of the process, looked up once, since a look-up outlasts a small fit."""
-    try:
-        from threadpoolctl import ThreadpoolController
-    except ImportError:
+    if not _checks.installed("threadpoolctl"):
         return None
+    from threadpoolctl import ThreadpoolController
+
     return ThreadpoolController().select(user_api="blas")
 
 
@@ -277,10 +277,9 @@ def ticks(progress: bool | Tick) -> AbstractContextManager[Tick]:
 
 @contextmanager
 def _bar() -> Iterator[Tick]:
-    try:
+    needed = "progress=True needs tqdm: pip install 'epfast[plot]' or tqdm"
+    with _checks.needs(needed, "tqdm", "tqdm.auto"):
         from tqdm.auto import tqdm
-    except ImportError:
-        raise ImportError("progress=True needs tqdm: pip install 'epfast[plot]' or tqdm") from None
     with tqdm(unit="factor") as bar:
         yield bar.update
 

@@ -42,6 +42,13 @@ def closing_in(center: float, scale: float = 1.0) -> Array:
 #: ends of panels about margin 0
 ABOUT_0 = closing_in(0.0)
 
+#: margins, about the usual places of kinks, where a curvature is sought, and the least that is one
+#: beside the largest slope
+LOOKED_AT = np.concatenate(
+    [k + sign * np.geomspace(1e-4, 50.0, 40) for k in (-1.0, 0.0, 1.0) for sign in (-1.0, 1.0)]
+)
+LEAST_CURVATURE = 1e-9
+
 #: Newton's steps to the peak of a likelihood, and the most of one in typical units of h: from the
 #: mean of counts, exp(h) reaches any count above 0 in these
 STEPS_TO_A_PEAK, MOST_OF_A_STEP = 100, 4.0
@@ -200,6 +207,13 @@ class Loss:
         nearest = np.minimum(np.append(gaps, np.inf), np.insert(gaps, 0, np.inf))
         return np.asarray(share * nearest[: len(value)])
 
+    def numbers_of(self, responses: Array) -> NDArray[np.intp] | None:
+        """Which two numbers of a parameter that has several each row depends on, (n, 2).
+
+        They are next to each other. -1, and as many as there are, stand for none. None: all.
+        """
+        return None
+
     def check_power(self, power: float, name: str = "power") -> None:
         """Raise if the loss does not give this power of t.
 
@@ -213,6 +227,18 @@ class Loss:
                 f"{name} is {power:g}; allowed with {type(self).__name__}: 1, since its moments "
                 "are those of t itself"
             )
+
+    def has_curvature(self) -> bool:
+        """Whether l bends up anywhere. False if it is linear, or concave, piece by piece.
+
+        Then no expansion of it has a precision. Losses of the margin are looked at. Others have a
+        curvature unless their class says that they have none.
+        """
+        if not self.by_margin:
+            return True
+        with np.errstate(all="ignore"):
+            _, slope, curvature = self.evaluate(LOOKED_AT)
+            return bool((curvature > LEAST_CURVATURE * np.abs(slope).max()).any())
 
     # ---- for the core ----
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -111,6 +111,12 @@ class Contaminated(Loss):
             **{name: getattr(self.base, name) for name in self.base.learnable},
         )
         self.check_power(self.beta, "beta")
+
+    def numbers_of(self, responses: Array) -> NDArray[np.intp] | None:
+        return self.base.numbers_of(responses)
+
+    def has_curvature(self) -> bool:
+        return self.base.has_curvature()
 
     def core(self) -> CoreLoss:
         lose = math.log(self.share) if self.share > 0.0 else -math.inf

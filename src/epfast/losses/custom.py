@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _ctypes import CFuncPtr
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,14 +22,55 @@ from epfast.losses.base import SMOOTH, Loss
 DRAWS = 4000
 
 VectorFunction = Callable[[NDArray[np.float64]], ArrayLike]
-MomentsFunction = Callable[
-    [NDArray[np.float64], NDArray[np.float64]], tuple[ArrayLike, ArrayLike, ArrayLike]
-]
 
 
 def signature(function: LowLevelCallable) -> str:
     """The signature as SciPy spells it, without const."""
     return str(function.signature).replace("const ", "").replace(" const", "")
+
+
+def compiled(name: str, value: Any) -> LowLevelCallable | None:
+    """The C function that is meant: SciPy's, a function of ctypes, or one of ``numba.cfunc``.
+
+    None for anything else. The machine code lives as long as ``value``, which is to be kept.
+    """
+    if isinstance(value, LowLevelCallable):
+        return value
+    function = getattr(value, "ctypes", value)  # of an array it is no function
+    if not isinstance(function, CFuncPtr):
+        return None
+    try:
+        return LowLevelCallable(function)
+    except (AttributeError, TypeError, ValueError):  # which types it has is not known
+        raise ValueError(
+            f"{name} is {_checks.describe(value)}, whose argtypes or restype are no types of a "
+            "loss; allowed: a function of ctypes with both set"
+        ) from None
+
+
+class Vectorised:
+    """A user's function of arrays (n,). One that takes numbers alone is refused in words."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name, self.function = name, function
+
+    def __call__(self, *arrays: Array) -> Any:
+        try:
+            return self.function(*arrays)
+        except Exception as error:
+            if not self._takes_numbers(*arrays):
+                raise
+            raise TypeError(
+                f"{self.name} takes a number and fails with an array of them ({error}); allowed: "
+                "a function of arrays, as with np.where in place of if, np.vectorize or "
+                "numba.vectorize make one; or a numba.cfunc"
+            ) from error
+
+    def _takes_numbers(self, *arrays: Array) -> bool:
+        try:
+            return bool(np.ndim(self.function(*(float(one[0]) for one in arrays))) <= 1)
+        except Exception:
+            return False
 
 
 @dataclass(frozen=True)
@@ -37,8 +79,8 @@ class CustomLoss(Loss):
 
     Parameters
     ----------
-    value : callable or scipy.LowLevelCallable
-        Vectorised: an array of margins (n,) in, an array of losses (n,) out. A LowLevelCallable
+    value : callable, scipy.LowLevelCallable, numba.cfunc or function of ctypes
+        Vectorised: an array of margins (n,) in, an array of losses (n,) out. A compiled function
         has one of the signatures ``double (double)``, ``double (double, void *)`` (values) or
         ``int (int n, double *m, double *out, void *user)``, out being n rows of (value, slope,
         curvature), which returns non-zero on failure. It is called without the GIL.
@@ -49,10 +91,12 @@ class CustomLoss(Loss):
         a label, at most 1. Log evidences of such losses can be compared, and are checked.
     """
 
-    value: VectorFunction | LowLevelCallable = None
+    value: Any = None
     slope: VectorFunction | None = None
     curvature: VectorFunction | None = None
     is_likelihood: bool = field(default=False, kw_only=True)  # type: ignore[misc]
+    #: ``value`` where it is compiled
+    compiled: LowLevelCallable | None = field(default=None, init=False, repr=False, compare=False)
 
     row = "custom"
 
@@ -61,14 +105,15 @@ class CustomLoss(Loss):
         # a probability is at most 1
         self._set(bounded=_checks.flag("is_likelihood", self.is_likelihood))
         functions = {"slope": self.slope, "curvature": self.curvature}
-        if isinstance(self.value, LowLevelCallable):
+        self._set(compiled=compiled("value", self.value))
+        if self.compiled is not None:
             for name, function in functions.items():
                 if function is not None:
                     raise ValueError(
-                        f"{name} is given beside a LowLevelCallable; allowed: None, use the "
+                        f"{name} is given beside a compiled function; allowed: None, use the "
                         "signature that returns all three"
                     )
-            _, has_derivatives = CoreLoss.low_level(self.value)
+            _, has_derivatives = CoreLoss.low_level(self.compiled)
             self._set(gives=SMOOTH if has_derivatives else SMOOTH - {"derivatives"})
             return
         _checks.function("value", self.value, "margins")
@@ -79,12 +124,15 @@ class CustomLoss(Loss):
             self._set(gives=SMOOTH - {"derivatives"})
 
     def core(self) -> CoreLoss:
-        if isinstance(self.value, LowLevelCallable):
-            return CoreLoss.low_level(self.value, self.beta)[0]
-        return CoreLoss.python(self.value, self.slope, self.curvature, self.beta)
+        if self.compiled is not None:
+            return CoreLoss.low_level(self.compiled, self.beta)[0]
+        value = Vectorised("value", self.value)
+        slope = self.slope and Vectorised("slope", self.slope)
+        curvature = self.curvature and Vectorised("curvature", self.curvature)
+        return CoreLoss.python(value, slope, curvature, self.beta)
 
     def log_odds(self, mean: Array, variance: Array) -> Array:
-        if isinstance(self.value, LowLevelCallable):
+        if self.compiled is not None:
             return super().log_odds(mean, variance)
         return prediction.log_odds_by_panels(self, mean, variance)
 
@@ -98,10 +146,10 @@ class CustomSite(Loss):
 
     Parameters
     ----------
-    moments : callable or scipy.LowLevelCallable
+    moments : callable, scipy.LowLevelCallable, numba.cfunc or function of ctypes
         ``f(m, v) -> (lZ, dlZ, d2lZ)``, arrays (n,) in and out: log of the integral of t(u) under
         u ~ N(m, v), and its first two derivatives in m. u = y h is the margin, so that labels do
-        not appear. A LowLevelCallable has the signature ``int (int n, double *m, double *v,
+        not appear. A compiled function has the signature ``int (int n, double *m, double *v,
         double *out, void *user)``, out being n rows of (lZ, dlZ, d2lZ), and returns non-zero on
         failure. It is called without the GIL.
     is_likelihood : bool, default=False
@@ -124,8 +172,10 @@ class CustomSite(Loss):
     array([0.5, 0.9])
     """
 
-    moments: MomentsFunction | LowLevelCallable = None
+    moments: Any = None
     is_likelihood: bool = field(default=False, kw_only=True)  # type: ignore[misc]
+    #: ``moments`` where they are compiled
+    compiled: LowLevelCallable | None = field(default=None, init=False, repr=False, compare=False)
 
     row = "custom_site"
 
@@ -135,11 +185,12 @@ class CustomSite(Loss):
         self._set(bounded=_checks.flag("is_likelihood", self.is_likelihood))
         self._set(gives=frozenset({"moments"}))
         self.check_power(self.beta, "beta")
-        if isinstance(self.moments, LowLevelCallable):
-            actual = signature(self.moments)
+        self._set(compiled=compiled("moments", self.moments))
+        if self.compiled is not None:
+            actual = signature(self.compiled)
             if actual != SITE_SIGNATURE:
                 raise ValueError(
-                    f"moments is a LowLevelCallable of signature {actual!r}; allowed: "
+                    f"moments is a compiled function of signature {actual!r}; allowed: "
                     f"{SITE_SIGNATURE!r}"
                 )
         else:
@@ -149,7 +200,9 @@ class CustomSite(Loss):
         return CoreLoss.python(self._has_no_values)
 
     def own_moments(self, core: CoreLoss) -> UserSite:
-        return UserSite(core, self.moments, isinstance(self.moments, LowLevelCallable))
+        if self.compiled is not None:
+            return UserSite(core, self.compiled, True)
+        return UserSite(core, Vectorised("moments", self.moments), False)
 
 
 @dataclass(frozen=True)

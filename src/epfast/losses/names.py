@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from scipy import LowLevelCallable
-
 from epfast import _checks
 from epfast._core.scalar_schemes import SITE_SIGNATURE
 from epfast.losses.base import Loss
@@ -23,7 +21,7 @@ from epfast.losses.classification import (
 )
 from epfast.losses.contaminated import Contaminated
 from epfast.losses.counts import Binomial, GammaNoise, NegativeBinomial, Poisson, Weibull
-from epfast.losses.custom import CustomLoss, CustomSite, signature
+from epfast.losses.custom import CustomLoss, CustomSite, compiled, signature
 from epfast.losses.latents import Heteroscedastic, Multiclass
 from epfast.losses.ordinal import Ordinal
 from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
@@ -48,26 +46,53 @@ WITH_LATENTS = _by_name(Multiclass, Heteroscedastic)
 #: classes that files know
 SAVED: dict[str, Any] = NAMED | WITH_LATENTS | _by_name(PiecewiseLinear)
 
+#: other names of families and links, and the loss of each
+ALIASES = {
+    "asymmetric_laplace": "quantile",
+    "asymmetriclaplace": "quantile",
+    "bernoulli": "logistic",
+    "binary": "logistic",
+    "gamma": "gamma_noise",
+    "laplace": "laplace_noise",
+    "logit": "logistic",
+    "nb": "negative_binomial",
+    "negativebinomial": "negative_binomial",
+    "negbin": "negative_binomial",
+    "negbinomial": "negative_binomial",
+    "normal": "gaussian",
+    "student": "student_t",
+    "studentt": "student_t",
+    "t": "student_t",
+    "tobit": "censored",
+}
+
 _DEFAULTS = {name: kind() for name, kind in NAMED.items()}
 
 
+def own_name(name: Any) -> Any:
+    """The name here of a loss by another name. Anything else as it is."""
+    return ALIASES.get(name, name) if isinstance(name, str) else name
+
+
 def resolve(loss: Any, y: Any = None) -> Loss:
-    """The loss meant by a name, a Loss, a LowLevelCallable or a vectorised callable.
+    """The loss meant by a name, a Loss, a compiled function or a vectorised callable.
 
     y: responses, from which a loss by its name takes how many levels there are.
     """
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
+        loss = own_name(loss)
         if loss == "ordinal" and y is not None:
             return Ordinal.of(y)
         if loss in _DEFAULTS:
             return _DEFAULTS[loss]
         _checks.choice("loss", loss, (*NAMED, *WITH_LATENTS))
         return WITH_LATENTS[loss]()
-    if isinstance(loss, LowLevelCallable) and signature(loss) == SITE_SIGNATURE:
+    function = compiled("loss", loss)
+    if function is not None and signature(function) == SITE_SIGNATURE:
         return CustomSite(loss)
-    if isinstance(loss, LowLevelCallable) or (callable(loss) and not isinstance(loss, type)):
+    if function is not None or (callable(loss) and not isinstance(loss, type)):
         return CustomLoss(loss)
     if isinstance(loss, type) and issubclass(loss, Loss):
         raise TypeError(
@@ -76,7 +101,7 @@ def resolve(loss: Any, y: Any = None) -> Loss:
     raise TypeError(
         f"loss is {_checks.describe(loss)}; allowed: one of "
         f"{', '.join(map(repr, NAMED | WITH_LATENTS))}, a Loss, a "
-        "scipy.LowLevelCallable, or a vectorised callable"
+        "scipy.LowLevelCallable, a numba.cfunc, or a vectorised callable"
     )
 
 
@@ -90,6 +115,7 @@ def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
 
     names: LABELS or NUMBERS.
     """
+    given = own_name(given)
     if isinstance(given, str) and given not in LABELS + NUMBERS + tuple(WITH_LATENTS):
         hint = _checks.did_you_mean(given, LABELS if names is NUMBERS else NUMBERS)
         if hint and not _checks.did_you_mean(given, names):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from epfast import _checks
@@ -90,6 +91,11 @@ class Ordinal(Likelihood):
         below = np.cumsum(mass)[:-1] / mass.sum()
         cuts = special.ndtri(below) if self.link == "probit" else special.logit(below)
         return self.with_parameters(cuts=tuple(map(float, cuts)))
+
+    def numbers_of(self, responses: Array) -> NDArray[np.intp]:
+        """The cuts below and above the class of each row, (n, 2)."""
+        above = responses[:, 0].astype(np.intp)
+        return np.stack([above - 1, above], axis=1)
 
     def predict_proba(self, mean: Array, variance: Array) -> Array:
         """Probabilities of the classes, (n, K)."""

@@ -183,6 +183,9 @@ class Quantile(OfResidual):
         }
         self._set(parameters=parameters, kinks=(0.0,), **moments)
 
+    def has_curvature(self) -> bool:
+        return False
+
     @property
     def rates(self) -> tuple[float, float]:
         """Rates at which the density of the noise falls below and above 0."""

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import LowLevelCallable
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.losses import CustomSite, Loss
+from epfast.losses.custom import compiled
 from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.tilted import FactorCavities, FactorRows, Tilted
@@ -391,8 +391,8 @@ def as_oracle(given: Any, inputs: tuple[str, ...], outputs: tuple[int, ...]) -> 
 
     Parameters
     ----------
-    given : Oracle, Loss, scipy.LowLevelCallable or callable
-        A Loss is asked by scheme "exact". A LowLevelCallable has the signature of
+    given : Oracle, Loss, scipy.LowLevelCallable, numba.cfunc or callable
+        A Loss is asked by scheme "exact". A compiled function has the signature of
         :class:`epfast.losses.CustomSite`. Another callable is a :class:`CallableOracle`.
     inputs, outputs : tuple
         As in :class:`DensityOracle`. What an oracle has is not changed.
@@ -404,14 +404,14 @@ def as_oracle(given: Any, inputs: tuple[str, ...], outputs: tuple[int, ...]) -> 
     """
     if isinstance(given, Oracle):
         oracle = given
-    elif isinstance(given, Loss | LowLevelCallable):
+    elif isinstance(given, Loss) or compiled("oracle", given) is not None:
         oracle = SiteOracle(given if isinstance(given, Loss) else CustomSite(given))
     elif callable(given) and not isinstance(given, type):
         return CallableOracle(given, inputs, outputs)
     else:
         raise TypeError(
             f"oracle is {_checks.describe(given)}; allowed: an Oracle, a scheme, a Loss, a "
-            "SampledFactor, a callable (messages) -> (targets, errors), a LowLevelCallable"
+            "SampledFactor, a callable (messages) -> (targets, errors), a compiled function"
         )
     for name, own, wanted in (
         ("inputs", oracle.inputs, inputs),

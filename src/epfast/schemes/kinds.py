@@ -73,41 +73,65 @@ class ImportanceSampling(RowScheme):
 
 
 CURVATURES = ("exact", "slope")
-EXPANSION = frozenset({"derivatives", "continuous"})
 
 
 @dataclass(frozen=True)
-class QuickLaplace(Scheme):
+class Expansion(Scheme):
+    """Base of the two, with their choice of a curvature."""
+
+    curvature: str | None = None
+
+    needs = frozenset({"derivatives", "continuous"})
+    expands = True
+
+    def __post_init__(self) -> None:
+        if self.curvature is not None:
+            _checks.choice("curvature", self.curvature, CURVATURES)
+
+    def refuses(self, loss: Loss, factor: str) -> str | None:
+        reason = super().refuses(loss, factor)
+        if reason is not None or self.curvature is not None or loss.has_curvature():
+            return reason
+        name = type(self).__name__
+        # where the loss is not convex these sites are far too sure, or not sure of anything
+        slope = (
+            f"; or schemes.{name}(curvature='slope'), which puts the size of the slope in place of "
+            "the curvature"
+        )
+        return (
+            f"scheme is {name}, and the curvature of {loss!r} is nowhere above 0 but at kinks, so "
+            "that its sites would carry no precision; allowed: 'exact', for a site per row; "
+            "'variational', but for minibatches with posterior='full'"
+            + slope * (loss.log_concave is not False)
+            + f" ({name}(curvature='exact') has none, as the paper's)"
+        )
+
+
+@dataclass(frozen=True)
+class QuickLaplace(Expansion):
     """Second-order expansion of the log factor at the cavity mean (section 2.1). O(s d).
 
     Parameters
     ----------
-    curvature : {"exact", "slope"}, default="exact"
-        "slope" puts the absolute slope of the loss in place of its curvature: the curvature of a
-        kinked loss is 0 almost everywhere, so that its sites would carry no precision.
+    curvature : {"exact", "slope"}, optional
+        "exact" is the second derivative of the loss, as by default. By default losses that are
+        piecewise linear are refused: their second derivative is 0 almost everywhere, so that sites
+        carry no precision. "slope" puts the absolute slope in its place.
     """
-
-    curvature: str = "exact"
-
-    needs = EXPANSION
-    expands = True
-
-    def __post_init__(self) -> None:
-        _checks.choice("curvature", self.curvature, CURVATURES)
 
     def core_arguments(self, d: int) -> dict[str, Any]:
         return {"scheme": "quick_laplace", "slope_curvature": self.curvature == "slope"}
 
 
 @dataclass(frozen=True)
-class Laplace(Scheme):
+class Laplace(Expansion):
     """Expansion at the mode of cavity times factor, found by Newton (section 2.1).
 
     O(s d min(s, d)) and a Cholesky factorisation of order min(s, d) per iteration.
 
     Parameters
     ----------
-    curvature : {"exact", "slope"}, default="exact"
+    curvature : {"exact", "slope"}, optional
         As in :class:`QuickLaplace`, in the Newton steps too.
     tol : float, default=1e-05
         Newton stops when the step is below tol times the norm of the parameters. On scalar sites
@@ -121,16 +145,12 @@ class Laplace(Scheme):
         one of them before it reaches the mode.
     """
 
-    curvature: str = "exact"
     tol: float = 1e-5
     max_iter: int = 50
     half_sums: bool = False
 
-    needs = EXPANSION
-    expands = True
-
     def __post_init__(self) -> None:
-        _checks.choice("curvature", self.curvature, CURVATURES)
+        super().__post_init__()
         max_iter = _checks.integer("max_iter", self.max_iter, least=1, most=10**6)
         _checks.freeze(self, tol=_checks.number("tol", self.tol, least=0.0), max_iter=max_iter)
         _checks.flag("half_sums", self.half_sums)

@@ -5,7 +5,7 @@ import pytest
 from scipy import sparse
 
 import epfast
-from epfast import ADF, DEP, EP, fit_linear
+from epfast import ADF, DEP, EP, fit_linear, schemes
 from tests import batteries
 from tests.oracles.full_fits import TIGHT, assert_same, data, fit, ordered
 
@@ -34,7 +34,7 @@ def test_what_has_converged_is_a_fixed_point(sweeps):
     """Sweeps of the automatic order may begin anew, but never end where they began."""
     X, y = batteries.rows(batteries.LOSSES["hinge"])
     inner = EP(sweeps=sweeps, tol=1e-9)
-    given = {"loss": "hinge", "scheme": "laplace", "posterior": "full"}
+    given = {"loss": "hinge", "scheme": schemes.Laplace("exact"), "posterior": "full"}
     post = fit_linear(X, y, **given, schedule=DEP(3, 50, 1e-7, order="shuffled", inner=inner))
     assert post.converged
     assert post.residual < 1e-6
