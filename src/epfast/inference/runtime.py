@@ -280,7 +280,7 @@ def _bar() -> Iterator[Tick]:
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        raise ImportError("progress=True needs tqdm: pip install 'epfast[plot]' or tqdm") from None
+        raise ImportError("progress=True needs tqdm: pip install tqdm") from None
     with tqdm(unit="factor") as bar:
         yield bar.update
 
