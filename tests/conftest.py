@@ -111,7 +111,10 @@ def run_python(tmp_path):
 
 @pytest.fixture(scope="session")
 def data_folder():
-    """The real data sets; tests that need them are skipped where they are not at hand."""
+    """The real data sets; tests that need them are skipped where they are not at hand.
+
+    They have the marker `full`: the fast tier runs where a newcomer has no data, in `.ci/run` too.
+    """
     folder = os.environ.get("EPFAST_DATA")
     if not folder or not Path(folder).is_dir():
         pytest.skip("EPFAST_DATA does not name the folder of the data sets (bench/README.md)")

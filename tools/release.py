@@ -37,6 +37,59 @@ CONTENTS = [
 NOT_CONTENTS = r"(^|/)(tests?|bench|docs)/|\.(c|pyx|o)$"
 #: bytes of a wheel at the most
 LARGEST = 20_000_000
+#: a command of README: extras of pyproject.toml, and a module to run
+COMMAND = r'(?:python -m )?pip install "\.\[([a-z,]+)\]" && python -m ([^`\n]+)'
+DATA = """
+import numpy as np
+import epfast
+rng = np.random.default_rng(0)
+X = rng.normal(size=(60, 2))
+y = np.where(X[:, 0] + rng.logistic(size=60) > 0, 1, -1)
+"""
+#: what each extra is for: where nothing else is installed, python runs this
+PROGRAMS = {
+    "sklearn": """
+for kind in ("Linear", "GP", "Network"):
+    getattr(epfast, kind + "Classifier")().fit(X, y).predict_proba(X)
+    getattr(epfast, kind + "Regressor")().fit(X, X[:, 0] + rng.normal(size=60)).predict(X)
+""",
+    "plot": """
+from epfast import plots
+post = epfast.fit_linear(X, y)
+plots.coefficients(post)
+plots.check(post.check())
+plots.calibration(y, post.predict_proba(X))
+""",
+    "arviz": """
+import arviz
+print(arviz.summary(epfast.fit_linear(X, y).to_arviz()))
+""",
+    "formula": """
+import pandas
+from epfast import formula
+frame = pandas.DataFrame({"x": X[:, 0], "y": y > 0, "g": rng.integers(0, 6, 60)})
+print(formula.fit("y ~ x + (1 | g)", frame, family="bernoulli").summary())
+""",
+    "dask": """
+import dask.array, dask.dataframe, distributed, pandas, epfast.dask
+with distributed.Client(processes=False, dashboard_address=None):
+    rows, labels = dask.array.from_array(X, (30, 2)), dask.array.from_array(y, 30)
+    epfast.dask.LinearClassifier().fit(rows, labels).predict(rows).compute()
+    frame = dask.dataframe.from_pandas(pandas.DataFrame({"a": X[:, 0], "y": y}), npartitions=2)
+    print(epfast.dask.fit_linear(frame[["a"]], frame["y"]))
+""",
+}
+PROGRAMS["all"] = "".join(PROGRAMS.values()) + "epfast.fit_linear(X, y, progress=True)"
+PROGRAMS["gpy"] = """
+import GPy, epfast.gpy
+bernoulli = GPy.likelihoods.Bernoulli()
+ep = epfast.gpy.EP()
+GPy.core.GP(X, (y[:, None] + 1) / 2, GPy.kern.RBF(2), bernoulli, inference_method=ep).optimize()
+"""
+USES = {name: ("-c", DATA + program) for name, program in PROGRAMS.items()}
+USES["test"] = ("-m", "pytest", "-n", "auto")
+USES["docs"] = ("-m", "sphinx", "-W", "docs", "docs/_build/html")
+USES["dev"] = ("-m", "mypy")
 
 
 class NotPassedError(Exception):
@@ -153,6 +206,30 @@ def check_sdist() -> None:
         run(python, "-m", "epfast", "demo", "--pictures", folder)
 
 
+def check_readme() -> None:
+    """Each command of README, to the letter, in a clone and an environment of its own."""
+    for command in re.finditer(COMMAND, read("README.md")):
+        with tempfile.TemporaryDirectory() as name:
+            run("git", "clone", "-q", ROOT, f"{name}/clone")
+            run(sys.executable, "-m", "venv", f"{name}/env")
+            path = os.pathsep.join([f"{name}/env/bin", os.environ["PATH"]])
+            run("bash", "-c", f"cd {name}/clone && {command[0]}", PATH=path)
+
+
+def check_extras() -> None:
+    """Each extra, in an environment with nothing else, does what it is for."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT)
+        (wheel,) = folder.glob("*.whl")
+        for extra in tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]:
+            print(f"-- {extra}", flush=True)
+            run(sys.executable, "-m", "venv", folder / extra)
+            python = folder / extra / "bin" / "python"
+            run(python, "-m", "pip", "install", "-q", f"{wheel}[{extra}]")
+            run(python, *USES[extra])
+
+
 def check_wheels() -> None:
     """A wheel for each interpreter: built, repaired, tested in an empty place, what it holds."""
     for python in os.environ.get("EPFAST_PYTHONS", sys.executable).split(":"):
@@ -208,6 +285,8 @@ STEPS: dict[str, Callable[[], None]] = {
     "workflows": check_workflows,
     "ci": check_ci,
     "long": check_long,
+    "readme": check_readme,
+    "extras": check_extras,
     "sdist": check_sdist,
     "wheels": check_wheels,
     "elsewhere": check_elsewhere,

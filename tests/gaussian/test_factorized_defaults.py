@@ -33,6 +33,7 @@ def log_loss(post, X, y):
     return -np.mean(np.log(post.predict_proba(X * y[:, None])))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch_size", [None, 10])
 @pytest.mark.parametrize("variance", [1.0, 25.0])
 def test_the_default_holds(folds, variance, batch_size):

@@ -15,6 +15,7 @@ def nile(folder):
     return (y - y.mean()) / y.std()
 
 
+@pytest.mark.full
 def test_the_nile_with_both_precisions_unknown(data_folder):
     """A level that walks, x_1 ~ N(0, 100), precisions Ga(1, .1); flat states otherwise."""
     y = nile(data_folder)

@@ -122,3 +122,20 @@ def test_owner_stands_in_one_file():
     files = [path for pattern in patterns for path in ROOT.glob(pattern)]
     holding = {path.name for path in files if "OWNER/" in path.read_text(encoding="utf-8")}
     assert holding == {"pyproject.toml"}
+
+
+def test_each_extra_has_a_use():
+    project = release.tomllib.loads(release.read("pyproject.toml"))["project"]
+    assert release.USES.keys() == project["optional-dependencies"].keys()
+
+
+def test_commands_of_readme_run_at_each_change():
+    """The second to the letter, with nothing of ours in its environment; the others by parts."""
+    script = release.read(".ci/run")
+    first, second, third = re.finditer(release.COMMAND, release.read("README.md"))
+    before, found, _ = script.partition(f"\n({second[0]})\n")
+    assert found
+    assert "export" not in before
+    for command in (first, third):
+        extras, program = command.groups()
+        assert re.search(rf"^alone \w+ {extras} -m {program}\b", script, re.M)

@@ -277,7 +277,7 @@ def ticks(progress: bool | Tick) -> AbstractContextManager[Tick]:
 
 @contextmanager
 def _bar() -> Iterator[Tick]:
-    needed = "progress=True needs tqdm: pip install 'epfast[plot]' or tqdm"
+    needed = "progress=True needs tqdm: pip install tqdm"
     with _checks.needs(needed, "tqdm", "tqdm.auto"):
         from tqdm.auto import tqdm
     with tqdm(unit="factor") as bar:

@@ -82,9 +82,9 @@ def test_sweeps_equal_plain_numpy(loss, scheme, rule):
         plain = reference.fit_linear(
             X, y, sweeps=2, damping=damping, power=power, order=order, **given
         )
-        # quasi 0-1 amplifies rounding by its slopes of 10, update by update; Newton with slopes in
-        # place of curvatures converges linearly
-        rtol = 1e-6 if loss == "quasi01" else 1e-8 if scheme == "laplace" else 1e-9
+        # quasi 0-1 amplifies rounding by its slopes of 10, update by update; Newton ends where the
+        # costs of two points differ by rounding, 1e-8 from the mode: the root of the rounding
+        rtol = 1e-6 if loss == "quasi01" else 1e-7 if scheme == "laplace" else 1e-9
         np.testing.assert_allclose(post.precision, plain.precision, rtol=rtol)
         np.testing.assert_allclose(post.mean, plain.mean, rtol=rtol, atol=rtol)
         np.testing.assert_allclose(post.log_evidence, plain.log_evidence, rtol=rtol)
