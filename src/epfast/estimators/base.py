@@ -102,7 +102,7 @@ def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
     Collections of Dask are refused, which it would compute.
     """
     for name, value in zip(("X", "y"), (X, *args), strict=False):
-        _checks.in_memory(name, value)
+        _checks.not_lazy(name, value)
     try:
         return _validated(estimator, X, *args, **arguments)
     except ValueError:
