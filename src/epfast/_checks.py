@@ -430,7 +430,7 @@ def is_lazy(value: Any) -> bool:
     )
 
 
-def in_memory(name: str, value: Any) -> None:
+def not_lazy(name: str, value: Any) -> None:
     """Refuse an array or a frame of Dask, which NumPy would compute here as a whole."""
     if is_lazy(value):
         raise TypeError(
@@ -474,7 +474,7 @@ def no_times(name: str, value: Any) -> None:
 
 def real_array(name: str, value: Any) -> NDArray[Any]:
     """``value`` as an array of integers, booleans or reals, without a copy where possible."""
-    in_memory(name, value)
+    not_lazy(name, value)
     if hasattr(value, "tocsr"):
         raise TypeError(f"{name} is a sparse matrix; allowed: a dense array (use .toarray())")
     if np.ma.is_masked(value):

@@ -1,6 +1,7 @@
 """What epfast.dask refuses, by threads of this process: no cluster is needed."""
 
 import warnings
+from dataclasses import replace
 
 import dask.array as da
 import numpy as np
@@ -177,6 +178,20 @@ def test_rows_that_come_back_are_checked(schedule, tmp_path):
         whole.loo_log_predictive()
     whole.save(tmp_path / "post.npz")
     np.testing.assert_array_equal(epfast.load(tmp_path / "post.npz").mean, post.mean)
+
+
+@pytest.mark.parametrize("order", ["sequential", "parallel"])
+def test_a_start_is_not_lost_with_the_sites_of_its_rows(order):
+    """A sweep from flat sites of rows would put the sites of shards back to where fits begin."""
+    schedule = DEP(4, order=order)
+    whole = epd.fit_linear(ROWS, LABELS, schedule=schedule)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", epfast.ConvergenceWarning)
+        begun = epd.fit_linear(ROWS, LABELS, schedule=replace(schedule, sweeps=whole.n_sweeps - 1))
+    post = epd.fit_linear(ROWS, LABELS, schedule=schedule, start=begun)
+    assert post.converged
+    assert len(post.history) <= 3
+    assert_same(post, whole, 1e-5)
 
 
 def test_a_start_has_the_columns_of_the_frame():

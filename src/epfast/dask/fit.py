@@ -103,7 +103,7 @@ def fit_linear(
         this process.
     persist : bool, default=True
         Whether shards stay in the memory of workers. False: each visit reads them again, so that
-        data may be larger than memory. Then few inner sweeps pay, ``DEP(inner=EP(3))``.
+        data may be larger than memory. Then a few inner sweeps pay, ``DEP(inner=EP(3))``.
     shard_bytes : int, optional
         Most bytes of a shard, where the schedule does not say how many. By default a quarter of
         what a worker has free for each of its threads. Without ``persist`` an eighth.

@@ -35,7 +35,7 @@ def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[A
 
 def at_once(function: Any, rows: Any, y: Any, weights: Any) -> Any:
     """What a function says of rows in memory, and their labels (or numbers) and weights, (n,)."""
-    _checks.in_memory("y", y)
+    _checks.not_lazy("y", y)
     n, given = rows.shape[0], np.asarray(y)
     if given.shape not in ((n,), (n, 1)):
         raise ValueError(f"y has shape {given.shape}; allowed: ({n},), one per row of X")

@@ -100,7 +100,7 @@ def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
     Collections of Dask are refused, which it would compute.
     """
     for name, value in zip(("X", "y"), (X, *args), strict=False):
-        _checks.in_memory(name, value)
+        _checks.not_lazy(name, value)
     if not (isinstance(X, np.ndarray) and X.dtype.kind in "biufU"):
         _refuse_times("X", X)
     if arguments.get("y_numeric"):

@@ -258,7 +258,7 @@ def fit_linear(
     if executor is not None:
         check_executor(executor)
     for name, value in (("X", X), ("y", y)):
-        _checks.in_memory(name, value)
+        _checks.not_lazy(name, value)
     loss = losses.resolve(loss, y)
     stream, names, ones = is_stream(X, y), column_names(X), intercept_variance(intercept)
     several = isinstance(loss, losses.LatentLoss)

@@ -388,7 +388,7 @@ class LinearPosterior(GaussianPosterior):
         if _checks.is_lazy(X) and not joint and self.axes == 1:
             both = answers(self._stacked_latent, X, self.problem)
             return both[..., 0], both[..., 1]
-        _checks.in_memory("X", X)
+        _checks.not_lazy("X", X)
         return self._latent(rows_of(X, self.problem), joint)
 
     def _stacked_latent(self, X: Any) -> Array:
@@ -406,7 +406,7 @@ class LinearPosterior(GaussianPosterior):
 
     def _shifted_latent(self, X: ArrayLike, offset: ArrayLike | None) -> tuple[Array, Array]:
         """Mean and variance of X theta + offset, of rows in memory."""
-        _checks.in_memory("X", X)
+        _checks.not_lazy("X", X)
         mean, variance = self.predict_latent(X)
         return shifted(mean, offset, self.axes), variance
 

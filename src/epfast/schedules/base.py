@@ -510,9 +510,10 @@ class DEP(Schedule):
         As in :class:`EP`.
     inner : EP or ADF, optional
         The EP within a shard, from the sites that its rows have. Its power is that of the whole.
-        ``EP(sweeps=20, tol=tol / 10)`` by default. ``ADF()``: one pass over the shard, of which the
-        site of the shard alone is kept. ``DEP(sweeps=1, tol=0, order="parallel", inner=ADF())``
-        combines passes over the shards (:func:`epfast.combine`).
+        ``EP(sweeps=1, tol=tol / 10)`` by default. More sweeps make fewer visits of shards, and more
+        passes over their rows. ``ADF()``: one pass over the shard, of which the site of the shard
+        alone is kept. ``DEP(sweeps=1, tol=0, order="parallel", inner=ADF())`` combines passes over
+        the shards (:func:`epfast.combine`).
     """
 
     stores: ClassVar[str] = "shard"
@@ -531,7 +532,7 @@ class DEP(Schedule):
             object.__setattr__(self, "shards", _checks.groups("shards", self.shards))
         if self.inner is None:
             tol = _checks.number("tol", self.tol, least=0.0)
-            object.__setattr__(self, "inner", EP(sweeps=20, tol=tol / 10 or 1e-10))
+            object.__setattr__(self, "inner", EP(sweeps=1, tol=tol / 10 or 1e-10))
         elif not isinstance(self.inner, EP | ADF):
             raise TypeError(
                 f"inner is {_checks.describe(self.inner)}; allowed: an epfast.EP, ADF or None"

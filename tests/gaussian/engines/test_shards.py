@@ -6,6 +6,7 @@ from scipy import sparse
 
 import epfast
 from epfast import ADF, DEP, EP, fit_linear, schemes
+from epfast.gaussian.engines import shards as engine
 from tests import batteries
 from tests.oracles.full_fits import TIGHT, assert_same, data, fit, ordered
 
@@ -38,6 +39,31 @@ def test_what_has_converged_is_a_fixed_point(sweeps):
     post = fit_linear(X, y, **given, schedule=DEP(3, 50, 1e-7, order="shuffled", inner=inner))
     assert post.converged
     assert post.residual < 1e-6
+
+
+@pytest.mark.parametrize("loss", ["logistic", "probit"])
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_visit_is_one_sweep(monkeypatch, loss, count):
+    """The fixed point is that of more sweeps in each visit, and of EP, after fewer in all."""
+    rng, sweeps, run = np.random.default_rng(1), [], engine.run
+    X = rng.normal(size=(400, 5))
+    y = np.where(3.0 * X[:, 0] + rng.logistic(size=400) > 0.0, 1, -1)
+    given = {"loss": loss, "prior_variance": 25.0}
+
+    def counted(*arguments):
+        fit = run(*arguments)
+        sweeps[-1] += len(fit.history)
+        return fit
+
+    monkeypatch.setattr(engine, "run", counted)
+    right = fit_linear(X, y, **given, schedule=EP(**TIGHT))
+    for schedule in (DEP(count), DEP(count, inner=EP(20, tol=1e-6))):
+        sweeps.append(0)
+        post = fit_linear(X, y, **given, schedule=schedule)
+        assert post.converged
+        assert_same(post, right, 1e-5)
+    assert sweeps[0] == count * fit_linear(X, y, **given, schedule=DEP(count)).n_sweeps
+    assert 1.5 * sweeps[0] < sweeps[1]
 
 
 # ---- a factorised posterior ----
