@@ -110,9 +110,9 @@ def started(tmp_path_factory):
         module = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0"]
         processes.append(subprocess.Popen([*module, "--host", "127.0.0.1", *shared], **quiet))
         module = [sys.executable, "-m", "distributed.cli.dask_worker", "--no-nanny"]
-        some = ["--nthreads", "2", "--death-timeout", "20"]
+        some = ["--nthreads", "2", "--death-timeout", "120"]
         processes.append(subprocess.Popen([*module, *some, *shared], **quiet))
-        for _ in range(300):
+        for _ in range(1200):
             if os.path.exists(file):
                 return file, processes[-2]
             time.sleep(0.1)
@@ -136,8 +136,8 @@ GONE = [
 def test_a_scheduler_that_is_gone(started, schedule, persist):
     file, scheduler = started()
     rows, responses, _ = collections()
-    with distributed.Client(scheduler_file=file, set_as_default=False, timeout=20) as client:
-        client.wait_for_workers(1, timeout=20)
+    with distributed.Client(scheduler_file=file, set_as_default=False, timeout=120) as client:
+        client.wait_for_workers(1, timeout=120)
         ended = None
 
         def kill(info, state):
