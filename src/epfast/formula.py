@@ -49,6 +49,8 @@ FAMILIES: dict[str, dict[str, str]] = {
     "gamma_noise": {"alpha": "shape"},
     "weibull": {"alpha": "shape"},
 }
+#: the largest size of numbers, and for a response the least range, or size where it is constant
+MOST, LEAST = 1e70, 1e-70
 #: functions in formulas, in addition to those of formulae and of the caller
 FUNCTIONS = {one.__name__: one for one in (np.exp, np.log, np.log10, np.log1p, np.log2, np.sqrt)}
 #: sd of default priors of slopes in units of y over x, and of sds of groups
@@ -127,6 +129,9 @@ class ModelMatrix:
             evaluated = np.reshape(term.eval_new_data(frame), (len(frame), -1)).astype(np.float64)
             for row in np.flatnonzero(~np.isfinite(evaluated).all(axis=1)):
                 raise ValueError(f"{term.name!r} is NaN or infinite in row {row}; allowed: numbers")
+            size = np.abs(evaluated).max(initial=0.0)
+            if size > MOST:
+                raise ValueError(f"{term.name!r} has {size:g} in size; allowed: up to {MOST:g}")
             return evaluated
 
         _check_columns(frame, {name for term in self.model.terms for name in term.var_names})
@@ -456,6 +461,8 @@ def _check_columns(frame: Any, names: set[str]) -> None:
             "as data.dropna()"
         )
     for name in part.columns:
+        if getattr(part[name].dtype, "kind", "") == "c":
+            raise ValueError(f"{name!r} holds complex numbers; allowed: numbers, or labels")
         if _checks.holds_times(part[name]):
             raise ValueError(f"{name!r} holds times; {_checks.NO_TIMES}")
 
@@ -500,6 +507,12 @@ def _response(
     y = 2.0 * y - 1.0 if name == "logistic" else y
     if not losses.resolve(name).in_units_of_y:
         return y, 1.0, 0.0
+    spread = float(np.ptp(y)) or abs(float(y[0]))
+    if spread and not LEAST <= spread <= MOST:
+        raise ValueError(
+            f"{response.name!r} is {y.min():g} to {y.max():g}; allowed: a range, or where it is "
+            f"constant a size, from {LEAST:g} to {MOST:g}, in another unit"
+        )
     if has_groups and not np.ptp(y):
         raise ValueError(
             f"the response is {y[0]:g} in all rows; allowed with group terms: different numbers"

@@ -584,11 +584,9 @@ def fit_hyper(
     weights = weights_of(weights, rows.shape[0])
     if numbers:
         chosen = begun(chosen, numbers, y, weights, offset)
-    variance = np.array(
-        np.broadcast_to(np.asarray(prior_variance, dtype=np.float64), (d,))
-        if np.ndim(prior_variance) == 0
-        else _checks.array("prior_variance", prior_variance, shape=(d,))
-    )
+    given = _checks.real_array("prior_variance", prior_variance)
+    shape = (d,) if given.ndim else ()
+    variance = np.broadcast_to(_checks.array("prior_variance", given, shape=shape), (d,)).copy()
     plain = schedule is None or (schedule.order == "auto" and schedule.block is None)
     large = _large(rows, unknowns, blocks) if plain else None
     with warnings.catch_warnings():
