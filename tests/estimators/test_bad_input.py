@@ -79,7 +79,7 @@ def test_the_argument_is_named(kind, name):
 @pytest.mark.parametrize("size", [1e308, 1e-300])
 def test_sizes_of_numbers_are_named(kind, size):
     fit, y = kind().fit, TARGETS[kind]
-    with pytest.raises(ValueError, match=r"^y is .*; allowed: a range, or of constant y"):
+    with pytest.raises(ValueError, match=r"^y is constant, of size .*; allowed: from"):
         fit(ROWS, np.full(20, size))
     if size > 1.0:
         with pytest.raises(ValueError, match=r"^offset holds 1e\+308; allowed: up to 1e\+150"):

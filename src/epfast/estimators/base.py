@@ -164,8 +164,8 @@ def check_sizes(X: Any, y: Any = None, loss: Loss | None = None) -> None:
     spread = ends[1] - ends[0] or abs(ends[0])  # of constant y their size is their unit
     if spread and not SIZES[0] ** 0.5 <= spread <= SIZES[1] ** 0.5:
         raise ValueError(
-            f"y is {ends[0]:.2g} to {ends[1]:.2g}; allowed: a range, or of constant y a size, from "
-            f"{SIZES[0] ** 0.5:.2g} to {SIZES[1] ** 0.5:.2g}, in another unit"
+            f"y {'varies by' if ends[1] > ends[0] else 'is constant, of size'} {spread:.2g}; "
+            f"allowed: from {SIZES[0] ** 0.5:.2g} to {SIZES[1] ** 0.5:.2g}, in another unit"
         )
 
 
