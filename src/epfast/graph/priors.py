@@ -24,8 +24,6 @@ def gaussian(size: Any, mean: Any, variance: Any) -> tuple[tuple[int, ...], Arra
     mean, variance = given["mean"], given["variance"]
     if not np.isfinite(mean).all():
         raise ValueError("mean holds NaN or infinity; allowed: finite numbers")
-    if np.abs(mean).max(initial=0.0) > MOST:
-        raise ValueError(f"mean holds {np.abs(mean).max():g} in size; allowed: up to {MOST:g}")
     if not (variance > 0.0).all():
         raise ValueError(f"variance holds {variance.min():g}; allowed: numbers > 0, or inf")
     with np.errstate(all="ignore"):
@@ -33,6 +31,8 @@ def gaussian(size: Any, mean: Any, variance: Any) -> tuple[tuple[int, ...], Arra
         largest = precision * (1.0 + np.abs(mean))
     if not np.isfinite(largest).all():
         raise ValueError("variance is too small for its mean in doubles; allowed: larger variances")
+    if np.abs(mean).max(initial=0.0) > MOST:
+        raise ValueError(f"mean holds {np.abs(mean).max():g} in size; allowed: up to {MOST:g}")
     return shape, np.stack([precision, precision * mean], axis=1)
 
 
