@@ -10,7 +10,7 @@ import pytest
 from scipy import sparse
 
 import epfast
-from epfast import _checks
+from epfast import LinearClassifier, _checks, losses
 from tests.oracles.bad_values import LAYOUTS, N, X, Y, frozen
 
 
@@ -463,3 +463,54 @@ def test_what_to_install_is_said_of_missing_packages_alone(tmp_path, monkeypatch
             pass
     monkeypatch.setitem(sys.modules, "math", None)
     assert not _checks.installed("math")
+
+
+FLAGS = np.where(WAVE > 0.0, 1, -1)
+TWO = np.stack([WAVE, np.cos(np.arange(24.0))], axis=1)
+HALF = epfast.priors.HalfNormal(1.0)
+PLAYED = {"winner": np.arange(24) % 3, "loser": (np.arange(24) + 1) % 3}
+
+
+def learned(**given):
+    sds = {"s": (slice(0, 2), HALF)}
+    return epfast.fit_hyper(TWO, WAVE, sds=sds, learn={"sd": HALF}, strategy="eb", **given)
+
+
+def by_formula(**columns):
+    return epfast.formula.fit("y ~ x + offset(z)", {"x": WAVE, "y": WAVE, "z": WAVE, **columns})
+
+
+@pytest.mark.parametrize(
+    ("said", "door"),
+    [
+        ("offset holds", lambda: epfast.fit_linear(TWO, FLAGS, offset=np.full(24, 1e308))),
+        ("offset holds", lambda: epfast.fit_gp(np.eye(24), FLAGS, offset=np.full(24, -1e200))),
+        ("offset holds", lambda: learned(offset=np.full(24, 1e308))),
+        ("beta is", lambda: epfast.fit_linear(TWO, WAVE, loss="gaussian", beta=1e308)),
+        ("beta is", lambda: losses.Probit(beta=1e308)),
+        ("intercept is", lambda: epfast.fit_linear(TWO, FLAGS, intercept=1e-300)),
+        ("intercept_var", lambda: LinearClassifier(intercept_variance=1e-300).fit(TWO, FLAGS)),
+        ("prior_groups has", lambda: LinearClassifier(prior_groups=[[1], [1, 2]]).fit(TWO, FLAGS)),
+        *(
+            ("prior_variance ", lambda value=value: learned(prior_variance=value))
+            for value in ("a", 1j, object(), {}, 10**400, [[1.0], [1.0, 2.0]])
+        ),
+        ("mean holds", lambda: epfast.Graph().gaussian(2, mean=1e308)),
+        ("shape holds", lambda: epfast.Graph().gamma(shape=1e308, rate=1.0)),
+        ("prior_sd is", lambda: epfast.rating.fit(PLAYED, **NAMES, prior_sd=1e308)),
+        ("prior_sd is", lambda: epfast.rating.fit(PLAYED, **NAMES, prior_sd=1e-300)),
+        ("drift is", lambda: epfast.rating.fit(PLAYED, **NAMES, drift=1e308)),
+        ("formula .*'x' has 1e", lambda: by_formula(x=np.full(24, 1e308))),
+        ("formula .*'offset.z.' has 1e", lambda: by_formula(z=np.full(24, 1e308))),
+        ("formula .*'y' is", lambda: by_formula(y=np.full(24, 1e-300))),
+        ("formula .*'x' holds complex", lambda: by_formula(x=WAVE * 1j)),
+    ],
+)
+def test_ends_of_the_range_and_what_is_no_number(said, door):
+    """The error names the argument, as all errors do, and comes before the fit."""
+    pytest.importorskip("formulae")
+    with pytest.raises((TypeError, ValueError), match=f"^{said}"):
+        door()
+
+
+NAMES = {"winner": "winner", "loser": "loser"}

@@ -224,7 +224,7 @@ def test_not_settled_is_one_warning(kind):
 def test_refusals_count_sites(kind):
     """Factors that cannot be fitted: each site of them once a sweep, whatever its size."""
     wall = epfast.CustomLoss(
-        lambda m: np.full_like(m, np.inf), lambda m: np.zeros_like(m), lambda m: np.zeros_like(m)
+        lambda m: np.full_like(m, np.inf), lambda m: np.zeros_like(m), lambda m: np.ones_like(m)
     )
     post = run(kind, 3, 0.0, loss=wall)
     sites = 8 if "batch_size" in KINDS[kind] else 40

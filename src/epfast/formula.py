@@ -61,6 +61,8 @@ FAMILIES: dict[str, dict[str, str]] = {
 }
 #: losses whose linear predictor is a logarithm in the unit of y
 OF_LOG = ("gamma_noise", "weibull")
+#: the largest size of numbers, and for a response the least range, or size where it is constant
+MOST, LEAST = 1e70, 1e-70
 #: sd of default priors of slopes in units of y over x, and of sds of groups
 WIDE = 2.5
 #: largest size of a dense matrix of all columns. Above it group columns are sparse
@@ -277,6 +279,9 @@ class ModelMatrix:
             evaluated = np.asarray(columns, dtype=np.float64).reshape(len(frame), -1)
             for row in np.flatnonzero(~np.isfinite(evaluated).all(axis=1)):
                 raise ValueError(f"{term.name!r} is NaN or infinite in row {row}; allowed: numbers")
+            size = np.abs(evaluated).max(initial=0.0)
+            if size > MOST:
+                raise ValueError(f"{term.name!r} has {size:g} in size; allowed: up to {MOST:g}")
             return evaluated
 
         _check_columns(frame, {name for term in self.model.terms for name in term.var_names})
@@ -1154,6 +1159,8 @@ def _check_columns(frame: Any, names: set[str]) -> None:
             "as data.dropna()"
         )
     for name in part.columns:
+        if getattr(part[name].dtype, "kind", "") == "c":
+            raise ValueError(f"{name!r} holds complex numbers; allowed: numbers, or labels")
         if _checks.holds_times(part[name]):
             raise ValueError(f"{name!r} holds times; {_checks.NO_TIMES}")
     for name in part.columns[[kind == "object" for kind in part.dtypes]]:
@@ -1281,6 +1288,12 @@ def _unit_of(y: Array, offset: Array, loss: str, has_groups: bool) -> tuple[floa
         return 1.0, math.log(mean) - float(offset.min()) if mean > 0.0 else 0.0
     if not losses.resolve(loss).in_units_of_y:
         return 1.0, 0.0
+    spread = float(np.ptp(y)) or abs(float(y[0]))
+    if spread and not LEAST <= spread <= MOST:
+        raise ValueError(
+            f"the response is {y.min():g} to {y.max():g}; allowed: a range, or where it is "
+            f"constant a size, from {LEAST:g} to {MOST:g}, in another unit"
+        )
     if has_groups and not np.ptp(y):
         raise ValueError(
             f"the response is {y[0]:g} in all rows; allowed with group terms: different numbers"

@@ -1,6 +1,7 @@
 """LinearClassifier with one posterior over all classes."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -124,3 +125,16 @@ def test_refused():
         LinearClassifier(loss="heteroscedastic").fit(X, y)
     with pytest.raises(ValueError, match="posterior"):
         LinearClassifier(loss="multiclass", posterior="factorized").fit(X, y)
+
+
+def test_many_classes_are_said_to_take_long():
+    """200 fits: the warning names what makes them cheaper, and is of that many alone."""
+    rng = np.random.default_rng(0)
+    y = np.arange(400) % 200
+    X = rng.normal(size=(200, 3))[y] + 0.1 * rng.normal(size=(400, 3))
+    model = epfast.LinearClassifier(prior_variance=1.0, schedule=epfast.ADF())
+    with pytest.warns(epfast.DataWarning, match="y has 200 classes.*ADF.*'multiclass'"):
+        model.fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", epfast.DataWarning)
+        model.fit(X, y % 100)

@@ -4,6 +4,7 @@ import math
 import pickle
 import warnings
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import integrate, sparse, special, stats
@@ -135,6 +136,25 @@ def test_noise_far_below_groups(ratio):
 
 
 @pytest.mark.filterwarnings("ignore:.*left out. sd from:epfast.ConvergenceWarning")
+@pytest.mark.parametrize("ratio", [1.0, 1e3, 1e6])
+def test_evidence_of_noise_far_below_the_response(ratio):
+    """The marginal density of y in 50 digits. Scales of sites lost eps ratio^2 of each row."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(12, 2))
+    y = ratio * rows @ [1.0, -2.0] + rng.normal(size=12)
+    variance = 4.0 * ratio**2
+    post = epfast.fit_hyper(rows, y, learn={"sd": HALF}, prior_variance=variance, strategy="eb")
+    s = float(post.points[0, 0])
+    with mpmath.workdps(50):
+        X = mpmath.matrix(rows.tolist())
+        K = variance * X * X.T + mpmath.mpf(s) ** 2 * mpmath.eye(12)
+        z = mpmath.lu_solve(K, mpmath.matrix(y.tolist()))
+        quadratic = sum(a * b for a, b in zip(y.tolist(), z, strict=True))
+        exact = -(quadratic + mpmath.log(mpmath.det(K)) + 12 * mpmath.log(2 * mpmath.pi)) / 2
+    expected = float(exact) + HALF.over_log(math.log(s))[0]
+    assert post.log_evidence == pytest.approx(expected, rel=1e-8)
+
+
 @pytest.mark.parametrize("strategy", ["eb", "auto", "sobol"])
 def test_little_noise_beside_a_prior_that_hardly_allows_the_weights(strategy):
     """Weights of 30 prior sds: two modes of the noise, of which a grid says that little has all.
@@ -277,9 +297,7 @@ def test_two_sds_and_noise():
         assert post.hyper.loc[name, "mean"] == pytest.approx(mean, abs=0.05 * sd)
         assert post.hyper.loc[name, "sd"] == pytest.approx(sd, rel=0.06)
     assert post.ess > 60
-    assert (
-        post.n_fits < 180
-    )  # of which 40 go to the end of what is searched, where there is no mode
+    assert post.n_fits < 170
 
 
 @pytest.mark.full
@@ -604,9 +622,8 @@ def test_heavy_tails_of_few_groups(levels, prior, said):
     assert len(texts) == (0 if said is None else 2)
     assert all(f"posterior of 'few' {said}" in text for text in texts)
     assert all("HalfNormal" in text for text in texts)
-    assert (
-        post.n_fits < 180
-    )  # of which 40 go to the end of what is searched, where there is no mode
+    # without a mode the search goes to the end of what it may search
+    assert post.n_fits < (190 if levels == 1 else 170)
 
 
 @pytest.mark.filterwarnings("ignore:the sd of:epfast.DataWarning")

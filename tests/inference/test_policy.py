@@ -133,7 +133,7 @@ def test_factors_whose_product_is_improper_have_no_fixed_point(order, batch_size
             np.ones(n),
             loss=loss,
             executor=executor,
-            scheme="laplace",
+            scheme=epfast.schemes.Laplace(curvature="exact"),
             batch_size=batch_size,
             prior_precision=flat + tight,
             schedule=EP(order=order, tol=1e-3),

@@ -52,6 +52,7 @@ __all__ = [
     "fit_seed",
     "loss_of_labels",
     "odds",
+    "random_state_of",
     "row_weights",
     "sample_weights",
     "seed_of_draws",
@@ -107,11 +108,12 @@ def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
         _refuse_times("y", args[0])
     try:
         return _validated(estimator, X, *args, **arguments)
-    except ValueError:
+    except (TypeError, ValueError, OverflowError) as error:
         kinds = zip(X.columns, X.dtypes, strict=True) if hasattr(X, "columns") else ()
         text = [str(name) for name, dtype in kinds if getattr(dtype, "kind", "f") not in "biuf"]
         if not text:
-            raise
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{'X or y' if args else 'X'} cannot be used: {error}") from error
         raise ValueError(
             f"X holds no numbers in the columns {', '.join(text)}; allowed: numbers; encode "
             "categories, for example by sklearn.preprocessing.OneHotEncoder in a pipeline, or use "
@@ -143,6 +145,8 @@ def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:
     return validate_data(estimator, X, y, **given)
 
 
+#: the largest weight of a row: with less all rows say nothing, and EP counts to the most
+LEAST_WEIGHT, MOST_WEIGHT = 1e-15, 1e15
 #: sizes whose squares are doubles
 SIZES = (1e-150, 1e150)
 
@@ -162,11 +166,12 @@ def check_sizes(X: Any, y: Any = None, loss: Loss | None = None) -> None:
             f"{SIZES[1]:g}, in another unit"
         )
     in_unit = loss is not None and loss.in_units_of_y and np.ndim(y) == 1
-    spread = float(np.max(y)) - float(np.min(y)) if in_unit else 0.0
+    ends = (float(np.min(y)), float(np.max(y))) if in_unit else (0.0, 0.0)
+    spread = ends[1] - ends[0] or abs(ends[0])  # of constant y their size is their unit
     if spread and not SIZES[0] ** 0.5 <= spread <= SIZES[1] ** 0.5:
         raise ValueError(
-            f"y varies by {spread:.2g}; allowed: from {SIZES[0] ** 0.5:.2g} to "
-            f"{SIZES[1] ** 0.5:.2g}, in another unit"
+            f"y {'varies by' if ends[1] > ends[0] else 'is constant, of size'} {spread:.2g}; "
+            f"allowed: from {SIZES[0] ** 0.5:.2g} to {SIZES[1] ** 0.5:.2g}, in another unit"
         )
 
 
@@ -180,7 +185,18 @@ class EvidenceWarning(UserWarning):
 
 def seed_of_draws(random_state: Any) -> int:
     """A seed of NumPy's generators, drawn by any of scikit-learn's kinds. None draws afresh."""
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+    return int(random_state_of(random_state).randint(np.iinfo(np.int32).max))
+
+
+def random_state_of(given: Any) -> Any:
+    """A generator of NumPy's older kind, of any of scikit-learn's kinds of seeds."""
+    try:
+        return check_random_state(given)
+    except ValueError:
+        raise ValueError(
+            f"random_state is {_checks.describe(given)}; allowed: None, an integer from 0 to "
+            "2**32 - 1, or a numpy.random.RandomState"
+        ) from None
 
 
 def fit_seed(random_state: Any) -> int:
@@ -621,6 +637,8 @@ def check_labels(labels: NDArray[Any]) -> None:
         if labels.dtype.kind not in "biuf":
             np.unique(labels)
         check_classification_targets(labels)
+    except ValueError as error:
+        raise ValueError(f"y cannot be used: {error}") from None
     except TypeError:
         raise TypeError(
             "y holds labels that cannot be sorted; allowed: numbers alone, or strings alone"
@@ -643,9 +661,17 @@ def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
     given = _checks.real_array("sample_weight", sample_weight)
     if not given.any():  # scikit-learn says so without the name
         raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
-    weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
+    try:
+        weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
+    except ValueError as error:
+        raise ValueError(f"sample_weight cannot be used: {error}") from None
     if not (weights >= 0.0).all():
         raise ValueError(f"sample_weight has a minimum of {weights.min():g}; allowed: numbers >= 0")
+    if not LEAST_WEIGHT <= weights.max() <= MOST_WEIGHT:
+        raise ValueError(
+            f"sample_weight has a maximum of {weights.max():g}; allowed: from {LEAST_WEIGHT:g} to "
+            f"{MOST_WEIGHT:g}"
+        )
     said = not_counts(weights)
     if said is not None:
         text = f"sample_weight holds {said}; give counts, or none"

@@ -223,7 +223,7 @@ class LinearModel(Coefficients):
     def _intercept(self, problem: Problem) -> float:
         """Prior variance of the intercept."""
         return _checks.number(
-            "intercept_variance", self.intercept_variance, least=1e-300, most=1e300
+            "intercept_variance", self.intercept_variance, least=1e-150, most=1e150
         )
 
     def _prior(self, binary: BinaryProblems) -> Any:
@@ -276,7 +276,10 @@ class LinearModel(Coefficients):
             return np.arange(d)
         if self.prior_groups is None:
             return None
-        labels = np.asarray(self.prior_groups)
+        try:
+            labels = np.asarray(self.prior_groups)
+        except ValueError:
+            labels = np.empty(0)  # rows of several lengths
         if labels.shape != (d,):
             raise ValueError(
                 f"prior_groups has shape {labels.shape}; allowed: ({d},), a label per column of X"

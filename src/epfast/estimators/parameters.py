@@ -325,9 +325,10 @@ def _names(loss: Loss, learn: Any) -> tuple[str, ...]:
         )
     names = tuple(learn)
     for name in names:
-        if name not in loss.learnable:
+        if not isinstance(name, str) or name not in loss.learnable:
             known = ", ".join(map(repr, loss.learnable)) or "(), it has no parameters"
-            raise ValueError(f"learn holds {name!r}; allowed with {loss!r}: {known}")
+            given = _checks.describe(name)
+            raise ValueError(f"learn holds {given}; allowed with {loss!r}: {known}")
     return tuple(dict.fromkeys(names))
 
 

@@ -21,6 +21,7 @@ from epfast.estimators.base import (
     Posteriors,
     check_is_fitted,
     estimator,
+    random_state_of,
     uncounted,
 )
 from epfast.estimators.evidence import normalised
@@ -59,7 +60,6 @@ from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
-from sklearn.utils import check_random_state  # isort: skip
 
 #: an error of the sites changes the evidence to second order only
 SCHEDULE = EP(sweeps=200, tol=1e-6)
@@ -152,7 +152,7 @@ class ProcessModel(Posteriors):
         learn = () if self.learn is None and self.optimizer is None else self.learn
         if self.optimizer is None and learn:
             raise ValueError(f"learn is {learn!r}; allowed with optimizer=None: ()")
-        if learn == ():
+        if isinstance(learn, tuple) and not learn:
             return NO_PARAMETERS._replace(loss=loss)
         return LossParameters.of(loss, learn, responses, weights, False)
 
@@ -398,7 +398,7 @@ class ProcessModel(Posteriors):
     def _search(self, problems: list[AnyProcess], thetas: list[Array], warm: bool) -> list[Maximum]:
         """The hyper-parameters that maximise the evidence."""
         # None is a seed as well: a fit depends on its arguments only
-        rng = check_random_state(0 if self.random_state is None else self.random_state)
+        rng = random_state_of(0 if self.random_state is None else self.random_state)
         kernel, n = problems[0].kernel, len(self.X_train_)
         if isinstance(problems[0], BinaryProcess) and problems[0].process.scheme.relaxes:
             raise ValueError(

@@ -24,6 +24,7 @@ from epfast.gaussian.problem import (
     State,
     center_of,
     cross_terms,
+    log_determinant,
     prior_of,
     weights_of,
 )
@@ -253,6 +254,18 @@ class LinearTarget(Target):
         post = fit_problem(self.at(u, tol), start, warn=_silent)
         return post if post.converged else None
 
+    def point(self, u: Array, post: Any) -> HyperPoint:
+        """The point of a fit; of Gaussian noise with the log evidence by residuals.
+
+        That of the sites is a difference of their scales, which loses eps y^2 / variance of a row.
+        """
+        problem = post.problem
+        if problem.levels is not None or problem.exact_sites() is None:
+            return super().point(u, post)
+        spread = problem.prior_norm - 0.5 * log_determinant(post.precision)
+        evidence = spread - float(problem.cost(post.mean[None])[0])
+        return HyperPoint(u, evidence + self.log_prior(u)[0], post)
+
     def _gains(self, point: HyperPoint) -> tuple[Array, Array]:
         """Slopes and second derivatives by numbers of the loss, the cavities of the fit held."""
         numbers = slice(self.n_prior, None)
@@ -477,11 +490,9 @@ def fit_hyper(
     weights = weights_of(weights, rows.shape[0])
     if numbers:
         chosen = begun(chosen, numbers, y, weights, offset)
-    variance = np.array(
-        np.broadcast_to(np.asarray(prior_variance, dtype=np.float64), (d,))
-        if np.ndim(prior_variance) == 0
-        else _checks.array("prior_variance", prior_variance, shape=(d,))
-    )
+    given = _checks.real_array("prior_variance", prior_variance)
+    shape = (d,) if given.ndim else ()
+    variance = np.broadcast_to(_checks.array("prior_variance", given, shape=shape), (d,)).copy()
     plain = schedule is None or (schedule.order == "auto" and schedule.block is None)
     large = _large(rows, unknowns, blocks) if plain else None
     with warnings.catch_warnings():
@@ -650,8 +661,9 @@ def averaged(rows: Target, strategy: str, seed: int) -> IntegratedPosterior:
 def _mixture(
     rows: Target, design: WeightedPoints, mode: HyperPoint, names: tuple[str, ...]
 ) -> IntegratedPosterior:
-    log_prior = [rows.log_prior(point.u)[0] for point in design.points] + design.log_volumes
-    values = log_prior + np.array([point.fit.log_evidence for point in design.points])
+    values = np.array([point.value for point in design.points]) + design.log_volumes
+    # what is beside the evidence of a fit, and what that has lost to rounding
+    log_prior = values - np.array([point.fit.log_evidence for point in design.points])
     kept = np.flatnonzero(values >= values.max() + math.log(LEAST))
     return IntegratedPosterior.of(
         [design.points[k].fit for k in kept],

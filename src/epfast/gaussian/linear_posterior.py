@@ -586,23 +586,6 @@ class FullPosterior(LinearPosterior):
         """(d, d), an upper triangle R with R R' the covariance. O(d^3), once."""
         return inverse_root(self.precision)
 
-    @cached_property
-    def log_evidence(self) -> float:
-        """As of all linear models; of Gaussian noise by residuals.
-
-        The scales of its sites cancel, and leave eps y^2 / variance of each row.
-        """
-        exact = self.has_site_per_row and self.converged and self.problem.has_rows
-        if not exact or self.problem.exact_sites() is None:
-            return super().log_evidence
-        height = np.log(np.abs(np.diagonal(self._root))).sum()
-        return float(self.problem.prior_norm + height - self.problem.cost(self.mean[None])[0])
-
-    @property
-    def unknown_order(self) -> int:  # type: ignore[override]
-        known = "log_evidence" in vars(self) or "_moments" in vars(self)
-        return 0 if known else int(self.shift.size)
-
     @property
     def _has_root_alone(self) -> bool:
         return "_root" in vars(self) and "_moments" not in vars(self)

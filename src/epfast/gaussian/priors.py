@@ -136,4 +136,4 @@ def intercept_variance(given: Any) -> float | None:
     """Prior variance of the intercept. None: there is none."""
     if isinstance(given, bool | np.bool_):
         return INTERCEPT_VARIANCE if given else None
-    return _checks.number("intercept", given, least=1e-300, most=1e300)
+    return _checks.number("intercept", given, least=1e-150, most=1e150)

@@ -12,6 +12,8 @@ from epfast._arrays import Array
 from epfast.families import ZERO, Beta, Family, Gamma
 from epfast.graph.variables import spread, together
 
+#: the largest mean, and number of a gamma or beta prior
+MOST = 1e150
 #: the smallest normal number
 TINY = float(np.finfo(np.float64).tiny)
 
@@ -29,6 +31,8 @@ def gaussian(size: Any, mean: Any, variance: Any) -> tuple[tuple[int, ...], Arra
         largest = precision * (1.0 + np.abs(mean))
     if not np.isfinite(largest).all():
         raise ValueError("variance is too small for its mean in doubles; allowed: larger variances")
+    if np.abs(mean).max(initial=0.0) > MOST:
+        raise ValueError(f"mean holds {np.abs(mean).max():g} in size; allowed: up to {MOST:g}")
     return shape, np.stack([precision, precision * mean], axis=1)
 
 
@@ -53,10 +57,10 @@ def _positive(
     pairs = np.stack(list(numbers.values()), axis=1)
     is_flat = (pairs == flat).all(axis=1)
     for name, value in numbers.items():
-        if not (np.isfinite(value).all() and (is_flat | (value > 0.0)).all()):
+        if not ((value <= MOST).all() and (is_flat | (value > 0.0)).all()):
             raise ValueError(
                 f"{name} holds {value.min() if value.min() <= 0.0 else value.max():g}; "
-                "allowed: finite numbers > 0"
+                f"allowed: numbers > 0, up to {MOST:g}"
                 + (", or shape 1 with rate 0" if family is Gamma else "")
             )
     natural = pairs - (1.0, float(family is Beta))

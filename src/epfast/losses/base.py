@@ -49,6 +49,11 @@ LOOKED_AT = np.concatenate(
 )
 LEAST_CURVATURE = 1e-9
 
+#: the largest offset, whose square is a double
+MOST_OFFSET = 1e150
+#: the largest inverse temperature
+MOST_BETA = 1e100
+
 #: Newton's steps to the peak of a likelihood, and the most of one in typical units of h: from the
 #: mean of counts, exp(h) reaches any count above 0 in these
 STEPS_TO_A_PEAK, MOST_OF_A_STEP = 100, 4.0
@@ -121,7 +126,7 @@ class Loss:
         return not (self.rises if self.by_margin else self.in_units_of_y)
 
     def __post_init__(self) -> None:
-        self._set(beta=_checks.number("beta", self.beta, above=0.0), name=self.row)
+        self._set(beta=_checks.number("beta", self.beta, above=0.0, most=MOST_BETA), name=self.row)
 
     _set = _checks.freeze
 
@@ -133,7 +138,7 @@ class Loss:
         ValueError
             If the loss gives no powers of t.
         """
-        if beta is None or _checks.number("beta", beta, above=0.0) == 1.0:
+        if beta is None or _checks.number("beta", beta, above=0.0, most=MOST_BETA) == 1.0:
             return self
         self.check_power(beta, "beta")
         result = copy.copy(self)
@@ -339,7 +344,13 @@ class Loss:
         responses = self.responses("y", y, n)
         if offset is not None:
             shape = (n,) if self.latents == 1 else (n, self.latents)
-            return self.add_offset(responses, _checks.array("offset", offset, shape=shape))
+            given = _checks.array("offset", offset, shape=shape)
+            if np.abs(given).max(initial=0.0) > MOST_OFFSET:
+                raise ValueError(
+                    f"offset holds {given.flat[np.abs(given).argmax()]:g}; allowed: up to "
+                    f"{MOST_OFFSET:g} in size"
+                )
+            return self.add_offset(responses, given)
         if self.has_offset:
             shown = "(n,)" if self.latents == 1 else f"(n, {self.latents})"
             raise ValueError(

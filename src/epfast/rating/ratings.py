@@ -176,7 +176,7 @@ def fit(
     given = {"prior_sd": prior_sd, "drift": drift, "margin": margin}
     for name, value in given.items():
         if value is not None:
-            bound = {"above": 0.0} if name == "prior_sd" else {"least": 0.0}
+            bound = {"least": 1e-100 if name == "prior_sd" else 0.0, "most": 1e100}
             given[name] = _checks.number(name, value, **bound)
     if margin == 0.0 and played.draw.any():
         raise ValueError(f"margin is 0 and {played.draw.sum()} games are drawn; allowed: above 0")

@@ -404,8 +404,7 @@ class RowEngine(EPEngine):
         if state.root is None:
             return {"_moments": state}
         attributes = {"mean": state.mean, "_root": state.root}
-        if self.problem.exact_sites() is None:
-            attributes["log_evidence"] = self.summary(state).log_evidence
+        attributes["log_evidence"] = self.summary(state).log_evidence
         ahead = None if self.ahead is None else self.ahead[1]
         if ahead is not None and state.sites is ahead.before:
             attributes["_at_rows"] = ahead.h, ahead.s
