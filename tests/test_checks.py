@@ -502,7 +502,7 @@ def by_formula(**columns):
         ("drift is", lambda: epfast.rating.fit(PLAYED, **NAMES, drift=1e308)),
         ("formula .*'x' has 1e", lambda: by_formula(x=np.full(24, 1e308))),
         ("formula .*'offset.z.' has 1e", lambda: by_formula(z=np.full(24, 1e308))),
-        ("formula .*'y' is", lambda: by_formula(y=np.full(24, 1e-300))),
+        ("formula .*the response is", lambda: by_formula(y=np.full(24, 1e-300))),
         ("formula .*'x' holds complex", lambda: by_formula(x=WAVE * 1j)),
     ],
 )
