@@ -37,6 +37,9 @@ def pytest_addoption(parser):
     group.addoption("--tier", choices=TIERS, default="fast", help="which cases run (CONTRIBUTING)")
     group.addoption("--after", choices=TIERS, help="a tier that has run: its cases do not run")
     group.addoption("--cases-seed", default="0", help="the seed that draws the cases")
+    group.addoption(
+        "--one-in", type=int, default=1, help="of N tests without the marker full one runs, drawn"
+    )
 
 
 def pytest_report_header(config):
@@ -72,8 +75,11 @@ def pytest_pycollect_makeitem(collector, name):
     items, given = (yield), collector.config.option
     if not isinstance(items, list):
         return items
-    order = random.Random(f"{given.cases_seed} {collector.nodeid} {name}").sample(items, len(items))
+    rng = random.Random(f"{given.cases_seed} {collector.nodeid} {name}")
+    order = rng.sample(items, len(items))
     kept = drawn(order, given.tier) - (drawn(order, given.after) if given.after else set())
+    if rng.randrange(given.one_in):
+        kept = {item for item in kept if item.get_closest_marker("full")}
     return [item for item in items if item in kept]
 
 

@@ -36,10 +36,10 @@ def collection(kind):
 
 
 def assert_equal(post, other, near=0.0):
-    """To the last bit; evidences by sums in another order."""
+    """To the last bit; evidences by sums of 3,000 terms in another order, which round by 7e-13."""
     np.testing.assert_allclose(post.precision, other.precision, rtol=near, atol=100 * near)
     np.testing.assert_allclose(post.shift, other.shift, rtol=near, atol=100 * near)
-    assert post.log_evidence == pytest.approx(other.log_evidence, rel=1e-14)
+    assert post.log_evidence == pytest.approx(other.log_evidence, rel=1e-12)
     assert post.state.rows_seen == other.state.rows_seen
 
 

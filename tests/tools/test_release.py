@@ -138,4 +138,4 @@ def test_commands_of_readme_run_at_each_change():
     assert "export" not in before
     for command in (first, third):
         extras, program = command.groups()
-        assert re.search(rf"^alone \w+ {extras} -m {program}\b", script, re.M)
+        assert re.search(rf"^ +alone \w+ {extras} -m {program}\b", script, re.M)
