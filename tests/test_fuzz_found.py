@@ -264,10 +264,10 @@ def test_minibatches_that_stand_still_between_kinks_are_told():
         (-0.700619906161879, -0.26026317430687307, 0.2809579802285267, 1.9852719948842408),
     )
     X = np.tile([second, first], (6, 1))
-    by_paper = epfast.schemes.Laplace(curvature="exact")
+    scheme = schemes.Laplace("exact")
     with pytest.warns(epfast.ConvergenceWarning, match="no fixed point"):
         post = epfast.fit_linear(
-            X, np.ones(12), loss=loss, batch_size=1, scheme=by_paper, prior_variance=25.0
+            X, np.ones(12), loss=loss, batch_size=1, scheme=scheme, prior_variance=25.0
         )
     assert not post.converged
 

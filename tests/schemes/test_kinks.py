@@ -97,6 +97,9 @@ FLAT = {
 CURVED = {
     **{name: kind() for name, kind in losses.NAMED.items() if name not in (*FLAT, "noisy_step")},
     "narrow": losses.StudentT(3.0, 1e-8),
+    # concave or linear, without a kink: sites of a negative precision, or none, are exact
+    "concave": CustomLoss(lambda m: -(m**2), lambda m: -2.0 * m, lambda m: 0.0 * m - 2.0),
+    "linear": CustomLoss(lambda m: -m, lambda m: 0.0 * m - 1.0, lambda m: 0.0 * m),
     # Huber's hinge: a parabola of this width at its kink
     "huber": CustomLoss(
         lambda m: np.where(m > 1.0, 0.0, np.where(m < 0.99, 0.995 - m, 50.0 * (1.0 - m) ** 2)),

@@ -134,10 +134,9 @@ def default_scheme(loss: losses.Loss, factor: str, posterior: str) -> Scheme:
     """The scheme where none is named: one that holds on columns of unit variance."""
     if factor != "minibatch":
         return EXACT
-    scheme = schemes.Laplace()
-    reason = scheme.refuses(loss, factor)
+    reason = schemes.Laplace().refuses(loss, factor)
     if reason is None or "values" not in loss.gives:
-        return scheme  # which says what is wrong
+        return schemes.Laplace(curvature="exact")  # which says what is wrong
     slopes = list(getattr(loss, "slopes", ()))
     convex, by_slope = slopes == sorted(slopes) != [], schemes.Laplace(curvature="slope")
     if convex and posterior != "full" and by_slope.refuses(loss, factor) is None:

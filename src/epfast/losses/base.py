@@ -44,7 +44,7 @@ ABOUT_0 = closing_in(0.0)
 
 #: margins, about the usual places of kinks, where a curvature is sought, and the least that is one
 #: beside the largest slope
-LOOKED_AT = np.concatenate(
+LOOKED_AT = np.unique(
     [k + sign * np.geomspace(1e-4, 50.0, 40) for k in (-1.0, 0.0, 1.0) for sign in (-1.0, 1.0)]
 )
 LEAST_CURVATURE = 1e-9
@@ -234,16 +234,17 @@ class Loss:
             )
 
     def has_curvature(self) -> bool:
-        """Whether l bends up anywhere. False if it is linear, or concave, piece by piece.
+        """Whether l bends up between kinks, if it bends up at all.
 
-        Then no expansion of it has a precision. Losses of the margin are looked at. Others have a
-        curvature unless their class says that they have none.
+        Else it is linear or concave piece by piece, and no expansion of it has a precision. Losses
+        of the margin are looked at. Others have one unless their class says that they have none.
         """
         if not self.by_margin:
             return True
         with np.errstate(all="ignore"):
             _, slope, curvature = self.evaluate(LOOKED_AT)
-            return bool((curvature > LEAST_CURVATURE * np.abs(slope).max()).any())
+            least = LEAST_CURVATURE * np.abs(slope).max()
+            return bool((curvature > least).any() or not (np.diff(slope) > least).any())
 
     # ---- for the core ----
 
