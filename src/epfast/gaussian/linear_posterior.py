@@ -587,6 +587,11 @@ class FullPosterior(LinearPosterior):
         return inverse_root(self.precision)
 
     @property
+    def unknown_order(self) -> int:  # type: ignore[override]
+        known = "log_evidence" in vars(self) or "_moments" in vars(self)
+        return 0 if known else int(self.shift.size)
+
+    @property
     def _has_root_alone(self) -> bool:
         return "_root" in vars(self) and "_moments" not in vars(self)
 
