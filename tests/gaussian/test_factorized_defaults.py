@@ -69,7 +69,7 @@ def test_each_loss_has_a_default_or_is_refused(posterior, loss, batch_size):
     if batch_size is None:
         assert post.scheme == schemes.Exact()
     else:
-        assert post.scheme == schemes.Laplace(curvature="slope" if found.kinks else None)
+        assert post.scheme == schemes.Laplace(curvature="slope" if found.kinks else "exact")
     assert np.isfinite(post.log_evidence)
     if found.by_margin:
         assert post.log_evidence < 0.0
