@@ -467,7 +467,9 @@ def no_times(name: str, value: Any) -> None:
             if hasattr(one, "dtype") and holds_times(one):
                 raise TypeError(f"{name} has times in the column {column!r}; {NO_TIMES}")
     elif not hasattr(value, "tocsr"):
-        given = value if hasattr(value, "dtype") else np.asarray(value)
+        # a class or a module has a dtype without a kind
+        kind = getattr(getattr(value, "dtype", None), "kind", None)
+        given = value if isinstance(kind, str) else np.asarray(value)
         if holds_times(given):
             raise TypeError(f"{name} holds times, of dtype {given.dtype}; {NO_TIMES}")
 
