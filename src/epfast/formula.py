@@ -474,7 +474,7 @@ class FormulaFit(Posterior):
         return self.posterior.credible_interval(level)
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
-        """Draw all weights, (size, d); see :meth:`epfast.IntegratedPosterior.sample`."""
+        """Draw all weights, (size, d), each by the posterior of one of the points."""
         return self.posterior.sample(size, rng)
 
     def latent_at(self, draws: ArrayLike) -> Array:
