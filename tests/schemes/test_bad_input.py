@@ -22,7 +22,7 @@ POINTS, WEIGHTS = epfast.backend.sigma_points(np.zeros(3), np.ones(3))
 KEYWORDS = [
     ("scheme", [schemes.resolve], [*BAD_NAMES, Variational, len]),
     ("gamma", [Quadrature, Variational], BAD_OPTIONAL),
-    ("curvature", [Laplace, QuickLaplace], BAD_NAMES),
+    ("curvature", [Laplace, QuickLaplace], [one for one in BAD_NAMES if one is not None]),
     ("tol", [Laplace], BAD_TOL),
     ("max_iter", [Laplace], BAD_COUNTS),
     ("solver", [Variational], BAD_NAMES),
