@@ -9,6 +9,7 @@ from epfast.schemes import ImportanceSampling, Laplace, Quadrature, QuickLaplace
 from tests.oracles.bad_values import (
     BAD_COUNT,
     BAD_COUNTS,
+    BAD_NAME,
     BAD_NAMES,
     BAD_OPTIONAL,
     BAD_POSITIVE,
@@ -22,7 +23,7 @@ POINTS, WEIGHTS = epfast.backend.sigma_points(np.zeros(3), np.ones(3))
 KEYWORDS = [
     ("scheme", [schemes.resolve], [*BAD_NAMES, Variational, len]),
     ("gamma", [Quadrature, Variational], BAD_OPTIONAL),
-    ("curvature", [Laplace, QuickLaplace], [one for one in BAD_NAMES if one is not None]),
+    ("curvature", [Laplace, QuickLaplace], BAD_NAME),
     ("tol", [Laplace], BAD_TOL),
     ("max_iter", [Laplace], BAD_COUNTS),
     ("solver", [Variational], BAD_NAMES),
