@@ -59,7 +59,10 @@ def describe(value: Any) -> str:
     """A short description of a value for error messages. Of arrays the shape and dtype."""
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # of an object that was taken apart: its error would hide ours
+        text = object.__repr__(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
