@@ -689,8 +689,10 @@ def _warn_of_tails(rows: Target, mode: HyperPoint) -> None:
         near, far = (mode.u + step * (np.arange(len(mode.u)) == k) for step in AHEAD)
         fall = 0.0  # of what leans on the end of the search
         if mode.u[k] < rows.bounds[k, 1] - AT_END:
+            if rows.ended(far):
+                continue
             close, away = (rows.point_at(u, OF_POINTS, mode.fit) for u in (near, far))
-            if close is None or away is None or rows.ended(far):
+            if close is None or away is None:
                 continue
             fall = (close.value - away.value) / (AHEAD[1] - AHEAD[0])
         if fall < NO_SD:
