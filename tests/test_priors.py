@@ -61,3 +61,19 @@ def test_probability_of_pc():
         with pytest.raises(ValueError, match="probability"):
             priors.PC(1.0, bad)
     assert np.isfinite(priors.Flat().log_density(1.0))
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1.0])
+def test_far_tails_have_their_own_densities(scale):
+    """By mpmath, where the square of s over the scale is beyond the range of doubles or near it."""
+    mp = pytest.importorskip("mpmath")
+    r = mp.exp(150) / scale
+    cauchy = mp.log(2 / (mp.pi * scale)) - mp.log1p(r**2) + 150
+    constant = mp.log(2 * mp.gamma(2) / mp.gamma(1.5) / mp.sqrt(3 * mp.pi) / scale)
+    student = constant - 2 * mp.log1p(r**2 / 3) + 150
+    for prior, known, slope in (
+        (priors.HalfCauchy(scale), cauchy, -1.0),
+        (priors.HalfStudentT(3.0, scale), student, -3.0),
+    ):
+        assert prior.over_log(150.0) == pytest.approx((float(known), slope), rel=1e-13)
+    assert priors.HalfNormal(1e-100).over_log(150.0) == (-np.inf, -np.inf)

@@ -72,10 +72,11 @@ class HalfNormal(Scale):
     scale: float = 1.0
 
     def log_density(self, s: float) -> float:
-        return 0.5 * math.log(2.0 / math.pi) - math.log(self.scale) - 0.5 * (s / self.scale) ** 2
+        ratio = s / self.scale  # times itself infinity, where a power of a float is an error
+        return 0.5 * math.log(2.0 / math.pi) - math.log(self.scale) - 0.5 * ratio * ratio
 
     def slope(self, s: float) -> float:
-        return -((s / self.scale) ** 2)
+        return -(s / self.scale) * (s / self.scale)
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,12 @@ class HalfStudentT(Scale):
         half = 0.5 * self.df
         constant = special.gammaln(half + 0.5) - special.gammaln(half) + math.log(2.0)
         constant -= 0.5 * math.log(self.df * math.pi) + math.log(self.scale)
-        return float(constant) - (half + 0.5) * math.log1p((s / self.scale) ** 2 / self.df)
+        ratio = s / self.scale / math.sqrt(self.df)
+        return float(constant) - (2.0 * half + 1.0) * math.log(math.hypot(1.0, ratio))
 
     def slope(self, s: float) -> float:
-        ratio = (s / self.scale) ** 2
-        return -(self.df + 1.0) * ratio / (self.df + ratio)
+        share = s / math.hypot(s, math.sqrt(self.df) * self.scale)
+        return -(self.df + 1.0) * share * share
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,12 @@ class HalfCauchy(Scale):
     scale: float = 2.5
 
     def log_density(self, s: float) -> float:
-        return math.log(2.0 / (math.pi * self.scale)) - math.log1p((s / self.scale) ** 2)
+        constant = math.log(2.0 / math.pi) - math.log(self.scale)
+        return constant - 2.0 * math.log(math.hypot(1.0, s / self.scale))
 
     def slope(self, s: float) -> float:
-        ratio = (s / self.scale) ** 2
-        return -2.0 * ratio / (1.0 + ratio)
+        share = s / math.hypot(s, self.scale)
+        return -2.0 * share * share
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,7 @@ def test_little_noise_beside_a_prior_that_hardly_allows_the_weights(strategy):
     assert post.hyper.loc["sd", "mean"] == pytest.approx(mean, rel=0.02)
 
 
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.parametrize("strategy", ["eb", "auto"])
 def test_a_mode_at_the_end_of_its_range_is_said(strategy):
     """A response without noise: the density of its sd rises down to where doubles end."""

@@ -169,7 +169,7 @@ def doors():
         "rows": lambda loss: fit_linear(X, NUMBERS, loss=loss),
         "factorized": lambda loss: fit_linear(X, NUMBERS, loss=loss, posterior="factorized"),
         "process": lambda loss: epfast.fit_gp(K, NUMBERS, loss=loss),
-        "rank": lambda loss: epfast.fit_gp(K, NUMBERS, loss=loss, rank=5),
+        "rank": lambda loss: epfast.fit_gp(K, NUMBERS, loss=loss, rank=60),
         "hyper": lambda loss: epfast.fit_hyper(X, NUMBERS, loss=loss, learn=half),
         "hyper_gp": processes,
         "graph": graph,
