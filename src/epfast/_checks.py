@@ -617,6 +617,31 @@ def definite(name: str, value: Any, d: int) -> Array:
     return result
 
 
+def sparse_symmetric(name: str, value: Any, d: int) -> Any:
+    """A symmetric sparse matrix (d, d) of a positive diagonal, a CSR array of its own numbers.
+
+    Entries are compared as those of :func:`definite`. Whether it is definite a factor says.
+    """
+    if value.shape != (d, d):
+        raise ValueError(f"{name} has shape {value.shape}; allowed: {(d, d)}")
+    matrix = sparse_design(name, value, d)
+    if not np.isfinite(matrix.data).all():
+        raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
+    diagonal = matrix.diagonal()
+    if not (diagonal > 0.0).all():
+        raise ValueError(
+            f"{name} has {diagonal.min():g} on its diagonal; allowed: a symmetric positive "
+            "definite matrix"
+        )
+    scale, gap = np.sqrt(diagonal), abs(matrix - matrix.T).tocoo()
+    with np.errstate(over="ignore"):
+        excess = gap.data / scale[gap.row] / scale[gap.col]
+    if excess.size and excess.max() > half_digits(value):
+        at = int(excess.argmax())
+        raise _not_symmetric(name, matrix, (int(gap.row[at]), int(gap.col[at])))
+    return (0.5 * (matrix + matrix.T)).tocsr()
+
+
 def prior_variances(name: str, value: Any, m: int) -> Array:
     """Numbers >= 0, (m,): one for each of m new inputs, or one for all."""
     result = to_float64(real_array(name, value))

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
-from epfast.gaussian.arrow_posterior import ArrowPosterior
-from epfast.gaussian.engines.arrow import ArrowMoments, Levels
 from epfast.gaussian.engines.kernel import GPState, ValueMoments
 from epfast.gaussian.engines.prior_sites import ShrunkState
+from epfast.gaussian.engines.sparse import SparseDesign
 from epfast.gaussian.factor import LowRankFactor
 from epfast.gaussian.files import check_shapes, restored
 from epfast.gaussian.integrated import IntegratedPosterior
@@ -24,6 +23,8 @@ from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import Data, PriorSites, Problem, RelaxationFactors, State
 from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
+from epfast.gaussian.sparse import Moments, Pattern
+from epfast.gaussian.sparse_posterior import SparsePosterior
 from epfast.gaussian.wide import WideRows
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.graph import files as graph_files
@@ -43,7 +44,7 @@ POSTERIORS = (
     FactorizedPosterior,
     FullPosterior,
     WidePosterior,
-    ArrowPosterior,
+    SparsePosterior,
     ShrunkPosterior,
     LatentPosterior,
     JointPosterior,
@@ -57,14 +58,14 @@ POSTERIORS = (
     GraphPosterior,
 )
 PARTS = (
-    ArrowMoments,
     Data,
     GPState,
-    Levels,
     LowRankFactor,
     MixtureProblem,
+    Moments,
     NetworkProblem,
     ParametricState,
+    Pattern,
     ValueMoments,
     PriorSites,
     Problem,
@@ -73,6 +74,7 @@ PARTS = (
     ShrunkState,
     Sites,
     State,
+    SparseDesign,
     SweepInfo,
     WideRows,
     *files.SCHEDULES.values(),
@@ -92,10 +94,11 @@ SHAPES = {
     "factorized": """state.shift d, state.precision d,
         state.sites.log_scale s, state.sites.shift sd, state.sites.precision sd""",
     "wide": f"problem.wide.X nd, {SITES}",
-    "arrow": f"""state.moments.covariance cc, state.moments.common c, state.moments.own lq,
-        state.moments.slope lqc, state.moments.inverse lqq, problem.levels.columns lq=d,
-        problem.levels.common c=d, problem.levels.precision qq, problem.levels.common_precision cc,
-        {SITES}""",
+    "sparse": f"""state.moments.mean d, state.moments.variance d, state.moments.numbers z,
+        state.moments.slope sc, state.moments.covariance cc, state.moments.root cc,
+        state.moments.along dk, state.moments.against kd, problem.design.constraints kd,
+        problem.design.pattern.dense c=d, problem.design.pattern.order s=d,
+        problem.design.pattern.row r=s, {SITES}""",
     "latents": f"state.shift cd, state.precision cdd, {SEVERAL}",
     "joint_latents": f"state.shift e, state.precision ee, {SEVERAL}",
     "shrunk": f"""state.shift d, state.precision dd, state.mean d, state.variance d,
@@ -142,7 +145,7 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 
     Returns
     -------
-    FactorizedPosterior, FullPosterior, WidePosterior, ArrowPosterior, ShrunkPosterior,
+    FactorizedPosterior, FullPosterior, WidePosterior, SparsePosterior, ShrunkPosterior,
     LatentPosterior, GPPosterior, LatentGPPosterior, LowRankGPPosterior, IntegratedPosterior,
     GraphPosterior, MixturePosterior, NetworkPosterior, formula.FormulaFit or Operator
 

@@ -1,6 +1,5 @@
 """Rows and processes: Gaussians over weights or latent values, and fit_linear, fit_gp."""
 
-from epfast.gaussian.arrow_posterior import ArrowPosterior
 from epfast.gaussian.combining import combine
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.factor import KernelColumns, LowRankFactor, incomplete_cholesky
@@ -15,10 +14,10 @@ from epfast.gaussian.posterior import GaussianPosterior
 from epfast.gaussian.problem import Problem, RelaxationFactors, State
 from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
+from epfast.gaussian.sparse_posterior import SparsePosterior
 from epfast.gaussian.wide_posterior import WidePosterior
 
 __all__ = [
-    "ArrowPosterior",
     "FactorizedPosterior",
     "FullPosterior",
     "GPPosterior",
@@ -36,6 +35,7 @@ __all__ = [
     "Problem",
     "RelaxationFactors",
     "ShrunkPosterior",
+    "SparsePosterior",
     "State",
     "WidePosterior",
     "combine",

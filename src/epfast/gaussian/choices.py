@@ -18,7 +18,7 @@ from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
 
 #: kinds of posterior, by their covariance
-COVARIANCES = ("full", "factorized")
+COVARIANCES = ("full", "sparse", "factorized")
 DEFAULT_SCHEDULE, EXACT = EP(), schemes.Exact()
 #: bytes of the matrices of a fit of several latents, all together, and how many (C, d, d) it has
 MOST_BYTES, MATRICES = 16 << 30, 8

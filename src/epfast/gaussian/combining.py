@@ -152,7 +152,7 @@ def _without_center(problem: Problem) -> tuple[Array, Array]:
     """Precision and shift of the prior, as they would be with that of the intercept at 0."""
     precision, shift, center = *problem.prior[:2], problem.center
     if center is not None and problem.wide is None:
-        precision = precision - cross_terms(precision[-1, -1], center)
+        precision = precision - cross_terms(precision, center)
     return precision, shift
 
 

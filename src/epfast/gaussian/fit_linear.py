@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,14 +16,19 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import notes
-from epfast.gaussian.arrow_posterior import ArrowPosterior
 from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.base import Working
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.shards import WarmStart
+from epfast.gaussian.engines.sparse import SparseDesign, dense_columns, dense_work, pairs_of
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
-from epfast.gaussian.priors import intercept_variance, prior_of_fit, refuse_normal
+from epfast.gaussian.priors import (
+    intercept_variance,
+    prior_of_fit,
+    refuse_normal,
+    sparse_prior,
+)
 from epfast.gaussian.problem import (
     Data,
     Problem,
@@ -36,6 +42,7 @@ from epfast.gaussian.problem import (
 )
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior, with_prior_sites
 from epfast.gaussian.sources import Stream, check_names, checked_stream, column_names, is_stream
+from epfast.gaussian.sparse_posterior import SparsePosterior, as_csr
 from epfast.gaussian.table import at_start, engine_of
 from epfast.gaussian.wide import in_best_form, wide_rows
 from epfast.gaussian.wide_posterior import WidePosterior
@@ -68,7 +75,7 @@ from epfast.schemes import Laplace, Scheme
 #: largest min(n, d) with a full covariance by default: 200 rows more than columns take .16, .9 and
 #: 5.8 s with 500, 1,000 and 2,000 columns
 FULL_UP_TO = 5000
-KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior, "arrow": ArrowPosterior}
+KINDS = {"full": FullPosterior, "sparse": SparsePosterior, "factorized": FactorizedPosterior}
 
 
 @_checks.named
@@ -84,6 +91,7 @@ def fit_linear(
     prior_precision: ArrayLike | None = None,
     prior_covariance: ArrayLike | None = None,
     prior_mean: ArrayLike | None = None,
+    constraints: ArrayLike | None = None,
     prior: losses.Prior | None = None,
     intercept: bool | float = False,
     offset: ArrayLike | None = None,
@@ -274,6 +282,7 @@ def fit_linear(
     arguments = {
         "weights": None if several else weights,
         "prior": prior,
+        "constraints": constraints,
         "sparse X": X if hasattr(X, "tocsr") else None,
         "chunks of X": X if stream else None,
         "record": record if several else None,
@@ -283,6 +292,8 @@ def fit_linear(
     numbers = batch_size, schedule, beta, arguments
     is_small = stream or several or min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
     kind = ("full" if is_small else "factorized") if posterior is None else posterior
+    if constraints is not None and kind == "full":
+        kind = "sparse"  # where all columns are dense, if posterior="full" asks for that
     # before the first chunk is read: what is refused leaves the chunks as they are
     chosen = choose(loss, scheme, kind, *numbers)
     _checks.callback(callback)
@@ -293,7 +304,8 @@ def fit_linear(
         raise ValueError(f"record is {record!r} beside {beside}; allowed: None")
     if start is not None:
         check_start(start, chosen, prior)
-    row_weights = None
+    normal = prior_variance, prior_precision, prior_covariance, prior_mean
+    row_weights = center = form = None
     if stream:
         all_rows = {"y": y, "weights": weights, "record": record, "offset": offset}
         rows: Any = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
@@ -307,6 +319,14 @@ def fit_linear(
         rows = _checks.rows("X", X)
         rows, d = rows if ones is None else with_ones(rows), rows.shape[1] + (ones is not None)
         row_weights = weights_of(weights, rows.shape[0])
+        if prior is None and (kind == "sparse" or posterior is None):
+            asked = posterior if kind == "sparse" else "cheaper"
+            form = sparse_form(rows, normal, ones, row_weights, constraints, asked)
+            if form is not None and kind != "sparse":
+                with suppress(ValueError):  # of what this form does not take
+                    chosen = choose(loss, scheme, "sparse", *numbers)
+            if form is not None and chosen.covariance == "sparse":
+                rows, center = form.X, form.center
         if isinstance(loss, losses.LatentLoss):
             if row_weights is not None:
                 places = copies(loss, row_weights)
@@ -318,14 +338,13 @@ def fit_linear(
                 rows = np.ascontiguousarray(rows, dtype=np.float64)
         if offset is not None:
             chosen = chosen._replace(loss=chosen.loss.with_offset())
-        if chosen.covariance == "full":  # of others the core checks rows as it visits them
+        if chosen.covariance != "factorized":  # of that the core checks rows as it visits them
             check_finite(rows)
         data = Data(None, chosen.loss.observed(y, rows.shape[0], offset))
     if posterior is None and not is_small:
         notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
     if start is not None:
         check_names(start.problem.names, names)
-    center = None
     if ones is not None and prior is None and chosen.covariance == "full":
         if start is not None and chosen.schedule.stores == "none":
             center = start.problem.center
@@ -340,7 +359,6 @@ def fit_linear(
         start = start.in_d_by_d()
     data = data._replace(X=rows, weights=row_weights)
     note_working(chosen.loss)
-    normal = prior_variance, prior_precision, prior_covariance, prior_mean
     fields: dict[str, Any] = {"intercept": ones is not None, "center": center}
     fields |= {"names": names, "wide": kernel_rows}
     if prior is not None:
@@ -352,7 +370,10 @@ def fit_linear(
         is_matrix = prior_precision is not None or prior_covariance is not None
         dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
         at = center if kernel_rows is None else None
-        normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
+        if form is not None and chosen.covariance == "sparse":
+            normal_prior, fields["design"] = form.prior, form.design
+        else:
+            normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
         problem = chosen.problem(data, normal_prior)._replace(**fields)
         if kernel_rows is not None:
             problem = in_best_form(problem)
@@ -379,7 +400,7 @@ def fit_linear(
 
 def check_start(start: Any, chosen: Choices, prior: Any) -> None:
     """Refuse a start of another kind than the fit."""
-    kind: Any = KINDS[chosen.covariance]
+    kind: Any = FullPosterior if chosen.covariance == "sparse" else KINDS[chosen.covariance]
     beside = "" if prior is None else " with a prior="
     if isinstance(chosen.loss, losses.LatentLoss):
         kind, beside = LatentPosterior, f" with {chosen.loss!r}"
@@ -391,6 +412,83 @@ def check_start(start: Any, chosen: Choices, prior: Any) -> None:
         )
     if prior is None and isinstance(start, ShrunkPosterior):
         raise TypeError("start has a prior= of single weights; allowed: the same prior= beside it")
+
+
+class SparseForm(NamedTuple):
+    """The parts of a problem with a sparse precision."""
+
+    #: CSR, where its intercept has its prior, that prior, and pattern and constraints
+    X: Any
+    center: Array | None
+    prior: State
+    design: SparseDesign
+
+
+def sparse_form(
+    rows: Any,
+    normal: tuple[Any, Any, Any, Any],
+    ones: float | None,
+    weights: Array | None,
+    constraints: Any,
+    asked: str | None,
+) -> SparseForm | None:
+    """The sparse form of rows (n, d), which end in a column of ones where there is an intercept.
+
+    The prior of the intercept is at the means of the columns that are dense.
+
+    Parameters
+    ----------
+    asked : {"sparse", "full", "cheaper", None}
+        "cheaper": None is returned unless a sweep of this form takes less time. "full": all columns
+        are dense.
+    """
+    if asked == "cheaper" and not (hasattr(rows, "indptr") or hasattr(normal[1], "tocsr")):
+        return None
+    check_finite(rows)
+    X = as_csr(rows)
+    d, most = X.shape[1], dense_work(X)
+    dense = np.arange(d) if asked == "full" else dense_columns(X)
+    if asked == "cheaper" and pairs_of(X, dense) > most:
+        return None
+    center = None
+    if ones is not None:
+        center = np.where(np.isin(np.arange(d - 1), dense), center_of(X, weights), 0.0)
+    prior = sparse_prior(normal, d - (ones is not None), ones, center)
+    bound = checked_constraints(constraints, d, ones is not None)
+    try:
+        design = SparseDesign.of(X, prior.precision, dense, bound)
+    except MemoryError:
+        if asked == "cheaper":
+            return None
+        raise
+    if asked == "cheaper" and design.work > most:
+        return None
+    if not design.is_proper(prior):
+        raise ValueError(
+            "prior_precision is not positive definite, to rounding; allowed: a symmetric positive "
+            "definite matrix; what is left free, as the mean of an intrinsic effect, needs a "
+            "wide prior of its own, or constraints beside one"
+        )
+    return SparseForm(X, center, prior, design)
+
+
+def checked_constraints(given: Any, d: int, intercept: bool) -> Array | None:
+    """Constraints A w = 0, (k, d), checked; of an intercept, the last weight, there are none."""
+    if given is None:
+        return None
+    given = given.toarray() if hasattr(given, "tocsr") else given
+    A = np.atleast_2d(_checks.real_array("constraints", given))
+    A = _checks.array("constraints", A, shape=(None, d - intercept))
+    sizes = np.sqrt((A**2).sum(axis=1))
+    if not len(A) or not (sizes > 0.0).all():
+        raise ValueError("constraints has a row of zeros, or no row; allowed: rows that say something")
+    A = A / sizes[:, None]
+    if len(A) >= A.shape[1] or np.linalg.matrix_rank(A, tol=1e-9) < len(A):
+        raise ValueError(
+            f"constraints has {len(A)} rows for {A.shape[1]} weights, of rank "
+            f"{np.linalg.matrix_rank(A, tol=1e-9)}; allowed: independent rows, fewer than weights"
+        )
+    return np.pad(A, ((0, 0), (0, 1))) if intercept else A
 
 
 def _notes(problem: Problem, variance: Any, is_matrix: bool) -> float | None:
@@ -478,6 +576,8 @@ def fit_problem(
         """A state between two sweeps: with weights, where it is of rows alone."""
         if problem.prior_sites is not None:
             return engine.form.result(state)
+        if problem.design is not None:
+            return SparsePosterior(engine.form.result(state), problem, False, [])
         if problem.wide is None:
             return state
         return WidePosterior(GPState(*state[:4]), problem, False, [])

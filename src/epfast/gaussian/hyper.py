@@ -14,17 +14,12 @@ from scipy import sparse
 
 from epfast import _checks, losses, priors
 from epfast._arrays import Array
-from epfast.gaussian.engines.arrow import Levels, arranged, level_of_rows
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
 from epfast.gaussian.held import gains
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.priors import intercept_variance
 from epfast.gaussian.problem import (
     Problem,
-    State,
-    center_of,
-    cross_terms,
-    log_determinant,
     prior_of,
     weights_of,
 )
@@ -49,12 +44,8 @@ from epfast.inference.records import warn_user
 from epfast.losses import Loss
 from epfast.schedules import EP
 
-#: levels of a group from which no matrix of all weights is made: with 10 rows a level fits then
-#: take .7 of the time with 30, .2 to .4 with 100, .005 to .03 with 1,000
-LARGE = 30
-#: columns in all, over those beside the large group, at least: fits with 43 of 93 beside it take
-#: 1.7 times as long by levels
-FEW_COMMON = 4
+#: share of entries that are not 0 below which dense rows are taken for sparse ones
+FEW_ENTRIES = 0.5
 #: levels from which a composite design is enough: means by it are .07, .02, .008 and .003 sd off
 #: those by drawn points with 30, 100, 300 and 1,000 levels, in a third of the time
 MANY = 1000
@@ -176,8 +167,8 @@ class LinearTarget(Target):
         self.bounds = np.clip(self.ends, start[:, None] - REACH, start[:, None] + REACH)
         self.bounds[self.k : self.n_prior] = [-REACH_OF_CORRELATIONS, REACH_OF_CORRELATIONS]
         self.starts = [np.clip(start, *self.bounds.T)]
-        levels = problem.levels
-        self.of_many = levels is not None and len(levels.columns) >= MANY
+        sizes = [len(one) for one in groups]
+        self.of_many = max(sizes, default=0) >= MANY
 
     def values(self, u: Array) -> Array:
         """The hyper-parameters (..., m) of unknowns (..., m): correlations of partial ones."""
@@ -214,41 +205,13 @@ class LinearTarget(Target):
         matrices = [(one.columns, one.precision(u)) for one in self.blocks]
         problem = self.problem._replace(loss=self.loss_at(u[self.n_prior :]))
         problem = problem._replace(schedule=replace(problem.schedule, tol=tol))
-        if problem.levels is not None:
-            prior, levels = self._by_levels(precision, matrices)
-            return problem._replace(prior=prior, base=prior, levels=levels)
-        if matrices or self.dense is not None:
-            precision = np.diag(precision)
         if self.dense is not None:
-            precision[np.ix_(self.dense[0], self.dense[0])] = self.dense[1]
-        for columns, matrix in matrices:
-            precision[columns[:, :, None], columns[:, None, :]] = matrix
-        prior = prior_of(precision, self.mean, True, problem.center)
+            matrices.append((self.dense[0][None], self.dense[1]))
+        whole: Any = with_blocks(precision, matrices)
+        if problem.design is None:
+            whole = whole.toarray() if matrices else precision
+        prior = prior_of(whole, self.mean, True, problem.center)
         return problem._replace(prior=prior, base=prior)
-
-    def _by_levels(
-        self, precision: Array, matrices: list[tuple[NDArray[np.intp], Array]]
-    ) -> tuple[State, Levels]:
-        """The prior of common weights and levels, from precisions (d,) and of blocks."""
-        levels, center = self.problem.levels, self.problem.center
-        of_common, of_level = map(np.diag, (precision[levels.common], precision[levels.columns[0]]))
-        at = np.full(len(precision), -1)
-        at[levels.common] = np.arange(len(levels.common))
-        effect = np.full(len(precision), -1)
-        effect[levels.columns] = np.arange(levels.columns.shape[1])
-        if self.dense is not None:
-            of_common[np.ix_(at[self.dense[0]], at[self.dense[0]])] = self.dense[1]
-        for columns, matrix in matrices:
-            if at[columns[0, 0]] >= 0:
-                of_common[at[columns[:, :, None]], at[columns[:, None, :]]] = matrix
-            else:
-                of_level[np.ix_(effect[columns[0]], effect[columns[0]])] = matrix
-        if center is not None:
-            of_common = of_common + cross_terms(of_common[-1, -1], center[levels.common[:-1]])
-        shift = precision * self.mean
-        shift[levels.common] = of_common @ self.mean[levels.common]
-        prior = State(precision, shift, None, -0.5 * float(shift @ self.mean), 0)
-        return prior, levels._replace(precision=of_level, common_precision=of_common)
 
     def fit_at(self, u: Array, tol: float, start: Any) -> Any:
         post = fit_problem(self.at(u, tol), start, warn=_silent)
@@ -260,10 +223,9 @@ class LinearTarget(Target):
         That of the sites is a difference of their scales, which loses eps y^2 / variance of a row.
         """
         problem = post.problem
-        if problem.levels is not None or problem.exact_sites() is None:
+        if problem.exact_sites() is None:
             return super().point(u, post)
-        spread = problem.prior_norm - 0.5 * log_determinant(post.precision)
-        evidence = spread - float(problem.cost(post.mean[None])[0])
+        evidence = post.log_volume - float(problem.cost(post.mean[None])[0])
         return HyperPoint(u, evidence + self.log_prior(u)[0], post)
 
     def _gains(self, point: HyperPoint) -> tuple[Array, Array]:
@@ -339,6 +301,24 @@ class LinearTarget(Target):
         """The unknowns of numbers of a loss."""
         logs = [math.log(getattr(loss, name)) / power for name, power in self.of_loss]
         return np.array(logs)
+
+
+def with_blocks(diagonal: Array, blocks: list[tuple[NDArray[np.intp], Array]]) -> Any:
+    """A CSR precision (d, d): a diagonal, and in place of it the same matrix (q, q) on rows (k, q).
+
+    Its pattern does not depend on the numbers.
+    """
+    own = np.ones(len(diagonal), dtype=bool)
+    for columns, _ in blocks:
+        own[columns] = False
+    alone = np.flatnonzero(own)
+    parts = [(alone, alone, diagonal[alone])]
+    for columns, matrix in blocks:
+        shape = (*columns.shape, columns.shape[1])
+        row, column = np.broadcast_arrays(columns[:, :, None], columns[:, None, :])
+        parts.append((row.ravel(), column.ravel(), np.broadcast_to(matrix, shape).ravel()))
+    row, column, data = (np.concatenate(of) for of in zip(*parts, strict=True))
+    return sparse.csr_array((data, (row, column)), shape=(len(diagonal),) * 2)
 
 
 def apart(surfaces: list[Surface]) -> list[Surface]:
@@ -428,8 +408,8 @@ def fit_hyper(
     -------
     IntegratedPosterior
         ``hyper`` is a table of the hyper-parameters. ``points`` and ``weights`` are those of the
-        mixture. Its ``posteriors`` are :class:`epfast.gaussian.ArrowPosterior`, without a matrix of
-        all weights, if a group has 30 columns or more of which each row uses one.
+        mixture. Its ``posteriors`` are :class:`epfast.gaussian.SparsePosterior`, without a matrix
+        of all weights, where that is cheaper.
 
     Raises
     ------
@@ -493,27 +473,27 @@ def fit_hyper(
     given = _checks.real_array("prior_variance", prior_variance)
     shape = (d,) if given.ndim else ()
     variance = np.broadcast_to(_checks.array("prior_variance", given, shape=shape), (d,)).copy()
-    plain = schedule is None or (schedule.order == "auto" and schedule.block is None)
-    large = _large(rows, unknowns, blocks) if plain else None
+    dense = _checked_precision(prior_precision, d, unknowns, names)
+    # where groups are correlated, weights meet in the prior, too
+    pattern = [(one.columns, np.eye(len(one.sds)) + 0.1) for one in blocks]
+    pattern += [] if dense is None else [(dense[0][None], dense[1])]
+    given_rows = X if hasattr(X, "tocsr") or not few_entries(rows) else sparse.csr_array(rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         first = fit_linear(
-            X,
+            given_rows,
             y,
             loss=chosen,
-            prior_variance=variance,
+            prior_precision=with_blocks(1.0 / variance, pattern),
             prior_mean=prior_mean,
             intercept=intercept,
             offset=offset,
             weights=weights,
             schedule=EP(1, 0.0) if schedule is None else replace(schedule, sweeps=1, tol=0.0),
-            posterior="full" if large is None else "factorized",
         )
     problem = first.problem if first.problem.wide is None else in_d_by_d(first.problem)
     sweeps = (EP() if schedule is None else schedule).sweeps
     problem = problem._replace(schedule=replace(problem.schedule, sweeps=sweeps))
-    if large is not None:
-        problem = _with_levels(problem, large)
     mean = np.zeros(len(problem.prior.shift))
     if prior_mean is not None:
         mean[:d] = prior_mean
@@ -524,10 +504,14 @@ def fit_hyper(
     ones = intercept_variance(intercept)
     if ones is not None:
         variance = np.append(variance, ones)
-    dense = _checked_precision(prior_precision, d, unknowns, names)
     return averaged(
         LinearTarget(problem, [*unknowns, *numbers], mean, variance, blocks, dense), strategy, seed
     )
+
+
+def few_entries(rows: Any) -> bool:
+    """Whether most entries of dense rows are 0."""
+    return not hasattr(rows, "indptr") and np.count_nonzero(rows) < FEW_ENTRIES * rows.size
 
 
 def checked_seed(strategy: Any, rng: Any, schedule: Any) -> int:
@@ -548,44 +532,6 @@ def checked_likelihood(loss: Any, y: ArrayLike) -> Loss:
             "'gaussian' or 'poisson'"
         )
     return chosen
-
-
-def _large(
-    X: Any, groups: list[Unknown], blocks: list[CorrelatedGroups]
-) -> NDArray[np.intp] | None:
-    """The columns (J, q) of a large group, of which a row has one level. None: there is none.
-
-    And of all other groups that have the same levels.
-    """
-    sizes = [0 if one.columns is None else len(one.columns) for one in groups]
-    k = int(np.argmax(sizes)) if sizes else 0
-    if not sizes or not LARGE <= sizes[k] < X.shape[1]:
-        return None
-    rows = X if hasattr(X, "indptr") else sparse.csr_array(X)
-    joined = {int(i) for one in blocks for i in one.sds}
-    single = [
-        one.columns[:, None]
-        for i, one in enumerate(groups)
-        if one.columns is not None and i not in joined
-    ]
-    large = None
-    for columns in (*(one.columns for one in blocks), *single):
-        if len(columns) == sizes[k]:
-            wider = columns if large is None else np.column_stack([large, columns])
-            large = wider if (level_of_rows(rows, wider) >= -1).all() else large
-    # what a row takes grows with the square of the common weights, and without BLAS
-    n_common = 0 if large is None else X.shape[1] - large.size
-    return large if 0 < FEW_COMMON * n_common <= X.shape[1] else None
-
-
-def _with_levels(problem: Problem, columns: NDArray[np.intp]) -> Problem:
-    """The problem in common weights and levels (J, q); an intercept has its prior at their mean."""
-    X, center = problem.data.X, None
-    if problem.intercept:
-        center = center_of(X, problem.data.weights)
-    common = np.setdiff1d(np.arange(X.shape[1]), columns)
-    levels = Levels(columns, common, None, np.eye(columns.shape[1]), np.eye(len(common)))
-    return arranged(problem._replace(center=center), levels)
 
 
 def averaged(rows: Target, strategy: str, seed: int) -> IntegratedPosterior:

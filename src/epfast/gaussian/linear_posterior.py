@@ -25,6 +25,7 @@ from epfast.gaussian.problem import (
     data_of,
     inverse_root,
     is_proper,
+    log_determinant,
     raised,
     sum_of_sites,
     with_ones,
@@ -585,6 +586,11 @@ class FullPosterior(LinearPosterior):
     def _root(self) -> Array:
         """(d, d), an upper triangle R with R R' the covariance. O(d^3), once."""
         return inverse_root(self.precision)
+
+    @property
+    def log_volume(self) -> float:
+        """Half of the log of the determinant of the prior's precision over the posterior's."""
+        return float(self.problem.prior_norm) - 0.5 * log_determinant(self.precision)
 
     @property
     def unknown_order(self) -> int:  # type: ignore[override]

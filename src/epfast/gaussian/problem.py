@@ -114,7 +114,7 @@ class Problem(NamedTuple):
     loss: Loss
     scheme: Scheme
     schedule: Any
-    #: "full", "factorized" or "arrow". Of processes "process" or "nearest"
+    #: "full", "sparse" or "factorized". Of processes "process" or "nearest"
     covariance: str
     #: rows per factor. None: a site per row
     batch_size: int | None
@@ -142,8 +142,8 @@ class Problem(NamedTuple):
     kernel: Any = None
     #: (n, n), K where it is the same for several latents
     common: Array | None = None
-    #: the columns of a large group, whose prior it has: that of ``prior`` is its diagonal
-    levels: Any = None
+    #: the pattern of a sparse precision, with the rows on it, and constraints
+    design: Any = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -290,9 +290,12 @@ class Problem(NamedTuple):
 
     @property
     def prior_norm(self) -> float:
-        """Half of the log of the determinant of the prior's precision, of all latents. O(d^3)."""
-        if self.levels is not None:
-            return 0.5 * float(self.levels.log_determinant)
+        """Half of the log of the determinant of the prior's precision, of all latents. O(d^3).
+
+        Under constraints that of the density of the weights that meet them.
+        """
+        if self.design is not None:
+            return float(self.design.prior_norm(self.prior))
         # files have no loss of functions, which have one latent value
         latents = 1 if self.loss is None else self.loss.latents
         return 0.5 * latents * log_determinant(self.prior.precision)
@@ -313,8 +316,8 @@ class Problem(NamedTuple):
             return self._replace(kernel=None, common=None)
         if self.wide is not None:
             return self
-        levels = None if self.levels is None else self.levels.without_rows()
-        return self._replace(data=Data(None, None, self.data.weights), levels=levels)
+        design = None if self.design is None else self.design.without_rows()
+        return self._replace(data=Data(None, None, self.data.weights), design=design)
 
     def check_weights(self) -> None:
         """Refuse weights that ask for powers of t if the loss gives none."""
@@ -381,6 +384,8 @@ class Problem(NamedTuple):
             return shift
         if precision.ndim == 1:
             mean = shift / precision
+        elif self.design is not None:
+            mean = self.design.prior_mean(self.prior)
         else:
             mean = np.asarray(linalg.cho_solve((factor_of(precision), True), shift))
         if self.center is not None and self.wide is not None:
@@ -407,7 +412,7 @@ def prior_of(precision: Array, mean: Array, full: bool, center: Array | None = N
             shift = precision * mean if precision.ndim == 1 else precision @ mean
             scale = -0.5 * float(shift @ mean)
         if center is not None:
-            precision = precision + cross_terms(precision[-1, -1], center)
+            precision = precision + cross_terms(precision, center)
             shift[:-1] += center * shift[-1]
     if not math.isfinite(scale):
         raise ValueError(
@@ -459,9 +464,13 @@ def raised_sites(sites: Sites, level: float) -> Sites:
     return Sites(precision, shift, sites.log_scale - level * (before + 0.5 * level * own))
 
 
-def cross_terms(own: float, center: Array) -> Array:
-    """What a center adds to a precision whose intercept has its ``own``, see :func:`prior_of`."""
-    row = np.append(center, 1.0)
+def cross_terms(precision: Any, center: Array) -> Any:
+    """What a center adds to a precision, dense or CSR, see :func:`prior_of`."""
+    row, own = np.append(center, 1.0), float(precision[-1, -1])
+    if hasattr(precision, "indptr"):
+        along, corner = sparse.csr_array(row[None]), sparse.csr_array(precision.shape)
+        corner[-1, -1] = own
+        return own * (along.T @ along) - corner
     terms = np.outer(row, own * row)
     terms[-1, -1] = 0.0
     return terms

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from epfast import _checks
-from epfast.gaussian.engines.arrow import ArrowEngine
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.engines.double_loop import DescentEngine
@@ -23,6 +22,7 @@ from epfast.gaussian.engines.passes import PassEngine
 from epfast.gaussian.engines.prior_sites import WeightEngine
 from epfast.gaussian.engines.rows import RowEngine
 from epfast.gaussian.engines.shards import LaplaceEngine, ShardEngine, SharedEngine
+from epfast.gaussian.engines.sparse import SparseEngine
 from epfast.gaussian.problem import Problem
 from epfast.inference import Engine
 from epfast.losses import Loss
@@ -118,7 +118,9 @@ ENGINES: Table = {
             ("shard", ShardEngine, f"{SHARDS}, site_rule"),
         )
     },
-    ("arrow", "row", "factor"): _row(ArrowEngine, "weights, sparse X, damping, power"),
+    ("sparse", "row", "factor"): _row(
+        SparseEngine, "weights, sparse X, constraints, damping, power, order='parallel'"
+    ),
     ("process", "row", "factor"): _row(
         ProcessEngine, f"weights, damping, power, block, scheme='relaxed', {ORDERS}"
     ),
@@ -128,10 +130,10 @@ ENGINES: Table = {
         NearestEngine, f"weights, damping, power, {ORDERS}", by_integrals=True, log_concave=True
     ),
 }
-#: what users choose among: an arrow is by fit_hyper alone
+#: what users choose among
 OF_PROCESSES, OF_ROWS = (
     {k: row for k, row in ENGINES.items() if k[0] in kinds}
-    for kinds in (PROCESSES, ("full", "factorized"))
+    for kinds in (PROCESSES, ("full", "sparse", "factorized"))
 )
 
 

@@ -1,0 +1,256 @@
+"""The form of q with a sparse precision, and its engine: all rows from one posterior.
+
+The precision keeps its pattern, so that a sweep costs a factor, the entries of its inverse where
+columns meet in rows, and a fit of each site. See :mod:`epfast.gaussian.sparse`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from epfast import families
+from epfast._arrays import Array
+from epfast._core.row_sweeps import SiteFits
+from epfast._core.thread_pool import ThreadPool
+from epfast.gaussian.engines.base import EPEngine, Form
+from epfast.gaussian.engines.kernel import GPState
+from epfast.gaussian.engines.rows import AtOnce
+from epfast.gaussian.problem import Problem, not_proper
+from epfast.gaussian.sparse import BLAS, Moments, Pattern, RowsOnPattern, moments
+from epfast.inference import Counts, Sites, Summary
+from epfast.inference.loop import change
+from epfast.inference.runtime import Tick
+
+#: share of the rows that act on a dense column, at least
+DENSE = 0.25
+#: sweeps of all rows from one posterior, for one in turn
+FASTER_IN_TURN = 2.0
+#: pivots of a precision of unit diagonal that are rounding
+ROUNDING = 1e-14
+#: sd of the cavity of the first sites, in the unit of latent values
+WIDE = 2.0
+#: cosine of two changes beyond which they turn back or go on, and what the share of a change that
+#: is taken is multiplied by then; the least share
+TURNED, LESS, MORE, LEAST = 0.3, 0.7, 1.2, 0.1
+
+
+class SparseDesign:
+    """The pattern of rows and prior, and the rows on it; constraints (k, d) on the weights."""
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        of_prior: Pattern,
+        constraints: Array | None = None,
+        rows: RowsOnPattern | None = None,
+    ) -> None:
+        """of_prior: the pattern of the prior alone, which takes less; rows: None, not known."""
+        self.pattern, self.of_prior, self.constraints = pattern, of_prior, constraints
+        self.rows = rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"rows": None}
+
+    @classmethod
+    def of(cls, X: Any, precision: Any, dense: Any, constraints: Array | None) -> SparseDesign:
+        """X (n, d) and the prior precision (d, d), CSR; dense: columns that are so."""
+        pattern = Pattern.of(abs(precision) + meetings(X, dense), dense)
+        of_prior = Pattern.of(precision, np.empty(0, dtype=np.intp))
+        return cls(pattern, of_prior, constraints, RowsOnPattern(pattern, X))
+
+    @property
+    def work(self) -> float:
+        """Operations of a sweep, about."""
+        assert self.rows is not None
+        return FASTER_IN_TURN * (self.pattern.work + self.rows.work)
+
+    def with_rows(self, X: Any) -> SparseDesign:
+        """The same with other rows, which must not add to the pattern."""
+        return SparseDesign(
+            self.pattern, self.of_prior, self.constraints, RowsOnPattern(self.pattern, X)
+        )
+
+    def without_rows(self) -> SparseDesign:
+        return SparseDesign(self.pattern, self.of_prior, self.constraints)
+
+    def is_proper(self, prior: Any) -> bool:
+        """Whether a precision is positive definite, beside rounding of its diagonal."""
+        scale = 1.0 / np.sqrt(prior.precision.diagonal())
+        unit = prior.precision.tocoo()
+        unit.data = unit.data * scale[unit.row] * scale[unit.col]
+        numbers, _, _ = self.of_prior.split(unit)
+        core = self.of_prior.core
+        return core.factor(numbers) and core.least_pivot(numbers) > ROUNDING
+
+    def _prior(self, prior: Any) -> Moments:
+        parts = self.of_prior.split(prior.precision)
+        made = moments(self.of_prior, parts, prior.shift, self.constraints)
+        if made is None:
+            raise not_proper()
+        return made
+
+    def prior_mean(self, prior: Any) -> Array:
+        """(d,), under the constraints."""
+        return self._prior(prior).mean
+
+    def prior_norm(self, prior: Any) -> float:
+        """What the log evidence has of a prior, beside its log scale; under constraints theirs."""
+        made = self._prior(prior)
+        if self.constraints is None:
+            return 0.5 * made.log_determinant
+        return -(made.log_norm + prior.log_scale)
+
+
+def pairs_of(X: Any, dense: Any) -> float:
+    """How many pairs of columns that are not dense the rows of CSR X have."""
+    kept = np.append(0, np.cumsum(~np.isin(X.indices, dense)))[X.indptr]
+    return float(np.sum(np.diff(kept).astype(np.float64) ** 2) / 2.0)
+
+
+def dense_work(X: Any) -> float:
+    """Operations of a sweep in matrices of order min(n, d), about."""
+    few, many = sorted(map(float, X.shape))
+    return (2.0 * many * few**2 + 2.0 * few**3) / BLAS
+
+
+def dense_columns(X: Any) -> Any:
+    """Columns that many rows act on, (c,)."""
+    counts = np.bincount(X.indices, minlength=X.shape[1])
+    return np.flatnonzero(counts >= DENSE * X.shape[0])
+
+
+def meetings(X: Any, dense: Any) -> Any:
+    """Where columns meet in rows of CSR X, but for dense ones, (d, d)."""
+    kept = ~np.isin(X.indices, dense)
+    start = np.append(0, np.cumsum(kept))[X.indptr]
+    ones = np.ones(int(kept.sum()), dtype=np.float32)
+    rows = sparse.csr_array((ones, X.indices[kept], start), shape=X.shape)
+    return sparse.csr_array(rows.T @ rows)
+
+
+class Turns(NamedTuple):
+    """The share of each change of the sites that is taken, and the last change."""
+
+    share: float = 1.0
+    #: of the rows' means in sd, then of their variances, relative, (2 n,)
+    change: Array | None = None
+
+    def after(self, change: Array) -> Turns:
+        """Less where the change turns back, more where it goes on."""
+        share = self.share
+        if self.change is not None:
+            sizes = float(change @ change) * float(self.change @ self.change)
+            cosine = float(change @ self.change) / math.sqrt(sizes) if sizes > 0.0 else 0.0
+            if cosine < -TURNED:
+                share = max(LESS * share, LEAST)
+            elif cosine > TURNED:
+                share = min(MORE * share, 1.0)
+        return Turns(share, change)
+
+
+class Sparse(Form):
+    """Prior times a scalar site per row, by a sparse precision."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.design = problem, problem.design
+        self.rows: RowsOnPattern = self.design.rows
+        self.shapes, self.weights = ((problem.n_rows,),) * 3, len(problem.prior.shift)
+        self.width = len(self.design.pattern.dense) + 1
+        self.order = max(len(self.design.pattern.dense), self.design.pattern.core.last)
+        self.parts = self.design.pattern.split(problem.prior.precision)
+        self.prior_norm = problem.prior_norm
+        #: (2, n), mean and variance of the rows in the last state that was asked for them
+        self.of_rows = np.empty((2, problem.n_rows))
+
+    def moments(self, sites: Sites) -> Moments | None:
+        """What these sites make, or None if that is improper."""
+        numbers, B, C = (part.copy() for part in self.parts)
+        design, prior = self.design, self.problem.prior
+        with np.errstate(all="ignore"):
+            shift = prior.shift + self.rows.add(sites.precision, sites.shift, (numbers, B, C))
+            return moments(design.pattern, (numbers, B, C), shift, design.constraints)
+
+    def built(self, sites: Sites, sweeps: int) -> GPState | None:
+        """See :class:`epfast.gaussian.engines.base.Form`."""
+        now = self.moments(sites)
+        return None if now is None else GPState(sites, sweeps, now.with_inverse())
+
+    def at_rows(self, state: GPState) -> Callable[[slice], tuple[Array, Array]]:
+        now: Moments = state.moments
+        reach = None if now.along is None else np.asarray(self.rows.X @ now.along)
+
+        def of(part: slice) -> tuple[Array, Array]:
+            self.of_rows[:, part] = self.rows.marginals(now, part, reach)
+            h, s = self.of_rows[:, part]
+            return h, s
+
+        return of
+
+    def summary(self, state: GPState, evidence: bool = True) -> Summary:
+        now: Moments = state.moments
+        return Summary(now.mean, now.variance, self.log_evidence(state))
+
+    def log_evidence(self, state: GPState) -> float:
+        """EP's log p(y), with all constants."""
+        scales = self.problem.base.log_scale + float(state.sites.log_scale.sum())
+        return float(scales + self.prior_norm + state.moments.log_norm)
+
+    def result(self, state: GPState) -> GPState:
+        return GPState(state.sites, state.sweeps, state.moments._replace(inverse=None))
+
+
+class SparseEngine(EPEngine):
+    """EP with a site per row, all of them from one posterior."""
+
+    form: Sparse
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, Sparse(problem))
+        self.exact, self.tilted = problem.exact_sites(), problem.tilted()
+        self._at_once = AtOnce(problem, self.tilted, self.form, self.schedule.damping)
+
+    def share(self, threads: ThreadPool) -> None:
+        """The fits of sites are for these threads, if moments are."""
+        if self.tilted.separate:
+            numbers = self.schedule.damping
+            self._at_once = AtOnce(self.problem, self.tilted, self.form, numbers, threads)
+
+    def begun(self, state: GPState, is_flat: bool) -> GPState:
+        """The state, or that of the first sites, from which nearly all fits converge."""
+        first = self._from_one_cavity() if is_flat and self.schedule.tol > 0.0 else None
+        state = state if first is None else self.form.built(first, state.sweeps) or state
+        return state._replace(memory=Turns())
+
+    def _from_one_cavity(self) -> Sites:
+        """The sites of all rows in a cavity about as wide as latent values differ."""
+        problem, sites, n = self.problem, self.form.flat(), self.n_sites
+        center, unit = problem.loss.typical(problem.data.y, problem.data.weights)
+        h, s = np.full(n, center), np.full(n, (WIDE * unit) ** 2)
+        core = SiteFits(self.tilted, self.schedule.power, 1.0)
+        core.fit(h, s, problem.responses(slice(None)), *sites, problem.weights(slice(None)))
+        return sites
+
+    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
+        counts = self._at_once.visit(state, sites, tick)
+        h, s = self.form.of_rows
+        more = sites.precision - state.sites.precision
+        away = sites.shift - state.sites.shift - more * h
+        with np.errstate(all="ignore"):  # of a run that diverges
+            self.turns = state.memory.after(np.append(away * np.sqrt(s), more * s))
+        if self.turns.share < 1.0:
+            mixed = families.damped(state.sites, sites, self.turns.share)
+            for part, of in zip(sites, mixed, strict=True):
+                part[:] = of
+        return counts._replace(damping=self.turns.share)
+
+    def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
+        """The state, with what the next share goes by; a whole change is more than a share."""
+        share = counts.damping * self.schedule.damping
+        whole = [Summary(now.moments.mean, now.moments.variance) for now in (old, new)]
+        remaining = change(*whole) / share
+        return new._replace(memory=self.turns), counts._replace(remaining=remaining)

@@ -1,0 +1,368 @@
+"""A sparse precision: the order in which its columns are eliminated, its factor, its moments.
+
+Columns that many rows act on, as those of common effects, are dense. The others go first:
+
+    P = [S  B],   S = R R' by its sparse factor, V = S^-1 B, T = C - B' V,
+        [B' C]
+
+so that the dense weights have the covariance T^-1, and given them, w, the others the mean S^-1 h -
+V w and the covariance S^-1. A row (r, u) of both has the variance r' S^-1 r + (u - V' r)' T^-1 (u -
+V' r), a sum of squares, and r asks for entries of S^-1 on the pattern alone: see
+:mod:`epfast._core.sparse`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+from scipy.sparse.linalg import spilu
+
+from epfast._arrays import Array
+from epfast._core.cholesky import gaussian_moments
+from epfast._core.row_sweeps import add_sites, marginals
+from epfast._core.rows import Rows
+from epfast._core.sparse import SparseFactor, SparseRows, elimination_tree, factor_pattern
+from epfast.inference.runtime import cached_property
+
+#: the last columns, of whose entries so many are in the factor, are one dense matrix: of InstEval's
+#: 4,128 columns 1,255
+FILLED = 0.6
+#: operations of LAPACK that take the time of one beside it, on matrices of some hundred columns
+BLAS = 16.0
+#: numbers of a factor at most, 8 GB
+MOST_NUMBERS = 1 << 30
+#: rows at a time
+PART = 1 << 12
+
+Indices = NDArray[np.intp]
+
+
+def elimination_order(pattern: Any) -> Indices:
+    """Minimum degree of a symmetric pattern (d, d), by SuperLU: which column goes when, (d,).
+
+    An incomplete factor that drops everything costs no factorisation.
+    """
+    d = pattern.shape[0]
+    if d == 0:
+        return np.empty(0, dtype=np.intp)
+    ones = sparse.csc_array(pattern, dtype=np.float64, copy=True)
+    ones.data[:] = 1.0
+    dominant = sparse.csc_array(ones + sparse.diags_array(2.0 + ones.sum(axis=0)))
+    options = {"SymmetricMode": True}
+    made = spilu(
+        dominant,
+        drop_tol=1.0,
+        fill_factor=1.0,
+        permc_spec="MMD_AT_PLUS_A",
+        diag_pivot_thresh=0.0,
+        options=options,
+    )
+    return np.argsort(made.perm_c).astype(np.intp)
+
+
+class Pattern:
+    """Which columns are dense, in which order the others go, and where their factor has entries."""
+
+    def __init__(
+        self, dense: Indices, order: Indices, start: Indices, row: NDArray[np.intc]
+    ) -> None:
+        """dense (c,), order (s,): columns, s + c = d; start, row: the factor's first columns."""
+        self.dense, self.order, self.start, self.row = dense, order, start, row
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: vars(self)[name] for name in ("dense", "order", "start", "row")}
+
+    @classmethod
+    def of(cls, matrix: Any, dense: Indices) -> Pattern:
+        """The pattern of a symmetric matrix (d, d), CSR, dense: columns that go last."""
+        rest = np.setdiff1d(np.arange(matrix.shape[0]), dense)
+        inner = sparse.csc_array(matrix)[:, rest][rest]
+        first = elimination_order(inner)
+        upper = sparse.csc_array(sparse.triu(inner[:, first][first]))
+        upper.sort_indices()
+        start, row = upper.indptr.astype(np.intp), upper.indices.astype(np.intc)
+        parents, counts = elimination_tree(start, row)
+        lead = last_ones(counts)
+        check_memory(counts, lead)
+        pattern = factor_pattern(start, row, parents, counts, lead)
+        return cls(dense, rest[first], *pattern)
+
+    @property
+    def d(self) -> int:
+        return len(self.dense) + len(self.order)
+
+    @cached_property
+    def core(self) -> SparseFactor:
+        return SparseFactor(self.start, self.row, len(self.order))
+
+    @cached_property
+    def rank(self) -> Indices:
+        """The number of each column among the dense or the others, (d,)."""
+        rank = np.empty(self.d, dtype=np.intp)
+        rank[self.dense], rank[self.order] = np.arange(len(self.dense)), np.arange(len(self.order))
+        return rank
+
+    @cached_property
+    def is_dense(self) -> NDArray[np.bool_]:
+        """(d,)."""
+        return np.isin(np.arange(self.d), self.dense)
+
+    @cached_property
+    def diagonal(self) -> Indices:
+        """Where the diagonal of S is among its numbers, (s,)."""
+        every = np.arange(len(self.order))
+        return self.core.places(every, every)
+
+    @property
+    def work(self) -> float:
+        """Operations of a factor and its inverse, about."""
+        by_column = np.diff(self.start).astype(np.float64)
+        return float((by_column**2).sum()) + self.core.last**3 / BLAS
+
+    def split(self, matrix: Any) -> tuple[Array, Array, Array]:
+        """The numbers of S, B (s, c) and C (c, c) of a symmetric CSR matrix within the pattern."""
+        whole = sparse.coo_array(matrix)
+        row, column = (np.asarray(one, dtype=np.intp) for one in whole.coords)
+        numbers = np.zeros(self.core.size)
+        B, C = np.zeros((len(self.order), len(self.dense))), np.zeros((len(self.dense),) * 2)
+        inner, across = self.is_dense[row], self.is_dense[column]
+        i, j = self.rank[row], self.rank[column]
+        both, none = inner & across, ~inner & ~across & (i >= j)
+        C[i[both], j[both]] = whole.data[both]
+        places = self.core.places(i[none], j[none])
+        if (places < 0).any():
+            raise ValueError("the matrix has entries outside the pattern")
+        numbers[places] = whole.data[none]
+        mixed = ~inner & across
+        B[i[mixed], j[mixed]] = whole.data[mixed]
+        return numbers, B, C
+
+
+def last_ones(counts: Indices) -> int:
+    """How many columns go before those whose entries are nearly all in the factor."""
+    d = len(counts)
+    left = d - np.arange(d)
+    entries = np.cumsum((counts + 1.0)[::-1])[::-1]
+    filled = entries >= FILLED * left * (left + 1) / 2.0
+    return int(np.argmax(filled)) if filled.any() else d
+
+
+def check_memory(counts: Indices, lead: int) -> None:
+    """Refuse a factor that would not fit."""
+    numbers = int(counts[:lead].sum()) + lead + (len(counts) - lead) ** 2
+    if numbers > MOST_NUMBERS:
+        raise MemoryError(
+            f"the factor of the precision would have {numbers:,} numbers, {8e-9 * numbers:,.0f} "
+            f"GB; allowed: up to {MOST_NUMBERS:,}; fewer columns that meet in rows or in the "
+            "prior, or posterior='factorized'"
+        )
+
+
+class Moments(NamedTuple):
+    """A Gaussian by the factor of its sparse precision P, under constraints A w = 0 if there are.
+
+    Constraints condition it by kriging (Rue and Held 2005, section 2.3.3): with a root A P^-1 A' =
+    L L' the covariance is P^-1 - K K' and a draw w becomes w - K M w, K = P^-1 A' L'^-1, M = L^-1 A.
+    """
+
+    pattern: Pattern
+    #: the factor of S; V (s, c); covariance (c, c) of the dense weights and its root T, T T'
+    numbers: Array
+    slope: Array
+    covariance: Array
+    root: Array
+    #: (d,)
+    mean: Array
+    #: log det P
+    log_determinant: float
+    #: (shift.mean - log det P) / 2, with log of the density of A w at 0
+    log_norm: float
+    #: K (d, k) and M (k, d). None: no constraints
+    along: Array | None = None
+    against: Array | None = None
+    #: entries of S^-1 on the pattern, and variances of the weights, (d,). None: not at hand
+    inverse: Array | None = None
+    variance: Array | None = None
+
+    def half(self, columns: Array) -> Array:
+        """H (d, m) with H' H = columns' P^-1 columns, for columns (d, m)."""
+        pattern = self.pattern
+        inner = np.array(columns[pattern.order], order="C")
+        outer = columns[pattern.dense] - self.slope.T @ inner
+        pattern.core.solve(self.numbers, inner, "half")
+        return np.concatenate([inner, self.root.T @ outer])
+
+    def products(self, columns: Array) -> Array:
+        """The covariance times columns (d, m)."""
+        pattern = self.pattern
+        inner = np.array(columns[pattern.order], order="C")
+        outer = self.covariance @ (columns[pattern.dense] - self.slope.T @ inner)
+        pattern.core.solve(self.numbers, inner)
+        made = np.empty(columns.shape)
+        made[pattern.order], made[pattern.dense] = inner - self.slope @ outer, outer
+        return made if self.along is None else made - self.along @ (self.along.T @ columns)
+
+    def colored(self, noise: Array) -> Array:
+        """Standard normal draws (k, d) as draws about the mean, (k, d)."""
+        pattern = self.pattern
+        inner = np.array(noise[:, pattern.order].T, order="C")
+        pattern.core.solve(self.numbers, inner, "back")
+        outer = self.root @ noise[:, pattern.dense].T
+        made = np.empty(noise.shape)
+        made[:, pattern.order], made[:, pattern.dense] = (inner - self.slope @ outer).T, outer.T
+        return made if self.along is None else made - (made @ self.against.T) @ self.along.T
+
+    def with_inverse(self) -> Moments:
+        """With the entries of S^-1 and the variances at hand."""
+        if self.inverse is not None:
+            return self
+        pattern, inverse = self.pattern, self.pattern.core.inverse(self.numbers)
+        variance = np.empty(pattern.d)
+        variance[pattern.order] = inverse[pattern.diagonal] + squares(self.slope @ self.root)
+        variance[pattern.dense] = squares(self.root)
+        if self.along is not None:
+            variance = np.maximum(variance - squares(self.along), 0.0)
+        return self._replace(inverse=inverse, variance=variance)
+
+    def covariances_of(self, columns: Indices) -> Array:
+        """Covariances (k, q, q) of the weights in each row of columns (k, q)."""
+        pattern, (k, q) = self.pattern, columns.shape
+        inverse = self.with_inverse().inverse
+        one, other = (np.broadcast_to(of, (k, q, q)) for of in (columns[:, :, None], columns[:, None]))
+        inner = ~(pattern.is_dense[one] | pattern.is_dense[other])
+        places = np.zeros(one.shape, dtype=np.intp)
+        places[inner] = pattern.core.places(pattern.rank[one[inner]], pattern.rank[other[inner]])
+        beside = np.zeros((pattern.d, len(self.root)))
+        beside[pattern.order] = -self.slope @ self.root
+        beside[pattern.dense] = self.root
+        made = np.zeros(one.shape)
+        made[inner] = inverse[places[inner]]
+        made += beside[columns] @ np.swapaxes(beside[columns], 1, 2)
+        if self.along is not None:
+            made -= self.along[columns] @ np.swapaxes(self.along[columns], 1, 2)
+        for i in np.flatnonzero((places < 0).any(axis=(1, 2))):  # columns that do not meet
+            units = np.zeros((pattern.d, q))
+            units[columns[i], np.arange(q)] = 1.0
+            made[i] = self.products(units)[columns[i]]
+        return made
+
+
+def squares(rows: Array) -> Array:
+    """Sums of squares of rows (k, c), (k,)."""
+    return np.asarray(np.einsum("ij,ij->i", rows, rows))
+
+
+def moments(
+    pattern: Pattern,
+    parts: tuple[Array, Array, Array],
+    shift: Array,
+    constraints: Array | None = None,
+) -> Moments | None:
+    """The Gaussian of a precision and a shift (d,). None: it is improper.
+
+    parts: numbers of S, which are overwritten, B and C, see :meth:`Pattern.split`. constraints:
+    (k, d). O(work of the pattern).
+    """
+    core, (numbers, B, C) = pattern.core, parts
+    with np.errstate(all="ignore"):
+        if not core.factor(numbers):
+            return None
+        c = len(pattern.dense)
+        both = np.column_stack([B, shift[pattern.order]])
+        core.solve(numbers, both, "half")
+        half, own = both[:, :c], both[:, c].copy()
+        log_determinant = core.log_determinant(numbers)
+        log_norm = 0.5 * (float(own @ own) - log_determinant)
+        mean, covariance, root = np.empty(pattern.d), np.empty((c, c)), np.empty((c, c))
+        if c:
+            rest = gaussian_moments(C - half.T @ half, shift[pattern.dense] - half.T @ own, True)
+            if rest is None:
+                return None
+            covariance, mean[pattern.dense], log_norm_of_dense, root = rest
+            log_norm += log_norm_of_dense
+            log_determinant -= 2.0 * float(np.log(root.diagonal()).sum())
+            both[:, c] -= half @ mean[pattern.dense]
+        core.solve(numbers, both, "back")
+        mean[pattern.order] = both[:, c]
+        slope = np.ascontiguousarray(both[:, :c])
+        if not (math.isfinite(log_norm) and np.isfinite(mean).all()):
+            return None
+    made = Moments(pattern, numbers, slope, covariance, root, mean, log_determinant, log_norm)
+    return made if constraints is None else conditioned(made, constraints)
+
+
+def conditioned(free: Moments, constraints: Array) -> Moments | None:
+    """The same under constraints (k, d). None: they are dependent to rounding."""
+    along = free.products(constraints.T)
+    try:
+        factor = linalg.cholesky(constraints @ along, lower=True)
+    except (linalg.LinAlgError, ValueError):
+        return None
+    against = linalg.solve_triangular(factor, constraints, lower=True)
+    along = linalg.solve_triangular(factor, along.T, lower=True).T
+    gap = against @ free.mean
+    log_norm = free.log_norm - float(np.log(factor.diagonal()).sum()) - 0.5 * float(gap @ gap)
+    mean = free.mean - along @ gap
+    return free._replace(mean=mean, along=along, against=against, log_norm=log_norm)
+
+
+class RowsOnPattern:
+    """Rows of a CSR matrix X on a pattern: what they add to a precision, and their moments."""
+
+    def __init__(self, pattern: Pattern, X: Any) -> None:
+        self.pattern, self.X, self.n = pattern, X, X.shape[0]
+        self.U = np.ascontiguousarray(X[:, pattern.dense].toarray(), dtype=np.float64)
+        kept = ~pattern.is_dense[X.indices]
+        start = np.append(0, np.cumsum(kept))[X.indptr]
+        columns = pattern.rank[X.indices[kept]]
+        shape = self.n, len(pattern.order)
+        rows = sparse.csr_array((X.data[kept], columns, start), shape=shape)
+        rows.sum_duplicates()
+        starts, of = rows.indptr.astype(np.intp), rows.indices.astype(np.intc)
+        self.core = SparseRows(starts, of, rows.data.astype(np.float64), pattern.core)
+
+    @property
+    def work(self) -> float:
+        """Operations of a sum over the rows, and of their variances, about."""
+        return 2.0 * self.core.n_pairs + self.U.size * (1.0 + self.U.shape[1] / BLAS)
+
+    def add(self, precision: Array, shift: Array, parts: tuple[Array, Array, Array]) -> Array:
+        """Add sum_i precision_i x_i x_i' to parts of a matrix; return sum_i shift_i x_i, (d,)."""
+        numbers, B, C = parts
+        dense = C.shape[0] > 0
+        self.core.add(precision, numbers, self.U if dense else None, B if dense else None)
+        if dense:
+            add_sites(Rows(self.U), precision, shift, C, np.zeros(len(C)))
+        return np.asarray(shift @ self.X)
+
+    def marginals(self, now: Moments, part: slice, reach: Array | None = None) -> tuple[Array, Array]:
+        """Mean and variance of x.w of some rows; reach: X K, of constraints."""
+        first, last, _ = part.indices(self.n)
+        h, s = np.empty((2, last - first))
+        self.core.squares(now.with_inverse().inverse, first, s)
+        if self.U.shape[1]:
+            rest, more = np.empty((last - first, self.U.shape[1])), np.empty(last - first)
+            self.core.reduced(now.slope, self.U, first, rest)
+            marginals(Rows(rest), now.covariance, now.root, now.mean[self.pattern.dense], h, more)
+            s += more
+        if reach is not None:
+            s = np.maximum(s - squares(reach[part]), 0.0)
+        return np.asarray(self.X[part] @ now.mean), s
+
+
+def latent(rows: Any, now: Moments) -> tuple[Array, Array]:
+    """Mean and variance of x.w of CSR rows, which need not be those of the pattern."""
+    given = RowsOnPattern(now.pattern, rows)
+    reach = None if now.along is None else np.asarray(rows @ now.along)
+    mean, variance = given.marginals(now.with_inverse(), slice(None), reach)
+    others = np.flatnonzero(~given.core.whole)  # columns that meet here alone
+    for some in (others[i : i + PART] for i in range(0, len(others), PART)):
+        half = now.half(rows[some].T.toarray())
+        variance[some] = squares(half.T)
+        if reach is not None:
+            variance[some] = np.maximum(variance[some] - squares(reach[some]), 0.0)
+    return mean, variance

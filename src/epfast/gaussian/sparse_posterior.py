@@ -1,0 +1,195 @@
+"""The posterior of weights with a sparse precision, by its factor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from epfast import families
+from epfast._arrays import Array
+from epfast.gaussian.checking import BETTER_UP_TO, SiteProposal
+from epfast.gaussian.engines.kernel import GPState
+from epfast.gaussian.engines.sparse import Sparse, SparseDesign
+from epfast.gaussian.linear_posterior import FullPosterior, finite
+from epfast.gaussian.problem import Data, Problem
+from epfast.gaussian.sparse import Moments, latent
+from epfast.gaussian.wide import in_memory
+from epfast.inference import Sites, warn_of
+from epfast.inference.runtime import cached_property
+
+INSTEAD = "ask for variance, covariances_of(columns), predict_latent(X, joint=True) or sample(size)"
+
+
+def as_csr(rows: Any) -> Any:
+    """Rows as a CSR array."""
+    return rows if hasattr(rows, "indptr") else sparse.csr_array(np.asarray(rows, np.float64))
+
+
+class SparsePosterior(FullPosterior):
+    """A :class:`~epfast.FullPosterior` whose precision is sparse.
+
+    ``precision`` and ``prior_precision`` are CSR arrays. Means, variances, predictions and draws
+    come from the factor of the precision. ``covariance``, (d, d), is made where it is asked for, up
+    to 2 GB. :func:`epfast.fit_linear` chooses it where it is cheaper, and ``posterior="sparse"``
+    asks for it.
+    """
+
+    kind: ClassVar[str] = "sparse"
+
+    sweeps = property(attrgetter("state.sweeps"))
+
+    @property
+    def _now(self) -> Moments:
+        now: Moments = self.state.moments
+        return now
+
+    @property
+    def _design(self) -> SparseDesign:
+        design: SparseDesign = self.problem.design
+        return design
+
+    # -- natural parameters and moments --
+
+    @cached_property
+    def _entries(self) -> Moments:
+        """The moments with entries of the inverse."""
+        return self._now.with_inverse()
+
+    @property
+    def mean(self) -> Array:  # type: ignore[override]
+        return self._now.mean
+
+    @property
+    def variance(self) -> Array:  # type: ignore[override]
+        known = self._now.variance
+        return np.asarray(self._entries.variance if known is None else known)
+
+    @cached_property
+    def shift(self) -> Array:
+        rows = self._with_rows().problem.data.X
+        return np.asarray(self.problem.prior.shift + self.state.sites.shift @ rows)
+
+    @cached_property
+    def covariance(self) -> Array:
+        """(d, d), posterior covariance of the weights, up to 2 GB."""
+        in_memory("covariance", len(self.mean), INSTEAD)
+        made = self._now.products(np.eye(len(self.mean)))
+        return np.asarray(0.5 * (made + made.T))
+
+    @cached_property
+    def precision(self) -> Any:
+        """(d, d), posterior precision of the weights, a CSR array. Constraints are beside it."""
+        X, of = self._with_rows().problem.data.X, self.state.sites.precision
+        return sparse.csr_array(self.prior_precision + X.T @ (sparse.diags_array(of) @ X))
+
+    @property
+    def constraints(self) -> Array | None:
+        """A (k, d) of the constraints A w = 0, or None."""
+        return self._design.constraints
+
+    def covariances_of(self, columns: NDArray[np.intp]) -> Array:
+        return self._entries.covariances_of(columns)
+
+    @cached_property
+    def log_evidence(self) -> float:
+        problem, state = self.problem, self.state
+        scales = problem.base.log_scale + float(state.sites.log_scale.sum())
+        return float(scales + problem.prior_norm + self._now.log_norm)
+
+    @property
+    def unknown_order(self) -> int:  # type: ignore[override]
+        return 0
+
+    @property
+    def log_volume(self) -> float:
+        """Half of the log of the determinant of the prior's precision over the posterior's."""
+        return float(self.problem.prior_norm) - 0.5 * self._now.log_determinant
+
+    # -- prediction, draws --
+
+    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
+        now, given = self._entries, as_csr(self._whole_rows(rows))
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not joint:
+                mean, variance = latent(given, now)
+            else:
+                half = now.half(given.T.toarray())
+                mean, variance = np.asarray(given @ now.mean), half.T @ half
+                if now.along is not None:
+                    reach = given @ now.along
+                    variance -= reach @ reach.T
+        finite(mean, variance)
+        return mean, variance
+
+    @cached_property
+    def _at_rows(self) -> tuple[Array, Array]:
+        problem, now = self._with_rows().problem, self._entries
+        reach = None if now.along is None else np.asarray(problem.data.X @ now.along)
+        moments: tuple[Array, Array] = problem.design.rows.marginals(now, slice(None), reach)
+        return moments
+
+    def colored(self, noise: Array) -> Array:
+        return self._now.colored(noise)
+
+    # -- checks --
+
+    def _proposal(self) -> Any:
+        return SiteProposal(self)
+
+    def better(self) -> SiteProposal | None:
+        """The best Gaussian, for checks, or None if there is none, or the weights are too many."""
+        if len(self.mean) > BETTER_UP_TO:
+            return None
+        closest = SiteProposal(replace(self)).closest
+        return None if closest is None else SiteProposal(*closest)
+
+    @cached_property
+    def _form(self) -> Sparse:
+        return Sparse(self.problem)
+
+    def of_sites(self, precision: Array, shift: Array) -> SparsePosterior | None:
+        sites = Sites(precision, shift, np.zeros(len(shift)))
+        moments = self._form.moments(sites)
+        return None if moments is None else replace(self, state=GPState(sites, 0, moments))
+
+    def _prior_of_rows(self, size: int, rng: np.random.Generator) -> Array | None:
+        prior = self.of_sites(*np.zeros((2, self.problem.n_rows)))
+        return None if prior is None else self._latent_of(prior.sample(size, rng))
+
+    # -- other rows --
+
+    def with_rows(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        weights: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Self:
+        post = super().with_rows(X, y, weights, offset)
+        return replace(post, problem=on_pattern(post.problem))
+
+    def with_checked_rows(
+        self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
+    ) -> FullPosterior:
+        raise ValueError(
+            "the posterior has a sparse precision, whose pattern is that of its rows; allowed: "
+            "fit_linear of all rows, with this posterior's sites where they are the same, or "
+            "posterior='full'"
+        )
+
+    def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
+        sites = families.taken(self.state.sites, ~removal)
+        return Sparse(on_pattern(rest)).built(sites, self.n_sweeps)
+
+
+def on_pattern(problem: Problem) -> Problem:
+    """The problem of other rows than those of its design."""
+    X = as_csr(problem.data.X)
+    data = problem.data._replace(X=X)
+    return problem._replace(data=data, design=problem.design.with_rows(X))
