@@ -20,7 +20,7 @@ from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.base import Working
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.shards import WarmStart
-from epfast.gaussian.engines.sparse import SparseDesign, dense_columns, dense_work, pairs_of
+from epfast.gaussian.engines.sparse import SparseDesign, dense_columns, dense_nanoseconds, pairs_of
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import (
@@ -292,7 +292,7 @@ def fit_linear(
     numbers = batch_size, schedule, beta, arguments
     is_small = stream or several or min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
     kind = ("full" if is_small else "factorized") if posterior is None else posterior
-    if constraints is not None and kind == "full":
+    if constraints is not None and posterior != "factorized" and batch_size is None and prior is None:
         kind = "sparse"  # where all columns are dense, if posterior="full" asks for that
     # before the first chunk is read: what is refused leaves the chunks as they are
     chosen = choose(loss, scheme, kind, *numbers)
@@ -341,7 +341,7 @@ def fit_linear(
         if chosen.covariance != "factorized":  # of that the core checks rows as it visits them
             check_finite(rows)
         data = Data(None, chosen.loss.observed(y, rows.shape[0], offset))
-    if posterior is None and not is_small:
+    if posterior is None and chosen.covariance == "factorized":
         notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
     if start is not None:
         check_names(start.problem.names, names)
@@ -446,7 +446,7 @@ def sparse_form(
         return None
     check_finite(rows)
     X = as_csr(rows)
-    d, most = X.shape[1], dense_work(X)
+    d, most = X.shape[1], dense_nanoseconds(X)
     dense = np.arange(d) if asked == "full" else dense_columns(X)
     if asked == "cheaper" and pairs_of(X, dense) > most:
         return None
@@ -461,7 +461,7 @@ def sparse_form(
         if asked == "cheaper":
             return None
         raise
-    if asked == "cheaper" and design.work > most:
+    if asked == "cheaper" and design.nanoseconds > most:
         return None
     if not design.is_proper(prior):
         raise ValueError(
@@ -481,7 +481,7 @@ def checked_constraints(given: Any, d: int, intercept: bool) -> Array | None:
     A = _checks.array("constraints", A, shape=(None, d - intercept))
     sizes = np.sqrt((A**2).sum(axis=1))
     if not len(A) or not (sizes > 0.0).all():
-        raise ValueError("constraints has a row of zeros, or no row; allowed: rows that say something")
+        raise ValueError("constraints has a row of zeros, or no row; allowed: rows of numbers")
     A = A / sizes[:, None]
     if len(A) >= A.shape[1] or np.linalg.matrix_rank(A, tol=1e-9) < len(A):
         raise ValueError(

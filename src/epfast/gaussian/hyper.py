@@ -46,9 +46,10 @@ from epfast.schedules import EP
 
 #: share of entries that are not 0 below which dense rows are taken for sparse ones
 FEW_ENTRIES = 0.5
-#: levels from which a composite design is enough: means by it are .07, .02, .008 and .003 sd off
+#: levels of one group from which a composite design of three hyper-parameters or more is enough,
+#: and of all groups from which one of two: means by it are .07, .02, .008 and .003 sd off
 #: those by drawn points with 30, 100, 300 and 1,000 levels, in a third of the time
-MANY = 1000
+MANY, MANY_OF_TWO = 1000, 100
 STRATEGIES = ("auto", "grid", "ccd", "sobol", "eb")
 #: tolerance of the fits of points about the mode, whose log evidence it changes by 1e-8
 OF_POINTS = 1e-4
@@ -167,8 +168,8 @@ class LinearTarget(Target):
         self.bounds = np.clip(self.ends, start[:, None] - REACH, start[:, None] + REACH)
         self.bounds[self.k : self.n_prior] = [-REACH_OF_CORRELATIONS, REACH_OF_CORRELATIONS]
         self.starts = [np.clip(start, *self.bounds.T)]
-        sizes = [len(one) for one in groups]
-        self.of_many = max(sizes, default=0) >= MANY
+        sizes = [len(one) for one in groups] or [0]
+        self.of_many = max(sizes) >= MANY or (len(unknowns) == 2 and min(sizes) >= MANY_OF_TWO)
 
     def values(self, u: Array) -> Array:
         """The hyper-parameters (..., m) of unknowns (..., m): correlations of partial ones."""
@@ -400,7 +401,7 @@ def fit_hyper(
         - "sobol": 128 quasi-random points,
         - "eb", empirical Bayes: the mode alone,
         - "auto": a grid for one or two, "sobol" for up to eight ("ccd" if a group has 1,000 levels
-          or more), and the mode for more, with a warning.
+          or more, for two if all have 100), and the mode for more, with a warning.
     rng : int, default=0
         Seed of the points of "sobol".
 
@@ -540,7 +541,8 @@ def averaged(rows: Target, strategy: str, seed: int) -> IntegratedPosterior:
     names = tuple(one.name for one in rows.unknowns)
     if strategy == "auto":
         # the sds of many levels are nearly normal in their logs: a design is as good as draws
-        strategy = "grid" if m <= 2 else "ccd" if rows.of_many and m <= MOST else "sobol"
+        strategy = "grid" if m <= 2 else "sobol"
+        strategy = "ccd" if rows.of_many and m > 1 else strategy
         strategy = strategy if m <= MOST else "eb"
         if m > MOST:
             warn_user(

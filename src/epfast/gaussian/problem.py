@@ -468,9 +468,10 @@ def cross_terms(precision: Any, center: Array) -> Any:
     """What a center adds to a precision, dense or CSR, see :func:`prior_of`."""
     row, own = np.append(center, 1.0), float(precision[-1, -1])
     if hasattr(precision, "indptr"):
-        along, corner = sparse.csr_array(row[None]), sparse.csr_array(precision.shape)
-        corner[-1, -1] = own
-        return own * (along.T @ along) - corner
+        along = sparse.coo_array(row[None])
+        terms = sparse.coo_array(own * (along.T @ along))
+        terms.data[(terms.row == len(center)) & (terms.col == len(center))] = 0.0
+        return terms
     terms = np.outer(row, own * row)
     terms[-1, -1] = 0.0
     return terms

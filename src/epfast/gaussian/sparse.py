@@ -121,7 +121,7 @@ class Pattern:
     def work(self) -> float:
         """Operations of a factor and its inverse, about."""
         by_column = np.diff(self.start).astype(np.float64)
-        return float((by_column**2).sum()) + self.core.last**3 / BLAS
+        return float((by_column**2).sum()) + 0.5 * self.core.last**3 / BLAS
 
     def split(self, matrix: Any) -> tuple[Array, Array, Array]:
         """The numbers of S, B (s, c) and C (c, c) of a symmetric CSR matrix within the pattern."""
@@ -165,8 +165,8 @@ def check_memory(counts: Indices, lead: int) -> None:
 class Moments(NamedTuple):
     """A Gaussian by the factor of its sparse precision P, under constraints A w = 0 if there are.
 
-    Constraints condition it by kriging (Rue and Held 2005, section 2.3.3): with a root A P^-1 A' =
-    L L' the covariance is P^-1 - K K' and a draw w becomes w - K M w, K = P^-1 A' L'^-1, M = L^-1 A.
+    Constraints condition it by kriging (Rue and Held 2005, section 2.3.3): with A P^-1 A' = L L',
+    K = P^-1 A' L'^-1 and M = L^-1 A the covariance is P^-1 - K K', and a draw w becomes w - K M w.
     """
 
     pattern: Pattern
@@ -232,7 +232,8 @@ class Moments(NamedTuple):
         """Covariances (k, q, q) of the weights in each row of columns (k, q)."""
         pattern, (k, q) = self.pattern, columns.shape
         inverse = self.with_inverse().inverse
-        one, other = (np.broadcast_to(of, (k, q, q)) for of in (columns[:, :, None], columns[:, None]))
+        pairs = columns[:, :, None], columns[:, None, :]
+        one, other = (np.broadcast_to(of, (k, q, q)) for of in pairs)
         inner = ~(pattern.is_dense[one] | pattern.is_dense[other])
         places = np.zeros(one.shape, dtype=np.intp)
         places[inner] = pattern.core.places(pattern.rank[one[inner]], pattern.rank[other[inner]])
@@ -339,7 +340,9 @@ class RowsOnPattern:
             add_sites(Rows(self.U), precision, shift, C, np.zeros(len(C)))
         return np.asarray(shift @ self.X)
 
-    def marginals(self, now: Moments, part: slice, reach: Array | None = None) -> tuple[Array, Array]:
+    def marginals(
+        self, now: Moments, part: slice, reach: Array | None = None
+    ) -> tuple[Array, Array]:
         """Mean and variance of x.w of some rows; reach: X K, of constraints."""
         first, last, _ = part.indices(self.n)
         h, s = np.empty((2, last - first))

@@ -107,6 +107,10 @@ class SparsePosterior(FullPosterior):
         return 0
 
     @property
+    def n_normals(self) -> int:
+        return len(self.mean)
+
+    @property
     def log_volume(self) -> float:
         """Half of the log of the determinant of the prior's precision over the posterior's."""
         return float(self.problem.prior_norm) - 0.5 * self._now.log_determinant

@@ -170,6 +170,12 @@ def legal(
     table = OF_PROCESSES if covariance in PROCESSES else OF_ROWS
     if key not in table:
         stores = [stored for c, f, stored in table if (c, f) == (covariance, factor)]
+        if not stores:
+            forms = sorted({repr(c) for c, f, _ in table if f == factor}, reverse=True)
+            beside = words((covariance, factor, schedule.stores)).split(", ")[1]
+            raise ValueError(
+                f"posterior is {covariance!r}; allowed with {beside}: {', '.join(forms)}"
+            )
         others = "; or " + " | ".join(words(k) for k in table if k[2] == schedule.stores)
         raise ValueError(
             f"schedule is {_checks.describe(schedule)}; allowed with "
