@@ -422,17 +422,37 @@ def test_warnings_say_where_effects_are():
     assert model.hyper.loc["sd 1|g", "5%"] > 30.0
 
 
-def test_many_levels_stay_sparse():
+@OF_NEW
+def test_rows_of_many_levels_are_sparse():
+    """The same numbers as dense ones, of known and new levels; entries are in order, none is 0."""
+    n, rng = 2000, np.random.default_rng(1)
+    level, few = rng.integers(400, size=n), rng.integers(5, size=n)
+    x = np.where(rng.random(n) < 0.1, 0.0, rng.normal(size=n))
+    y = rng.normal(size=400)[level] + rng.normal(size=n)
+    data = pandas.DataFrame({"y": y, "g": level, "h": few, "x": x})
+    model = formula.fit("y ~ x + (x | g) + (0 + x | h)", data, strategy="eb")
+    new = data.head(50).assign(g=np.where(np.arange(50) % 7, level[:50], 1000))
+    one_hot = new.g.to_numpy()[:, None] == np.unique(level)
+    of_few = new.h.to_numpy()[:, None] == np.arange(5)
+    x = new.x.to_numpy()[:, None]
+    right = np.hstack([np.ones((50, 1)), x, one_hot, one_hot * x, of_few * x])
+    rows = model.design.new_rows(new, "zero").rows
+    assert rows.format == "csr"
+    assert rows.has_canonical_format
+    assert (rows.data != 0.0).all()
+    np.testing.assert_array_equal(rows.toarray(), right)
+    np.testing.assert_allclose(model.predict(new, "zero"), right @ model.mean, atol=1e-9)
+
+
+def test_many_levels_stay_sparse(monkeypatch):
     n, rng = 3000, np.random.default_rng(1)
     level = rng.integers(300, size=n)
     y = rng.normal(size=300)[level] + rng.normal(size=n)
     data = pandas.DataFrame({"y": y, "g": level.astype(str), "x": rng.normal(size=n)})
-    formula_dense, formula.DENSE = formula.DENSE, 0
-    try:
-        csr = formula.fit("y ~ x + (1 | g)", data, strategy="eb")
-    finally:
-        formula.DENSE = formula_dense
+    csr = formula.fit("y ~ x + (1 | g)", data, strategy="eb")
+    monkeypatch.setattr(formula, "FEW", 300)
     dense = formula.fit("y ~ x + (1 | g)", data, strategy="eb")
+    assert isinstance(dense.design.rows(data)[0], np.ndarray)
     np.testing.assert_allclose(csr.posterior.mean, dense.posterior.mean, atol=1e-4)
     np.testing.assert_allclose(csr.predict(data.head()), dense.predict(data.head()), atol=1e-4)
 
