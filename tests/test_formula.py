@@ -1,6 +1,7 @@
 """Regressions by a formula: the same as their columns by hand, and errors in its words."""
 
 import copy
+import math
 import pickle
 import tracemalloc
 import warnings
@@ -220,13 +221,17 @@ def test_correlated_effects():
         np.column_stack([np.ones(N), ONE_HOT, ONE_HOT * A[:, None]]),
         DATA.y.to_numpy(),
         sds={"1|g": (slice(1, J + 1), prior), "a|g": (slice(J + 1, None), prior)},
-        correlations={("1|g", "a|g"): lkj},
+        correlations={("1|g", "a|g"): (lkj, [[1.0, -A.mean()], [0.0, 1.0]])},
         learn={"sd": prior},
         prior_mean=model.posterior.problem.prior_mean,
         prior_variance=1.0 / np.diag(model.posterior.problem.prior.precision),
         strategy="eb",
     )
-    np.testing.assert_allclose(model.posterior.points, post.points, rtol=1e-3)
+    first, slope, r = post.points[0, :3]  # where a has its mean; of the fit where it is 0
+    variance = first**2 - 2.0 * A.mean() * r * first * slope + (A.mean() * slope) ** 2
+    at_zero = (r * first * slope - A.mean() * slope**2) / (math.sqrt(variance) * slope)
+    right = [math.sqrt(variance), slope, at_zero, post.points[0, 3]]
+    np.testing.assert_allclose(model.posterior.points[0], right, rtol=1e-3)
     np.testing.assert_allclose(model.posterior.mean, post.mean, atol=1e-3)
     with pytest.warns(epfast.DataWarning, match="10 hyper-parameters"):
         wide = formula.fit("y ~ a + (h | g) + (1 + a | h)", DATA)
@@ -236,17 +241,218 @@ def test_correlated_effects():
     assert list(wide.hyper.index) == names
 
 
-def test_many_levels_stay_sparse():
+# ---- correlated slopes and the origin of x ----
+
+#: of pandas, where rows of new levels are asked for by hand
+OF_NEW = pytest.mark.filterwarnings("ignore:Constructing a Categorical:DeprecationWarning")
+ORIGINS = [
+    ("y ~ a + (a | g)", "gaussian"),
+    ("y ~ a + z + (z * a | g)", "gaussian"),
+    ("y ~ a + (a * h | g)", "gaussian"),
+    ("y ~ a + (0 + h + h:a | g)", "gaussian"),
+    ("y ~ a + (bs(a, df=4) | g)", "gaussian"),
+    ("y ~ a + z + (a | g) + (z | h)", "gaussian"),
+    ("k ~ a + (a | g)", "poisson"),
+    ("won ~ a + (a | g)", "bernoulli"),
+]
+
+
+@pytest.mark.parametrize(("text", "family"), ORIGINS)
+@pytest.mark.parametrize("shift", [100.0, 2000.0])
+@pytest.mark.filterwarnings("ignore:there are:epfast.DataWarning")
+def test_origins_of_correlated_slopes_do_not_matter(text, family, shift):
+    """x + 2000 is another name of the same rows: evidence and latent values are the same.
+
+    With new levels too, whose covariance the table has at the origin of x.
+    """
+    before = DATA.assign(won=DATA.won.astype(int))
+    after = before.assign(a=A + shift, z=DATA.z - 0.05 * shift)
+    fits = [formula.fit(text, data, family, strategy="eb") for data in (before, after)]
+    gap = fits[1].log_evidence - fits[0].log_evidence
+    assert gap == pytest.approx(0.0, abs=1e-4)
+    for level in ("g3", "new"):
+        pair = [
+            model.predict_latent(data.head(9).assign(g=level), "integrate", joint=True)
+            for model, data in zip(fits, (before, after), strict=True)
+        ]
+        (mean, covariance), (other, others) = pair
+        sd = np.sqrt(covariance.diagonal())
+        np.testing.assert_allclose((other - mean) / sd, 0.0, atol=1e-3)
+        np.testing.assert_allclose((others - covariance) / np.outer(sd, sd), 0.0, atol=1e-3)
+
+
+def test_the_table_is_at_the_origin_of_x(tmp_path):
+    """Every node has the sd and correlation of intercepts at x = 0, and weights are those there.
+
+    By b + m x = (b + m s) + m (x - s): a covariance C of (b, m) is S C S' from another origin.
+    """
+    shift, text = 2000.0, "y ~ a + (a | g)"
+    near, far = (formula.fit(text, DATA.assign(a=A + s)) for s in (0.0, shift))
+    S = np.array([[1.0, -shift], [0.0, 1.0]])
+    for name in ("nodes", "points", "mode"):
+        first, slope, r = getattr(near.posterior, name).T[:3]
+        C = np.array([[first**2, r * first * slope], [r * first * slope, slope**2]])
+        C = np.einsum("ij,jk...,lk->il...", S, C, S)
+        right = [np.sqrt(C[0, 0]), slope, C[0, 1] / np.sqrt(C[0, 0] * C[1, 1])]
+        found = getattr(far.posterior, name).T[:3]
+        np.testing.assert_allclose(found, right, rtol=1e-6)
+    draws = far.posterior.nodes[:, 0]
+    assert far.hyper.loc["sd 1|g", "mean"] == pytest.approx(far.posterior.probabilities @ draws)
+    slopes = near.random["mean"].to_numpy()[J:]
+    intercepts = near.random["mean"].to_numpy()[:J] - shift * slopes
+    np.testing.assert_allclose(far.random["mean"][J:], slopes, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(far.random["mean"][:J], intercepts, rtol=1e-5)
+    far.save(tmp_path / "far.npz")
+    for again in (epfast.load(tmp_path / "far.npz"), pickle.loads(pickle.dumps(far))):
+        assert again.hyper.equals(far.hyper)
+    new = DATA.head(3).assign(a=A[:3] + shift, g="new")
+    _, sd = far.predict(new, "integrate", return_std=True)
+    drawn = far.sample_y(new, 20_000, 0, "integrate")
+    np.testing.assert_allclose(drawn.std(axis=0), sd, rtol=0.05)
+
+
+@pytest.mark.parametrize(("c", "b"), [(1e6, 1.0), (1e-6, 1e6), (1e6, 1e-6), (1.0, 1e6)])
+def test_units_of_correlated_slopes_do_not_matter(c, b):
+    """c y and b x: the same model by a change of variables, with sds in their units."""
+    model, other = (
+        formula.fit("y ~ a + (a | g)", data, strategy="eb")
+        for data in (DATA, DATA.assign(y=c * DATA.y, a=b * A))
+    )
+    assert other.log_evidence + N * np.log(c) == pytest.approx(model.log_evidence, abs=1e-4)
+    units = np.array([c, c / b, 1.0, c])
+    np.testing.assert_allclose(other.hyper["mean"] / units, model.hyper["mean"], atol=1e-4)
+    units = np.repeat([c, c / b], [J, J])
+    np.testing.assert_allclose(other.random["mean"] / units, model.random["mean"], atol=1e-4)
+
+
+CENTRED = A - A.mean(), DATA.z.to_numpy() - DATA.z.mean()
+PRODUCT = A * DATA.z.to_numpy()
+
+
+@pytest.mark.parametrize(
+    ("text", "by_hand"),
+    [
+        ("y ~ 1 + (a | g)", CENTRED[:1]),
+        ("y ~ 1 + (a + z | g)", CENTRED),
+        ("y ~ 1 + (a * z | g)", [*CENTRED, CENTRED[0] * CENTRED[1]]),
+        ("y ~ 1 + (a:z | g)", [PRODUCT - PRODUCT.mean()]),
+        ("y ~ 1 + (a + two | g)", [CENTRED[0], np.full(N, 2.0)]),
+    ],
+)
+@OF_NEW
+@pytest.mark.filterwarnings("ignore:there are:epfast.DataWarning")
+def test_it_is_fit_hyper_of_centred_columns(text, by_hand):
+    """With default priors by hand; rows of a new level have the same covariance at all points."""
+    data, unit = DATA.assign(two=2.0), DATA.y.std()
+    model = formula.fit(text, data, strategy="eb")
+    columns = [np.ones(N), *by_hand]
+    sizes = [one.std() if np.ptp(one) else one[0] for one in columns]
+    names = tuple(map(str, range(len(columns))))
+    post = epfast.fit_hyper(
+        np.column_stack([np.ones(N), *(ONE_HOT * one[:, None] for one in columns)]),
+        DATA.y.to_numpy(),
+        sds={
+            name: (slice(1 + k * J, 1 + (k + 1) * J), priors.HalfNormal(2.5 * unit / sizes[k]))
+            for k, name in enumerate(names)
+        },
+        correlations={names: priors.LKJ()},
+        learn={"sd": priors.HalfStudentT(4.0, unit)},
+        prior_mean=np.append(DATA.y.mean(), np.zeros(J * len(columns))),
+        prior_variance=(2.5 * unit) ** 2,
+        strategy="eb",
+    )
+    assert model.log_evidence == pytest.approx(post.log_evidence, abs=1e-5)
+    q, point = len(columns), post.points[0]
+    R = np.eye(q)
+    R[np.tril_indices(q, -1)] = point[q:-1]
+    R = R + R.T - np.eye(q)
+    V = np.column_stack(columns) * point[:q]
+    raw = model.design.new_rows(data.assign(g="new"), "integrate").new
+    found = raw @ model.design.covariance(model.posterior.points[0]) @ raw.T
+    np.testing.assert_allclose(found, V @ R @ V.T, rtol=1e-3, atol=1e-3 * unit**2)
+
+
+@pytest.mark.parametrize("text", ["y ~ a + (a || g)", "y ~ a + (0 + a | g)"])
+def test_slopes_without_correlations_have_an_origin(text):
+    """No column is centred, and sd(x) is in the default prior."""
+    data = DATA.assign(a=A + 3.0)
+    unit = DATA.y.std()
+    given = {"a|g": priors.HalfNormal(2.5 * unit / A.std())}
+    first, other = (formula.fit(text, data, priors=one, strategy="eb") for one in (None, given))
+    assert first.log_evidence == pytest.approx(other.log_evidence, abs=1e-9)
+    near = formula.fit(text, DATA, strategy="eb")
+    assert abs(first.log_evidence - near.log_evidence) > 0.1
+
+
+@OF_NEW
+@pytest.mark.full
+def test_sleepstudy(data_folder):
+    """lmer's fit by REML (lme4 1.1-31): the mode under flat priors of logs of sds, and of atanh."""
+    data = pandas.read_csv(data_folder / "mixed" / "sleepstudy.csv.gz")
+    data = data.assign(Subject=data.Subject.astype(str))
+    flat = priors.Gamma(1e-9, 1e-9)
+    given = dict.fromkeys(["1|Subject", "Days|Subject", "sigma"], flat)
+    given |= {"cor|Subject": priors.LKJ(1e-9), "Intercept": (250.0, 1e6), "Days": (0.0, 1e6)}
+    text = "Reaction ~ Days + (Days | Subject)"
+    for shift in (0.0, 2000.0):
+        moved = data.assign(Days=data.Days + shift)
+        model = formula.fit(text, moved, priors=given, strategy="eb")
+        spread = model.design.new_rows(moved.head(10).assign(Subject="new"), "integrate").new
+        variance = ((spread @ model.design.covariance(model.posterior.mode)) * spread).sum(axis=1)
+        days = np.arange(10.0)
+        right = 24.7407**2 + 2.0 * days * 0.06555 * 24.7407 * 5.92214 + (days * 5.92214) ** 2
+        np.testing.assert_allclose(variance, right, rtol=1e-3)
+        assert model.hyper.loc["sigma", "mode"] == pytest.approx(25.5918, rel=1e-4)
+        assert model.fixed.loc["Days", "sd"] == pytest.approx(1.54579, rel=1e-3)
+        if not shift:
+            found = model.hyper["mode"].iloc[:3]
+            np.testing.assert_allclose(found, [24.7407, 5.92214, 0.06555], rtol=1e-3)
+
+
+def test_warnings_say_where_effects_are():
+    """Of intercepts at the mean of x, whose sd is 0 though that at the origin of x is not."""
+    rng = np.random.default_rng(1)
+    slope = rng.normal(size=12)[np.repeat(np.arange(12), 10)]
+    x = np.tile(np.arange(10.0), 12) - 4.5
+    y = slope * x + 0.5 * rng.normal(size=120)
+    data = pandas.DataFrame({"y": y, "x": x + 100.0, "g": np.repeat(list("abcdefghijkl"), 10)})
+    with pytest.warns(epfast.DataWarning, match=r"the sd of '1\|g at the means' is compatible"):
+        model = formula.fit("y ~ x + (x | g)", data)
+    assert model.posterior.hyper_names == ("1|g", "x|g", "cor 1|g,x|g", "sd")
+    assert model.hyper.loc["sd 1|g", "5%"] > 30.0
+
+
+@OF_NEW
+def test_rows_of_many_levels_are_sparse():
+    """The same numbers as dense ones, of known and new levels; entries are in order, none is 0."""
+    n, rng = 2000, np.random.default_rng(1)
+    level, few = rng.integers(400, size=n), rng.integers(5, size=n)
+    x = np.where(rng.random(n) < 0.1, 0.0, rng.normal(size=n))
+    y = rng.normal(size=400)[level] + rng.normal(size=n)
+    data = pandas.DataFrame({"y": y, "g": level, "h": few, "x": x})
+    model = formula.fit("y ~ x + (x | g) + (0 + x | h)", data, strategy="eb")
+    new = data.head(50).assign(g=np.where(np.arange(50) % 7, level[:50], 1000))
+    one_hot = new.g.to_numpy()[:, None] == np.unique(level)
+    of_few = new.h.to_numpy()[:, None] == np.arange(5)
+    x = new.x.to_numpy()[:, None]
+    right = np.hstack([np.ones((50, 1)), x, one_hot, one_hot * x, of_few * x])
+    rows = model.design.new_rows(new, "zero").rows
+    assert rows.format == "csr"
+    assert rows.has_canonical_format
+    assert (rows.data != 0.0).all()
+    np.testing.assert_array_equal(rows.toarray(), right)
+    np.testing.assert_allclose(model.predict(new, "zero"), right @ model.mean, atol=1e-9)
+
+
+def test_many_levels_stay_sparse(monkeypatch):
     n, rng = 3000, np.random.default_rng(1)
     level = rng.integers(300, size=n)
     y = rng.normal(size=300)[level] + rng.normal(size=n)
     data = pandas.DataFrame({"y": y, "g": level.astype(str), "x": rng.normal(size=n)})
-    formula_dense, formula.DENSE = formula.DENSE, 0
-    try:
-        csr = formula.fit("y ~ x + (1 | g)", data, strategy="eb")
-    finally:
-        formula.DENSE = formula_dense
+    csr = formula.fit("y ~ x + (1 | g)", data, strategy="eb")
+    monkeypatch.setattr(formula, "FEW", 300)
     dense = formula.fit("y ~ x + (1 | g)", data, strategy="eb")
+    assert isinstance(dense.design.rows(data)[0], np.ndarray)
     np.testing.assert_allclose(csr.posterior.mean, dense.posterior.mean, atol=1e-4)
     np.testing.assert_allclose(csr.predict(data.head()), dense.predict(data.head()), atol=1e-4)
 

@@ -22,6 +22,7 @@ SDS = {"1|g": (slice(0, J), priors.HalfNormal(1.0))}
 EYE = np.eye(N)
 HALF, LKJ = priors.HalfNormal(1.0), priors.LKJ(2.0)
 UNEVEN = {"a": (slice(0, 3), HALF), "b": (slice(3, 5), HALF)}
+SINGULAR = priors.LKJ(2.0), np.ones((2, 2))
 SCHOOLS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
 
@@ -387,6 +388,47 @@ def test_correlations_of_three_effects():
     check_slopes(of)
 
 
+@pytest.mark.parametrize("loss", ["gaussian", "poisson"])
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
+def test_effects_that_are_turned(loss, form):
+    """Effects T c with the hyper-parameters of c: the fit of the columns V T, whose effects are c.
+
+    The change of variables is exact, so that evidences and moments differ by rounding alone.
+    """
+    one_hot, x, z = np.eye(J)[GROUP], 30.0 + RNG.normal(size=N), RNG.normal(size=N)
+    T = np.array([[1.0, -30.0, 0.3], [0.0, 1.0, 0.0], [0.2, 0.0, 2.0]])
+    effects = np.stack([one_hot, one_hot * x[:, None], one_hot * z[:, None]])
+    turned = np.einsum("kl,knj->lnj", T, effects)
+    y = RNG.poisson(np.exp(0.5 * LATENT)) if loss == "poisson" else LATENT + RNG.normal(size=N)
+    given = {"loss": loss, "learn": {"sd": HALF} if loss == "gaussian" else {}, "strategy": "eb"}
+    given["sds"] = {name: (slice(k * J, (k + 1) * J), HALF) for k, name in enumerate("abc")}
+    fits = [
+        epfast.fit_hyper(
+            form(np.column_stack([*columns, np.ones(N)])),
+            y,
+            correlations={tuple("abc"): of},
+            **given,
+        )
+        for columns, of in ((effects, (LKJ, T)), (turned, LKJ))
+    ]
+    post, other = fits
+    assert post.log_evidence == pytest.approx(other.log_evidence, abs=1e-6)
+    np.testing.assert_allclose(post.points, other.points, rtol=1e-4, atol=1e-5)
+    for k in range(J):
+        at = np.arange(3) * J + k
+        right = T @ other.covariance[np.ix_(at, at)] @ T.T
+        np.testing.assert_allclose(post.mean[at], T @ other.mean[at], rtol=1e-3, atol=1e-4)
+        scale = np.sqrt(np.outer(right.diagonal(), right.diagonal()))
+        np.testing.assert_allclose(
+            post.covariance[np.ix_(at, at)] / scale, right / scale, atol=1e-4
+        )
+    assert post.n_fits <= other.n_fits + 2
+    correlations = {tuple("abc"): (LKJ, T)}
+    given = {name: given[name] for name in ("loss", "learn", "sds")}
+    rows = np.column_stack([*effects, np.ones(N)])
+    check_slopes(target(rows, y, correlations=correlations, **given))
+
+
 def test_binary_rows_in_small_groups():
     """40 groups of two labels, against quadrature of each group, on a grid of sd and intercept.
 
@@ -682,6 +724,17 @@ def test_many_hyper_parameters():
         ({"sds": SDS, "correlations": {("1|g", "a"): LKJ}}, ValueError, "names 'a'"),
         ({"sds": SDS, "correlations": {("1|g", "a"): HALF}}, TypeError, "allowed: epfast.priors.L"),
         ({"sds": UNEVEN, "correlations": {("a", "b"): LKJ}}, ValueError, "groups of 3, 2 columns"),
+        ({"sds": UNEVEN, "correlations": {("a", "b"): (HALF, np.eye(2))}}, TypeError, "or a pair"),
+        (
+            {"sds": UNEVEN, "correlations": {("a", "b"): (LKJ, np.eye(3))}},
+            ValueError,
+            r"correlations\[\('a', 'b'\)\]\[1\] has shape \(3, 3\); allowed: \(2, 2\)",
+        ),
+        (
+            {"sds": {"a": (0, HALF), "b": (1, HALF)}, "correlations": {tuple("ab"): SINGULAR}},
+            ValueError,
+            r"\[1\] is singular; allowed: a matrix with an inverse",
+        ),
         ({"sds": SDS, "prior_mean": np.ones(J + 2)}, ValueError, "prior_mean is not 0"),
         ({"learn": {"sd": HALF}, "rng": -1}, ValueError, "rng"),
         ({"learn": {"sd": HALF}, "prior_precision": 1.0}, TypeError, "prior_precision is 1.0"),

@@ -96,16 +96,26 @@ class CorrelatedGroups(NamedTuple):
     correlations: NDArray[np.intp]
     #: (J, q), the columns of each level
     columns: NDArray[np.intp]
+    #: T (q, q), and its inverse: the effects of a level are T c, and the unknowns are those of c
+    turn: Array
+    back: Array
 
     def covariance(self, u: Array) -> Array:
-        """Covariance (..., q, q) of the effects of a level, at unknowns (..., m)."""
+        """Covariance (..., q, q) of c, at unknowns (..., m)."""
         s = np.exp(u[..., self.sds])
         return np.asarray(
             s[..., :, None] * correlation(u[..., self.correlations]) * s[..., None, :]
         )
 
     def precision(self, u: Array) -> Array:
-        return np.asarray(np.linalg.inv(self.covariance(u)), dtype=np.float64)
+        """Precision (q, q) of the effects of a level."""
+        inverse = np.linalg.inv(self.covariance(u))
+        return np.asarray(self.back.T @ inverse @ self.back, dtype=np.float64)
+
+    def moments(self, post: Any) -> tuple[Array, Array]:
+        """Sums over the levels of c c', and of the covariance of c, (q, q) each."""
+        means = post.mean[self.columns] @ self.back.T
+        return means.T @ means, self.back @ post.covariances_of(self.columns).sum(0) @ self.back.T
 
     def slopes(self, u: Array, by_covariance: Array) -> Array:
         """Slopes (m,) of a function of the covariance, from its derivatives (q, q)."""
@@ -190,6 +200,12 @@ class LinearTarget(Target):
         else:
             squares = np.einsum("ij,ij->j", X, X) / n
         of_groups = np.bincount(self.groups, squares[self.columns], self.k)
+        for one in self.blocks:
+            effects = [sparse.csr_array(X[:, at]) for at in one.columns.T]
+            for k, shares in zip(one.sds, one.turn.T, strict=True):
+                pairs = zip(shares, effects, strict=True)
+                column = sum(share * effect for share, effect in pairs if share)
+                of_groups[k] = (column * column).sum() / n
         seen = np.where(of_groups > 0.0, of_groups, 1.0)
         return np.asarray(math.log(unit) - 0.5 * np.log(seen))
 
@@ -246,9 +262,8 @@ class LinearTarget(Target):
         slopes = np.zeros(len(u))
         slopes[:k] = np.bincount(self.groups, by_column, k)
         for one in self.blocks:
-            at, inverse = post.mean[one.columns], one.precision(u)
-            second = at.T @ at + post.covariances_of(one.columns).sum(0)
-            by_covariance = 0.5 * (inverse @ second @ inverse - len(at) * inverse)
+            inverse, second = np.linalg.inv(one.covariance(u)), sum(one.moments(post))
+            by_covariance = 0.5 * (inverse @ second @ inverse - len(one.columns) * inverse)
             slopes[one.sds] = 0.0
             slopes += one.slopes(u, by_covariance)
         slopes[self.n_prior :] = self._gains(point)[0]
@@ -256,8 +271,17 @@ class LinearTarget(Target):
 
     def _freedom(self, point: HyperPoint) -> Array:
         """Effective degrees of freedom of the groups, (k,) (MacKay 1992)."""
-        ratios = point.fit.variance[self.columns] * np.exp(-2.0 * point.u[: self.k])[self.groups]
-        return np.maximum(np.bincount(self.groups, 1.0 - ratios, self.k), TINY)
+        left = np.exp(-2.0 * point.u[: self.k]) * self._of_groups(point.fit)[1]
+        sizes = np.bincount(self.groups, minlength=self.k)
+        return np.asarray(np.maximum(sizes - left, TINY), dtype=np.float64)
+
+    def _of_groups(self, post: Any) -> tuple[Array, Array]:
+        """Sums of squares of the means of each group, and of variances, (k,) each."""
+        parts = ((post.mean - self.mean) ** 2)[self.columns], post.variance[self.columns]
+        sums = np.array([np.bincount(self.groups, part, self.k) for part in parts])
+        for one in self.blocks:
+            sums[:, one.sds] = [moments.diagonal() for moments in one.moments(post)]
+        return sums[0], sums[1]
 
     def metric(self, point: HyperPoint) -> Array:
         """Minus second derivatives, about: by degrees of freedom, and with the cavities held."""
@@ -272,8 +296,7 @@ class LinearTarget(Target):
         """MacKay's step of the sds, and numbers of the loss by what the fit leaves of y."""
         post, data, there = point.fit, self.problem.data, np.array(point.u)
         if self.k:
-            squares = (post.mean - self.mean)[self.columns] ** 2
-            sums = np.maximum(np.bincount(self.groups, squares, self.k), TINY)
+            sums = np.maximum(self._of_groups(post)[0], TINY)
             there[: self.k] = 0.5 * np.log(sums / self._freedom(point))
         if self.of_loss:
             latent, _ = post.marginals_of_rows()
@@ -345,7 +368,7 @@ def fit_hyper(
     loss: Any = "gaussian",
     sds: Mapping[str, tuple[Any, priors.Scale]] | None = None,
     learn: Mapping[str, priors.Scale] | None = None,
-    correlations: Mapping[tuple[str, ...], priors.LKJ] | None = None,
+    correlations: Mapping[tuple[str, ...], Any] | None = None,
     prior_variance: float | ArrayLike = 100.0,
     prior_precision: tuple[ArrayLike, ArrayLike] | None = None,
     prior_mean: ArrayLike | None = None,
@@ -379,7 +402,9 @@ def fit_hyper(
         ``{(name, name, ...): LKJ(eta)}``: groups of ``sds`` whose effects of the same level are
         correlated, for example ``{("1|g", "x|g"): LKJ(2.0)}`` for intercepts and slopes. The k-th
         columns of the groups belong to level k. The correlation of the effects a and b is the
-        hyper-parameter "cor a,b".
+        hyper-parameter "cor a,b". A pair ``(LKJ(2.0), T)`` in place of ``LKJ(2.0)`` has a matrix T
+        (q, q): the effects of a level are T c, and sds and correlations are those of c. With
+        ``[[1, -m], [0, 1]]`` c has the intercepts where x is m.
     learn : dict, optional
         ``{name: prior}``: parameters of the loss, out of ``loss.learnable``. "sd" is the standard
         deviation of Gaussian noise.
@@ -744,8 +769,12 @@ def _checked_blocks(
         if not isinstance(names, tuple) or len(names) < 2 or len(set(names)) < len(names):
             raise TypeError(f"correlations has the key {names!r}; allowed: two names or more")
         q = len(names)
+        is_pair = isinstance(prior, tuple) and len(prior) == 2
+        prior, turn = prior if is_pair else (prior, np.eye(q))
         if not isinstance(prior, priors.LKJ):
-            raise TypeError(f"{where} is {_checks.describe(prior)}; allowed: epfast.priors.LKJ")
+            allowed = "epfast.priors.LKJ, or a pair of one and a matrix"
+            raise TypeError(f"{where} is {_checks.describe(prior)}; allowed: {allowed}")
+        turn = _checks.array(f"{where}[1]", turn, shape=(q, q))
         for name in names:
             if name not in places:
                 allowed = ", ".join(map(repr, places)) or "none"
@@ -760,8 +789,12 @@ def _checked_blocks(
                 f"{where} has groups of {', '.join(map(str, sizes))} columns; allowed: a column "
                 "per level in each, in the same order"
             )
+        try:
+            back = np.asarray(np.linalg.inv(turn), dtype=np.float64)
+        except np.linalg.LinAlgError:
+            raise ValueError(f"{where}[1] is singular; allowed: a matrix with an inverse") from None
         own = len(groups) + len(correlations) + np.arange(q * (q - 1) // 2)
-        blocks.append(CorrelatedGroups(sds, own, np.array(columns).T))
+        blocks.append(CorrelatedGroups(sds, own, np.array(columns).T, turn, back))
         for i in range(q):
             for j in range(i):
                 correlations.append(Unknown(f"cor {names[j]},{names[i]}", prior, None, q - 2 - j))
