@@ -12,6 +12,7 @@ import pytest
 
 from epfast import fit_gp, fit_linear, losses, schedules, schemes
 from epfast.gaussian import choices
+from epfast.gaussian.fit_linear import sparse_form
 from epfast.gaussian.priors import normal_prior
 from epfast.gaussian.problem import Data, checked_kernel, data_of
 from epfast.gaussian.table import ENGINES, engine_of, legal
@@ -21,8 +22,8 @@ LOSSES = {name: kind() for name, kind in losses.NAMED.items()}
 #: losses of the margin y h, y = -1 or +1
 MARGINS = {name: loss for name, loss in LOSSES.items() if loss.by_margin}
 SCHEMES = {name: kind() for name, kind in schemes.NAMED.items()}
-#: but for nearest rows, whose door are the estimators, and for arrows, whose door is fit_hyper
-ROWS = {key: row for key, row in ENGINES.items() if key[0] not in ("nearest", "arrow")}
+#: but for nearest rows, whose door are the estimators
+ROWS = {key: row for key, row in ENGINES.items() if key[0] != "nearest"}
 TABLES = {
     wing: {key: row for key, row in ROWS.items() if (key[0] == "process") == (wing == "gp")}
     for wing in ("linear", "gp")
@@ -172,6 +173,10 @@ def engine(case):
     X, y = rows(LOSSES[case.loss])
     if case.wing == "linear":
         chosen = choices.choose(**arguments(case))
+        if case.covariance == "sparse":
+            form = sparse_form(X, (None,) * 4, None, None, None, "sparse")
+            problem = chosen.problem(data_of(form.X, y, None, chosen.loss), form.prior)
+            return engine_of(problem._replace(design=form.design))
         full = case.covariance == "full"
         prior = normal_prior(None, None, None, None, X.shape[1], full)
         return engine_of(chosen.problem(data_of(X, y, None, chosen.loss), prior))

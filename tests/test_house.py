@@ -27,18 +27,18 @@ OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices", "files"}
 #: stands in for a class
 TWICE = {"Gaussian", "Gamma", "EP", "LinearClassifier", "LinearRegressor", "ConvergenceWarning"}
 #: the files of gaussian, from the ground up; engines by themselves, below
-RISE = """problem files
+RISE = """problem files sparse
     / priors notes sources checking
     / factor wide / engines / table
     / choices diagnostics online / posterior
     / linear_posterior
     / process_posterior
-    / arrow_posterior integrated latent_posterior nearest shrunk_posterior wide_posterior
+    / integrated latent_posterior nearest shrunk_posterior sparse_posterior wide_posterior
     / combining fit_linear held / hyper / low_rank / fit_gp / hyper_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint / chunks
     / rows / kernel nested passes prior_sites
-    / latents / means / arrow diagonal double_loop nearest
+    / latents / means / diagonal double_loop nearest sparse
     / shards / __init__"""
 ENGINES = {name: k for k, floor in enumerate(ENGINES.split("/")) for name in floor.split()}
 

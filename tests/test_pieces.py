@@ -20,7 +20,6 @@ from scipy import sparse
 
 import epfast
 from epfast import ADF, AEP, DEP, EP, SEP, losses
-from epfast.gaussian import hyper
 from epfast.gaussian.engines.kernel import ProcessEngine
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.shrunk_posterior import Models, worst_inclusion
@@ -50,7 +49,6 @@ PIECES = {
     "estimators.leading.WHOLE": Pieces(2, "leading directions", 1e-5),
     "estimators.neighbors.NUMBERS": Pieces(20, "nearest rows"),
     "estimators.process_model.NUMBERS": Pieces(20, "process of inputs"),
-    "gaussian.engines.arrow.PART": Pieces(2, "levels"),
     "gaussian.engines.chunks.BLOCK": Pieces(2, "in chunks"),
     "gaussian.engines.chunks.LEAST_SITES": Pieces(1, "prior sites"),
     "gaussian.engines.chunks.MOST_SITES": Pieces(2, "process"),
@@ -67,6 +65,7 @@ PIECES = {
     "gaussian.problem.BLOCK": Pieces(3, "shared"),
     "gaussian.problem.CHUNK": Pieces(9, "passes"),
     "gaussian.shrunk_posterior.BLOCK": Pieces(3, "inclusion"),
+    "gaussian.sparse.PART": Pieces(1, "sparse precision"),
     "gaussian.wide.NUMBERS": Pieces(30, "wide"),
     "gaussian.wide.WORK": Pieces(50, "wide"),
     "graph.engine.FACTORS_PER_CALL": Pieces(2, "graph"),
@@ -99,11 +98,13 @@ OTHERS = {
     "gaussian.engines.nearest.BLOCK": "an order: rows that are fitted from the same sites",
     "gaussian.engines.nearest.BLOCKS": "an order: rows that are fitted from the same sites",
     "gaussian.engines.nested.MOST_PARTS": "an order: parts are fitted from the same posterior",
+    "gaussian.hyper.FEW_ENTRIES": "a choice of an algorithm",
+    "gaussian.sparse.MOST_NUMBERS": "a limit",
     "gaussian.notes.ENOUGH_ROWS": "a rule for a note",
     "gaussian.notes.SPAN_ROWS": "a rule for a note",
     "gaussian.shrunk_posterior.ERRORS": "a rule for a verdict",
     "gaussian.shrunk_posterior.OFF": "a rule for a verdict",
-    "gaussian.wide.MOST_BYTES": "a limit",
+    "gaussian.problem.MOST_BYTES": "a limit",
     "graph.factors_categorical.MOST_ENTRIES": "a limit",
     "graph.problem.BLOCK": "a mark",
     "inference.executors.LOOK": "seconds of waiting",
@@ -491,17 +492,13 @@ def leading_directions():
 
 
 @form
-def levels():
-    """A group of so many levels that no matrix of all weights is made."""
+def sparse_precision():
+    """Levels, with new rows whose columns meet in none of the fit."""
     group = np.arange(N) % 7
-    data = np.column_stack([X[:N, :2], np.eye(7)[group]])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hyper, "LARGE", 3)
-        patch.setattr(hyper, "FEW_COMMON", 1)
-        sds = {"1|g": (slice(2, 9), epfast.priors.HalfNormal(1.0))}
-        post = epfast.fit_hyper(data, Y[:N], sds=sds, prior_variance=4.0, strategy="eb")
-    assert type(post.posteriors[0]).__name__ == "ArrowPosterior"
-    return read(post, data[:5], draws=0) | {"best": flat(post.posteriors[0].mean)}
+    data = sparse.csr_array(np.column_stack([X[:N, :2], np.eye(7)[group]]))
+    given = {"posterior": "sparse", "constraints": np.ones((1, 9)), "prior_variance": 4.0}
+    post = epfast.fit_linear(data, Y[:N], **given)
+    return read(post, np.ones((5, 9)), draws=0)
 
 
 @form

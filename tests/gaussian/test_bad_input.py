@@ -93,7 +93,7 @@ BAD_PRIOR = [
 ]
 BAD_PRIOR_PRECISION = [
     *[5.0, VAR, np.eye(D + 1), EYE[None], RAGGED, "text", -EYE, 0 * EYE, 1e-320 * EYE],
-    *[sparse.csr_array(EYE), *bad_contents(EYE)],
+    *[sparse.csr_array(-EYE), sparse.csr_array(np.eye(D + 1)), *bad_contents(EYE)],
 ]
 BAD_PRIOR_MEAN = [v for v in bad_arrays(MU) if v is not None]
 BAD_SCHEME = [*BAD_NAME, Variational, len]
@@ -116,6 +116,7 @@ KEYWORDS = [
     ("prior_precision", [rowwise], BAD_PRIOR_PRECISION),
     ("prior_covariance", [fit], [*BAD_PRIOR_PRECISION, EYE + 1e-9]),
     ("prior_covariance", [rowwise], [*BAD_PRIOR_PRECISION, EYE + np.eye(D, k=1)]),
+    ("constraints", [rowwise], [5.0, np.ones(D + 1), 0 * EYE, EYE, RAGGED, "text", EYE * NAN]),
     ("prior_mean", [fit, rowwise], BAD_PRIOR_MEAN),
     ("weights", [rowwise, fit], BAD_WEIGHTS),
     ("weights", [partial(stream, (X, Y))], [np.ones(N), 1.0]),

@@ -134,7 +134,7 @@ def test_refused_before_the_data_are_read_or_not_at_all(loss):
 
 def takes(case, given):
     """Whether a legal combination takes an argument, in words of its own."""
-    full, rows = case.covariance == "full", given.get("X")
+    full, rows = case.covariance in ("full", "sparse"), given.get("X")
     if case.scheme == "relaxed" and "weights" in given:
         return False
     if isinstance(rows, str):

@@ -4,11 +4,11 @@ The columns are in their order of elimination. The first ones, ``lead`` of them,
 L D L' (D diagonal, L of unit diagonal); what is left of the last ones, nearly all of whose entries
 are in the factor, is one dense matrix, for LAPACK. All numbers of P are in one array of ``size``:
 
-    the entries of L below the diagonal, column by column; then D; then the dense matrix, by columns
+    the entries of L below the diagonal, column by column, then D, then the dense matrix, by columns
 
 of which the lower triangle is read. A factor takes the place of P, and the inverse has the same
-places, since an entry of the inverse of the pattern follows from those of the columns after it
-(Takahashi, Fagan and Chin 1973; Erisman and Tinney 1975; Rue and Martino 2007).
+places. An entry of the inverse on the pattern follows from those of later columns (Takahashi, Fagan
+and Chin 1973, Erisman and Tinney 1975, Rue and Martino 2007).
 """
 
 import numpy as np

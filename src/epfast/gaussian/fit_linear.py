@@ -20,7 +20,13 @@ from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.base import Working
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.shards import WarmStart
-from epfast.gaussian.engines.sparse import SparseDesign, dense_columns, dense_nanoseconds, pairs_of
+from epfast.gaussian.engines.sparse import (
+    SWEEPS,
+    SparseDesign,
+    dense_columns,
+    dense_nanoseconds,
+    pairs_of,
+)
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import (
@@ -292,7 +298,12 @@ def fit_linear(
     numbers = batch_size, schedule, beta, arguments
     is_small = stream or several or min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
     kind = ("full" if is_small else "factorized") if posterior is None else posterior
-    if constraints is not None and posterior != "factorized" and batch_size is None and prior is None:
+    if (
+        constraints is not None
+        and posterior != "factorized"
+        and batch_size is None
+        and prior is None
+    ):
         kind = "sparse"  # where all columns are dense, if posterior="full" asks for that
     # before the first chunk is read: what is refused leaves the chunks as they are
     chosen = choose(loss, scheme, kind, *numbers)
@@ -448,7 +459,7 @@ def sparse_form(
     X = as_csr(rows)
     d, most = X.shape[1], dense_nanoseconds(X)
     dense = np.arange(d) if asked == "full" else dense_columns(X)
-    if asked == "cheaper" and pairs_of(X, dense) > most:
+    if asked == "cheaper" and SWEEPS * 2.0 * pairs_of(X, dense) > most:
         return None
     center = None
     if ones is not None:

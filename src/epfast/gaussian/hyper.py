@@ -17,7 +17,7 @@ from epfast._arrays import Array
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
 from epfast.gaussian.held import gains
 from epfast.gaussian.integrated import IntegratedPosterior
-from epfast.gaussian.priors import intercept_variance
+from epfast.gaussian.priors import checked_variances, intercept_variance
 from epfast.gaussian.problem import (
     Problem,
     prior_of,
@@ -496,9 +496,7 @@ def fit_hyper(
     weights = weights_of(weights, rows.shape[0])
     if numbers:
         chosen = begun(chosen, numbers, y, weights, offset)
-    given = _checks.real_array("prior_variance", prior_variance)
-    shape = (d,) if given.ndim else ()
-    variance = np.broadcast_to(_checks.array("prior_variance", given, shape=shape), (d,)).copy()
+    variance = np.broadcast_to(checked_variances(prior_variance, d), (d,)).astype(np.float64)
     dense = _checked_precision(prior_precision, d, unknowns, names)
     # where groups are correlated, weights meet in the prior, too
     pattern = [(one.columns, np.eye(len(one.sds)) + 0.1) for one in blocks]

@@ -10,8 +10,7 @@ from scipy import linalg, sparse
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.problem import State, inverse_of, prior_of
-from epfast.gaussian.wide import in_memory
+from epfast.gaussian.problem import State, in_memory, inverse_of, prior_of
 
 #: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds, or of y.
 #: With 1, 25 and 400 in its place the intercepts of 13 data sets of labels move by up to 1.2, .06

@@ -29,6 +29,8 @@ CHUNK = 1 << 17
 #: rows that the core takes at a time: SEP on 4,000 x 10 takes .059, .037, .030 and .028 s with 1,
 #: 16, 64 and 256
 BLOCK = 64
+#: bytes of the largest d x d matrix that is made of a posterior that has none
+MOST_BYTES = 2 << 30
 
 
 class RelaxationFactors(NamedTuple):
@@ -518,6 +520,15 @@ def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     for part in problem.slices():
         add_sites(problem.rows(part), sites.precision[part], sites.shift[part], precision, shift)
     return symmetric_from_upper(precision), shift
+
+
+def in_memory(name: str, d: int, instead: str) -> None:
+    """Refuse a d x d matrix that is too large."""
+    if 8 * d * d > MOST_BYTES:
+        raise MemoryError(
+            f"{name} would take {8e-9 * d * d:,.0f} GB, {d} x {d} numbers; allowed: up to "
+            f"{MOST_BYTES >> 30} GB; {instead}"
+        )
 
 
 def not_proper() -> FloatingPointError:

@@ -19,8 +19,14 @@ from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.prior_sites import ByRows, DualState, ShrunkState, WeightEngine
 from epfast.gaussian.linear_posterior import FullPosterior
-from epfast.gaussian.problem import PriorSites, Problem, prior_of, sum_of_sites
-from epfast.gaussian.wide import MOST_BYTES, in_memory
+from epfast.gaussian.problem import (
+    MOST_BYTES,
+    PriorSites,
+    Problem,
+    in_memory,
+    prior_of,
+    sum_of_sites,
+)
 from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
 from epfast.inference.certificates import Check
 from epfast.inference.importance import Proposal, smoothed

@@ -42,7 +42,7 @@ Indices = NDArray[np.intp]
 
 
 def elimination_order(pattern: Any) -> Indices:
-    """Minimum degree of a symmetric pattern (d, d), by SuperLU: which column goes when, (d,).
+    """Minimum degree of a symmetric pattern (d, d), by SuperLU: the columns in their order, (d,).
 
     An incomplete factor that drops everything costs no factorisation.
     """
@@ -70,7 +70,7 @@ class Pattern:
     def __init__(
         self, dense: Indices, order: Indices, start: Indices, row: NDArray[np.intc]
     ) -> None:
-        """dense (c,), order (s,): columns, s + c = d; start, row: the factor's first columns."""
+        """dense (c,), order (s,): columns, s + c = d. start, row: of the factor."""
         self.dense, self.order, self.start, self.row = dense, order, start, row
 
     def __getstate__(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class Moments(NamedTuple):
         return made if self.along is None else made - (made @ self.against.T) @ self.along.T
 
     def with_inverse(self) -> Moments:
-        """With the entries of S^-1 and the variances at hand."""
+        """The same, with entries of S^-1 and variances at hand."""
         if self.inverse is not None:
             return self
         pattern, inverse = self.pattern, self.pattern.core.inverse(self.numbers)

@@ -17,9 +17,8 @@ from epfast.gaussian.checking import BETTER_UP_TO, SiteProposal
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.sparse import Sparse, SparseDesign
 from epfast.gaussian.linear_posterior import FullPosterior, finite
-from epfast.gaussian.problem import Data, Problem
+from epfast.gaussian.problem import Data, Problem, in_memory
 from epfast.gaussian.sparse import Moments, latent
-from epfast.gaussian.wide import in_memory
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property
 

@@ -52,6 +52,8 @@ class Combination(NamedTuple):
     by_integrals: bool = False
     #: whether sites of negative precision have no place in it
     log_concave: bool = False
+    #: whether all rows are fitted from one posterior, whatever the order
+    at_once: bool = False
 
 
 Key = tuple[str, str, str]
@@ -119,7 +121,9 @@ ENGINES: Table = {
         )
     },
     ("sparse", "row", "factor"): _row(
-        SparseEngine, "weights, sparse X, constraints, damping, power, order='parallel'"
+        SparseEngine,
+        "weights, sparse X, constraints, damping, power, order='parallel'",
+        at_once=True,
     ),
     ("process", "row", "factor"): _row(
         ProcessEngine, f"weights, damping, power, block, scheme='relaxed', {ORDERS}"
@@ -208,6 +212,10 @@ def legal(
         raise ValueError(
             f"loss is {loss!r}; allowed with {words(key)}: a log-concave likelihood, whose sites "
             "have no negative precision"
+        )
+    if row.at_once and schedule.order not in ("auto", "parallel"):
+        raise ValueError(
+            f"order is {schedule.order!r}; allowed with {words(key)}: 'auto' or 'parallel'"
         )
     asked = {name: value for name, value in given.items() if value is not None}
     if scheme.relaxes:

@@ -14,9 +14,11 @@ from epfast._arrays import Array, pieces
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.notes import is_mapped
 from epfast.gaussian.problem import (
+    MOST_BYTES,
     Data,
     Problem,
     State,
+    in_memory,
     inverse_of,
     inverse_root,
     not_proper,
@@ -32,8 +34,6 @@ WORK, NUMBERS = 1 << 29, 1 << 20
 #: the log evidence of 16 fits of 30 rows and 60 columns is 4e-5 nats off at 2e6, .009 at 2e7, and
 #: .5 at 2e8
 FAR = 1e7
-#: bytes of the largest d x d matrix that is made of a posterior in the n x n form
-MOST_BYTES = 2 << 30
 
 
 # ---- products of rows ----
@@ -321,12 +321,3 @@ def in_d_by_d(problem: Problem) -> Problem:
         mean = problem._replace(center=None).prior_mean
         prior = prior_of(prior.precision, mean, True, problem.center)
     return problem._replace(prior=prior, base=prior, wide=None)
-
-
-def in_memory(name: str, d: int, instead: str) -> None:
-    """Refuse a d x d matrix that is too large."""
-    if 8 * d * d > MOST_BYTES:
-        raise MemoryError(
-            f"{name} would take {8e-9 * d * d:,.0f} GB, {d} x {d} numbers; allowed: up to "
-            f"{MOST_BYTES >> 30} GB; {instead}"
-        )

@@ -20,6 +20,7 @@ from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.problem import (
     Data,
     Problem,
+    in_memory,
     raised_factors,
     raised_sites,
     sum_of_sites,
@@ -29,7 +30,6 @@ from epfast.gaussian.wide import (
     WeightPrior,
     diagonal_products,
     in_d_by_d,
-    in_memory,
     is_wide,
     mean_of,
     offset_of,

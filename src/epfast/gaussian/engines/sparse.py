@@ -42,7 +42,7 @@ TURNED, LESS, MORE, LEAST = 0.3, 0.7, 1.2, 0.1
 
 
 class SparseDesign:
-    """The pattern of rows and prior, and the rows on it; constraints (k, d) on the weights."""
+    """The pattern of rows and prior, the rows on it, and constraints (k, d) on the weights."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class SparseDesign:
         constraints: Array | None = None,
         rows: RowsOnPattern | None = None,
     ) -> None:
-        """of_prior: the pattern of the prior alone, which takes less; rows: None, not known."""
+        """of_prior: the pattern of the prior alone, which takes less. rows: None, not known."""
         self.pattern, self.of_prior, self.constraints = pattern, of_prior, constraints
         self.rows = rows
 
@@ -60,14 +60,14 @@ class SparseDesign:
 
     @classmethod
     def of(cls, X: Any, precision: Any, dense: Any, constraints: Array | None) -> SparseDesign:
-        """X (n, d) and the prior precision (d, d), CSR; dense: columns that are so."""
+        """X (n, d) and the prior precision (d, d), CSR. dense: columns that are so."""
         pattern = Pattern.of(abs(precision) + meetings(X, dense), dense)
         of_prior = Pattern.of(precision, np.empty(0, dtype=np.intp))
         return cls(pattern, of_prior, constraints, RowsOnPattern(pattern, X))
 
     @property
     def nanoseconds(self) -> float:
-        """Of a fit, about."""
+        """What a fit takes, about."""
         assert self.rows is not None
         return BEGUN + SWEEPS * (self.pattern.work + self.rows.work + OF_A_ROW * self.rows.n)
 
@@ -101,7 +101,7 @@ class SparseDesign:
         return self._prior(prior).mean
 
     def prior_norm(self, prior: Any) -> float:
-        """What the log evidence has of a prior, beside its log scale; under constraints theirs."""
+        """What the log evidence has of a prior, and of its constraints, beside the log scale."""
         made = self._prior(prior)
         if self.constraints is None:
             return 0.5 * made.log_determinant
@@ -115,9 +115,10 @@ def pairs_of(X: Any, dense: Any) -> float:
 
 
 def dense_nanoseconds(X: Any) -> float:
-    """Of a fit in matrices of order min(n, d), about."""
-    few, many = sorted(map(float, X.shape))
-    return (2.0 * many * few**2 + 2.0 * few**3) / BLAS
+    """What a fit in matrices of order min(n, d) takes, about."""
+    n, d = map(float, X.shape)
+    work = 2.0 * n * d**2 + 2.0 * d**3 if d <= n else 2.0 * n**3 + n * X.nnz
+    return work / BLAS
 
 
 def dense_columns(X: Any) -> Any:
@@ -210,6 +211,7 @@ class SparseEngine(EPEngine):
     """EP with a site per row, all of them from one posterior."""
 
     form: Sparse
+    follows = False
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Sparse(problem))
@@ -238,21 +240,21 @@ class SparseEngine(EPEngine):
         return sites
 
     def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
+        """All sites, each a share of the way; what is left is the change of a whole sweep."""
         counts = self._at_once.visit(state, sites, tick)
         h, s = self.form.of_rows
         more = sites.precision - state.sites.precision
         away = sites.shift - state.sites.shift - more * h
         with np.errstate(all="ignore"):  # of a run that diverges
-            self.turns = state.memory.after(np.append(away * np.sqrt(s), more * s))
-        if self.turns.share < 1.0:
-            mixed = families.damped(state.sites, sites, self.turns.share)
+            turns: Turns = state.memory.after(np.append(away * np.sqrt(s), more * s))
+        if turns.share < 1.0:
+            mixed = families.damped(state.sites, sites, turns.share)
             for part, of in zip(sites, mixed, strict=True):
                 part[:] = of
-        return counts._replace(damping=self.turns.share)
-
-    def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
-        """The state, with what the next share goes by; a whole change is more than a share."""
-        share = counts.damping * self.schedule.damping
-        whole = [Summary(now.moments.mean, now.moments.variance) for now in (old, new)]
-        remaining = change(*whole) / share
-        return new._replace(memory=self.turns), counts._replace(remaining=remaining)
+        new = self.form.built(sites, state.sweeps + 1)
+        if new is None:
+            return counts
+        ends = [Summary(now.moments.mean, now.moments.variance) for now in (state, new)]
+        left = change(*ends) / (turns.share * self.schedule.damping)
+        made = new._replace(memory=turns)
+        return counts._replace(made=made, damping=turns.share, remaining=left)
