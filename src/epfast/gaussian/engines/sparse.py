@@ -246,7 +246,7 @@ class SparseEngine(EPEngine):
         more = sites.precision - state.sites.precision
         away = sites.shift - state.sites.shift - more * h
         with np.errstate(all="ignore"):  # of a run that diverges
-            turns: Turns = state.memory.after(np.append(away * np.sqrt(s), more * s))
+            turns = (state.memory or Turns()).after(np.append(away * np.sqrt(s), more * s))
         if turns.share < 1.0:
             mixed = families.damped(state.sites, sites, turns.share)
             for part, of in zip(sites, mixed, strict=True):
