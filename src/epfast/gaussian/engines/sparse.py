@@ -69,13 +69,18 @@ class SparseDesign:
     def nanoseconds(self) -> float:
         """What a fit takes, about."""
         assert self.rows is not None
-        return BEGUN + SWEEPS * (self.pattern.work + self.rows.work + OF_A_ROW * self.rows.n)
+        work = self.pattern.work + self.rows.work + OF_A_ROW * self.rows.n
+        return float(BEGUN + SWEEPS * work)
 
     def with_rows(self, X: Any) -> SparseDesign:
-        """The same with other rows, which must not add to the pattern."""
-        return SparseDesign(
-            self.pattern, self.of_prior, self.constraints, RowsOnPattern(self.pattern, X)
-        )
+        """The same with the rows of the fit, or some of them."""
+        rows = RowsOnPattern(self.pattern, X)
+        if not rows.core.whole.all():
+            raise ValueError(
+                f"X has columns that meet in no row of the fit, first in row "
+                f"{int(np.argmin(rows.core.whole))}; allowed: the rows that were fitted"
+            )
+        return SparseDesign(self.pattern, self.of_prior, self.constraints, rows)
 
     def without_rows(self) -> SparseDesign:
         return SparseDesign(self.pattern, self.of_prior, self.constraints)
@@ -105,7 +110,7 @@ class SparseDesign:
         made = self._prior(prior)
         if self.constraints is None:
             return 0.5 * made.log_determinant
-        return -(made.log_norm + prior.log_scale)
+        return -float(made.log_norm + prior.log_scale)
 
 
 def pairs_of(X: Any, dense: Any) -> float:
@@ -185,7 +190,7 @@ class Sparse(Form):
 
     def at_rows(self, state: GPState) -> Callable[[slice], tuple[Array, Array]]:
         now: Moments = state.moments
-        reach = None if now.along is None else np.asarray(self.rows.X @ now.along)
+        reach = None if now.bound is None else now.bound.at(self.rows.X)
 
         def of(part: slice) -> tuple[Array, Array]:
             self.of_rows[:, part] = self.rows.marginals(now, part, reach)
@@ -196,7 +201,7 @@ class Sparse(Form):
 
     def summary(self, state: GPState, evidence: bool = True) -> Summary:
         now: Moments = state.moments
-        return Summary(now.mean, now.variance, self.log_evidence(state))
+        return Summary(now.mean, now.variances(), self.log_evidence(state))
 
     def log_evidence(self, state: GPState) -> float:
         """EP's log p(y), with all constants."""
@@ -230,6 +235,9 @@ class SparseEngine(EPEngine):
         state = state if first is None else self.form.built(first, state.sweeps) or state
         return state._replace(memory=Turns())
 
+    def known(self, state: GPState) -> dict[str, Any]:
+        return {"log_evidence": self.form.log_evidence(state)}
+
     def _from_one_cavity(self) -> Sites:
         """The sites of all rows in a cavity about as wide as latent values differ."""
         problem, sites, n = self.problem, self.form.flat(), self.n_sites
@@ -254,7 +262,7 @@ class SparseEngine(EPEngine):
         new = self.form.built(sites, state.sweeps + 1)
         if new is None:
             return counts
-        ends = [Summary(now.moments.mean, now.moments.variance) for now in (state, new)]
+        ends = [Summary(now.moments.mean, now.moments.variances()) for now in (state, new)]
         left = change(*ends) / (turns.share * self.schedule.damping)
         made = new._replace(memory=turns)
         return counts._replace(made=made, damping=turns.share, remaining=left)
