@@ -248,7 +248,7 @@ class Moments(NamedTuple):
         return self.pattern.core.inverse(self.numbers) if known is None else known
 
     def variances(self) -> Array:
-        """Of the weights, (d,)."""
+        """Variances of the weights, (d,)."""
         known = self.variance if self.variance is not None else self.with_inverse().variance
         assert known is not None
         return known
