@@ -125,21 +125,31 @@ class Pattern:
 
     def split(self, matrix: Any) -> tuple[Array, Array, Array]:
         """The numbers of S, B (s, c) and C (c, c) of a symmetric CSR matrix within the pattern."""
-        whole = sparse.coo_array(matrix)
-        row, column = (np.asarray(one, dtype=np.intp) for one in whole.coords)
-        numbers = np.zeros(self.core.size)
-        B, C = np.zeros((len(self.order), len(self.dense))), np.zeros((len(self.dense),) * 2)
-        inner, across = self.is_dense[row], self.is_dense[column]
-        i, j = self.rank[row], self.rank[column]
-        both, none = inner & across, ~inner & ~across & (i >= j)
-        C[i[both], j[both]] = whole.data[both]
-        places = self.core.places(i[none], j[none])
-        if (places < 0).any():
+        inner, across, both = self._places(matrix.indptr, matrix.indices)
+        s, c = len(self.order), len(self.dense)
+        parts = np.zeros(self.core.size), np.zeros((s, c)), np.zeros((c, c))
+        for part, (to, of) in zip(parts, (inner, across, both), strict=True):
+            part.ravel()[to] = matrix.data[of]
+        return parts
+
+    def _places(self, indptr: Indices, indices: Indices) -> tuple[tuple[Indices, Indices], ...]:
+        """Where the entries of a CSR matrix go: in S, B and C, to which number from which entry."""
+        known = vars(self).get("_last")
+        if known is not None and all(map(np.array_equal, known[:2], (indptr, indices))):
+            places: tuple[tuple[Indices, Indices], ...] = known[2]
+            return places
+        row = np.repeat(np.arange(self.d), np.diff(indptr))
+        is_dense, across = self.is_dense[row], self.is_dense[indices]
+        i, j, c = self.rank[row], self.rank[indices], len(self.dense)
+        none = np.flatnonzero(~is_dense & ~across & (i >= j))
+        places_of_S = self.core.places(i[none], j[none])
+        if (places_of_S < 0).any():
             raise ValueError("the matrix has entries outside the pattern")
-        numbers[places] = whole.data[none]
-        mixed = ~inner & across
-        B[i[mixed], j[mixed]] = whole.data[mixed]
-        return numbers, B, C
+        mixed, both = np.flatnonzero(~is_dense & across), np.flatnonzero(is_dense & across)
+        of_rest = ((i[of] * c + j[of], of) for of in (mixed, both))
+        places = (places_of_S, none), *of_rest
+        self._last = indptr, indices, places
+        return places
 
 
 def last_ones(counts: Indices) -> int:
