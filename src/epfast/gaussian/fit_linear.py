@@ -19,6 +19,7 @@ from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.base import Working
 from epfast.gaussian.engines.kernel import GPState
+from epfast.gaussian.engines.rows import first_sites
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.engines.sparse import (
     SWEEPS,
@@ -41,7 +42,6 @@ from epfast.gaussian.problem import (
     State,
     center_of,
     check_finite,
-    peak_sites,
     prior_of,
     weights_of,
     with_ones,
@@ -623,7 +623,7 @@ def fit_problem(
             }
             fit = run_from(engine, schedule, start, guess=guess, **given)
             if start is None and not fit.stopped and fit.history and fit.history[-1].n_refused:
-                fit = _from_peaks(engine, problem, fit, given)
+                fit = _from_first_sites(engine, problem, fit, given)
             if scheme.polish and not fit.stopped:
                 fit = polished(engine, problem, fit, result(fit))
         finally:
@@ -648,22 +648,20 @@ def fit_problem(
         raise error from stopped.__cause__
 
 
-def _from_peaks(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) -> Fit:
-    """The fit, or one from sites at the peaks of the likelihoods where that refuses fewer sites.
+def _from_first_sites(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) -> Fit:
+    """The fit, or one from :func:`first_sites` where that refuses fewer sites.
 
     A site of a log-concave factor is proper, and refused by rounding alone: where the prior of its
-    x.theta is wider by 1e5 than the factor. The Gaussians that the factors are about their own
-    peaks, which are a weighted least squares fit (of counts, of log y), make cavities as narrow.
+    x.theta is wider by 1e5 than the factor.
     """
     rows = problem.batch_size is None and problem.covariance == "full"
     rows = rows and problem.loss.latents == 1 and problem.prior_sites is None
     stored = problem.schedule.stores == "factor" and problem.groups is None
     stored = stored and problem.schedule.tol > 0.0
     by_values = problem.scheme.integrates or isinstance(problem.scheme, Laplace)
-    sites = peak_sites(problem) if rows and stored and by_values else None
-    if sites is None:
+    if not (rows and stored and by_values):
         return fit
-    start = WarmStart(sites, problem.base.shift, at_start(problem))
+    start = WarmStart(first_sites(problem), problem.base.shift, at_start(problem))
     try:
         again = run(engine, problem.schedule, start, **given)
     except (FloatingPointError, ValueError):

@@ -14,11 +14,10 @@ from scipy import sparse
 
 from epfast import families
 from epfast._arrays import Array
-from epfast._core.row_sweeps import SiteFits
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import EPEngine, Form
 from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.rows import AtOnce
+from epfast.gaussian.engines.rows import AtOnce, first_sites
 from epfast.gaussian.problem import Problem, not_proper
 from epfast.gaussian.sparse import BLAS, Moments, Pattern, RowsOnPattern, moments
 from epfast.inference import Counts, Sites, Summary
@@ -32,9 +31,6 @@ DENSE = 0.25
 SWEEPS, OF_A_ROW = 10.0, 50.0
 #: pivots of a precision of unit diagonal that are rounding
 ROUNDING = 1e-14
-#: sd of the cavity of the first sites, in the unit of latent values: the 600 models converge with 1
-#: to 10
-WIDE = 3.0
 #: least share of a change that is taken, how much more than the last one it may be, and the share
 #: of its precision to which a site may fall in a sweep. Of 400 models of ten smooth likelihoods and
 #: 200 of five with kinks one does not converge, a probit on a wide walk. The others take 19 and 31
@@ -231,21 +227,14 @@ class SparseEngine(EPEngine):
 
     def begun(self, state: GPState, is_flat: bool) -> GPState:
         """The state, or that of the first sites, from which nearly all fits converge."""
-        first = self._from_one_cavity() if is_flat and self.schedule.tol > 0.0 else None
+        first = None
+        if is_flat and self.schedule.tol > 0.0:
+            first = first_sites(self.problem, self.tilted)
         state = state if first is None else self.form.built(first, state.sweeps) or state
         return state._replace(memory=Pace())
 
     def known(self, state: GPState) -> dict[str, Any]:
         return {"log_evidence": self.form.log_evidence(state)}
-
-    def _from_one_cavity(self) -> Sites:
-        """The sites of all rows in a cavity about as wide as latent values differ."""
-        problem, sites, n = self.problem, self.form.flat(), self.n_sites
-        center, unit = problem.loss.typical(problem.data.y, problem.data.weights)
-        h, s = np.full(n, center), np.full(n, (WIDE * unit) ** 2)
-        core = SiteFits(self.tilted, self.schedule.power, 1.0)
-        core.fit(h, s, problem.responses(slice(None)), *sites, problem.weights(slice(None)))
-        return sites
 
     def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         """All sites, each a share of the way; what is left is the change of a whole sweep."""
