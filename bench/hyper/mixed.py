@@ -318,20 +318,23 @@ def beside(reference: mixed_tables.Reference) -> tuple[dict[str, Any], list[dict
     ours = {mixed_tables.without_brackets(name): row for name, row in summary.iterrows()}
     unit = float(about["y"].std()) if reference.family == "gaussian" else 1.0
     far = allowed(reference, about["common"], unit)
+    labels = map(mixed_tables.without_brackets, about["design"].labels)
+    at_maximum = dict(zip(labels, best.post.mean.tolist(), strict=True)) | best.values
     quantities = []
     for name, theirs in reference.values.items():
         row: dict[str, Any] = {"data": reference.data, "peer": reference.peer, "what": name}
         mean = float(ours[name]["mean"])
-        row |= {"theirs": theirs, "ours": mean, "maximum": best.values.get(name)}
-        row |= dict.fromkeys(("away, se", "allowed", "fall", "of the maximum"))
+        row |= {"theirs": theirs, "ours": mean, "maximum": at_maximum[name]}
+        row |= dict.fromkeys(("away, se", "allowed", "away at maximum", "fall", "maximum off"))
         if name in reference.errors:
             row["away, se"] = abs(mean - theirs) / reference.errors[name]
             row["allowed"] = far[name]
+            row["away at maximum"] = abs(at_maximum[name] - theirs) / reference.errors[name]
         elif not name.startswith("cor"):
             k = names.index(name)
             held = mixed_evidence.maximum(target, names, {k: float(np.log(mean))})
             row["fall"] = best.log_evidence - held.log_evidence
-            row["of the maximum"] = best.values[name] / theirs - 1.0
+            row["maximum off"] = best.values[name] / theirs - 1.0
         quantities.append(row)
     seconds = found.seconds - read
     in_peers = seconds / loop * yardstick.THERE / reference.seconds
@@ -341,7 +344,7 @@ def beside(reference: mixed_tables.Reference) -> tuple[dict[str, Any], list[dict
     model |= {"loop": loop, "times the peer": in_peers}
     aways = [row["away, se"] / row["allowed"] for row in quantities if row["allowed"]]
     falls = [row["fall"] for row in quantities if row["fall"] is not None]
-    shares = [abs(row["of the maximum"]) for row in quantities if row["fall"] is not None]
+    shares = [abs(row["maximum off"]) for row in quantities if row["fall"] is not None]
     model |= {"fixed, of the allowed": max(aways), "largest fall": max(falls)}
     model["maximum off"] = max(shares) if "REML" in reference.peer else None
     group = [name for name in names if name.startswith("sd ")]

@@ -86,7 +86,7 @@ def in_our_words(what: str, family: str) -> str:
     if what == "sd NA|Residual":
         return "sigma"
     name, bar, group = what.partition("|")
-    name = re.sub(r"factor\((\w+)\)", r"\1", name).replace("TRUE", "True")
+    name = re.sub(r"factor\((\w+)\)", r"\1", name).removesuffix("TRUE")
     return name + bar + ":".join(sorted(group.split(":")))
 
 
