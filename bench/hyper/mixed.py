@@ -264,9 +264,7 @@ def tries(options: argparse.Namespace) -> Parted:
         c = table.groups[0].start
         row: dict[str, Any] = {"table": name, "rows": len(table.y), "common": c}
         sds = {"g": (table.groups[0], HALF)}
-        task = partial(
-            epfast.fit_hyper, table.X, table.y, loss="logistic", sds=sds, strategy="eb"
-        )
+        task = partial(epfast.fit_hyper, table.X, table.y, loss="logistic", sds=sds, strategy="eb")
         try:
             found = watched(task, short=0.0)
             row |= {"seconds": found.seconds, "fits": found.post.n_fits}
@@ -291,17 +289,29 @@ def reading(reference: mixed_tables.Reference, table: Any) -> None:
     design.observed(table)
 
 
-def allowed(reference: mixed_tables.Reference, X: np.ndarray, unit: float) -> dict[str, float]:
-    """How far fixed effects may be, in standard errors: more where the default prior pulls."""
-    far = {}
-    names = list(reference.errors)
-    spread = X.std(axis=0)
-    for k, name in enumerate(names):
-        prior = 2.5 * unit / (spread[k] if spread[k] > 0.0 else 1.0)
-        pull = reference.errors[name] * abs(reference.values[name]) / prior**2
-        pull = 0.0 if name == "Intercept" and unit != 1.0 else pull  # its prior is at the mean of y
-        far[name] = NEAR_WHERE_PRIORS_TELL if pull > PULL else NEAR
-    return far
+def allowed(
+    reference: mixed_tables.Reference, post: Any, X: np.ndarray, y: np.ndarray
+) -> dict[str, float]:
+    """How far fixed effects may be, in standard errors: more where the default prior pulls them.
+
+    To first order the prior moves them by the posterior covariance times the slope of its log. It
+    has the intercept, the first column, at the means of the others.
+    """
+    is_gaussian = reference.family == "gaussian"
+    unit, center = (float(y.std()), float(y.mean())) if is_gaussian else (1.0, 0.0)
+    turn, spread, n = np.eye(X.shape[1]), X.std(axis=0), X.shape[1]
+    turn[0, 1:] = X[:, 1:].mean(axis=0)
+    sd = 2.5 * unit / np.where(spread > 0.0, spread, 1.0)
+    labels = [mixed_tables.without_brackets(label) for label in post.labels[:n]]
+    theirs = np.array([reference.values[label] for label in labels])
+    away = turn @ theirs - center * (np.arange(n) == 0)
+    covariance = post.posterior.best.covariances_of(np.arange(n)[None])[0]
+    moved = covariance @ (turn.T @ (away / sd**2))
+    pulls = zip(labels, np.abs(moved).tolist(), strict=True)
+    return {
+        label: NEAR_WHERE_PRIORS_TELL if pull > PULL * reference.errors[label] else NEAR
+        for label, pull in pulls
+    }
 
 
 def beside(reference: mixed_tables.Reference) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -316,8 +326,7 @@ def beside(reference: mixed_tables.Reference) -> tuple[dict[str, Any], list[dict
     best = mixed_evidence.maximum(target, names)
     summary = post.summary()
     ours = {mixed_tables.without_brackets(name): row for name, row in summary.iterrows()}
-    unit = float(about["y"].std()) if reference.family == "gaussian" else 1.0
-    far = allowed(reference, about["common"], unit)
+    far = allowed(reference, post, about["common"], about["y"])
     labels = map(mixed_tables.without_brackets, about["design"].labels)
     at_maximum = dict(zip(labels, best.post.mean.tolist(), strict=True)) | best.values
     quantities = []
@@ -348,10 +357,11 @@ def beside(reference: mixed_tables.Reference) -> tuple[dict[str, Any], list[dict
     model |= {"fixed, of the allowed": max(aways), "largest fall": max(falls)}
     model["maximum off"] = max(shares) if "REML" in reference.peer else None
     group = [name for name in names if name.startswith("sd ")]
-    model["sd by quadrature"] = model["sd of the maximum"] = None
+    model |= dict.fromkeys(("sd by quadrature", "lower by", "sd of the maximum"))
     if reference.family in ("bernoulli", "binomial") and len(group) == 1:
         at = mixed_tables.codes(table[group[0].partition("|")[2]])
-        model["sd by quadrature"] = mixed_evidence.best_by_quadrature(about, at, best)
+        exact, lower = mixed_evidence.best_by_quadrature(about, at, best)
+        model |= {"sd by quadrature": exact, "lower by": lower}
         model["sd of the maximum"] = best.values[group[0]]
     return model, quantities
 
@@ -382,9 +392,15 @@ def references(options: argparse.Namespace) -> Parted:
     zero = without_effect()
     goals: list[harness.Claim] = []
     for model in models:
-        mine = [row for row in quantities if (row["data"], row["peer"]) == (model["data"], model["peer"])]
+        mine = [
+            row
+            for row in quantities
+            if (row["data"], row["peer"]) == (model["data"], model["peer"])
+        ]
         where = f"{model['data']}, {model['peer']}"
-        worst = max((row for row in mine if row["allowed"]), key=lambda r: r["away, se"] / r["allowed"])
+        worst = max(
+            (row for row in mine if row["allowed"]), key=lambda r: r["away, se"] / r["allowed"]
+        )
         text = f"{worst['what']}: {worst['away, se']:.3f} of {worst['allowed']:g} se"
         claim = f"fixed effects within {NEAR:g} se ({NEAR_WHERE_PRIORS_TELL:g} where priors tell)"
         goals.append((where, claim, model["fixed, of the allowed"] <= 1.0, text))
@@ -398,13 +414,16 @@ def references(options: argparse.Namespace) -> Parted:
         if model["sd by quadrature"] is not None:
             share = model["sd of the maximum"] / model["sd by quadrature"] - 1.0
             text = f"{model['sd of the maximum']:.4f} against {model['sd by quadrature']:.4f}"
+            text += f", {model['lower by']:.4f} nats below"
             claim = f"maximum of the evidence within {100.0 * AS_QUADRATURE:g} % of quadrature's"
             goals.append((where, claim, abs(share) <= AS_QUADRATURE, text))
         claim = f"an average in {TIMES_PEER:g} times the seconds of the peer's mode"
         text = f"{model['times the peer']:.2f} times, {model['fits']} fits"
         goals.append((where, claim, model["times the peer"] <= TIMES_PEER, text))
     holds = zero["sd over noise"] <= AS_ZERO and abs(zero["noise off"]) <= AS_REML
-    text = f"{zero['sd over noise']:.2g} of the noise, which is {100.0 * zero['noise off']:.2g} % off"
+    text = (
+        f"{zero['sd over noise']:.2g} of the noise, which is {100.0 * zero['noise off']:.2g} % off"
+    )
     claim = f"an sd of 0 by REML is at most {AS_ZERO:g} of the noise"
     goals.append((mixed_tables.NO_EFFECT, claim, holds, text))
     return {"models": models, "quantities": quantities, "without_effect": zero}, goals
@@ -423,7 +442,9 @@ def grown(kind: str, n: int) -> dict[str, Any]:
     groups = [rng.integers(0, size, n) for size in sizes]
     for of, size in zip(groups, sizes, strict=True):
         of[:size] = np.arange(size)
-    latent = 0.5 + sum(0.5 * rng.normal(size=size)[of] for of, size in zip(groups, sizes, strict=True))
+    latent = 0.5 + sum(
+        0.5 * rng.normal(size=size)[of] for of, size in zip(groups, sizes, strict=True)
+    )
     rows = mixed_tables.rows(np.ones((n, 1)), groups, rng.poisson(np.exp(latent)))
     variance = np.full(rows.X.shape[1], 0.25)
     variance[0] = 100.0

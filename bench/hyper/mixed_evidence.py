@@ -1,4 +1,4 @@
-"""The evidence of sds alone: without priors, so that its maximum compares with REML and quadrature."""
+"""The evidence of sds without priors: its maximum compares with REML and with quadrature."""
 
 from __future__ import annotations
 
@@ -104,8 +104,12 @@ def maximum(target: Evidence, names: list[str], held: dict[int, float] | None = 
     return Maximum(values, point.u, point.value, point.fit)
 
 
-def best_by_quadrature(about: dict[str, Any], group: np.ndarray, best: Maximum) -> float:
+def best_by_quadrature(
+    about: dict[str, Any], group: np.ndarray, best: Maximum
+) -> tuple[float, float]:
     """The sd of one group of binary or binomial rows at the maximum of the integral over all else.
+
+    And by how much the log integral is lower at the maximum of the evidence.
 
     Common weights are drawn from a Student-t about those of EP, quasi-randomly, and the effect of
     each group has its own quadrature.
@@ -133,4 +137,4 @@ def best_by_quadrature(about: dict[str, Any], group: np.ndarray, best: Maximum) 
     found = optimize.minimize_scalar(
         lambda u: -log_integral(u), bounds=(at - 0.4, at + 0.4), method="bounded"
     )
-    return float(np.exp(found.x))
+    return float(np.exp(found.x)), -float(found.fun) - log_integral(at)

@@ -1,4 +1,4 @@
-"""Tables of mixed models and of areas: public ones beside what R's packages fit, and simulated ones."""
+"""Tables of mixed models and areas: public ones, what R's packages fit of them, simulated ones."""
 
 from __future__ import annotations
 
@@ -109,7 +109,9 @@ class Rows(NamedTuple):
 
 def codes(*columns: Any) -> np.ndarray:
     """The number of the level of each row; of several columns together."""
-    joined = columns[0] if len(columns) == 1 else [":".join(of) for of in zip(*columns, strict=True)]
+    joined = (
+        columns[0] if len(columns) == 1 else [":".join(of) for of in zip(*columns, strict=True)]
+    )
     return np.unique(np.asarray(joined), return_inverse=True)[1]
 
 
@@ -161,7 +163,9 @@ def crossed(n: int, levels: int) -> Rows:
     """Labels by two crossed groups."""
     rng = np.random.default_rng(0)
     groups = [rng.integers(0, levels, n) for _ in range(2)]
-    latent = sum(sd * rng.normal(size=levels)[of] for sd, of in zip((1.0, 0.5), groups, strict=True))
+    latent = sum(
+        sd * rng.normal(size=levels)[of] for sd, of in zip((1.0, 0.5), groups, strict=True)
+    )
     return rows(np.ones((n, 1)), groups, binary(rng, latent))
 
 
@@ -181,9 +185,14 @@ def slopes(n: int, levels: int) -> tuple[Any, np.ndarray]:
 def counts(n: int, levels: int, common: int) -> Rows:
     """Counts by a group, beside common columns."""
     rng = np.random.default_rng(0)
-    of, X = rng.integers(0, levels, n), np.column_stack([np.ones(n), rng.normal(size=(n, common - 1))])
+    of, X = (
+        rng.integers(0, levels, n),
+        np.column_stack([np.ones(n), rng.normal(size=(n, common - 1))]),
+    )
     of[:levels] = np.arange(levels)
-    latent = X @ np.append(0.2, 0.1 * rng.normal(size=common - 1)) + 0.5 * rng.normal(size=levels)[of]
+    latent = (
+        X @ np.append(0.2, 0.1 * rng.normal(size=common - 1)) + 0.5 * rng.normal(size=levels)[of]
+    )
     return rows(X, [of], rng.poisson(np.exp(latent)))
 
 

@@ -12,7 +12,7 @@ THERE = 0.085
 
 
 def loop() -> float:
-    """Least seconds of five rounds: a sparse matrix times vectors, a Cholesky factor, logarithms."""
+    """Least seconds of five rounds: a sparse matrix, a Cholesky factor, logarithms."""
     rng = np.random.default_rng(0)
     rows = sparse.random_array((200_000, 5_000), density=1e-3, rng=rng, format="csr")
     A = rng.normal(size=(1200, 1200))
