@@ -78,6 +78,8 @@ TIMES_PEER = 3.0
 #: seconds below which a task is run again, and the second run counts
 SHORT = 3.0
 GB = 1e9
+#: rounds of the yardstick
+LOOPS, QUICK_LOOPS = 5, 1
 HALF = priors.HalfNormal(2.5)
 
 Task = Callable[[], Any]
@@ -199,7 +201,7 @@ def watched(task: Task, short: float = SHORT) -> Watch:
 
 def measured(name: str, quick: bool) -> list[dict[str, Any]]:
     """Rows of one model; for a process of its own."""
-    loop = yardstick.loop()
+    loop = yardstick.loop(QUICK_LOOPS if quick else LOOPS)
     tasks = CASES[name](quick)
     before, out = harness.peak_memory(reset=True), []
     for what, task in tasks.items():
@@ -314,9 +316,11 @@ def allowed(
     }
 
 
-def beside(reference: mixed_tables.Reference) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def beside(
+    reference: mixed_tables.Reference, loops: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A row for the model, and rows of its quantities; for a process of its own."""
-    loop = yardstick.loop()
+    loop = yardstick.loop(loops)
     table = mixed_tables.frame(reference.data)
     task = partial(formula.fit, reference.formula, table, reference.family)
     found = watched(task)
@@ -383,7 +387,7 @@ def references(options: argparse.Namespace) -> Parted:
         every = [one for one in every if one.data in ("Dyestuff", "cbpp")]
     models, quantities = [], []
     for reference in every:
-        model, rows = harness.in_child(beside, reference)
+        model, rows = harness.in_child(beside, reference, QUICK_LOOPS if options.quick else LOOPS)
         print(f"{reference.data}: {model['seconds']:.2f} s", flush=True)
         models.append(model)
         quantities += rows
@@ -431,13 +435,16 @@ def references(options: argparse.Namespace) -> Parted:
 
 # ---- more rows ----
 
-SIZES = (10_000, 100_000, 1_000_000)
-KINDS = ("(1 | g)", "(1 | g) + (1 | h)")
+#: rows by model: of two groups that cross the end of the factor is a full matrix of h's levels
+SIZES = {
+    "(1 | g)": (10_000, 100_000, 1_000_000),
+    "(1 | g) + (1 | h)": (10_000, 100_000, 300_000),
+}
 
 
-def grown(kind: str, n: int) -> dict[str, Any]:
+def grown(kind: str, n: int, loops: int = 5) -> dict[str, Any]:
     """Seconds and memory of a fit with n / 10 levels of g, and n / 100 of h that crosses it."""
-    loop, rng = yardstick.loop(), np.random.default_rng(1)
+    loop, rng = yardstick.loop(loops), np.random.default_rng(1)
     sizes = (n // 10, n // 100)[: len(kind.split("+"))]
     groups = [rng.integers(0, size, n) for size in sizes]
     for of, size in zip(groups, sizes, strict=True):
@@ -458,11 +465,10 @@ def grown(kind: str, n: int) -> dict[str, Any]:
 
 
 def scaling(options: argparse.Namespace) -> Parted:
-    sizes = (1000, 3000) if options.quick else SIZES
     rows = []
-    for kind in KINDS:
-        for n in sizes:
-            rows.append(harness.in_child(grown, kind, n))
+    for kind, sizes in SIZES.items():
+        for n in (1000, 3000) if options.quick else sizes:
+            rows.append(harness.in_child(grown, kind, n, QUICK_LOOPS if options.quick else LOOPS))
             print(f"{kind}, {n}: {rows[-1]['seconds']:.2f} s", flush=True)
     return harness.show(rows, "one fit, more rows"), []
 
@@ -489,7 +495,7 @@ def draw(stored: dict[str, Any], folder: Path) -> None:
     axes_of = {"seconds": "seconds of one fit", "memory, GB": "memory beyond rows, GB"}
     with pictures.picture(folder / "mixed.png", 2) as axes:
         for axis, (key, label) in zip(axes, axes_of.items(), strict=True):
-            for kind, mark in zip(KINDS, "os", strict=True):
+            for kind, mark in zip(SIZES, "os", strict=True):
                 rows = [row for row in stored["scaling"] if row["model"] == kind]
                 x, y = ([row[name] for row in rows] for name in ("rows", key))
                 axis.loglog(x, y, f"{mark}-", label=kind)
