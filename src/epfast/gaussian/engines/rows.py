@@ -328,6 +328,7 @@ class RowEngine(EPEngine):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
         self.tilted: TiltedMoments = problem.tilted()
+        self.exact = problem.sites_unswept()
         self.threads = ThreadPool(1)
         self._made: dict[str, Visits] = {}
         self.has_passes = self.form.rooted = has_mean_passes(problem)
@@ -338,7 +339,7 @@ class RowEngine(EPEngine):
     def init(self, start: Any) -> Working:
         """The state of a start. Under another prior the sum over the rows is kept. O(d^3)."""
         before = getattr(start, "problem", None)
-        if before is not None and before.data.X is self.problem.data.X:
+        if self.exact is None and before is not None and before.data.X is self.problem.data.X:
             state = self._under(self.problem.base, start.state, before.base)
             if state is not None:
                 return self.begun(state, False)
@@ -347,7 +348,7 @@ class RowEngine(EPEngine):
 
     def learn(self, learns: Learns) -> None:
         """Let prior and loss follow the sites between sweeps. Passes would have to start again."""
-        self.learns, self.steps, self.has_passes = learns, True, False
+        self.learns, self.steps, self.has_passes, self.exact = learns, True, False, None
 
     def before(self, state: Working) -> Working:
         """The posterior of the same sites under the prior that follows from them."""
