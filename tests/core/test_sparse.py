@@ -134,3 +134,13 @@ def test_arrays_that_do_not_fit():
     ):
         with pytest.raises(ValueError, match=r"."):
             call()
+
+
+def test_a_tree_of_too_many_entries():
+    start = np.array([0, 1, 3, 5, 7, 9])
+    row = np.array([0, 0, 1, 0, 2, 0, 3, 0, 4], np.intc)  # the first column meets all others
+    parents, counts = elimination_tree(start, row)
+    assert parents.tolist() == [1, 2, 3, 4, -1]
+    assert counts.tolist() == [4, 3, 2, 1, 0]
+    assert elimination_tree(start, row, 9) is None
+    assert elimination_tree(start, row, 10) is not None

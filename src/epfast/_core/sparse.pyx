@@ -26,13 +26,15 @@ cdef enum:
 # ---- the pattern ----
 
 
-def elimination_tree(const ptrdiff_t[::1] start not None, const int[::1] row not None):
+def elimination_tree(
+    const ptrdiff_t[::1] start not None, const int[::1] row not None, ptrdiff_t most=1 << 62
+):
     """Parents of the columns, (n,), and how many entries of each are below its diagonal in L.
 
-    start, row: P's upper triangle by columns, or more of it. O(entries of L), in memory of n.
-    (Liu 1990; Davis, ACM TOMS 849, 2005.)
+    start, row: P's upper triangle by columns, or more of it. None if L has more than ``most``
+    entries. O(entries of L), in memory of n. (Liu 1990; Davis, ACM TOMS 849, 2005.)
     """
-    cdef ptrdiff_t n = start.shape[0] - 1, k, p, i
+    cdef ptrdiff_t n = start.shape[0] - 1, k, p, i, total = 0
     parents, counts, flags = np.full(n, -1), np.zeros(n, np.intp), np.full(n, -1)
     cdef ptrdiff_t[::1] parent = parents, count = counts, flag = flags
     in_range("start", start, row.shape[0] + 1)
@@ -48,11 +50,14 @@ def elimination_tree(const ptrdiff_t[::1] start not None, const int[::1] row not
                     if parent[i] == -1:
                         parent[i] = k
                     count[i] += 1
+                    total += 1
                     flag[i] = k
                     i = parent[i]
+            if total > most:
+                break
             if k % 1024 == 0:
                 heed_signals()
-    return parents, counts
+    return None if total > most else (parents, counts)
 
 
 def factor_pattern(

@@ -33,6 +33,10 @@ from epfast.inference.runtime import cached_property
 FILLED = 0.6
 #: operations of LAPACK that take the time of one beside it, on matrices of some hundred columns
 BLAS = 16.0
+#: columns by their degree are tried first, and kept if nothing is filled but the last ones: minimum
+#: degree takes minutes where two groups of 10^5 and 10^4 levels cross. The factor is given up where
+#: it has so many times the entries of the pattern
+MOST_FILL = 50
 #: numbers of a factor at most, 8 GB
 MOST_NUMBERS = 1 << 30
 #: rows at a time
@@ -81,15 +85,14 @@ class Pattern:
         """The pattern of a symmetric matrix (d, d), CSR, dense: columns that go last."""
         rest = np.setdiff1d(np.arange(matrix.shape[0]), dense)
         inner = sparse.csc_array(matrix)[:, rest][rest]
-        first = elimination_order(inner)
-        upper = sparse.csc_array(sparse.triu(inner[:, first][first]))
-        upper.sort_indices()
-        start, row = upper.indptr.astype(np.intp), upper.indices.astype(np.intc)
-        parents, counts = elimination_tree(start, row)
-        lead = last_ones(counts)
-        check_memory(counts, lead)
-        pattern = factor_pattern(start, row, parents, counts, lead)
-        return cls(dense, rest[first], *pattern)
+        first = np.argsort(np.diff(inner.indptr), kind="stable")
+        made = eliminated(inner, first, MOST_FILL * inner.nnz)
+        if made is None or made.fills:
+            first = elimination_order(inner)
+            made = eliminated(inner, first)
+        assert made is not None
+        check_memory(made.counts, made.lead)
+        return cls(dense, rest[first], *factor_pattern(*made[:-1]))
 
     @property
     def d(self) -> int:
@@ -150,6 +153,32 @@ class Pattern:
         places = (places_of_S, none), *of_rest
         self._last = indptr, indices, places
         return places
+
+
+class Elimination(NamedTuple):
+    """What an order makes of a symmetric pattern."""
+
+    #: the upper triangle by columns, the tree, and how many columns have a sparse factor
+    start: Indices
+    row: NDArray[np.intc]
+    parents: Indices
+    counts: Indices
+    lead: int
+    #: whether these columns get entries that the pattern has not
+    fills: bool
+
+
+def eliminated(pattern: Any, order: Indices, most: int = 1 << 62) -> Elimination | None:
+    """A symmetric pattern, CSC, in some order. None: the factor has more entries than that."""
+    upper = sparse.csc_array(sparse.triu(pattern[:, order][order]))
+    upper.sort_indices()
+    start, row = upper.indptr.astype(np.intp), upper.indices.astype(np.intc)
+    tree = elimination_tree(start, row, most)
+    if tree is None:
+        return None
+    lead = last_ones(tree[1])
+    own = np.bincount(row, minlength=len(order)) - 1  # the diagonal is there
+    return Elimination(start, row, *tree, lead, bool((tree[1] > own)[:lead].any()))
 
 
 def last_ones(counts: Indices) -> int:
