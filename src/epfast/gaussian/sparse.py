@@ -14,6 +14,7 @@ V' r), a sum of squares, and r asks for entries of S^-1 on the pattern alone: se
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,7 +169,7 @@ class Elimination(NamedTuple):
     fills: bool
 
 
-def eliminated(pattern: Any, order: Indices, most: int = 1 << 62) -> Elimination | None:
+def eliminated(pattern: Any, order: Indices, most: int = sys.maxsize) -> Elimination | None:
     """A symmetric pattern, CSC, in some order. None: the factor has more entries than that."""
     upper = sparse.csc_array(sparse.triu(pattern[:, order][order]))
     upper.sort_indices()
