@@ -225,9 +225,10 @@ class LinearTarget(Target):
         problem = problem._replace(schedule=replace(problem.schedule, tol=tol))
         if self.dense is not None:
             matrices.append((self.dense[0][None], self.dense[1]))
-        whole: Any = with_blocks(precision, matrices)
-        if problem.design is None:
-            whole = whole.toarray() if matrices else precision
+        whole: Any = precision
+        if matrices or problem.design is not None:
+            whole = with_blocks(precision, matrices)
+            whole = whole.toarray() if problem.design is None else whole
         prior = prior_of(whole, self.mean, True, problem.center)
         return problem._replace(prior=prior, base=prior)
 
