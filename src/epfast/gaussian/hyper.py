@@ -30,7 +30,9 @@ from epfast.inference import ConvergenceWarning, DataWarning
 from epfast.inference.hyper import (
     DRAWS,
     DROP,
+    GAIN,
     LOOSEST,
+    ROUNDING,
     TINY,
     HyperPoint,
     Surface,
@@ -237,12 +239,12 @@ class LinearTarget(Target):
         return post if post.converged else None
 
     def point(self, u: Array, post: Any) -> HyperPoint:
-        """The point of a fit; of Gaussian noise with the log evidence by residuals.
+        """The point of a fit, where rounding tells with the log evidence by residuals of y.
 
         That of the sites is a difference of their scales, which loses eps y^2 / variance of a row.
         """
-        problem = post.problem
-        if problem.exact_sites() is None:
+        problem, lost = post.problem, ROUNDING * float(np.abs(post.sites.log_scale).sum())
+        if lost <= GAIN or problem.exact_sites() is None:
             return super().point(u, post)
         evidence = post.log_volume - float(problem.cost(post.mean[None])[0])
         return HyperPoint(u, evidence + self.log_prior(u)[0], post)
