@@ -114,6 +114,7 @@ cdef class SparseFactor:
         for j in range(self.lead):
             if start[j] > start[j + 1]:
                 raise ValueError("start falls")
+        for j in range(self.lead):
             for p in range(start[j], start[j + 1]):
                 if not (row[p - 1] if p > start[j] else j) < row[p] < n:
                     raise ValueError("rows of a column do not rise")
