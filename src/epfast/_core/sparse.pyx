@@ -470,50 +470,47 @@ cdef class SparseRows:
                         B[self.column[a], k] += of * U[i, k]
 
     def marginals(
-        self, const double[::1] z not None, const double[::1] mean not None, ptrdiff_t first,
+        self, const double[::1] z not None, const double[::1] mean not None,
+        const double[:, ::1] U not None, const double[:, ::1] V not None,
+        const double[:, ::1] root not None, const double[::1] of_dense not None, ptrdiff_t first,
         double[::1] h not None, double[::1] s not None,
     ):
-        """h_i = r_i.mean and s_i = r_i' Z r_i of the rows from ``first``, by the entries of Z."""
-        cdef ptrdiff_t i, a, b, p
-        cdef double total, along, center
+        """Mean and variance of the rows (r_i, u_i) from ``first``.
+
+        h_i = r_i.mean + u_i.of_dense, s_i = r_i' Z r_i + |root' (u_i - V' r_i)|^2, for the entries
+        z of Z, U (n, c), V (order, c) and an upper triangle, root (c, c).
+        """
+        cdef ptrdiff_t i, a, b, p, j, k, c = U.shape[1]
+        cdef double total, along, center, value
+        cdef double[::1] rest = np.empty(c), turned = np.empty(c)
         long_enough("mean", mean.shape[0], self.order)
+        long_enough("of_dense", of_dense.shape[0], c)
         long_enough("h", h.shape[0], s.shape[0])
-        if z.shape[0] != self.size or not 0 <= first <= self.n - s.shape[0]:
+        if (
+            z.shape[0] != self.size or not 0 <= first <= self.n - s.shape[0]
+            or U.shape[0] < self.n or V.shape[0] != self.order or V.shape[1] != c
+            or root.shape[0] != c or root.shape[1] != c
+        ):
             raise ValueError("the numbers do not fit")
         with nogil:
             for i in range(first, first + s.shape[0]):
                 p, total, center = self.first[i], 0.0, 0.0
+                for k in range(c):
+                    rest[k], turned[k] = U[i, k], 0.0
+                    center += U[i, k] * of_dense[k]
                 for a in range(self.start[i], self.start[i + 1]):
-                    along = 0.0
-                    center += self.value[a] * mean[self.column[a]]
+                    along, value = 0.0, self.value[a]
+                    center += value * mean[self.column[a]]
+                    for k in range(c):
+                        rest[k] -= value * V[self.column[a], k]
                     for b in range(self.start[i], a):
                         along += z[self.place[p]] * self.value[b]
                         p += 1
-                    total += self.value[a] * (2.0 * along + z[self.place[p]] * self.value[a])
+                    total += value * (2.0 * along + z[self.place[p]] * value)
                     p += 1
-                h[i - first], s[i - first] = center, total
-
-    def reduced(
-        self, const double[:, ::1] V not None, const double[:, ::1] U not None, ptrdiff_t first,
-        double[:, ::1] to not None,
-    ):
-        """u_i - V' r_i of the rows from ``first``, for V (order, c)."""
-        cdef ptrdiff_t i, a, k, c = U.shape[1]
-        cdef double *own
-        cdef double value
-        if (
-            V.shape[0] != self.order or V.shape[1] != c or to.shape[1] != c
-            or U.shape[0] < self.n or not 0 <= first <= self.n - to.shape[0]
-        ):
-            raise ValueError("the numbers do not fit")
-        if c == 0 or to.shape[0] == 0:
-            return
-        with nogil:
-            for i in range(first, first + to.shape[0]):
-                own = &to[i - first, 0]
+                for j in range(c):
+                    for k in range(j, c):
+                        turned[k] += root[j, k] * rest[j]
                 for k in range(c):
-                    own[k] = U[i, k]
-                for a in range(self.start[i], self.start[i + 1]):
-                    value = self.value[a]
-                    for k in range(c):
-                        own[k] -= value * V[self.column[a], k]
+                    total += turned[k] * turned[k]
+                h[i - first], s[i - first] = center, total

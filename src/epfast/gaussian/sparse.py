@@ -24,7 +24,7 @@ from scipy.sparse.linalg import spilu
 
 from epfast._arrays import Array
 from epfast._core.cholesky import gaussian_moments
-from epfast._core.row_sweeps import add_sites, marginals
+from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast._core.sparse import SparseFactor, SparseRows, elimination_tree, factor_pattern
 from epfast.inference.runtime import cached_property
@@ -421,14 +421,9 @@ class RowsOnPattern:
     ) -> tuple[Array, Array]:
         """Mean and variance of x.w of some rows; reach: X K, of constraints."""
         (first, last, _), pattern = part.indices(self.n), self.pattern
-        (h, s), of_dense = np.empty((2, last - first)), now.mean[pattern.dense]
-        self.core.marginals(now.entries(), now.mean[pattern.order], first, h, s)
-        if len(of_dense):
-            rest, (more, spread) = np.empty((len(h), len(of_dense))), np.empty((2, len(h)))
-            self.core.reduced(now.slope, self.U, first, rest)
-            marginals(Rows(rest), now.covariance, now.root, of_dense, more, spread)
-            h += self.U[part] @ of_dense
-            s += spread
+        (h, s), mean = np.empty((2, last - first)), now.mean
+        given = now.entries(), mean[pattern.order], self.U, now.slope, now.root
+        self.core.marginals(*given, mean[pattern.dense], first, h, s)
         if reach is not None:
             s = np.maximum(s - squares(reach[part]), 0.0)
         return h, s
