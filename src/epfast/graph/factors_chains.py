@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -14,7 +15,9 @@ from epfast.graph.factors import (
     Batch,
     Edges,
     Kind,
+    LinearFactor,
     check_spread,
+    form_of,
     log_normal,
     numbers_of,
     only_power_1,
@@ -22,7 +25,7 @@ from epfast.graph.factors import (
     rows_of,
     variables_of,
 )
-from epfast.graph.variables import Index
+from epfast.graph.variables import Block, Index, LinearForm, together
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
@@ -53,15 +56,110 @@ class GaussianStep(Kind):
 
 
 @dataclass(frozen=True)
+class StateTransition(LinearFactor):
+    """Steps of transitions between states of a block, as factors of forms of its entries.
+
+    With the variance L diag(v) L', where L has a unit diagonal, the k entries of
+    L^-1 (x' - factor x) are independent N(0, v).
+    """
+
+
+#: pivots of a variance of unit diagonal that are rounding
+SINGULAR = 1e-14
+
+
+def order_of(name: str, given: Array) -> int:
+    """The last axis of matrices, 0 of a number."""
+    if given.ndim == 1:
+        raise ValueError(
+            f"{name} has shape {given.shape}; allowed for entries of a block: a number, or "
+            "matrices (k, k) or (n, k, k)"
+        )
+    if not np.isfinite(given).all():
+        raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
+    return given.shape[-1] if given.ndim else 0
+
+
+def spread_matrices(name: str, given: Array, rows: int, columns: int) -> Array:
+    """Matrices (..., rows, columns), of a number that many times the identity."""
+    if given.ndim == 0 and rows == columns:
+        return given * np.eye(rows)
+    if given.shape[-2:] != (rows, columns):
+        raise ValueError(
+            f"{name} has shape {given.shape}; allowed for these states: a number, or matrices "
+            f"({rows}, {columns}) or (n, {rows}, {columns})"
+        )
+    return given
+
+
+def independent_parts(variance: Array) -> tuple[Array, Array]:
+    """L^-1 (..., k, k) and v (..., k) of variances L diag(v) L', checked."""
+    allowed = "allowed: symmetric positive definite matrices"
+    diagonal = variance.diagonal(axis1=-2, axis2=-1)
+    if not (diagonal > 0.0).all():
+        raise ValueError(f"variance has {diagonal.min():g} on its diagonal; {allowed}")
+    scale = np.sqrt(diagonal)
+    unit = variance / scale[..., :, None] / scale[..., None, :]
+    if np.abs(unit - np.swapaxes(unit, -1, -2)).max() > _checks.half_digits(variance):
+        raise ValueError(f"variance is not symmetric; {allowed}")
+    try:
+        root = np.linalg.cholesky(0.5 * (unit + np.swapaxes(unit, -1, -2)))
+        pivots = root.diagonal(axis1=-2, axis2=-1)
+    except np.linalg.LinAlgError:
+        pivots = np.zeros(1)
+    if not (pivots**2 > SINGULAR).all():
+        raise ValueError(
+            f"variance is singular, or not positive definite; {allowed} (a small variance of its "
+            "own for each entry of the state makes it so)"
+        )
+    sd = np.asarray(pivots * scale)
+    whiten: Array = np.linalg.inv(root * scale[..., :, None] / sd[..., None, :])
+    return whiten, np.asarray(sd**2)
+
+
+def blocks_on_diagonal(matrices: Array) -> Any:
+    """Matrices (n, rows, columns) as one, CSR (n rows, n columns)."""
+    n, rows, columns = matrices.shape
+    column = np.arange(n * columns).reshape(n, 1, columns)
+    indices = np.array(np.broadcast_to(column, matrices.shape)).ravel()
+    start = np.arange(n * rows + 1) * columns
+    entries = np.array(matrices).ravel(), indices, start
+    made = sparse.csr_array(entries, shape=(n * rows, n * columns))
+    made.eliminate_zeros()
+    return made
+
+
+def is_of_block(value: Any) -> bool:
+    """Whether forms are over entries of a block."""
+    return isinstance(value, Block) or (isinstance(value, LinearForm) and len(value.parts) > 0)
+
+
+def states_of(model: GraphProblem, name: str, value: Any, k: int) -> LinearForm:
+    """States (..., k) of entries of a block. One axis of several times k has one after another."""
+    form = form_of(model, name, value, blocks=True)
+    if len(form.terms.variables):
+        raise TypeError(f"{name} has scalar variables beside the block; allowed: entries of blocks")
+    if form.shape[-1:] == (k,):
+        return form
+    if len(form.shape) < 2 and form.size % k == 0:
+        return form.reshape(-1, k)
+    raise ValueError(f"{name} has shape {form.shape}; allowed: states of {k} entries, (..., {k})")
+
+
+@dataclass(frozen=True)
 class Transition(GaussianStep):
     """Gaussian transitions x' = factor x + N(0, variance) from one variable to the next.
+
+    Between rows of a :meth:`block <epfast.Graph.block>`, which are states of k entries, factor and
+    variance are matrices.
 
     Parameters
     ----------
     variance : float or array_like
-        Variance of the noise, >= 0.
+        Variance of the noise, >= 0. Of states a positive definite matrix (k, k), or (n, k, k), one
+        for each transition. A number is that many times the identity.
     factor : float or array_like, default=1.0
-        Coefficient of x, not 0.
+        Coefficient of x, not 0. Of states a matrix (k, k) or (n, k, k), or a number.
 
     Notes
     -----
@@ -69,10 +167,17 @@ class Transition(GaussianStep):
     shape. The model is the transition times the prior of ``after``. Give ``after`` the prior
     ``variance=inf`` if only the transition defines it. Messages are exact.
 
+    Added with two arrays of states, ``(..., k)``, such as ``x[:-1]`` and ``x[1:]`` of
+    ``x = g.block((n, k), ...)``, transitions are terms of the precision of the block, without
+    messages. If the precision is sparse, a fit takes a time proportional to the number of steps. If
+    all factors are Gaussian, it is exact. In the batch each transition is k factors, one after the
+    other.
+
     Raises
     ------
     ValueError
-        When added, for a transition from a variable to itself, a variance < 0 or a factor of 0.
+        When added, for a transition from a variable to itself, a variance < 0 or a factor of 0. Of
+        states for matrices of another order, and for a variance that is not symmetric or singular.
 
     Examples
     --------
@@ -84,6 +189,16 @@ class Transition(GaussianStep):
     >>> g.fit()[x].mean.round(2)
     array([0.63, 0.92, 1.22])
 
+    Position and velocity, each state (2,) from the one before:
+
+    >>> g = epfast.Graph()
+    >>> x = g.block((4, 2), variance=[[1.0, 1.0]] + 3 * [[np.inf, np.inf]])
+    >>> step = epfast.graph.Transition([[0.1, 0.0], [0.0, 0.01]], factor=[[1.0, 1.0], [0.0, 1.0]])
+    >>> steps = g.add(step, x[:-1], x[1:])
+    >>> seen = g.add("gaussian", x[:, 0], [0.0, 1.1, 1.9, 3.1], noise=0.1)
+    >>> g.fit()[x].mean[-1].round(2)
+    array([3.06, 1.02])
+
     References
     ----------
     Kalman (1960), A new approach to linear filtering and prediction problems.
@@ -93,6 +208,8 @@ class Transition(GaussianStep):
     factor: Any = 1.0
 
     def attach(self, model: GraphProblem, before: Any = None, after: Any = None) -> Batch:
+        if is_of_block(before) and is_of_block(after):
+            return self._between_states(model, before, after)
         given = {"before": (before, "gaussian"), "after": (after, "gaussian")}
         pairs = rows_of(model, given)
         numbers = np.unique(pairs)
@@ -110,11 +227,64 @@ class Transition(GaussianStep):
             raise ValueError("factor holds 0; allowed: numbers other than 0")
         return parameters
 
+    def _matrices(self, before: Any) -> tuple[Array, Array]:
+        """Factor (..., k, j) and variance (..., k, k) of states of j entries that follow."""
+        given = {}
+        for name in ("variance", "factor"):
+            given[name] = np.asarray(_checks.real_array(name, getattr(self, name)), np.float64)
+        variance, factor = given["variance"], given["factor"]
+        columns = order_of("factor", factor)
+        k = order_of("variance", variance) or (factor.shape[-2] if columns else 0)
+        if not k:  # numbers: each entry by itself
+            k = before.shape[-1] if len(before.shape) > 1 else 1
+        if not (columns or factor):
+            raise ValueError("factor is 0; allowed: numbers other than 0, or matrices")
+        factor = spread_matrices("factor", factor, k, columns or k)
+        return factor, spread_matrices("variance", variance, k, k)
+
+    def _between_states(self, model: GraphProblem, before: Any, after: Any) -> Batch:
+        factor, variance = self._matrices(before)
+        k, columns = factor.shape[-2:]
+        a = states_of(model, "before", before, columns)
+        b = states_of(model, "after", after, k)
+        shapes = {"before": a.shape[:-1], "after": b.shape[:-1]}
+        shapes |= {"factor": factor.shape[:-2], "variance": variance.shape[:-2]}
+        many = together(**shapes)
+        whiten, v = independent_parts(variance)
+        parts = []
+        for form, matrix in ((b, whiten), (a, -whiten @ factor)):
+            each = np.broadcast_to(matrix, (*many, *matrix.shape[-2:]))
+            made = blocks_on_diagonal(each.reshape(-1, *matrix.shape[-2:]))
+            wide = form.broadcast((*many, form.shape[-1]))
+            parts.append(wide.times_matrix(made, (*many, k)))
+        gaussian = LinearFactor("gaussian")
+        noise = np.broadcast_to(v, (*many, k))
+        batch = gaussian.attach(model, parts[0] + parts[1], 0.0, noise=noise)
+        return batch._replace(factor=StateTransition(batch.factor.loss, batch.factor.scheme))
+
+    def _ahead(self, post: GraphPosterior, before: Any) -> tuple[Array, Array]:
+        """Mean and variance of the entries of states that follow, in the shape of ``before``."""
+        factor, variance = self._matrices(before)
+        k, columns = factor.shape[-2:]
+        form = states_of(post.problem, "before", before, columns)
+        shapes = {"before": form.shape[:-1], "factor": factor.shape[:-2]}
+        many = together(**shapes, variance=variance.shape[:-2])
+        each = np.broadcast_to(factor, (*many, k, columns)).reshape(-1, k, columns)
+        wide = form.broadcast((*many, columns))
+        mean, spread = post.predict_latent(wide.times_matrix(blocks_on_diagonal(each), (*many, k)))
+        spread = spread + variance.diagonal(axis1=-2, axis2=-1)
+        shape = before.shape if mean.size == before.size else mean.shape
+        return mean.reshape(shape), spread.reshape(shape)
+
     def predict(self, post: GraphPosterior, before: Any) -> Array:
+        if is_of_block(before):
+            return self._ahead(post, before)[0]
         x = variables_of(post.problem, "before", before, "gaussian")
         return np.asarray(self.steps(x.shape)["factor"].reshape(x.shape) * post[x].mean)
 
     def predict_variance(self, post: GraphPosterior, before: Any) -> Array:
+        if is_of_block(before):
+            return self._ahead(post, before)[1]
         x = variables_of(post.problem, "before", before, "gaussian")
         step = {name: value.reshape(x.shape) for name, value in self.steps(x.shape).items()}
         return np.asarray(step["factor"] ** 2 * post[x].variance + step["variance"])
