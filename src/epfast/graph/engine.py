@@ -225,15 +225,15 @@ class GraphEngine:
         #: for each of them the places in the beliefs of the numbers of its sites
         self.site_places = [problem.site_places(batch)[0] for batch in self.in_order]
         # beliefs about forms over sparse blocks are after those of variables
-        slot, first = len(problem.prior), 0
+        slot, first_factor = len(problem.prior), 0
         for batch in self.in_order:
             made, about = for_core(batch, problem, self.moving, slot)
             slot += 2 * sum(len(part.at) for part in about if part.slot is not None)
-            factors = first + np.arange(batch.n)
+            factors = first_factor + np.arange(batch.n)
             self.about += [part._replace(at=first_site + part.at, of=factors) for part in about]
             self.batches.append(made)
             first_site += made.width
-            first += batch.n
+            first_factor += batch.n
         #: natural parameters of these beliefs, by which the next sweep begins
         self.slots = np.empty(slot - len(problem.prior))
         #: blocks with a sparse precision, by place
@@ -251,7 +251,8 @@ class GraphEngine:
         )
         #: places in the beliefs of the belief about the last form over each block
         numbers = [prior.number for prior in problem.priors]
-        self.of_forms = (problem.at[np.array(numbers, dtype=np.intp)][:, None] + np.arange(2)).ravel()
+        first = problem.at[np.array(numbers, dtype=np.intp)]
+        self.of_forms = (first[:, None] + np.arange(2)).ravel()
         self.others = problem.others()
         self.sharp = any(batch.factor.sharp for batch in problem.batches)
         prior = problem.prior

@@ -25,7 +25,7 @@ from epfast.graph.factors import (
     rows_of,
     variables_of,
 )
-from epfast.graph.variables import Block, Index, LinearForm, together
+from epfast.graph.variables import Block, Index, LinearForm, as_csr, together
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
@@ -68,25 +68,14 @@ class StateTransition(LinearFactor):
 SINGULAR = 1e-14
 
 
-def order_of(name: str, given: Array) -> int:
-    """The last axis of matrices, 0 of a number."""
-    if given.ndim == 1:
-        raise ValueError(
-            f"{name} has shape {given.shape}; allowed for entries of a block: a number, or "
-            "matrices (k, k) or (n, k, k)"
-        )
-    if not np.isfinite(given).all():
-        raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
-    return given.shape[-1] if given.ndim else 0
-
-
-def spread_matrices(name: str, given: Array, rows: int, columns: int) -> Array:
-    """Matrices (..., rows, columns), of a number that many times the identity."""
-    if given.ndim == 0 and rows == columns:
-        return given * np.eye(rows)
+def matrices_of(name: str, given: Array, rows: int, columns: int) -> Array:
+    """Matrices (..., rows, columns) of states, of a number that many times the identity."""
+    if given.ndim == 0 and rows == columns and given != 0.0:
+        return np.asarray(given * np.eye(rows))
     if given.shape[-2:] != (rows, columns):
+        shown = f"is {given:g}" if given.ndim == 0 else f"has shape {given.shape}"
         raise ValueError(
-            f"{name} has shape {given.shape}; allowed for these states: a number, or matrices "
+            f"{name} {shown}; allowed for these states: a number other than 0, or matrices "
             f"({rows}, {columns}) or (n, {rows}, {columns})"
         )
     return given
@@ -139,11 +128,26 @@ def states_of(model: GraphProblem, name: str, value: Any, k: int) -> LinearForm:
     form = form_of(model, name, value, blocks=True)
     if len(form.terms.variables):
         raise TypeError(f"{name} has scalar variables beside the block; allowed: entries of blocks")
-    if form.shape[-1:] == (k,):
-        return form
-    if len(form.shape) < 2 and form.size % k == 0:
-        return form.reshape(-1, k)
-    raise ValueError(f"{name} has shape {form.shape}; allowed: states of {k} entries, (..., {k})")
+    if len(form.shape) < 2 and form.shape != (k,) and form.size % k == 0:
+        form = form.reshape(-1, k)
+    if form.shape[-1:] != (k,):
+        raise ValueError(
+            f"{name} has shape {form.shape}; allowed: states of {k} entries, (..., {k})"
+        )
+    return form
+
+
+def rows_that_differ(a: LinearForm, b: LinearForm) -> Array:
+    """Whether states (..., k) differ in an entry, (...)."""
+    away = [abs(as_csr(part.rows)).sum(axis=1) for part in (a + -b).parts]
+    return np.asarray(np.sum(away, axis=0).reshape(a.shape).any(axis=-1))
+
+
+def multiplied(matrices: Array, form: LinearForm, many: tuple[int, ...]) -> LinearForm:
+    """Matrices (..., k, j) times states (..., j), in the shape (*many, k)."""
+    k, j = matrices.shape[-2:]
+    each = np.broadcast_to(matrices, (*many, k, j)).reshape(-1, k, j)
+    return form.broadcast((*many, j)).times_matrix(blocks_on_diagonal(each), (*many, k))
 
 
 @dataclass(frozen=True)
@@ -227,51 +231,46 @@ class Transition(GaussianStep):
             raise ValueError("factor holds 0; allowed: numbers other than 0")
         return parameters
 
-    def _matrices(self, before: Any) -> tuple[Array, Array]:
-        """Factor (..., k, j) and variance (..., k, k) of states of j entries that follow."""
+    def _matrices(self, before: Any, after: Any) -> tuple[Array, Array]:
+        """Factor (..., k, j) and variance (..., k, k) of states of j and k entries.
+
+        Forms with one axis have states as long as the matrices say. after: None, not known.
+        """
         given = {}
-        for name in ("variance", "factor"):
-            given[name] = np.asarray(_checks.real_array(name, getattr(self, name)), np.float64)
-        variance, factor = given["variance"], given["factor"]
-        columns = order_of("factor", factor)
-        k = order_of("variance", variance) or (factor.shape[-2] if columns else 0)
-        if not k:  # numbers: each entry by itself
-            k = before.shape[-1] if len(before.shape) > 1 else 1
-        if not (columns or factor):
-            raise ValueError("factor is 0; allowed: numbers other than 0, or matrices")
-        factor = spread_matrices("factor", factor, k, columns or k)
-        return factor, spread_matrices("variance", variance, k, k)
+        for name in ("factor", "variance"):
+            value = np.asarray(_checks.real_array(name, getattr(self, name)), dtype=np.float64)
+            if not np.isfinite(value).all():
+                raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
+            given[name] = value
+        factor, variance = given["factor"], given["variance"]
+        known: tuple[int, ...] = () if after is None else after.shape[1:][-1:]
+        known += variance.shape[-1:] + factor.shape[-2:-1]
+        j: int = (*before.shape[1:][-1:], *factor.shape[-1:], *known, 1)[0]
+        k: int = (*known, j)[0]
+        return matrices_of("factor", factor, k, j), matrices_of("variance", variance, k, k)
 
     def _between_states(self, model: GraphProblem, before: Any, after: Any) -> Batch:
-        factor, variance = self._matrices(before)
-        k, columns = factor.shape[-2:]
-        a = states_of(model, "before", before, columns)
-        b = states_of(model, "after", after, k)
+        factor, variance = self._matrices(before, after)
+        k, j = factor.shape[-2:]
+        a, b = states_of(model, "before", before, j), states_of(model, "after", after, k)
         shapes = {"before": a.shape[:-1], "after": b.shape[:-1]}
-        shapes |= {"factor": factor.shape[:-2], "variance": variance.shape[:-2]}
-        many = together(**shapes)
+        many = together(**shapes, factor=factor.shape[:-2], variance=variance.shape[:-2])
+        if j == k and not rows_that_differ(a.broadcast((*many, k)), b.broadcast((*many, k))).all():
+            raise ValueError("before and after have a state in common; allowed: different states")
         whiten, v = independent_parts(variance)
-        parts = []
-        for form, matrix in ((b, whiten), (a, -whiten @ factor)):
-            each = np.broadcast_to(matrix, (*many, *matrix.shape[-2:]))
-            made = blocks_on_diagonal(each.reshape(-1, *matrix.shape[-2:]))
-            wide = form.broadcast((*many, form.shape[-1]))
-            parts.append(wide.times_matrix(made, (*many, k)))
+        step = multiplied(whiten, b, many) + multiplied(-whiten @ factor, a, many)
         gaussian = LinearFactor("gaussian")
-        noise = np.broadcast_to(v, (*many, k))
-        batch = gaussian.attach(model, parts[0] + parts[1], 0.0, noise=noise)
+        batch = gaussian.attach(model, step, 0.0, noise=np.broadcast_to(v, step.shape))
         return batch._replace(factor=StateTransition(batch.factor.loss, batch.factor.scheme))
 
     def _ahead(self, post: GraphPosterior, before: Any) -> tuple[Array, Array]:
         """Mean and variance of the entries of states that follow, in the shape of ``before``."""
-        factor, variance = self._matrices(before)
-        k, columns = factor.shape[-2:]
-        form = states_of(post.problem, "before", before, columns)
-        shapes = {"before": form.shape[:-1], "factor": factor.shape[:-2]}
-        many = together(**shapes, variance=variance.shape[:-2])
-        each = np.broadcast_to(factor, (*many, k, columns)).reshape(-1, k, columns)
-        wide = form.broadcast((*many, columns))
-        mean, spread = post.predict_latent(wide.times_matrix(blocks_on_diagonal(each), (*many, k)))
+        factor, variance = self._matrices(before, None)
+        form = states_of(post.problem, "before", before, factor.shape[-1])
+        shapes = {"factor": factor.shape[:-2], "variance": variance.shape[:-2]}
+        many = together(before=form.shape[:-1], **shapes)
+        independent_parts(variance)
+        mean, spread = post.predict_latent(multiplied(factor, form, many))
         spread = spread + variance.diagonal(axis1=-2, axis2=-1)
         shape = before.shape if mean.size == before.size else mean.shape
         return mean.reshape(shape), spread.reshape(shape)

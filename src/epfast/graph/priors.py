@@ -122,19 +122,21 @@ def block(
     """Shape and prior of the block of this number, see :meth:`epfast.Graph.block`."""
     several = isinstance(d, tuple | list)
     parts = tuple(d) if several else (d,)
+    if not parts:
+        raise ValueError("d is (); allowed: an integer, or a shape of one axis or more")
     shape = tuple(_checks.integer("d", part, least=1, most=MOST_ENTRIES) for part in parts)
     size = _checks.integer("d", math.prod(shape), least=1, most=MOST_ENTRIES)
     given = _checks.real_array("mean", mean)
     wide = several or given.ndim == 0
-    center = np.asarray(spread("mean", given, shape) if wide else given, dtype=np.float64)
-    center = center.ravel() if wide else center
+    center = np.ravel(spread("mean", given, shape)) if wide else given
+    center = _checks.array("mean", center, shape=(size,))
     if hasattr(precision, "tocsr"):
         return shape, _sparse(number, precision, variance, center, several)
     if several and precision is None:
         return shape, _of_variances(number, variance, center, shape)
     full = precision is not None
     normal = normal_prior(variance, precision, None, center, size, full, prefix="")
-    return shape, BlockPrior(number, normal.precision.copy(), center.astype(np.float64))
+    return shape, BlockPrior(number, normal.precision.copy(), center)
 
 
 def _sparse(
@@ -146,6 +148,8 @@ def _sparse(
     if several and precision.shape == (d, d):
         matrix = sparse.csr_array(precision)
         known = abs(matrix).sum(axis=1) != 0.0  # NaN, too
+    if not known.any():
+        return independent(number, np.zeros(d), center)
     if not known.all():
         rest = _sparse(number, matrix[known][:, known], variance, center[known], False)
         matrix, shift = rest.precision.tocoo(), np.zeros(d)
@@ -158,9 +162,9 @@ def _sparse(
     design = SparseDesign(pattern, pattern)
     if not design.is_proper(normal):
         raise ValueError(
-            "precision is not positive definite to rounding; allowed: a symmetric positive "
-            "definite matrix (steps of long chains may be given one by one, by "
-            "epfast.graph.Transition, in place of their precision)"
+            "precision is not positive definite, or singular to rounding; allowed: a symmetric "
+            "positive definite matrix (the steps of a long chain may be given one by one, by "
+            "epfast.graph.Transition)"
         )
     norm = design.prior_norm(normal) + normal.log_scale
     return SparseBlockPrior(number, normal.precision, normal.shift, norm)
@@ -175,7 +179,7 @@ def _of_variances(
     known = wide != np.inf
     if known.any():
         wide[known] = checked_variances(wide[known], int(known.sum()), "variance")
-    return independent(number, 1.0 / wide, _checks.array("mean", center, shape=center.shape))
+    return independent(number, 1.0 / wide, center)
 
 
 def arrays(size: Any, **given: Any) -> tuple[tuple[int, ...], dict[str, Array]]:
