@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -88,22 +89,21 @@ def independent_parts(variance: Array) -> tuple[Array, Array]:
     if not (diagonal > 0.0).all():
         raise ValueError(f"variance has {diagonal.min():g} on its diagonal; {allowed}")
     scale = np.sqrt(diagonal)
-    unit = variance / scale[..., :, None] / scale[..., None, :]
+    unit = np.asarray(variance / scale[..., :, None] / scale[..., None, :], dtype=np.float64)
     if np.abs(unit - np.swapaxes(unit, -1, -2)).max() > _checks.half_digits(variance):
         raise ValueError(f"variance is not symmetric; {allowed}")
-    try:
-        root = np.linalg.cholesky(0.5 * (unit + np.swapaxes(unit, -1, -2)))
+    root, pivots = unit, np.zeros(1)
+    with contextlib.suppress(np.linalg.LinAlgError):
+        root = np.asarray(np.linalg.cholesky(0.5 * (unit + np.swapaxes(unit, -1, -2))))
         pivots = root.diagonal(axis1=-2, axis2=-1)
-    except np.linalg.LinAlgError:
-        pivots = np.zeros(1)
     if not (pivots**2 > SINGULAR).all():
         raise ValueError(
             f"variance is singular, or not positive definite; {allowed} (a small variance of its "
             "own for each entry of the state makes it so)"
         )
-    sd = np.asarray(pivots * scale)
-    whiten: Array = np.linalg.inv(root * scale[..., :, None] / sd[..., None, :])
-    return whiten, np.asarray(sd**2)
+    sd: Array = np.asarray(pivots * scale, dtype=np.float64)
+    unit_root = root * scale[..., :, None] / sd[..., None, :]
+    return np.asarray(np.linalg.inv(unit_root), dtype=np.float64), sd**2
 
 
 def blocks_on_diagonal(matrices: Array) -> Any:

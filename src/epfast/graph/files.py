@@ -150,8 +150,7 @@ def checked(post: Any) -> Any:
     if list(blocks) != np.flatnonzero(kinds == BLOCK).tolist():
         raise ValueError("blocks have other numbers")
     for prior, belief in zip(problem.blocks, state.blocks, strict=True):
-        is_sparse = isinstance(prior, SparseBlockPrior)
-        check_shapes(prior, "precision dd, shift d" if is_sparse else "precision d|dd, mean d")
+        check_shapes(prior, "precision d|dd, mean d")
         if belief is not None:
             check_shapes(belief, "covariance dd, mean d")
             if len(belief.mean) != prior.d:

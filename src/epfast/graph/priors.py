@@ -152,11 +152,9 @@ def _sparse(
         return independent(number, np.zeros(d), center)
     if not known.all():
         rest = _sparse(number, matrix[known][:, known], variance, center[known], False)
-        matrix, shift = rest.precision.tocoo(), np.zeros(d)
-        at = np.flatnonzero(known)
-        shift[known] = rest.shift
+        matrix, at = rest.precision.tocoo(), np.flatnonzero(known)
         whole = sparse.csr_array((matrix.data, (at[matrix.row], at[matrix.col])), shape=(d, d))
-        return SparseBlockPrior(number, whole, shift, rest.norm + flat_norm(d - len(at)))
+        return SparseBlockPrior(number, whole, center, rest.norm + flat_norm(d - len(at)))
     normal = sparse_prior((variance, matrix, None, center), d, None, None, prefix="")
     pattern = Pattern.of(normal.precision, np.empty(0, dtype=np.intp))
     design = SparseDesign(pattern, pattern)
@@ -166,8 +164,7 @@ def _sparse(
             "positive definite matrix (the steps of a long chain may be given one by one, by "
             "epfast.graph.Transition)"
         )
-    norm = design.prior_norm(normal) + normal.log_scale
-    return SparseBlockPrior(number, normal.precision, normal.shift, norm)
+    return SparseBlockPrior(number, normal.precision, center, design.prior_norm(normal))
 
 
 def _of_variances(

@@ -104,10 +104,10 @@ def has_one_set(terms: Terms) -> bool:
 
 def numbers_of_prior(prior: BlockPrior | SparseBlockPrior) -> tuple[Any, ...]:
     """The numbers of the prior of a block, as arrays."""
+    P: Any = prior.precision
     if isinstance(prior, BlockPrior):
-        return prior.precision, prior.mean
-    P = prior.precision
-    return P.data, P.indices, P.indptr, prior.shift
+        return P, prior.mean
+    return P.data, P.indices, P.indptr, prior.mean
 
 
 class GraphState(NamedTuple):
@@ -432,6 +432,8 @@ class GraphProblem(NamedTuple):
         """The largest possible log evidence: the log of the mass of the priors, or inf."""
         pairs = self.prior[self.at[np.flatnonzero(self.families < 2), None] + np.arange(2)]
         if not pairs.any(axis=1).all() or not all(batch.factor.bounded for batch in self.batches):
+            return math.inf
+        if not all(prior.precision.diagonal().all() for prior in self.priors):
             return math.inf
         others = self.others()
         mass = others.partition(self.prior) - others.prior_partition(self.prior)

@@ -23,7 +23,7 @@ CERTAIN = 1e-300
 
 
 class SparseBlockPrior(NamedTuple):
-    """A block and its prior, exp(norm + shift.w - w'Pw/2), times Gaussians of forms.
+    """A block and its prior, exp(norm - (w - mean)'P(w - mean)/2), times Gaussians of forms.
 
     An entry whose prior is flat has nothing in P, and the density 1.
     """
@@ -33,8 +33,8 @@ class SparseBlockPrior(NamedTuple):
     #: P (d, d), CSR
     precision: Any
     #: (d,)
-    shift: Array
-    #: log of the density at 0, plus d/2 log 2 pi
+    mean: Array
+    #: log of the density at the mean, plus d/2 log 2 pi
     norm: float
     #: rows x (n, d), CSR, of these forms. None: there are none
     X: Any = None
@@ -42,7 +42,7 @@ class SparseBlockPrior(NamedTuple):
 
     @property
     def d(self) -> int:
-        return len(self.shift)
+        return len(self.mean)
 
     def times(self, known: list[tuple[BlockTerms, Gaussians]]) -> SparseBlockPrior:
         """The product with factors of forms."""
@@ -54,18 +54,21 @@ class SparseBlockPrior(NamedTuple):
 
     def natural(self) -> tuple[Any, Array]:
         """Precision, CSR, and shift of the product."""
-        if self.factors is None:
-            return self.precision, self.shift
-        value, tau, _ = self.factors
-        precision = self.precision + self.X.T @ (sparse.diags_array(tau) @ self.X)
-        return sparse.csr_array(precision), self.shift + (tau * value) @ self.X
+        precision, shift = self.precision, self.precision @ self.mean
+        if self.factors is not None:
+            value, tau, _ = self.factors
+            precision = precision + self.X.T @ (sparse.diags_array(tau) @ self.X)
+            shift = shift + (tau * value) @ self.X
+        return sparse.csr_array(precision), shift
 
     def log_density(self, w: Array) -> Array:
         """Log of the product at w (m, d), plus d/2 log 2 pi, (m,).
 
-        By what the forms leave of the values: their squares would lose all digits in long chains.
+        It goes by what the forms leave of the values, since squares of these lose all digits in
+        long chains.
         """
-        total = self.norm + w @ self.shift - 0.5 * np.einsum("ij,ij->i", w @ self.precision, w)
+        away = w - self.mean
+        total = self.norm - 0.5 * np.einsum("ij,ij->i", away @ self.precision, away)
         if self.factors is not None:
             value, tau, log_peak = self.factors
             away = value - (self.X @ w.T).T
@@ -104,7 +107,7 @@ class SparseBelief(NamedTuple):
 
     def covariances_of(self, columns: Any) -> Array:
         """Covariances (m, q, q) of the entries in each row of columns (m, q)."""
-        return self.moments.covariances_of(columns)
+        return self.moments.covariances_of(np.asarray(columns))
 
     @property
     def summary(self) -> Summary:
@@ -147,11 +150,10 @@ def prior_in_effect(
 def independent(number: int, precision: Array, mean: Array) -> SparseBlockPrior:
     """A prior of independent entries, flat where the precision is 0."""
     known = precision > 0.0
-    shift = precision * mean
-    norm = 0.5 * float(np.log(precision[known]).sum() - shift @ mean)
+    norm = 0.5 * float(np.log(precision[known]).sum()) + flat_norm(int((~known).sum()))
     matrix = sparse.csr_array(sparse.diags_array(precision))
     matrix.eliminate_zeros()
-    return SparseBlockPrior(number, matrix, shift, norm + flat_norm(int((~known).sum())))
+    return SparseBlockPrior(number, matrix, mean, norm)
 
 
 def flat_norm(n: int) -> float:

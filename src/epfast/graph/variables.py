@@ -425,6 +425,10 @@ class Block(Linear):
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def d(self) -> int:
+        return self.size
+
     def __len__(self) -> int:
         return self.shape[0]
 
