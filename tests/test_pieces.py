@@ -99,6 +99,7 @@ OTHERS = {
     "gaussian.engines.nearest.BLOCKS": "an order: rows that are fitted from the same sites",
     "gaussian.engines.nested.MOST_PARTS": "an order: parts are fitted from the same posterior",
     "gaussian.hyper.FEW_ENTRIES": "a choice of an algorithm",
+    "gaussian.sparse.MOST_FILL": "a choice of an order",
     "gaussian.sparse.MOST_NUMBERS": "a limit",
     "gaussian.notes.ENOUGH_ROWS": "a rule for a note",
     "gaussian.notes.SPAN_ROWS": "a rule for a note",
@@ -498,7 +499,7 @@ def sparse_precision():
     data = sparse.csr_array(np.column_stack([X[:N, :2], np.eye(7)[group]]))
     given = {"posterior": "sparse", "constraints": np.ones((1, 9)), "prior_variance": 4.0}
     post = epfast.fit_linear(data, Y[:N], **given)
-    return read(post, np.ones((5, 9)), draws=0)
+    return read(post, np.arange(45.0).reshape(5, 9) % 4, draws=0)
 
 
 @form

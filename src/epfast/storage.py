@@ -23,7 +23,7 @@ from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import Data, PriorSites, Problem, RelaxationFactors, State
 from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
-from epfast.gaussian.sparse import Moments, Pattern
+from epfast.gaussian.sparse import Kriging, Moments, Pattern
 from epfast.gaussian.sparse_posterior import SparsePosterior
 from epfast.gaussian.wide import WideRows
 from epfast.gaussian.wide_posterior import WidePosterior
@@ -60,6 +60,7 @@ POSTERIORS = (
 PARTS = (
     Data,
     GPState,
+    Kriging,
     LowRankFactor,
     MixtureProblem,
     Moments,
@@ -96,7 +97,7 @@ SHAPES = {
     "wide": f"problem.wide.X nd, {SITES}",
     "sparse": f"""state.moments.mean d, state.moments.variance d, state.moments.numbers z,
         state.moments.slope sc, state.moments.covariance cc, state.moments.root cc,
-        state.moments.along dk, state.moments.against kd, problem.design.constraints kd,
+        state.moments.bound.along dk, state.moments.bound.against kd, problem.design.constraints kd,
         problem.design.pattern.dense c=d, problem.design.pattern.order s=d,
         problem.design.pattern.row r=s, {SITES}""",
     "latents": f"state.shift cd, state.precision cdd, {SEVERAL}",

@@ -25,6 +25,11 @@ D = X.shape[1]
 ROWS = sparse.csr_array(X)
 LATENT = 0.3 + 0.5 * A + 0.8 * RNG.normal(size=J)[GROUP] + 0.4 * RNG.normal(size=K)[CROSSED]
 TIGHT = epfast.EP(sweeps=1000, tol=1e-10)
+CASES = {
+    "logistic": np.where(RNG.random(N) < special.expit(LATENT), 1, -1),
+    "poisson": RNG.poisson(np.exp(LATENT)),
+    "gaussian": LATENT + 0.5 * RNG.normal(size=N),
+}
 
 
 def prior_precision():
@@ -152,6 +157,47 @@ def test_the_default_takes_what_is_cheaper():
         assert not isinstance(post, SparsePosterior)
         with pytest.raises(ValueError, match=r"(order|schedule) is"):
             epfast.fit_linear(many, y, schedule=schedule, posterior="sparse")
+
+
+def test_callbacks_interrupts_and_threads():
+    y = CASES["logistic"]
+    given = {"prior_precision": Q, "posterior": "sparse"}
+    seen = []
+
+    def look(info, state):
+        seen.append((info.sweep, state.mean.copy(), state.log_evidence))
+        return info.sweep == 2
+
+    post = epfast.fit_linear(ROWS, y, callback=look, record="cost", **given)
+    assert [sweep for sweep, *_ in seen] == [1, 2]
+    np.testing.assert_array_equal(seen[-1][1], post.mean)
+    assert post.history[-1].cost == pytest.approx(float(post.problem.cost(post.mean[None])[0]))
+    again = epfast.fit_linear(ROWS, y, start=post, schedule=TIGHT, **given)
+    whole = epfast.fit_linear(ROWS, y, schedule=TIGHT, **given)
+    np.testing.assert_allclose(again.mean, whole.mean, atol=1e-8)
+
+    def press(info, state):
+        if info.sweep == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(epfast.Interrupted) as caught:
+        epfast.fit_linear(ROWS, y, callback=press, **given)
+    assert isinstance(caught.value.posterior, SparsePosterior)
+    assert caught.value.posterior.n_sweeps == 2
+    both = epfast.fit_linear(ROWS, y, schedule=TIGHT, n_jobs=2, **given)
+    np.testing.assert_array_equal(both.mean, whole.mean)
+
+
+def test_where_it_is_refused():
+    y = CASES["logistic"]
+    post = epfast.fit_linear(ROWS, y, posterior="sparse")
+    with pytest.raises(ValueError, match=r"posteriors\[0\] has a sparse precision"):
+        epfast.combine([post, post.remove([1])])
+    for given in ({"loss": "multiclass"}, {"prior": losses.SpikeAndSlab()}, {"batch_size": 5}):
+        with pytest.raises(ValueError, match="sparse"):
+            epfast.fit_linear(ROWS, y, posterior="sparse", **given)
+    with pytest.raises(ValueError, match="columns that meet in no row of the fit"):
+        post.with_rows(np.ones_like(X), y)
 
 
 def test_an_intercept_and_a_start():
@@ -383,11 +429,6 @@ def test_a_factor_that_would_not_fit(monkeypatch):
 HALF = priors.HalfNormal(1.0)
 SDS = {"1|g": (slice(2, J + 2), HALF), "x|g": (slice(J + 2, 2 * J + 2), HALF)}
 SDS |= {"1|h": (slice(2 * J + 2, None), HALF)}
-CASES = {
-    "logistic": np.where(RNG.random(N) < special.expit(LATENT), 1, -1),
-    "poisson": RNG.poisson(np.exp(LATENT)),
-    "gaussian": LATENT + 0.5 * RNG.normal(size=N),
-}
 
 
 def target(monkeypatch, asked, y, **given):

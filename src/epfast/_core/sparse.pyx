@@ -26,13 +26,15 @@ cdef enum:
 # ---- the pattern ----
 
 
-def elimination_tree(const ptrdiff_t[::1] start not None, const int[::1] row not None):
+def elimination_tree(
+    const ptrdiff_t[::1] start not None, const int[::1] row not None, ptrdiff_t most=1 << 62
+):
     """Parents of the columns, (n,), and how many entries of each are below its diagonal in L.
 
-    start, row: P's upper triangle by columns, or more of it. O(entries of L), in memory of n.
-    (Liu 1990; Davis, ACM TOMS 849, 2005.)
+    start, row: P's upper triangle by columns, or more of it. None if L has more than ``most``
+    entries. O(entries of L), in memory of n. (Liu 1990; Davis, ACM TOMS 849, 2005.)
     """
-    cdef ptrdiff_t n = start.shape[0] - 1, k, p, i
+    cdef ptrdiff_t n = start.shape[0] - 1, k, p, i, total = 0
     parents, counts, flags = np.full(n, -1), np.zeros(n, np.intp), np.full(n, -1)
     cdef ptrdiff_t[::1] parent = parents, count = counts, flag = flags
     in_range("start", start, row.shape[0] + 1)
@@ -48,11 +50,14 @@ def elimination_tree(const ptrdiff_t[::1] start not None, const int[::1] row not
                     if parent[i] == -1:
                         parent[i] = k
                     count[i] += 1
+                    total += 1
                     flag[i] = k
                     i = parent[i]
+            if total > most:
+                break
             if k % 1024 == 0:
                 heed_signals()
-    return parents, counts
+    return None if total > most else (parents, counts)
 
 
 def factor_pattern(
@@ -433,16 +438,18 @@ cdef class SparseRows:
         return self.place.shape[0]
 
     def add(
-        self, const double[::1] tau not None, double[::1] x not None, const double[:, ::1] U,
+        self, const double[::1] tau not None, const double[::1] nu not None,
+        double[::1] x not None, double[::1] h not None, const double[:, ::1] U,
         double[:, ::1] B,
     ):
-        """P <- P + sum_i tau_i r_i r_i' for rows r_i, and B (order, c) <- B + sum_i tau_i r_i u_i'.
+        """P <- P + sum_i tau_i r_i r_i', h <- h + sum_i nu_i r_i, B <- B + sum_i tau_i r_i u_i'.
 
-        U (n, c): rows u_i of dense columns. None: there are none.
+        U (n, c): rows u_i of dense columns, for B (order, c). None: there are none.
         """
         cdef ptrdiff_t i, a, b, p, k, c = 0 if U is None else U.shape[1]
-        cdef double of, along
-        long_enough("tau", tau.shape[0], self.n)
+        cdef double of
+        long_enough("tau", min(tau.shape[0], nu.shape[0]), self.n)
+        long_enough("h", h.shape[0], self.order)
         if x.shape[0] != self.size:
             raise ValueError("the numbers are of another pattern")
         if c:
@@ -454,29 +461,36 @@ cdef class SparseRows:
                 p = self.first[i]
                 for a in range(self.start[i], self.start[i + 1]):
                     of = tau[i] * self.value[a]
+                    h[self.column[a]] += nu[i] * self.value[a]
                     for b in range(self.start[i], a + 1):
                         x[self.place[p]] += of * self.value[b]
                         p += 1
                     for k in range(c):
                         B[self.column[a], k] += of * U[i, k]
 
-    def squares(self, const double[::1] z not None, ptrdiff_t first, double[::1] s not None):
-        """s_i = r_i' Z r_i of the rows from ``first``, by the entries of Z."""
+    def marginals(
+        self, const double[::1] z not None, const double[::1] mean not None, ptrdiff_t first,
+        double[::1] h not None, double[::1] s not None,
+    ):
+        """h_i = r_i.mean and s_i = r_i' Z r_i of the rows from ``first``, by the entries of Z."""
         cdef ptrdiff_t i, a, b, p
-        cdef double total, along
+        cdef double total, along, center
+        long_enough("mean", mean.shape[0], self.order)
+        long_enough("h", h.shape[0], s.shape[0])
         if z.shape[0] != self.size or not 0 <= first <= self.n - s.shape[0]:
             raise ValueError("the numbers do not fit")
         with nogil:
             for i in range(first, first + s.shape[0]):
-                p, total = self.first[i], 0.0
+                p, total, center = self.first[i], 0.0, 0.0
                 for a in range(self.start[i], self.start[i + 1]):
                     along = 0.0
+                    center += self.value[a] * mean[self.column[a]]
                     for b in range(self.start[i], a):
                         along += z[self.place[p]] * self.value[b]
                         p += 1
                     total += self.value[a] * (2.0 * along + z[self.place[p]] * self.value[a])
                     p += 1
-                s[i - first] = total
+                h[i - first], s[i - first] = center, total
 
     def reduced(
         self, const double[:, ::1] V not None, const double[:, ::1] U not None, ptrdiff_t first,

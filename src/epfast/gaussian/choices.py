@@ -17,8 +17,9 @@ from epfast.schedules import DEP, EP, Schedule
 from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
 
-#: kinds of posterior, by their covariance
-COVARIANCES = ("full", "sparse", "factorized")
+#: kinds of posterior, by their covariance, and with the form that has a sparse precision
+COVARIANCES = ("full", "factorized")
+FORMS = ("full", "sparse", "factorized")
 DEFAULT_SCHEDULE, EXACT = EP(), schemes.Exact()
 #: bytes of the matrices of a fit of several latents, all together, and how many (C, d, d) it has
 MOST_BYTES, MATRICES = 16 << 30, 8
@@ -87,7 +88,7 @@ def choose(
     schedule: Any,
     beta: float | None = None,
     given: dict[str, Any] | None = None,
-    forms: tuple[str, ...] = COVARIANCES,
+    forms: tuple[str, ...] = FORMS,
 ) -> Choices:
     """The choices that arguments of :func:`epfast.fit_linear` mean. It raises if they conflict.
 

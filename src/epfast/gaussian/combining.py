@@ -74,6 +74,10 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
                 f"posteriors[{k}] is a {type(post).__name__}; allowed: a FullPosterior or "
                 "FactorizedPosterior"
             )
+        if post.problem.design is not None:
+            raise ValueError(
+                f"posteriors[{k}] has a sparse precision; allowed: fits with posterior='full'"
+            )
         if isinstance(post, ShrunkPosterior):
             raise ValueError(
                 f"posteriors[{k}] has prior={post.prior!r}, which is no normal one and cannot be "

@@ -19,6 +19,7 @@ from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.base import Working
 from epfast.gaussian.engines.kernel import GPState
+from epfast.gaussian.engines.rows import first_sites
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.engines.sparse import (
     SWEEPS,
@@ -41,7 +42,6 @@ from epfast.gaussian.problem import (
     State,
     center_of,
     check_finite,
-    peak_sites,
     prior_of,
     weights_of,
     with_ones,
@@ -144,23 +144,33 @@ def fit_linear(
         jump have no Laplace approximation, and need a named scheme. Roche (2016) favours
         "variational", which suits columns of unit norm. On columns of unit variance its fixed
         points may be wrong.
-    posterior : {"full", "factorized"}, optional
-        Full or diagonal covariance. The default is "full" for min(n, d) up to 5,000 (for chunks:
-        d), else "factorized". A diagonal covariance underestimates the standard deviations of
-        correlated columns. One pass of ADF underestimates the standard deviation along the mean.
+    posterior : {"full", "sparse", "factorized"}, optional
+        Full covariance, by a matrix or by a sparse precision, or diagonal covariance. "full" and
+        "sparse" have the same result. "sparse" suits weights of which a row uses a few: levels of
+        groups, random walks, areas. All rows are fitted from one posterior there. The default for a
+        sparse X or ``prior_precision`` is "sparse" where that is faster. Else it is "full" for
+        min(n, d) up to 5,000 (for chunks: d), and "factorized" beyond. A diagonal covariance
+        underestimates the standard deviations of correlated columns. One pass of ADF underestimates
+        the standard deviation along the mean.
     batch_size : int, optional
         Rows per factor, in the order of X. The last factor may have fewer. By default each row has
         a site, which depends on x_i.theta alone.
     prior_variance : float or array_like of shape (d,), default=1.0
         Variance of independent normal priors. The default suits columns of unit variance.
-    prior_precision : array_like of shape (d, d), optional
-        Precision matrix of the prior, in place of ``prior_variance``. It must be symmetric up to
-        rounding. For a factorised posterior it must be diagonal.
+    prior_precision : array_like or sparse matrix of shape (d, d), optional
+        Precision matrix of the prior, in place of ``prior_variance``. It must be positive definite,
+        and symmetric up to rounding. For a factorised posterior it must be diagonal.
     prior_covariance : array_like of shape (d, d), optional
         Covariance matrix of the prior, in place of ``prior_variance`` and ``prior_precision``. It
-        is inverted once. For a factorised posterior it must be diagonal.
+        is inverted once. For a factorised posterior it must be diagonal, and a sparse one takes
+        ``prior_precision`` instead.
     prior_mean : array_like of shape (d,), default=0
         Mean of the prior.
+    constraints : array_like of shape (k, d), optional
+        Constraints A w = 0 on the weights w, for example ones in the columns of effects that add up
+        to 0. Rows are independent, and fewer than weights. The posterior has the sparse form, with
+        ``posterior="full"`` one where all columns are dense (Rue and Held 2005, section 2.3.3). An
+        intercept is in no constraint.
     prior : epfast.losses.SpikeAndSlab, LaplacePrior, StudentTPrior or Horseshoe, optional
         A prior of each weight that is a site of EP, in place of a normal prior. An intercept has
         no such site. A sweep visits rows, then weights. The sites of a Gaussian likelihood are
@@ -169,9 +179,9 @@ def fit_linear(
         True adds a weight, the last one, of a column of ones, with prior variance 100. A number is
         its prior variance. The prior is that of the latent value at the (weighted) means of the
         columns, so that columns need not be centred. For chunks these are the means of the first
-        chunk. With a factorised posterior, or beside a ``prior``, it is that of the latent value
-        at 0. The posterior adds the ones to new rows. Priors and X are given without the column. X
-        is copied.
+        chunk. With a factorised posterior, or beside a ``prior``, it is that of the latent value at
+        0, and with a sparse one at the means of the columns that a quarter of the rows use. The
+        posterior adds the ones to new rows. Priors and X are given without the column. X is copied.
     offset : array_like of shape (n,), default=0
         Known parts of the latent values, for example the log of an exposure. The factors are
         t_i(x_i.theta + offset_i).
@@ -225,7 +235,8 @@ def fit_linear(
     -------
     FullPosterior or FactorizedPosterior
         With fewer rows than columns and a site per row a :class:`WidePosterior`, whose sweeps take
-        O(n^3). With a ``prior`` a ShrunkPosterior. With several latents per row a LatentPosterior.
+        O(n^3). With a sparse precision a :class:`epfast.gaussian.SparsePosterior`. With a ``prior``
+        a ShrunkPosterior. With several latents per row a LatentPosterior.
 
     Raises
     ------
@@ -234,6 +245,8 @@ def fit_linear(
         make no sense, and for arguments that a combination does not use.
     FloatingPointError
         If the posterior or the evidence overflows.
+    MemoryError
+        If the factor of a sparse precision, or a matrix that is asked for, would not fit.
     RuntimeError
         If a loss in C returns an error code. Exceptions of a Python loss are passed on.
     Interrupted
@@ -298,12 +311,8 @@ def fit_linear(
     numbers = batch_size, schedule, beta, arguments
     is_small = stream or several or min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
     kind = ("full" if is_small else "factorized") if posterior is None else posterior
-    if (
-        constraints is not None
-        and posterior != "factorized"
-        and batch_size is None
-        and prior is None
-    ):
+    by_rows = batch_size is None and prior is None
+    if constraints is not None and posterior != "factorized" and by_rows:
         kind = "sparse"  # where all columns are dense, if posterior="full" asks for that
     # before the first chunk is read: what is refused leaves the chunks as they are
     chosen = choose(loss, scheme, kind, *numbers)
@@ -614,7 +623,7 @@ def fit_problem(
             }
             fit = run_from(engine, schedule, start, guess=guess, **given)
             if start is None and not fit.stopped and fit.history and fit.history[-1].n_refused:
-                fit = _from_peaks(engine, problem, fit, given)
+                fit = _from_first_sites(engine, problem, fit, given)
             if scheme.polish and not fit.stopped:
                 fit = polished(engine, problem, fit, result(fit))
         finally:
@@ -639,22 +648,20 @@ def fit_problem(
         raise error from stopped.__cause__
 
 
-def _from_peaks(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) -> Fit:
-    """The fit, or one from sites at the peaks of the likelihoods where that refuses fewer sites.
+def _from_first_sites(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) -> Fit:
+    """The fit, or one from :func:`first_sites` where that refuses fewer sites.
 
     A site of a log-concave factor is proper, and refused by rounding alone: where the prior of its
-    x.theta is wider by 1e5 than the factor. The Gaussians that the factors are about their own
-    peaks, which are a weighted least squares fit (of counts, of log y), make cavities as narrow.
+    x.theta is wider by 1e5 than the factor.
     """
     rows = problem.batch_size is None and problem.covariance == "full"
     rows = rows and problem.loss.latents == 1 and problem.prior_sites is None
     stored = problem.schedule.stores == "factor" and problem.groups is None
     stored = stored and problem.schedule.tol > 0.0
     by_values = problem.scheme.integrates or isinstance(problem.scheme, Laplace)
-    sites = peak_sites(problem) if rows and stored and by_values else None
-    if sites is None:
+    if not (rows and stored and by_values):
         return fit
-    start = WarmStart(sites, problem.base.shift, at_start(problem))
+    start = WarmStart(first_sites(problem), problem.base.shift, at_start(problem))
     try:
         again = run(engine, problem.schedule, start, **given)
     except (FloatingPointError, ValueError):

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -504,9 +505,9 @@ def fit_hyper(
     given_rows = X if hasattr(X, "tocsr") or not few_entries(rows) else sparse.csr_array(rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        first = fit_linear(
-            given_rows,
-            y,
+        begin = partial(
+            fit_linear,
+            y=y,
             loss=chosen,
             prior_precision=with_blocks(1.0 / variance, pattern),
             prior_mean=prior_mean,
@@ -515,6 +516,9 @@ def fit_hyper(
             weights=weights,
             schedule=EP(1, 0.0) if schedule is None else replace(schedule, sweeps=1, tol=0.0),
         )
+        first = begin(given_rows)
+        if given_rows is not X and first.problem.design is None:
+            first = begin(X)
     problem = first.problem if first.problem.wide is None else in_d_by_d(first.problem)
     sweeps = (EP() if schedule is None else schedule).sweeps
     problem = problem._replace(schedule=replace(problem.schedule, sweeps=sweeps))

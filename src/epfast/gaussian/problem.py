@@ -259,7 +259,7 @@ class Problem(NamedTuple):
         return Sites(precision, shift, scale)
 
     def sites_unswept(self) -> Sites | None:
-        """The :meth:`exact_sites` of a process, with which there is nothing to sweep.
+        """The :meth:`exact_sites`, with which there is nothing to sweep.
 
         None, too, for a fixed number of sweeps, which are made as asked.
         """

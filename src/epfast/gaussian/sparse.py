@@ -14,6 +14,7 @@ V' r), a sum of squares, and r asks for entries of S^-1 on the pattern alone: se
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,10 @@ from epfast.inference.runtime import cached_property
 FILLED = 0.6
 #: operations of LAPACK that take the time of one beside it, on matrices of some hundred columns
 BLAS = 16.0
+#: columns by their degree are tried first, and kept if nothing is filled but the last ones: minimum
+#: degree takes minutes where two groups of 10^5 and 10^4 levels cross. The factor is given up where
+#: it has so many times the entries of the pattern
+MOST_FILL = 50
 #: numbers of a factor at most, 8 GB
 MOST_NUMBERS = 1 << 30
 #: entries of dense columns that are made at a time
@@ -81,15 +86,14 @@ class Pattern:
         """The pattern of a symmetric matrix (d, d), CSR, dense: columns that go last."""
         rest = np.setdiff1d(np.arange(matrix.shape[0]), dense)
         inner = sparse.csc_array(matrix)[:, rest][rest]
-        first = elimination_order(inner)
-        upper = sparse.csc_array(sparse.triu(inner[:, first][first]))
-        upper.sort_indices()
-        start, row = upper.indptr.astype(np.intp), upper.indices.astype(np.intc)
-        parents, counts = elimination_tree(start, row)
-        lead = last_ones(counts)
-        check_memory(counts, lead)
-        pattern = factor_pattern(start, row, parents, counts, lead)
-        return cls(dense, rest[first], *pattern)
+        first = np.argsort(np.diff(inner.indptr), kind="stable")
+        made = eliminated(inner, first, MOST_FILL * inner.nnz)
+        if made is None or made.fills:
+            first = elimination_order(inner)
+            made = eliminated(inner, first)
+        assert made is not None
+        check_memory(made.counts, made.lead)
+        return cls(dense, rest[first], *factor_pattern(*made[:-1]))
 
     @property
     def d(self) -> int:
@@ -125,21 +129,57 @@ class Pattern:
 
     def split(self, matrix: Any) -> tuple[Array, Array, Array]:
         """The numbers of S, B (s, c) and C (c, c) of a symmetric CSR matrix within the pattern."""
-        whole = sparse.coo_array(matrix)
-        row, column = (np.asarray(one, dtype=np.intp) for one in whole.coords)
-        numbers = np.zeros(self.core.size)
-        B, C = np.zeros((len(self.order), len(self.dense))), np.zeros((len(self.dense),) * 2)
-        inner, across = self.is_dense[row], self.is_dense[column]
-        i, j = self.rank[row], self.rank[column]
-        both, none = inner & across, ~inner & ~across & (i >= j)
-        C[i[both], j[both]] = whole.data[both]
-        places = self.core.places(i[none], j[none])
-        if (places < 0).any():
+        inner, across, both = self._places(matrix.indptr, matrix.indices)
+        s, c = len(self.order), len(self.dense)
+        parts = np.zeros(self.core.size), np.zeros((s, c)), np.zeros((c, c))
+        for part, (to, of) in zip(parts, (inner, across, both), strict=True):
+            part.ravel()[to] = matrix.data[of]
+        return parts
+
+    def _places(self, indptr: Indices, indices: Indices) -> tuple[tuple[Indices, Indices], ...]:
+        """Where the entries of a CSR matrix go: in S, B and C, to which number from which entry."""
+        known = vars(self).get("_last")
+        if known is not None and all(map(np.array_equal, known[:2], (indptr, indices))):
+            places: tuple[tuple[Indices, Indices], ...] = known[2]
+            return places
+        row = np.repeat(np.arange(self.d), np.diff(indptr))
+        is_dense, across = self.is_dense[row], self.is_dense[indices]
+        i, j, c = self.rank[row], self.rank[indices], len(self.dense)
+        none = np.flatnonzero(~is_dense & ~across & (i >= j))
+        places_of_S = self.core.places(i[none], j[none])
+        if (places_of_S < 0).any():
             raise ValueError("the matrix has entries outside the pattern")
-        numbers[places] = whole.data[none]
-        mixed = ~inner & across
-        B[i[mixed], j[mixed]] = whole.data[mixed]
-        return numbers, B, C
+        mixed, both = np.flatnonzero(~is_dense & across), np.flatnonzero(is_dense & across)
+        of_rest = ((i[of] * c + j[of], of) for of in (mixed, both))
+        places = (places_of_S, none), *of_rest
+        self._last = indptr, indices, places
+        return places
+
+
+class Elimination(NamedTuple):
+    """What an order makes of a symmetric pattern."""
+
+    #: the upper triangle by columns, the tree, and how many columns have a sparse factor
+    start: Indices
+    row: NDArray[np.intc]
+    parents: Indices
+    counts: Indices
+    lead: int
+    #: whether these columns get entries that the pattern has not
+    fills: bool
+
+
+def eliminated(pattern: Any, order: Indices, most: int = sys.maxsize) -> Elimination | None:
+    """A symmetric pattern, CSC, in some order. None: the factor has more entries than that."""
+    upper = sparse.csc_array(sparse.triu(pattern[:, order][order]))
+    upper.sort_indices()
+    start, row = upper.indptr.astype(np.intp), upper.indices.astype(np.intc)
+    tree = elimination_tree(start, row, most)
+    if tree is None:
+        return None
+    lead = last_ones(tree[1])
+    own = np.bincount(row, minlength=len(order)) - 1  # the diagonal is there
+    return Elimination(start, row, *tree, lead, bool((tree[1] > own)[:lead].any()))
 
 
 def last_ones(counts: Indices) -> int:
@@ -162,12 +202,23 @@ def check_memory(counts: Indices, lead: int) -> None:
         )
 
 
-class Moments(NamedTuple):
-    """A Gaussian by the factor of its sparse precision P, under constraints A w = 0 if there are.
+class Kriging(NamedTuple):
+    """Constraints A w = 0 on a Gaussian of precision P (Rue and Held 2005, section 2.3.3).
 
-    Constraints condition it by kriging (Rue and Held 2005, section 2.3.3): with A P^-1 A' = L L',
-    K = P^-1 A' L'^-1 and M = L^-1 A the covariance is P^-1 - K K', and a draw w becomes w - K M w.
+    With A P^-1 A' = L L' the covariance is P^-1 - K K', and a draw w becomes w - K M w.
     """
+
+    #: K = P^-1 A' L'^-1, (d, k), and M = L^-1 A, (k, d)
+    along: Array
+    against: Array
+
+    def at(self, rows: Any) -> Array:
+        """What rows (n, d) see of K, (n, k)."""
+        return np.asarray(rows @ self.along)
+
+
+class Moments(NamedTuple):
+    """A Gaussian by the factor of its sparse precision P, under constraints if there are some."""
 
     pattern: Pattern
     #: the factor of S; V (s, c); covariance (c, c) of the dense weights and its root T, T T'
@@ -181,9 +232,8 @@ class Moments(NamedTuple):
     log_determinant: float
     #: (shift.mean - log det P) / 2, with log of the density of A w at 0
     log_norm: float
-    #: K (d, k) and M (k, d). None: no constraints
-    along: Array | None = None
-    against: Array | None = None
+    #: None: no constraints
+    bound: Kriging | None = None
     #: entries of S^-1 on the pattern, and variances of the weights, (d,). None: not at hand
     inverse: Array | None = None
     variance: Array | None = None
@@ -204,7 +254,9 @@ class Moments(NamedTuple):
         pattern.core.solve(self.numbers, inner)
         made = np.empty(columns.shape)
         made[pattern.order], made[pattern.dense] = inner - self.slope @ outer, outer
-        return made if self.along is None else made - self.along @ (self.along.T @ columns)
+        if self.bound is None:
+            return made
+        return made - self.bound.along @ (self.bound.along.T @ columns)
 
     def colored(self, noise: Array) -> Array:
         """Standard normal draws (k, d) as draws about the mean, (k, d)."""
@@ -214,7 +266,9 @@ class Moments(NamedTuple):
         outer = self.root @ noise[:, pattern.dense].T
         made = np.empty(noise.shape)
         made[:, pattern.order], made[:, pattern.dense] = (inner - self.slope @ outer).T, outer.T
-        return made if self.along is None else made - (made @ self.against.T) @ self.along.T
+        if self.bound is None:
+            return made
+        return made - (made @ self.bound.against.T) @ self.bound.along.T
 
     def with_inverse(self) -> Moments:
         """The same, with entries of S^-1 and variances at hand."""
@@ -224,14 +278,25 @@ class Moments(NamedTuple):
         variance = np.empty(pattern.d)
         variance[pattern.order] = inverse[pattern.diagonal] + squares(self.slope @ self.root)
         variance[pattern.dense] = squares(self.root)
-        if self.along is not None:
-            variance = np.maximum(variance - squares(self.along), 0.0)
+        if self.bound is not None:
+            variance = np.maximum(variance - squares(self.bound.along), 0.0)
         return self._replace(inverse=inverse, variance=variance)
+
+    def entries(self) -> Array:
+        """Entries of S^-1 on the pattern."""
+        known = self.inverse
+        return self.pattern.core.inverse(self.numbers) if known is None else known
+
+    def variances(self) -> Array:
+        """Variances of the weights, (d,)."""
+        known = self.variance if self.variance is not None else self.with_inverse().variance
+        assert known is not None
+        return known
 
     def covariances_of(self, columns: Indices) -> Array:
         """Covariances (k, q, q) of the weights in each row of columns (k, q)."""
         pattern, (k, q) = self.pattern, columns.shape
-        inverse = self.with_inverse().inverse
+        inverse = self.entries()
         pairs = columns[:, :, None], columns[:, None, :]
         one, other = (np.broadcast_to(of, (k, q, q)) for of in pairs)
         inner = ~(pattern.is_dense[one] | pattern.is_dense[other])
@@ -243,8 +308,9 @@ class Moments(NamedTuple):
         made = np.zeros(one.shape)
         made[inner] = inverse[places[inner]]
         made += beside[columns] @ np.swapaxes(beside[columns], 1, 2)
-        if self.along is not None:
-            made -= self.along[columns] @ np.swapaxes(self.along[columns], 1, 2)
+        if self.bound is not None:
+            reach = self.bound.along[columns]
+            made -= reach @ np.swapaxes(reach, 1, 2)
         for i in np.flatnonzero((places < 0).any(axis=(1, 2))):  # columns that do not meet
             units = np.zeros((pattern.d, q))
             units[columns[i], np.arange(q)] = 1.0
@@ -278,13 +344,15 @@ def moments(
         half, own = both[:, :c], both[:, c].copy()
         log_determinant = core.log_determinant(numbers)
         log_norm = 0.5 * (float(own @ own) - log_determinant)
-        mean, covariance, root = np.empty(pattern.d), np.empty((c, c)), np.empty((c, c))
+        mean, covariance = np.empty(pattern.d), np.empty((c, c))
+        root: Array | None = np.empty((c, c))
         if c:
             rest = gaussian_moments(C - half.T @ half, shift[pattern.dense] - half.T @ own, True)
             if rest is None:
                 return None
             covariance, mean[pattern.dense], log_norm_of_dense, root = rest
             log_norm += log_norm_of_dense
+            assert root is not None
             log_determinant -= 2.0 * float(np.log(root.diagonal()).sum())
             both[:, c] -= half @ mean[pattern.dense]
         core.solve(numbers, both, "back")
@@ -292,6 +360,7 @@ def moments(
         slope = np.ascontiguousarray(both[:, :c])
         if not (math.isfinite(log_norm) and np.isfinite(mean).all()):
             return None
+    assert root is not None
     made = Moments(pattern, numbers, slope, covariance, root, mean, log_determinant, log_norm)
     return made if constraints is None else conditioned(made, constraints)
 
@@ -308,7 +377,7 @@ def conditioned(free: Moments, constraints: Array) -> Moments | None:
     gap = against @ free.mean
     log_norm = free.log_norm - float(np.log(factor.diagonal()).sum()) - 0.5 * float(gap @ gap)
     mean = free.mean - along @ gap
-    return free._replace(mean=mean, along=along, against=against, log_norm=log_norm)
+    return free._replace(mean=mean, bound=Kriging(along, against), log_norm=log_norm)
 
 
 class RowsOnPattern:
@@ -329,38 +398,43 @@ class RowsOnPattern:
     @property
     def work(self) -> float:
         """Operations of a sum over the rows, and of their variances, about."""
-        return 2.0 * self.core.n_pairs + self.U.size * (1.0 + self.U.shape[1] / BLAS)
+        return float(2.0 * self.core.n_pairs + self.U.size * (1.0 + self.U.shape[1] / BLAS))
 
     def add(self, precision: Array, shift: Array, parts: tuple[Array, Array, Array]) -> Array:
-        """Add sum_i precision_i x_i x_i' to parts of a matrix; return sum_i shift_i x_i, (d,)."""
-        numbers, B, C = parts
-        dense = C.shape[0] > 0
-        self.core.add(precision, numbers, self.U if dense else None, B if dense else None)
-        if dense:
-            add_sites(Rows(self.U), precision, shift, C, np.zeros(len(C)))
-        return np.asarray(shift @ self.X)
+        """Add sum_i precision_i x_i x_i' to parts of a matrix. Return sum_i shift_i x_i, (d,)."""
+        (numbers, B, C), pattern = parts, self.pattern
+        inner, total = np.zeros(len(pattern.order)), np.zeros(pattern.d)
+        U, to = (self.U, B) if len(C) else (None, None)
+        self.core.add(precision, shift, numbers, inner, U, to)
+        total[pattern.order] = inner
+        if len(C):
+            outer = np.zeros(len(C))
+            add_sites(Rows(self.U), precision, shift, C, outer)
+            total[pattern.dense] = outer
+        return total
 
     def marginals(
         self, now: Moments, part: slice, reach: Array | None = None
     ) -> tuple[Array, Array]:
         """Mean and variance of x.w of some rows; reach: X K, of constraints."""
-        first, last, _ = part.indices(self.n)
-        h, s = np.empty((2, last - first))
-        self.core.squares(now.with_inverse().inverse, first, s)
-        if self.U.shape[1]:
-            rest, more = np.empty((last - first, self.U.shape[1])), np.empty(last - first)
+        (first, last, _), pattern = part.indices(self.n), self.pattern
+        (h, s), of_dense = np.empty((2, last - first)), now.mean[pattern.dense]
+        self.core.marginals(now.entries(), now.mean[pattern.order], first, h, s)
+        if len(of_dense):
+            rest, (more, spread) = np.empty((len(h), len(of_dense))), np.empty((2, len(h)))
             self.core.reduced(now.slope, self.U, first, rest)
-            marginals(Rows(rest), now.covariance, now.root, now.mean[self.pattern.dense], h, more)
-            s += more
+            marginals(Rows(rest), now.covariance, now.root, of_dense, more, spread)
+            h += self.U[part] @ of_dense
+            s += spread
         if reach is not None:
             s = np.maximum(s - squares(reach[part]), 0.0)
-        return np.asarray(self.X[part] @ now.mean), s
+        return h, s
 
 
 def latent(rows: Any, now: Moments) -> tuple[Array, Array]:
     """Mean and variance of x.w of CSR rows, which need not be those of the pattern."""
     given = RowsOnPattern(now.pattern, rows)
-    reach = None if now.along is None else np.asarray(rows @ now.along)
+    reach = None if now.bound is None else now.bound.at(rows)
     mean, variance = given.marginals(now.with_inverse(), slice(None), reach)
     others = np.flatnonzero(~given.core.whole)  # columns that meet here alone
     step = max(1, PART // now.pattern.d)

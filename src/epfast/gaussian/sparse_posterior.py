@@ -61,13 +61,12 @@ class SparsePosterior(FullPosterior):
         return self._now.with_inverse()
 
     @property
-    def mean(self) -> Array:  # type: ignore[override]
+    def mean(self) -> Array:
         return self._now.mean
 
     @property
-    def variance(self) -> Array:  # type: ignore[override]
-        known = self._now.variance
-        return np.asarray(self._entries.variance if known is None else known)
+    def variance(self) -> Array:
+        return self._now.variances()
 
     @cached_property
     def shift(self) -> Array:
@@ -124,8 +123,8 @@ class SparsePosterior(FullPosterior):
             else:
                 half = now.half(given.T.toarray())
                 mean, variance = np.asarray(given @ now.mean), half.T @ half
-                if now.along is not None:
-                    reach = given @ now.along
+                if now.bound is not None:
+                    reach = now.bound.at(given)
                     variance -= reach @ reach.T
         finite(mean, variance)
         return mean, variance
@@ -133,7 +132,7 @@ class SparsePosterior(FullPosterior):
     @cached_property
     def _at_rows(self) -> tuple[Array, Array]:
         problem, now = self._with_rows().problem, self._entries
-        reach = None if now.along is None else np.asarray(problem.data.X @ now.along)
+        reach = None if now.bound is None else now.bound.at(problem.data.X)
         moments: tuple[Array, Array] = problem.design.rows.marginals(now, slice(None), reach)
         return moments
 

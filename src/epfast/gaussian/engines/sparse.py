@@ -6,7 +6,6 @@ columns meet in rows, and a fit of each site. See :mod:`epfast.gaussian.sparse`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,11 +14,10 @@ from scipy import sparse
 
 from epfast import families
 from epfast._arrays import Array
-from epfast._core.row_sweeps import SiteFits
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import EPEngine, Form
 from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.rows import AtOnce
+from epfast.gaussian.engines.rows import AtOnce, first_sites
 from epfast.gaussian.problem import Problem, not_proper
 from epfast.gaussian.sparse import BLAS, Moments, Pattern, RowsOnPattern, moments
 from epfast.inference import Counts, Sites, Summary
@@ -29,16 +27,17 @@ from epfast.inference.runtime import Tick
 #: share of the rows that act on a dense column, at least
 DENSE = 0.25
 #: a model of the time of a fit in nanoseconds, by twenty tables of 200 to 20,000 rows and 12 to
-#: 1,000 columns: sweeps, what a row takes in each beside its pairs of columns, what a fit takes
-#: beside them. It chooses the slower form of two for 2 of the 20, by 1.3 times at most
-SWEEPS, OF_A_ROW, BEGUN = 10.0, 50.0, 3e6
+#: 1,000 columns: sweeps, and what a row takes in each beside its pairs of columns
+SWEEPS, OF_A_ROW = 10.0, 50.0
 #: pivots of a precision of unit diagonal that are rounding
 ROUNDING = 1e-14
-#: sd of the cavity of the first sites, in the unit of latent values
-WIDE = 3.0
-#: cosine of two changes beyond which they turn back or go on, and what the share of a change that
-#: is taken is multiplied by then; the least share
-TURNED, LESS, MORE, LEAST = 0.3, 0.7, 1.2, 0.1
+#: least share of a change that is taken, how much more than the last one it may be, and the share
+#: of its precision to which a site may fall in a sweep. Of 400 models of ten smooth likelihoods and
+#: 200 of five with kinks one does not converge, a probit on a wide walk. The others take 19 and 31
+#: sweeps to 1e-8 on average, and with a constant share of .5 42 and 60. With shares of up to 2 they
+#: all converge, and logistic models of 10,000 rows and 25 columns do not
+LEAST, RISE, FALL = 0.1, 1.5, 0.2
+TINY = 1e-9
 
 
 class SparseDesign:
@@ -69,13 +68,18 @@ class SparseDesign:
     def nanoseconds(self) -> float:
         """What a fit takes, about."""
         assert self.rows is not None
-        return BEGUN + SWEEPS * (self.pattern.work + self.rows.work + OF_A_ROW * self.rows.n)
+        work = self.pattern.work + self.rows.work + OF_A_ROW * self.rows.n
+        return float(SWEEPS * work)
 
     def with_rows(self, X: Any) -> SparseDesign:
-        """The same with other rows, which must not add to the pattern."""
-        return SparseDesign(
-            self.pattern, self.of_prior, self.constraints, RowsOnPattern(self.pattern, X)
-        )
+        """The same with the rows of the fit, or some of them."""
+        rows = RowsOnPattern(self.pattern, X)
+        if not rows.core.whole.all():
+            raise ValueError(
+                f"X has columns that meet in no row of the fit, first in row "
+                f"{int(np.argmin(rows.core.whole))}; allowed: the rows that were fitted"
+            )
+        return SparseDesign(self.pattern, self.of_prior, self.constraints, rows)
 
     def without_rows(self) -> SparseDesign:
         return SparseDesign(self.pattern, self.of_prior, self.constraints)
@@ -83,8 +87,8 @@ class SparseDesign:
     def is_proper(self, prior: Any) -> bool:
         """Whether a precision is positive definite, beside rounding of its diagonal."""
         scale = 1.0 / np.sqrt(prior.precision.diagonal())
-        unit = prior.precision.tocoo()
-        unit.data = unit.data * scale[unit.row] * scale[unit.col]
+        unit = sparse.csr_array(prior.precision, copy=True)
+        unit.data *= np.repeat(scale, np.diff(unit.indptr)) * scale[unit.indices]
         numbers, _, _ = self.of_prior.split(unit)
         core = self.of_prior.core
         return core.factor(numbers) and core.least_pivot(numbers) > ROUNDING
@@ -105,7 +109,7 @@ class SparseDesign:
         made = self._prior(prior)
         if self.constraints is None:
             return 0.5 * made.log_determinant
-        return -(made.log_norm + prior.log_scale)
+        return -float(made.log_norm + prior.log_scale)
 
 
 def pairs_of(X: Any, dense: Any) -> float:
@@ -136,24 +140,21 @@ def meetings(X: Any, dense: Any) -> Any:
     return sparse.csr_array(rows.T @ rows)
 
 
-class Turns(NamedTuple):
-    """The share of each change of the sites that is taken, and the last change."""
+class Pace(NamedTuple):
+    """The share of a change of the sites that is taken, and the last change."""
 
     share: float = 1.0
     #: of the rows' means in sd, then of their variances, relative, (2 n,)
     change: Array | None = None
 
-    def after(self, change: Array) -> Turns:
-        """Less where the change turns back, more where it goes on."""
-        share = self.share
-        if self.change is not None:
-            sizes = float(change @ change) * float(self.change @ self.change)
-            cosine = float(change @ self.change) / math.sqrt(sizes) if sizes > 0.0 else 0.0
-            if cosine < -TURNED:
-                share = max(LESS * share, LEAST)
-            elif cosine > TURNED:
-                share = min(MORE * share, 1.0)
-        return Turns(share, change)
+    def after(self, change: Array) -> Pace:
+        """The share at which a change that goes on as since the last one ends in one step."""
+        share, last = self.share, self.change
+        size = 0.0 if last is None else float(last @ last)
+        if last is not None and size > 0.0:
+            left = (1.0 - float(change @ last) / size) / share
+            share = min(max(1.0 / max(left, TINY), LEAST), RISE * share, 1.0)
+        return Pace(share, change)
 
 
 class Sparse(Form):
@@ -185,7 +186,7 @@ class Sparse(Form):
 
     def at_rows(self, state: GPState) -> Callable[[slice], tuple[Array, Array]]:
         now: Moments = state.moments
-        reach = None if now.along is None else np.asarray(self.rows.X @ now.along)
+        reach = None if now.bound is None else now.bound.at(self.rows.X)
 
         def of(part: slice) -> tuple[Array, Array]:
             self.of_rows[:, part] = self.rows.marginals(now, part, reach)
@@ -196,7 +197,7 @@ class Sparse(Form):
 
     def summary(self, state: GPState, evidence: bool = True) -> Summary:
         now: Moments = state.moments
-        return Summary(now.mean, now.variance, self.log_evidence(state))
+        return Summary(now.mean, now.variances(), self.log_evidence(state))
 
     def log_evidence(self, state: GPState) -> float:
         """EP's log p(y), with all constants."""
@@ -226,35 +227,36 @@ class SparseEngine(EPEngine):
 
     def begun(self, state: GPState, is_flat: bool) -> GPState:
         """The state, or that of the first sites, from which nearly all fits converge."""
-        first = self._from_one_cavity() if is_flat and self.schedule.tol > 0.0 else None
+        first = None
+        if is_flat and self.schedule.tol > 0.0:
+            first = first_sites(self.problem, self.tilted)
         state = state if first is None else self.form.built(first, state.sweeps) or state
-        return state._replace(memory=Turns())
+        return state._replace(memory=Pace())
 
-    def _from_one_cavity(self) -> Sites:
-        """The sites of all rows in a cavity about as wide as latent values differ."""
-        problem, sites, n = self.problem, self.form.flat(), self.n_sites
-        center, unit = problem.loss.typical(problem.data.y, problem.data.weights)
-        h, s = np.full(n, center), np.full(n, (WIDE * unit) ** 2)
-        core = SiteFits(self.tilted, self.schedule.power, 1.0)
-        core.fit(h, s, problem.responses(slice(None)), *sites, problem.weights(slice(None)))
-        return sites
+    def known(self, state: GPState) -> dict[str, Any]:
+        return {"log_evidence": self.form.log_evidence(state)}
 
     def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         """All sites, each a share of the way; what is left is the change of a whole sweep."""
-        counts = self._at_once.visit(state, sites, tick)
+        counts, old = self._at_once.visit(state, sites, tick), state.sites
         h, s = self.form.of_rows
-        more = sites.precision - state.sites.precision
-        away = sites.shift - state.sites.shift - more * h
+        # sites in a linear tail would lose all precision at once, and means go anywhere
+        least = FALL * old.precision
+        held = np.where((old.precision > 0.0) & (sites.precision >= 0.0), least, -np.inf)
+        held = np.maximum(held - sites.precision, 0.0)
+        sites.precision[:] += held
+        sites.shift[:] += held * h
+        more = sites.precision - old.precision
+        away = sites.shift - old.shift - more * h
         with np.errstate(all="ignore"):  # of a run that diverges
-            turns = (state.memory or Turns()).after(np.append(away * np.sqrt(s), more * s))
-        if turns.share < 1.0:
-            mixed = families.damped(state.sites, sites, turns.share)
-            for part, of in zip(sites, mixed, strict=True):
+            pace = (state.memory or Pace()).after(np.append(away * np.sqrt(s), more * s))
+        if pace.share != 1.0:
+            for part, of in zip(sites, families.damped(old, sites, pace.share), strict=True):
                 part[:] = of
         new = self.form.built(sites, state.sweeps + 1)
         if new is None:
             return counts
-        ends = [Summary(now.moments.mean, now.moments.variance) for now in (state, new)]
-        left = change(*ends) / (turns.share * self.schedule.damping)
-        made = new._replace(memory=turns)
-        return counts._replace(made=made, damping=turns.share, remaining=left)
+        ends = [Summary(now.moments.mean, now.moments.variances()) for now in (state, new)]
+        left = change(*ends) / (pace.share * self.schedule.damping)
+        made = new._replace(memory=pace)
+        return counts._replace(made=made, damping=pace.share, remaining=left)
