@@ -406,10 +406,10 @@ class Life:
         for mine, theirs in zip(self.post.state.blocks, post.state.blocks, strict=True):
             if not all(map(np.array_equal, mine.summary, theirs.summary)):
                 self.found.append(("not as it was saved", "a block"))
-        if not all(map(np.array_equal, self.post.state.turns, post.state.turns)):
-            self.found.append(("not as it was saved", "turns"))
-        for name, value in self.post.state._replace(turns=())._asdict().items():
-            if name not in ("blocks", "linear", "turns") and not np.array_equal(
+        if not all(map(np.array_equal, self.post.state.pace, post.state.pace)):
+            self.found.append(("not as it was saved", "pace"))
+        for name, value in self.post.state._replace(pace=())._asdict().items():
+            if name not in ("blocks", "linear", "pace") and not np.array_equal(
                 value, getattr(post.state, name)
             ):
                 self.found.append(("not as it was saved", name))

@@ -17,7 +17,7 @@ from epfast._core.graph_blocks import BlockBatch
 from epfast._core.thread_pool import ThreadPool
 from epfast.families import POSSIBLE
 from epfast.gaussian.engines.chunks import block_size
-from epfast.gaussian.engines.sparse import Turns
+from epfast.gaussian.engines.sparse import Pace, paced
 from epfast.graph.blocks import (
     About,
     BlockBelief,
@@ -36,7 +36,7 @@ from epfast.graph.limit import FIRST, SLOW, Limit
 from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
 from epfast.graph.sparse_blocks import FormsOnPattern, naturals
 from epfast.graph.variables import Index, LinearForm, Terms
-from epfast.inference import Counts, Summary
+from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import cached_property
 from epfast.schedules import EP
@@ -530,10 +530,10 @@ class GraphEngine:
                 damping,
             )
             tick(count)
-        turns = state.turns
+        pace = state.pace
         if len(self.slots):
             beliefs = beliefs[: len(before)].copy()
-            turns = self._turned(turns, *begun, sites, scale)
+            pace = self._paced(pace, begun, sites, scale)
         refused, failed = self.core.counts()
         self._refuse_the_impossible()
         self.remedy = remedy_for(self.reasons, state.damping)
@@ -555,7 +555,7 @@ class GraphEngine:
                 _, partition = core.compare(before, beliefs, self.n_gaussians)
         for k in self.blocks:
             moved = change(state.blocks[k].summary, blocks[k].summary)
-            moved /= turns.share if k in self.sparse else 1.0
+            moved /= pace.share if k in self.sparse else 1.0
             distance = float(np.maximum(distance, moved))
         partition += self.others.partition(beliefs)
         partition += sum(blocks[k].partition for k in self.blocks)
@@ -582,7 +582,7 @@ class GraphEngine:
             together = True
         sweeps, moves = state.sweeps + 1, (state.moves[1], moved)
         new = GraphState(beliefs, sites, scale, sweeps, together, distance, moves, grown)
-        new = new._replace(damping=state.damping, blocks=blocks, turns=turns)
+        new = new._replace(damping=state.damping, blocks=blocks, pace=pace)
         restless = moved > RESTLESS and grown * damping >= 2 * MOST_RESTLESS
         if diverges and (moved > ASTRAY or restless):
             new = self._begun_again(new)
@@ -594,27 +594,21 @@ class GraphEngine:
             damping=state.damping,
         )
 
-    def _turned(
-        self, turns: Turns, before: Array, old_scale: Array, sites: Array, scale: Array
-    ) -> Turns:
+    def _paced(self, pace: Pace, begun: tuple[Array, Array], sites: Array, scale: Array) -> Pace:
         """Take a share of the change of the sites of forms over sparse blocks, in place.
 
-        All of these are fitted to one belief, so that their changes may overshoot together.
+        All of these are fitted to one belief, so that their changes may overshoot together. begun:
+        sites and scales before the sweep.
         """
         parts = [part for part in self.about if part.slot is not None]
         at, slot, of = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("at", "slot", "of")
         )
         precision, shift = (self.slots[slot - len(self.problem.prior) + k] for k in (0, 1))
-        more = sites[at] - before[at]
-        with np.errstate(all="ignore"):  # of a run that diverges
-            away = sites[at + 1] - before[at + 1] - more * (shift / precision)
-            turns = turns.after(np.append(away / np.sqrt(precision), more / precision))
-        if turns.share < 1.0:
-            pairs = (sites, before), (scale, old_scale)
-            for (numbers, old), which in zip(pairs, (np.append(at, at + 1), of), strict=True):
-                numbers[which] = old[which] + turns.share * (numbers[which] - old[which])
-        return turns
+        old, new = (Sites(x[at], x[at + 1], y[of]) for x, y in (begun, (sites, scale)))
+        pace = paced(pace, old, new, shift / precision, 1.0 / precision)
+        sites[at], sites[at + 1], scale[of] = new
+        return pace
 
     def _begun_again(self, state: GraphState) -> GraphState:
         """The start of the fit, for sweeps with more damping."""
@@ -632,7 +626,7 @@ class GraphEngine:
             moves=(math.inf, math.inf),
             grown=0,
             damping=damping,
-            turns=Turns(),
+            pace=Pace(),
         )
 
     def _refuse_the_impossible(self) -> None:

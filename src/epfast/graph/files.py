@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from epfast import _checks, priors, schemes
 from epfast.families import FAMILIES
 from epfast.gaussian.engines.shards import WarmStart
-from epfast.gaussian.engines.sparse import Turns
+from epfast.gaussian.engines.sparse import Pace
 from epfast.gaussian.files import check_shapes
 from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart
 from epfast.graph.engine import GraphEngine
@@ -47,7 +47,7 @@ PARTS = (
         SparseBlockPrior,
         BlockTerms,
         Terms,
-        Turns,
+        Pace,
         WarmStart,
     ),
     *(Scales, Variables, *KINDS),
@@ -173,7 +173,7 @@ def checked(post: Any) -> Any:
         raise ValueError("sites are not those of the factors")
     if not problem.is_proper(state.beliefs, problem.others()):
         raise ValueError("beliefs are improper")
-    engine, change = GraphEngine(problem), state.turns.change
+    engine, change = GraphEngine(problem), state.pace.change
     missing = [belief is None for belief in state.blocks]
     if missing != [prior.number in problem.sparse for prior in problem.priors]:
         raise ValueError("beliefs about blocks are missing")

@@ -13,7 +13,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
-from epfast.gaussian.engines.sparse import Turns
+from epfast.gaussian.engines.sparse import Pace
 from epfast.graph.blocks import BlockPrior, is_linear
 from epfast.graph.factors import Batch, Edges
 from epfast.graph.marginals import Others
@@ -136,7 +136,7 @@ class GraphState(NamedTuple):
     #: states of blocks that are linear models, see :class:`epfast.graph.blocks.LinearPart`
     linear: tuple[Any, ...] = ()
     #: of forms over blocks with a sparse precision
-    turns: Turns = Turns()
+    pace: Pace = Pace()
 
 
 class UpdateOrder(NamedTuple):

@@ -91,7 +91,7 @@ class SparseBelief(NamedTuple):
 
     @property
     def variance(self) -> Array:
-        return np.asarray(self.moments.variance).reshape(self.shape).copy()
+        return self.moments.variances().reshape(self.shape).copy()
 
     @property
     def sd(self) -> Array:
@@ -111,7 +111,7 @@ class SparseBelief(NamedTuple):
 
     @property
     def summary(self) -> Summary:
-        return Summary(self.moments.mean, np.asarray(self.moments.variance))
+        return Summary(self.moments.mean, self.moments.variances())
 
     def shaped(self, shape: tuple[int, ...]) -> Self:
         """The belief about a block of this shape."""
