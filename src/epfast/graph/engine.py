@@ -32,7 +32,7 @@ from epfast.graph.blocks import (
     prior_belief,
 )
 from epfast.graph.factors import Batch
-from epfast.graph.limit import FIRST, SLOW, Limit
+from epfast.graph.limit import FIRST, SLOW, TRIES, Limit
 from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
 from epfast.graph.sparse_blocks import FormsOnPattern, naturals
 from epfast.graph.variables import Index, LinearForm, Terms
@@ -208,7 +208,7 @@ class GraphEngine:
         slow = watch is None and schedule.tol > 0.0
         self.limit: Limit | None = None
         if slow or (watch is not None and all_gaussian):
-            self.limit = Limit(problem.n_gaussians, SLOW if slow else FIRST)
+            self.limit = self._limit(SLOW if slow else FIRST)
         self.program = problem.program(problem.order())
         self.blocks = [k for k in range(len(problem.blocks)) if k not in self.linear]
         #: beliefs about blocks of matrices, which a sweep changes in place
@@ -268,6 +268,9 @@ class GraphEngine:
         self.before = np.empty_like(prior)
         #: the posterior from which sweeps begin again if they diverge. None: from the priors
         self.start: Any = None
+
+    def _limit(self, first: int) -> Limit:
+        return Limit(self.n_gaussians, first, TRIES if self.problem.sparse else 1)
 
     def _prior_of(self, k: int) -> Any:
         block = self.problem.priors[k]
@@ -616,7 +619,7 @@ class GraphEngine:
         text = "sweep %d: updates diverge, they begin again with damping %.3g"
         logger.info(text, state.sweeps, self.problem.schedule.damping * damping)
         if self.limit is not None:
-            self.limit = Limit(self.n_gaussians, state.sweeps + FIRST)
+            self.limit = self._limit(state.sweeps + FIRST)
         begun = self.init(self.start)
         return state._replace(
             beliefs=begun.beliefs,
