@@ -319,9 +319,8 @@ class Graph:
         are proportional to its length. Factors that are Gaussian in forms over the block alone are
         part of its prior, so that a model of such factors is exact. The others are updated together
         once per sweep. ``post[w]`` has ``mean``, ``variance``, ``sd`` and
-        ``covariances_of(columns)``. The schedule is EP. In ``precision``, the numbers of a chain
-        of more than some ten thousand steps may be singular to rounding where its transitions, one
-        by one, are not.
+        ``covariances_of(columns)``. The schedule is EP. A ``precision`` with the steps of a chain of
+        more than some thousand is singular to rounding: give the steps as transitions.
 
         Examples
         --------
@@ -336,7 +335,7 @@ class Graph:
         >>> steps = g.add(step, x[:-1], x[1:])
         >>> seen = g.add("gaussian", x[:, 0], y, noise=0.25)
         >>> g.fit()[x].mean[-1].round(2)
-        array([9.61, 0.47])
+        array([10.04,  0.54])
         """
         self._check_name(name)
         number = len(self._model.families)
