@@ -326,6 +326,23 @@ class TestBesideOthers:
             assert_allclose(a.variance, b.variance, rtol=1e-7)
         assert_allclose(posts[0].log_evidence, posts[1].log_evidence, atol=1e-7)
 
+    def test_a_common_level_is_found(self):
+        """Groups beside a chain with counts and labels share its level, which moves slowly."""
+        n = 200
+        rng = np.random.default_rng(4)
+        x = np.zeros((n, 2))
+        step = np.array([[0.99, 0.9], [0.0, 0.9]])
+        for t in range(1, n):
+            x[t] = step @ x[t - 1] + np.sqrt(np.diag(NOISE["level"])) * rng.normal(size=2)
+        g = Graph()
+        w, z = g.block((n, 2), variance=flat_after(n, np.array([1.0, 0.1]))), g.gaussian(3)
+        g.add(Transition(NOISE["level"], factor=step), w[:-1], w[1:])
+        h = w[:, 0] + z[np.arange(n) % 3]
+        g.add("poisson", h, rng.poisson(np.exp(np.clip(x[:, 0], -4, 6))))
+        labels = np.where(x[::3, 0] + rng.normal(size=len(x[::3])) > 0, 1, -1)
+        g.add("probit", h[::3], labels)
+        assert g.fit().converged
+
     @pytest.mark.parametrize("kinds", [("sparse", "dense"), ("sparse", "sparse")])
     def test_forms_over_two_blocks(self, kinds):
         """A form over both has no correlations between them: as of two dense ones."""
@@ -486,6 +503,21 @@ class TestBeliefs:
         assert_allclose(post[x].mean[:4], [0.5, 0.5, 0.5, 0.0])
         with pytest.raises(MemoryError, match="covariances_of"):
             post[x].covariance  # noqa: B018
+
+    def test_many_independent_entries_are_sparse(self):
+        """A matrix of 20,000 would take 3 GB: a walk, as a chain of scalars."""
+        n = 20_000
+        y = np.sin(np.arange(n) / 500.0)
+        g, h = Graph(), Graph()
+        x, z = g.block(n, variance=100.0), h.gaussian(n, variance=100.0)
+        g.add("gaussian", x[1:] - x[:-1], 0.0, noise=0.1)
+        h.add("gaussian", z[1:] - z[:-1], 0.0, noise=0.1)
+        for graph, w in ((g, x), (h, z)):
+            graph.add("gaussian", w[::4], y[::4])
+        a, b = g.fit(), h.fit()
+        assert_allclose(a[x].mean, b[z].mean, atol=1e-9)
+        assert_allclose(a[x].variance, b[z].variance, rtol=1e-9)
+        assert_allclose(a.log_evidence, b.log_evidence, rtol=1e-11)
 
     def test_copies(self, fit):
         post, x, _, _ = fit

@@ -310,17 +310,17 @@ class Graph:
 
         Notes
         -----
-        With a dense ``precision``, and with ``variance`` for an int d, the belief has a matrix
-        (d, d), and a sweep takes O(d^2) per factor.
+        With a dense ``precision``, and with ``variance`` for an int d up to 16,384, the belief has
+        a matrix (d, d), and a sweep takes O(d^2) per factor.
 
-        With a sparse ``precision`` (of SciPy), for a shape with ``variance``, and for states of
+        With a sparse ``precision`` (of SciPy), for a tuple d with ``variance``, and for states of
         transitions, the precision of the belief stays sparse: its entries are those of the prior
         and the pairs of variables that meet in a form. Of a chain of states both time and memory
         are proportional to its length. Factors that are Gaussian in forms over the block alone are
         part of its prior, so that a model of such factors is exact. The others are updated together
         once per sweep. ``post[w]`` has ``mean``, ``variance``, ``sd`` and
-        ``covariances_of(columns)``. The schedule is EP. A ``precision`` with the steps of a chain of
-        more than some thousand is singular to rounding: give the steps as transitions.
+        ``covariances_of(columns)``. The schedule is EP. A ``precision`` that has more than some
+        thousand steps of a chain is nearly singular to rounding. Give the steps as transitions.
 
         Examples
         --------

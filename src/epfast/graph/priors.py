@@ -20,8 +20,8 @@ from epfast.graph.variables import spread, together
 
 #: the largest mean, and number of a gamma or beta prior
 MOST = 1e150
-#: entries of a block at most
-MOST_ENTRIES = 2**20
+#: variables of a block at most
+MOST_VARIABLES = 2**20
 #: the smallest normal number
 TINY = float(np.finfo(np.float64).tiny)
 
@@ -124,8 +124,8 @@ def block(
     parts = tuple(d) if several else (d,)
     if not parts:
         raise ValueError("d is (); allowed: an integer, or a shape of one axis or more")
-    shape = tuple(_checks.integer("d", part, least=1, most=MOST_ENTRIES) for part in parts)
-    size = _checks.integer("d", math.prod(shape), least=1, most=MOST_ENTRIES)
+    shape = tuple(_checks.integer("d", part, least=1, most=MOST_VARIABLES) for part in parts)
+    size = _checks.integer("d", math.prod(shape), least=1, most=MOST_VARIABLES)
     given = _checks.real_array("mean", mean)
     wide = several or given.ndim == 0
     center = np.ravel(spread("mean", given, shape)) if wide else given

@@ -238,14 +238,17 @@ class GraphProblem(NamedTuple):
 
     def with_priors(self) -> GraphProblem:
         """The problem with the priors of blocks as a fit has them."""
-        found = [prior_in_effect(block, self.batches) for block in self.blocks]
+        own: dict[int, list[Batch]] = {}
+        for batch in self.batches:
+            own.setdefault(batch.block, []).append(batch)
+        found = [prior_in_effect(block, own.get(block.number, [])) for block in self.blocks]
         known = tuple(key for _, keys in found for key in keys)
         return self._replace(priors=tuple(prior for prior, _ in found), known=known)
 
     @property
-    def sparse(self) -> list[int]:
+    def sparse(self) -> set[int]:
         """Numbers of the blocks with a sparse precision."""
-        return [prior.number for prior in self.priors if isinstance(prior, SparseBlockPrior)]
+        return {prior.number for prior in self.priors if isinstance(prior, SparseBlockPrior)}
 
     def linear(self) -> dict[int, int]:
         """Blocks that are linear models of their own, by place, with the batch of each.
@@ -256,7 +259,7 @@ class GraphProblem(NamedTuple):
         if self.schedule.stores == "none":
             return batch_of
         for place, block in enumerate(self.priors):
-            if block.number in self.sparse:
+            if isinstance(block, SparseBlockPrior):
                 continue
             about = [
                 k
@@ -296,8 +299,9 @@ class GraphProblem(NamedTuple):
             )
         for batch in self.batches:
             batch.factor.check_power(batch, self.schedule.power)
-        for batch in self.batches if self.schedule.stores != "factor" else ():
-            over = [part.block for part in batch.parts if part.block in self.sparse]
+        sparse = self.sparse if self.schedule.stores != "factor" else set()
+        for batch in self.batches if sparse else ():
+            over = any(part.block in sparse for part in batch.parts)
             if over and batch.key not in self.known:
                 raise ValueError(
                     f"schedule is {_checks.describe(self.schedule)}; allowed with batch "
@@ -463,12 +467,13 @@ class GraphProblem(NamedTuple):
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
         variables = np.concatenate([batch.terms.variables for batch in batches])
         n = len(self.families)
-        alone = np.isin(variables, self.sparse)  # such forms are updated from the same belief
+        sparse = self.sparse
+        alone = np.isin(variables, list(sparse))  # such forms are updated from the same belief
         variables[alone] = n + np.arange(alone.sum())
         n += int(alone.sum())
         first = np.concatenate([[0], np.cumsum([batch.n for batch in batches])]).astype(np.intp)
         kind = np.concatenate([batch.factor.labels(batch) for batch in batches])
-        dense = [any(part.block not in self.sparse for part in batch.parts) for batch in batches]
+        dense = [any(part.block not in sparse for part in batch.parts) for batch in batches]
         in_order = np.array(dense, dtype=np.uint8)
         rows, segments = runs(starts, variables, order, first, n, kind, in_order)
         return UpdateOrder(tuple(rows[a:b] - a for a, b in pairwise(first)), segments)

@@ -10,7 +10,7 @@ from scipy import sparse
 
 from epfast._arrays import Array
 from epfast.gaussian.engines.sparse import dense_columns, meetings
-from epfast.gaussian.problem import in_memory
+from epfast.gaussian.problem import MOST_BYTES, in_memory
 from epfast.gaussian.sparse import Moments, Pattern, RowsOnPattern, latent, moments
 from epfast.graph.blocks import About, BlockBelief, BlockPrior, prior_belief
 from epfast.graph.factors import Batch, Gaussians
@@ -127,18 +127,19 @@ class SparseBelief(NamedTuple):
 
 
 def prior_in_effect(
-    prior: BlockPrior | SparseBlockPrior, batches: tuple[Batch, ...]
+    prior: BlockPrior | SparseBlockPrior, own: list[Batch]
 ) -> tuple[BlockPrior | SparseBlockPrior, tuple[int, ...]]:
     """The prior of a block, in its form, times the Gaussian factors about it.
 
     Returns the keys of the batches of these factors, too. A precision is sparse if it was given so.
-    That of independent entries is sparse if transitions of states are about them.
+    That of independent entries is sparse if transitions of states are about them, or if a matrix
+    would take more than 2 GB. own: batches about the block alone.
     """
-    own = [batch for batch in batches if batch.block == prior.number]
     if isinstance(prior, BlockPrior):
         if prior.precision.ndim == 2:
             return prior, ()
-        if not any(isinstance(batch.factor, StateTransition) for batch in own):
+        fits = 8 * prior.d**2 <= MOST_BYTES
+        if fits and not any(isinstance(batch.factor, StateTransition) for batch in own):
             return prior._replace(precision=np.diag(prior.precision)), ()
         prior = independent(prior.number, prior.precision, prior.mean)
     found = [(batch, batch.factor.gaussians(batch)) for batch in own]
