@@ -609,7 +609,8 @@ class GraphEngine:
         )
         precision, shift = (self.slots[slot - len(self.problem.prior) + k] for k in (0, 1))
         old, new = (Sites(x[at], x[at + 1], y[of]) for x, y in (begun, (sites, scale)))
-        pace = paced(pace, old, new, shift / precision, 1.0 / precision)
+        with np.errstate(all="ignore"):  # of sweeps that diverge
+            pace = paced(pace, old, new, shift / precision, 1.0 / precision)
         sites[at], sites[at + 1], scale[of] = new
         return pace
 

@@ -18,7 +18,7 @@ from epfast.graph.factors_chains import StateTransition
 from epfast.graph.variables import BlockTerms, as_csr
 from epfast.inference import Summary
 
-#: variance of forms whose variance is less, as that of a row of zeros
+#: variance of forms whose variance is less, as that of a row of zeros, and one over the largest
 CERTAIN = 1e-300
 
 
@@ -207,5 +207,5 @@ class FormsOnPattern:
 
 def naturals(mean: Array, variance: Array) -> Array:
     """Natural parameters of forms, (n, 2)."""
-    precision = 1.0 / np.maximum(variance, CERTAIN)
+    precision = 1.0 / np.clip(variance, CERTAIN, 1.0 / CERTAIN)
     return np.stack([precision, precision * mean], axis=1)

@@ -149,6 +149,8 @@ class Pace(NamedTuple):
 
     def after(self, change: Array) -> Pace:
         """The share at which a change that goes on as since the last one ends in one step."""
+        if not np.isfinite(change).all():
+            return Pace()
         share, last = self.share, self.change
         size = 0.0 if last is None else float(last @ last)
         if last is not None and size > 0.0:
