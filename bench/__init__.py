@@ -39,6 +39,7 @@ SCRIPTS = {
     "users.peers": "user_peers",
     "hyper.posteriordb": "posteriordb",
     "hyper.hierarchical": "hierarchical",
+    "hyper.mixed": "mixed",
 }
 
 

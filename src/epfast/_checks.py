@@ -455,9 +455,10 @@ NO_TIMES = (
 def holds_times(given: Any) -> bool:
     """Whether an array, or a column of a frame, holds dates, times, durations or periods."""
     kind = getattr(given.dtype, "kind", "O")  # types of pandas itself have one, too
-    if kind in "mM" or str(given.dtype).lower().startswith("period"):
+    name = str(given.dtype).lower()
+    if kind in "mM" or name.startswith("period"):
         return True
-    return kind == "O" and any(
+    return (kind == "O" and not name.startswith("str")) and any(  # text of pandas is no object
         isinstance(one, TIMES) or type(one).__name__ == "Period" for one in np.asarray(given).flat
     )
 

@@ -1222,7 +1222,7 @@ def _set_levels(term: Any, frame: Any, spans_intercept: bool) -> None:
     for variable in term.factor.components:
         values = frame[variable.name]
         is_ordered = getattr(values.dtype, "ordered", False)
-        levels = values.cat.categories if is_ordered else np.unique(values)
+        levels = values.cat.categories if is_ordered else np.unique(values.unique())
         variable.levels, variable.spans_intercept = levels.tolist(), True
         names.append([str(level) for level in variable.levels])
         variable.contrast_matrix = SimpleNamespace(labels=names[-1])

@@ -76,14 +76,13 @@ def test_rows_beside_dense_algebra():
     whole = (dense.T * tau) @ dense
     np.testing.assert_allclose(added[factor.places(i, j)], whole[i, j], atol=1e-13)
     assert factor.factor(x)
-    mean, (center, spread) = RNG.normal(size=30), np.empty((2, len(kept) - 4))
-    rows.marginals(factor.inverse(x), mean, 4, center, spread)
-    np.testing.assert_allclose(center, dense[4:] @ mean, atol=1e-13)
-    truth = np.einsum("ij,jk,ik->i", dense, np.linalg.inv(P), dense)[4:]
-    np.testing.assert_allclose(spread, truth, rtol=1e-10, atol=1e-13)
-    V, to = RNG.normal(size=(30, c)), np.empty((len(kept) - 2, c))
-    rows.reduced(V, U, 2, to)
-    np.testing.assert_allclose(to, (U - dense @ V)[2:], atol=1e-13)
+    mean, V, root = RNG.normal(size=30), RNG.normal(size=(30, c)), np.triu(RNG.normal(size=(c, c)))
+    of_dense, (center, spread) = RNG.normal(size=c), np.empty((2, len(kept) - 4))
+    rows.marginals(factor.inverse(x), mean, U, V, root, of_dense, 4, center, spread)
+    np.testing.assert_allclose(center, (dense @ mean + U @ of_dense)[4:], atol=1e-13)
+    truth = np.einsum("ij,jk,ik->i", dense, np.linalg.inv(P), dense)
+    truth += (((U - dense @ V) @ root) ** 2).sum(axis=1)
+    np.testing.assert_allclose(spread, truth[4:], rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("lead", [0, 15, 30])
@@ -119,18 +118,29 @@ def test_arrays_that_do_not_fit():
         with pytest.raises(ValueError, match=r"."):
             call()
     rows = SparseRows(np.array([0, 1, 2]), np.array([1, 2], np.intc), np.ones(2), factor)
-    one, h = np.ones(2), np.ones(12)
+    one, h, U = np.ones(2), np.ones(12), np.ones((2, 2))
+    given = {"z": x, "mean": h, "U": U, "V": np.ones((12, 2)), "root": np.ones((2, 2))}
+    given |= {"of_dense": one, "first": 0, "h": one, "s": np.ones(2)}
+
+    def marginals(**other):
+        rows.marginals(**given | other)
+
+    marginals()
     for call in (
         lambda: rows.add(one[:1], one, x, h, None, None),
         lambda: rows.add(one, one, x[1:], h, None, None),
         lambda: rows.add(one, one, x, h[1:], None, None),
         lambda: rows.add(one, one, x, h, np.ones((1, 2)), np.ones((12, 2))),
         lambda: rows.add(one, one, x, h, np.ones((2, 2)), np.ones((12, 3))),
-        lambda: rows.marginals(x, h, 1, one, np.ones(2)),
-        lambda: rows.marginals(x, h[1:], 0, one, np.ones(2)),
-        lambda: rows.marginals(x, h, 0, one[:1], np.ones(2)),
-        lambda: rows.reduced(np.ones((12, 2)), np.ones((2, 2)), 1, np.ones((2, 2))),
-        lambda: rows.reduced(np.ones((12, 2)), np.ones((2, 3)), 0, np.ones((2, 2))),
+        lambda: marginals(first=1),
+        lambda: marginals(mean=h[1:]),
+        lambda: marginals(h=one[:1]),
+        lambda: marginals(U=np.ones((1, 2))),
+        lambda: marginals(V=np.ones((12, 3))),
+        lambda: marginals(V=np.ones((11, 2))),
+        lambda: marginals(root=np.ones((2, 3))),
+        lambda: marginals(of_dense=np.ones(1)),
+        lambda: marginals(z=x[1:]),
     ):
         with pytest.raises(ValueError, match=r"."):
             call()

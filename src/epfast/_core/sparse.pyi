@@ -35,5 +35,15 @@ class SparseRows:
     def add(
         self, tau: Array, nu: Array, x: Array, h: Array, U: Array | None, B: Array | None
     ) -> None: ...
-    def marginals(self, z: Array, mean: Array, first: int, h: Array, s: Array) -> None: ...
-    def reduced(self, V: Array, U: Array, first: int, to: Array) -> None: ...
+    def marginals(
+        self,
+        z: Array,
+        mean: Array,
+        U: Array,
+        V: Array,
+        root: Array,
+        of_dense: Array,
+        first: int,
+        h: Array,
+        s: Array,
+    ) -> None: ...

@@ -99,8 +99,6 @@ cdef class SparseFactor:
     cdef readonly ptrdiff_t n, lead, last, size
     cdef const ptrdiff_t[::1] start
     cdef const int[::1] row
-    cdef double[::1] work
-    cdef ptrdiff_t[::1] head, chain, at
 
     def __init__(
         self, const ptrdiff_t[::1] start not None, const int[::1] row not None, ptrdiff_t n
@@ -114,13 +112,11 @@ cdef class SparseFactor:
         for j in range(self.lead):
             if start[j] > start[j + 1]:
                 raise ValueError("start falls")
+        for j in range(self.lead):
             for p in range(start[j], start[j + 1]):
                 if not (row[p - 1] if p > start[j] else j) < row[p] < n:
                     raise ValueError("rows of a column do not rise")
         self.size = row.shape[0] + self.lead + self.last * self.last
-        self.work = np.zeros(max(n, 1))
-        self.head, self.chain = np.empty(self.lead, np.intp), np.empty(self.lead, np.intp)
-        self.at = np.empty(self.lead, np.intp)
 
     cdef ptrdiff_t place(self, ptrdiff_t a, ptrdiff_t b) noexcept nogil:
         """Of the entry in column a and row b >= a; -1: it is not in the pattern."""
@@ -156,11 +152,14 @@ cdef class SparseFactor:
     def factor(self, double[::1] x not None):
         """Turn P into its factor; False: it is not positive definite. Of the last columns L L'."""
         cdef bint is_definite = False
+        # of the call: threads may share a pattern
+        cdef double[::1] work = np.empty(max(self.n, 1))
+        cdef ptrdiff_t[:, ::1] way = np.empty((3, max(self.lead, 1)), np.intp)
         self.fits(x)
         if self.size == 0:
             return True
         with nogil:
-            if self.eliminate(&x[0]):
+            if self.eliminate(&x[0], &work[0], &way[0, 0], &way[1, 0], &way[2, 0]):
                 is_definite = self.last == 0 or factorize(
                     &x[self.row.shape[0] + self.lead], self.last
                 ) == 0
@@ -171,37 +170,42 @@ cdef class SparseFactor:
             raise ValueError("the numbers are of another pattern")
         return 0
 
-    cdef int eliminate(self, double *x) except -1 nogil:
-        """The first columns, each by those before it that have its row; 0: not definite."""
+    cdef int eliminate(
+        self, double *x, double *w, ptrdiff_t *head, ptrdiff_t *chain, ptrdiff_t *at
+    ) except -1 nogil:
+        """The first columns, each by those before it that have its row; 0: not definite.
+
+        head: the first of the columns that go to a row next, chain: those after it, at: their
+        entries there.
+        """
         cdef ptrdiff_t j, k, p, q, after, end, m = self.last, done = 0
         cdef double *D = x + self.row.shape[0]
         cdef double *T = D + self.lead
         cdef double d, f, l
-        cdef double *w = &self.work[0]
         cdef const int *row = &self.row[0] if self.row.shape[0] else NULL
         cdef const ptrdiff_t *start = &self.start[0]
         for j in range(self.lead):
-            self.head[j] = -1
+            head[j] = -1
         for j in range(self.lead):
             for p in range(start[j], start[j + 1]):
                 w[row[p]] = x[p]
-            d, k = D[j], self.head[j]
+            d, k = D[j], head[j]
             while k != -1:
-                after, p, end = self.chain[k], self.at[k], start[k + 1]
+                after, p, end = chain[k], at[k], start[k + 1]
                 l = x[p]
                 f = l * D[k]
                 d -= l * f
                 for q in range(p + 1, end):
                     w[row[q]] -= x[q] * f
                 done += end - p
-                self.follow(k, p + 1)
+                self.follow(k, p + 1, head, chain, at)
                 k = after
             if not 0.0 < d < INFINITY:
                 return 0
             D[j] = d
             for p in range(start[j], start[j + 1]):
                 x[p] = w[row[p]] / d
-            self.follow(j, start[j])
+            self.follow(j, start[j], head, chain, at)
             if done > LOOK:
                 heed_signals()
                 done = 0
@@ -221,13 +225,15 @@ cdef class SparseFactor:
                 done = 0
         return 1
 
-    cdef void follow(self, ptrdiff_t k, ptrdiff_t p) noexcept nogil:
+    cdef void follow(
+        self, ptrdiff_t k, ptrdiff_t p, ptrdiff_t *head, ptrdiff_t *chain, ptrdiff_t *at
+    ) noexcept nogil:
         """Column k goes on to the column of its entry p, if that is one of the first."""
         cdef ptrdiff_t j
         if p < self.start[k + 1] and self.row[p] < self.lead:
             j = self.row[p]
-            self.at[k], self.chain[k] = p, self.head[j]
-            self.head[j] = k
+            at[k], chain[k] = p, head[j]
+            head[j] = k
 
     def log_determinant(self, const double[::1] x not None):
         """Of P, from its factor."""
@@ -325,22 +331,21 @@ cdef class SparseFactor:
         """The entries of P^-1 on the pattern, (size,), from its factor."""
         self.fits(x)
         numbers = np.array(x)
-        cdef double[::1] z = numbers
+        cdef double[::1] z = numbers, work = np.empty(max(self.n, 1))
         if self.size:
             with nogil:
                 if self.last > 0:
                     invert_factored(&z[self.row.shape[0] + self.lead], self.last)
-                self.take_back(&x[0], &z[0])
+                self.take_back(&x[0], &z[0], &work[0])
         return numbers
 
-    cdef int take_back(self, const double *x, double *z) except -1 nogil:
+    cdef int take_back(self, const double *x, double *z, double *w) except -1 nogil:
         """From the last of the first columns to the first: Z_ij = -sum_k L_kj Z_ki."""
         cdef ptrdiff_t j, p, q, r, k, i, end, m = self.last, done = 0
         cdef const double *D = x + self.row.shape[0]
         cdef double *diagonal = z + self.row.shape[0]
         cdef double *T = diagonal + self.lead
         cdef double *own
-        cdef double *w = &self.work[0]
         cdef double l, s
         cdef const int *row = &self.row[0] if self.row.shape[0] else NULL
         cdef const ptrdiff_t *start = &self.start[0]
@@ -469,50 +474,47 @@ cdef class SparseRows:
                         B[self.column[a], k] += of * U[i, k]
 
     def marginals(
-        self, const double[::1] z not None, const double[::1] mean not None, ptrdiff_t first,
+        self, const double[::1] z not None, const double[::1] mean not None,
+        const double[:, ::1] U not None, const double[:, ::1] V not None,
+        const double[:, ::1] root not None, const double[::1] of_dense not None, ptrdiff_t first,
         double[::1] h not None, double[::1] s not None,
     ):
-        """h_i = r_i.mean and s_i = r_i' Z r_i of the rows from ``first``, by the entries of Z."""
-        cdef ptrdiff_t i, a, b, p
-        cdef double total, along, center
+        """Mean and variance of the rows (r_i, u_i) from ``first``.
+
+        h_i = r_i.mean + u_i.of_dense, s_i = r_i' Z r_i + |root' (u_i - V' r_i)|^2, for the entries
+        z of Z, U (n, c), V (order, c) and an upper triangle, root (c, c).
+        """
+        cdef ptrdiff_t i, a, b, p, j, k, c = U.shape[1]
+        cdef double total, along, center, value
+        cdef double[::1] rest = np.empty(c), turned = np.empty(c)
         long_enough("mean", mean.shape[0], self.order)
+        long_enough("of_dense", of_dense.shape[0], c)
         long_enough("h", h.shape[0], s.shape[0])
-        if z.shape[0] != self.size or not 0 <= first <= self.n - s.shape[0]:
+        if (
+            z.shape[0] != self.size or not 0 <= first <= self.n - s.shape[0]
+            or U.shape[0] < self.n or V.shape[0] != self.order or V.shape[1] != c
+            or root.shape[0] != c or root.shape[1] != c
+        ):
             raise ValueError("the numbers do not fit")
         with nogil:
             for i in range(first, first + s.shape[0]):
                 p, total, center = self.first[i], 0.0, 0.0
+                for k in range(c):
+                    rest[k], turned[k] = U[i, k], 0.0
+                    center += U[i, k] * of_dense[k]
                 for a in range(self.start[i], self.start[i + 1]):
-                    along = 0.0
-                    center += self.value[a] * mean[self.column[a]]
+                    along, value = 0.0, self.value[a]
+                    center += value * mean[self.column[a]]
+                    for k in range(c):
+                        rest[k] -= value * V[self.column[a], k]
                     for b in range(self.start[i], a):
                         along += z[self.place[p]] * self.value[b]
                         p += 1
-                    total += self.value[a] * (2.0 * along + z[self.place[p]] * self.value[a])
+                    total += value * (2.0 * along + z[self.place[p]] * value)
                     p += 1
-                h[i - first], s[i - first] = center, total
-
-    def reduced(
-        self, const double[:, ::1] V not None, const double[:, ::1] U not None, ptrdiff_t first,
-        double[:, ::1] to not None,
-    ):
-        """u_i - V' r_i of the rows from ``first``, for V (order, c)."""
-        cdef ptrdiff_t i, a, k, c = U.shape[1]
-        cdef double *own
-        cdef double value
-        if (
-            V.shape[0] != self.order or V.shape[1] != c or to.shape[1] != c
-            or U.shape[0] < self.n or not 0 <= first <= self.n - to.shape[0]
-        ):
-            raise ValueError("the numbers do not fit")
-        if c == 0 or to.shape[0] == 0:
-            return
-        with nogil:
-            for i in range(first, first + to.shape[0]):
-                own = &to[i - first, 0]
+                for j in range(c):
+                    for k in range(j, c):
+                        turned[k] += root[j, k] * rest[j]
                 for k in range(c):
-                    own[k] = U[i, k]
-                for a in range(self.start[i], self.start[i + 1]):
-                    value = self.value[a]
-                    for k in range(c):
-                        own[k] -= value * V[self.column[a], k]
+                    total += turned[k] * turned[k]
+                h[i - first], s[i - first] = center, total

@@ -30,7 +30,9 @@ from epfast.inference import ConvergenceWarning, DataWarning
 from epfast.inference.hyper import (
     DRAWS,
     DROP,
+    GAIN,
     LOOSEST,
+    ROUNDING,
     TINY,
     HyperPoint,
     Surface,
@@ -225,9 +227,10 @@ class LinearTarget(Target):
         problem = problem._replace(schedule=replace(problem.schedule, tol=tol))
         if self.dense is not None:
             matrices.append((self.dense[0][None], self.dense[1]))
-        whole: Any = with_blocks(precision, matrices)
-        if problem.design is None:
-            whole = whole.toarray() if matrices else precision
+        whole: Any = precision
+        if matrices or problem.design is not None:
+            whole = with_blocks(precision, matrices)
+            whole = whole.toarray() if problem.design is None else whole
         prior = prior_of(whole, self.mean, True, problem.center)
         return problem._replace(prior=prior, base=prior)
 
@@ -236,12 +239,12 @@ class LinearTarget(Target):
         return post if post.converged else None
 
     def point(self, u: Array, post: Any) -> HyperPoint:
-        """The point of a fit; of Gaussian noise with the log evidence by residuals.
+        """The point of a fit, where rounding tells with the log evidence by residuals of y.
 
         That of the sites is a difference of their scales, which loses eps y^2 / variance of a row.
         """
-        problem = post.problem
-        if problem.exact_sites() is None:
+        problem, lost = post.problem, ROUNDING * float(np.abs(post.sites.log_scale).sum())
+        if lost <= GAIN or problem.exact_sites() is None:
             return super().point(u, post)
         evidence = post.log_volume - float(problem.cost(post.mean[None])[0])
         return HyperPoint(u, evidence + self.log_prior(u)[0], post)

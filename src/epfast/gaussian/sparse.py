@@ -24,7 +24,7 @@ from scipy.sparse.linalg import spilu
 
 from epfast._arrays import Array
 from epfast._core.cholesky import gaussian_moments
-from epfast._core.row_sweeps import add_sites, marginals
+from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast._core.sparse import SparseFactor, SparseRows, elimination_tree, factor_pattern
 from epfast.inference.runtime import cached_property
@@ -228,15 +228,19 @@ class Moments(NamedTuple):
     root: Array
     #: (d,)
     mean: Array
-    #: log det P
+    #: log det P, under constraints with log det A P^-1 A', of the space that they leave
     log_determinant: float
-    #: (shift.mean - log det P) / 2, with log of the density of A w at 0
-    log_norm: float
+    #: log of the integral of exp(shift.w - w' P w / 2) and what else its maker knows, but for 2 pi
+    log_mass: float
     #: None: no constraints
     bound: Kriging | None = None
     #: entries of S^-1 on the pattern, and variances of the weights, (d,). None: not at hand
     inverse: Array | None = None
     variance: Array | None = None
+
+    def of_mass(self, at_mean: float) -> Moments:
+        """The same with the log mass of what is at_mean at the mean, whose rounding is its own."""
+        return self._replace(log_mass=at_mean - 0.5 * self.log_determinant)
 
     def half(self, columns: Array) -> Array:
         """H (d, m) with H' H = columns' P^-1 columns, for columns (d, m)."""
@@ -343,26 +347,25 @@ def moments(
         core.solve(numbers, both, "half")
         half, own = both[:, :c], both[:, c].copy()
         log_determinant = core.log_determinant(numbers)
-        log_norm = 0.5 * (float(own @ own) - log_determinant)
         mean, covariance = np.empty(pattern.d), np.empty((c, c))
         root: Array | None = np.empty((c, c))
         if c:
             rest = gaussian_moments(C - half.T @ half, shift[pattern.dense] - half.T @ own, True)
             if rest is None:
                 return None
-            covariance, mean[pattern.dense], log_norm_of_dense, root = rest
-            log_norm += log_norm_of_dense
+            covariance, mean[pattern.dense], _, root = rest
             assert root is not None
             log_determinant -= 2.0 * float(np.log(root.diagonal()).sum())
             both[:, c] -= half @ mean[pattern.dense]
         core.solve(numbers, both, "back")
         mean[pattern.order] = both[:, c]
         slope = np.ascontiguousarray(both[:, :c])
-        if not (math.isfinite(log_norm) and np.isfinite(mean).all()):
+        if not (math.isfinite(log_determinant) and np.isfinite(mean).all()):
             return None
     assert root is not None
-    made = Moments(pattern, numbers, slope, covariance, root, mean, log_determinant, log_norm)
-    return made if constraints is None else conditioned(made, constraints)
+    made = Moments(pattern, numbers, slope, covariance, root, mean, log_determinant, math.nan)
+    whole = made if constraints is None else conditioned(made, constraints)
+    return None if whole is None else whole.of_mass(0.5 * float(shift @ whole.mean))
 
 
 def conditioned(free: Moments, constraints: Array) -> Moments | None:
@@ -375,9 +378,9 @@ def conditioned(free: Moments, constraints: Array) -> Moments | None:
     against = linalg.solve_triangular(factor, constraints, lower=True)
     along = linalg.solve_triangular(factor, along.T, lower=True).T
     gap = against @ free.mean
-    log_norm = free.log_norm - float(np.log(factor.diagonal()).sum()) - 0.5 * float(gap @ gap)
-    mean = free.mean - along @ gap
-    return free._replace(mean=mean, bound=Kriging(along, against), log_norm=log_norm)
+    log_determinant = free.log_determinant + 2.0 * float(np.log(factor.diagonal()).sum())
+    bound = Kriging(along, against)
+    return free._replace(mean=free.mean - along @ gap, bound=bound, log_determinant=log_determinant)
 
 
 class RowsOnPattern:
@@ -418,14 +421,9 @@ class RowsOnPattern:
     ) -> tuple[Array, Array]:
         """Mean and variance of x.w of some rows; reach: X K, of constraints."""
         (first, last, _), pattern = part.indices(self.n), self.pattern
-        (h, s), of_dense = np.empty((2, last - first)), now.mean[pattern.dense]
-        self.core.marginals(now.entries(), now.mean[pattern.order], first, h, s)
-        if len(of_dense):
-            rest, (more, spread) = np.empty((len(h), len(of_dense))), np.empty((2, len(h)))
-            self.core.reduced(now.slope, self.U, first, rest)
-            marginals(Rows(rest), now.covariance, now.root, of_dense, more, spread)
-            h += self.U[part] @ of_dense
-            s += spread
+        (h, s), mean = np.empty((2, last - first)), now.mean
+        given = now.entries(), mean[pattern.order], self.U, now.slope, now.root
+        self.core.marginals(*given, mean[pattern.dense], first, h, s)
         if reach is not None:
             s = np.maximum(s - squares(reach[part]), 0.0)
         return h, s

@@ -96,9 +96,8 @@ class SparsePosterior(FullPosterior):
 
     @cached_property
     def log_evidence(self) -> float:
-        problem, state = self.problem, self.state
-        scales = problem.base.log_scale + float(state.sites.log_scale.sum())
-        return float(scales + problem.prior_norm + self._now.log_norm)
+        problem = self.problem
+        return float(problem.base.log_scale + problem.prior_norm + self._now.log_mass)
 
     @property
     def unknown_order(self) -> int:  # type: ignore[override]

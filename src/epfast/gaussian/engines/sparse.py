@@ -109,7 +109,7 @@ class SparseDesign:
         made = self._prior(prior)
         if self.constraints is None:
             return 0.5 * made.log_determinant
-        return -float(made.log_norm + prior.log_scale)
+        return -float(made.log_mass + prior.log_scale)
 
 
 def pairs_of(X: Any, dense: Any) -> float:
@@ -200,7 +200,12 @@ class Sparse(Form):
         design, prior = self.design, self.problem.prior
         with np.errstate(all="ignore"):
             shift = prior.shift + self.rows.add(sites.precision, sites.shift, (numbers, B, C))
-            return moments(design.pattern, (numbers, B, C), shift, design.constraints)
+            now = moments(design.pattern, (numbers, B, C), shift, design.constraints)
+        if now is None:
+            return None
+        # row by row, where large numbers of a scale and a shift cancel
+        rows = sites.log_scale + 0.5 * sites.shift * np.asarray(self.rows.X @ now.mean)
+        return now.of_mass(float(rows.sum() + 0.5 * (prior.shift @ now.mean)))
 
     def built(self, sites: Sites, sweeps: int) -> GPState | None:
         """See :class:`epfast.gaussian.engines.base.Form`."""
@@ -224,8 +229,7 @@ class Sparse(Form):
 
     def log_evidence(self, state: GPState) -> float:
         """EP's log p(y), with all constants."""
-        scales = self.problem.base.log_scale + float(state.sites.log_scale.sum())
-        return float(scales + self.prior_norm + state.moments.log_norm)
+        return float(self.problem.base.log_scale + self.prior_norm + state.moments.log_mass)
 
     def result(self, state: GPState) -> GPState:
         return GPState(state.sites, state.sweeps, state.moments._replace(inverse=None))
