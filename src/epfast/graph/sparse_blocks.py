@@ -79,11 +79,14 @@ class SparseBlockPrior(NamedTuple):
 class SparseBelief(NamedTuple):
     """The belief about a block with a sparse precision: a Gaussian, by the factor of P."""
 
+    #: their mass is that of prior, Gaussian factors and sites
     moments: Moments
-    #: log of the integral of prior, Gaussian factors and sites, less d/2 log 2 pi
-    partition: float
     #: of the block
     shape: tuple[int, ...]
+
+    @property
+    def partition(self) -> float:
+        return self.moments.log_mass
 
     @property
     def mean(self) -> Array:
@@ -198,7 +201,7 @@ class FormsOnPattern:
                 return None
             h = self.rows.X @ now.mean
             at_mean = float(self.prior.log_density(now.mean[None])[0] + h @ (nu - 0.5 * tau * h))
-        return SparseBelief(now.with_inverse(), at_mean - 0.5 * now.log_determinant, shift.shape)
+        return SparseBelief(now.of_mass(at_mean).with_inverse(), shift.shape)
 
     def beliefs(self, belief: SparseBelief) -> Array:
         """Natural parameters of all forms, (n, 2)."""
