@@ -48,7 +48,11 @@ def normal_prior(
 
 
 def sparse_prior(
-    given: tuple[Any, Any, Any, Any], d: int, intercept: float | None, center: Array | None
+    given: tuple[Any, Any, Any, Any],
+    d: int,
+    intercept: float | None,
+    center: Array | None,
+    prefix: str = "prior_",
 ) -> State:
     """As :func:`normal_prior`, with a precision that is a CSR array."""
     variance, precision, covariance, mean = given
@@ -57,16 +61,17 @@ def sparse_prior(
             f"prior_covariance is {_checks.describe(covariance)}; allowed with a sparse posterior: "
             "prior_precision, or prior_variance"
         )
-    means = np.zeros(d) if mean is None else _checks.array("prior_mean", mean, shape=(d,))
+    means = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
+    name = f"{prefix}precision"
     if precision is not None and variance is not None:
-        raise ValueError("prior_precision is given beside prior_variance; allowed: one of them")
+        raise ValueError(f"{name} is given beside {prefix}variance; allowed: one of them")
     if hasattr(precision, "tocsr"):
-        matrix = _checks.sparse_symmetric("prior_precision", precision, d)
-        _moderate("prior_precision's diagonal", matrix.diagonal(), d)
+        matrix = _checks.sparse_symmetric(name, precision, d)
+        _moderate(f"{name}'s diagonal", matrix.diagonal(), d)
     elif precision is not None:
-        matrix = sparse.csr_array(_checks.definite("prior_precision", precision, d))
+        matrix = sparse.csr_array(_checks.definite(name, precision, d))
     else:
-        matrix = sparse.diags_array(_precision(variance, None, None, d, False, "prior_"))
+        matrix = sparse.diags_array(_precision(variance, None, None, d, False, prefix))
     if intercept is not None:
         means = np.append(means, 0.0)
         matrix = sparse.block_diag([matrix, sparse.csr_array([[1.0 / intercept]])])

@@ -40,8 +40,8 @@ BLAS = 16.0
 MOST_FILL = 50
 #: numbers of a factor at most, 8 GB
 MOST_NUMBERS = 1 << 30
-#: rows at a time
-PART = 1 << 12
+#: entries of dense columns that are made at a time
+PART = 1 << 24
 
 Indices = NDArray[np.intp]
 
@@ -435,7 +435,8 @@ def latent(rows: Any, now: Moments) -> tuple[Array, Array]:
     reach = None if now.bound is None else now.bound.at(rows)
     mean, variance = given.marginals(now.with_inverse(), slice(None), reach)
     others = np.flatnonzero(~given.core.whole)  # columns that meet here alone
-    for some in (others[i : i + PART] for i in range(0, len(others), PART)):
+    step = max(1, PART // now.pattern.d)
+    for some in (others[i : i + step] for i in range(0, len(others), step)):
         half = now.half(rows[some].T.toarray())
         variance[some] = squares(half.T)
         if reach is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ class BlockPrior(NamedTuple):
 
     #: its number among the variables
     number: int
-    #: (d, d)
+    #: (d, d), or (d,) of independent entries, which a fit makes a matrix
     precision: Array
     #: (d,)
     mean: Array
@@ -39,28 +40,54 @@ class BlockPrior(NamedTuple):
     def d(self) -> int:
         return len(self.mean)
 
+    def log_density(self, w: Array) -> Array:
+        """Log of the density at w (m, d), plus d/2 log 2 pi, (m,), of a fit."""
+        belief = prior_belief(self)
+        assert belief is not None  # it was checked when the block was made
+        half = w @ (self.precision @ self.mean) - belief.partition
+        return np.asarray(half - 0.5 * np.einsum("ij,ij->i", w @ self.precision, w))
+
 
 class BlockBelief(NamedTuple):
     """The belief about a block: a Gaussian."""
 
     #: (d, d)
     covariance: Array
-    #: (d,)
+    #: in the shape of the block
     mean: Array
     #: log partition function, without terms that depend on d alone
     partition: float
 
     @property
     def variance(self) -> Array:
-        return self.covariance.diagonal().copy()
+        return self.covariance.diagonal().reshape(self.mean.shape).copy()
 
     @property
     def sd(self) -> Array:
         return np.sqrt(self.variance)
 
+    def covariances_of(self, columns: Any) -> Array:
+        """Covariances (m, q, q) of the entries in each row of columns (m, q)."""
+        at = np.asarray(columns)
+        return np.asarray(self.covariance[at[:, :, None], at[:, None, :]])
+
     @property
     def summary(self) -> Summary:
         return Summary(self.mean, self.covariance.diagonal())
+
+    def shaped(self, shape: tuple[int, ...]) -> BlockBelief:
+        """A copy, about a block of this shape."""
+        mean = self.mean.reshape(shape).copy()
+        return BlockBelief(self.covariance.copy(), mean, self.partition)
+
+    def latent(self, rows: Any) -> tuple[Array, Array]:
+        """Mean and variance of forms x'w, (n,) each, for rows (n, d)."""
+        return rows @ self.mean, (rows * (rows @ self.covariance)).sum(axis=1)
+
+    def coloring(self) -> tuple[Callable[[Array], Array], float]:
+        """Makes standard normal draws (m, d) draws about the mean. And log det covariance / 2."""
+        root = np.linalg.cholesky(self.covariance)
+        return lambda z: z @ root.T, float(np.log(root.diagonal()).sum())
 
 
 def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
@@ -87,12 +114,20 @@ class About(NamedTuple):
     #: place of the block among the blocks of the graph
     block: int
     rows: Rows
+    #: the same, (n, d), dense or CSR
+    X: Any
+    #: (n,), where the forms are among the neighbours of the batch
+    edges: Index
     #: (n,), where the site of each factor begins among all sites
     at: Index
     #: (n, 2), natural parameters of wide first messages about the forms
     first: Array
     #: (d,), what these messages add to the precision of each entry
     gain: Array
+    #: (n,), where beliefs about the forms begin, of a block with a sparse precision
+    slot: Any = None
+    #: (n,), the factors of the forms among all
+    of: Any = None
 
 
 #: variance of a first message, in squares of the scale of the loss
@@ -123,7 +158,7 @@ def first_sites(batch: Batch, d: int) -> Array:
     return np.stack([precision, precision * center], axis=1)
 
 
-def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[About]:
+def abouts(batch: Batch, blocks: tuple[Any, ...], sizes: Index) -> list[About]:
     """The factors of a batch by block. Sites are numbered from the first one of the batch.
 
     sizes: how many natural parameters each variable has.
@@ -136,15 +171,9 @@ def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[A
             first = first_sites(batch, part.rows.shape[1])
             squares = part.rows.multiply(part.rows) if sparse.issparse(part.rows) else part.rows**2
             gain = np.asarray(squares.T @ first[:, 0])
-        by_block.append(
-            About(
-                places[part.block],
-                Rows(part.rows),
-                starts[np.flatnonzero(batch.terms.variables == part.block)],
-                first,
-                gain,
-            )
-        )
+        edges = np.flatnonzero(batch.terms.variables == part.block)
+        X, at = part.rows, starts[edges]
+        by_block.append(About(places[part.block], Rows(X), X, edges, at, first, gain))
     return by_block
 
 

@@ -11,7 +11,6 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import Categorical
-from epfast.graph.blocks import prior_belief
 from epfast.graph.factors import HALF_LOG_2PI, LinearFactor, expanded, forms_at, log_t
 from epfast.graph.marginals import Others
 from epfast.graph.problem import BLOCK, CATEGORICAL, GraphProblem, GraphState
@@ -47,7 +46,8 @@ class GraphProposal(Proposal):
         #: for each number of categories the columns, cumulative probabilities, and the log of the
         #: prior over the probabilities. A flat prior is 1
         self.categories = []
-        #: for each block its columns, prior, mean and a root of the covariance
+        #: for each block its columns, log density of its prior, mean, what gives draws about that,
+        #: and half of the log determinant of its covariance
         self.blocks = []
         # for each entry that is reported its variable, column, category (or -1), mean and variance
         entries: list[tuple[Any, Any, Any, Array, Array]] = []
@@ -74,17 +74,18 @@ class GraphProposal(Proposal):
                 self.scalars.append((column[of], coordinate, *numbers))
             moments = family.mean(eta).ravel(), family.variance(eta).ravel()
             entries.append((np.repeat(of, k), np.repeat(column[of], k), levels, *moments))
-        for block, belief in zip(problem.blocks, state.blocks, strict=True):
+        for block, belief in zip(problem.priors, state.blocks, strict=True):
             place = column[block.number] + np.arange(block.d)
-            root = np.linalg.cholesky(belief.covariance)
-            self.blocks.append((place, block, belief.mean, root))
-            entries.append((block.number, place, -1, belief.mean, (root * root).sum(axis=1)))
+            summary = belief.summary
+            self.blocks.append((place, block.log_density, summary.mean, *belief.coloring()))
+            entries.append((block.number, place, -1, *summary[:2]))
         rows = np.concatenate(
             [np.stack(np.broadcast_arrays(*part)).astype(np.float64) for part in entries], axis=1
         )
         _, columns, self.levels, self.mean, variance = rows[:, np.argsort(rows[0], kind="stable")]
         self.columns, self.sd = columns.astype(np.intp), np.sqrt(variance)
-        self.batches = [expanded(batch, column) for batch in problem.batches]
+        batches = (batch for batch in problem.batches if batch.key not in problem.known)
+        self.batches = [expanded(batch, column) for batch in batches]
 
     def draw(self, z: Array) -> Array:
         theta = np.empty_like(z)
@@ -92,8 +93,8 @@ class GraphProposal(Proposal):
             theta[:, of] = coordinate.x(center + z[:, of] * scale)
         for of, edges, _ in self.categories:
             theta[:, of] = (edges < special.ndtr(z[:, of, None])).sum(axis=2)
-        for of, _, mean, root in self.blocks:
-            theta[:, of] = mean + z[:, of] @ root.T
+        for of, _, mean, color, _ in self.blocks:
+            theta[:, of] = mean + color(z[:, of])
         return theta
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
@@ -105,12 +106,9 @@ class GraphProposal(Proposal):
                 total += coordinate.log_density(prior[proper], u[:, proper].T).sum(axis=0)
                 # a flat prior of a gamma variable has density 1, and exp(u) over its log u
                 total += np.where(coordinate.name == "gamma", u[:, ~proper], 0.0).sum(axis=1)
-            for of, block, _, root in self.blocks:
-                w, before = theta[:, of], prior_belief(block)
-                assert before is not None
-                total += (0.5 * z[:, of] ** 2 + np.log(root.diagonal())).sum(axis=1)
-                total += w @ (block.precision @ block.mean) - before.partition
-                total -= 0.5 * np.einsum("ij,ij->i", w @ block.precision, w)
+            for of, log_density, _, _, log_root in self.blocks:
+                total += 0.5 * (z[:, of] ** 2).sum(axis=1) + log_root
+                total += log_density(theta[:, of])
             for of, _, share in self.categories:
                 total += share[np.arange(len(of)), theta[:, of].astype(np.intp)].sum(axis=1)
             for batch in self.batches:
@@ -162,12 +160,13 @@ def observations(problem: GraphProblem, draws: dict[str, Array]) -> Iterator[Obs
     theta = np.empty((len(next(iter(draws.values()))), size))
     for made, values in zip(problem.made.values(), draws.values(), strict=True):
         if isinstance(made, Block):
-            theta[:, column[made.number] : column[made.number] + values.shape[1]] = values
+            first = column[made.number]
+            theta[:, first : first + made.size] = values.reshape(len(theta), -1)
             continue
         own = values**-2.0 if isinstance(made, Scales) else values
         theta[:, column[made.numbers.ravel()]] = own.reshape(len(theta), -1)
     for batch in problem.batches:
-        if isinstance(batch.factor, LinearFactor):
+        if type(batch.factor) is LinearFactor:
             h, data = forms_at(expanded(batch, column), theta), batch.data
             yield Observations(f"y{batch.key}", batch.factor.loss, data["y"], h, data["noise"])
 

@@ -17,9 +17,11 @@ from epfast._core.graph_blocks import BlockBatch
 from epfast._core.thread_pool import ThreadPool
 from epfast.families import POSSIBLE
 from epfast.gaussian.engines.chunks import block_size
+from epfast.gaussian.engines.sparse import Pace, paced
 from epfast.graph.blocks import (
     About,
     BlockBelief,
+    BlockPrior,
     LinearPart,
     abouts,
     belief_from,
@@ -30,10 +32,11 @@ from epfast.graph.blocks import (
     prior_belief,
 )
 from epfast.graph.factors import Batch
-from epfast.graph.limit import FIRST, SLOW, Limit
+from epfast.graph.limit import FIRST, SLOW, TRIES, Limit
 from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
+from epfast.graph.sparse_blocks import FormsOnPattern, naturals
 from epfast.graph.variables import Index, LinearForm, Terms
-from epfast.inference import Counts, Summary
+from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import cached_property
 from epfast.schedules import EP
@@ -100,15 +103,26 @@ def remedy_for(reasons: dict[str, int], damping: float = 1.0) -> str:
 
 
 def for_core(
-    batch: Batch, problem: GraphProblem, moving: dict[int, tuple[Array, Array]]
+    batch: Batch, problem: GraphProblem, moving: dict[int, tuple[Array, Array]], slot: int
 ) -> tuple[core.GraphBatch, list[About]]:
-    """A batch for the core, and its forms over blocks. moving: moments of blocks, by place."""
-    made = batch.factor.sweep(batch, problem.edges(batch), problem.tied)
-    about = abouts(batch, problem.blocks, problem.sizes)
+    """A batch for the core, and its forms over blocks.
+
+    moving: moments of blocks, by place, but for those with a sparse precision. Of these each form
+    is a variable, and their beliefs are one after another from ``slot`` on.
+    """
+    edges, about = problem.edges(batch), abouts(batch, problem.priors, problem.sizes)
+    for k, part in enumerate(about):
+        if part.block not in moving:
+            slots = slot + 2 * np.arange(batch.n)
+            edges.at[part.edges] = slots
+            about[k] = part._replace(slot=slots)
+            slot += 2 * batch.n
+    made = batch.factor.sweep(batch, edges, problem.tied)
     for part in about:
-        slot = int(problem.at[problem.blocks[part.block].number])
-        made = BlockBatch(made, part.rows, slot, part.at, block_size(None, part.rows.d))
-        made.about(*moving[part.block])
+        if part.slot is None:
+            place = int(problem.at[problem.priors[part.block].number])
+            made = BlockBatch(made, part.rows, place, part.at, block_size(None, part.rows.d))
+            made.about(*moving[part.block])
     return made, about
 
 
@@ -144,11 +158,16 @@ def kept_sites(problem: GraphProblem, program: UpdateOrder, start: Any) -> tuple
 def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Array:
     """Log of the integral of each factor of a batch over the beliefs, (n,)."""
     problem = problem._replace(schedule=EP())
-    moving = {k: (np.array(q.covariance), np.array(q.mean)) for k, q in enumerate(state.blocks)}
-    made, _ = for_core(batch, problem, moving)
+    moving = {
+        k: (np.array(q.covariance), np.array(q.mean))
+        for k, q in enumerate(state.blocks)
+        if isinstance(q, BlockBelief)
+    }
+    made, about = for_core(batch, problem, moving, len(state.beliefs))
+    forms = [naturals(*state.blocks[a.block].latent(a.X)) for a in about if a.slot is not None]
     log_z, scale, sites = np.full(batch.n, np.nan), np.zeros(batch.n), np.zeros(made.width)
     # read from one copy and written to another, since factors may share variables
-    beliefs = state.beliefs.copy()
+    beliefs = np.concatenate([state.beliefs, *(pairs.ravel() for pairs in forms)])
     copies = beliefs.copy(), sites, sites.copy()
     whole = core.Program([made], np.array([[0, 0, batch.n]]))
     whole.run(0, 1, False, beliefs, *copies, scale, 1.0, 1.0, log_z)
@@ -167,12 +186,13 @@ class GraphEngine:
     ) -> None:
         self.whole = problem
         self.n_sites = problem.n_factors
-        self.order_of_matrices = max((block.d for block in problem.blocks), default=0)
+        dense = {k: p for k, p in enumerate(problem.priors) if isinstance(p, BlockPrior)}
+        self.order_of_matrices = max((prior.d for prior in dense.values()), default=0)
         self.evidence_bound = problem.evidence_bound
         #: engines of blocks that are linear models of their own, by place
         linear = problem.linear() if by_parts else {}
         self.linear = {
-            place: LinearPart(problem.blocks[place], problem.batches[k], problem.schedule)
+            place: LinearPart(problem.priors[place], problem.batches[k], problem.schedule)
             for place, k in linear.items()
         }
         #: the rest of the problem, for the core
@@ -188,13 +208,14 @@ class GraphEngine:
         slow = watch is None and schedule.tol > 0.0
         self.limit: Limit | None = None
         if slow or (watch is not None and all_gaussian):
-            self.limit = Limit(problem.n_gaussians, SLOW if slow else FIRST)
+            self.limit = self._limit(SLOW if slow else FIRST)
         self.program = problem.program(problem.order())
         self.blocks = [k for k in range(len(problem.blocks)) if k not in self.linear]
-        #: beliefs about blocks, which a sweep changes in place
+        #: beliefs about blocks of matrices, which a sweep changes in place
         self.moving = {
-            k: (np.array(problem.blocks[k].precision), np.array(problem.blocks[k].mean))
-            for k in self.blocks
+            k: (np.array(prior.precision), np.array(prior.mean))
+            for k, prior in dense.items()
+            if k in self.blocks
         }
         self.about: list[About] = []
         self.batches: list[core.GraphBatch] = []
@@ -203,11 +224,24 @@ class GraphEngine:
         self.in_order = list(map(Batch.taken, problem.batches, self.program.rows))
         #: for each of them the places in the beliefs of the numbers of its sites
         self.site_places = [problem.site_places(batch)[0] for batch in self.in_order]
+        # beliefs about forms over sparse blocks are after those of variables
+        slot, first_factor = len(problem.prior), 0
         for batch in self.in_order:
-            made, about = for_core(batch, problem, self.moving)
-            self.about += [part._replace(at=first_site + part.at) for part in about]
+            made, about = for_core(batch, problem, self.moving, slot)
+            slot += 2 * sum(len(part.at) for part in about if part.slot is not None)
+            factors = first_factor + np.arange(batch.n)
+            self.about += [part._replace(at=first_site + part.at, of=factors) for part in about]
             self.batches.append(made)
             first_site += made.width
+            first_factor += batch.n
+        #: natural parameters of these beliefs, by which the next sweep begins
+        self.slots = np.empty(slot - len(problem.prior))
+        #: blocks with a sparse precision, by place
+        self.sparse = {
+            k: FormsOnPattern(problem.priors[k], [part for part in self.about if part.block == k])
+            for k in self.blocks
+            if k not in self.moving
+        }
         self.core, self.pieces = self._runs(self.program.segments)
         #: if all factors read the same beliefs, each batch is one run
         self.together = self._runs(
@@ -215,13 +249,17 @@ class GraphEngine:
                 [(k, 0, batch.n) for k, batch in enumerate(problem.batches)], dtype=np.intp
             ).reshape(-1, 3)
         )
+        #: places in the beliefs of the belief about the last form over each block
+        numbers = [prior.number for prior in problem.priors]
+        first = problem.at[np.array(numbers, dtype=np.intp)]
+        self.of_forms = (first[:, None] + np.arange(2)).ravel()
         self.others = problem.others()
         self.sharp = any(batch.factor.sharp for batch in problem.batches)
         prior = problem.prior
         self.prior_partition = core.compare(prior, prior, problem.n_gaussians)[1]
         self.prior_partition += self.others.prior_partition(prior)
         self.block_priors = tuple(self._prior_of(k) for k in range(len(problem.blocks)))
-        self.prior_partition += sum(self.block_priors[k].partition for k in self.blocks)
+        self.prior_partition += sum(self.block_priors[k].partition for k in self.moving)
         #: whether all factors are updated together from the first sweep on
         self.starts_together = schedule.order == "parallel" or (
             problem.tied and schedule.batch is None
@@ -231,8 +269,13 @@ class GraphEngine:
         #: the posterior from which sweeps begin again if they diverge. None: from the priors
         self.start: Any = None
 
-    def _prior_of(self, k: int) -> BlockBelief:
-        block = self.problem.blocks[k]
+    def _limit(self, first: int) -> Limit:
+        return Limit(self.n_gaussians, first, TRIES if self.problem.sparse else 1)
+
+    def _prior_of(self, k: int) -> Any:
+        block = self.problem.priors[k]
+        if k in self.sparse:  # it may be flat
+            return None
         if k in self.linear:  # its engine has the prior
             return BlockBelief(np.full_like(block.precision, np.nan), block.mean, 0.0)
         belief = prior_belief(block)
@@ -308,11 +351,40 @@ class GraphEngine:
         return first
 
     def _begun(self, state: GraphState) -> GraphState:
+        """The state, with wide messages to blocks with a sparse precision or a very wide prior."""
+        return self._with_sparse(self._with_wide(state))
+
+    def _with_sparse(self, state: GraphState) -> GraphState:
+        """The state, with wide messages to blocks with a sparse precision."""
+        if not self.sparse:
+            return state
+        sites = state.sites.copy()
+        for about in self.about:
+            if about.block in self.sparse:
+                known = np.isfinite(about.first).all(axis=1, keepdims=True)
+                sites[about.at], sites[about.at + 1] = np.where(known, about.first, 0.0).T
+        return self.complete(state._replace(sites=sites))
+
+    def complete(self, state: GraphState) -> GraphState:
+        """The state, with beliefs about blocks with a sparse precision as the sites make them."""
+        blocks = list(state.blocks)
+        for k, forms in self.sparse.items():
+            blocks[k] = forms.built(state.sites)
+            if blocks[k] is None:
+                raise ValueError(
+                    f"the belief about variable {self.problem.priors[k].number}, a block of shape "
+                    f"({forms.prior.d},), is not positive definite to rounding: its prior and its "
+                    "factors leave something undetermined; allowed: finite variances, or more "
+                    "factors"
+                )
+        return state._replace(blocks=tuple(blocks))
+
+    def _with_wide(self, state: GraphState) -> GraphState:
         """The state, with wide messages to blocks whose priors are very wide."""
         problem = self.problem
         if problem.schedule.stores == "none":
             return state
-        wide = [k for k in self.blocks if is_wide(problem.blocks[k], k, self.about)]
+        wide = [k for k in self.moving if is_wide(problem.priors[k], k, self.about)]
         if not wide:
             return state
         sites, blocks = state.sites.copy(), list(state.blocks)
@@ -320,7 +392,7 @@ class GraphEngine:
             if about.block in wide:
                 sites[about.at], sites[about.at + 1] = about.first.T
         for k in wide:
-            precision, shift = natural(problem.blocks[k], k, self.about, sites)
+            precision, shift = natural(problem.priors[k], k, self.about, sites)
             block = belief_of(precision, shift)
             if block is None:
                 return state
@@ -334,23 +406,22 @@ class GraphEngine:
         kept = None if self.problem.tied else kept_sites(alone, rows, start)
         return part.init(kept, start.state.sweeps)
 
-    def _of_blocks(self, state: GraphState, sites: Array) -> tuple[BlockBelief, ...] | None:
+    def _of_blocks(self, state: GraphState, sites: Array) -> tuple[Any, ...] | None:
         """Beliefs about blocks as priors times sites. None if one is improper.
 
         Beliefs about linear models are unchanged, since their engines have them.
         """
-        if not self.blocks:
-            return state.blocks
-        if self.problem.schedule.stores == "none":
-            beliefs = [belief_from(*self.moving[k]) for k in self.blocks]
-        else:
-            priors = self.problem.blocks
-            beliefs = [believed(priors[k], k, self.about, sites) for k in self.blocks]
         blocks = list(state.blocks)
-        for k, belief in zip(self.blocks, beliefs, strict=True):
-            if belief is None:
+        for k in self.blocks:
+            if k in self.sparse:
+                forms = self.sparse[k]
+                blocks[k] = forms.built(sites) if forms.n or blocks[k] is None else blocks[k]
+            elif self.problem.schedule.stores == "none":
+                blocks[k] = belief_from(*self.moving[k])
+            else:
+                blocks[k] = believed(self.problem.priors[k], k, self.about, sites)
+            if blocks[k] is None:
                 return None
-            blocks[k] = belief
         return tuple(blocks)
 
     @cached_property
@@ -383,6 +454,7 @@ class GraphEngine:
         places, times = self.places
         sites = state.sites if times is None else state.sites * times
         total, size = self.problem.added_up(state.beliefs, places, sites)
+        total[self.of_forms] = state.beliefs[self.of_forms]
         if (np.abs(total - state.beliefs) <= DRIFT * size + 1e-300).all():
             return state
         return state._replace(beliefs=total) if self.is_proper(total) else state
@@ -394,8 +466,8 @@ class GraphEngine:
         with np.errstate(all="ignore"):
             mean, variance = shift / precision, 1.0 / precision
         return Summary(
-            np.concatenate([mean, *(block.mean for block in blocks)]),
-            np.concatenate([variance, *(block.covariance.diagonal() for block in blocks)]),
+            np.concatenate([mean, *(block.summary.mean for block in blocks)]),
+            np.concatenate([variance, *(block.summary.variance for block in blocks)]),
         )
 
     # ---- sweep ----
@@ -419,7 +491,8 @@ class GraphEngine:
         """One sweep of the factors of the core."""
         schedule = self.problem.schedule
         if not self.batches:
-            return state._replace(sweeps=state.sweeps + 1), Counts(measured=(0.0, 0.0))
+            evidence = sum(state.blocks[k].partition for k in self.sparse)
+            return state._replace(sweeps=state.sweeps + 1), Counts(measured=(0.0, evidence))
         in_order = not state.together and schedule.stores != "none"
         if in_order and not keep and not self.blocks:
             # between two runs beliefs are the sums of priors and sites
@@ -437,10 +510,12 @@ class GraphEngine:
         looked = state.together
         if in_order:
             looked = self._to_the_limit(state, beliefs, sites, scale)
+        beliefs = np.concatenate([beliefs, self.slots]) if len(self.slots) else beliefs
         damping = schedule.damping * state.damping
         if state.together and not self.starts_together:
             damping *= SHARED_DAMPING
         backward = state.sweeps % 2 == 1 and schedule.stores != "none"
+        begun = (sites.copy(), scale.copy()) if len(self.slots) else (sites, scale)
         # if all factors are updated together, they read the old beliefs and sites
         read, old_sites = (beliefs.copy(), sites.copy()) if state.together else (beliefs, sites)
         program, pieces = self.together if state.together else (self.core, self.pieces)
@@ -458,6 +533,10 @@ class GraphEngine:
                 damping,
             )
             tick(count)
+        pace = state.pace
+        if len(self.slots):
+            beliefs = beliefs[: len(before)].copy()
+            pace = self._paced(pace, begun, sites, scale)
         refused, failed = self.core.counts()
         self._refuse_the_impossible()
         self.remedy = remedy_for(self.reasons, state.damping)
@@ -478,9 +557,9 @@ class GraphEngine:
                 np.copyto(beliefs, anew)
                 _, partition = core.compare(before, beliefs, self.n_gaussians)
         for k in self.blocks:
-            distance = float(
-                np.maximum(distance, change(state.blocks[k].summary, blocks[k].summary))
-            )
+            moved = change(state.blocks[k].summary, blocks[k].summary)
+            moved /= pace.share if k in self.sparse else 1.0
+            distance = float(np.maximum(distance, moved))
         partition += self.others.partition(beliefs)
         partition += sum(blocks[k].partition for k in self.blocks)
         moved = distance
@@ -506,7 +585,7 @@ class GraphEngine:
             together = True
         sweeps, moves = state.sweeps + 1, (state.moves[1], moved)
         new = GraphState(beliefs, sites, scale, sweeps, together, distance, moves, grown)
-        new = new._replace(damping=state.damping, blocks=blocks)
+        new = new._replace(damping=state.damping, blocks=blocks, pace=pace)
         restless = moved > RESTLESS and grown * damping >= 2 * MOST_RESTLESS
         if diverges and (moved > ASTRAY or restless):
             new = self._begun_again(new)
@@ -518,13 +597,30 @@ class GraphEngine:
             damping=state.damping,
         )
 
+    def _paced(self, pace: Pace, begun: tuple[Array, Array], sites: Array, scale: Array) -> Pace:
+        """Take a share of the change of the sites of forms over sparse blocks, in place.
+
+        All of these are fitted to one belief, so that their changes may overshoot together. begun:
+        sites and scales before the sweep.
+        """
+        parts = [part for part in self.about if part.slot is not None]
+        at, slot, of = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("at", "slot", "of")
+        )
+        precision, shift = (self.slots[slot - len(self.problem.prior) + k] for k in (0, 1))
+        old, new = (Sites(x[at], x[at + 1], y[of]) for x, y in (begun, (sites, scale)))
+        with np.errstate(all="ignore"):  # of sweeps that diverge
+            pace = paced(pace, old, new, shift / precision, 1.0 / precision)
+        sites[at], sites[at + 1], scale[of] = new
+        return pace
+
     def _begun_again(self, state: GraphState) -> GraphState:
         """The start of the fit, for sweeps with more damping."""
         damping = LESS * state.damping
         text = "sweep %d: updates diverge, they begin again with damping %.3g"
         logger.info(text, state.sweeps, self.problem.schedule.damping * damping)
         if self.limit is not None:
-            self.limit = Limit(self.n_gaussians, state.sweeps + FIRST)
+            self.limit = self._limit(state.sweeps + FIRST)
         begun = self.init(self.start)
         return state._replace(
             beliefs=begun.beliefs,
@@ -534,6 +630,7 @@ class GraphEngine:
             moves=(math.inf, math.inf),
             grown=0,
             damping=damping,
+            pace=Pace(),
         )
 
     def _refuse_the_impossible(self) -> None:
@@ -549,11 +646,14 @@ class GraphEngine:
                     "values of the variables fulfil (for example small numbers in place of 0)"
                 )
 
-    def _move_blocks(self, blocks: tuple[BlockBelief, ...]) -> None:
+    def _move_blocks(self, blocks: tuple[Any, ...]) -> None:
         """Set the beliefs about blocks at which the next sweep begins."""
-        for k in self.blocks:
-            np.copyto(self.moving[k][0], blocks[k].covariance)
-            np.copyto(self.moving[k][1], blocks[k].mean)
+        for k, (covariance, mean) in self.moving.items():
+            np.copyto(covariance, blocks[k].covariance)
+            np.copyto(mean, blocks[k].mean)
+        for k, forms in self.sparse.items():
+            at = forms.slot - len(self.problem.prior)
+            self.slots[at], self.slots[at + 1] = forms.beliefs(blocks[k]).T
 
     def _to_the_limit(self, state: GraphState, beliefs: Array, sites: Array, scale: Array) -> bool:
         """Extrapolate to the limit of the sweeps when it is due. Whether to compare watched forms.
@@ -590,13 +690,12 @@ class GraphEngine:
 
     def _accepted(
         self, state: GraphState, before: Array, beliefs: Array, sites: Array
-    ) -> tuple[Array, Array, tuple[BlockBelief, ...], bool]:
+    ) -> tuple[Array, Array, tuple[Any, ...], bool]:
         """The result of a sweep if it is proper, else after halving the step until it is.
 
         Returns beliefs, sites, beliefs about blocks, and whether it was the whole step.
         """
-        for block in self.problem.blocks:  # the entry is the belief about the last form
-            beliefs[self.problem.at[block.number] + np.arange(2)] = 1.0, 0.0
+        beliefs[self.of_forms] = np.tile([1.0, 0.0], len(self.of_forms) // 2)
         share = 1.0
         while True:
             blocks = self._of_blocks(state, sites) if self.is_proper(beliefs) else None

@@ -41,6 +41,15 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 LETTERS = np.frombuffer(b"ngbc", dtype=np.uint8)
 
 
+class Gaussians(NamedTuple):
+    """Factors of forms that are Gaussians of these: peak exp(-precision (value - x'w)^2 / 2)."""
+
+    #: (n,) each
+    value: Array
+    precision: Array
+    log_peak: Array
+
+
 class Batch(NamedTuple):
     """Factors of one kind that were added together. Row i of each array is of factor i."""
 
@@ -63,6 +72,12 @@ class Batch(NamedTuple):
     @property
     def n(self) -> int:
         return self.rows.size
+
+    @property
+    def block(self) -> int:
+        """The number of the block that the factors have as their only neighbour. -1: of others."""
+        alone = len(self.parts) == 1 and len(self.terms.variables) == self.n
+        return self.parts[0].block if alone else -1
 
     @property
     def last(self) -> Index:
@@ -180,6 +195,10 @@ class Kind:
 
     def check_power(self, batch: Batch, power: float) -> None:
         """Refuse a power that the factors of a batch do not support."""
+
+    def gaussians(self, batch: Batch) -> Gaussians | None:
+        """Factors of forms over a block alone as Gaussians of x'w. None: they are others."""
+        return None
 
     def labels(self, batch: Batch) -> NDArray[np.uint8]:
         """0 or 1 for each factor. Factors of the same label are vectorised together."""
@@ -502,6 +521,15 @@ class LinearFactor(Kind):
         what = f"factors of {type(self.loss).__name__} with noise on their forms"
         only_power_1(power, batch.data["noise"].any(), what)
         self.loss.check_power(power)
+
+    def gaussians(self, batch: Batch) -> Gaussians | None:
+        data, beta = batch.data, self.loss.beta
+        found = self.loss.exact_sites(data["y"])
+        if found is None or not self.scheme.integrates or data["noise"].any():
+            return None
+        value, variance = found
+        log_peak = -0.5 * beta * np.log(2.0 * math.pi * variance)
+        return Gaussians(value - data["offset"], beta / variance, log_peak)
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         data, a = batch.data, batch.terms.coefficient

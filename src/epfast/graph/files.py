@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from epfast import _checks, priors, schemes
 from epfast.families import FAMILIES
 from epfast.gaussian.engines.shards import WarmStart
+from epfast.gaussian.engines.sparse import Pace
 from epfast.gaussian.files import check_shapes
 from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart
 from epfast.graph.engine import GraphEngine
 from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table
-from epfast.graph.factors_chains import Transition, Walk
+from epfast.graph.factors_chains import StateTransition, Transition, Walk
 from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
 from epfast.graph.own import ScaleFactor
 from epfast.graph.problem import (
@@ -26,12 +27,13 @@ from epfast.graph.problem import (
     legal,
     places,
 )
+from epfast.graph.sparse_blocks import SparseBlockPrior
 from epfast.graph.variables import Block, BlockTerms, Index, Scales, Terms, Variables, finite_rows
 from epfast.losses import describe as describe_loss
 
 KINDS = (
     *(LinearFactor, Between, Transition, Walk, Noise, Product, LogisticLink, CompoundGamma),
-    *(ScaleFactor, Table, Mixture),
+    *(ScaleFactor, StateTransition, Table, Mixture),
 )
 #: classes in these posteriors, beside those in all posteriors
 PARTS = (
@@ -42,8 +44,10 @@ PARTS = (
         BlockPrior,
         GraphProblem,
         GraphState,
+        SparseBlockPrior,
         BlockTerms,
         Terms,
+        Pace,
         WarmStart,
     ),
     *(Scales, Variables, *KINDS),
@@ -54,8 +58,11 @@ SHAPES = """problem.families n, problem.sizes n, problem.at n+, problem.times n?
     problem.prior p, state.beliefs p, state.sites s, state.log_scale f"""
 
 
-def parted(problem: GraphProblem, state: GraphState) -> GraphState:
-    """The state as a file holds it, with the sites of linear models.
+def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphState, GraphProblem]:
+    """State and problem as a file holds them, with the sites of linear models.
+
+    What follows from the sites of a block with a sparse precision is left out, and its prior in
+    effect.
 
     Raises
     ------
@@ -65,10 +72,12 @@ def parted(problem: GraphProblem, state: GraphState) -> GraphState:
     for batch in problem.batches:
         check_saved(batch)
     linear = tuple(
-        WarmStart(model.sites, problem.blocks[place].mean, None, int(model.sweeps))
+        WarmStart(model.sites, problem.priors[place].mean, None, int(model.sweeps))
         for place, model in zip(problem.linear(), state.linear, strict=True)
     )
-    return state._replace(linear=linear, change=float(state.change))
+    blocks = tuple(belief if isinstance(belief, BlockBelief) else None for belief in state.blocks)
+    state = state._replace(linear=linear, blocks=blocks, change=float(state.change))
+    return state, problem._replace(priors=(), known=())
 
 
 def check_saved(batch: Batch) -> None:
@@ -141,17 +150,21 @@ def checked(post: Any) -> Any:
     if list(blocks) != np.flatnonzero(kinds == BLOCK).tolist():
         raise ValueError("blocks have other numbers")
     for prior, belief in zip(problem.blocks, state.blocks, strict=True):
-        check_shapes(prior, "precision dd, mean d")
-        check_shapes(belief, "covariance dd, mean d")
-        if len(belief.mean) != prior.d:
-            raise ValueError(f"the belief about block {prior.number} is of another length")
+        check_shapes(prior, "precision d|dd, mean d")
+        if belief is not None:
+            check_shapes(belief, "covariance dd, mean d")
+            if len(belief.mean) != prior.d:
+                raise ValueError(f"the belief about block {prior.number} is of another length")
     for made in problem.made.values():
         numbers = made.number if isinstance(made, Block) else made.numbers
         index(np.asarray(numbers), n, ndim=None)
         problem.check_handle("made", made)
+        if isinstance(made, Block) and blocks.get(made.number) != made.size:
+            raise ValueError(f"block {made.number} has another shape")
     for batch in problem.batches:
         check_batch(batch, kinds, sizes, blocks)
     legal(problem.schedule)
+    post.problem = problem = problem.with_priors()
     problem.check(quiet=True)
     linear = problem.linear()
     rest = problem.rest(linear)
@@ -160,10 +173,15 @@ def checked(post: Any) -> Any:
         raise ValueError("sites are not those of the factors")
     if not problem.is_proper(state.beliefs, problem.others()):
         raise ValueError("beliefs are improper")
-    GraphEngine(problem)
+    engine, change = GraphEngine(problem), state.pace.change
+    missing = [belief is None for belief in state.blocks]
+    if missing != [prior.number in problem.sparse for prior in problem.priors]:
+        raise ValueError("beliefs about blocks are missing")
+    if change is not None and change.shape != engine.slots.shape:
+        raise ValueError("the last change is of other forms")
     begun = tuple(
-        LinearPart(problem.blocks[place], problem.batches[k], problem.schedule).engine.init(start)
+        LinearPart(problem.priors[place], problem.batches[k], problem.schedule).engine.init(start)
         for (place, k), start in zip(linear.items(), state.linear, strict=True)
     )
-    post.state = state._replace(linear=begun)
+    post.state = engine.complete(state._replace(linear=begun))
     return post

@@ -11,9 +11,7 @@ from numpy.typing import ArrayLike
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import FAMILIES
-from epfast.gaussian.priors import normal_prior
 from epfast.graph import priors
-from epfast.graph.blocks import BlockPrior
 from epfast.graph.engine import GraphEngine
 from epfast.graph.factors import form_of, kind_of
 from epfast.graph.joint import JointEngine, JointGraphPosterior, is_joint
@@ -271,45 +269,80 @@ class Graph:
 
     def block(
         self,
-        d: int,
-        precision: ArrayLike | None = None,
+        d: int | tuple[int, ...],
+        precision: Any = None,
         variance: ArrayLike | None = None,
         mean: ArrayLike = 0.0,
         name: str | None = None,
     ) -> Block:
-        """A vector of Gaussian variables, whose belief keeps all correlations.
+        """An array of Gaussian variables, whose belief keeps all correlations.
 
-        Losses, ``Between`` and ``Noise`` take linear forms ``X @ w`` over it, alone or with scalar
-        variables, as ``X @ w + level[group]``. A sweep takes O(d^2) per factor.
+        Losses, ``Between`` and ``Noise`` take linear forms over it, such as ``X @ w`` and
+        ``w[1:] - w[:-1]``, alone or with scalar variables, as ``X @ w + level[group]``. Transitions
+        take its rows as states, see :class:`epfast.graph.Transition`.
 
         Parameters
         ----------
-        d : int
-            Number of variables.
-        precision : array_like of shape (d, d), optional
-            Precision matrix of the prior, the inverse of the covariance. It is positive definite,
-            and symmetric to rounding.
+        d : int or tuple of int
+            Number of variables, or the shape of their array, as (n, k) for n states of k entries.
+        precision : array_like or sparse matrix of shape (d, d), optional
+            Precision matrix of the prior, the inverse of the covariance, with entries in the order
+            of the raveled array. It is positive definite, and symmetric to rounding. If d is a
+            tuple, a sparse one may have rows of zeros: a flat prior, as that of infinite variances.
         variance : float or array_like of shape (d,), optional
-            Prior variances of independent entries, in place of ``precision``. None: 1.
+            Prior variances of independent entries, in place of ``precision``. None: 1. If d is a
+            tuple they broadcast to that shape, and may be infinite in states that transitions or
+            observations define. Such a prior has the density 1.
         mean : float or array_like of shape (d,), default=0.0
-            Mean of the prior.
+            Mean of the prior. If d is a tuple it broadcasts to that shape.
         name : str, optional
             As in :meth:`gaussian`.
 
         Returns
         -------
         Block
+
+        Raises
+        ------
+        ValueError
+            For a precision that is not symmetric or not positive definite, or of another shape, and
+            for variances that are not positive.
+
+        Notes
+        -----
+        With a dense ``precision``, and with ``variance`` for an int d up to 16,384, the belief has
+        a matrix (d, d), and a sweep takes O(d^2) per factor.
+
+        With a sparse ``precision`` (of SciPy), for a tuple d with ``variance``, and for states of
+        transitions, the precision of the belief stays sparse: its entries are those of the prior
+        and the pairs of variables that meet in a form. Of a chain of states both time and memory
+        are proportional to its length. Factors that are Gaussian in forms over the block alone are
+        part of its prior, so that a model of such factors is exact. The others are updated together
+        once per sweep. ``post[w]`` has ``mean``, ``variance``, ``sd`` and
+        ``covariances_of(columns)``. The schedule is EP. A ``precision`` that has more than some
+        thousand steps of a chain is nearly singular to rounding. Give the steps as transitions.
+
+        Examples
+        --------
+        A level and a slope, by transitions of the states (level, slope):
+
+        >>> import epfast, numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> y = np.linspace(0.0, 10.0, 21) + 0.5 * rng.normal(size=21)
+        >>> g = epfast.Graph()
+        >>> x = g.block((21, 2), variance=[[100.0, 1.0]] + 20 * [[np.inf, np.inf]])
+        >>> step = epfast.graph.Transition(np.diag([0.01, 0.001]), factor=[[1.0, 1.0], [0.0, 1.0]])
+        >>> steps = g.add(step, x[:-1], x[1:])
+        >>> seen = g.add("gaussian", x[:, 0], y, noise=0.25)
+        >>> g.fit()[x].mean[-1].round(2)
+        array([10.04,  0.54])
         """
-        size = _checks.integer("d", d, least=1, most=2**20)
         self._check_name(name)
-        given = _checks.real_array("mean", mean)
-        center = np.full(size, given, dtype=np.float64) if given.ndim == 0 else given
-        normal = normal_prior(variance, precision, None, center, size, True, prefix="")
         number = len(self._model.families)
-        made = Block(self._model.graph, number, size)
+        shape, prior = priors.block(number, d, precision, variance, mean)
+        made = Block(self._model.graph, number, shape)
         self._model = self._model.with_variables(BLOCK, np.array([[1.0, 0.0]]), name, made)
-        block = BlockPrior(number, normal.precision.copy(), center.astype(np.float64))
-        self._model = self._model._replace(blocks=(*self._model.blocks, block))
+        self._model = self._model._replace(blocks=(*self._model.blocks, prior))
         return made
 
     @property
@@ -543,6 +576,11 @@ class Graph:
             Gaussian losses and factors of your own.
         """
         problem = self._model.ready(legal(ADF()))
+        if problem.sparse:
+            raise ValueError(
+                "the graph has a block with a sparse precision, whose factors are updated "
+                "together; allowed for one pass: scalar variables, or blocks with a dense precision"
+            )
         if is_joint(problem):
             raise ValueError(
                 "the graph has factors with joint sites; allowed for one pass: other factors"

@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast.families import FAMILIES
 from epfast.gaussian.files import contents
 from epfast.graph import files
-from epfast.graph.blocks import BlockBelief, linear_sites, prior_belief
+from epfast.graph.blocks import BlockBelief, linear_sites
 from epfast.graph.checking import checked, observations
 from epfast.graph.engine import log_integrals
 from epfast.graph.factors import Batch, form_of, kind_of
@@ -25,6 +25,7 @@ from epfast.graph.problem import (
     GraphState,
     UpdateOrder,
 )
+from epfast.graph.sparse_blocks import SparseBelief, belief_of_prior
 from epfast.graph.variables import Block, Index, Scales, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
@@ -157,8 +158,8 @@ class GraphPosterior(Recorded):
             For factors of your own, and for losses and schemes with functions of yours. Pickle
             such posteriors.
         """
-        state = files.parted(self.problem, self.state)
-        write(path, *contents(GraphPosterior(state, self.problem, self.converged, self.history)))
+        state, problem = files.parted(self.problem, self.state)
+        write(path, *contents(GraphPosterior(state, problem, self.converged, self.history)))
 
     def operator(self, batch: int) -> Operator | tuple[Operator | None, ...]:
         """The operator that learned the messages of a batch, or the tuple of them.
@@ -177,7 +178,7 @@ class GraphPosterior(Recorded):
         return operator_of(self.problem.batches, batch)
 
     @overload
-    def __getitem__(self, variables: Block) -> BlockBelief: ...
+    def __getitem__(self, variables: Block) -> BlockBelief | SparseBelief: ...
 
     @overload
     def __getitem__(self, variables: Variables | str | int) -> Belief: ...
@@ -192,8 +193,7 @@ class GraphPosterior(Recorded):
             )
         self.problem.check_handle("variables", variables)
         if isinstance(variables, Block):
-            covariance, mean, partition = self._block(variables.number)
-            return BlockBelief(covariance.copy(), mean.copy(), partition)
+            return self._block(variables.number).shaped(variables.shape)
         numbers = variables.numbers.ravel()
         places = self.problem.at[numbers][:, None] + np.arange(variables.width)
         natural = self.state.beliefs[places]
@@ -202,7 +202,7 @@ class GraphPosterior(Recorded):
         kind = ScaleBelief if isinstance(variables, Scales) else Belief
         return kind(variables.family, variables.shape, natural)
 
-    def _block(self, number: int) -> BlockBelief:
+    def _block(self, number: int) -> Any:
         """The belief about the block of this number."""
         places = {prior.number: place for place, prior in enumerate(self.problem.blocks)}
         return self.state.blocks[places[number]]
@@ -224,10 +224,8 @@ class GraphPosterior(Recorded):
         mean: Array = h.offset + np.bincount(rows, means, h.size)
         variance: Array = np.bincount(rows, variances, h.size).astype(np.float64)
         for part in h.parts:
-            covariance, center, _ = self._block(part.block)
-            mean += part.rows @ center
-            spread = part.rows @ covariance
-            variance += (part.rows * spread).sum(axis=1)
+            more, spread = self._block(part.block).latent(part.rows)
+            mean, variance = mean + more, variance + spread
         return mean.reshape(h.shape), variance.reshape(h.shape)
 
     # ---- predictions ----
@@ -391,11 +389,12 @@ class GraphPosterior(Recorded):
                 f"the belief about {name} is improper; allowed for draws: fits in which all "
                 "beliefs are proper"
             )
-            if isinstance(belief, BlockBelief):
-                if not np.isfinite(belief.covariance).all():
+            if isinstance(belief, BlockBelief | SparseBelief):
+                if not np.isfinite(belief.variance).all():
                     raise improper
-                root = np.linalg.cholesky(belief.covariance)
-                draws[name] = belief.mean + random.standard_normal((size, len(root))) @ root.T
+                color, _ = belief.coloring()
+                noise = color(random.standard_normal((size, made.size)))
+                draws[name] = belief.mean + noise.reshape(size, *made.shape)
                 continue
             family, eta = FAMILIES[belief.family], belief.natural
             if not family.is_proper(eta).all():
@@ -449,7 +448,7 @@ class GraphPosterior(Recorded):
             with suppress(ValueError):  # losses whose responses cannot be drawn
                 drawn.posterior_predictive[one.name] = one.replicate(rng)
         if len(drawn.posterior_predictive) == len(problem.batches):
-            blocks: Any = tuple(prior_belief(block) for block in problem.blocks)
+            blocks: Any = tuple(map(belief_of_prior, problem.with_priors().blocks))
             prior_state = self.state._replace(beliefs=problem.prior, blocks=blocks)
             with suppress(ValueError):  # improper priors
                 prior = GraphPosterior(prior_state, problem, False, []).sample(size, rng)

@@ -6,14 +6,22 @@ import math
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import ZERO, Beta, Family, Gamma
+from epfast.gaussian.engines.sparse import SparseDesign
+from epfast.gaussian.priors import checked_variances, normal_prior, sparse_prior
+from epfast.gaussian.sparse import Pattern
+from epfast.graph.blocks import BlockPrior
+from epfast.graph.sparse_blocks import SparseBlockPrior, flat_norm, independent
 from epfast.graph.variables import spread, together
 
 #: the largest mean, and number of a gamma or beta prior
 MOST = 1e150
+#: variables of a block at most
+MOST_VARIABLES = 2**20
 #: the smallest normal number
 TINY = float(np.finfo(np.float64).tiny)
 
@@ -106,6 +114,69 @@ def categorical(size: Any, n: Any, probabilities: Any) -> tuple[tuple[int, ...],
     with np.errstate(divide="ignore"):
         logits = np.log(rows / rows.sum(axis=1, keepdims=True))
     return shape, np.maximum(logits, ZERO)[which]
+
+
+def block(
+    number: int, d: Any, precision: Any, variance: Any, mean: Any
+) -> tuple[tuple[int, ...], BlockPrior | SparseBlockPrior]:
+    """Shape and prior of the block of this number, see :meth:`epfast.Graph.block`."""
+    several = isinstance(d, tuple | list)
+    parts = tuple(d) if several else (d,)
+    if not parts:
+        raise ValueError("d is (); allowed: an integer, or a shape of one axis or more")
+    shape = tuple(_checks.integer("d", part, least=1, most=MOST_VARIABLES) for part in parts)
+    size = _checks.integer("d", math.prod(shape), least=1, most=MOST_VARIABLES)
+    given = _checks.real_array("mean", mean)
+    wide = several or given.ndim == 0
+    center = np.ravel(spread("mean", given, shape)) if wide else given
+    center = _checks.array("mean", center, shape=(size,))
+    if hasattr(precision, "tocsr"):
+        return shape, _sparse(number, precision, variance, center, several)
+    if several and precision is None:
+        return shape, _of_variances(number, variance, center, shape)
+    full = precision is not None
+    normal = normal_prior(variance, precision, None, center, size, full, prefix="")
+    return shape, BlockPrior(number, normal.precision.copy(), center)
+
+
+def _sparse(
+    number: int, precision: Any, variance: Any, center: Array, several: bool
+) -> SparseBlockPrior:
+    """The prior of a block with a sparse precision. several: it may be flat in some entries."""
+    d, matrix = len(center), precision
+    known = np.ones(d, dtype=bool)
+    if several and precision.shape == (d, d):
+        matrix = sparse.csr_array(precision)
+        known = abs(matrix).sum(axis=1) != 0.0  # NaN, too
+    if not known.any():
+        return independent(number, np.zeros(d), center)
+    if not known.all():
+        rest = _sparse(number, matrix[known][:, known], variance, center[known], False)
+        matrix, at = rest.precision.tocoo(), np.flatnonzero(known)
+        whole = sparse.csr_array((matrix.data, (at[matrix.row], at[matrix.col])), shape=(d, d))
+        return SparseBlockPrior(number, whole, center, rest.norm + flat_norm(d - len(at)))
+    normal = sparse_prior((variance, matrix, None, center), d, None, None, prefix="")
+    pattern = Pattern.of(normal.precision, np.empty(0, dtype=np.intp))
+    design = SparseDesign(pattern, pattern)
+    if not design.is_proper(normal):
+        raise ValueError(
+            "precision is not positive definite, or singular to rounding; allowed: a symmetric "
+            "positive definite matrix (the steps of a long chain may be given one by one, by "
+            "epfast.graph.Transition)"
+        )
+    return SparseBlockPrior(number, normal.precision, center, design.prior_norm(normal))
+
+
+def _of_variances(
+    number: int, variance: Any, center: Array, shape: tuple[int, ...]
+) -> SparseBlockPrior:
+    """The prior of a block of states with independent entries, some of which may be flat."""
+    given = _checks.real_array("variance", 1.0 if variance is None else variance)
+    wide = np.array(spread("variance", given, shape), dtype=np.float64).ravel()
+    known = wide != np.inf
+    if known.any():
+        wide[known] = checked_variances(wide[known], int(known.sum()), "variance")
+    return independent(number, 1.0 / wide, center)
 
 
 def arrays(size: Any, **given: Any) -> tuple[tuple[int, ...], dict[str, Array]]:

@@ -13,9 +13,11 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
-from epfast.graph.blocks import BlockBelief, BlockPrior, is_linear
+from epfast.gaussian.engines.sparse import Pace
+from epfast.graph.blocks import BlockPrior, is_linear
 from epfast.graph.factors import Batch, Edges
 from epfast.graph.marginals import Others
+from epfast.graph.sparse_blocks import SparseBlockPrior, prior_in_effect
 from epfast.graph.variables import Block, Index, Linear, Terms, Variables, ends
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
@@ -100,6 +102,14 @@ def has_one_set(terms: Terms) -> bool:
     )
 
 
+def numbers_of_prior(prior: BlockPrior | SparseBlockPrior) -> tuple[Any, ...]:
+    """The numbers of the prior of a block, as arrays."""
+    P: Any = prior.precision
+    if isinstance(prior, BlockPrior):
+        return P, prior.mean
+    return P.data, P.indices, P.indptr, prior.mean
+
+
 class GraphState(NamedTuple):
     """Beliefs and sites as plain arrays. Sites are in the order of the program."""
 
@@ -120,10 +130,13 @@ class GraphState(NamedTuple):
     grown: int = 0
     #: damping beside that of the schedule, which is lower after sweeps that diverged
     damping: float = 1.0
-    #: beliefs about blocks
-    blocks: tuple[BlockBelief, ...] = ()
+    #: beliefs about blocks, of :class:`epfast.graph.blocks.BlockBelief` or
+    #: :class:`epfast.graph.sparse_blocks.SparseBelief`
+    blocks: tuple[Any, ...] = ()
     #: states of blocks that are linear models, see :class:`epfast.graph.blocks.LinearPart`
     linear: tuple[Any, ...] = ()
+    #: of forms over blocks with a sparse precision
+    pace: Pace = Pace()
 
 
 class UpdateOrder(NamedTuple):
@@ -149,7 +162,7 @@ class GraphProblem(NamedTuple):
     #: natural parameters of the priors as the user gave them, variable by variable
     given: Array = np.empty(0)
     batches: tuple[Batch, ...] = ()
-    blocks: tuple[BlockPrior, ...] = ()
+    blocks: tuple[BlockPrior | SparseBlockPrior, ...] = ()
     #: arrays of variables and blocks, by their names or by their places among these
     made: dict[str | int, Variables | Block] = {}  # noqa: RUF012
     #: number of the next batch
@@ -160,6 +173,10 @@ class GraphProblem(NamedTuple):
     at: Index = np.empty(0, dtype=np.intp)
     #: natural parameters of the priors, in that order
     prior: Array = np.empty(0)
+    #: priors of blocks, of sparse ones times the Gaussian factors about them
+    priors: tuple[Any, ...] = ()
+    #: keys of the batches of these factors
+    known: tuple[int, ...] = ()
 
     def with_variables(
         self, family: int, natural: Array, name: str | None, made: Any
@@ -215,9 +232,23 @@ class GraphProblem(NamedTuple):
             raise ValueError("the graph has no factors; allowed: one or more, by add()")
         at = places(self.families, self.sizes)
         prior = priors_in_effect(self, at)
-        problem = self._replace(schedule=schedule, at=at, prior=prior)
+        problem = self._replace(schedule=schedule, at=at, prior=prior).with_priors()
         problem.check()
         return problem
+
+    def with_priors(self) -> GraphProblem:
+        """The problem with the priors of blocks as a fit has them."""
+        own: dict[int, list[Batch]] = {}
+        for batch in self.batches:
+            own.setdefault(batch.block, []).append(batch)
+        found = [prior_in_effect(block, own.get(block.number, [])) for block in self.blocks]
+        known = tuple(key for _, keys in found for key in keys)
+        return self._replace(priors=tuple(prior for prior, _ in found), known=known)
+
+    @property
+    def sparse(self) -> set[int]:
+        """Numbers of the blocks with a sparse precision."""
+        return {prior.number for prior in self.priors if isinstance(prior, SparseBlockPrior)}
 
     def linear(self) -> dict[int, int]:
         """Blocks that are linear models of their own, by place, with the batch of each.
@@ -227,7 +258,9 @@ class GraphProblem(NamedTuple):
         batch_of: dict[int, int] = {}
         if self.schedule.stores == "none":
             return batch_of
-        for place, block in enumerate(self.blocks):
+        for place, block in enumerate(self.priors):
+            if isinstance(block, SparseBlockPrior):
+                continue
             about = [
                 k
                 for k, batch in enumerate(self.batches)
@@ -238,9 +271,9 @@ class GraphProblem(NamedTuple):
         return batch_of
 
     def rest(self, linear: dict[int, int]) -> GraphProblem:
-        """The problem without the batches of linear models."""
+        """The problem without the batches of linear models, and those that priors have."""
         left = (batch for k, batch in enumerate(self.batches) if k not in linear.values())
-        return self._replace(batches=tuple(left))
+        return self._replace(batches=tuple(batch for batch in left if batch.key not in self.known))
 
     @property
     def n_gaussians(self) -> int:
@@ -266,8 +299,18 @@ class GraphProblem(NamedTuple):
             )
         for batch in self.batches:
             batch.factor.check_power(batch, self.schedule.power)
+        sparse = self.sparse if self.schedule.stores != "factor" else set()
+        for batch in self.batches if sparse else ():
+            over = any(part.block in sparse for part in batch.parts)
+            if over and batch.key not in self.known:
+                raise ValueError(
+                    f"schedule is {_checks.describe(self.schedule)}; allowed with batch "
+                    f"{batch.key}, whose forms are over a block with a sparse precision: EP()"
+                )
         linear = self.linear().values() if self.tied else ()
         for k, batch in enumerate(self.batches if self.tied else ()):
+            if batch.key in self.known:
+                continue
             name = type(self.schedule).__name__
             given = f"schedule is {name}, where the factors of a batch share a site; allowed"
             if not (k in linear if batch.parts else has_one_set(batch.terms)):
@@ -312,7 +355,7 @@ class GraphProblem(NamedTuple):
             [
                 *(problem.tied, list(problem.linear().items()), problem.at, problem.families),
                 *(problem.prior, problem.times),
-                *(part for block in problem.blocks for part in block[1:]),
+                *(part for block in problem.blocks for part in numbers_of_prior(block)),
                 *(
                     x
                     for batch in problem.batches
@@ -394,6 +437,8 @@ class GraphProblem(NamedTuple):
         pairs = self.prior[self.at[np.flatnonzero(self.families < 2), None] + np.arange(2)]
         if not pairs.any(axis=1).all() or not all(batch.factor.bounded for batch in self.batches):
             return math.inf
+        if not all(prior.precision.diagonal().all() for prior in self.priors):
+            return math.inf
         others = self.others()
         mass = others.partition(self.prior) - others.prior_partition(self.prior)
         return ROUNDING * self.n_factors + mass
@@ -421,9 +466,14 @@ class GraphProblem(NamedTuple):
         counts = np.concatenate([batch.terms.counts for batch in batches])
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
         variables = np.concatenate([batch.terms.variables for batch in batches])
+        n = len(self.families)
+        sparse = self.sparse
+        alone = np.isin(variables, list(sparse))  # such forms are updated from the same belief
+        variables[alone] = n + np.arange(alone.sum())
+        n += int(alone.sum())
         first = np.concatenate([[0], np.cumsum([batch.n for batch in batches])]).astype(np.intp)
         kind = np.concatenate([batch.factor.labels(batch) for batch in batches])
-        in_order = np.array([len(batch.parts) > 0 for batch in batches], dtype=np.uint8)
-        n = len(self.families)
+        dense = [any(part.block not in sparse for part in batch.parts) for batch in batches]
+        in_order = np.array(dense, dtype=np.uint8)
         rows, segments = runs(starts, variables, order, first, n, kind, in_order)
         return UpdateOrder(tuple(rows[a:b] - a for a, b in pairwise(first)), segments)

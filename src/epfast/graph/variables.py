@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -87,6 +88,11 @@ class BlockTerms(NamedTuple):
         if hasattr(rows, "indptr"):
             return self._replace(rows=sparse.csr_array(sparse.diags_array(numbers) @ rows))
         return self._replace(rows=rows * numbers[:, None])
+
+
+def as_csr(rows: Any) -> Any:
+    """Rows of a block as CSR."""
+    return rows if hasattr(rows, "indptr") else sparse.csr_array(rows)
 
 
 def added(a: tuple[BlockTerms, ...], b: tuple[BlockTerms, ...]) -> tuple[BlockTerms, ...]:
@@ -196,6 +202,16 @@ class LinearForm(Linear):
     def __getitem__(self, key: Any) -> LinearForm:
         places = np.arange(self.size).reshape(self.shape)[key]
         return self._spread(np.asarray(places))
+
+    def reshape(self, *shape: Any) -> LinearForm:
+        return replace(self, shape=np.empty(self.shape, dtype=bool).reshape(*shape).shape)
+
+    def times_matrix(self, matrix: Any, shape: tuple[int, ...]) -> LinearForm:
+        """The forms of this shape that a CSR matrix (m, n) makes of all, without scalar ones."""
+        assert not len(self.terms.variables)
+        parts = tuple(part._replace(rows=matrix @ as_csr(part.rows)) for part in self.parts)
+        offset = matrix @ self.offset
+        return LinearForm(self.graph, shape, no_terms(len(offset)), offset, parts)
 
     def _spread(self, places: Index) -> LinearForm:
         flat = places.ravel()
@@ -392,48 +408,57 @@ class Scales(Variables):
 
 
 class Block(Linear):
-    """A vector of Gaussian variables of a graph, (d,), whose belief has a full covariance.
+    """An array of d Gaussian variables of a graph, whose belief keeps all correlations.
 
-    ``X @ w`` are linear forms, one per row of X. Sums of entries are linear forms, too, such as
-    ``w[0] - w[2]``. ``post[w]`` is the belief about the block.
+    Its entries are linear forms, and so are sums of them, such as ``w[0] - w[2]``, and ``X @ w``,
+    one per row of X, of a block with one axis. ``post[w]`` is the belief about the block.
     """
 
-    def __init__(self, graph: str, number: int, d: int) -> None:
+    def __init__(self, graph: str, number: int, shape: tuple[int, ...]) -> None:
         #: identity of its graph
         self.graph = graph
         #: its number among the variables of the graph
         self.number = number
-        self.d = d
-
-    @property
-    def shape(self) -> tuple[int]:
-        return (self.d,)
+        self.shape = shape
 
     @property
     def size(self) -> int:
-        return self.d
+        return math.prod(self.shape)
+
+    @property
+    def d(self) -> int:
+        return self.size
 
     def __len__(self) -> int:
-        return self.d
+        return self.shape[0]
 
     def __repr__(self) -> str:
-        return f"Block(shape=({self.d},))"
+        return f"Block(shape={self.shape})"
 
     def form(self) -> LinearForm:
-        return self._forms(sparse.csr_array(sparse.eye_array(self.d)))
+        return self._forms(sparse.csr_array(sparse.eye_array(self.size)), self.shape)
 
     def __getitem__(self, key: Any) -> LinearForm:
         return self.form()[key]
 
-    def sum(self) -> LinearForm:
-        """Sum of all entries."""
-        return self.form().sum()
+    def reshape(self, *shape: Any) -> LinearForm:
+        """The entries in another shape."""
+        return self.form().reshape(*shape)
+
+    def sum(self, axis: int | None = None) -> LinearForm:
+        """Sum of entries along an axis. None: over all."""
+        return self.form().sum(axis)
 
     def __rmatmul__(self, X: Any) -> LinearForm:
         """Linear forms X @ w: one per row of X, dense or CSR."""
-        return self._forms(finite_rows(X, self.d))
+        if len(self.shape) != 1:
+            raise ValueError(
+                f"X @ a block of shape {self.shape}; allowed: one axis, as that of g.block(d)"
+            )
+        rows = finite_rows(X, self.size)
+        return self._forms(rows, rows.shape[:1])
 
-    def _forms(self, rows: Any) -> LinearForm:
+    def _forms(self, rows: Any, shape: tuple[int, ...]) -> LinearForm:
         n = rows.shape[0]
         part = BlockTerms(self.number, rows)
-        return LinearForm(self.graph, (n,), no_terms(n), np.zeros(n), (part,))
+        return LinearForm(self.graph, shape, no_terms(n), np.zeros(n), (part,))

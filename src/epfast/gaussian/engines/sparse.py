@@ -149,12 +149,35 @@ class Pace(NamedTuple):
 
     def after(self, change: Array) -> Pace:
         """The share at which a change that goes on as since the last one ends in one step."""
+        if not np.isfinite(change).all():
+            return Pace()
         share, last = self.share, self.change
         size = 0.0 if last is None else float(last @ last)
         if last is not None and size > 0.0:
             left = (1.0 - float(change @ last) / size) / share
             share = min(max(1.0 / max(left, TINY), LEAST), RISE * share, 1.0)
         return Pace(share, change)
+
+
+def paced(pace: Pace, old: Sites, sites: Sites, h: Array, s: Array) -> Pace:
+    """Take a share of the change of sites that were fitted to one posterior, in place.
+
+    h, s: mean and variance of the rows under it.
+    """
+    # sites in a linear tail would lose all precision at once, and means go anywhere
+    least = FALL * old.precision
+    held = np.where((old.precision > 0.0) & (sites.precision >= 0.0), least, -np.inf)
+    held = np.maximum(held - sites.precision, 0.0)
+    sites.precision[:] += held
+    sites.shift[:] += held * h
+    more = sites.precision - old.precision
+    away = sites.shift - old.shift - more * h
+    with np.errstate(all="ignore"):  # of a run that diverges
+        pace = pace.after(np.append(away * np.sqrt(s), more * s))
+    if pace.share != 1.0:
+        for part, of in zip(sites, families.damped(old, sites, pace.share), strict=True):
+            part[:] = of
+    return pace
 
 
 class Sparse(Form):
@@ -242,21 +265,8 @@ class SparseEngine(EPEngine):
 
     def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
         """All sites, each a share of the way; what is left is the change of a whole sweep."""
-        counts, old = self._at_once.visit(state, sites, tick), state.sites
-        h, s = self.form.of_rows
-        # sites in a linear tail would lose all precision at once, and means go anywhere
-        least = FALL * old.precision
-        held = np.where((old.precision > 0.0) & (sites.precision >= 0.0), least, -np.inf)
-        held = np.maximum(held - sites.precision, 0.0)
-        sites.precision[:] += held
-        sites.shift[:] += held * h
-        more = sites.precision - old.precision
-        away = sites.shift - old.shift - more * h
-        with np.errstate(all="ignore"):  # of a run that diverges
-            pace = (state.memory or Pace()).after(np.append(away * np.sqrt(s), more * s))
-        if pace.share != 1.0:
-            for part, of in zip(sites, families.damped(old, sites, pace.share), strict=True):
-                part[:] = of
+        counts = self._at_once.visit(state, sites, tick)
+        pace = paced(state.memory or Pace(), state.sites, sites, *self.form.of_rows)
         new = self.form.built(sites, state.sweeps + 1)
         if new is None:
             return counts
