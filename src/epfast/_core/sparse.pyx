@@ -1,7 +1,7 @@
-"""A positive definite matrix P of a fixed pattern: its factor, and the entries of its inverse there.
+"""A positive definite matrix P of a fixed pattern: its factor, and entries of its inverse there.
 
-The columns are in their order of elimination. The first ones, ``lead`` of them, have a sparse factor
-L D L' (D diagonal, L of unit diagonal); what is left of the last ones, nearly all of whose entries
+The columns are in their order of elimination. The first ones, ``lead`` of them, have a factor
+L D L', D diagonal, L of unit diagonal. What is left of the last ones, nearly all of whose entries
 are in the factor, is one dense matrix, for LAPACK. All numbers of P are in one array of ``size``:
 
     the entries of L below the diagonal, column by column, then D, then the dense matrix, by columns
@@ -181,7 +181,7 @@ cdef class SparseFactor:
         cdef ptrdiff_t j, k, p, q, after, end, m = self.last, done = 0
         cdef double *D = x + self.row.shape[0]
         cdef double *T = D + self.lead
-        cdef double d, f, l
+        cdef double d, f, entry
         cdef const int *row = &self.row[0] if self.row.shape[0] else NULL
         cdef const ptrdiff_t *start = &self.start[0]
         for j in range(self.lead):
@@ -192,9 +192,9 @@ cdef class SparseFactor:
             d, k = D[j], head[j]
             while k != -1:
                 after, p, end = chain[k], at[k], start[k + 1]
-                l = x[p]
-                f = l * D[k]
-                d -= l * f
+                entry = x[p]
+                f = entry * D[k]
+                d -= entry * f
                 for q in range(p + 1, end):
                     w[row[q]] -= x[q] * f
                 done += end - p
@@ -271,15 +271,15 @@ cdef class SparseFactor:
     cdef int forward(self, const double *x, double *B, ptrdiff_t k) except -1 nogil:
         cdef ptrdiff_t j, p, c, done = 0
         cdef const double *D = x + self.row.shape[0]
-        cdef double root, l
+        cdef double root, entry
         cdef double *own
         cdef double *to
         for j in range(self.lead):
             own = B + j * k
             for p in range(self.start[j], self.start[j + 1]):
-                l, to = x[p], B + self.row[p] * k
+                entry, to = x[p], B + self.row[p] * k
                 for c in range(k):
-                    to[c] -= l * own[c]
+                    to[c] -= entry * own[c]
             root = 1.0 / sqrt(D[j])
             for c in range(k):
                 own[c] *= root
@@ -293,7 +293,7 @@ cdef class SparseFactor:
     cdef int backward(self, const double *x, double *B, ptrdiff_t k) except -1 nogil:
         cdef ptrdiff_t j, p, c, done = 0
         cdef const double *D = x + self.row.shape[0]
-        cdef double root, l
+        cdef double root, entry
         cdef double *own
         cdef const double *of
         self.last_ones(x, B, k, b"N")
@@ -303,9 +303,9 @@ cdef class SparseFactor:
             for c in range(k):
                 own[c] *= root
             for p in range(self.start[j], self.start[j + 1]):
-                l, of = x[p], B + self.row[p] * k
+                entry, of = x[p], B + self.row[p] * k
                 for c in range(k):
-                    own[c] -= l * of[c]
+                    own[c] -= entry * of[c]
             done += k * (self.start[j + 1] - self.start[j] + 1)
             if done > LOOK:
                 heed_signals()
@@ -346,7 +346,7 @@ cdef class SparseFactor:
         cdef double *diagonal = z + self.row.shape[0]
         cdef double *T = diagonal + self.lead
         cdef double *own
-        cdef double l, s
+        cdef double entry, s
         cdef const int *row = &self.row[0] if self.row.shape[0] else NULL
         cdef const ptrdiff_t *start = &self.start[0]
         for j in range(self.lead - 1, -1, -1):
@@ -354,22 +354,22 @@ cdef class SparseFactor:
             for p in range(start[j], end):
                 w[row[p]] = 0.0
             for p in range(start[j], end):
-                k, l = row[p], x[p]
+                k, entry = row[p], x[p]
                 if k < self.lead:
-                    s, q = l * diagonal[k], start[k]
+                    s, q = entry * diagonal[k], start[k]
                     for r in range(p + 1, end):  # the rest of column j is in column k
                         i = row[r]
                         while row[q] < i:
                             q += 1
                         s += x[r] * z[q]
-                        w[i] += l * z[q]
+                        w[i] += entry * z[q]
                 else:
                     own = T + (k - self.lead) * m - self.lead
-                    s = l * own[k]
+                    s = entry * own[k]
                     for r in range(p + 1, end):
                         i = row[r]
                         s += x[r] * own[i]
-                        w[i] += l * own[i]
+                        w[i] += entry * own[i]
                 w[k] += s
                 done += end - p
             s = 1.0 / D[j]
