@@ -461,6 +461,8 @@ def grown(kind: str, n: int, loops: int = 5) -> dict[str, Any]:
     )
     row = {"model": kind, "rows": n, "columns": rows.X.shape[1], "seconds": found.seconds}
     row |= {"sweeps": len(found.post.history), "loops": found.seconds / loop}
+    design = found.post.problem.design
+    row["numbers"] = design.pattern.core.size + design.rows.core.n_pairs
     return row | {"memory, GB": (harness.peak_memory() - before) / GB}
 
 
@@ -492,13 +494,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def draw(stored: dict[str, Any], folder: Path) -> None:
     if "scaling" not in stored:
         return
-    axes_of = {"seconds": "seconds of one fit", "memory, GB": "memory beyond rows, GB"}
+    axes_of = {
+        ("rows", "seconds"): ("rows", "seconds of one fit"),
+        ("numbers", "memory, GB"): ("numbers of the factor, and pairs", "memory beyond rows, GB"),
+    }
     with pictures.picture(folder / "mixed.png", 2) as axes:
-        for axis, (key, label) in zip(axes, axes_of.items(), strict=True):
+        for axis, (keys, labels) in zip(axes, axes_of.items(), strict=True):
             for kind, mark in zip(SIZES, "os", strict=True):
                 rows = [row for row in stored["scaling"] if row["model"] == kind]
-                x, y = ([row[name] for row in rows] for name in ("rows", key))
+                x, y = ([row[name] for row in rows] for name in keys)
                 axis.loglog(x, y, f"{mark}-", label=kind)
-            axis.set_xlabel("rows")
-            axis.set_ylabel(label)
+            axis.set_xlabel(labels[0])
+            axis.set_ylabel(labels[1])
         axes[0].legend()

@@ -32,6 +32,7 @@ from epfast.gaussian import (
     LowRankFactor as LowRankFactor,
     LowRankGPPosterior as LowRankGPPosterior,
     NearestGPPosterior as NearestGPPosterior,
+    SparsePosterior as SparsePosterior,
     WidePosterior as WidePosterior,
     combine as combine,
     incomplete_cholesky as incomplete_cholesky,

@@ -235,7 +235,7 @@ def fit_linear(
     -------
     FullPosterior or FactorizedPosterior
         With fewer rows than columns and a site per row a :class:`WidePosterior`, whose sweeps take
-        O(n^3). With a sparse precision a :class:`epfast.gaussian.SparsePosterior`. With a ``prior``
+        O(n^3). With a sparse precision a :class:`SparsePosterior`. With a ``prior``
         a ShrunkPosterior. With several latents per row a LatentPosterior.
 
     Raises

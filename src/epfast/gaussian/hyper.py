@@ -438,7 +438,7 @@ def fit_hyper(
     -------
     IntegratedPosterior
         ``hyper`` is a table of the hyper-parameters. ``points`` and ``weights`` are those of the
-        mixture. Its ``posteriors`` are :class:`epfast.gaussian.SparsePosterior`, without a matrix
+        mixture. Its ``posteriors`` are :class:`epfast.SparsePosterior`, without a matrix
         of all weights, where that is cheaper.
 
     Raises
