@@ -419,10 +419,16 @@ class Surface:
         fitted: Callable[[Array, Any], HyperPoint | None],
         slopes: Callable[[HyperPoint], Array],
         proper: bool = False,
+        exact: Callable[[Array, Any], HyperPoint | None] | None = None,
     ) -> Self:
-        """In units of its sides, by fits; slopes: of the value at a point, by u."""
-        surface = cls(mode, fitted, principal_axes(mode, fitted, slopes), proper)
+        """In units of its sides. slopes: of the value at a point, by u.
+
+        exact: as fitted, of the points that make axes and sides, which are differences.
+        """
+        exact = fitted if exact is None else exact
+        surface = cls(mode, exact, principal_axes(mode, exact, slopes), proper)
         surface.measure()
+        surface.fitted = fitted
         return surface
 
     def measure(self) -> None:

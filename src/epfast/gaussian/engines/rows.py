@@ -423,10 +423,10 @@ class RowEngine(EPEngine):
 
     def known(self, state: Any) -> dict[str, Any]:
         """What is known of the posterior of a state, by its names there."""
+        attributes: dict[str, Any] = {"log_evidence": self.summary(state).log_evidence}
         if state.root is None:
-            return {"_moments": state}
-        attributes = {"mean": state.mean, "_root": state.root}
-        attributes["log_evidence"] = self.summary(state).log_evidence
+            return attributes | {"_moments": state}
+        attributes |= {"mean": state.mean, "_root": state.root}
         ahead = None if self.ahead is None else self.ahead[1]
         if ahead is not None and state.sites is ahead.before:
             attributes["_at_rows"] = ahead.h, ahead.s
