@@ -44,6 +44,7 @@ def fit(K=K, y=Y, **arguments):
 low_rank = partial(fit, rank=5)
 GP, LOW = fit(), low_rank()
 BAD_KERNEL = [
+    np,
     *[value for value in bad_arrays(K) if getattr(value, "shape", None) != (N - 1, N)],
     *[K[:-1], K[:-1, :-1][:0], 5.0, np.triu(K), K + np.eye(N, k=1), -K, sparse.csr_array(K)],
     *[K[:, ::-1] * [[1.0], *[[2.0]] * (N - 1)], [[HUGE_INT] * N] * N],

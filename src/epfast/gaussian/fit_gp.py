@@ -185,7 +185,9 @@ def fit_gp(
     if schedule is None:
         schedule = EP()
         if scheme in (None, "exact") and weights is None and not low_rank:
-            schedule = with_descent(schedule, loss, max(getattr(K, "shape", ()), default=0))
+            shape = getattr(K, "shape", ())  # of what is no array it may be anything
+            order = max(shape, default=0) if isinstance(shape, tuple) else 0
+            schedule = with_descent(schedule, loss, order)
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     if isinstance(loss, LatentLoss):
         if low_rank or weights is not None or isinstance(K, KernelColumns):
