@@ -339,14 +339,18 @@ def fit_linear(
         rows = _checks.rows("X", X)
         rows, d = rows if ones is None else with_ones(rows), rows.shape[1] + (ones is not None)
         row_weights = weights_of(weights, rows.shape[0])
-        if prior is None and (kind == "sparse" or posterior is None):
+        by_sparse = chosen if kind == "sparse" else None
+        is_sparse = hasattr(rows, "indptr") or hasattr(prior_precision, "tocsr")
+        if is_sparse and posterior is None and prior is None and by_sparse is None:
+            with suppress(ValueError):  # of what this form does not take
+                by_sparse = choose(loss, scheme, "sparse", *numbers)
+        if kind != "factorized" or by_sparse is not None:  # else the core checks as it visits rows
+            check_finite(rows)
+        if by_sparse is not None:
             asked = posterior if kind == "sparse" else "cheaper"
             form = sparse_form(rows, normal, ones, row_weights, constraints, asked)
-            if form is not None and kind != "sparse":
-                with suppress(ValueError):  # of what this form does not take
-                    chosen = choose(loss, scheme, "sparse", *numbers)
-            if form is not None and chosen.covariance == "sparse":
-                rows, center = form.X, form.center
+        if by_sparse is not None and form is not None:
+            chosen, rows, center = by_sparse, form.X, form.center
         if isinstance(loss, losses.LatentLoss):
             if row_weights is not None:
                 places = copies(loss, row_weights)
@@ -358,8 +362,6 @@ def fit_linear(
                 rows = np.ascontiguousarray(rows, dtype=np.float64)
         if offset is not None:
             chosen = chosen._replace(loss=chosen.loss.with_offset())
-        if chosen.covariance != "factorized":  # of that the core checks rows as it visits them
-            check_finite(rows)
         data = Data(None, chosen.loss.observed(y, rows.shape[0], offset))
     if posterior is None and chosen.covariance == "factorized":
         notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
@@ -390,7 +392,7 @@ def fit_linear(
         is_matrix = prior_precision is not None or prior_covariance is not None
         dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
         at = center if kernel_rows is None else None
-        if form is not None and chosen.covariance == "sparse":
+        if form is not None:
             normal_prior, fields["design"] = form.prior, form.design
         else:
             normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
@@ -452,7 +454,7 @@ def sparse_form(
     constraints: Any,
     asked: str | None,
 ) -> SparseForm | None:
-    """The sparse form of rows (n, d), which end in a column of ones where there is an intercept.
+    """The sparse form of finite rows (n, d), which end in ones where there is an intercept.
 
     The prior of the intercept is at the means of the columns that are dense.
 
@@ -462,9 +464,6 @@ def sparse_form(
         "cheaper": None is returned unless a sweep of this form takes less time. "full": all columns
         are dense.
     """
-    if asked == "cheaper" and not (hasattr(rows, "indptr") or hasattr(normal[1], "tocsr")):
-        return None
-    check_finite(rows)
     X = as_csr(rows)
     d, most = X.shape[1], dense_nanoseconds(X)
     dense = np.arange(d) if asked == "full" else dense_columns(X)
@@ -503,10 +502,11 @@ def checked_constraints(given: Any, d: int, intercept: bool) -> Array | None:
     if not len(A) or not (sizes > 0.0).all():
         raise ValueError("constraints has a row of zeros, or no row; allowed: rows of numbers")
     A = A / sizes[:, None]
-    if len(A) >= A.shape[1] or np.linalg.matrix_rank(A, tol=1e-9) < len(A):
+    rank = np.linalg.matrix_rank(A, tol=1e-9)
+    if len(A) >= A.shape[1] or rank < len(A):
         raise ValueError(
-            f"constraints has {len(A)} rows for {A.shape[1]} weights, of rank "
-            f"{np.linalg.matrix_rank(A, tol=1e-9)}; allowed: independent rows, fewer than weights"
+            f"constraints has {len(A)} rows for {A.shape[1]} weights, of rank {rank}; allowed: "
+            "independent rows, fewer than weights"
         )
     return np.pad(A, ((0, 0), (0, 1))) if intercept else A
 

@@ -513,7 +513,7 @@ def fit_hyper(
     # where groups are correlated, weights meet in the prior, too
     pattern = [(one.columns, np.eye(len(one.sds)) + 0.1) for one in blocks]
     pattern += [] if dense is None else [(dense[0][None], dense[1])]
-    given_rows = X if hasattr(X, "tocsr") or not few_entries(rows) else sparse.csr_array(rows)
+    given_rows = sparse.csr_array(rows) if few_entries(rows) else X
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         begin = partial(

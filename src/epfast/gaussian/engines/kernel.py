@@ -71,7 +71,7 @@ class GPState(NamedTuple):
     sites: Sites
     #: sweeps done so far
     sweeps: int
-    #: of the latent values, or a tuple of those of each latent, or of the weights of a large group;
+    #: of the latent values, or a tuple of those of each latent, or of weights of sparse precision;
     #: None: yet to be computed
     moments: Any = None
     #: None except in relaxed EP
