@@ -212,10 +212,6 @@ class Kriging(NamedTuple):
     along: Array
     against: Array
 
-    def at(self, rows: Any) -> Array:
-        """What rows (n, d) see of K, (n, k)."""
-        return np.asarray(rows @ self.along)
-
 
 class Moments(NamedTuple):
     """A Gaussian by the factor of its sparse precision P, under constraints if there are some."""
@@ -241,6 +237,12 @@ class Moments(NamedTuple):
     def of_mass(self, at_mean: float) -> Moments:
         """The same with the log mass of what is at_mean at the mean, whose rounding is its own."""
         return self._replace(log_mass=at_mean - 0.5 * self.log_determinant)
+
+    def bounded(self, variance: Array, rows: Any) -> Array:
+        """Variances of x.w of rows (n, d) without the constraints, (n,), with them."""
+        if self.bound is None:
+            return variance
+        return np.maximum(variance - squares(np.asarray(rows @ self.bound.along)), 0.0)
 
     def half(self, columns: Array) -> Array:
         """H (d, m) with H' H = columns' P^-1 columns, for columns (d, m)."""
@@ -416,29 +418,22 @@ class RowsOnPattern:
             total[pattern.dense] = outer
         return total
 
-    def marginals(
-        self, now: Moments, part: slice, reach: Array | None = None
-    ) -> tuple[Array, Array]:
-        """Mean and variance of x.w of some rows; reach: X K, of constraints."""
+    def marginals(self, now: Moments, part: slice) -> tuple[Array, Array]:
+        """Mean and variance of x.w of some rows."""
         (first, last, _), pattern = part.indices(self.n), self.pattern
         (h, s), mean = np.empty((2, last - first)), now.mean
         given = now.entries(), mean[pattern.order], self.U, now.slope, now.root
         self.core.marginals(*given, mean[pattern.dense], first, h, s)
-        if reach is not None:
-            s = np.maximum(s - squares(reach[part]), 0.0)
-        return h, s
+        return h, s if now.bound is None else now.bounded(s, self.X[part])
 
 
 def latent(rows: Any, now: Moments) -> tuple[Array, Array]:
     """Mean and variance of x.w of CSR rows, which need not be those of the pattern."""
     given = RowsOnPattern(now.pattern, rows)
-    reach = None if now.bound is None else now.bound.at(rows)
-    mean, variance = given.marginals(now.with_inverse(), slice(None), reach)
+    mean, variance = given.marginals(now, slice(None))
     others = np.flatnonzero(~given.core.whole)  # columns that meet here alone
     step = max(1, PART // now.pattern.d)
     for some in (others[i : i + step] for i in range(0, len(others), step)):
         half = now.half(rows[some].T.toarray())
-        variance[some] = squares(half.T)
-        if reach is not None:
-            variance[some] = np.maximum(variance[some] - squares(reach[some]), 0.0)
+        variance[some] = now.bounded(squares(half.T), rows[some])
     return mean, variance

@@ -123,16 +123,15 @@ class SparsePosterior(FullPosterior):
                 half = now.half(given.T.toarray())
                 mean, variance = np.asarray(given @ now.mean), half.T @ half
                 if now.bound is not None:
-                    reach = now.bound.at(given)
+                    reach = np.asarray(given @ now.bound.along)
                     variance -= reach @ reach.T
         finite(mean, variance)
         return mean, variance
 
     @cached_property
     def _at_rows(self) -> tuple[Array, Array]:
-        problem, now = self._with_rows().problem, self._entries
-        reach = None if now.bound is None else now.bound.at(problem.data.X)
-        moments: tuple[Array, Array] = problem.design.rows.marginals(now, slice(None), reach)
+        rows = self._with_rows().problem.design.rows
+        moments: tuple[Array, Array] = rows.marginals(self._entries, slice(None))
         return moments
 
     def colored(self, noise: Array) -> Array:

@@ -213,11 +213,8 @@ class Sparse(Form):
         return None if now is None else GPState(sites, sweeps, now.with_inverse())
 
     def at_rows(self, state: GPState) -> Callable[[slice], tuple[Array, Array]]:
-        now: Moments = state.moments
-        reach = None if now.bound is None else now.bound.at(self.rows.X)
-
         def of(part: slice) -> tuple[Array, Array]:
-            self.of_rows[:, part] = self.rows.marginals(now, part, reach)
+            self.of_rows[:, part] = self.rows.marginals(state.moments, part)
             h, s = self.of_rows[:, part]
             return h, s
 
