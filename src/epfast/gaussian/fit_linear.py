@@ -24,9 +24,7 @@ from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.engines.sparse import (
     SWEEPS,
     SparseDesign,
-    dense_columns,
     dense_nanoseconds,
-    pairs_of,
 )
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
@@ -48,7 +46,8 @@ from epfast.gaussian.problem import (
 )
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior, with_prior_sites
 from epfast.gaussian.sources import Stream, check_names, checked_stream, column_names, is_stream
-from epfast.gaussian.sparse_posterior import SparsePosterior, as_csr
+from epfast.gaussian.sparse import as_csr, dense_columns, pairs_of
+from epfast.gaussian.sparse_posterior import SparsePosterior
 from epfast.gaussian.table import at_start, engine_of
 from epfast.gaussian.wide import in_best_form, wide_rows
 from epfast.gaussian.wide_posterior import WidePosterior

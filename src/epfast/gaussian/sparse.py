@@ -29,6 +29,8 @@ from epfast._core.rows import Rows
 from epfast._core.sparse import SparseFactor, SparseRows, elimination_tree, factor_pattern
 from epfast.inference.runtime import cached_property
 
+#: share of the rows that act on a dense column, at least
+DENSE = 0.25
 #: the last columns, of whose entries so many are in the factor, are one dense matrix: of InstEval's
 #: 4,128 columns 1,255
 FILLED = 0.6
@@ -44,6 +46,37 @@ MOST_NUMBERS = 1 << 30
 PART = 1 << 24
 
 Indices = NDArray[np.intp]
+
+
+def as_csr(rows: Any) -> Any:
+    """Rows as CSR."""
+    return rows if hasattr(rows, "indptr") else sparse.csr_array(np.asarray(rows, np.float64))
+
+
+def dense_columns(X: Any) -> Indices:
+    """Columns that many rows of CSR X act on, (c,)."""
+    counts = np.bincount(X.indices, minlength=X.shape[1])
+    return np.flatnonzero(counts >= DENSE * X.shape[0])
+
+
+def inner_entries(X: Any, dense: Indices) -> tuple[NDArray[np.bool_], Indices]:
+    """Which entries of CSR X are in no dense column, and where these of each row start."""
+    kept = ~np.isin(X.indices, dense)
+    return kept, np.append(0, np.cumsum(kept))[X.indptr]
+
+
+def pairs_of(X: Any, dense: Indices) -> float:
+    """How many pairs of columns that are not dense the rows of CSR X have."""
+    sizes = np.diff(inner_entries(X, dense)[1]).astype(np.float64)
+    return float(np.sum(sizes**2) / 2.0)
+
+
+def meetings(X: Any, dense: Indices) -> Any:
+    """Where columns meet in rows of CSR X, but for dense ones, (d, d)."""
+    kept, start = inner_entries(X, dense)
+    ones = np.ones(int(kept.sum()), dtype=np.float32)
+    rows = sparse.csr_array((ones, X.indices[kept], start), shape=X.shape)
+    return sparse.csr_array(rows.T @ rows)
 
 
 def elimination_order(pattern: Any) -> Indices:
@@ -391,14 +424,18 @@ class RowsOnPattern:
     def __init__(self, pattern: Pattern, X: Any) -> None:
         self.pattern, self.X, self.n = pattern, X, X.shape[0]
         self.U = np.ascontiguousarray(X[:, pattern.dense].toarray(), dtype=np.float64)
-        kept = ~pattern.is_dense[X.indices]
-        start = np.append(0, np.cumsum(kept))[X.indptr]
+        kept, start = inner_entries(X, pattern.dense)
         columns = pattern.rank[X.indices[kept]]
         shape = self.n, len(pattern.order)
         rows = sparse.csr_array((X.data[kept], columns, start), shape=shape)
         rows.sum_duplicates()
         starts, of = rows.indptr.astype(np.intp), rows.indices.astype(np.intc)
         self.core = SparseRows(starts, of, rows.data.astype(np.float64), pattern.core)
+
+    @classmethod
+    def of(cls, X: Any, precision: Any, dense: Indices) -> RowsOnPattern:
+        """Rows on the pattern that they make with a precision (d, d), CSR."""
+        return cls(Pattern.of(abs(precision) + meetings(X, dense), dense), X)
 
     @property
     def work(self) -> float:

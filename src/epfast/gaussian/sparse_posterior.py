@@ -18,16 +18,11 @@ from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.sparse import Sparse, SparseDesign
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.problem import Data, Problem, in_memory
-from epfast.gaussian.sparse import Moments, latent
+from epfast.gaussian.sparse import Moments, as_csr, latent
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property
 
 INSTEAD = "ask for variance, covariances_of(columns), predict_latent(X, joint=True) or sample(size)"
-
-
-def as_csr(rows: Any) -> Any:
-    """Rows as a CSR array."""
-    return rows if hasattr(rows, "indptr") else sparse.csr_array(np.asarray(rows, np.float64))
 
 
 class SparsePosterior(FullPosterior):

@@ -12,6 +12,7 @@ from scipy import sparse
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.graph import GraphBatch, TransitionBatch
+from epfast.gaussian.sparse import as_csr
 from epfast.graph.factors import (
     Batch,
     Edges,
@@ -26,7 +27,7 @@ from epfast.graph.factors import (
     rows_of,
     variables_of,
 )
-from epfast.graph.variables import Block, Index, LinearForm, as_csr, together
+from epfast.graph.variables import Block, Index, LinearForm, together
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior

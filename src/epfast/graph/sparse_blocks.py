@@ -9,13 +9,19 @@ import numpy as np
 from scipy import sparse
 
 from epfast._arrays import Array
-from epfast.gaussian.engines.sparse import dense_columns, meetings
 from epfast.gaussian.problem import MOST_BYTES, in_memory
-from epfast.gaussian.sparse import Moments, Pattern, RowsOnPattern, latent, moments
+from epfast.gaussian.sparse import (
+    Moments,
+    RowsOnPattern,
+    as_csr,
+    dense_columns,
+    latent,
+    moments,
+)
 from epfast.graph.blocks import About, BlockBelief, BlockPrior, prior_belief
 from epfast.graph.factors import Batch, Gaussians
 from epfast.graph.factors_chains import StateTransition
-from epfast.graph.variables import BlockTerms, as_csr
+from epfast.graph.variables import BlockTerms
 from epfast.inference import Summary
 
 #: variance of forms whose variance is less, as that of a row of zeros, and one over the largest
@@ -187,8 +193,8 @@ class FormsOnPattern:
             X = sparse.csr_array(sparse.vstack([as_csr(part.X) for part in about]))
             dense = dense_columns(X)
         precision, self.shift = prior.natural()
-        pattern = Pattern.of(abs(precision) + meetings(X, dense), dense)
-        self.rows, self.parts = RowsOnPattern(pattern, X), pattern.split(precision)
+        self.rows = RowsOnPattern.of(X, precision, dense)
+        self.parts = self.rows.pattern.split(precision)
 
     def built(self, sites: Array) -> SparseBelief | None:
         """The belief that all sites make. None: it is improper."""

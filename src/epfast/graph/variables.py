@@ -12,6 +12,7 @@ from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array, entries_of
+from epfast.gaussian.sparse import as_csr
 
 Index = NDArray[np.intp]
 
@@ -88,11 +89,6 @@ class BlockTerms(NamedTuple):
         if hasattr(rows, "indptr"):
             return self._replace(rows=sparse.csr_array(sparse.diags_array(numbers) @ rows))
         return self._replace(rows=rows * numbers[:, None])
-
-
-def as_csr(rows: Any) -> Any:
-    """Rows of a block as CSR."""
-    return rows if hasattr(rows, "indptr") else sparse.csr_array(rows)
 
 
 def added(a: tuple[BlockTerms, ...], b: tuple[BlockTerms, ...]) -> tuple[BlockTerms, ...]:

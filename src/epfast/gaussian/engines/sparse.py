@@ -24,8 +24,6 @@ from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 
-#: share of the rows that act on a dense column, at least
-DENSE = 0.25
 #: a model of the time of a fit in nanoseconds, by twenty tables of 200 to 20,000 rows and 12 to
 #: 1,000 columns: sweeps, and what a row takes in each beside its pairs of columns
 SWEEPS, OF_A_ROW = 10.0, 50.0
@@ -60,9 +58,9 @@ class SparseDesign:
     @classmethod
     def of(cls, X: Any, precision: Any, dense: Any, constraints: Array | None) -> SparseDesign:
         """X (n, d) and the prior precision (d, d), CSR. dense: columns that are so."""
-        pattern = Pattern.of(abs(precision) + meetings(X, dense), dense)
+        rows = RowsOnPattern.of(X, precision, dense)
         of_prior = Pattern.of(precision, np.empty(0, dtype=np.intp))
-        return cls(pattern, of_prior, constraints, RowsOnPattern(pattern, X))
+        return cls(rows.pattern, of_prior, constraints, rows)
 
     @property
     def nanoseconds(self) -> float:
@@ -112,32 +110,11 @@ class SparseDesign:
         return -float(made.log_mass + prior.log_scale)
 
 
-def pairs_of(X: Any, dense: Any) -> float:
-    """How many pairs of columns that are not dense the rows of CSR X have."""
-    kept = np.append(0, np.cumsum(~np.isin(X.indices, dense)))[X.indptr]
-    return float(np.sum(np.diff(kept).astype(np.float64) ** 2) / 2.0)
-
-
 def dense_nanoseconds(X: Any) -> float:
     """What a fit in matrices of order min(n, d) takes, about."""
     n, d = map(float, X.shape)
     work = 2.0 * n * d**2 + 2.0 * d**3 if d <= n else 2.0 * n**3 + n * X.nnz
     return work / BLAS
-
-
-def dense_columns(X: Any) -> Any:
-    """Columns that many rows act on, (c,)."""
-    counts = np.bincount(X.indices, minlength=X.shape[1])
-    return np.flatnonzero(counts >= DENSE * X.shape[0])
-
-
-def meetings(X: Any, dense: Any) -> Any:
-    """Where columns meet in rows of CSR X, but for dense ones, (d, d)."""
-    kept = ~np.isin(X.indices, dense)
-    start = np.append(0, np.cumsum(kept))[X.indptr]
-    ones = np.ones(int(kept.sum()), dtype=np.float32)
-    rows = sparse.csr_array((ones, X.indices[kept], start), shape=X.shape)
-    return sparse.csr_array(rows.T @ rows)
 
 
 class Pace(NamedTuple):
