@@ -45,8 +45,6 @@ class Pieces(NamedTuple):
 PIECES = {
     "_arrays.NUMBERS": Pieces(7, "wide"),
     "_arrays.ROWS": Pieces(3, "process"),
-    "estimators.leading.ROWS": Pieces(3, "leading directions", 1e-5),
-    "estimators.leading.WHOLE": Pieces(2, "leading directions", 1e-5),
     "estimators.neighbors.NUMBERS": Pieces(20, "nearest rows"),
     "estimators.process_model.NUMBERS": Pieces(20, "process of inputs"),
     "gaussian.engines.chunks.BLOCK": Pieces(2, "in chunks"),
@@ -81,7 +79,7 @@ OTHERS = {
     "dask.data.FEW_BYTES": "tests/dask/test_passes.py makes it tiny",
     "dask.data.MOST_SHARDS": "tests/dask/test_passes.py makes it tiny",
     "dask.data.PER_THREAD": "shards, which are the algorithm",
-    "estimators.averages.ENOUGH_ROWS": "a rule for a warning",
+    "estimators.mixtures.ENOUGH_ROWS": "a rule for a warning",
     "estimators.kernels.ROWS": "rows that bounds are taken from",
     "estimators.linear_model.FEWER_ROWS": "a choice of an algorithm",
     "gaussian.choices.MOST_BYTES": "a limit",
@@ -473,23 +471,6 @@ def searches():
         read(epfast.LinearRegressor().fit(X[:N], REAL[:N]), X[N:]),
         read(epfast.LinearRegressor().fit(WIDE[:12], real[:12]), WIDE[12:]),
     )
-
-
-@form
-def leading_directions():
-    """A search of the prior variance in single precision, of more columns than it is for."""
-    from epfast.estimators import leading
-    from tests.estimators.test_many_columns import FILLED, binary
-
-    R = np.random.default_rng(0)
-    Z = R.normal(size=(40, 6))
-    some = Z @ R.normal(size=(6, 9)) + 0.03 * R.normal(size=(40, 9)) + 0.5
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leading, "has_mean_passes", lambda problem: True)
-        patch.setattr(leading, "CORRECTED_FROM", 0.0)
-        last = list(leading.leading(binary(some, np.where(Z[:, 0] > 0.0, 1, -1))))[-1]
-        found = last.fit(0.7, FILLED)
-    return {"slope": flat(found.slope(1.0 / 0.7, 9)), "mean": flat(found.mean)}
 
 
 @form

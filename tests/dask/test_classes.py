@@ -6,6 +6,7 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import sparse
 from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.metrics import accuracy_score, r2_score
 
@@ -29,7 +30,14 @@ def lazy(y):
 
 
 def serial(y, weights=None, **given):
-    return epfast.LinearClassifier(prior_variance=1.0, **given).fit(X, y, weights)
+    scales = X.std(axis=0) if weights is None else spread(weights)
+    return epfast.LinearClassifier(prior_variance=scales**-2, **given).fit(X, y, weights)
+
+
+def spread(weights):
+    """Weighted standard deviations of the columns."""
+    mean = np.average(X, axis=0, weights=weights)
+    return np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weights))
 
 
 # ---- more than two classes ----
@@ -159,6 +167,8 @@ GIVEN = [
     ({"loss": "multiclass"}, "allowed in a classifier on a cluster: .* each class against the"),
     ({"loss": "gaussian"}, "loss is .*; allowed in a classifier"),
     ({"prior_variance": "evidence"}, "prior_variance is 'evidence'; allowed on a cluster: numbers"),
+    ({"standardize": 1}, "standardize is 1; allowed: True or False"),
+    ({"prior_variance": [1.0, 2.0]}, r"prior_variance has shape \(2,\); allowed: a number, or"),
     ({"client": 3}, "client is 3; allowed: a distributed.Client or None"),
     ({"intercept_variance": -1.0}, "intercept"),
 ]
@@ -179,6 +189,106 @@ def test_rows_that_are_refused():
             call(ROWS.astype(object))
     with pytest.raises(TypeError, match="post is 3; allowed: a FullPosterior"):
         epd.predict(3, ROWS)
+
+
+# ---- units of columns ----
+
+#: the last column has two values, a rare one
+TABLE = np.column_stack([X, RNG.random(N) < 0.1])
+UNITS = np.array([1e-6, 1e6, 1e3, 1e-3])
+
+
+def latents(rows, y, model):
+    rows = da.from_array(rows, (150, rows.shape[1]))
+    return [np.asarray(part) for part in model.fit(rows, lazy(y)).predict_latent(rows)]
+
+
+@pytest.mark.parametrize("kind", ["two", "three", "numbers", "factorized"])
+def test_a_default_call_does_not_depend_on_units(kind):
+    """By algebra: coefficients of columns in other units, in another order, or (a full posterior)
+    from another zero are others, and latent values are the same."""
+    y = {"two": NUMBERS == 0, "factorized": NUMBERS == 0, "three": NUMBERS}.get(kind)
+    schedule = DEP(tol=1e-7, sweeps=60)
+    model, moves = (
+        epd.LinearClassifier(schedule=schedule),
+        TABLE.std(axis=0) * [1.0, -1.0, 1.0, 1.0],
+    )
+    if y is None:
+        model, y = epd.LinearRegressor(schedule=schedule), X @ [1.0, -1.0, 0.5]
+        y += RNG.normal(size=N)
+    others = [TABLE * UNITS, TABLE[:, [2, 0, 3, 1]]]
+    if kind == "factorized":
+        model.set_params(posterior=kind)
+    else:
+        others += [TABLE + 1e3 * moves, (TABLE + 1e6 * moves) * UNITS]
+    mean, variance = latents(TABLE, y, model)
+    for rows in others:
+        theirs = latents(rows, y, model)
+        np.testing.assert_allclose(theirs[0], mean, rtol=0.0, atol=1e-6 * mean.std())
+        np.testing.assert_allclose(theirs[1], variance, rtol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
+def test_scales_are_those_of_all_rows(centred, weighted):
+    """In chunks, one of which has no row; of the column with two values by half its range."""
+    sizes, weights = (100, 0, 340, 160), WEIGHTS * (np.arange(N) % 3 > 0)
+    given = (da.from_array(weights, (sizes,)),) if weighted else ()
+    rows, y = da.from_array(TABLE, (sizes, 4)), da.from_array(X[:, 0], (sizes,))
+    model = epd.LinearRegressor(fit_intercept=centred).fit(rows, y, *given)
+    shares = weights / weights.sum() if weighted else np.full(N, 1.0 / N)
+    about = shares @ TABLE if centred else 0.0
+    scales = np.sqrt(shares @ (TABLE - about) ** 2)
+    scales[3] = 0.5 if centred else np.sqrt(0.5)
+    np.testing.assert_allclose(model.column_scale_, scales, rtol=1e-12)
+    assert (model.prior_variance_, model.standardize_) == (1.0, True)
+
+
+def test_posteriors_are_those_of_the_columns_as_they_are():
+    """Fits are of dense columns less their means. Beside each other: the same rows as CSR."""
+    sparse_rows = (ROWS + 2.0).map_blocks(sparse.csr_matrix)
+    dense, csr = (
+        epd.LinearClassifier(schedule=TIGHT).fit(rows, lazy(NUMBERS == 0)).posterior_
+        for rows in (ROWS + 2.0, sparse_rows)
+    )
+    np.testing.assert_allclose(dense.mean, csr.mean, rtol=1e-6)
+    np.testing.assert_allclose(dense.precision, csr.precision, rtol=1e-6)
+    np.testing.assert_allclose(dense.covariance, csr.covariance, rtol=1e-6)
+    np.testing.assert_allclose(dense.prior_precision, csr.prior_precision, rtol=1e-12)
+    total = dense.prior_precision + dense.sites.precision.sum(axis=0)
+    np.testing.assert_allclose(total, dense.precision, rtol=1e-9)
+    np.testing.assert_allclose(dense.predict_proba(X + 2.0), csr.predict_proba(X + 2.0), rtol=1e-6)
+
+
+def test_predictions_far_from_0_survive_a_pickle():
+    rows = da.from_array(TABLE + 1e6, (150, 4))
+    model = epd.LinearClassifier().fit(rows, lazy(NUMBERS == 0))
+    again = pickle.loads(pickle.dumps(model))
+    for ours, theirs in zip(again.predict_latent(rows), model.predict_latent(rows), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert again.posterior_.log_evidence == model.log_evidence_
+
+
+def test_a_number_is_in_the_units_of_columns():
+    """Unless it is said to be that of standardised ones, as what was fitted says."""
+    first = epd.LinearClassifier().fit(ROWS, lazy(WORDS))
+    given = {"prior_variance": first.prior_variance_, "standardize": first.standardize_}
+    again = epd.LinearClassifier(**given).fit(ROWS, lazy(WORDS))
+    raw = epd.LinearClassifier(prior_variance=1.0 / first.column_scale_**2).fit(ROWS, lazy(WORDS))
+    for model in (again, raw):
+        np.testing.assert_allclose(model.coef_, first.coef_, rtol=1e-4)
+    assert (raw.standardize_, raw.column_scale_.tolist()) == (False, [1.0] * D)
+    unit = epd.LinearClassifier(standardize=False).fit(ROWS, lazy(WORDS))
+    given = epd.LinearClassifier(prior_variance=1.0).fit(ROWS, lazy(WORDS))
+    np.testing.assert_allclose(unit.coef_, given.coef_, rtol=1e-4)
+    assert np.abs(unit.coef_ / first.coef_ - 1.0).max() > 1e-3
+
+
+def test_what_is_wrong_in_a_chunk_is_told_with_its_number():
+    bad = X.copy()
+    bad[310, 1] = np.nan
+    with pytest.raises(ValueError, match="chunk 2: X holds"):
+        epd.LinearClassifier().fit(da.from_array(bad, (150, D)), lazy(WORDS))
 
 
 # ---- manners of scikit-learn ----
@@ -205,13 +315,12 @@ def test_copies_and_files():
 
 
 def test_defaults_are_those_of_one_machine():
-    """But for the prior, which is as given, and what is learnt or taken from y."""
+    """But for what is learnt or taken from y."""
     ours = epd.LinearClassifier().get_params()
     theirs = epfast.LinearClassifier().get_params()
-    assert {k for k in ours if k in theirs and ours[k] != theirs[k]} == {"prior_variance"}
+    assert not [k for k in ours if k in theirs and ours[k] != theirs[k]]
     ours, theirs = epd.LinearRegressor().get_params(), epfast.LinearRegressor().get_params()
-    differ = {k for k in ours if k in theirs and ours[k] != theirs[k]}
-    assert differ == {"prior_variance", "intercept_variance"}
+    assert [k for k in ours if k in theirs and ours[k] != theirs[k]] == ["intercept_variance"]
 
 
 def test_ctrl_c_leaves_the_estimator_as_it_was(monkeypatch):
@@ -236,7 +345,8 @@ def test_ctrl_c_leaves_the_estimator_as_it_was(monkeypatch):
 def test_regressor_is_that_of_one_machine():
     y = X @ [1.0, -2.0, 0.5] + 0.3 + RNG.normal(size=N)
     model = epd.LinearRegressor(schedule=TIGHT).fit(ROWS, lazy(y), lazy(WEIGHTS))
-    plain = epfast.LinearRegressor(learn=(), prior_variance=1.0, intercept_variance=100.0)
+    given = {"prior_variance": spread(WEIGHTS) ** -2.0, "intercept_variance": 100.0}
+    plain = epfast.LinearRegressor(learn=(), **given)
     plain.fit(X, y, WEIGHTS)
     np.testing.assert_allclose(model.coef_, plain.coef_, atol=1e-8)
     assert model.intercept_ == pytest.approx(plain.intercept_, abs=1e-8)

@@ -87,8 +87,8 @@ def test_a_search_that_leaves_low_ranks_goes_on_exactly(early, monkeypatch):
     X = np.random.default_rng(0).uniform(-2.0, 2.0, size=(400, 3))
     y = np.where(np.sin(2.0 * X).sum(axis=1) > 0.0, 1, -1)
     ranks = []
-    plain = process_search.Descent.run
-    monkeypatch.setattr(process_search.Descent, "run", lambda self, *given: (
+    plain = process_search.Evidence.maximum
+    monkeypatch.setattr(process_search.Evidence, "maximum", lambda self, *given: (
         ranks.append(getattr(self.problem, "pivots", None)) or plain(self, *given)
     ))  # fmt: skip
     model = GPClassifier(ConstantKernel(4.0, (1e-2, 1e3)) * RBF(2.0)).fit(X, y)

@@ -1,6 +1,7 @@
 """The hyper-parameters of processes: the default kernel, failed fits, low rank, threads."""
 
 import contextlib
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 
 pytest.importorskip("sklearn")
 
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, ExpSineSquared, WhiteKernel
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.metrics import log_loss
 from sklearn.pipeline import make_pipeline
@@ -18,7 +20,10 @@ from sklearn.preprocessing import StandardScaler
 
 import epfast
 from epfast import EP, ConvergenceWarning, GPClassifier, GPRegressor
-from epfast.estimators import process_search, processes
+from epfast.estimators import kernels, process_search, processes
+from epfast.estimators.process_search import Start
+from epfast.gaussian import hyper_gp
+from epfast.gaussian.hyper_gp import ProcessPoint
 from tests.oracles.data import classes, rbf
 
 # scikit-learn's penalties of old and new names
@@ -67,10 +72,53 @@ def test_the_default_is_as_good_as_a_line(data):
 
 def test_the_default_follows_the_scale_of_the_rows():
     plain, wide = GPClassifier().fit(X, Y), GPClassifier().fit(1e3 * X, Y)
-    np.testing.assert_allclose(
-        wide.kernel_.theta - plain.kernel_.theta, [0.0, np.log(1e3)], atol=1e-6
-    )
+    np.testing.assert_allclose(wide.kernel_.theta, plain.kernel_.theta, atol=1e-6)
+    scales = [model.kernel_.k2.column_scale for model in (plain, wide)]
+    np.testing.assert_allclose(scales[1], 1e3 * scales[0], rtol=1e-12)
     np.testing.assert_allclose(wide.predict_proba(1e3 * X), plain.predict_proba(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("integrate", [False, True])
+def test_units_of_the_columns_change_no_prediction(integrate):
+    """With a kernel of columns over their scales the model is the same: a distance has no unit."""
+    rng = np.random.default_rng(3)
+    rows = np.column_stack([rng.normal(size=(60, 3)), rng.random(60) < 0.2, np.ones(60)])
+    units = 10.0 ** np.array([-6, 6, 3, -4, 5])
+    f = np.sin(2.0 * rows[:, 0]) + rows[:, 1] + rows[:, 3]
+    for model, y in (
+        (GPClassifier(integrate=integrate), f + 0.3 * rng.normal(size=60) > 0.0),
+        (GPRegressor(integrate=integrate), f + 0.3 * rng.normal(size=60)),
+    ):
+        found = [clone(model).fit(some, y).predict_latent(some) for some in (rows, rows * units)]
+        (mean, variance), (other, spread) = found
+        sd = np.sqrt(variance)
+        assert (abs(other - mean) < 1e-4 * sd).all()
+        np.testing.assert_allclose(np.sqrt(spread), sd, rtol=1e-4)
+
+
+def test_the_default_kernel_is_one_of_scikit_learn():
+    """It is an RBF of length scales whose ratios are held fixed; copies are like it."""
+    scales = np.array([0.5, 2.0])
+    kernel = 2.0 * kernels.ScaledRBF(1.3, (0.1, 10.0), scales)
+    plain = 2.0 * RBF(1.3 * scales)
+    matrix, slopes = kernel(X, eval_gradient=True)
+    np.testing.assert_allclose(matrix, plain(X), rtol=1e-12)
+    np.testing.assert_allclose(slopes[:, :, 1], plain(X, eval_gradient=True)[1][:, :, 1:].sum(-1))
+    np.testing.assert_allclose(kernel(X[:5], X), plain(X[:5], X), rtol=1e-12)
+    assert kernel.theta.shape == (2,)
+    for same in (clone(kernel), pickle.loads(pickle.dumps(kernel))):
+        assert same == kernel
+        np.testing.assert_array_equal((same + WhiteKernel(0.1))(X), (kernel + WhiteKernel(0.1))(X))
+    assert "ScaledRBF(length_scale=1.3, column_scale=[0.5, 2])" in repr(kernel)
+    moved = kernel.clone_with_theta(kernel.theta + 1.0)
+    np.testing.assert_array_equal(moved.k2.column_scale, scales)
+    model = GPClassifier(kernel).fit(X, Y)
+    assert "column_scale=[0.5, 2]" in repr(model.kernel_)
+
+
+def test_a_length_scale_for_each_column():
+    with pytest.raises(ValueError, match="kernel has 3 length scales; allowed: 1, or one for each"):
+        GPClassifier(RBF([1.0, 2.0, 3.0])).fit(X, Y)
 
 
 def test_the_default_is_the_best_of_its_box():
@@ -87,13 +135,13 @@ def test_the_default_with_more_rows_than_a_pilot(monkeypatch):
     rows, labels = rings(400)
     whole = GPClassifier().fit(rows, labels)
     sizes = []
-    plain = process_search.Descent.objective
+    plain = process_search.Evidence.fitted
 
-    def objective(self, *given):
+    def fitted(self, *given):
         sizes.append(len(self.problem.X))
         return plain(self, *given)
 
-    monkeypatch.setattr(process_search.Descent, "objective", objective)
+    monkeypatch.setattr(process_search.Evidence, "fitted", fitted)
     again = GPClassifier().fit(rows, labels)
     np.testing.assert_array_equal(whole.kernel_.theta, again.kernel_.theta)
     assert set(sizes) == {process_search.PILOT, 400}
@@ -127,16 +175,10 @@ SMOOTH = {
     "valley": (3, lambda x, z, _: x**2 + z, 0.1),
     "bump": (3, lambda x, z, w: np.exp(-0.5 * (x**2 + z**2 + w**2)), 0.01),
 }
-LOWER_MAXIMUM = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the evidence has two maxima, and the search ends at the lower one: it has no start at "
-    "large length scales with a large variance",
-)
 
 
 def case(function, n, theta, *marks, seed=0):
-    """theta: of scikit-learn, logs of variance, length scale and noise of y / sd(y)."""
+    """theta: of scikit-learn, logs of variance, length scale and noise, of x and y over sds."""
     return pytest.param(f"{function}, {n} rows, {seed}", theta, marks=marks)
 
 
@@ -144,24 +186,24 @@ def case(function, n, theta, *marks, seed=0):
 @pytest.mark.parametrize(
     ("name", "theta"),
     [
-        case("line", 20, [5.7142, 3.2472, -9.4831]),
-        case("parabola", 20, [5.6103, 2.0024, -8.9938]),
-        case("parabola", 20, [5.4906, 2.0293, -8.6399], LOWER_MAXIMUM, seed=2),
-        case("parabola", 50, [6.8697, 2.4932, -9.072], LOWER_MAXIMUM),
-        case("parabola", 100, [7.0219, 2.5614, -9.2992]),
-        case("cubic", 20, [2.2905, 0.1867, -7.2425]),
-        case("cubic", 30, [6.5707, 1.2772, -6.4003], LOWER_MAXIMUM),
-        case("sine", 20, [1.2521, -0.3356, -5.7429]),
-        case("exp", 20, [3.6436, 0.6352, -9.6095]),
-        case("tanh", 20, [-0.0836, -0.3536, -7.7234]),
-        case("plane", 20, [10.7116, 5.3705, -9.2937]),
-        case("product", 20, [3.1942, 0.8666, -4.3526]),
-        case("saddle", 20, [4.2598, 1.3325, -5.1095]),
-        case("waves", 20, [0.6846, 0.1286, -6.7557]),
-        case("valley", 20, [2.0845, 1.0769, -6.1202]),
-        case("bump", 20, [0.6672, 0.3715, -6.4467]),
-        case("plane", 200, [14.0466, 7.6966, -10.7757], pytest.mark.full),
-        case("valley", 500, [12.9949, 4.0528, -5.7531], pytest.mark.full),
+        case("line", 20, [5.7142, 3.4087, -9.4831]),
+        case("parabola", 20, [5.6103, 2.1639, -8.9938]),
+        case("parabola", 20, [5.4906, 2.1564, -8.6398], seed=2),
+        case("parabola", 50, [6.8697, 2.5862, -9.072]),
+        case("parabola", 100, [7.022, 2.6, -9.2992]),
+        case("cubic", 20, [2.2905, 0.3482, -7.2425]),
+        case("cubic", 30, [6.5707, 1.4889, -6.4003]),
+        case("sine", 20, [1.2521, -0.1741, -5.7429]),
+        case("exp", 20, [3.6436, 0.7967, -9.6095]),
+        case("tanh", 20, [-0.0836, -0.1921, -7.7234]),
+        case("plane", 20, [10.468, 5.578, -9.2892]),
+        case("product", 20, [3.2214, 1.1607, -4.3659]),
+        case("saddle", 20, [4.1881, 1.5842, -5.1315]),
+        case("waves", 20, [0.8298, 0.5209, -6.7258]),
+        case("valley", 20, [2.3708, 1.093, -6.1921]),
+        case("bump", 20, [0.7302, 0.4135, -21.5365]),
+        case("plane", 200, [14.0447, 7.7041, -10.7755], pytest.mark.full),
+        case("valley", 500, [12.9267, 4.0565, -5.7531], pytest.mark.full),
     ],
 )
 def test_smooth_functions_have_the_evidence_of_scikit_learn(name, theta):
@@ -177,11 +219,20 @@ def test_smooth_functions_have_the_evidence_of_scikit_learn(name, theta):
     y = mean(*x.T) + noise * rng.normal(size=count)
     model = GPRegressor(integrate=False).fit(x, y)
     kernel = (ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(1.0)).clone_with_theta(np.array(theta))
-    peer = GaussianProcessRegressor(kernel, normalize_y=True, optimizer=None).fit(x, y)
+    peer = GaussianProcessRegressor(kernel, normalize_y=True, optimizer=None)
+    peer.fit(x / x.std(axis=0), y)  # as the default kernel has it
     best = peer.log_marginal_likelihood_value_ - count * np.log(y.std())
     assert model.n_failed_points_ == 0
     assert model.converged_
     assert model.log_marginal_likelihood_value_ == model.log_evidence_ > best - 0.1
+
+
+@pytest.mark.filterwarnings("ignore::epfast.estimators.EvidenceWarning")
+def test_rounding_chooses_no_end():
+    """Ten rows of y = x: scikit-learn finds 62.9. Larger variances say 65.7 or 61, by rounding."""
+    x = np.random.default_rng(0).normal(size=(10, 1))
+    model = GPRegressor(integrate=False).fit(x, x[:, 0])
+    assert 62.5 < model.log_marginal_likelihood_value_ < 64.5
 
 
 # ---- fits that failed ----
@@ -203,21 +254,22 @@ def test_a_search_is_not_drawn_to_huge_length_scales():
     np.testing.assert_allclose(variance, model.posterior_.variance, rtol=1e-3)
 
 
-def test_the_failed_fit_is_infinite_in_the_search(monkeypatch):
+def test_a_failed_fit_is_infinite_for_an_optimizer(monkeypatch):
     rows, labels = LINE
     model = GPClassifier(1.0 * RBF(1.0), loss="noisy_step", optimizer=None).fit(rows, labels)
     # which fits are trusted: see tests of their certificate
-    monkeypatch.setattr(processes, "trusted", lambda post: post.diagonal[0] < 2.0)
-    run = process_search.Descent(model._problems[0])
-    value, slope = run.objective(np.log([4.0, 4.0]))
+    monkeypatch.setattr(hyper_gp, "trusted", lambda post: post.diagonal[0] < 2.0)
+    target = process_search.Evidence(model._problems[0], Start(np.zeros(2)))
+    value, slope = target.objective(np.log([4.0, 4.0]))
     assert value == np.inf
     assert not slope.any()
-    assert (run.tried, run.lost) == (1, 1)
-    value, slope = run.objective(np.log([1.0, 4.0]))
+    assert (target.tried, target.lost) == (1, 1)
+    value, slope = target.objective(np.log([1.0, 4.0]))
     assert 0.0 < value < 150 * np.log(2.0)
-    assert (run.tried, run.lost) == (2, 1)
+    assert (target.tried, target.lost) == (2, 1)
 
 
+@pytest.mark.filterwarnings("ignore:EP failed at:epfast.ConvergenceWarning")
 @pytest.mark.parametrize("variance", [1.0, 25.0])
 def test_a_constant_latent_is_repaired(variance):
     """Sweeps diverge there; the truth: f is one number, of either sign."""
@@ -225,7 +277,6 @@ def test_a_constant_latent_is_repaired(variance):
     rows = np.arange(60.0)[:, None]
     kernel = ConstantKernel(variance, (0.5, 50.0))
     model = GPClassifier(kernel, loss="noisy_step").fit(rows, labels)
-    assert isinstance(model.posterior_.schedule, epfast.DoubleLoop)
     terms = 0.9**36 * 0.1**24, 0.9**24 * 0.1**36
     # EP replaces two half lines by a Gaussian
     assert model.log_marginal_likelihood_value_ == pytest.approx(np.log(sum(terms) / 2), abs=3.0)
@@ -307,9 +358,9 @@ def test_no_seed_is_a_seed():
 
 def test_warm_start(monkeypatch):
     tried = []
-    plain = process_search.Descent.objective
+    plain = process_search.Evidence.fitted
     monkeypatch.setattr(
-        process_search.Descent, "objective", lambda self, *g: tried.append(1) or plain(self, *g)
+        process_search.Evidence, "fitted", lambda self, *g: tried.append(1) or plain(self, *g)
     )
     model = GPClassifier(ConstantKernel(1.0) * RBF(20.0), warm_start=True).fit(X, Y)
     first, cold = model.kernel_.theta, len(tried)
@@ -460,49 +511,44 @@ def test_ctrl_c_in_a_kernel_leaves_the_estimator_as_it_was(n_jobs):
 # ---- points where no fit holds ----
 
 
-def descent_of(monkeypatch, objective):
-    """A run over a function of one number, infinite where there is no fit; and its points."""
-    model = GPClassifier(RBF(1.0, (1e-9, 1e9)), optimizer=None).fit(X, Y)
-    run, asked = process_search.Descent(model._problems[0]), []
+@pytest.mark.parametrize("edge", [1.3, 0.4])
+def test_points_without_a_fit_are_lost(monkeypatch, edge):
+    """Evidence -50 (x - 1.2)^2, and no fit beyond the edge: a raw error of the kernel there.
 
-    def fitted(point, *given, **settings):
-        value, slope = objective(asked[-1])
-        post = SimpleNamespace(log_evidence=-value, schedule=run.schedule, slope=np.array([-slope]))
-        return post, np.isfinite(value)
+    The search ends at the maximum, or near the edge before it, and never below its start.
+    """
+    model = GPClassifier(RBF(1.0, (1e-9, 1e9)), optimizer=None).fit(X, Y)
 
     def at(self, theta, **given):
-        asked.append(float(theta[0]))
-        return processes.ProcessPoint(None, lambda post: post.slope)
+        x = float(theta[0])
+        if x > edge:
+            raise np.linalg.LinAlgError("not positive definite")
+        post = SimpleNamespace(
+            log_evidence=-50.0 * (x - 1.2) ** 2, sites=SimpleNamespace(log_scale=np.zeros(1))
+        )
+        return ProcessPoint(lambda *given: post, lambda post: np.array([-100.0 * (x - 1.2)]))
 
-    monkeypatch.setattr(process_search, "fitted", fitted)
     monkeypatch.setattr(processes.BinaryProcess, "at", at)
-    return run, asked
+    monkeypatch.setattr(hyper_gp, "trusted", lambda post: True)
+    for start in (-3.0, min(edge, 1.2) - 1e-3):
+        target = process_search.Evidence(model._problems[0], Start(np.array([start])))
+        end = target.maximum("fmin_l_bfgs_b")
+        assert start <= end.theta[0] <= edge
+        assert end.theta[0] == pytest.approx(min(edge, 1.2), abs=1e-2 if edge < 1.2 else 1e-4)
+        assert target.tried < 80
+    assert process_search.Evidence(model._problems[0], Start(np.array([2.0]))).maximum(None) is None
 
 
-def test_the_line_search_steps_back_by_a_share_where_no_fit_holds(monkeypatch):
-    """To a minimum behind which nothing holds."""
-    edge = 1.3
-    run, asked = descent_of(
-        monkeypatch, lambda x: (50.0 * (x - 1.2) ** 2 if x < edge else np.inf, 100.0 * (x - 1.2))
-    )
-    best, slope = run._with_wall(np.array([-3.0]))
-    wall, back = run._with_wall(np.array([2.0]))
-    # a cubic through both ends has its minimum in the middle of the step, not at its start
-    assert best < wall <= best + 0.2 * abs(slope[0] * 5.0)
-    assert back[0] == pytest.approx(-slope[0])
-    found = run.run("fmin_l_bfgs_b", np.array([-3.0]))
-    assert max(asked) > edge
-    assert found.theta[0] == pytest.approx(1.2, abs=1e-4)
-    assert run.lost >= 1
-    assert len(asked) < 20
-
-
-def test_a_search_without_fits_ends(monkeypatch):
-    run, asked = descent_of(monkeypatch, lambda x: (-x if x <= -3.0 else np.inf, -1.0))
-    found = run.run("fmin_l_bfgs_b", np.array([-3.0]))
-    assert found.theta[0] == -3.0
-    # the run, and the one that refines it
-    assert len(asked) <= 2 * (process_search.MOST_LOST + 3)
+def test_more_restarts_are_never_worse():
+    """A periodic kernel has many maxima; restarts add to those that fewer try, in each class."""
+    x = np.linspace(0.0, 20.0, 40)[:, None]
+    y = np.digitize(np.sin(x[:, 0]) + 0.3 * np.random.default_rng(3).normal(size=40), [-0.4, 0.4])
+    kernel = ConstantKernel(1.0) * ExpSineSquared(1.0, 1.0)
+    found = [
+        GPClassifier(kernel, n_restarts_optimizer=k).fit(x, y).log_marginal_likelihood_value_
+        for k in (0, 1, 3)
+    ]
+    assert (np.diff(found) >= -1e-6).all()
 
 
 def test_sweeps_that_do_not_shrink_are_given_up():

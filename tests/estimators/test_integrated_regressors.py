@@ -72,7 +72,7 @@ def exact(X, Y, new, integrals):
 
 
 def test_gaussian_noise_is_that_of_brute_force():
-    model = LinearRegressor().fit(X, Y)
+    model = LinearRegressor(standardize=False).fit(X, Y)
     post = model.posterior_
     assert isinstance(post, IntegratedPosterior)
     assert post.hyper_names == ("prior_variance", "sd")
@@ -293,14 +293,8 @@ def test_the_log_evidence_of_an_average_is_an_integral(n):
 
 
 @pytest.mark.full
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the average has wide priors, under which short length scales and small sds weigh "
-    "more: errors are 1.4 times those of the largest evidence",
-)
 def test_the_default_is_as_near_to_a_parabola_as_the_largest_evidence():
-    """The function is known. The exact average, on a grid, is as far from it as the default."""
+    """The function is known. Weak priors that cost the rows 13 nats are not averaged under."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 1))
     y = 25.0 * (x[:, 0] + 1.7) ** 2 / 9.0 + 0.1 * rng.normal(size=100)

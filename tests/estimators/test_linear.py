@@ -4,7 +4,6 @@ import pickle
 
 import numpy as np
 import pytest
-from scipy import sparse
 
 import epfast
 from epfast import ADF, EP, SEP, fit_linear, losses
@@ -22,7 +21,6 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from epfast import LinearClassifier
-from epfast.estimators.evidence import columns_of, total_of
 from tests.oracles.data import prior_of_ones
 
 # of epfast about extreme data of a check, and of scikit-learn about its own
@@ -106,7 +104,7 @@ def test_scikit_learn_checks(estimator, check):
 )
 @pytest.mark.filterwarnings("ignore:.*refused:epfast.ConvergenceWarning")
 def test_agrees_with_fit_linear(arguments):
-    model = LinearClassifier(**arguments).fit(X, Y)
+    model = LinearClassifier(**arguments, standardize=False).fit(X, Y)
     wide = arguments.pop("fit_intercept", True)
     variance = np.full(D, 0.0) + arguments.pop("prior_variance", model.prior_variance_)
     intercept = arguments.pop("intercept_variance", 100.0)
@@ -416,7 +414,8 @@ def test_evidence_is_the_maximum_of_a_grid(arguments, scale):
 def test_evidence_at_a_maximum_is_flat():
     """The root of the slope is where a quadratic through nearby values has its maximum."""
     rows, y = small()
-    u = np.log(LinearClassifier(prior_variance="evidence").fit(rows, y).prior_variance_)
+    given = {"prior_variance": "evidence", "standardize": False}
+    u = np.log(LinearClassifier(**given).fit(rows, y).prior_variance_)
     step = 1e-2
     low, mid, high = (
         LinearClassifier(prior_variance=float(np.exp(v))).fit(rows, y).log_evidence_
@@ -474,7 +473,8 @@ def test_a_start_that_is_improper_is_left():
     rows, y = small()
     model = LinearClassifier(loss=epfast.NoisyStep(0.3), prior_variance="evidence")
     model.set_params(schedule=EP(200, 1e-8, damping=0.5)).fit(rows, y)
-    same = clone(model).set_params(prior_variance=model.prior_variance_).fit(rows, y)
+    found = {"prior_variance": model.prior_variance_, "standardize": True}
+    same = clone(model).set_params(**found).fit(rows, y)
     assert same.log_evidence_ == pytest.approx(model.log_evidence_, abs=1e-5)
 
 
@@ -511,24 +511,6 @@ def test_bad_data():
         model.fit(X, X[:, 0])
     with pytest.raises(ValueError, match="features"):
         model.fit(X, Y).predict(X[:, :2])
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", [np.array, sparse.csr_matrix], ids=["dense", "csr"])
-def test_variances_of_columns(weighted, kind):
-    """Beside plain NumPy; a constant column has none."""
-    rng = np.random.default_rng(1)
-    rows = rng.normal(size=(9001, 3)) * [1.0, 0.1, 0.0] + [0.0, 5.0, 0.3]
-    weights = rng.integers(0, 3, 9001).astype(float) if weighted else None
-    centred, squares = columns_of(kind(rows), weights, True)
-    mean = np.average(rows, axis=0, weights=weights)
-    variance = np.average((rows - mean) ** 2, axis=0, weights=weights)
-    np.testing.assert_allclose(centred, [*variance[:2], 0.0], rtol=1e-9)
-    np.testing.assert_allclose(squares, variance + mean**2, rtol=1e-9)
-    np.testing.assert_array_equal(columns_of(kind(rows), weights, False), [squares, squares])
-    each = total_of(centred, squares, np.arange(3))
-    np.testing.assert_allclose(each, [*variance[:2], 0.09], rtol=1e-9)
-    assert total_of(centred, squares)[0] == pytest.approx(variance[:2].sum())
 
 
 def test_plain_arrays_are_checked_as_others_are():

@@ -61,11 +61,15 @@ def test_the_prior_variance_is_that_of_the_largest_evidence(correlated):
     assert model.n_lost_ == 0
     best = model.log_evidence_
     for factor in (0.8, 1.25):
-        other = LinearClassifier(loss=loss, prior_variance=factor * model.prior_variance_)
+        other = LinearClassifier(
+            loss=loss, prior_variance=factor * model.prior_variance_, standardize=True
+        )
         assert other.fit(X, y).log_evidence_ < best
     h = 1e-3
     ends = [
-        LinearClassifier(loss=loss, prior_variance=np.exp(s * h) * model.prior_variance_)
+        LinearClassifier(
+            loss=loss, prior_variance=np.exp(s * h) * model.prior_variance_, standardize=True
+        )
         .fit(X, y)
         .log_evidence_
         for s in (-1, 1)

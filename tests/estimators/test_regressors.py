@@ -103,7 +103,9 @@ def test_scikit_learn_checks_of_searches(estimator, check):
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_are_where_the_evidence_is_flat(kind, name):
     """By central differences of log evidences of fits with given numbers."""
-    model = fitted(kind, name, **({} if kind is GPRegressor else {"prior_scale": None}))
+    model = fitted(
+        kind, name, **({} if kind is GPRegressor else {"prior_scale": None, "standardize": False})
+    )
     loss, y = model.loss_, CASES[name][1]
     names = loss.learnable[:1]
     if kind is GPRegressor:
@@ -146,7 +148,9 @@ def test_gaussian_noise_is_bayesian_ridge():
     flat = {"alpha_1": 0.0, "alpha_2": 0.0, "lambda_1": 0.0, "lambda_2": 0.0}
     peer = BayesianRidge(tol=1e-14, max_iter=10_000, fit_intercept=False, **flat).fit(Xc, yc)
     tight = epfast.EP(sweeps=200, tol=1e-10)
-    model = LinearRegressor(fit_intercept=False, prior_scale=None, schedule=tight).fit(Xc, yc)
+    model = LinearRegressor(
+        fit_intercept=False, prior_scale=None, standardize=False, schedule=tight
+    ).fit(Xc, yc)
     assert model.loss_.variance == pytest.approx(1.0 / peer.alpha_, rel=1e-6)
     assert model.prior_variance_ == pytest.approx(1.0 / peer.lambda_, rel=1e-5)
     np.testing.assert_allclose(model.coef_, peer.coef_, rtol=1e-6)
@@ -415,7 +419,7 @@ def test_ard_finds_the_columns_that_count():
 
 def test_cuts_are_learnt():
     y = np.digitize(H + np.random.default_rng(8).normal(size=N), [0.0, 1.5])
-    given = {"fit_intercept": False, "prior_scale": None}
+    given = {"fit_intercept": False, "prior_scale": None, "standardize": False}
     model = LinearRegressor(loss=losses.Ordinal((-1.0, 1.0)), **given).fit(X, y)
 
     def minus(u):
@@ -494,7 +498,9 @@ def test_flipped_labels_are_counted_by_the_evidence():
     for sign in (1.0, -1.0):
         moved = loss.with_parameters(share=model.loss_.share * np.exp(sign * step))
         variance = float(model.prior_variance_)
-        other = epfast.LinearClassifier(loss=moved, prior_variance=variance).fit(rows, given)
+        other = epfast.LinearClassifier(loss=moved, prior_variance=variance, standardize=True).fit(
+            rows, given
+        )
         evidences.append(other.log_evidence_)
     assert abs(evidences[0] - evidences[1]) / (2.0 * step) < 1e-2
     with pytest.raises(ValueError, match=r"^learn is \('share',\); allowed in partial_fit"):

@@ -4,10 +4,11 @@ import itertools
 import pickle
 import tracemalloc
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import sparse, special
+from scipy import optimize, sparse, special
 
 import epfast
 from epfast import fit_linear, load
@@ -431,6 +432,23 @@ def test_learning():
         early = fit_linear(X, y, loss="gaussian", prior=post.prior, schedule=EP(sweeps=1))
     with pytest.raises(ValueError, match="has not converged"):
         early.learned()
+
+
+@pytest.mark.parametrize("prior", [LaplacePrior(0.5), StudentTPrior(3.0, 0.3)], ids=str)
+def test_learning_ends_at_the_largest_value(prior):
+    """As fits to 1e-10 at each scale do, of which Brent's method finds the best."""
+    X, y, _ = data(60, 12, 4, 3, noise=0.5)
+    given = {"loss": Gaussian(0.5), "schedule": EP(tol=1e-10, sweeps=500)}
+
+    def lost(u):
+        at = replace(prior, scale=float(np.exp(u)))
+        return -fit_linear(X, y, prior=at, **given).log_evidence
+
+    best = optimize.minimize_scalar(lost, bracket=(-3.0, 0.0), tol=1e-8)
+    found = fit_linear(X, y, loss=Gaussian(0.5), prior=prior).learned()
+    assert found.log_evidence == pytest.approx(-best.fun, abs=1e-7)
+    assert np.log(found.prior.scale) == pytest.approx(best.x, abs=1e-3)
+    assert found.problem.schedule.tol == EP().tol
 
 
 # ---- what a posterior can do ----

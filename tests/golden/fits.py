@@ -867,25 +867,27 @@ def defaults(data: Data) -> Iterator[Fit]:
 def learned(data: Data) -> Iterator[Fit]:
     """Estimators at the best of their hyper-parameters."""
     from sklearn.datasets import load_breast_cancer
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
     from sklearn.preprocessing import StandardScaler
 
+    kernel = ConstantKernel(4.0, (1e-2, 1e5)) * RBF(1.0, (1e-2, 1e2))
     X = data.rows(105, 5)[:, :-1]
     h = latent(X)
     train, new = X[:100], X[100:]
     for name, model, response in (
-        ("LinearClassifier", epfast.LinearClassifier(), labels(h)),
-        ("LinearClassifier, three classes", epfast.LinearClassifier(), ordered(h)),
-        ("LinearRegressor", epfast.LinearRegressor(integrate=False), noisy(h)),
+        ("LinearClassifier", epfast.LinearClassifier(standardize=False), labels(h)),
+        ("LinearClassifier, three classes", epfast.LinearClassifier(standardize=False), ordered(h)),
+        ("LinearRegressor", epfast.LinearRegressor(integrate=False, standardize=False), noisy(h)),
         (
             "LinearRegressor, counts",
-            epfast.LinearRegressor(loss="poisson", integrate=False),
+            epfast.LinearRegressor(loss="poisson", integrate=False, standardize=False),
             counts(h),
         ),
     ):
         yield Fit(name, lambda m=model, r=response: m.fit(train, r[:100]), (new,))
     for name, model, response in (
-        ("GPClassifier", epfast.GPClassifier(integrate=False), labels(h)),
-        ("GPRegressor", epfast.GPRegressor(integrate=False), noisy(h)),
+        ("GPClassifier", epfast.GPClassifier(kernel, integrate=False), labels(h)),
+        ("GPRegressor", epfast.GPRegressor(kernel, integrate=False), noisy(h)),
     ):
         yield Fit(name, lambda m=model, r=response: m.fit(train[:60, :2], r[:60]), (new[:, :2],))
     cells, benign = load_breast_cancer(return_X_y=True)
@@ -942,8 +944,8 @@ def averages(data: Data) -> Iterator[Fit]:
             inputs,
         )
     for name, model, response in (
-        ("LinearRegressor", epfast.LinearRegressor(integrate=True), noisy(h)),
-        ("LinearClassifier", epfast.LinearClassifier(integrate=True), labels(h)),
+        ("LinearRegressor", epfast.LinearRegressor(integrate=True, standardize=False), noisy(h)),
+        ("LinearClassifier", epfast.LinearClassifier(integrate=True, standardize=False), labels(h)),
     ):
         yield Fit(name, lambda m=model, r=response: m.fit(train, r[:n]).posterior_, new)
 

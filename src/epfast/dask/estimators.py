@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
-from typing import Any, Self
+from dataclasses import replace
+from functools import reduce
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin, clone
@@ -12,15 +15,36 @@ from sklearn.utils.validation import check_is_fitted
 from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.dask.cluster import client_at_work
-from epfast.dask.data import rows_at_door
-from epfast.dask.fit import fit_linear
-from epfast.dask.labels import at_once, by_chunk, classes_of, labels_at_door, signs_of
+from epfast.dask.data import Rows, loads_of, rows_at_door
+from epfast.dask.fit import covariance_by, fit_linear
+from epfast.dask.labels import at_once, by_chunk, classes_of, computed, labels_at_door, signs_of
+from epfast.dask.needs import delayed
+from epfast.dask.worker import good
 from epfast.estimators.base import LatentClassifier, all_or_nothing, estimator, stacked
 from epfast.estimators.coupling import best, tally
 from epfast.estimators.linear_model import Coefficients
+from epfast.estimators.units import ColumnMoments
+from epfast.gaussian.priors import checked_variances
 from epfast.gaussian.sources import answers, rows_of
+from epfast.inference import ExecutorFailed, Interrupted
 from epfast.losses import Loss
 from epfast.schedules import Schedule
+
+
+class _Units(NamedTuple):
+    """The rows of a fit, and what is known of the units of their columns."""
+
+    rows: Rows
+    #: prior variance, as given or 1
+    variance: Any
+    #: that of the weights
+    own: Any
+    #: whether the first is that of standardised columns
+    standard: bool
+    #: (d,), of the columns
+    scales: Array
+    #: (d,), their means. None: they stay where they are
+    center: Array | None
 
 
 @estimator
@@ -31,7 +55,8 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
     scheme: Any = None
     posterior: str | None = None
     batch_size: int | None = None
-    prior_variance: Any = 1.0
+    prior_variance: Any = None
+    standardize: bool | None = None
     fit_intercept: bool = True
     intercept_variance: float = 100.0
     schedule: Schedule | None = None
@@ -49,17 +74,54 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         state: dict[str, Any] = super().__getstate__()
         return state | {"client": None}
 
-    def _fitted(self, X: Any, y: Any, loss: Loss, weights: Any) -> Any:
-        if isinstance(self.prior_variance, str):
+    def _units(self, X: Any, y: Any, loss: Loss, weights: Any) -> _Units:
+        """Prior variances of the weights, and where columns are, by a pass if one is needed.
+
+        y: responses of this loss.
+        """
+        given, rows = self.prior_variance, rows_at_door(X, y, weights)
+        if isinstance(given, str):
             raise ValueError(
-                f"prior_variance is {self.prior_variance!r}; allowed on a cluster: numbers; "
+                f"prior_variance is {given!r}; allowed on a cluster: numbers; "
                 "compare posterior_.log_evidence of some"
             )
-        _checks.flag("fit_intercept", self.fit_intercept)
-        names = "scheme", "posterior", "batch_size", "prior_variance", "schedule", "client"
+        d = int(rows.X.shape[1])
+        variance = 1.0 if given is None else checked_variances(given, d)
+        standard, beside = given is None, _checks.flag("fit_intercept", self.fit_intercept)
+        if self.standardize is not None:
+            standard = _checks.flag("standardize", self.standardize)
+        if not standard:
+            return _Units(rows, variance, variance, False, np.ones(d), None)
+        chunks = [(k, k + 1) for k in range(len(rows.sizes))]
+        loads = loads_of(rows, chunks, loss, False, uuid.uuid4().hex)
+        found = computed([delayed(_moments_of)(load, d) for load in loads], self.client)
+        parts, sparse = zip(*found, strict=True)
+        moments = reduce(ColumnMoments.merged, parts)
+        scales = moments.scales(beside)
+        full = (self.posterior or covariance_by(d, self.schedule)) == "full"
+        center = moments.mean if beside and full and not any(sparse) else None
+        return _Units(rows, variance, variance / scales**2, True, scales, center)
+
+    def _fitted(self, X: Any, y: Any, loss: Loss, weights: Any, units: _Units) -> Any:
+        """The posterior of rows. It is fitted to those less their center, if they have one."""
+        names, center = ("scheme", "posterior", "batch_size", "schedule", "client"), units.center
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given |= {"weights": weights, "persist": self.persist, "prior_variance": units.own}
         given["intercept"] = self.intercept_variance if self.fit_intercept else False
-        return fit_linear(X, y, loss=loss, weights=weights, persist=self.persist, **given)
+        if center is None:
+            return fit_linear(X, y, loss=loss, **given)
+
+        def of_rows(post: Any) -> Any:
+            problem = post.problem._replace(names=units.rows.names)
+            return replace(post, problem=problem).uncentered(center, problem.data)
+
+        less = units.rows.X.map_blocks(_less, center=center, meta=np.empty((0, 0)))
+        try:
+            return of_rows(fit_linear(less, y, loss=loss, **given))
+        except (Interrupted, ExecutorFailed) as ended:
+            if ended.posterior is not None:
+                ended.posterior = of_rows(ended.posterior)
+            raise
 
     def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> Array:
         """What a function says of each chunk of rows, y and weights: a weight, and numbers.
@@ -106,14 +168,28 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         return [post.predict_latent(rows) for post in self.posteriors_]
 
-    def _publish(self, posteriors: list[Any]) -> None:
+    def _publish(self, posteriors: list[Any], units: _Units) -> None:
         """Set the attributes of a fit, at its end: who is interrupted stays as it was."""
         self.__dict__.pop("feature_names_in_", None)
+        self.prior_variance_, self.standardize_ = units.variance, units.standard
+        self.column_scale_ = units.scales
         problem = posteriors[0].problem
         self.n_features_in_ = int(problem.n_columns)
         if problem.names is not None:
             self.feature_names_in_ = np.array(problem.names, dtype=object)
         self._set_fits(posteriors, float(sum(post.log_evidence for post in posteriors)))
+
+
+def _moments_of(shard: Any, d: int) -> tuple[ColumnMoments, bool]:
+    """Of the rows of a shard, and whether they are sparse."""
+    data = good(shard).data
+    rows = np.empty((0, d)) if data.X is None else data.X
+    return ColumnMoments.of(rows, data.weights), hasattr(rows, "indptr")
+
+
+def _less(block: Any, center: Array) -> Any:
+    """Rows less a center, in their own precision."""
+    return (block - center).astype(np.result_type(block.dtype, np.float32), copy=False)
 
 
 @estimator
@@ -132,11 +208,16 @@ class LinearClassifier(_Linear, LatentClassifier):
         "logistic", "probit" or another loss of two labels.
     scheme, posterior, batch_size, schedule, client, persist
         As in :func:`epfast.dask.fit_linear`.
-    prior_variance : float or array_like of shape (d,), default=1.0
-        Variance of the independent normal priors of the coefficients, with mean 0. Scale the
-        columns. It is as given: :class:`epfast.LinearClassifier` has "evidence" as its default,
-        whose search fits ten times and more, each time by passes over the cluster. With
-        ``prior_variance=1.0`` it is the same model.
+    prior_variance : float or array_like of shape (d,), optional
+        Variance of the independent normal priors of the coefficients, with mean 0. The default is 1
+        for columns that are standardised (``standardize``). It is not learned, as
+        :class:`epfast.LinearClassifier` does: each fit of a search would be passes over the
+        cluster. With ``prior_variance=1.0`` and the same ``standardize`` it is the same model.
+    standardize : bool, optional
+        Whether ``prior_variance`` is that of coefficients of standardised columns: coefficient j
+        has the prior variance ``prior_variance / column_scale_[j]**2``. The fit then does not
+        depend on the units of columns. The scales take one pass more over the rows. By default
+        True, and False if ``prior_variance`` is given.
     fit_intercept : bool, default=True
         Whether to add a constant column of ones.
     intercept_variance : float, default=100.0
@@ -147,6 +228,14 @@ class LinearClassifier(_Linear, LatentClassifier):
     ----------
     classes_ : ndarray of shape (n_classes,)
         The labels, sorted.
+    prior_variance_ : float or ndarray of shape (d,)
+        The prior variance, given or 1.
+    standardize_ : bool
+        Whether it is that of standardised columns.
+    column_scale_ : ndarray of shape (d,)
+        What columns are measured in: the standard deviation, of a column with two values half their
+        range, of a constant column 1. Without an intercept the root mean square, of a column with
+        two values as if both were as frequent. All 1 where ``standardize_`` is False.
     coef_ : ndarray of shape (1, d) or (n_classes, d)
         Posterior mean of the coefficients. Of ``classes_[1]`` where there are two classes, else of
         each class against the rest.
@@ -221,12 +310,14 @@ class LinearClassifier(_Linear, LatentClassifier):
         rows_at_door(X, labels, sample_weight)
         with client_at_work(self.client):  # one stay outside the pool for all that waits
             classes = classes_of(labels, self.client)
-            posteriors = []
-            for positive in classes[1:] if len(classes) == 2 else classes:
-                signs = labels.map_blocks(signs_of, positive, dtype=np.float64, meta=np.empty(0))
-                posteriors.append(self._fitted(X, signs, loss, sample_weight))
+            targets = [
+                labels.map_blocks(signs_of, positive, dtype=np.float64, meta=np.empty(0))
+                for positive in (classes[1:] if len(classes) == 2 else classes)
+            ]
+            units = self._units(X, targets[0], loss, sample_weight)
+            posteriors = [self._fitted(X, y, loss, sample_weight, units) for y in targets]
             self.classes_, self._seen, self.coupling_ = classes, np.arange(len(classes)), 0.0
-            self._publish(posteriors)
+            self._publish(posteriors, units)
             if len(posteriors) > 1:
                 sums = self._by_chunk(self._tally_of, X, labels, sample_weight)
                 self.coupling_ = best(sums.sum(axis=0)[1:])
@@ -271,13 +362,15 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         "gaussian" the variance of noise is 1, so scale y, or give ``losses.Gaussian(variance)``.
     scheme, posterior, batch_size, schedule, client, persist
         As in :func:`epfast.dask.fit_linear`.
-    prior_variance, fit_intercept, intercept_variance
+    prior_variance, standardize, fit_intercept, intercept_variance
         As in :class:`LinearClassifier`. :class:`epfast.LinearRegressor` takes the prior of the
         intercept from y, its mean and variance, which here would be a pass of its own: center y, or
         give a large variance. With ``learn=()`` and these variances it is the same model.
 
     Attributes
     ----------
+    prior_variance_, standardize_, column_scale_
+        As in :class:`LinearClassifier`.
     coef_ : ndarray of shape (d,)
         Posterior mean of the coefficients.
     intercept_ : float
@@ -311,7 +404,9 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         loss = losses.resolve(self.loss)
         if loss.by_margin or loss.latents != 1:
             raise ValueError(f"loss is {loss!r}; allowed in a regressor: one of numbers")
-        self._publish([self._fitted(X, y, loss, sample_weight)])
+        with client_at_work(self.client):
+            units = self._units(X, y, loss, sample_weight)
+            self._publish([self._fitted(X, y, loss, sample_weight, units)], units)
         return self
 
     def predict(self, X: Any) -> Any:

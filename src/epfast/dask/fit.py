@@ -146,7 +146,7 @@ def fit_linear(
     rows = rows_at_door(X, y, weights)
     d = int(rows.X.shape[1])
     if posterior is None:
-        posterior = "full" if d <= FULL_UP_TO or isinstance(schedule, GROUPS) else "factorized"
+        posterior = covariance_by(d, schedule)
         if posterior != "full":
             notes.note_factorized(rows.X.shape)
     # shards are tasks without a client, too: threads do them
@@ -207,6 +207,11 @@ def fit_linear(
             make_engine=lambda problem: kind(problem, remote),
         )
         return fitted
+
+
+def covariance_by(d: int, schedule: Any) -> str:
+    """The default form of the posterior of d columns."""
+    return "full" if d <= FULL_UP_TO or isinstance(schedule, GROUPS) else "factorized"
 
 
 class _Shards(NamedTuple):

@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse, special
+from scipy import special
 
-from epfast._arrays import Array, row_chunks
+from epfast._arrays import Array
 from epfast.estimators.jobs import in_threads, shares
+from epfast.estimators.units import Units
 from epfast.gaussian import (
     FactorizedPosterior,
     FullPosterior,
@@ -23,17 +24,13 @@ from epfast.gaussian import (
     fit_problem,
 )
 from epfast.gaussian.choices import Choices
-from epfast.gaussian.held import curvature
-from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
+from epfast.gaussian.latent_posterior import LatentPosterior
 from epfast.gaussian.problem import (
-    NO_SPREAD,
     Data,
     State,
     center_of,
-    mean_of_rows,
     prior_of,
     responses_of,
-    rounding_of_mean,
     with_ones,
 )
 from epfast.gaussian.wide import wide_rows
@@ -74,6 +71,7 @@ def problems_of(
     targets: list[Any],
     weights: Array | None,
     intercept: bool,
+    units: Units,
     prior: State | None = None,
     offset: Any = None,
 ) -> list[Problem]:
@@ -87,11 +85,13 @@ def problems_of(
         responses_of(chosen.loss, target, X.shape[0], weights, offset)._replace(X=X)
         for target in targets
     ]
-    center = center_of(X, data[0].weights) if intercept and full else None
     several = chosen.loss.latents > 1
+    if units.origin is not None and (several or wide_rows(chosen, X, intercept) is None):
+        X[:, :-1] -= units.origin  # a kernel is of rows about their means by itself
+    center = center_of(X, data[0].weights) if intercept and full else None
     wide = None if several else wide_rows(chosen, X, intercept, center)
     if wide is not None:  # the kernel of one prior variance is a multiple of that of another
-        wide = wide.remembering()
+        wide = wide.remembering(units.variances)
         data = [part._replace(X=wide.X) for part in data]
     dense = full and wide is None
     if prior is None or (prior.precision.ndim == 2) != dense:
@@ -102,92 +102,45 @@ def problems_of(
     return [problem._replace(intercept=intercept, center=center, wide=wide) for problem in problems]
 
 
-class Slopes:
-    """What a search reads of the fits of all binary problems with one prior variance."""
-
-    @property
-    def count(self) -> int:
-        """Latents of all problems."""
-        raise NotImplementedError
-
-    def slope(self, precision: float, d: int) -> float:
-        """d log Z / d log v of one prior variance v of d weights, summed over the problems."""
-        raise NotImplementedError
-
-    def curvature(self, precision: float, d: int) -> float:
-        """d^2 log Z / (d log v)^2 of one prior variance, the sites held. NaN without matrices."""
-        raise NotImplementedError
-
-    def excess(self, slope: float, d: int) -> float:
-        """A measure of a slope that is nearly linear in the inverse of the prior sd: its root is 0.
-
-        The root of E |w|^2 over what the prior expects, less 1. It is linear where the data tell
-        the weights, since E |w|^2 stands still there. And where these grow with the prior sd, the
-        classes nearly separated, as slopes are (MNIST: the same secants end after 5 fits, not 8).
-        """
-        return math.sqrt(max(1.0 + 2.0 * slope / (d * self.count), 0.05)) - 1.0
-
-    def rise(self, precision: float, slope: float, d: int) -> float:
-        """d excess / d prior sd^-1, the sites held. NaN without matrices."""
-        by_log = self.curvature(precision, d) / (d * self.count)
-        return -2.0 * by_log / (math.sqrt(precision) * (1.0 + self.excess(slope, d)))
-
-    def bend(self, x: float, rise: float, d: int) -> float:
-        """Minus the second derivative by log v at the root, x the inverse prior sd there."""
-        return 0.5 * d * self.count * rise * x
-
-
 @dataclass(frozen=True)
-class Fits(Slopes):
+class Fits:
     """The fits of all binary problems with one prior, or their averages over the same priors."""
 
     posteriors: list[Any]
     #: what there is to warn of: arguments of :func:`epfast.estimators.base.warn_of_fits`
     reports: list[tuple[Any, ...]]
 
-    def slopes(self, precision: Any, d: int) -> Array:
-        """d log Z / d log v_j = (E w_j^2 / v_j - 1) / 2, (d,), summed over the problems.
+    def sums(
+        self, variances: Array, groups: NDArray[np.intp] | None, units: Array
+    ) -> tuple[Array, Array]:
+        """Squares of means over prior variances, and degrees of freedom, of groups, (k,) each.
 
-        At a fixed point log Z does not change with the sites, to first order.
+        Their difference is the slope of the log evidence by the log of a prior sd, at a fixed
+        point. Degrees of freedom are MacKay's (1992).
+
+        Parameters
+        ----------
+        variances : ndarray of shape (k,)
+            Of the groups; coefficient j has its group's times ``units[j]``.
+        groups : ndarray of shape (d,) or None
+            0 to k - 1. None: one group.
+        units : ndarray of shape (d,)
         """
-        squares, count = np.zeros(d), 0
-        for post in self.posteriors:  # of several latents each counts: (C, d), else (1, d)
-            own = np.atleast_2d(post.mean**2 + post.variance)[:, :d]
-            squares, count = squares + own.sum(axis=0), count + len(own)
-        return np.asarray(0.5 * (squares * precision - count))
-
-    def slope(self, precision: float, d: int) -> float:
-        """The sum of :meth:`slopes` of one prior variance."""
-        if all(isinstance(post, WidePosterior) for post in self.posteriors):
-            wide = cast(list[WidePosterior], self.posteriors)
-            return sum(post.log_evidence_slope() for post in wide)
-        return float(self.slopes(precision, d).sum())
-
-    def curvature(self, precision: float, d: int) -> float:
-        """d^2 log Z / (d log v)^2 of one prior variance, the sites held. NaN without matrices."""
-        variances, groups = np.array([1.0 / precision]), np.zeros(d, dtype=np.intp)
-        return self.curvatures(variances, groups).item()
-
-    def curvatures(self, variances: Array, groups: NDArray[np.intp]) -> Array:
-        """d^2 log Z / d log v_i d log v_j of k prior variances, the sites held, (k, k).
-
-        NaN without matrices. groups: of the d coefficients, 0 to k - 1.
-        """
-        d, total = len(groups), np.zeros((len(variances), len(variances)))
+        d, k, total = len(units), len(variances), np.zeros((2, len(variances)))
+        which = np.zeros(d, dtype=np.intp) if groups is None else groups
         for post in self.posteriors:
-            full = isinstance(post, FullPosterior) and not isinstance(post, WidePosterior)
-            if not full and not isinstance(post, JointPosterior):
-                return np.full(total.shape, math.nan)
-            # of several latents those of each, without intercepts
-            places = np.arange(post.mean.size).reshape(-1, post.mean.shape[-1])[:, :d]
-            which, repeated = places.ravel(), np.tile(groups, len(places))
-            covariance = post.covariance[np.ix_(which, which)]
-            total += curvature(post.mean.ravel()[which], covariance, repeated, variances)
-        return total
-
-    @property
-    def count(self) -> int:
-        return sum(len(post.mean) if post.mean.ndim > 1 else 1 for post in self.posteriors)
+            if isinstance(post, WidePosterior) and k == 1:  # without variances of all weights
+                tau, seen = post.sites.precision, post.marginals_of_rows()[1]
+                freedom = float(tau @ seen) - post.problem.intercept
+                squares = 2.0 * post.log_evidence_slope() + freedom
+                total[:, 0] += squares, freedom
+                continue
+            # of several latents each counts: (C, d), else (1, d)
+            mean, variance = (np.atleast_2d(part)[:, :d] for part in (post.mean, post.variance))
+            scale = 1.0 / (variances[which] * units)
+            total[0] += np.bincount(which, (mean**2).sum(axis=0) * scale, k)
+            total[1] += np.bincount(which, len(mean) - variance.sum(axis=0) * scale, k)
+        return total[0], total[1]
 
     @property
     def by_point(self) -> list[Fits]:
@@ -212,6 +165,8 @@ class BinaryProblems(NamedTuple):
     #: number of coefficients, before the intercept
     d: int
     intercept_variance: float | None
+    #: of the columns
+    units: Units
     #: threads: over the problems, or inside the one
     n_jobs: int = 1
 
@@ -230,30 +185,23 @@ class BinaryProblems(NamedTuple):
         exact = first.scheme.integrates or "moments" in first.loss.gives
         return isinstance(first.schedule, EP | DEP) and first.batch_size is None and exact
 
-    @property
-    def follows(self) -> bool:
-        """Whether the prior may follow the sites within a fit."""
-        first = self.problems[0]
-        rows = first.covariance == "full" and first.wide is None and first.loss.latents == 1
-        return self.flat and rows and len(self.problems) == 1 and isinstance(first.schedule, EP)
+    def precision(self, variance: float | Array) -> Array:
+        """Prior precisions of the weights with this prior variance, the intercept at the end."""
+        precision = 1.0 / (np.asarray(variance, dtype=np.float64) * self.units.variances)
+        wide = self.intercept_variance
+        return precision if wide is None else np.append(precision, 1.0 / wide)
 
     def at(self, k: int, variance: float | Array) -> Problem:
         """One problem with this prior variance."""
-        wide = self.intercept_variance
-        precision = np.empty(self.d if wide is None else self.d + 1)
-        precision[: self.d] = 1.0 / np.asarray(variance, dtype=np.float64)
-        if wide is not None:
-            precision[self.d] = 1.0 / wide
-        return self.problems[k].with_precision(precision)
+        return self.problems[k].with_precision(self.precision(variance))
 
     def fit(
         self,
         variance: float | Array,
         schedule: Schedule,
         starts: list[Posterior] | None = None,
-        **more: Any,
     ) -> Fits:
-        """Fit each problem with this prior variance; more: arguments of ``fit_problem``."""
+        """Fit each problem with this prior variance."""
         threads = shares(self.n_jobs, len(self.problems))[1] or 1
         prior = self.at(0, variance).prior
 
@@ -262,7 +210,7 @@ class BinaryProblems(NamedTuple):
             reports: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
             guess = problem.loss.latents != 1 and start_may_be_dropped(start, problem)
-            given: dict[str, Any] = {"threads": threads, "guess": guess, **more}
+            given: dict[str, Any] = {"threads": threads, "guess": guess}
             given["warn"] = lambda *what: reports.append(what[:3])
             return fit_problem(problem, start, **given), reports
 
@@ -281,15 +229,28 @@ def gathered(
     return [post for post, _ in results], [what for _, reports in results for what in reports]
 
 
-def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int | None) -> Fits:
+def with_chunk(
+    posteriors: list[Posterior],
+    problem: BinaryProblems,
+    variance: float | Array,
+    before: Units,
+) -> Fits:
     """Posteriors that have gone on with new rows, the data of the binary problems.
 
-    With stored scalar sites EP fits those of the new rows. Else ADF takes them in, and no row is
-    kept.
+    Their prior is that of the units that columns have now, where it was of those before. With
+    stored scalar sites EP fits those of the new rows. Else ADF takes them in, and no row is kept.
     """
 
     def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
         post, new = posteriors[k], problem.problems[k]
+        origin = problem.units.origin
+        if origin is not None and post.known is not None:
+            post = post.recentered()
+        old, now = (
+            post.problem.with_precision(problem._replace(units=units).precision(variance)).prior
+            for units in (before, problem.units)
+        )
+        post = under(post, old, now)
         reports: list[tuple[Any, ...]] = []
 
         def warn(*what: Any) -> None:
@@ -303,17 +264,48 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
         longer = post.with_checked_rows(new.data, schedule, warn)
         if post.sites is None:
             longer = replace(longer, problem=longer.problem._replace(data=Data(None, None)))
-        return longer, reports
+        return at_origin(longer, origin), reports
 
-    return Fits(*gathered(one, len(posteriors), n_jobs, problem.d))
+    return Fits(*gathered(one, len(posteriors), problem.n_jobs, problem.d))
+
+
+def at_origin(post: Any, origin: Array | None) -> Any:
+    """The posterior of the rows, from that of the rows less an origin."""
+    if origin is None:
+        return post
+    data = post.problem.data
+    if data.X is not None:
+        data = data._replace(X=data.X + np.append(origin, 0.0))
+    return post.uncentered(origin, data)
+
+
+def under(post: Posterior, before: State, prior: State) -> Posterior:
+    """The posterior of the same sites under another prior than before."""
+    state = post.state
+    problem = post.problem._replace(prior=prior, base=prior)
+    if isinstance(post, WidePosterior):
+        return replace(post, problem=problem)
+    state = state._replace(
+        precision=state.precision - before.precision + prior.precision,
+        shift=state.shift - before.shift + prior.shift,
+        log_scale=state.log_scale - before.log_scale + prior.log_scale,
+    )
+    return replace(post, state=state, problem=problem)
 
 
 def averages_with_chunk(
-    posteriors: list[IntegratedPosterior], problem: BinaryProblems, n_jobs: int | None
+    posteriors: list[IntegratedPosterior],
+    problem: BinaryProblems,
+    variance: float | Array,
+    units: Units,
 ) -> Fits:
     """As :func:`with_chunk`, of averages: their points go on, and are weighted anew."""
-    before = Fits(posteriors, []).by_point
-    now = [with_chunk(fits.posteriors, problem, n_jobs) for fits in before]
+    before, first = Fits(posteriors, []).by_point, posteriors[0]
+    variances: list[Any] = [variance] * len(before)
+    if "prior_variance" in first.hyper_names:
+        variances = first.points[:, first.hyper_names.index("prior_variance")].tolist()
+    points = zip(before, variances, strict=True)
+    now = [with_chunk(fits.posteriors, problem, at, units) for fits, at in points]
     gains = [b.log_evidence - a.log_evidence for a, b in zip(before, now, strict=True)]
     columns = zip(*(fits.posteriors for fits in now), strict=True)
     pairs = zip(posteriors, columns, strict=True)
@@ -333,37 +325,3 @@ def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
         return False
     before, now = starts[0].problem.loss, problem.problems[0].loss
     return (before.latents, before.correlated) == (now.latents, now.correlated)
-
-
-def columns_of(rows: Any, weights: Array | None, centred: bool) -> tuple[Array, Array]:
-    """Weighted variances of columns, (d,) each: about the mean or, not centred, 0. And about 0.
-
-    In one pass beside that for the mean.
-    """
-    mean = mean_of_rows(rows, weights)
-    rounding = rounding_of_mean(rows.shape[0])
-    with np.errstate(all="ignore"):
-        if sparse.issparse(rows):
-            square = mean_of_rows(rows.power(2, float), weights)
-            variance, lost = square - mean**2, rounding
-        else:
-            given = np.ones(len(rows)) if weights is None else weights
-            parts = ((given[part], rows[part] - mean) for part in row_chunks(rows))
-            variance = sum(some @ away**2 for some, away in parts) / given.sum()
-            square, lost = variance + mean**2, rounding**2
-        # a constant column leaves the rounding of its mean
-        constant = variance <= max(lost, NO_SPREAD**2) * square
-        variance[constant] = 0.0
-    return variance if centred else square, square
-
-
-def total_of(variance: Array, square: Array, groups: NDArray[np.intp] | None = None) -> Array:
-    """The total variance of the columns of each group, of all without groups, (k,).
-
-    About 0 if it is 0 or overflows. 1 where that does, too.
-    """
-    groups = np.zeros(len(square), dtype=np.intp) if groups is None else groups
-    totals: Any = [np.bincount(groups, part) for part in (variance, square)]
-    totals.append(np.ones(len(totals[0])))
-    fine = [(total > 1e-200) & (total < 1e200) for total in totals]
-    return np.select(fine, totals)

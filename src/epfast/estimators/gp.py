@@ -32,7 +32,7 @@ NEAR = 1e-6
 class GPClassifier(ProcessModel, LatentClassifier):
     """Gaussian process classifier by expectation propagation, for scikit-learn.
 
-    The kernel's hyper-parameters maximise EP's log evidence, by L-BFGS with its gradient. The
+    The kernel's hyper-parameters maximise EP's log evidence, by a search with its gradient. The
     interface is that of scikit-learn's ``GaussianProcessClassifier`` (Laplace's approximation).
     With more than two classes there is one process per class, that class against the rest, each
     with its own kernel, combined as in :class:`epfast.LinearClassifier`. With
@@ -41,17 +41,20 @@ class GPClassifier(ProcessModel, LatentClassifier):
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, optional
-        The covariance function. By default a variance times an ``RBF`` of one length scale. The
-        variance is in [0.01, 1e5], and the length scale between a tenth of the first decile of the
-        distances of rows and ten times the largest distance. Standardise the columns, since they
-        have one scale. The search starts at a quarter, at one, and at four times the median
-        distance, on 250 rows, and continues from the best on all rows.
+        The covariance function, of X as it is. By default a variance times an ``RBF`` of one length
+        scale, of columns in units of their own: each is divided by its standard deviation, one of
+        two values by half their range (the ``column_scale`` in ``kernel_``). The variance is in
+        [0.01, 1e5], and the length scale between a tenth of the first decile of the distances of
+        rows and ten times the largest distance. The search starts at a quarter, at one, and at four
+        times the median distance, with more than 250 rows on 250 of them, and continues on all rows
+        from the ends that differ.
     optimizer : {"fmin_l_bfgs_b"}, None or callable, default="fmin_l_bfgs_b"
+        By scikit-learn's default the search is that of :func:`epfast.fit_hyper_gp`, without priors.
         None keeps the hyper-parameters of ``kernel``. A callable is called as
         ``optimizer(objective, theta, bounds)``, objective(theta, eval_gradient=True) to be
         minimised, and returns the best theta and its value.
     n_restarts_optimizer : int, default=0
-        Further runs of the optimizer, from log-uniform draws within the bounds.
+        Further searches, from log-uniform draws within the bounds.
     loss : str, Loss or callable, default="probit"
         The likelihood, as in :func:`epfast.fit_gp`. "multiclass", or
         ``losses.Multiclass(correlated=False)``, is multinomial probit, with one posterior and one
@@ -78,9 +81,9 @@ class GPClassifier(ProcessModel, LatentClassifier):
     class_weight : dict or "balanced", default=None
         Weights of the classes, as in :class:`epfast.LinearClassifier`.
     rank : int, optional
-        Rank of the process, as in :func:`epfast.fit_gp`, with O(n rank) memory. A search starts
-        with an exact process of 250 rows. Up to three runs of the optimizer follow, each with fixed
-        pivots from the previous hyper-parameters. By default ``method`` decides.
+        Rank of the process, as in :func:`epfast.fit_gp`, with O(n rank) memory. There are up to
+        five searches, each with fixed pivots from where the last one ended. By default ``method``
+        decides.
     method : {"auto", "exact", "nearest"}, default="auto"
         "auto" uses, from 1,000 rows on, the rank with an estimated error of the log evidence
         (``posterior_.truncation_error``) of at most 1e-3 nats, if it is at most n / 3 and 2,000.
@@ -132,8 +135,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         Whether EP converged in all fits.
     n_failed_points_ : int
         Hyper-parameters of the search without a valid fit: not converged, with refused sites, with
-        an impossible evidence, or with predictions lost to rounding, also with damping and a double
-        loop. The search skips them and warns.
+        an impossible evidence, or with predictions lost to rounding. The search skips them and
+        warns.
     n_iter_ : int
         Sweeps that the sites have gone through in this fit, as in :class:`LinearClassifier`. The
         most over the classes.
@@ -200,7 +203,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self.n_classes_ = len(self.classes_)
         self._fit(
             rows,
-            kernel_of(self.kernel, rows),
+            kernel_of(self.kernel, rows, weights),
             self._learnable(loss, targets[0][:, None], weights),
             targets,
             weights,

@@ -31,15 +31,17 @@ class GPRegressor(ProcessModel, LatentRegressor):
     """Gaussian process for y of any kind by expectation propagation, for scikit-learn.
 
     The kernel's hyper-parameters and parameters of the likelihood, such as the variance of noise,
-    maximise EP's log evidence together, by L-BFGS with its gradient. Where scikit-learn's
+    maximise EP's log evidence together, by a search with its gradient. Where scikit-learn's
     ``GaussianProcessRegressor`` stands, this one can: with Gaussian noise EP is exact.
 
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, optional
-        The covariance function, in the unit of the latent values. None is a variance times an
-        ``RBF`` of one length scale, as in :class:`GPClassifier`, the variance times the square of
-        the spread of y where the latent values have the unit of y.
+        The covariance function, in the unit of the latent values, of X as it is. None is a variance
+        times an ``RBF`` of one length scale, of columns in units of their own, as in
+        :class:`GPClassifier`, the variance times the square of the spread of y where the latent
+        values have the unit of y. If noise is Gaussian, the variance goes up to 1e7, the length
+        scale to 1,000 times the largest distance, and searches start there, too.
     loss : str or Loss, default="gaussian"
         A likelihood of one latent value per row, as in :class:`LinearRegressor`.
     learn : tuple of str, optional
@@ -170,8 +172,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         if far and parameters.size:
             least = parameters.bounds + np.log([LESS_NOISE, 1.0])
             parameters = parameters._replace(bounds=least)
-        kernel = kernel_of(self.kernel, rows, seen.unit, far)
-        self._fit(rows, kernel, parameters, [given], weights, NOISE * seen.unit, shifts)
+        kernel = kernel_of(self.kernel, rows, weights, seen.unit, far)
+        self._fit(rows, kernel, parameters, [given], weights, NOISE * seen.unit, shifts, far)
         return self
 
     # -- prediction --

@@ -19,11 +19,14 @@ from epfast.estimators.base import (
     warn_of_fits,
 )
 from epfast.estimators.evidence import (
+    Fits,
     at_mode,
+    at_origin,
     averages_with_chunk,
     with_chunk,
 )
 from epfast.estimators.linear_model import LinearModel
+from epfast.estimators.units import ColumnMoments, Units
 from epfast.gaussian import IntegratedPosterior
 from epfast.inference.records import DataWarning, warn_user
 from epfast.inference.report import WEIGHTS
@@ -83,16 +86,20 @@ class LinearClassifier(LinearModel, LatentClassifier):
         "ard" maximises it over a variance per column (automatic relevance determination). The
         default for a likelihood ("logistic", "probit", "noisy_step") is "evidence" under a weak
         prior (``prior_scale``). It is 1 for other losses and with another ``beta``, where the
-        evidence is no log probability of the labels. Scale the columns (StandardScaler), since one
-        prior variance is used for all.
+        evidence is no log probability of the labels.
+    standardize : bool, optional
+        Whether prior variances are of standardised weights: coefficient j has the prior variance
+        v / s_j^2, s_j the unit of column j (``column_scale_``, see Notes), so that the units of the
+        columns do not matter. By default True, but False where ``prior_variance`` is a number or
+        numbers, which are then in the units of X. True beside them means that they are v.
     prior_groups : array_like of shape (d,), optional
         A label per column, of any kind. Columns with the same label share a prior variance, which
         maximises the evidence.
     prior_scale : float or None, default=2.5
         With ``prior_variance=None``, the median of the half-Cauchy prior of s, the prior standard
-        deviation of x.theta over the centred rows of X. It bounds s if a plane separates the
-        classes, and with few rows, where the evidence is nearly flat. None means no such prior, as
-        with "evidence".
+        deviation of x.theta over the centred rows of X, to which constant columns do not add. It
+        bounds s if a plane separates the classes, and with few rows, where the evidence is nearly
+        flat. None means no such prior, as with "evidence".
     integrate : bool or "auto", default="auto"
         Whether to average over the prior variance and over the parameters of ``learn``, with a
         full posterior. "auto" averages if the logarithm of the prior variance has a standard
@@ -159,10 +166,15 @@ class LinearClassifier(LinearModel, LatentClassifier):
         the prior variance, too. For other losses, such as "hinge", it is the log integral of prior
         times factors, which must not be compared between losses.
     prior_variance_ : float or ndarray of shape (d,)
-        The prior variance, given or estimated. For an average it is the geometric mean of
-        ``posterior_.points``. With "evidence" it may be an end of the searched range. Classes that
-        a plane separates favour large variances (an EvidenceWarning says so), and data without
-        signal favour small ones.
+        The prior variance, given or estimated: v, where ``standardize_``. Both handed back to
+        another fit give the same. For an average it is the geometric mean of ``posterior_.points``.
+        With "evidence" it may be an end of the searched range. Classes that a plane separates
+        favour large variances (an EvidenceWarning says so), and data without signal favour small
+        ones.
+    standardize_ : bool
+        Whether it is that of standardised weights.
+    column_scale_ : ndarray of shape (d,)
+        The units s_j of the columns. 1 if not ``standardize_``.
     loss_ : Loss
         The loss, with its estimated parameters.
     n_lost_ : int
@@ -186,26 +198,33 @@ class LinearClassifier(LinearModel, LatentClassifier):
     (``expected_failed_checks``). They fail with ``prior_variance="ard"``, whose search ends 1e-7
     away, and with ``schedule=ADF()``, which updates t^w at once but copies one after the other.
 
-    The search of a common variance starts at a prior variance of 3 of x.theta, with x centred, and
-    stays between 1e-6 and 1e6. It solves for the root of the slope of the log evidence (plus the
-    log prior), to about 1e-4 of the variance at the default tolerance. The variance follows the
-    sites from sweep to sweep of one fit, by Newton's steps for fixed sites. With several classes,
-    and if that converges slowly, the search uses secants in the inverse of the prior standard
-    deviation. Each of its fits starts from a linear extrapolation of the sites of the last two, and
-    is as precise as its step. If EP has no fixed points, the search is Brent's minimisation. With
-    200 columns or more (dense rows without weights, log-concave factors), the search starts with
-    the principal directions that have 90 %, 99 % and nearly all of the variance of the rows, in
-    single precision for all classes at once. The final fits use double precision. Variances per
-    group or column also follow the sites, to a local maximum, or L-BFGS with the gradient if there
-    is no d x d matrix. With more than two classes the sum of the log evidences is maximised. An
-    average has points of log(prior variance) 2 apart, until the density has fallen by 5 nats. With
-    more than two classes all have the same points and weights.
+    The unit s_j of a column is its standard deviation, or half the range of a column with two
+    values (Gelman 2008): a rare level of a one-hot table is then shrunk no less than a frequent
+    one. Without an intercept it is the root mean square, of two values as if both were as
+    frequent. A constant column has the unit 1, and so has a column of ones without an intercept.
+    Rows count by their weights. ``partial_fit`` has the units of all rows so far. Columns that have
+    one natural unit, as pixels, may lose by it: two digits of ``sklearn.datasets.load_digits`` (150
+    rows) have a log loss of 0.077 in place of 0.061, three species of iris 0.117 in place of 0.105.
+    ``standardize=False`` takes the columns as they are. Fourteen other tables have 0.270 in the
+    mean in place of 0.289.
+
+    The search of prior variances is over the logarithms of prior standard deviations, and of the
+    numbers in ``learn``. It starts at a prior variance of 3 of x.theta, with x centred, and stays
+    between 1e-6 and 1e6. MacKay's (1992) re-estimate comes first, then steps uphill by BFGS, whose
+    first metric are the effective degrees of freedom. Slopes are those of the log evidence at fixed
+    points of EP, plus the log prior. A step is taken if the density does not fall by more than the
+    errors of the two fits, else it is halved. Each fit starts from the sites of the one before, and
+    is as precise as its step. The search ends where the gain that is left is within the error of a
+    fit to the tolerance of the schedule. If EP has no fixed points (batches, shared sites, ADF),
+    slopes are differences of log evidences. With more than two classes the sum of the log evidences
+    is maximised. An average is that of :func:`epfast.fit_hyper`. With more than two classes all
+    have the same points and weights.
 
     The search counts a fit only if it has converged, if its last sweep refused no site, and if its
     log evidence is at most 0 where no factor exceeds 1. A fit that fails is repeated with more
-    sweeps or damping. If that fails too, the search skips the point, counts it in ``n_lost_`` and
-    issues a ConvergenceWarning. If all points fail, the prior variance is 1. Each fit of the search
-    may take 100 sweeps, even if ``schedule`` has fewer.
+    sweeps or damping. If that fails too, the point is lost: it is counted in ``n_lost_``, and a
+    ConvergenceWarning is issued. If all points where a search may begin are lost, the prior
+    variance is 1. Each fit of the search may take 100 sweeps, even if ``schedule`` has fewer.
 
     With more than two classes let p_k be the probability of class k against the rest. The p_k need
     not add up to 1, and p(k) is proportional to p_k / (1 - p_k)^a. The exponent ``coupling_`` a = 0
@@ -224,6 +243,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
     ----------
     MacKay, D. J. C. (1992). The evidence framework applied to classification networks. Neural
     Computation 4(5), 720-736.
+
+    Gelman, A. (2008). Scaling regression inputs by dividing by two standard deviations. Statistics
+    in Medicine 27(15), 2865-2873.
 
     Gelman, A. (2006). Prior distributions for variance parameters in hierarchical models. Bayesian
     Analysis 1(3), 515-533.
@@ -278,7 +300,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         if len(targets) >= MANY_CLASSES:
             warn_user(
                 f"y has {len(targets)} classes, and there is a fit of each against the rest: time "
-                "and memory are in proportion. With prior_variance=1.0 (of standardised columns), "
+                "and memory are in proportion. With prior_variance=1.0 and standardize=True, "
                 "without a search, they take a quarter of the time, with schedule=epfast.ADF() "
                 "beside it, one pass over the rows, a twelfth. loss='multiclass', one posterior of "
                 "all classes, takes longer still",
@@ -302,8 +324,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
         as they are (:meth:`epfast.FullPosterior.partial_fit`): all rows are kept. With
         ``schedule=ADF()``, and always with a factorised posterior, the new rows go by in one pass
         and no row is kept. Both want rows in a random order: a stream that is sorted by class ends
-        far from the fit of all rows. The prior is that of the first call: ``prior_variance``, or 1
-        where the evidence would choose it. Or what ``fit`` has found.
+        far from the fit of all rows. The prior variance is that of the first call:
+        ``prior_variance``, or 1 where the evidence would choose it. Or what ``fit`` has found.
+        Where weights are standardised, the prior follows the units of columns over all rows so far.
 
         Parameters
         ----------
@@ -343,21 +366,33 @@ class LinearClassifier(LinearModel, LatentClassifier):
                     "posterior='factorized': None or ADF()"
                 )
             schedule = ADF()
+        standardizes = self._standardizes if first else self.standardize_
+        moments = ColumnMoments.of(rows, weights) if standardizes else None
+        if moments is not None and not first:
+            assert self._moments is not None
+            moments = self._moments.merged(moments)
+        units = self._units(rows, moments, standardizes)
+        if not first:
+            units = units._replace(origin=self._origin)
         prior = None if first else self.posteriors_[0].problem.prior
-        binary = self._problems(rows, self._targets(index), weights, schedule, prior)
+        targets = self._targets(index)
+        binary = self._problems(rows, targets, weights, schedule, units, prior)
         scores: Array | None = None
         before: Array | float = 0.0
         if first:
             variance = self._prior(binary)
             variance = 1.0 if isinstance(variance, str) else variance
             fits, self.n_lost_ = binary.fit(variance, binary.schedule), 0
+            posteriors = [at_origin(post, binary.units.origin) for post in fits.posteriors]
+            fits = Fits(posteriors, fits.reports)
         else:
             variance, before = self.prior_variance_, self._tally
             if len(self.posteriors_) > 1:
                 scores = self._odds(rows)
             integrated = isinstance(self.posteriors_[0], IntegratedPosterior)
             go_on: Any = averages_with_chunk if integrated else with_chunk
-            fits = go_on(self.posteriors_, binary, self.n_jobs)
+            fits = go_on(self.posteriors_, binary, variance, Units(self.column_scale_))
+        self._set_units(binary.units, moments, standardizes)
         warn_of_fits(fits.reports)
         self._publish(fits, variance)
         self._couple(index, weights, scores, before)

@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks, inference, losses, schemes
 from epfast._arrays import Array
-from epfast.estimators.averages import averaged
 from epfast.estimators.base import (
     EvidenceWarning,
     Points,
@@ -25,25 +24,34 @@ from epfast.estimators.base import (
     warn_of_fits,
 )
 from epfast.estimators.evidence import (
-    LATENT_VARIANCES,
     BinaryProblems,
     Fits,
     Posterior,
     alike,
     at_mode,
-    columns_of,
+    at_origin,
     normalised,
     problems_of,
-    total_of,
 )
 from epfast.estimators.jobs import jobs_of
-from epfast.estimators.parameters import LossParameters, OfPower, warn_ends
-from epfast.estimators.search import Learnt, Search, common_variance, warn_lost
+from epfast.estimators.mixtures import averaged, under_weak_priors
+from epfast.estimators.parameters import LossParameters, warn_ends
+from epfast.estimators.search import (
+    EvidenceTarget,
+    Learnt,
+    SpectrumTarget,
+    final,
+    highest,
+    warn_lost,
+    warn_of_range,
+)
 from epfast.estimators.spectrum import Spectrum, without_offset
+from epfast.estimators.units import ColumnMoments, Units, total_of
 from epfast.gaussian import IntegratedPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import checked_variances
+from epfast.inference.hyper import SearchEnd, Unknown
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss
@@ -59,6 +67,8 @@ LATENT_SCHEDULE = EP(sweeps=200, tol=1e-6)
 #: many numbers of X, within limits, and the tolerance
 READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 3_000, 1e-4
 SEARCHES = ("evidence", "ard")
+#: prior sds of x.theta, x about its mean, between which one is sought, and where a search begins
+LATENT_SDS, BEGIN = (1e-3, 1e3), math.sqrt(3.0)
 #: a regressor of fewer rows is averaged over hyper-parameters, if rows or columns are at most so
 #: many, as each point keeps a matrix
 FEWER_ROWS, MOST_SIZE = 2000, 500
@@ -118,6 +128,18 @@ def _blocks(post: Any) -> Any:
     return np.einsum("kikj->kij", whole.reshape(shape + shape))
 
 
+class HyperParameters(NamedTuple):
+    """Prior variance and loss of a fit, and the search that found them."""
+
+    learnt: Learnt
+    #: fits from which the last one starts
+    near: Fits | None = None
+    #: what was searched, and where that ended. None: both were given
+    target: EvidenceTarget | None = None
+    end: SearchEnd | None = None
+    n_lost: int = 0
+
+
 @estimator
 class LinearModel(Coefficients):
     """Base of the linear estimators, with the parameters that both have."""
@@ -127,6 +149,7 @@ class LinearModel(Coefficients):
     posterior: str | None = None
     batch_size: int | None = None
     prior_variance: float | str | ArrayLike | None = None
+    standardize: bool | None = None
     prior_groups: ArrayLike | None = None
     prior_scale: float | None = 2.5
     integrate: bool | str = "auto"
@@ -171,6 +194,7 @@ class LinearModel(Coefficients):
         targets: list[Any],
         weights: Array | None,
         schedule: Any,
+        units: Units,
         prior: Any = None,
         offset: ArrayLike | None = None,
     ) -> BinaryProblems:
@@ -201,19 +225,43 @@ class LinearModel(Coefficients):
                 d = rows.shape[1] + intercepts
                 loss = filled(chosen.loss, targets[0], d, chosen.schedule)
                 chosen = chosen._replace(loss=loss)
-            problems = problems_of(chosen, rows, targets, weights, intercepts, prior, offset)
+            given_rows = chosen, rows, targets, weights, intercepts
+            problems = problems_of(*given_rows, units, prior, offset)
         names = getattr(self, "feature_names_in_", None)
         names = None if names is None else tuple(names)
         problems = [problem._replace(names=names) for problem in problems]
         intercept = self._intercept(problems[0])
         variance = intercept if self.fit_intercept else None
-        return BinaryProblems(problems, rows.shape[1], variance, jobs)
+        if problems[0].wide is not None:
+            units = units._replace(origin=None)
+        return BinaryProblems(problems, rows.shape[1], variance, units, jobs)
 
-    def _note_columns(self, rows: Any, center: Array | None) -> None:
+    def _units(self, rows: Any, moments: ColumnMoments | None, standardizes: bool) -> Units:
+        """What columns are measured in, and from where, by their moments if these are known."""
+        beside, scale = _checks.flag("fit_intercept", self.fit_intercept), np.ones(rows.shape[1])
+        if moments is None:
+            return Units(scale)
+        scale = moments.scales(beside) if standardizes else scale
+        moves = beside and self._covariance(rows) == "full" and not hasattr(rows, "indptr")
+        return Units(scale, moments.origin(scale) if moves else None)
+
+    @property
+    def _standardizes(self) -> bool:
+        """Whether prior variances are of standardised weights."""
+        if self.standardize is not None:
+            return _checks.flag("standardize", self.standardize)
+        return self.prior_variance is None or isinstance(self.prior_variance, str)
+
+    def _note_columns(self, rows: Any, binary: BinaryProblems) -> None:
         """Note columns whose scale or place is hardly what one prior variance is for."""
+        center = binary.problems[0].center
         if self.fit_intercept:
-            notes.note_far(*notes.places(rows), center is not None)
-        if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
+            mean, variance = notes.places(rows)
+            if binary.units.origin is not None:  # of constant columns alone
+                mean = np.where(variance > 0.0, 0.0, mean)
+            notes.note_far(mean, variance, center is not None)
+        given: Any = self.prior_variance
+        if np.ndim(given) == 0 and not self._standardizes:
             notes.note_scales(notes.column_sizes(rows, center)[0])
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
@@ -252,10 +300,10 @@ class LinearModel(Coefficients):
 
     def _scale_prior(
         self, binary: BinaryProblems, total: float, weights: Array | None
-    ) -> OfPower | None:
-        """The prior of a prior variance that is found. None: a flat one.
+    ) -> HalfCauchy | None:
+        """The prior of a prior sd that is found. None: a flat one.
 
-        total: variance of the columns, see :func:`total_of`.
+        total: variance of the columns, in their units.
         """
         scale, problem = self.prior_scale, binary.problems[0]
         if scale is None:
@@ -267,8 +315,7 @@ class LinearModel(Coefficients):
         unit = 1.0
         if not problem.loss.by_margin and problem.data.y is not None:
             unit = problem.loss.typical(problem.data.y, weights)[1]
-        median = float(np.clip(scale * unit / math.sqrt(total), 1e-300, 1e300))
-        return OfPower(HalfCauchy(median), 0.5)
+        return HalfCauchy(float(np.clip(scale * unit / math.sqrt(total), 1e-300, 1e300)))
 
     def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
         """The group of each column, 0 to k - 1. None: one variance for all."""
@@ -316,101 +363,123 @@ class LinearModel(Coefficients):
         targets: list[Any],
         weights: Array | None,
         offset: ArrayLike | None = None,
-        few: Callable[..., tuple[Search, Learnt]] | None = None,
+        few: Callable[[BinaryProblems], HyperParameters] | None = None,
         at_level: Callable[..., Any] = same,
     ) -> None:
         """Fit, and set the attributes. Arguments were checked.
 
-        few: finds the prior variance and the loss in place of :meth:`_learnt`. at_level: turns the
+        few: finds the prior variance and the loss in place of :meth:`_found`. at_level: turns the
         posterior of such a fit into that of the user's y; with sign=-1 the other way.
         """
-        binary = self._problems(rows, targets, weights, self._schedule(rows), offset=offset)
-        self._note_columns(rows, binary.problems[0].center)
+        schedule, standardizes = self._schedule(rows), self._standardizes
+        sought = self.prior_variance is None or isinstance(self.prior_variance, str)
+        moments = ColumnMoments.of(rows, weights) if standardizes or sought else None
+        units = self._units(rows, moments, standardizes)
+        binary = self._problems(rows, targets, weights, schedule, units, offset=offset)
+        self._note_columns(rows, binary)
+
+        def finished(post: Any) -> Any:
+            return at_level(at_origin(post, binary.units.origin))
+
         with one_blas_thread(binary.d):
             starts = None
             if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
                 starts = [at_mode(post) for post in getattr(self, "posteriors_", ())]
                 starts = [uncounted(at_level(post, sign=-1.0)) for post in starts]
                 starts = starts if starts and alike(starts, binary) else None
-            given = binary, starts, rows, weights
             try:
-                search, learnt = few(binary, starts) if few else self._learnt(*given)
-                fits = search.final(learnt, self.schedule is None)
+                found = few(binary) if few else self._found(binary, starts, rows, weights, moments)
+                near = found.near if found.near is not None or starts is None else Fits(starts, [])
+                fits = final(binary, found.learnt, near, self.schedule is None)
                 warn_of_fits(fits.reports)
-                posteriors, learnt = self._integrated(search, learnt, fits, rows, weights)
+                if found.target is not None:
+                    post = fits.posteriors[0]
+                    warn_ends(found.target.parameters, found.learnt.loss, post)
+                fits, found = self._integrated(binary, found, fits, weights)
             except inference.Interrupted as pressed:
                 post = pressed.posterior
                 if post is not None and post.problem.data.y is binary.problems[0].data.y:
-                    pressed.posterior = at_level(post)
+                    pressed.posterior = finished(post)
                 raise
-            self.loss_, self.n_lost_ = learnt.loss.with_offset(False), search.n_lost
-            posteriors = Fits([at_level(post) for post in posteriors.posteriors], [])
-            self._publish(posteriors, learnt.variance)
+            self.loss_, self.n_lost_ = found.learnt.loss.with_offset(False), found.n_lost
+            posteriors = [finished(post) for post in fits.posteriors]
+            self._set_units(binary.units, moments, standardizes)
+            self._publish(Fits(posteriors, []), found.learnt.variance)
 
-    def _learnt(
+    def _set_units(self, units: Units, moments: ColumnMoments | None, standardizes: bool) -> None:
+        """Set what tells the units of columns, for later rows too."""
+        self.standardize_, self.column_scale_ = standardizes, units.scale
+        self._origin, self._moments = units.origin, moments
+
+    def _found(
         self,
         binary: BinaryProblems,
         start: list[Posterior] | None,
         rows: Any,
         weights: Array | None,
-    ) -> tuple[Search, Learnt]:
-        """Prior variance and loss, given or found, and the search that found them."""
-        problem = binary.problems[0]
+        moments: ColumnMoments | None,
+    ) -> HyperParameters:
+        """Prior variance and loss, given or found."""
+        problem, k = binary.problems[0], 0
         assert problem.data.y is not None
         parameters, prior = self._parameters(binary), self._prior(binary)
-        binary, sought = binary.with_loss(parameters.loss), isinstance(prior, str)
-        given: dict[str, Any] = {"parameters": parameters, "fixed": None if sought else prior}
-        if not (sought or parameters.names):
-            return Search(binary, start, **given), Learnt(prior, parameters.loss)
-        groups = self._groups(prior, rows.shape[1]) if sought else None
-        if groups is not None and not binary.flat:
-            raise ValueError(
-                "prior_variance is 'ard' or prior_groups is given; allowed with EP on scalar sites "
-                "by scheme 'exact' (batch_size=None), whose evidence has a known slope"
-            )
-        unit = problem.loss.typical(problem.data.y, weights)[1] ** 2
-        columns = columns_of(rows, weights, bool(self.fit_intercept))
-
-        def ends(groups: NDArray[np.intp] | None) -> Array:  # (k, 2)
-            return np.asarray(
-                unit * np.array(LATENT_VARIANCES) / total_of(*columns, groups)[:, None]
-            )
-
-        if sought:
-            own = self._scale_prior(binary, float(total_of(*columns)[0]), weights)
-            given |= {"groups": groups, "ranges": ends(groups), "prior": own}
-        if not parameters.names and groups is None:
-            search = Search(binary, start, **given)
-            return search, common_variance(search)
+        if not (isinstance(prior, str) or parameters.names):
+            return HyperParameters(Learnt(prior, parameters.loss))
+        sds: list[Unknown] = []
+        ranges, groups, fixed = np.empty((0, 2)), None, prior
+        if isinstance(prior, str):
+            assert moments is not None
+            groups, fixed = self._groups(prior, rows.shape[1]), None
+            if groups is not None and not binary.flat:
+                raise ValueError(
+                    "prior_variance is 'ard' or prior_groups is given; allowed with EP on scalar "
+                    "sites by scheme 'exact' (batch_size=None), whose evidence has a known slope"
+                )
+            totals = total_of(moments, binary.units.scale, bool(self.fit_intercept), groups)
+            unit = problem.loss.typical(problem.data.y, weights)[1]
+            ranges = unit / np.sqrt(totals[:, None]) * LATENT_SDS
+            own, k = self._scale_prior(binary, float(totals[0]), weights), len(totals)
+            sds = [Unknown("prior_variance", own) for _ in totals]
+        binary = binary.with_loss(parameters.loss)
+        given = {"fixed": fixed, "groups": groups, "start": start}
+        target = EvidenceTarget(binary, sds, ranges, parameters, **given)
         y, spectrum = without_offset(problem.loss, problem.data.y), None
-        one = groups is None and (sought or np.ndim(prior) == 0)
-        if y is not None and parameters.names == ("variance",) and one:
-            spectrum = Spectrum.of(rows, y, weights, binary.intercept_variance)
-        search = Search(binary, start, **given, spectrum=spectrum)
-        middle = float(np.log(ends(None)).mean())
-        begins = [np.append(np.full(search.k, middle), free) for free in parameters.starts()]
-        learnt = search.climb(search.first(begins))
-        if learnt is None or not learnt.settled:
-            warn_lost(search, "a middle one" if learnt is None else "the best of the others")
-        if learnt is None:
-            search.last = None
-            return search, Learnt(np.exp(middle) if sought else prior, parameters.loss)
-        warn_ends(parameters, learnt.loss, search.last[0] if search.last else None)
-        return search, learnt
+        alone = groups is None and (k == 1 or np.ndim(prior) == 0)
+        if y is not None and parameters.names == ("variance",) and alone:
+            intercept = binary.intercept_variance
+            spectrum = Spectrum.of(rows, y, weights, intercept, binary.units.variances)
+        if spectrum is not None:
+            target = SpectrumTarget(spectrum, binary, sds, ranges, parameters, **given)
+        begin = prior
+        if k:
+            middle = np.sqrt(ranges.prod(axis=1)) * BEGIN
+            begin = middle[0] ** 2 if groups is None else middle[groups] ** 2
+        end = highest(target, Learnt(begin, parameters.loss))
+        if end is None:
+            kept = 1.0 if groups is None else np.ones(len(groups))
+            learnt = Learnt(kept if k else prior, parameters.loss)
+            warn_lost(target, "1" if k else "as given")
+            return HyperParameters(learnt, n_lost=target.n_lost)
+        learnt, near = target.learnt(end.point.u), end.point.fit
+        warn_lost(target, "the best of the others", end.left)
+        if k == 1 and groups is None and not parameters.names:
+            warn_of_range(target, float(np.exp(2.0 * end.point.u[0])))
+        return HyperParameters(learnt, near, target, end, target.n_lost)
 
     def _integrated(
-        self, search: Search, learnt: Learnt, fits: Fits, rows: Any, weights: Array | None
-    ) -> tuple[Fits, Learnt]:
+        self, binary: BinaryProblems, found: HyperParameters, fits: Fits, weights: Array | None
+    ) -> tuple[Fits, HyperParameters]:
         """Fits that are averaged over what was learnt, and its middle. Or those given."""
-        given, binary = self.integrate, search.problem
+        given, target = self.integrate, found.target
         if not isinstance(given, bool):
             _checks.choice("integrate", given, ("auto",))
         problem = binary.problems[0]
-        possible = len(search.bounds) > 0 and normalised(problem.loss) and search.groups is None
-        possible = possible and self.prior_scale is not None
+        possible = normalised(problem.loss) and self.prior_scale is not None
         possible = possible and binary.flat and problem.covariance == "full"
         possible = possible and binary.schedule.tol > 0.0
-        possible = possible and (search.k == 0 or search.prior is not None)
+        if target is not None and target.k:
+            possible = possible and target.groups is None and target.unknowns[0].prior is not None
+        possible = possible and target is not None
         if given is True and not possible:
             raise ValueError(
                 "integrate is True; allowed with hyper-parameters under their priors (prior_scale "
@@ -421,12 +490,20 @@ class LinearModel(Coefficients):
         labels = problem.loss.by_margin or problem.loss.latents != 1
         small = labels or (n < FEWER_ROWS and min(n, d) <= MOST_SIZE)
         possible = possible and given is not False and (given is True or small)
-        if not possible or search.last is None or not binary.certified(fits):
-            return fits, learnt
+        if target is None or not possible or not binary.certified(fits):
+            return fits, found
         assert problem.data.y is not None
+        assert found.end is not None
         unit = 1.0 if labels else problem.loss.typical(problem.data.y, weights)[1]
         scale = float(np.clip(cast(float, self.prior_scale) * unit, 1e-300, 1e300))
-        return averaged(search, learnt, fits, rows, scale, given is True)
+        n_lost = target.n_lost
+        under_weak_priors(target, found.learnt.loss, scale)
+        average = averaged(target, found.end, found.learnt, fits, given is True)
+        if average is None:
+            return fits, found
+        if target.n_lost > n_lost:
+            warn_lost(target, "averaged over the others")
+        return average[0], found._replace(learnt=average[1], n_lost=target.n_lost)
 
     # ---- results ----
 

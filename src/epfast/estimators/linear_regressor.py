@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.estimators.base import all_or_nothing, check_sizes, estimator, sample_weights
-from epfast.estimators.evidence import BinaryProblems, Posterior
-from epfast.estimators.linear_model import LinearModel
+from epfast.estimators.evidence import BinaryProblems
+from epfast.estimators.linear_model import HyperParameters, LinearModel
 from epfast.estimators.regression import LatentRegressor, Observed, loss_of_numbers
-from epfast.estimators.search import Learnt, Search
+from epfast.estimators.search import Learnt
 from epfast.gaussian import Problem
 from epfast.gaussian.priors import INTERCEPT_VARIANCE
 from epfast.inference import DataWarning
@@ -59,8 +59,10 @@ class LinearRegressor(LinearModel, LatentRegressor):
         Variance of the independent normal priors of the coefficients, with mean 0. "evidence" is
         the common variance that maximises the log evidence, or one per group of ``prior_groups``.
         "ard" has one per column. The default for a likelihood is "evidence" under a weak prior
-        (``prior_scale``), and 1 for other losses. Scale the columns (StandardScaler), since one
-        prior variance is used for all.
+        (``prior_scale``), and 1 for other losses.
+    standardize : bool, optional
+        As in :class:`LinearClassifier`: by default prior variances that are learned are of
+        standardised weights, so that the units of the columns do not matter.
     prior_groups : array_like of shape (d,), optional
         A label per column, of any kind. Columns with the same label share a prior variance.
     prior_scale : float or None, default=2.5
@@ -112,7 +114,11 @@ class LinearRegressor(LinearModel, LatentRegressor):
         EP's log p(y), if the loss is a likelihood. For an average it is integrated over the
         hyper-parameters, too.
     prior_variance_ : float or ndarray of shape (d,)
-        The prior variance, given or estimated. For an average it is the geometric mean.
+        The prior variance, given or estimated: that of standardised weights, where
+        ``standardize_``. For an average it is the geometric mean.
+    standardize_ : bool
+    column_scale_ : ndarray of shape (d,)
+        As in :class:`LinearClassifier`.
     n_lost_ : int
         Points of the search at which no fit converged.
     n_iter_ : int
@@ -128,15 +134,14 @@ class LinearRegressor(LinearModel, LatentRegressor):
     If h = x.theta has the unit of y (Gaussian, Student-t, Laplace, quantile, censored), all
     defaults scale with y: predictions of c y are c times those of y. Beside an intercept they move
     with y, too: fits are of y less its location, and that of y + c differs in the intercept alone.
-    Prior variances and
-    parameters of the loss follow the sites from sweep to sweep of one fit, to a local maximum. With
-    Gaussian noise the search needs no fits, since the evidence is a function of the eigenvalues of
-    X'X. A row with weight w counts as w copies of itself.
+    The search of prior variances and of parameters of the loss is that of
+    :class:`LinearClassifier`, to a local maximum. With Gaussian noise it needs no fits, since the
+    evidence is a function of the eigenvalues of X'X. A row with weight w counts as w copies of
+    itself.
 
-    An average has points of the logarithms of two hyper-parameters on a grid along the principal
-    axes of their density, a standard deviation apart, until it has fallen by 5 nats. Of one, 2
-    apart. Of more, 128 quasi-random ones. Predictions, quantiles and intervals are those of the
-    mixture. 90 % intervals of coefficients and of new y cover 0.89 to 0.92 over simulated data of
+    An average is that of :func:`epfast.fit_hyper`, over the same hyper-parameters. Predictions,
+    quantiles and intervals are those of the mixture. 90 % intervals of coefficients and of new y
+    cover 0.89 to 0.92 over simulated data of
     the model's own class, with 15 to 200 rows and up to half as many columns.
 
     References
@@ -203,7 +208,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
             If y is a single number.
         DataWarning
             If the loss is :class:`epfast.losses.Quantile`, whose sds and intervals do not hold. If
-            weights are no counts, or columns differ much in scale.
+            weights are no counts.
         """
         rows, given = self._rows_and_responses(X, y)
         rows, loss = _checks.rows("X", rows), loss_of_numbers(self.loss, given)
@@ -244,8 +249,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
         weights: Array | None,
         offset: ArrayLike | None,
         binary: BinaryProblems,
-        start: list[Posterior] | None,
-    ) -> tuple[Search, Learnt]:
+    ) -> HyperParameters:
         """Prior variance and loss of some of the rows, by a fit with a full covariance."""
         n = rows.shape[0]
         some = np.sort(np.random.default_rng(0).permutation(n)[:FEW])
@@ -261,10 +265,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
             warnings.simplefilter("ignore", DataWarning)
             few.fit(rows[some], given[some], share, shift)
         loss = few.loss_.with_offset(binary.problems[0].loss.has_offset)
-        learnt = Learnt(few.prior_variance_, loss)
-        search = Search(binary, start, fixed=learnt.variance)
-        search.n_lost = few.n_lost_
-        return search, learnt
+        return HyperParameters(Learnt(few.prior_variance_, loss), n_lost=few.n_lost_)
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
         return loss_of_numbers(self.loss, y).with_offset(offset is not None)

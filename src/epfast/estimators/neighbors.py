@@ -49,8 +49,9 @@ class Neighbors:
         """count: of rows for each input, all at most. own: which row each input is, not its own."""
         self.kernel, self.X, self.inputs, self.pool = kernel, X, inputs, pool
         self.diagonal = np.array(kernel.diag(inputs))
-        self.shape, widths = Stationary.stretched(kernel)
+        self.shape = Stationary.of(kernel)
         if self.shape is not None:
+            widths = self.shape.widths
             self.X = np.ascontiguousarray(X / widths)
             self.inputs = self.X if inputs is X else np.ascontiguousarray(inputs / widths)
         n = len(X)

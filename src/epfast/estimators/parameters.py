@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,15 +121,19 @@ class LossParameters(NamedTuple):
         return np.concatenate(parts) if parts else np.empty(0)
 
     def starts(self) -> list[Array]:
-        """Where searches begin: as y spreads, and with less noise. Without names one empty one.
+        """Where searches begin: as y spreads, and with less noise. Without names one empty one."""
+        starts = [self.shifted(shift) for shift in SHIFTS]
+        return starts if (starts[0] != starts[1]).any() else starts[:1]
 
-        Not with less where t is not log-concave: outliers of a wrong mean make improper cavities.
+    def shifted(self, shift: float) -> Array:
+        """The start, with so much added to the logs of scales of noise.
+
+        Nothing where t is not log-concave: outliers of a wrong mean make improper cavities.
         """
         scales = np.zeros(self.size)
         for name, part in self.places:
-            scales[part] = name in ("scale", "variance")
-        several = scales.any() and self.loss.log_concave is not False
-        return [self.start + shift * scales for shift in (SHIFTS if several else SHIFTS[:1])]
+            scales[part] = name in ("scale", "variance") and self.loss.log_concave is not False
+        return self.start + shift * scales
 
     def only(self, names: tuple[str, ...], loss: Loss) -> LossParameters:
         """Some of them, all of which are numbers. The others are as the loss has them."""
@@ -272,20 +276,19 @@ class LossParameters(NamedTuple):
         return np.stack([free - reach, free + reach], axis=1)
 
 
-class OfPower(NamedTuple):
-    """A prior of a power of a number, as a density of the number."""
+@dataclass(frozen=True)
+class OfPower(priors.Scale):
+    """A prior of a power of a number, as one of the number."""
 
     prior: priors.Scale
     power: float
 
-    @property
-    def most(self) -> float:
-        """No number is above this."""
-        return math.inf
+    def __post_init__(self) -> None:
+        """Both are known."""
 
-    def over_log(self, u: float) -> tuple[float, float]:
-        """Log density, and its slope, of the logarithm of the number."""
-        return self.prior.over_log(u, self.power)
+    def over_log(self, u: float, power: float = 1.0) -> tuple[float, float]:
+        """As :meth:`epfast.priors.Scale.over_log`."""
+        return self.prior.over_log(u, self.power * power)
 
 
 def weak_prior(name: str, scale: float) -> OfPower | None:

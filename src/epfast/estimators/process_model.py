@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, inference, losses, schemes
 from epfast._arrays import Array
-from epfast.estimators.averages import AT_END, CHANGE
 from epfast.estimators.base import (
     ConvergenceWarning,
     Points,
@@ -27,12 +26,14 @@ from epfast.estimators.base import (
 from epfast.estimators.evidence import normalised
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.estimators.kernels import ROWS, Distances, Stationary, at_bounds, ladder
+from epfast.estimators.mixtures import AT_END, CHANGE
 from epfast.estimators.neighbors import AT_NEW, COUNT, Neighbors
 from epfast.estimators.parameters import LossParameters, warn_ends, weak_prior
 from epfast.estimators.process_search import Maximum, search
 from epfast.estimators.processes import (
     LEAST,
     NO_PARAMETERS,
+    PILOT,
     AnyProcess,
     BinaryProcess,
     LatentProcess,
@@ -46,13 +47,13 @@ from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
 from epfast.gaussian.choices import choose, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import warn_of_process
-from epfast.gaussian.hyper import MOST, averaged
+from epfast.gaussian.hyper import averaged
 from epfast.gaussian.hyper_gp import IntegratedProcess, ProcessTarget, parameters_of
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import Data, check_positive, kernel_in_memory, responses_of
 from epfast.inference import FAILURES, DataWarning
-from epfast.inference.hyper import Unknown
+from epfast.inference.hyper import MOST, Unknown
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import memory_left
 from epfast.priors import HalfCauchy
@@ -71,6 +72,9 @@ LOW_RANK_FROM, EXACT_UP_TO = 1000, 6000
 #: rows up to which an average over hyper-parameters is taken where none is asked for: it takes 130
 #: to 570 fits
 AVERAGED_UP_TO = 100
+#: nats of evidence that the most probable point may lack: weak priors that cost more are not weak.
+#: Those of smooth functions with little noise cost 13
+CONTRADICTED = 3.0
 METHODS = "auto", "exact", "nearest"
 Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior | NearestGPPosterior
 
@@ -165,10 +169,12 @@ class ProcessModel(Posteriors):
         weights: Array | None,
         noise: float,
         offset: Array | None = None,
+        far: bool = False,
     ) -> None:
         """Find the hyper-parameters, and set the attributes of a fit. Arguments were checked.
 
-        noise: median of the half-Cauchy prior of its scale, for an average.
+        noise: median of the half-Cauchy prior of its scale, for an average. far: whether noise is
+        Gaussian.
         """
         self.X_train_ = rows.copy()
         problems = self._processes(kernel, targets, weights, offset, parameters)
@@ -181,7 +187,7 @@ class ProcessModel(Posteriors):
         self.n_failed_points_ = 0
         if self.optimizer is not None and len(problems[0].bounds) > 0:
             begin = before or [kernel.theta] * count
-            maxima = self._search(problems, begin, before is not None)
+            maxima = self._search(problems, begin, before is not None, far)
             thetas, starts = [one.theta for one in maxima], [one.start for one in maxima]
         elif before is not None:
             last = [uncounted(getattr(post, "best", post)) for post in self.posteriors_]
@@ -395,7 +401,9 @@ class ProcessModel(Posteriors):
         X, schedule = self.X_train_, self._schedule
         return LatentProcess(X, kernel, target, known, self.scheme, schedule, self._jitter)
 
-    def _search(self, problems: list[AnyProcess], thetas: list[Array], warm: bool) -> list[Maximum]:
+    def _search(
+        self, problems: list[AnyProcess], thetas: list[Array], warm: bool, far: bool
+    ) -> list[Maximum]:
         """The hyper-parameters that maximise the evidence."""
         # None is a seed as well: a fit depends on its arguments only
         rng = random_state_of(0 if self.random_state is None else self.random_state)
@@ -411,24 +419,30 @@ class ProcessModel(Posteriors):
                 "n_restarts_optimizer is above 0 and the kernel has infinite bounds; allowed: "
                 "finite bounds on all hyper-parameters"
             )
-        first = ladder(kernel) if self.kernel is None else []
-        free = problems[0].parameters.starts()
+        default, parameters = self.kernel is None, problems[0].parameters
+        first, alone = ladder(kernel, parameters.shifted, far) if default else [], []
+        if far and default and PILOT < n < LOW_RANK_FROM:
+            # some rows may end elsewhere: one start is of all rows, where that is cheap
+            alone, first = first[:1], first[1:3]
         starts = [
-            [np.append(where, one) for where in first for one in free]
+            first
             + ([theta] if warm else [])
-            + ([] if warm or first else [np.append(theta, one) for one in free])
-            + [rng.uniform(*bounds.T) for _ in range(self.n_restarts_optimizer)]
+            + ([] if warm or default else [np.append(theta, one) for one in parameters.starts()])
             for theta in thetas
         ]
+        # more restarts add to fewer
+        draws = [[rng.uniform(*bounds.T) for _ in thetas] for _ in range(self.n_restarts_optimizer)]
+        restarts = [alone + [mine[k] for mine in draws] for k in range(len(thetas))]
         pilots: list[AnyProcess] | None = None
-        if self.kernel is None or self.rank is not None:
+        if default and n > PILOT:
             pilots = [problem.pilot(pilot_rows(n)) for problem in problems]
         with self._explained(problems, thetas):
-            maxima, runs = search(problems, pilots, starts, self.optimizer, self.n_jobs)
-        self.n_failed_points_ = sum(run.lost for run in runs)
+            maxima, n_tried, self.n_failed_points_ = search(
+                problems, pilots, starts, restarts, self.optimizer, self.n_jobs
+            )
         if self.n_failed_points_:
             warn_user(
-                f"EP failed at {self.n_failed_points_} of {sum(run.tried for run in runs)} "
+                f"EP failed at {self.n_failed_points_} of {n_tried} "
                 "hyper-parameters that were tried; they were not scored (n_failed_points_), and "
                 "the maximum may be among them; try schedule=epfast.DoubleLoop(), narrower bounds "
                 "of the kernel, or another loss",
@@ -436,8 +450,8 @@ class ProcessModel(Posteriors):
             )
         kernels = [kernel.clone_with_theta(one.theta[: kernel.n_dims]) for one in maxima]
         for text in dict.fromkeys(text for one in kernels for text in at_bounds(one)):
-            default = " The bounds are the default kernel's; a kernel that is given has its own."
-            text += default if self.kernel is None else ""
+            if default:
+                text += " The bounds are the default kernel's; a kernel that is given has its own."
             warn_user(text, ConvergenceWarning)
         return maxima
 
@@ -565,6 +579,8 @@ class ProcessModel(Posteriors):
                     posterior = averaged(target, "auto", 0)
                 except (*FAILURES, inference.ConvergenceWarning):
                     return None
+            if posterior.best.log_evidence < post.log_evidence - CONTRADICTED:
+                return None
         return IntegratedProcess.with_kernels(posterior, kernel_at, self.X_train_)
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:

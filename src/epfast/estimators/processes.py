@@ -102,6 +102,10 @@ class Process:
         """The process whose evidence a search maximises."""
         return self
 
+    def descending(self) -> Any:
+        """The process whose fits descend to a fixed point of EP, where they may: else itself."""
+        return self
+
     def parted(self, theta: Any, loss: Any) -> tuple[Any, Any]:
         """The kernel, and the loss: the one that is given if the process learns nothing of it."""
         where, free = np.split(np.asarray(theta), [self.kernel.n_dims])
@@ -112,7 +116,7 @@ class Process:
         """The gradient by theta, from that by the kernel's part of it."""
         if not self.parameters.names:
             return by_kernel
-        return np.append(by_kernel, self.parameters.slopes(post.loss, post.loss_gradient()))
+        return np.append(by_kernel, self.parameters.slopes(post.loss, post.loss_slopes()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +148,12 @@ class BinaryProcess(Process):
         scheme = self.process.scheme
         plain = scheme.integrates and not scheme.relaxes and self.process.data.weights is None
         return len(self.X) <= DESCENT_SIZE and plain
+
+    def descending(self) -> BinaryProcess:
+        schedule = self.schedule
+        if not (self.can_descend and isinstance(schedule, EP) and schedule.tol > 0.0):
+            return self
+        return replace(self, process=self.process._replace(schedule=descent_of(schedule)))
 
     def with_threads(self, threads: int | None) -> BinaryProcess:
         few = None if self.low_rank is None else self.low_rank.with_threads(threads)
@@ -444,7 +454,7 @@ class LatentProcess(Process):
             return post
 
         def slope(post: LatentGPPosterior) -> Array:
-            return post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
+            return post.slopes_by_kernel(dK[:, :, k] for k in range(dK.shape[2]))
 
         return ProcessPoint(fit, slope)
 
@@ -548,19 +558,12 @@ def stalled() -> Callback:
 
 
 def fitted(
-    point: ProcessPoint,
-    schedule: Any,
-    start: Any,
-    *,
-    repair: bool,
-    can_descend: bool,
-    hurry: bool = False,
+    point: ProcessPoint, schedule: Any, start: Any, *, repair: bool, can_descend: bool
 ) -> tuple[Any, bool]:
     """A valid fit, or the first and False.
 
     From the start, then from flat sites, then, if repairs are wanted, with damping and by a double
-    loop. hurry: sweeps that do not shrink are given up, and where a start fails and no repairs are
-    wanted, flat sites are not tried.
+    loop.
 
     Raises
     ------
@@ -569,10 +572,9 @@ def fitted(
     """
     first: Any = None
     failure: Exception | None = None
-    for other, where in _attempts(schedule, start, repair, can_descend, hurry):
+    for other, where in _attempts(schedule, start, repair, can_descend):
         try:
-            ends = stalled() if hurry and isinstance(other, EP) else None
-            post = point.fit(other, where, ends)
+            post = point.fit(other, where)
         except FAILURES as error:
             failure = failure or error
             continue
@@ -589,15 +591,19 @@ def fitted(
 
 
 def _attempts(
-    schedule: Any, start: Any, repair: bool, can_descend: bool, hurry: bool
+    schedule: Any, start: Any, repair: bool, can_descend: bool
 ) -> Iterator[tuple[Any, Any]]:
     if start is not None:
         yield schedule, start
-    if start is None or repair or not hurry:
-        yield schedule, None
+    yield schedule, None
     if repair and isinstance(schedule, EP):
         damping = DAMPING * (schedule.damping or 1.0)
         yield replace(schedule, damping=damping, sweeps=2 * schedule.sweeps), None
         if can_descend and schedule.tol > 0.0:
-            before = EP(min(BEFORE, schedule.sweeps), schedule.tol, power=schedule.power)
-            yield DoubleLoop(start=before).filled(power=1.0, damping=1.0), None
+            yield descent_of(schedule), None
+
+
+def descent_of(schedule: EP) -> DoubleLoop:
+    """A few sweeps, and a descent where they do not converge."""
+    before = EP(min(BEFORE, schedule.sweeps), schedule.tol, power=schedule.power)
+    return DoubleLoop(start=before).filled(power=1.0, damping=1.0)

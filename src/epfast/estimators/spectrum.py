@@ -1,4 +1,4 @@
-"""The log evidence of a linear model with Gaussian noise, from eigenvalues of its columns."""
+"""The log evidence with Gaussian noise, by one prior variance and that of the noise."""
 
 from __future__ import annotations
 
@@ -41,11 +41,17 @@ class Spectrum(NamedTuple):
     @classmethod
     @np.errstate(over="ignore", invalid="ignore")  # found below
     def of(
-        cls, rows: Any, y: Array, weights: Array | None, intercept_variance: float | None
+        cls,
+        rows: Any,
+        y: Array,
+        weights: Array | None,
+        intercept_variance: float | None,
+        units: Array,
     ) -> Spectrum | None:
         """O(n min(n, d) d). None where a square overflows.
 
-        y: without offsets, (n,). intercept_variance: None without an intercept.
+        y: without offsets, (n,). intercept_variance: None without an intercept. units: (d,), prior
+        variances of the coefficients over the common one.
         """
         n, d = rows.shape
         share = np.ones(n) if weights is None else weights
@@ -53,12 +59,12 @@ class Spectrum(NamedTuple):
         if intercept_variance is not None:
             mean, center = float(share @ y / share.sum()), mean_of_rows(rows, weights)
             intercept = mean, intercept_variance
-        y, root = y - mean, np.sqrt(share)
+        y, root, scale = y - mean, np.sqrt(share), np.sqrt(units)
 
         def centred(part: slice) -> Array:
             some = rows[part]
             dense = some.toarray() if hasattr(some, "indptr") else some
-            return np.asarray((dense - center) * root[part, None])
+            return np.asarray((dense - center) * scale * root[part, None])
 
         parts = row_chunks(rows, unpacked=True)
         if d <= n:

@@ -557,7 +557,6 @@ def fit_problem(
     guess: bool = False,
     warn: Callable[..., Any] = warn_of,
     tasks: Tasks | None = None,
-    learn: Callable[[Any], tuple[Problem | None, bool]] | None = None,
     make_engine: Callable[..., Any] = engine_of,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
@@ -565,16 +564,11 @@ def fit_problem(
     threads: how many share the work. guess: whether ``start`` may be dropped.
     warn: called with the result, in place of :func:`epfast.inference.warn_of`.
     tasks: where they are done, if not here.
-    learn: from the posterior before a sweep, the problem with the prior and the loss of that sweep
-    (None: the same) and whether it is far. For a site per row and matrices of order d.
     make_engine: makes the engine of the problem. By default that of rows which are here.
     """
 
     def result(fit: Fit) -> Any:
         kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
-        if learn is not None:
-            now = engine.problem
-            kept = kept._replace(prior=now.prior, base=now.base, loss=now.loss)
         post = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
         made, last = (fit.state,) * 2 if isinstance(fit.state, Working) else engine.finished
         if made is fit.state:
@@ -612,8 +606,6 @@ def fit_problem(
                 engine.tasks = tasks
             elif threads > 1 and hasattr(engine, "share"):
                 engine.share(ThreadPool(with_room(threads)))
-            if learn is not None:
-                engine.learn(lambda state: learn(result(Fit(state, False, []))))
             given: dict[str, Any] = {
                 "record": None if record is None else costs,
                 "callback": None if callback is None else look,

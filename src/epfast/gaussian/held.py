@@ -1,9 +1,7 @@
-"""How the log evidence changes with hyper-parameters, what a fit has held: sites, or cavities.
+"""How the log evidence changes with numbers of a likelihood, the cavities of a fit held.
 
-With the sites held the model is a linear one with Gaussian noise, of known log evidence for each
-prior. With the cavities held, that of other likelihoods is a sum of integrals over the rows. Both
-have the slopes of the log evidence at a fixed point of EP, and second derivatives for Newton's
-steps to its maximum.
+It is then a sum of integrals over the rows, with the slopes of the log evidence at a fixed point of
+EP. Of Gaussian noise it is known, and so are the fits themselves.
 """
 
 from __future__ import annotations
@@ -21,18 +19,6 @@ from epfast.gaussian.problem import Problem
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.inference.learning import STEP
 from epfast.losses import Loss
-
-#: most steps of Newton's method, the last one, and the longest one in a principal direction: 400
-#: fits with one to five hyper-parameters take 2,665 runs to their modes, 2,804 and 2,850 with .75
-#: and 3 for the longest
-STEPS, LAST, LONGEST = 50, 1e-6, 1.5
-#: slope in nats below which a variance may go to the end of its range, and how far its second
-#: derivative may be from that of an exponential: 272 classifiers and regressors take 139,736
-#: sweeps, 142,041 without this, 139,534 and 139,521 with .01 and .1 for the first, and 139,895
-#: and 139,413 with .1 and .6 for the second. The 400 fits are the same
-LEAST_SLOPE, FADES = 0.03, 0.3
-#: no curvature
-TINY = 1e-300
 
 
 def with_noise(post: Any, problem: Problem) -> Any:
@@ -61,20 +47,6 @@ def with_noise(post: Any, problem: Problem) -> Any:
         log_scale=new.log_scale + float(sites.log_scale.sum()),
     )
     return replace(post, state=state, problem=problem)
-
-
-def curvature(mean: Array, covariance: Array, groups: NDArray[np.intp], variances: Array) -> Array:
-    """Second derivatives of the log evidence by logs of k prior variances, the sites held, (k, k).
-
-    mean, covariance: of the weights under the posterior, whose groups are 0 to k - 1.
-    """
-    # in units of the prior sd, where nothing is out of range
-    sd = np.sqrt(variances)[groups]
-    mean, covariance = mean / sd, covariance / np.outer(sd, sd)
-    with_group = np.eye(len(variances))[groups]
-    squares = (mean**2 + covariance.diagonal()) @ with_group
-    products = covariance * (np.outer(mean, mean) + 0.5 * covariance)
-    return np.asarray(with_group.T @ products @ with_group - 0.5 * np.diag(squares))
 
 
 class Chart(NamedTuple):
@@ -162,55 +134,3 @@ def gains(
     bent[free, free] = (on + back - 2.0 * here) / STEP**2
     bent[free[i], free[j]] = bent[free[j], free[i]] = (both - on[i] - on[j] + here) / STEP**2
     return slopes, bent
-
-
-def newton_step(
-    u: Array, slopes: Array, bent: Array, bounds: Array, to_ends: Any = False, power: float = 1.0
-) -> Array | None:
-    """Where Newton's step leads from u (p,), uphill in each principal direction, in bounds (p, 2).
-
-    None: derivatives are not known.
-
-    bent: second derivatives. to_ends (p,): whether u is the log of a prior variance, over
-    ``power``, that may go to the end of its range. Where such a variance hardly matters, the slope
-    is in proportion to it or to its inverse, and all of Newton's steps would be as long.
-    """
-    if not (np.isfinite(slopes).all() and np.isfinite(bent).all()):
-        return None
-    outwards = np.where(slopes > 0.0, u >= bounds[:, 1], u <= bounds[:, 0])
-    free = np.flatnonzero(~outwards & (bounds[:, 0] < bounds[:, 1]))
-    values, vectors = np.linalg.eigh(-bent[np.ix_(free, free)])
-    along = slopes[free] @ vectors
-    there = u.copy()
-    there[free] += vectors @ (along / np.maximum(values, np.abs(along) / LONGEST + TINY))
-    size = power * np.abs(slopes)
-    fades = to_ends & (size < LEAST_SLOPE) & (np.abs(bent.diagonal() + size) < FADES * size)
-    there = np.where(fades, np.where(slopes > 0.0, bounds[:, 1], bounds[:, 0]), there)
-    return np.asarray(np.clip(there, *bounds.T))
-
-
-def newton(
-    function: Callable[[Array], tuple[float, Array, Array]], u: Array, bounds: Array
-) -> Array:
-    """A local maximum within bounds (p, 2), by Newton's steps, each halved until it rises.
-
-    function: value, slopes and second derivatives. A value of -inf, or NaN, is worse than all.
-    """
-    u = np.clip(u, *bounds.T)
-    value, slopes, bent = function(u)
-    for _ in range(STEPS):
-        aim = newton_step(u, slopes, bent, bounds)
-        if aim is None:
-            break
-        if np.abs(aim - u).max(initial=0.0) <= LAST:
-            return aim
-        share = 1.0
-        reached: Any = (np.nan,)
-        while not reached[0] >= value and share * np.abs(aim - u).max() > LAST:
-            there = u + share * (aim - u)
-            reached = function(there)
-            share *= 0.5
-        if not reached[0] >= value:
-            break
-        u, (value, slopes, bent) = there, reached
-    return u

@@ -28,20 +28,18 @@ from epfast.gaussian.sources import column_names
 from epfast.gaussian.wide import in_d_by_d
 from epfast.inference import ConvergenceWarning, DataWarning
 from epfast.inference.hyper import (
-    DRAWS,
-    DROP,
     GAIN,
     LOOSEST,
+    MOST,
+    OF_POINTS,
     ROUNDING,
     TINY,
     HyperPoint,
-    Surface,
     Target,
     Unknown,
     WeightedPoints,
-    composite,
-    drawn,
-    grid,
+    chosen,
+    design,
 )
 from epfast.inference.records import warn_user
 from epfast.losses import Loss
@@ -54,28 +52,13 @@ FEW_ENTRIES = 0.5
 #: those by drawn points with 30, 100, 300 and 1,000 levels, in a third of the time
 MANY, MANY_OF_TWO = 1000, 100
 STRATEGIES = ("auto", "grid", "ccd", "sobol", "eb")
-#: tolerances of the fits of an average's points, and of those of which its axes are differences:
-#: averages of three models change by 1e-4 sd at most, and with 1e-4 for all points by 4e-6 sd in
-#: 1.4 times the time
-OF_POINTS, OF_AXES = 2e-3, 1e-4
 #: reach of the logs of sds about where the search begins, and of atanh of correlations. The 12 fits
 #: are the same with 10 and 50
 REACH, REACH_OF_CORRELATIONS = 25.0, 8.0
 #: an imaginary step, whose square is lost: the slope that it gives has no rounding
 IMAGINARY = 1e-30
-#: more hyper-parameters than these are not averaged over: of 1,024 points 417 count with 10
-MOST = 8
-#: share of the first points that count below which an average is not trusted, and probability of a
-#: point below which it is left out. Of 512 points of processes 41 to 83 counted in four of 32 fits
-#: of 20 and 50 rows, whose averages gained .006 to 4e6 nats a held-out row over the mode
-FEW, LEAST = 0.2, 1e-7
-#: modes are different from so many sd on: those of 96 processes of 10 to 30 rows are the same to
-#: .01 in 72 of them, 1.3 sd apart in one, and 3.2 or more in 23. Less probable ones count where
-#: points of a grid would, see DROP
-APART = 2.0
-#: the log of the noise is so far below a mode where rows tell what they leave of y, and is another
-#: start if it is so far below then: at half of the sd, with half of the rows as degrees of freedom
-LITTLE, APART_IN_NOISE = math.log(1e3), math.log(2.0)
+#: probability of a point below which it is left out
+LEAST = 1e-7
 #: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode: of fits
 #: with 5 to 20 groups 85 of 90 are said to be where the sd of the groups is 0, 60 of 90 where it is
 #: .5, and 6 of 86 where it is 2.5. With 1 these are 85, 56 and 1, with 4 85, 65 and 10, and all are
@@ -170,15 +153,16 @@ class LinearTarget(Target):
         self.k = len(groups)
         #: numbers of unknowns that are sds or correlations; those of the loss follow
         self.n_prior = self.k + sum(len(one.correlations) for one in blocks)
+        self.numbers = slice(self.n_prior, None)
         none = np.empty(0, dtype=np.intp)
         self.columns = np.concatenate([none, *groups])
         self.groups = np.repeat(np.arange(self.k), [len(one) for one in groups])
         flat = np.zeros(self.n_prior - self.k)
         #: parameters of the loss that are unknown, and powers
-        self.of_loss = [parameter_of(one.name) for one in unknowns[self.n_prior :]]
+        self.of_loss = [parameter_of(one.name) for one in unknowns[self.numbers]]
         start = np.concatenate([self._sds(), flat, self._logs(problem.loss)])
         self.ends = np.full((len(start), 2), [-math.inf, math.inf])
-        self.ends[self.n_prior :] = ends_of_loss(problem.loss, self.of_loss)
+        self.ends[self.numbers] = ends_of_loss(problem.loss, self.of_loss)
         self.ends[:, 1] = np.minimum(self.ends[:, 1], [one.log_most for one in unknowns])
         self.bounds = np.clip(self.ends, start[:, None] - REACH, start[:, None] + REACH)
         self.bounds[self.k : self.n_prior] = [-REACH_OF_CORRELATIONS, REACH_OF_CORRELATIONS]
@@ -225,7 +209,7 @@ class LinearTarget(Target):
         precision = 1.0 / self.variance
         precision[self.columns] = np.exp(-2.0 * u[: self.k])[self.groups]
         matrices = [(one.columns, one.precision(u)) for one in self.blocks]
-        problem = self.problem._replace(loss=self.loss_at(u[self.n_prior :]))
+        problem = self.problem._replace(loss=self.loss_at(u[self.numbers]))
         problem = problem._replace(schedule=replace(problem.schedule, tol=tol))
         if self.dense is not None:
             matrices.append((self.dense[0][None], self.dense[1]))
@@ -252,7 +236,7 @@ class LinearTarget(Target):
 
     def _gains(self, point: HyperPoint) -> tuple[Array, Array]:
         """Slopes and second derivatives by numbers of the loss, the cavities of the fit held."""
-        numbers = slice(self.n_prior, None)
+        numbers = self.numbers
         try:
             return gains([point.fit], self.loss_at, point.u[numbers], self.bounds[numbers])
         except FloatingPointError:  # no cavity, no gain
@@ -271,7 +255,7 @@ class LinearTarget(Target):
             by_covariance = 0.5 * (inverse @ second @ inverse - len(one.columns) * inverse)
             slopes[one.sds] = 0.0
             slopes += one.slopes(u, by_covariance)
-        slopes[self.n_prior :] = self._gains(point)[0]
+        slopes[self.numbers] = self._gains(point)[0]
         return np.asarray(slopes + self.log_prior(u)[1])
 
     def _freedom(self, point: HyperPoint) -> Array:
@@ -291,9 +275,9 @@ class LinearTarget(Target):
     def metric(self, point: HyperPoint) -> Array:
         """Minus second derivatives, about: by degrees of freedom, and with the cavities held."""
         slopes, (_, _, bent) = self.slopes(point), self.log_prior(point.u)
+        numbers = self.numbers
         metric = np.diag(np.maximum(1.0, np.abs(slopes)))  # of correlations
         metric[: self.k, : self.k] = np.diag(2.0 * self._freedom(point)) - bent[: self.k, : self.k]
-        numbers = slice(self.n_prior, None)
         metric[numbers, numbers] = -self._gains(point)[1] - bent[numbers, numbers]
         return metric
 
@@ -305,26 +289,10 @@ class LinearTarget(Target):
             there[: self.k] = 0.5 * np.log(sums / self._freedom(point))
         if self.of_loss:
             latent, _ = post.marginals_of_rows()
-            loss = self.loss_at(point.u[self.n_prior :])
+            loss = self.loss_at(point.u[self.numbers])
             loss = loss.started_beside(latent, data.y, data.weights)
-            there[self.n_prior :] = self._logs(loss)
+            there[self.numbers] = self._logs(loss)
         return there
-
-    def other_starts(self, mode: HyperPoint) -> list[Array]:
-        """Where noise is what rows leave of y whatever the prior, if that is far less.
-
-        A prior of the weights that hardly allows them makes two modes, with little and much noise.
-        """
-        scales = [name in ("variance", "scale") for name, _ in self.of_loss]
-        little = np.array(mode.u)
-        little[self.n_prior :] -= np.where(scales, LITTLE, 0.0)
-        little = np.maximum(little, self.bounds[:, 0])
-        post = self.fitted(little, LOOSEST, None) if any(scales) else None
-        if post is None:
-            return []
-        less = little.copy()
-        less[self.n_prior :] = self.jump(HyperPoint(little, math.nan, post))[self.n_prior :]
-        return [less] if (mode.u - less).max() > APART_IN_NOISE else []
 
     def _logs(self, loss: Loss) -> Array:
         """The unknowns of numbers of a loss."""
@@ -355,17 +323,6 @@ def with_blocks(
         parts.append((row.ravel(), column.ravel(), np.broadcast_to(matrix, shape).ravel()))
     row, column, data = (np.concatenate(of) for of in zip(*parts, strict=True))
     return sparse.csr_array((data, (row, column)), shape=(len(diagonal),) * 2)
-
-
-def apart(surfaces: list[Surface]) -> list[Surface]:
-    """The first of those whose modes are the same, the most probable one first."""
-    distinct: list[Surface] = []
-    for one in sorted(surfaces, key=lambda surface: -surface.mode.value):
-        far = (np.linalg.solve(other.axes, one.mode.u - other.mode.u) for other in distinct)
-        near = any(float(np.linalg.norm(z)) < APART for z in far)
-        if not near and (not distinct or one.mode.value > distinct[0].mode.value - DROP):
-            distinct.append(one)
-    return distinct
 
 
 def _silent(*what: Any) -> None:
@@ -433,7 +390,8 @@ def fit_hyper(
     strategy : {"auto", "grid", "ccd", "sobol", "eb"}, default="auto"
         At which values of the hyper-parameters EP is run:
 
-        - "grid": all points of a grid, for one or two hyper-parameters,
+        - "grid": all points of a grid, for one or two hyper-parameters, from the mode on until
+          the density has fallen by 8 nats,
         - "ccd": a central composite design, which has few points,
         - "sobol": 128 quasi-random points,
         - "eb", empirical Bayes: the mode alone,
@@ -578,11 +536,8 @@ def averaged(rows: Target, strategy: str, seed: int) -> IntegratedPosterior:
     m = len(rows.unknowns)
     names = tuple(one.name for one in rows.unknowns)
     if strategy == "auto":
-        # the sds of many levels are nearly normal in their logs: a design is as good as draws
-        strategy = "grid" if m <= 2 else "sobol"
-        strategy = "ccd" if rows.of_many and m > 1 else strategy
-        strategy = strategy if m <= MOST else "eb"
-        if m > MOST:
+        strategy = chosen(rows)
+        if strategy == "eb":
             warn_user(
                 f"there are {m} hyper-parameters, which are held at their mode, as strategy='eb' "
                 f"does: of more than {MOST} hardly a point of an average counts",
@@ -596,73 +551,46 @@ def averaged(rows: Target, strategy: str, seed: int) -> IntegratedPosterior:
     modes = rows.modes()
     mode = modes[0]
     _warn_of_range(rows, mode)
-    if strategy == "eb":
-        _warn_of_tails(rows, mode)
-        at = mode.u[None]
-        only = WeightedPoints([mode], np.zeros(1), at, np.ones(1), np.empty((0, m)))
-        return _mixture(rows, only, mode, names)
-
-    def fitted(u: Array, near: Any) -> HyperPoint | None:
-        return rows.point_at(u, OF_POINTS, near)
-
-    def exact(u: Array, near: Any) -> HyperPoint | None:
-        return rows.point_at(u, OF_AXES, near)
-
-    surfaces = apart([Surface.of(one, fitted, rows.slopes, rows.proper, exact) for one in modes])
-    if len(surfaces) > 1:
-        strategy = "sobol"
-    if strategy == "grid":
-        design = grid(surfaces[0])
-    elif strategy == "ccd":
-        design = composite(surfaces[0])
-    else:
-        design = drawn(surfaces, DRAWS, seed, rows.most_draws)
-    if design is None:
+    points = design(rows, modes, strategy, seed)
+    if points is None:
         raise ValueError(
             f"the posterior of {', '.join(names)} has no end, as far as fits converge: it is not "
             "proper; allowed: priors that make it so, such as HalfNormal or Exponential"
         )
     _warn_of_tails(rows, mode)
-    _warn_of_ends(rows, mode)
-    n_lost = len(design.lost)
+    if strategy != "eb":
+        _warn_of_ends(rows, mode)
+    n_lost = len(points.lost)
     if n_lost:
-        ends = rows.values(np.stack([design.lost.min(0), design.lost.max(0)]))
+        ends = rows.values(np.stack([points.lost.min(0), points.lost.max(0)]))
         where = ", ".join(
             f"{name} from {low:.3g} to {high:.3g}"
             for name, (low, high) in zip(names, ends.T, strict=True)
         )
         warn_user(
-            f"{n_lost} of {n_lost + len(design.points)} points of the average gave no fit that "
+            f"{n_lost} of {n_lost + len(points.points)} points of the average gave no fit that "
             f"converged, and are left out: {where}; a schedule with damping may help",
             ConvergenceWarning,
         )
-    mixture = _mixture(rows, design, mode, names)
-    if strategy == "sobol" and mixture.ess < FEW * min(len(design.points), DRAWS):
-        warn_user(
-            f"{mixture.ess:.0f} of {len(design.points)} points carry the average: the posterior of "
-            "the hyper-parameters is far from normal in their logs; narrower priors help, or fewer "
-            "hyper-parameters",
-            ConvergenceWarning,
-        )
-    return mixture
+    return _mixture(rows, points, mode, names)
 
 
 def _mixture(
-    rows: Target, design: WeightedPoints, mode: HyperPoint, names: tuple[str, ...]
+    rows: Target, points: WeightedPoints, mode: HyperPoint, names: tuple[str, ...]
 ) -> IntegratedPosterior:
-    values = np.array([point.value for point in design.points]) + design.log_volumes
+    values = points.logs
     # what is beside the evidence of a fit, and what that has lost to rounding
-    log_prior = values - np.array([point.fit.log_evidence for point in design.points])
+    log_prior = values - np.array([point.fit.log_evidence for point in points.points])
     kept = np.flatnonzero(values >= values.max() + math.log(LEAST))
     return IntegratedPosterior.of(
-        [design.points[k].fit for k in kept],
+        [points.points[k].fit for k in kept],
         values=values[kept],
-        points=rows.values(np.array([design.points[k].u for k in kept])),
+        points=rows.values(np.array([points.points[k].u for k in kept])),
         hyper_names=names,
         log_prior=log_prior[kept],
         n_fits=rows.n_fits,
-        nodes=rows.values(design.nodes),
-        probabilities=design.probabilities,
+        nodes=rows.values(points.nodes),
+        probabilities=points.probabilities,
         mode=rows.values(mode.u),
     )
 

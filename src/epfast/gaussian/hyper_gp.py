@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks, losses, priors
 from epfast._arrays import Array
@@ -41,7 +41,7 @@ from epfast.inference.hyper import (
     principal_axes,
 )
 from epfast.inference.report import note_weights, note_working
-from epfast.schedules import EP
+from epfast.schedules import EP, Schedule
 
 #: what hyper-parameters of a kernel may be called beside their own names: the last part of it, and
 #: these, which are powers of them
@@ -70,10 +70,10 @@ class ProcessTarget(Target):
     def __init__(
         self,
         at: Callable[[Array], ProcessPoint],
-        schedule: EP,
+        schedule: Schedule,
         unknowns: list[Unknown],
         theta: Array,
-        places: Array,
+        places: NDArray[Any],
         powers: Array,
         bounds: Array,
     ) -> None:
@@ -94,9 +94,15 @@ class ProcessTarget(Target):
         theta[self.places] = self.powers * u
         return theta
 
+    def patience(self) -> Any:
+        """A callback that ends the sweeps of a fit, or None."""
+        return None
+
     def fit_at(self, u: Array, tol: float, start: Any) -> Any:
-        here = self.at(self.theta_of(u))
-        post = here.fit(replace(self.schedule, tol=tol), start)
+        here, schedule = self.at(self.theta_of(u)), self.schedule
+        if isinstance(schedule, EP) and schedule.tol > 0.0:
+            schedule = replace(schedule, tol=tol)
+        post = here.fit(schedule, start, self.patience())
         if not trusted(post):
             return None
         self._slopes[u.tobytes()] = here.gradient(post)
@@ -119,13 +125,14 @@ class ProcessTarget(Target):
 
         mode = self.point(u, post)
         axes = principal_axes(mode, fitted, self.slopes)
-        beside = [fitted(u - axis, post) for axis in axes.T]
-        points = [one for one in beside if one is not None and one.value > -math.inf]
+        sides = [fitted(u - axis, post) for axis in axes.T]
+        points = [one for one in sides if one is not None and one.value > -math.inf]
         scales = np.array(["sd" in one.name or one.name == "scale" for one in self.unknowns])
         spread = sum((one.u - u)[scales] ** 2 for one in points)
         of_scales = float(np.max(grown(spread, 0.0), initial=0.0))
-        more = max(of_scales, change(post, [one.fit for one in points]))
-        return len(points) < len(beside) or more >= least
+        beside = [(one.fit.mean, one.fit.variance) for one in points]
+        more = max(of_scales, change(post.mean, post.variance, beside))
+        return len(points) < len(sides) or more >= least
 
 
 def at_kernel(
@@ -368,7 +375,7 @@ def fit_hyper_gp(
         here = choices.loss.with_parameters(**given) if given else choices.loss
 
         def by_loss(post: Any) -> Array:
-            slopes = post.loss_gradient() if given else {}
+            slopes = post.loss_slopes() if given else {}
             return np.array([value * float(slopes[name]) for name, value in given.items()])
 
         return at_kernel(process._replace(loss=here), K, dK, by_loss)

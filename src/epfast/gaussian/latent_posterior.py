@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from epfast import families
-from epfast._arrays import Array
+from epfast._arrays import Array, pieces
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.base import plain, with_moments
 from epfast.gaussian.engines.latents import Stack
@@ -18,13 +19,12 @@ from epfast.gaussian.engines.nested import (
     Joint,
     cavities,
     differences,
-    latents_of_rows,
     sum_of_classes,
     within,
 )
 from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
-from epfast.gaussian.problem import Problem, State
+from epfast.gaussian.problem import Problem, State, inverse_root
 from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
 from epfast.losses import Multiclass
@@ -63,11 +63,23 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         """A posterior per latent, for what does not look at the likelihood."""
         pairs = zip(self.precision, self.shift, strict=True)
         states = [State(*pair, None, 0.0, self.n_sweeps) for pair in pairs]
-        return tuple(FullPosterior(state, self.problem, False, []) for state in states)
+        known = (
+            [None] * len(states)
+            if self.known is None
+            else [(mean, root, math.nan) for mean, root in zip(*self.known[:2], strict=True)]
+        )
+        pairs = zip(states, known, strict=True)
+        return tuple(FullPosterior(one, self.problem, False, [], own) for one, own in pairs)
+
+    @property
+    def _root(self) -> Array:
+        return np.stack([part._root for part in self.parts])
 
     @cached_property
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of prior times sites, with all constants."""
+        if self.known is not None:
+            return self.known[2]
         norms = sum(with_moments(part.state).log_norm for part in self.parts)
         return float(self.state.log_scale + norms + self.problem.prior_norm)
 
@@ -162,8 +174,10 @@ class JointPosterior(LatentPosterior):
     def n_latents(self) -> int:
         return self.shift.size // len(self.problem.prior.shift)
 
-    # of the weights of all classes
-    _root = FullPosterior._root
+    @cached_property
+    def _root(self) -> Array:
+        """The root of the covariance of all classes, as that of a FullPosterior."""
+        return inverse_root(self.precision) if self.known is None else self.known[1]
 
     @cached_property
     def covariance(self) -> Array:
@@ -174,6 +188,8 @@ class JointPosterior(LatentPosterior):
 
     @cached_property
     def mean(self) -> Array:
+        if self.known is not None:
+            return self.known[0]
         return np.asarray(self._root @ (self._root.T @ self.shift)).reshape(self.n_latents, -1)
 
     @property
@@ -185,8 +201,15 @@ class JointPosterior(LatentPosterior):
 
     def _between(self, rows: Any, offset: Any = None) -> tuple[Array, Array]:
         """Mean (n, C) and covariance (n, C, C) of the latents of rows. O(n (C d)^2)."""
+        n, count = rows.shape[0], self.n_latents
+        h, S = np.empty((n, count)), np.empty((n, count, count))
+        roots = self._root.reshape(*self.mean.shape, -1)
         with np.errstate(over="ignore", invalid="ignore"):
-            h, S = latents_of_rows(rows, self.mean.ravel(), self.covariance, self.n_latents)
+            for part in pieces(n, count * roots[0].shape[1]):
+                block = rows[part].toarray() if hasattr(rows, "indptr") else rows[part]
+                h[part] = block @ self.mean.T
+                halves = np.stack([block @ root for root in roots], axis=1)
+                S[part] = halves @ halves.swapaxes(1, 2)
         finite(h, S)
         return shifted(h, offset, 2), S
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
@@ -23,11 +24,13 @@ from epfast.gaussian.problem import (
     Problem,
     State,
     data_of,
+    inverse_of,
     inverse_root,
     is_proper,
     log_determinant,
     raised,
     sum_of_sites,
+    uncentered,
     with_ones,
 )
 from epfast.gaussian.sources import answers, check_columns, rows_of
@@ -44,6 +47,7 @@ def finite(
         raise ValueError(error)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearPosterior(GaussianPosterior):
     """A Gaussian posterior over the weights of a linear model: what all kinds share.
 
@@ -67,6 +71,9 @@ class LinearPosterior(GaussianPosterior):
     """
 
     quantity: ClassVar[tuple[str, str]] = ("coefficient", "term")
+    #: of an :meth:`uncentered` one its mean, the root of its covariance, and its log evidence, of
+    #: which precision and shift have lost digits
+    known: tuple[Array, Array, float] | None = None
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -123,6 +130,8 @@ class LinearPosterior(GaussianPosterior):
         A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1; of
         hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
         """
+        if self.known is not None:
+            return self.known[2]
         moments = self._moments
         return float(moments.log_scale + moments.log_norm + self.problem.prior_norm)
 
@@ -208,7 +217,12 @@ class LinearPosterior(GaussianPosterior):
             prior=raised(before.prior, level),
             base=raised(before.base, level),
         )
-        post: Self = replace(self, state=self._raised_state(level), problem=problem)
+        kept = self.known
+        if kept is not None:
+            mean = kept[0].copy()
+            mean[..., -1] += level
+            kept = mean, *kept[1:]
+        post: Self = replace(self, state=self._raised_state(level), problem=problem, known=kept)
         known = {"log_evidence": self.log_evidence}
         known |= {name: one for name, one in vars(self).items() if name == "_root"}
         vars(post).update(known)
@@ -216,6 +230,48 @@ class LinearPosterior(GaussianPosterior):
 
     def _raised_state(self, level: float) -> Any:
         return raised(self.state, level)
+
+    @property
+    def _root(self) -> Array:
+        """A root of the covariance, an upper triangle, or one of each of several latents."""
+        raise NotImplementedError
+
+    def uncentered(self, center: Array, data: Data) -> Self:
+        """The posterior of rows, from that of the rows less a center, (d - 1,).
+
+        Natural parameters of rows k standard deviations from 0 lose 2 log10(k) digits. Moments lose
+        half of them, so that they are kept. Not in the n x n form, nor of a diagonal covariance.
+
+        data: the rows, with the ones of the intercept, or none.
+        """
+        before, row = self.problem, np.append(center, 0.0)
+        mean, root = self.mean.copy(), self._root.copy()
+        mean[..., -1] -= mean @ row
+        by_latent = root.reshape(*mean.shape, -1)
+        by_latent[..., -1, :] -= row @ by_latent
+        blocks = [linalg.rq(block, mode="r") for block in root.reshape(-1, *root.shape[-2:])]
+        problem = before._replace(
+            data=data,
+            prior=uncentered(before.prior, center),
+            base=uncentered(before.base, center),
+            center=center if before.center is None else center + before.center,
+        )
+        known = mean, np.reshape(blocks, root.shape), self.log_evidence
+        return replace(self, state=uncentered(self.state, center), problem=problem, known=known)
+
+    def recentered(self) -> Self:
+        """The posterior of the rows less the center from which an uncentered one was made."""
+        problem, mean = self.problem, self.mean.copy()
+        center: Any = problem.center
+        row, root = np.append(center, 0.0), self._root.copy()
+        mean[-1] += row @ mean
+        root[-1] += row @ root
+        precision, data = inverse_of(root @ root.T), problem.data
+        if data.X is not None:
+            data = data._replace(X=data.X - row)
+        state = self.state._replace(precision=precision, shift=precision @ mean)
+        problem = problem._replace(data=data, center=np.zeros(len(center)))
+        return replace(self, state=state, problem=problem, known=None)
 
     def _with_rows(self, X: Any = None, y: Any = None) -> Self:
         """The posterior with its rows, known or given."""
@@ -585,7 +641,7 @@ class FullPosterior(LinearPosterior):
     @cached_property
     def _root(self) -> Array:
         """(d, d), an upper triangle R with R R' the covariance. O(d^3), once."""
-        return inverse_root(self.precision)
+        return inverse_root(self.precision) if self.known is None else self.known[1]
 
     @property
     def log_volume(self) -> float:
@@ -595,15 +651,15 @@ class FullPosterior(LinearPosterior):
     @property
     def unknown_order(self) -> int:  # type: ignore[override]
         known = "log_evidence" in vars(self) or "_moments" in vars(self)
-        return 0 if known else int(self.shift.size)
+        return 0 if known or self.known is not None else int(self.shift.size)
 
     @property
     def _has_root_alone(self) -> bool:
-        return "_root" in vars(self) and "_moments" not in vars(self)
+        return self.known is not None or ("_root" in vars(self) and "_moments" not in vars(self))
 
     @cached_property
     def mean(self) -> Array:
-        return np.asarray(self._moments.mean)
+        return np.asarray(self._moments.mean) if self.known is None else self.known[0]
 
     @cached_property
     def variance(self) -> Array:
@@ -703,7 +759,7 @@ class FullPosterior(LinearPosterior):
 
     def with_more_rows(self, state: Any, problem: Problem, **parts: Any) -> FullPosterior:
         """The posterior of more rows, with other fields."""
-        return replace(self, state=state, problem=problem, **parts)
+        return replace(self, state=state, problem=problem, **{"known": None} | parts)
 
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
         """Remove the sites of some rows from the posterior, exactly. The other sites stay.
@@ -732,7 +788,7 @@ class FullPosterior(LinearPosterior):
         if state is None:
             raise ValueError("rows leave an improper posterior behind; allowed: other rows")
         kept = rest if self.problem.has_rows else rest.without_rows()
-        return replace(self, state=state, problem=kept, converged=False)
+        return replace(self, state=state, problem=kept, converged=False, known=None)
 
     def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
         """The state of the rows that are left. None: it is improper."""

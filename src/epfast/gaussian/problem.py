@@ -230,7 +230,7 @@ class Problem(NamedTuple):
             if self.batch_size is not None and allowed and not isinstance(self.scheme, Laplace):
                 first = "use scheme='laplace', or 'exact' with batch_size=None; or "
         return (
-            f"{first}standardise the columns of X, narrow the prior (prior_variance), damp the "
+            f"{first}narrow the prior (prior_variance), standardise the columns of X, damp the "
             "sweeps (EP(damping=0.5)) or allow more of them"
         )
 
@@ -464,6 +464,33 @@ def raised_sites(sites: Sites, level: float) -> Sites:
         else:
             shift[:, -1] += level * own
     return Sites(precision, shift, sites.log_scale - level * (before + 0.5 * level * own))
+
+
+def uncentered(state: State, center: Array) -> State:
+    """A state, or a prior, of the weights of rows, from one of rows less a center, (d - 1,).
+
+    The last weight is the intercept. Sites of latent values stay as they are.
+    """
+    row, sites = np.append(center, 0.0), state.sites
+
+    def of_origin(precision: Array, shift: Array) -> tuple[Array, Array]:
+        """Turn blocks (..., d, d), or (C d, C d), and vectors (..., d), or (C d,)."""
+        shape, count = precision.shape, precision.shape[-1] // len(row)
+        if count > 1:
+            precision = precision.reshape(2 * (count, len(row))).swapaxes(1, 2)
+            shift = shift.reshape(count, -1)
+        edge, own = precision[..., -1:, :], precision[..., -1:, -1:]
+        precision = precision + (row[:, None] * edge + precision[..., -1:] * row)
+        precision += own * np.outer(row, row)
+        shift = shift + row * shift[..., -1:]
+        if count > 1:
+            precision, shift = precision.swapaxes(1, 2).reshape(shape), shift.ravel()
+        return precision, shift
+
+    if sites is not None and sites.precision.ndim == 3:
+        sites = Sites(*of_origin(*sites[:2]), sites.log_scale)
+    precision, shift = of_origin(state.precision, state.shift)
+    return state._replace(precision=precision, shift=shift, sites=sites)
 
 
 def cross_terms(precision: Any, center: Array) -> Any:

@@ -483,12 +483,12 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         given, R = matrices_of(dK, (n, n)), self._other_matrix()
         return np.array([contracted(self.alpha, R, matrix) for matrix in given])
 
-    def loss_gradient(self) -> dict[str, Any]:
-        """The gradient of the base class, in closed form for Gaussian noise."""
+    def loss_slopes(self) -> dict[str, Any]:
+        """The slopes of the base class, in closed form for Gaussian noise."""
         loss: Any = self.loss
         rows = loss.exact_sites(self.problem.data.y) if self.is_exact else None
         if rows is None:
-            return super().loss_gradient()
+            return super().loss_slopes()
         tau = self.state.sites.precision
         # sum of d log t_i / d log variance, in the mean over the posterior
         counts = tau > 0.0
@@ -656,7 +656,12 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
 
         As :meth:`epfast.GPPosterior.log_evidence_gradient`.
         """
+        gradient = self.slopes_by_kernel(dK)
         learning.note_residual(self.residual)
+        return gradient
+
+    def slopes_by_kernel(self, dK: Any) -> Array:
+        """As :meth:`log_evidence_gradient`, without a word on the residual; for searches."""
         n = self.problem.n_rows
         pairs = [(part.alpha, part._other_matrix()) for part in self.parts]
         return np.array(

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
-import scipy
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, special
 
@@ -18,6 +17,7 @@ from epfast._arrays import Array
 from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.prior_sites import ByRows, DualState, ShrunkState, WeightEngine
+from epfast.gaussian.held import gains
 from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.problem import (
     MOST_BYTES,
@@ -29,10 +29,10 @@ from epfast.gaussian.problem import (
 )
 from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
 from epfast.inference.certificates import Check
+from epfast.inference.hyper import HyperPoint, Target, Unknown
 from epfast.inference.importance import Proposal, smoothed
-from epfast.inference.loop import FAILURES
 from epfast.inference.runtime import cached_property
-from epfast.losses import Prior, SpikeAndSlab
+from epfast.losses import Loss, Prior, SpikeAndSlab
 from epfast.schedules import EP
 
 #: damping of the sites of rows in automatic order, beside that of the weights: of 360 fits with
@@ -223,16 +223,6 @@ def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:
 # ---- what a fit with a prior that is a site per weight returns ----
 
 
-#: largest step of the log of a parameter, or of the log odds of a share, in learning: of 108
-#: searches 19 end more than .001 nats lower with 6, and one with 24
-BOUND = 12.0
-#: parameters between 0 and 1
-SHARES = "share", "loss.share", "loss.epsilon"
-#: what a fit that fails counts as, in nats below the first: of 988 fits of these searches 14
-#: failed, and with 100 and 1e6 they end at the same priors
-FAILED = 1e4
-
-
 class ShrunkPosterior(FullPosterior):
     """A full posterior whose prior is a site per weight: spike and slab, Laplace, and others.
 
@@ -323,22 +313,19 @@ class ShrunkPosterior(FullPosterior):
             raise FloatingPointError(f"{count} of {len(visits)} cavities are improper")
         return self.prior.slopes(mean, variance)
 
-    def learned(
-        self, names: tuple[str, ...] | list[str] | None = None, *, steps: int = 50
-    ) -> ShrunkPosterior:
-        """The fit whose prior has the largest log evidence, by L-BFGS.
+    def learned(self, names: tuple[str, ...] | list[str] | None = None) -> ShrunkPosterior:
+        """The fit whose prior has the largest log evidence.
 
-        Each step is a fit that begins with the sites of the best one; fits that do not converge are
-        left out. The log evidence of sparse priors has several maxima: this is the one uphill of
-        here. A share and the variance beside it hardly differ where few weights are in.
+        The search is that of :func:`epfast.fit_hyper`, with flat priors. Fits begin with the sites
+        of the one before, and those that do not converge are left out. The log evidence of sparse
+        priors has several maxima: this is the one uphill of here. A share and the variance beside
+        it hardly differ where few weights are in.
 
         Parameters
         ----------
         names : sequence of str, optional
             Of ``prior.learnable``, and ``"loss."`` before one of ``loss.learnable``, as
             ``"loss.variance"``. None: all of the prior.
-        steps : int
-            Most fits.
 
         Returns
         -------
@@ -351,60 +338,31 @@ class ShrunkPosterior(FullPosterior):
             raise ValueError(f"names is empty; allowed: some of {', '.join(allowed)}")
         for name in chosen:
             _checks.choice("names", name, allowed)
-        _checks.integer("steps", steps, least=1)
         if not whole.converged:
             raise ValueError(
                 "the posterior has not converged, so that its log evidence says nothing; allowed: "
                 "one that has, as of another share or scale, or of more sweeps"
             )
-        # a share by its log odds, other parameters by their logs
-        shares = np.array([name in SHARES for name in chosen])
-        now = np.array([_number(whole, name) for name in chosen])
-        with np.errstate(divide="ignore"):
-            began = np.where(shares, special.logit(np.minimum(now, 1.0 - 1e-9)), np.log(now))
-        best = whole
-
-        def lost(line: Array) -> tuple[float, Array]:
-            nonlocal best
-            numbers = np.where(shares, special.expit(line), np.exp(line))
-            values = dict(zip(chosen, numbers.tolist(), strict=True))
-            post = _converged_fit(whole, values, best)
-            if post is None:
-                return FAILED - whole.log_evidence, np.zeros(len(line))
-            if post.log_evidence > best.log_evidence:
-                best = post
-            slopes = post.prior_gradient()
-            if any(name.startswith("loss.") for name in chosen):
-                slopes |= {f"loss.{name}": x for name, x in post.loss_gradient().items()}
-            along = np.array([slopes[name] for name in chosen])
-            along *= numbers * np.where(shares, 1.0 - numbers, 1.0)
-            return -post.log_evidence, -along
-
-        bounds = [(x - BOUND, min(x + BOUND, 30.0)) for x in began]
-        scipy.optimize.minimize(
-            lost,
-            began,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=bounds,
-            options={"maxfun": steps, "ftol": 1e-8, "gtol": 1e-4},
-        )
-        return best
+        return PriorTarget(whole, chosen).highest()
 
     def with_numbers(
         self,
         values: dict[str, float],
         start: ShrunkPosterior | None = None,
         warn: Callable[..., Any] = warn_of,
+        tol: float | None = None,
     ) -> ShrunkPosterior:
         """The fit of the same rows with other parameters, named as in :meth:`learned`.
 
-        The fit begins with the sites of ``start``. ``warn`` is called with the fit.
+        The fit begins with the sites of ``start``. ``warn`` is called with the fit. ``tol`` is that
+        of the schedule, if none is given.
         """
         whole = self._with_rows()
         loss = {name[5:]: x for name, x in values.items() if name.startswith("loss.")}
         prior = {name: x for name, x in values.items() if not name.startswith("loss.")}
         problem = whole.problem
+        if tol is not None:
+            problem = problem._replace(schedule=replace(problem.schedule, tol=tol))
         if loss:
             problem = problem._replace(loss=problem.loss.with_parameters(**loss))
         old = whole.prior_per_weight
@@ -542,22 +500,75 @@ class ShrunkPosterior(FullPosterior):
         )
 
 
-def _number(post: ShrunkPosterior, name: str) -> float:
-    """A parameter of the prior, or of the loss."""
-    owner = post.problem.loss if name.startswith("loss.") else post.prior
-    return float(getattr(owner, name.removeprefix("loss.")))
+# ---- the search of its prior ----
 
 
-def _converged_fit(
-    post: ShrunkPosterior, values: dict[str, float], best: ShrunkPosterior
-) -> ShrunkPosterior | None:
-    """A fit with these numbers, from the best sites or flat ones, or None if neither converges."""
-    for start in (best, None):
+#: reach of the logs of parameters, or log odds of shares, about where the search begins: of 108
+#: searches 19 end more than .001 nats lower with 6, and one with 24
+REACH = 12.0
+#: parameters between 0 and 1, and the largest of them
+SHARES, LARGEST_SHARE = ("share", "loss.share", "loss.epsilon"), 1.0 - 1e-9
+
+
+class PriorTarget(Target):
+    """The log evidence by numbers of a prior per weight and of the loss, which have no priors."""
+
+    def __init__(self, post: ShrunkPosterior, names: tuple[str, ...]) -> None:
+        """names: as in :meth:`ShrunkPosterior.learned`. The search begins with the fit."""
+        self.post, self.names = post, names
+        self.unknowns = [Unknown(name, None) for name in names]
+        self.shares = np.array([name in SHARES for name in names])
+        self.of_loss = np.array([name.startswith("loss.") for name in names])
+        loss, prior = post.problem.loss, post.prior
+        numbers, ranges = [], []
+        for name in names:
+            own, of_loss = name.removeprefix("loss."), name.startswith("loss.")
+            numbers.append(getattr(loss if of_loss else prior, own))
+            most = LARGEST_SHARE if name in SHARES else math.inf
+            ranges.append(loss.range_of(own) if of_loss else (0.0, most))
+        self.ends = self._unknowns(np.transpose(ranges)).T
+        start = np.clip(self._unknowns(np.array(numbers)), *self.ends.T)
+        self.starts = [start]
+        self.bounds = np.clip(self.ends, start[:, None] - REACH, start[:, None] + REACH)
+
+    def _unknowns(self, numbers: Array) -> Array:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.shares, special.logit(numbers), np.log(numbers))
+
+    def values(self, u: Array, which: Any = slice(None)) -> Array:
+        """The hyper-parameters of unknowns, all of them or some."""
+        return np.where(self.shares[which], special.expit(u), np.exp(u))
+
+    def _loss_at(self, u: Array) -> Loss:
+        """The loss with numbers of these unknowns."""
+        names = [name[5:] for name in self.names if name.startswith("loss.")]
+        values = dict(zip(names, self.values(u, self.of_loss).tolist(), strict=True))
+        loss: Loss = self.post.problem.loss.with_parameters(**values)
+        return loss
+
+    def fit_at(self, u: Array, tol: float, start: Any) -> Any:
+        if start is None and np.array_equal(u, self.starts[0]):
+            return self.post
+        named = dict(zip(self.names, self.values(u).tolist(), strict=True))
+        post = self.post.with_numbers(named, start, lambda *fit: None, tol)
+        return post if post.converged else None
+
+    def slopes(self, point: HyperPoint) -> Array:
+        u, post, some = point.u, point.fit, self.of_loss
         try:
-            # what does not converge is left out, unsaid
-            tried = post.with_numbers(values, start, warn=lambda *fit: None)
-        except FAILURES:
-            continue
-        if tried.converged:
-            return tried
-    return None
+            by_prior = post.prior_gradient()
+            slopes = np.array([by_prior.get(name, 0.0) for name in self.names])
+            slopes *= self.values(u) * np.where(self.shares, 1.0 - self.values(u), 1.0)
+            if some.any():
+                slopes[some] = gains([post], self._loss_at, u[some], self.bounds[some])[0]
+        except FloatingPointError:  # no cavity, no slope
+            return np.full(len(u), math.nan)
+        return slopes
+
+    def highest(self) -> ShrunkPosterior:
+        """The fit at the mode, by the schedule of the one that it began with."""
+        mode = self.modes()[0]
+        found: ShrunkPosterior = mode.fit
+        if found is not self.post:
+            found = self.fitted(mode.u, self.post.problem.schedule.tol, found) or found
+        return found

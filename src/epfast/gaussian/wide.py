@@ -34,6 +34,8 @@ WORK, NUMBERS = 1 << 29, 1 << 20
 #: the log evidence of 16 fits of 30 rows and 60 columns is 4e-5 nats off at 2e6, .009 at 2e7, and
 #: .5 at 2e8
 FAR = 1e7
+#: variances are multiples of others if their ratios are equal, to rounding
+SAME = 1e-14
 
 
 # ---- products of rows ----
@@ -64,13 +66,18 @@ def diagonal_products(rows: Any, others: Any) -> Array:
     return np.asarray(np.einsum("ij,ij->i", rows, others))
 
 
-def gram(X: Any, variance: Array | None) -> Array:
-    """X diag(variance) X', (n, n), from the nonzeros of a CSR matrix. None: variances of 1."""
+def gram(X: Any, variance: Array | None, center: Array | None = None) -> Array:
+    """X diag(variance) X', (n, n), from the nonzeros of a CSR matrix. None: variances of 1.
+
+    center: (d,), is taken from dense rows.
+    """
     if hasattr(X, "indptr"):
         return products(X if variance is None else X.multiply(variance).tocsr(), X)
     result = np.zeros((X.shape[0], X.shape[0]))
     for part in _columns(X, X.shape[0]):
         block = np.asarray(X[:, part], dtype=np.float64)
+        if center is not None:
+            block = block - center[part]
         if variance is not None:
             block = block * np.sqrt(variance[part])
         result += np.dot(block, block.T)
@@ -176,16 +183,18 @@ class WideRows:
         X: Any,
         intercept: bool,
         center: Array | None = None,
-        remembered: Array | None = None,
+        remembered: tuple[Array, Array | None] | None = None,
     ) -> None:
         #: center: where the intercept has its prior, see :func:`epfast.gaussian.problem.prior_of`
         self.X, self.intercept, self.center = X, intercept, center
-        #: X X' without the intercept, if it is kept for other prior variances
+        #: variances V of the weights but the intercept, and X V X', of dense rows about the center,
+        #: kept for multiples of them
         self.remembered = remembered
         self._prior: WeightPrior | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"remembered": None, "_prior": None}
+        known = None if self.remembered is None else (self.remembered[0], None)
+        return self.__dict__ | {"remembered": known, "_prior": None}
 
     def prior(self, prior: State) -> WeightPrior:
         """The prior of the weights; the last one is kept."""
@@ -197,11 +206,11 @@ class WideRows:
         """Other rows, under the same prior."""
         return WideRows(X, self.intercept, self.center)
 
-    def remembering(self) -> WideRows:
-        """The same, with X X' at hand for any common prior variance. O(n^2 d)."""
+    def remembering(self, variance: Array) -> WideRows:
+        """The same, with X V X' at hand for multiples of these prior variances. O(n^2 d)."""
         with np.errstate(over="ignore", invalid="ignore"):
-            kernel = gram(self._features(), None)
-            return WideRows(self.X, self.intercept, self.center, kernel)
+            known = variance, self._gram(variance)
+            return WideRows(self.X, self.intercept, self.center, known)
 
     def columns(self) -> Any:
         """X', whose rows are at hand."""
@@ -210,8 +219,16 @@ class WideRows:
     def _features(self) -> Any:
         return self.X[:, :-1] if self.intercept else self.X
 
+    def _gram(self, variance: Array | None) -> Array:
+        """X S X' without the intercept. Dense rows are about the center.
+
+        Products about 0 of rows far from it lose the digits of their differences.
+        """
+        rows = self._features()
+        return gram(rows, variance, None if hasattr(rows, "indptr") else self.center)
+
     def kernel(self, prior: State) -> KernelMatrix:
-        """The prior covariance of the rows. O(n^2 d), or O(n^2) for a common prior variance."""
+        """The prior covariance of the rows. O(n^2 d), of multiples of known variances O(n^2)."""
         with np.errstate(over="ignore", invalid="ignore"):
             array = self._kernel(prior)
         if not np.isfinite(array).all():
@@ -224,13 +241,14 @@ class WideRows:
             return np.ascontiguousarray(0.5 * (array + array.T))
         variance = 1.0 / prior.precision
         common = variance[: len(variance) - self.intercept]
-        if (common == common[0]).all():
-            array = gram(self._features(), None) if self.remembered is None else self.remembered
-            array = common[0] * array
-            array = array + variance[-1] if self.intercept else array
+        known, kernel = self.remembered or (np.ones_like(common), None)
+        times = common / known
+        if np.abs(times - times[0]).max() <= SAME * times[0]:
+            array = times[0] * (self._gram(known) if kernel is None else kernel)
         else:
-            array = gram(self.X, variance)
-        if self.center is not None:  # K - r 1' - 1 r' + a
+            array = self._gram(common)
+        array = array + variance[-1] if self.intercept else array
+        if self.center is not None and hasattr(self.X, "indptr"):  # K - r 1' - 1 r' + a
             along = common * self.center
             r = np.asarray(self._features() @ along, dtype=np.float64)
             array -= r[:, None] + r - self.center @ along

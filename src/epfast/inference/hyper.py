@@ -7,9 +7,11 @@ over u, the logs of the hyper-parameters, a caller says.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -31,41 +33,46 @@ ROUNDING = 4e-15
 #: most steps, the longest one along a principal axis, shares of it that are tried, the shortest
 #: jump, and the gain in nats below which a search ends, by its metric and by that of the target
 STEPS, LONGEST, SHARES, JUMP, GAIN, NEARLY = 100, 1.5, 0.5 ** np.arange(12.0), 0.5, 1e-8, 1e-6
+#: points without a fit after which a search ends: along the edge of what converges it gains little
+MOST_LOST = 20
 #: share of the curvature to which a step may lower it: Powell's damping of BFGS
 BENDS = 0.1
 #: gain in nats of one more step that a search may leave without a word
 LEFT = 0.01
+#: names of scales of noise, whose logs are another start if they are so far below: at half of the
+#: sd, with half of the rows as degrees of freedom
+NOISE, APART_IN_NOISE = ("sd", "variance", "scale"), math.log(2.0)
 #: no curvature, and more than the rounding of a logarithm
 TINY, ROUNDING_OF_LOG = 1e-300, 1e-12
-#: step of differences of slopes, and least curvature: a sd of 4.5 of a log. With steps of .03 and
-#: .3 the log evidence of 12 fits with one group changes by 7e-6 and 5e-5 nats at most
-STEP, FLATTEST = 0.1, 0.05
-#: least and largest sd of a half of the density, in that of its curvature: the 12 fits are the same
-#: with .7 and 1.5
-SIDES = (0.3, 4.0)
-#: grids: steps of one hyper-parameter, and of two, in sd of their sides. The fall of the log
-#: density where they end, and most steps on a side. With steps of one of .5 and 2 the 12 fits have
-#: 453 and 200 points in place of 288, and their log evidence changes by .002 and .03 nats at most,
-#: by 4e-5 with falls of 4, and by nothing with 10. With 10 steps nine of the 12 fail. With steps of
-#: two of .4, .75 and 1.2 the log evidence of five other fits changes by .004, .003 and .008 nats at
-#: most, means of weights by .026, .015 and .04 sd
-STEP_OF_ONE, STEP_OF_TWO, DROP, MOST = 1.0, 1.0, 7.0, 40
-#: the fall beyond that to which a point of a grid is fitted, which axes alone predict: with .5 and
-#: 5 the log evidence changes by 2e-4 and 4e-5 nats at most
-MARGIN = 2.0
-#: degrees of freedom of what points are drawn from: with 3 and 12 the log evidence changes by .002
-#: and .003 nats at most
+#: tolerances of the fits of an average's points, and of those of which its axes are differences:
+#: averages of three models change by 1e-4 sd at most, and with 1e-4 for all points by 4e-6 sd in
+#: 1.4 times the time
+OF_POINTS, OF_AXES = 2e-3, 1e-4
+#: of a grid: its spacing at first, in sd of its sides, the fall of the log density where it ends,
+#: and the gap of its sum to that of a surface through its points at which it is fine enough. Of 367
+#: models of one to three rows a level none has a sd 5 % off, with 1 and .05 two, and with 1.3 and
+#: .05 two. With a fall of 6 in place of 8 sds of two rows a level are up to 7 % low
+SPACING, DROP, GAP = 1.2, 8.0, 0.01
+#: distance of points from the mode beyond which a density has no end, and how many of them make a
+#: grid that gets no finer: beside an end of a prior it would never be fine enough
+FARTHEST, MOST_POINTS = 40.0, 200
+#: modes are different from so many sd on: those of 96 processes of 10 to 30 rows are the same to
+#: .01 in 72 of them, 1.3 sd apart in one, and 3.2 or more in 23. Less probable ones count where
+#: points of a grid would, see DROP
+APART = 2.0
+#: more hyper-parameters than these are not averaged over: of 1,024 points 417 count with 10
+MOST = 8
+#: degrees of freedom of what points are drawn from
 DF = 6.0
 #: share of the points that are to count, where more may be drawn: of processes with 0.5 and 0.6 the
 #: sds of noise were 25 %, of length scales 35 % off with 128 points, and up to 19 and 5 % with 512
 ENOUGH = 0.75
-#: nodes on an axis of a density between the points of a grid, of one hyper-parameter and of two:
-#: the log evidence of the 12 fits is the same with half or twice as many of the first
-NODES = (400, 120)
 #: points that are drawn: with 128 sds of sds are within 3 % of those of 1,024 (hyper.md, 2)
 DRAWS = 128
-#: draws of the density between points of more: twice as many change no sd by 1 %
-FINE = 4096
+#: share of the points that count below which draws are not trusted. Of 512 points of processes 41
+#: to 83 counted in four of 32 fits of 20 and 50 rows, whose averages gained .006 to 4e6 nats a
+#: held-out row over the mode
+FEW = 0.2
 
 
 class HyperPoint(NamedTuple):
@@ -91,12 +98,23 @@ class WeightedPoints(NamedTuple):
     #: where there was no fit, (l, m)
     lost: Array
 
+    @property
+    def logs(self) -> Array:
+        """Logs of what the points weigh, (k,)."""
+        return np.array([point.value for point in self.points]) + self.log_volumes
+
+    @property
+    def ess(self) -> float:
+        """How many points would count as much, if all weighed the same."""
+        return float(1.0 / (_normal(self.logs) ** 2).sum())
+
 
 class Unknown(NamedTuple):
     """A hyper-parameter."""
 
     name: str
-    prior: priors.Scale | priors.LKJ
+    #: None: flat over the logarithm, so that the density is the evidence
+    prior: priors.Scale | priors.LKJ | None
     #: the columns whose prior sd it is. None: a correlation, or a number of the loss
     columns: NDArray[np.intp] | None = None
     #: of a correlation: effects that are correlated after the first of its two
@@ -105,7 +123,7 @@ class Unknown(NamedTuple):
     @property
     def most(self) -> float:
         """No value is above this."""
-        return math.inf if isinstance(self.prior, priors.LKJ) else self.prior.most
+        return self.prior.most if isinstance(self.prior, priors.Scale) else math.inf
 
     @property
     def log_most(self) -> float:
@@ -114,6 +132,8 @@ class Unknown(NamedTuple):
 
     def log_density(self, u: float) -> tuple[float, float, float]:
         """Log of the prior over u, its slope and second derivative."""
+        if self.prior is None:
+            return 0.0, 0.0, 0.0
         if isinstance(self.prior, priors.LKJ):
             return self.prior.of_partial(u, self.others)
         value, slope = self.prior.over_log(u)
@@ -125,10 +145,23 @@ class Target:
 
     #: unknowns that are sds of groups of weights, which come first
     k = 0
+    #: unknowns that are numbers of the likelihood, where jumps tell them
+    numbers = slice(0, 0)
+    #: the logs of scales of noise are so far below a mode where rows tell what they leave of y
+    little = math.log(1e3)
     #: whether a group has so many levels that its sds are nearly normal in their logs
     of_many = False
     #: points that are drawn where few of the first ones count
     most_draws = DRAWS
+    #: the finest tolerance of the fits of a search, and the gains in nats below which it ends, by
+    #: its metric and by that of the target
+    finest, enough, nearly = FINEST, GAIN, NEARLY
+    #: tolerance of a fit over the step that it follows, or over the square of a small one
+    share = SHARE
+    #: tolerances of the fits of an average's points, and of those of which its axes are differences
+    of_points, of_axes = OF_POINTS, OF_AXES
+    #: whether the metric is that of second derivatives, so that steps are Newton's
+    knows_curvature = False
     n_fits = 0
     unknowns: list[Unknown]
     #: where searches begin, (m,) each
@@ -163,7 +196,7 @@ class Target:
     @property
     def proper(self) -> bool:
         """Whether the priors have an end, so that the posterior has one."""
-        return not any(isinstance(one.prior, priors.Flat) for one in self.unknowns)
+        return not any(isinstance(one.prior, priors.Flat | None) for one in self.unknowns)
 
     def ended(self, u: Array) -> bool:
         """Whether the range of a hyper-parameter ends before u."""
@@ -176,6 +209,10 @@ class Target:
         terms = np.array([one.log_density(at) for one, at in pairs])
         values, slopes, bent = terms.reshape(-1, 3).T
         return -math.inf if self.ended(u) else float(values.sum()), slopes, np.diag(bent)
+
+    def error(self, point: HyperPoint, tol: float) -> float:
+        """What the value of a fit to a tolerance is off, in nats: by that, and by rounding."""
+        return tol**2 + ROUNDING * float(np.abs(point.fit.sites.log_scale).sum())
 
     def fitted(self, u: Array, tol: float, near: Any) -> Any:
         """The posterior at u, from a start or without one, or None if neither converges."""
@@ -199,14 +236,7 @@ class Target:
 
     def modes(self) -> list[HyperPoint]:
         """Local maxima, from each start; the most probable one first."""
-        found = self._climbed(self.starts)
-        found += self._climbed(self.other_starts(found[0].point)) if found else []
-        if not found:
-            raise FloatingPointError(
-                "no fit converges where the search of the hyper-parameters begins; try other "
-                "priors, or a schedule with damping"
-            )
-        found.sort(key=lambda one: -one.point.value)
+        found = self.found()
         if found[0].left > LEFT:
             warn_user(
                 f"the search of the hyper-parameters ended before their mode, which may have "
@@ -216,12 +246,38 @@ class Target:
             )
         return [one.point for one in found]
 
+    def found(self) -> list[SearchEnd]:
+        """Where searches from each start end; the most probable one first."""
+        found = self._climbed(self.starts)
+        found += self._climbed(self.other_starts(found[0].point)) if found else []
+        if not found:
+            raise FloatingPointError(
+                "no fit converges where the search of the hyper-parameters begins; try other "
+                "priors, or a schedule with damping"
+            )
+        found.sort(key=lambda one: -one.point.value)
+        return found
+
     def _climbed(self, starts: list[Array]) -> list[SearchEnd]:
         return [end for end in (climbed(self, start) for start in starts) if end is not None]
 
     def other_starts(self, mode: HyperPoint) -> list[Array]:
-        """Where another mode than a first one may be."""
-        return []
+        """Where noise is what rows leave of y whatever the prior, if that is far less.
+
+        A prior of the weights that hardly allows them makes two modes, with little and much noise.
+        """
+        numbers, little = self.numbers, np.array(mode.u)
+        is_noise = np.array([one.name in NOISE for one in self.unknowns[numbers]], dtype=bool)
+        if not is_noise.any():
+            return []
+        little[numbers] -= np.where(is_noise, self.little, 0.0)
+        little = np.maximum(little, self.bounds[:, 0])
+        post = self.fitted(little, LOOSEST, None)
+        jump = None if post is None else self.jump(HyperPoint(little, math.nan, post))
+        if jump is None:
+            return []
+        little[numbers] = jump[numbers]
+        return [little] if (mode.u - little).max() > APART_IN_NOISE else []
 
 
 class SearchEnd(NamedTuple):
@@ -230,6 +286,8 @@ class SearchEnd(NamedTuple):
     point: HyperPoint
     #: nats that one more step promises, beyond the error of the fit
     left: float
+    #: minus second derivatives, as far as the steps tell, (m, m)
+    metric: Array
 
 
 class Stand(NamedTuple):
@@ -238,12 +296,8 @@ class Stand(NamedTuple):
     point: HyperPoint
     slopes: Array
     tol: float
-
-    @property
-    def error(self) -> float:
-        """What the value is off, in nats: by the tolerance of the fit, and by rounding."""
-        scales = self.point.fit.sites.log_scale
-        return self.tol**2 + ROUNDING * float(np.abs(scales).sum())
+    #: of the value, in nats
+    error: float
 
 
 def climbed(target: Target, start: Array) -> SearchEnd | None:
@@ -258,32 +312,52 @@ def climbed(target: Target, start: Array) -> SearchEnd | None:
     target : Target
     start : ndarray of shape (m,)
     """
-    low, high = target.bounds.T
+    (low, high), lost = target.bounds.T, 0
 
     def look(u: Array, tol: float, near: Any) -> Stand | None:
+        nonlocal lost
         point = target.point_at(u, tol, near)
+        lost += point is None
         if point is None or not math.isfinite(point.value):
             return None
         slopes = target.slopes(point)
-        return Stand(point, slopes, tol) if np.isfinite(slopes).all() else None
+        known = np.isfinite(slopes).all()
+        return Stand(point, slopes, tol, target.error(point, tol)) if known else None
 
     def reached(here: Stand, step: Array) -> Stand | None:
         size = float(np.abs(step).max())
-        tol = min(max(SHARE * size * min(size, 1.0), FINEST), LOOSEST)
+        tol = min(max(target.share * size * min(size, 1.0), target.finest), LOOSEST)
         there = look(here.point.u + step, tol, here.point.fit)
-        if there is None or here.point.value - there.point.value > here.error + there.error:
+        if there is None:
+            return None
+        # rounding of the data tells in values, too
+        fall = here.point.value - there.point.value
+        if fall > here.error + there.error + GAIN:
             return None
         return there
+
+    def metric_at(point: HyperPoint) -> Array:
+        """The metric of the target with positive curvatures, which BFGS keeps positive."""
+        values, vectors = np.linalg.eigh(target.metric(point))
+        return np.asarray(vectors * np.maximum(np.abs(values), TINY) @ vectors.T)
 
     here = look(np.clip(start, low, high), LOOSEST, None)
     if here is None:
         return None
-    highest, metric, jumps, gain = here, target.metric(here.point), True, 0.0
+    highest, metric, jumps, gain, size = here, metric_at(here.point), True, 0.0, math.inf
     for _ in range(STEPS):
         u, slopes = here.point.u, here.slopes
         free = np.where(slopes > 0.0, u < high, u > low)
         uphill, gain = _uphill(metric, slopes, free)
-        aims = [u + share * uphill for share in SHARES if gain > GAIN]
+        last, size = size, float(np.abs(uphill).max(initial=0.0))
+        if here.tol > max(size, target.finest):  # slopes are rougher than the step
+            finer = look(u, max(target.share * size, target.finest), here.point.fit)
+            if finer is not None:
+                here = finer
+                continue
+        if here.tol <= target.finest and target.finest > size > 0.5 * last:
+            break  # what is left is the error of fits
+        aims = [u + share * uphill for share in SHARES if gain > target.enough]
         jump = target.jump(here.point) if jumps else None
         jumps = jump is not None and np.abs(np.clip(jump, low, high) - u).max() > JUMP
         aims = [jump, *aims] if jump is not None and jumps else aims
@@ -295,20 +369,30 @@ def climbed(target: Target, start: Array) -> SearchEnd | None:
             jumps = False
         if there is not None:
             fall = slopes - there.slopes
-            metric = target.metric(there.point) if jumps else _bent(metric, step, fall)
+            if jumps or target.knows_curvature:
+                metric = metric_at(there.point)
+            if not target.knows_curvature:
+                metric = _bent(metric, step, fall)
         else:
             # rough slopes may not lead uphill, and a metric of far steps may promise too little
-            exact = look(u, FINEST, here.point.fit) if here.tol > FINEST else None
-            there, metric = exact or here, target.metric((exact or here).point)
-            gain = _uphill(metric, there.slopes, free)[1]
-            if exact is None and (aims or gain <= NEARLY):
+            finest = target.finest
+            exact = look(u, finest, here.point.fit) if here.tol > finest else None
+            there = exact or here
+            plain = metric_at(there.point)
+            gain = _uphill(plain, there.slopes, free)[1]
+            flat = not aims and gain <= target.nearly
+            if exact is None and (aims or flat):
                 break
+            metric = metric if flat else plain
+        if lost > MOST_LOST:
+            here = there
+            break
         here = there
         highest = max(highest, here, key=lambda one: one.point.value)
-    if highest.point.value > here.point.value + here.error + highest.error:
-        exact = look(highest.point.u, FINEST, highest.point.fit)
+    if highest.point.value > here.point.value + here.error + highest.error + GAIN:
+        exact = look(highest.point.u, target.finest, highest.point.fit)
         here = here if exact is None else max(here, exact, key=lambda one: one.point.value)
-    return SearchEnd(here.point, max(gain - here.error, 0.0))
+    return SearchEnd(here.point, max(gain - here.error, 0.0), metric)
 
 
 def _uphill(metric: Array, slopes: Array, free: NDArray[np.bool_]) -> tuple[Array, float]:
@@ -350,22 +434,21 @@ def principal_axes(
     slopes : callable
         Of the value at a point, by u.
     """
-    m = len(mode.u)
+    m, length = len(mode.u), 0.1
     bent = np.zeros((m, m))
-    for k, step in enumerate(STEP * np.eye(m)):
+    for k, step in enumerate(length * np.eye(m)):
         sides = [fitted(mode.u + by, mode.fit) for by in (-step, step)]
         # a range may end there
         usable = [one is not None and one.value > -math.inf for one in sides]
         here: list[Any] = [one if held else mode for one, held in zip(sides, usable, strict=True)]
-        width = STEP * sum(usable)
-        bent[k] = (slopes(here[0]) - slopes(here[1])) / max(width, STEP)
+        bent[k] = (slopes(here[0]) - slopes(here[1])) / (length * max(sum(usable), 1))
     return axes_of(bent)
 
 
 def axes_of(bent: Array) -> Array:
     """Principal axes of minus second derivatives (m, m), as long as their sds."""
     values, vectors = np.linalg.eigh(0.5 * (bent + bent.T))
-    return np.asarray(vectors / np.sqrt(np.maximum(values, FLATTEST)))
+    return np.asarray(vectors / np.sqrt(np.maximum(values, 0.05)))  # a sd of 4.5 of a log at most
 
 
 def grown(spread: Any, shift: Any) -> Any:
@@ -373,21 +456,23 @@ def grown(spread: Any, shift: Any) -> Any:
     return np.sqrt(np.exp(2.0 * np.minimum(spread, 100.0)) + shift) - 1.0
 
 
-def change(post: Any, others: list[Any], share: float = 1.0) -> float:
+def change(mean: Array, variance: Array, others: list[tuple[Array, Array]]) -> float:
     """The share by which an average changes a sd, the largest one.
 
     Parameters
     ----------
-    post, others
-        With mean and variance. At the mode, and beside it on each principal axis.
-    share : float, default=1.0
-        A sd of the axis, over the distance of the others.
+    mean, variance : ndarray of shape (d,)
+        At the mode.
+    others : list
+        The same a sd beside it on each principal axis.
     """
-    pairs = [(other.mean, other.variance) for other in others]
-    moved = sum((mean - post.mean) ** 2 / post.variance for mean, _ in pairs)
-    spread = sum((0.5 * np.log(variance / post.variance)) ** 2 for _, variance in pairs)
-    more = grown(share**2 * np.asarray(spread), share**2 * np.asarray(moved))
-    return float(more.max(initial=0.0))
+    moved = sum((other - mean) ** 2 / variance for other, _ in others)
+    spread = sum((0.5 * np.log(other / variance)) ** 2 for _, other in others)
+    return float(np.max(grown(np.asarray(spread), np.asarray(moved)), initial=0.0))
+
+
+def _at(target: Target, tol: float, u: Array, near: Any) -> HyperPoint | None:
+    return target.point_at(u, tol, near)
 
 
 class Surface:
@@ -413,54 +498,76 @@ class Surface:
         self.sides = np.ones((m, 2))
 
     @classmethod
-    def of(
-        cls,
-        mode: HyperPoint,
-        fitted: Callable[[Array, Any], HyperPoint | None],
-        slopes: Callable[[HyperPoint], Array],
-        proper: bool = False,
-        exact: Callable[[Array, Any], HyperPoint | None] | None = None,
-    ) -> Self:
-        """In units of its sides. slopes: of the value at a point, by u.
-
-        exact: as fitted, of the points that make axes and sides, which are differences.
-        """
-        exact = fitted if exact is None else exact
-        surface = cls(mode, exact, principal_axes(mode, exact, slopes), proper)
+    def of(cls, target: Target, mode: HyperPoint) -> Self:
+        """In units of its sides. What makes axes and sides, which are differences, is exact."""
+        exact = partial(_at, target, target.of_axes)
+        surface = cls(mode, exact, principal_axes(mode, exact, target.slopes), target.proper)
         surface.measure()
-        surface.fitted = fitted
+        surface.fitted = partial(_at, target, target.of_points)
         return surface
+
+    def near(self, mode: HyperPoint) -> bool:
+        """Whether another mode is the same."""
+        return bool(np.linalg.norm(np.linalg.solve(self.axes, mode.u - self.mode.u)) < APART)
 
     def measure(self) -> None:
         """Find the sides, by fits, and have them as units."""
         every = range(len(self.mode.u))
         self.sides = np.array([[self._side(k, sign) for sign in (-1.0, 1.0)] for k in every])
-        self.known = [(z / self.stretch(z), point) for z, point in self.known]
+        self.known = [(self.z(point.u), point) for _, point in self.known]
 
     def _side(self, k: int, sign: float) -> float:
         """The sd of half of the density along an axis, in that of its curvature."""
         point = self.at(sign * math.sqrt(2.0) * np.eye(len(self.mode.u))[k])
         drop = np.inf if point is None else self.mode.value - point.value
-        return float(np.clip(1.0 / math.sqrt(max(drop, 1e-2)), *SIDES))
+        return float(np.clip(1.0 / math.sqrt(max(drop, 1e-2)), 0.3, 4.0))
 
-    def stretch(self, z: Array) -> Array:
-        """The length of a unit of z on its side, (m,)."""
+    def _unit(self) -> tuple[Array, Array]:
+        """The mean of the sides of each axis, and their skewness, (m,)."""
         low, high = self.sides.T
-        return np.where(z < 0.0, low, np.where(z > 0.0, high, 0.5 * (low + high)))
+        # such that places sqrt(2) from the mode are where the sides were found
+        skew = math.sqrt(2.0) / (math.sqrt(3.0) - 1.0) * (high - low) / (high + low)
+        return 0.5 * (low + high), np.clip(skew, -0.9, 0.9)
 
     def u(self, z: Array) -> Array:
-        """Unknowns u at places z (..., m)."""
-        return np.asarray(self.mode.u + (z * self.stretch(z)) @ self.axes.T)
+        """Unknowns u at places z (..., m), whose unit goes smoothly from one side to the other."""
+        unit, skew = self._unit()
+        along = unit * (z + skew * (np.sqrt(1.0 + z**2) - 1.0))
+        return np.asarray(self.mode.u + along @ self.axes.T)
+
+    def z(self, u: Array) -> Array:
+        """Places z (..., m) of unknowns u."""
+        unit, skew = self._unit()
+        w = np.linalg.solve(self.axes, (u - self.mode.u).T).T / unit + skew
+        return np.asarray((w - skew * np.sqrt(w**2 + 1.0 - skew**2)) / (1.0 - skew**2))
 
     def log_draws(self, u: Array) -> Array:
         """Log density of :func:`drawn` at u (k, m), (k,)."""
-        along = np.linalg.solve(self.axes, (u - self.mode.u).T).T
-        z = along / self.stretch(along)
+        z = self.z(u)
         return np.asarray(scipy.stats.t.logpdf(z, DF).sum(-1) - self.log_volume(z))
 
     def log_volume(self, z: Array) -> Array:
         """Logs of du / dz, (...,)."""
-        return np.asarray(np.log(self.stretch(z)).sum(-1) + self.log_axes)
+        unit, skew = self._unit()
+        sides = unit * (1.0 + skew * z / np.sqrt(1.0 + z**2))
+        return np.asarray(np.log(sides).sum(-1) + self.log_axes)
+
+    def between(self, z: Array) -> Array:
+        """Log density at z (k, m), less that of the mode, by a cubic surface through the points."""
+        m = z.shape[1]
+        at = np.array([at for at, _ in self.known])
+        values = np.array([point.value for _, point in self.known]) - self.mode.value
+        kept = values > -2.0 * DROP
+        residual = values[kept] + 0.5 * (at[kept] ** 2).sum(1)
+        smooth: Any = residual.mean()  # of hardly a point
+        if kept.sum() > m + 1:
+            degree = 2 if kept.sum() >= (m + 1) * (m + 2) else 1
+            through = scipy.interpolate.RBFInterpolator(
+                at[kept], residual, kernel="cubic", degree=degree
+            )
+            smooth = through(z)
+        # no higher than what is known
+        return np.asarray(np.minimum(smooth - 0.5 * (z**2).sum(1), values.max()))
 
     def at(self, z: Array) -> HyperPoint | None:
         """The point at z, from the nearest fit. None if there is none."""
@@ -476,78 +583,98 @@ class Surface:
         self.known.append((z, point))
         return point
 
-    def axis(self, k: int, step: float, drop: float = DROP) -> Array:
-        """Steps along an axis until the density has fallen by so much. NaN: it has no end.
 
-        One that is proper ends at the last fit, too.
+class Grid:
+    """Points of one or two hyper-parameters, at whole multiples of a spacing of each z."""
+
+    def __init__(self, surface: Surface) -> None:
+        m = len(surface.mode.u)
+        self.surface, self.spacing = surface, np.full(m, SPACING)
+        #: by their places. None: there is no fit
+        self.points: dict[tuple[int, ...], HyperPoint | None] = {(0,) * m: surface.mode}
+        one = np.eye(m, dtype=int)
+        self.steps: list[list[int]] = [*one.tolist(), *(-one).tolist()]
+
+    def design(self) -> WeightedPoints | None:
+        """The points, of equal volumes of z, and nodes between them. None: there is no end.
+
+        The sum over places is the integral of a density that is smooth on the scale of the spacing
+        (the trapezoidal rule). Where it is not that over a surface through the points, the spacing
+        of the longest axis is halved.
         """
-        unit, ends = np.eye(len(self.mode.u))[k], []
-        for sign in (-1.0, 1.0):
-            for j in range(1, MOST + 1):
-                point = self.at(sign * j * step * unit)
-                if point is None or point.value < self.mode.value - drop:
-                    break
-            if not self.proper and (point is None or not point.value < self.mode.value - drop):
-                return np.array([math.nan])
-            ends.append(j if point is not None else max(j - 1, 1))
-        return np.asarray(step * np.arange(-ends[0], ends[1] + 1))
+        if not self._filled():
+            return None
+        kept = [place for place, point in self.points.items() if point is not None]
+        m, z = len(self.spacing), np.array(kept) * self.spacing
+        volume = float(np.log(self.spacing).sum())
+        points = [point for point in self.points.values() if point is not None]
+        size = 40 if m == 1 else 8
+        inside = [(np.arange(size) + 0.5) / size - 0.5] * m
+        cell = np.stack(np.meshgrid(*inside), -1).reshape(-1, m) * self.spacing
+        dense = np.array([self._fall(place) < 2.0 * DROP for place in kept])
+        nodes = (z[dense, None] + cell).reshape(-1, m)
+        logs = self.surface.between(nodes) + self.surface.log_volume(nodes)
+        found = WeightedPoints(
+            points,
+            self.surface.log_volume(z) + volume,
+            self.surface.u(nodes),
+            _normal(logs),
+            lost_of([self.surface]),
+        )
+        integral = self.surface.mode.value + volume - math.log(size**m) + special.logsumexp(logs)
+        if abs(special.logsumexp(found.logs) - integral) < GAP or len(points) > MOST_POINTS:
+            return found
+        lengths = self.spacing * np.linalg.norm(self.surface.axes, axis=0)
+        times = np.where(np.arange(m) == lengths.argmax(), 2, 1)
+        self.spacing = self.spacing / times
+        finer = (tuple((times * place).tolist()) for place in self.points)
+        self.points = dict(zip(finer, self.points.values(), strict=True))
+        return self.design()
 
-    def falls(self, k: int, axis: Array) -> Array:
-        """The log density on an axis, less that of the mode."""
-        unit, worst = np.eye(len(self.mode.u))[k], -2.0 * DROP
-        points = [self.at(float(z) * unit) for z in axis]
-        values = [worst if one is None else one.value - self.mode.value for one in points]
-        return np.maximum(np.array(values, dtype=np.float64), worst)
+    def _filled(self) -> bool:
+        """Go on from each point within DROP of the mode to its neighbours. False: there is no end.
+
+        A line through two points tells where the next one has fallen further: it is not fitted.
+        """
+        queue = [(self._fall(place), place) for place in self.points]
+        heapq.heapify(queue)
+        while queue and queue[0][0] <= DROP:
+            _, here = heapq.heappop(queue)
+            for place in (_moved(here, step) for step in self.steps):
+                if place in self.points or self._expected(place) > DROP:
+                    continue
+                z = np.array(place) * self.spacing
+                point = self.surface.at(z) if np.abs(z).max() <= FARTHEST else None
+                if point is None and not self.surface.proper:
+                    return False
+                self.points[place] = point
+                heapq.heappush(queue, (self._fall(place), place))
+        return True
+
+    def _fall(self, place: tuple[int, ...]) -> float:
+        """How far the density is below that of the mode, in nats, and at most 2 DROP."""
+        point = self.points[place]
+        fall = math.inf if point is None else self.surface.mode.value - point.value
+        return min(fall, 2.0 * DROP)
+
+    def _expected(self, place: tuple[int, ...]) -> float:
+        """How far it falls by the steepest line through two points beside a place."""
+        falls = [0.0]
+        for step in self.steps:
+            near = _moved(place, step)
+            far = _moved(near, step)
+            if near in self.points and far in self.points:
+                falls.append(2.0 * self._fall(near) - self._fall(far))
+        return max(falls)
+
+    def holds(self, u: Array) -> bool:
+        """Whether there is a point about u."""
+        place = np.rint(self.surface.z(u) / self.spacing).astype(int)
+        return self.points.get(tuple(place.tolist())) is not None
 
 
-def grid(surface: Surface, step: float | None = None, drop: float = DROP) -> WeightedPoints | None:
-    """Points of a grid, of one or two hyper-parameters. None if the density has no end.
-
-    Parameters
-    ----------
-    surface : Surface
-    step : float, optional
-        Of the grid, in sd of its sides. By default STEP_OF_ONE, or STEP_OF_TWO.
-    drop : float
-        Nats by which the density has fallen where the grid ends.
-    """
-    m = len(surface.mode.u)
-    if step is None:
-        step = STEP_OF_ONE if m == 1 else STEP_OF_TWO
-    axes: list[Array] = [surface.axis(k, step, drop) for k in range(m)]
-    if any(np.isnan(axis).any() for axis in axes):
-        return None
-    at = np.stack(np.meshgrid(*axes, indexing="ij"), -1)
-    # as if the axes were independent: where a fit is worth its time, and what stands in for one
-    values = np.full(at.shape[:-1], surface.mode.value)
-    for k, axis in enumerate(axes):
-        values += surface.falls(k, axis).reshape([-1 if j == k else 1 for j in range(m)])
-    points: list[HyperPoint] = []
-    volumes: list[float] = []
-    # from the middle, where fits begin
-    order = sorted(np.ndindex(values.shape), key=lambda where: float((at[where] ** 2).sum()))
-    for where in order:
-        if values[where] < surface.mode.value - drop - MARGIN:
-            continue
-        point = surface.at(at[where])
-        if point is not None:
-            # a prior may end there
-            values[where] = max(point.value, surface.mode.value - 2.0 * DROP)
-            points.append(point)
-            volumes.append(float(surface.log_volume(at[where])) + m * math.log(step))
-    fine = [np.linspace(axis[0], axis[-1], NODES[m - 1]) for axis in axes]
-    if m == 1:
-        between = scipy.interpolate.CubicSpline(axes[0], values)(fine[0])
-    else:
-        degrees = [min(3, len(axis) - 1) for axis in axes]
-        between = scipy.interpolate.RectBivariateSpline(
-            *axes, values, kx=degrees[0], ky=degrees[1]
-        )(*fine)
-    z = np.stack(np.meshgrid(*fine, indexing="ij"), -1).reshape(-1, m)
-    logs = between.ravel() + surface.log_volume(z)
-    return WeightedPoints(
-        points, np.array(volumes), surface.u(z), _normal(logs), lost_of([surface])
-    )
+def _moved(place: tuple[int, ...], step: list[int]) -> tuple[int, ...]:
+    return tuple(at + by for at, by in zip(place, step, strict=True))
 
 
 def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> WeightedPoints:
@@ -576,11 +703,19 @@ def drawn(surfaces: list[Surface], size: int, seed: int, most: int = 0) -> Weigh
         at = np.array([point.u for point in points])
         logs = np.array([surface.log_draws(at) for surface in surfaces])
         volumes = -special.logsumexp(logs, axis=0) - math.log(count)
-        design = _of_points(points, volumes.tolist(), lost_of(surfaces))
-        counted = 1.0 / (design.probabilities**2).sum()
-        if counted >= ENOUGH * len(points) or 2 * count * len(surfaces) > most:
-            return design if len(surfaces) > 1 else _between(surfaces[0], seed)
+        found = _of_points(points, volumes.tolist(), lost_of(surfaces))
+        if found.ess >= ENOUGH * len(points) or 2 * count * len(surfaces) > most:
+            break
         more = count
+    found = found if len(surfaces) > 1 else _between(surfaces[0], seed)
+    if found.ess < FEW * min(len(found.points), DRAWS):
+        warn_user(
+            f"{found.ess:.0f} of {len(found.points)} points carry the average: the posterior of "
+            "the hyper-parameters is far from normal in their logs; narrower priors help, or fewer "
+            "hyper-parameters",
+            ConvergenceWarning,
+        )
+    return found
 
 
 def composite(surface: Surface) -> WeightedPoints:
@@ -608,17 +743,10 @@ def _between(surface: Surface, seed: int) -> WeightedPoints:
     z = np.array([z for z, _ in surface.known])
     points = [point for _, point in surface.known]
     values = np.array([point.value for point in points])
-    kept = values > top - 2.0 * DROP
-    degree = 2 if kept.sum() >= (m + 1) * (m + 2) else 1
-    residual = values[kept] - top + 0.5 * (z[kept] ** 2).sum(1)
-    nodes = _student(m, FINE, seed + 1)
-    between: Any = residual.mean()  # of hardly a point
-    if kept.sum() > m + 1:
-        smooth = scipy.interpolate.RBFInterpolator(z[kept], residual, kernel="cubic", degree=degree)
-        between = smooth(nodes)
+    nodes = _student(m, 4096, seed + 1)  # twice as many change no sd by 1 %
     near = scipy.spatial.KDTree(z).query(nodes)[1]
-    # no higher than the mode, and nothing where a prior has ended
-    log_density = np.minimum(between - 0.5 * (nodes**2).sum(1), 0.0)
+    log_density = surface.between(nodes)
+    # nothing where a prior has ended
     log_density[np.isneginf(values[near])] = -np.inf
     logs = log_density - scipy.stats.t.logpdf(nodes, DF).sum(1) + surface.log_volume(nodes)
     total = float(special.logsumexp(logs)) - math.log(len(logs)) + top
@@ -653,9 +781,9 @@ def lost_of(surfaces: list[Surface]) -> Array:
 
 def _of_points(points: list[HyperPoint], volumes: list[float], lost: Array) -> WeightedPoints:
     """A design whose nodes are its points."""
-    values = np.array([point.value for point in points]) + volumes
+    logs = np.array([point.value for point in points]) + volumes
     nodes = np.array([point.u for point in points])
-    return WeightedPoints(points, np.array(volumes), nodes, _normal(values), lost)
+    return WeightedPoints(points, np.array(volumes), nodes, _normal(logs), lost)
 
 
 def _corners(m: int) -> Array:
@@ -676,3 +804,40 @@ def _normal(logs: Array) -> Array:
     """Probabilities from their logs."""
     weights = np.exp(logs - logs.max())
     return np.asarray(weights / weights.sum())
+
+
+def chosen(target: Target) -> str:
+    """The strategy that is "auto": the sds of many levels are nearly normal in their logs."""
+    m = len(target.unknowns)
+    if m > MOST:
+        return "eb"
+    if target.of_many and m > 1:
+        return "ccd"
+    return "grid" if m <= 2 else "sobol"
+
+
+def design(
+    target: Target, modes: list[HyperPoint], strategy: str, seed: int
+) -> WeightedPoints | None:
+    """Points of an average about modes, the most probable one first. None: there is no end.
+
+    A grid or a central composite design is about one mode. Where there is another one, beyond the
+    points of the grid, points are drawn about both.
+    """
+    first, strategy = modes[0], chosen(target) if strategy == "auto" else strategy
+    if strategy == "eb":
+        at = first.u[None]
+        return WeightedPoints([first], np.zeros(1), at, np.ones(1), np.empty((0, at.size)))
+    surfaces = [Surface.of(target, first)]
+    others = [one for one in modes[1:] if one.value > first.value - DROP]
+    if strategy == "grid":
+        points = Grid(surfaces[0])
+        found = points.design()
+        if found is None or all(points.holds(one.u) for one in others):
+            return found
+    for one in others:
+        if not any(surface.near(one) for surface in surfaces):
+            surfaces.append(Surface.of(target, one))
+    if strategy == "ccd" and len(surfaces) == 1:
+        return composite(surfaces[0])
+    return drawn(surfaces, DRAWS, seed, target.most_draws)

@@ -182,11 +182,10 @@ def run(
     ``change`` of a sweep is the largest move of a posterior mean, in its standard deviations, or of
     the log of a standard deviation, divided by the damping. Of a joint step of a process, the same
     distance from its result to what it aimed at, or to a fixed point, whichever is larger. Of a
-    pass over many columns, that move times the factor by which passes contract, or where it has
-    nothing to do but to settle the means, what the next one would move. A run
-    has ``converged`` if ``tol`` is above 0, the last change is at most ``tol`` (or the engine found
-    a fixed point by the mismatch of moments), the last sweep refused no site, and the log evidence
-    is not above its bound. With damping the log evidence must have settled too, to ``tol`` nats or
+    pass of nested EP, that move times the factor by which passes contract. A run has ``converged``
+    if ``tol`` is above 0, the last change is at most ``tol`` (or the engine found a fixed point by
+    the mismatch of moments), the last sweep refused no site, and the log evidence is not above its
+    bound. With damping the log evidence must have settled too, to ``tol`` nats or
     1e-9 of itself. With a site per row and a full covariance, the rows' x.theta too, to the larger
     of ``tol`` and 1e-4 of their standard deviations.
 

@@ -157,19 +157,15 @@ class EP(Schedule):
         random order that is the same in each sweep: nearly the few sweeps of sequential order, each
         of them nearly as fast as a parallel one. Chunks grow while sweeps contract and shrink where
         they do not. One that would make the posterior improper, or of which a site would be
-        refused, is halved, at last taken row by row. Slow tails are mixed (Anderson). "auto" is the
-        order that converges soonest for scalar sites with a full covariance: "chunked" from 400
-        rows and 4 per column on, "sequential" with fewer. From 200 columns on one such sweep, then
-        passes: all rows from one posterior, after O(n d) steps on the means with the precisions of
-        sites held. Such a sweep again where one does not contract (dense rows of doubles without
-        weights, log-concave factors, scheme "exact"). For processes of 128 values or
-        more it is a sequential sweep, then joint steps, which go to the fixed point of all sites by
-        a covariance that is linear in them and converge quadratically. A sequential sweep again
-        where one does not contract. For scalar sites with a factorised posterior it is
-        "sequential", where sweeps converge slowly each after a Newton step on all means, of
-        O(n d^2) or some passes over many columns. Not with losses that are not convex, or fits that
-        are not exact. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is
-        "sequential".
+        refused, is halved, at last taken row by row. "auto" is the order that converges soonest for
+        scalar sites with a full covariance: "chunked" from 400 rows and 4 per column on,
+        "sequential" with fewer. For processes of 128 values or more it is a sequential sweep, then
+        joint steps, which go to the fixed point of all sites by a covariance that is linear in them
+        and converge quadratically. A sequential sweep again where one does not contract. For scalar
+        sites with a factorised posterior it is "sequential", where sweeps converge slowly each
+        after a Newton step on all means, of O(n d^2) or some passes over many columns. Not with
+        losses that are not convex, or fits that are not exact. Elsewhere, and with ``tol=0``,
+        damping or (processes) a power, it is "sequential".
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.
         "nonnegative": a negative precision is set to 0 and the slope kept. "keep": a site that

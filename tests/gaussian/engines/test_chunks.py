@@ -319,49 +319,6 @@ def test_dense_rows_take_eight_numbers_each_beside_the_data():
         np.testing.assert_allclose(state.precision, total, rtol=1e-10)
 
 
-def test_slow_tails_are_mixed_and_end_at_the_same_fixed_point(monkeypatch):
-    rng = np.random.default_rng(0)
-    X = np.where(rng.random((3000, 60)) < 0.02, 1.0, 0.0)
-    X[:, 0] = 1.0
-    y = np.where(rng.random(3000) < 0.03, 1.0, -1.0)
-    given, orders = {"loss": "probit", "prior_variance": 100.0, **ROWS}, []
-    schedule, visits = EP(**TIGHT, order="chunked"), rows.RowEngine.visits
-
-    def seen(engine, state):
-        orders.append(state.order)
-        return visits(engine, state)
-
-    monkeypatch.setattr(rows.RowEngine, "visits", seen)
-    post = fit_linear(X, y, schedule=schedule, **given)
-    assert orders == ["chunked"] * post.n_sweeps
-    monkeypatch.setattr(chunks, "MIX_BELOW", 0.0)
-    without = fit_linear(X, y, schedule=schedule, **given)
-    assert post.converged
-    assert post.n_sweeps < without.n_sweeps
-    assert_same(post, without, 1e-8)
-    assert_same(post, fit_linear(X, y, schedule=IN_ORDER, **given), 1e-8)
-
-
-def test_mixing_is_exact_where_moves_are_linear():
-    """Four steps of a linear map in three dimensions: the fifth state is its fixed point."""
-    rng = np.random.default_rng(0)
-    A, center = 0.3 * rng.normal(size=(3, 3)), rng.random(3) + 1.0
-    steps, x = [], np.zeros(3)
-    for _ in range(4):
-        y = center + A @ (x - center)
-        sites = epfast.inference.Sites(y, 2.0 * y, -y)
-        state = chunks.State(np.diag(y), y, sites, float(y.sum()), 1)
-        steps.append(chunks.Step(state, y - x))
-        x = y
-    found = chunks.mixed(tuple(steps))
-    np.testing.assert_allclose(found.shift, center, rtol=1e-8)
-    np.testing.assert_allclose(found.sites.shift, 2.0 * center, rtol=1e-8)
-    np.testing.assert_allclose(np.diag(found.precision), center, rtol=1e-8)
-    assert found.log_scale == pytest.approx(center.sum(), rel=1e-8)
-    worse = chunks.Step(steps[-1].state._replace(precision=-10.0 * np.eye(3)), steps[-1].moves)
-    assert chunks.mixed((*steps[:-1], worse)) is None
-
-
 def test_chunks_grow_while_sweeps_contract_and_shrink_where_they_do_not():
     memory = chunks.ChunkMemory(64, True).next(10.0, 6400, False)
     assert (memory.size, memory.flat) == (64, False)

@@ -226,8 +226,6 @@ class EPEngine(Visits):
     tasks: Any = None
     #: whether sweeps begin with a step of their own, see :meth:`before`
     steps = False
-    #: whether that has moved too far for the sweep to be the last
-    far = False
     #: the state of the last result, and what that was before
     finished: tuple[Any, Any] = None, None
 
@@ -296,8 +294,7 @@ class EPEngine(Visits):
             raise
         # the weights may stand still in their own sd and the rows not, along directions that the
         # prior leaves free
-        far = self.far or counts.residual > max(self.schedule.tol, STANDS)
-        settled = False if far else None
+        settled = False if counts.residual > max(self.schedule.tol, STANDS) else None
         new, left = counts.made, None
         if new is None:
             new, left = self.form.built(sites, sweeps), counts.left
@@ -428,9 +425,7 @@ class Full(Form):
         return Working(precision, shift, sites, total, sweeps, None, None, *moments)
 
     def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
-        root = getattr(state, "root", None)
-        root = inverse_root(state.precision) if root is None else root
-
+        root = inverse_root(state.precision)
         if self.moments is None:
             self.moments = np.empty((2, self.n_rows))
 
@@ -441,21 +436,6 @@ class Full(Form):
             return h, s
 
         return of
-
-    def with_shifts(self, state: Working, sites: Sites, mean: Array) -> Working:
-        """The state after sites of the same precisions, whose mean is known. O(n d)."""
-        base = self.problem.base
-        shift = base.shift + sites.shift @ self.problem.data.X
-        total = base.log_scale + float(sites.log_scale.sum())
-        log_norm = state.log_norm + 0.5 * float(shift @ mean - state.shift @ state.mean)
-        return state._replace(
-            shift=shift,
-            mean=mean,
-            sites=sites,
-            log_scale=total,
-            log_norm=log_norm,
-            sweeps=state.sweeps + 1,
-        )
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
         state = state if isinstance(state, Working) else with_moments(state)

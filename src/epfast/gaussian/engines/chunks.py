@@ -6,7 +6,6 @@ matrices, and sweeps contract as sequential ones do while a chunk is a small sha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,20 +23,15 @@ from epfast.gaussian.engines.base import (
     Visits,
     Working,
     contraction,
-    following,
     gaussian,
-    plain,
     with_moments,
 )
 from epfast.gaussian.problem import Problem, State, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
-from epfast.inference.mixing import shares_of
 from epfast.inference.runtime import Tick, blas_threads
 
 Indices = NDArray[np.intp]
-#: the state that sites make after so many sweeps. None: an improper one
-Build = Callable[[Sites, int], Working | None]
 
 #: sites per block of the exact blocked sweep, at least and at most
 LEAST_SITES, MOST_SITES = 8, 64
@@ -63,15 +57,6 @@ FEW_ROWS, ROWS_PER_DIMENSION = 400, 4
 #: from flat sites the first chunk is of so many rows, and each of the next is twice as large: the
 #: 40 fits take 659 sweeps with 8, 669 with 32 and 681 with 128
 FIRST = 32
-#: sweeps are mixed below this change, if it falls by no smaller a factor than this: the 40 fits
-#: take 724 sweeps without mixing, 670 below .03 and 669 below .3, and 666 and 680 with factors of
-#: .1 and .4. 120 fits with a site per weight take 1,444 without mixing, and 1,080, 1,083 and 1,197
-#: with factors of .1, .2 and .6
-MIX_BELOW, SLOW = 0.1, 0.2
-#: sweeps that are mixed, and the most rows of which they are kept, for their memory: the 40 fits
-#: take 679 sweeps with two and 669 with five to twelve, and the 120 take 1,103 to 1,110 with five
-#: to twelve
-DEPTH, MOST_MIXED = 5, 1_000_000
 #: dimensions from which sequential sweeps keep one triangle of the covariance only: they take 1.07
 #: times as long with it at 64 and 128, .95 at 200 and 256, and .91 at 600
 HALF_FROM = 256
@@ -109,20 +94,6 @@ def block_of(d: int, is_sparse: bool) -> int:
     return WIDE_BLOCK if is_sparse or d > NARROW else BLOCK
 
 
-class Step(NamedTuple):
-    """A sweep: the state after it, and how far the sites moved, see :func:`moves_of`."""
-
-    state: State
-    moves: Array
-
-
-def moves_of(old: Sites, new: Sites, spread: Array) -> Array:
-    """(2 n,), moves of precision and shift in units of the rows, whose variances are ``spread``."""
-    with np.errstate(all="ignore"):  # of a run that diverges
-        shift = (new.shift - old.shift) * np.sqrt(spread)
-        return np.concatenate([(new.precision - old.precision) * spread, shift])
-
-
 class ChunkMemory(NamedTuple):
     """What the chunks of the next sweep depend on."""
 
@@ -136,9 +107,6 @@ class ChunkMemory(NamedTuple):
     stalled: int = 0
     #: sweeps since the precision was formed anew
     since: int = 0
-    #: whether sweeps are mixed, and the last ones
-    mixes: bool = False
-    steps: tuple[Step, ...] = ()
 
     def next(self, change: float, n: int, fixed: bool) -> ChunkMemory:
         """The memory after a sweep with this change; fixed: the chunks keep their size."""
@@ -148,72 +116,7 @@ class ChunkMemory(NamedTuple):
             size, least, stalled = max(min(LEAST, size), size // 4), np.inf, 0
         elif change < CONTRACTS * self.last and not (fixed or self.flat):
             size = max(size, min(2 * size, n // LARGEST))
-        slow = SLOW * self.last < change < MIX_BELOW and n <= MOST_MIXED
-        return self._replace(
-            size=size,
-            flat=False,
-            last=change,
-            least=least,
-            stalled=stalled,
-            since=self.since + 1,
-            mixes=self.mixes or slow,
-        )
-
-
-def mixed_in(
-    steps: tuple[Step, ...],
-    state: Any,
-    moves: Array,
-    build: Build | None = None,
-    mixes: bool = True,
-) -> tuple[tuple[Step, ...], Any]:
-    """The last sweeps and this one, and what follows from them mixed. None: its state is the best.
-
-    build: what sites make, see :class:`epfast.gaussian.engines.base.Form`, where precision and
-    shift are no sums over them. mixes: False where the sweep is only kept.
-    """
-    nothing: Any = None  # is kept of what is built anew
-    kept = (
-        plain(state) if build is None else State(nothing, nothing, state.sites, 0.0, state.sweeps)
-    )
-    steps, mixture = (*steps, Step(kept, moves))[-DEPTH:], None
-    if len(steps) < 2 or not mixes:
-        return steps, None
-    if moves @ moves < steps[-2].moves @ steps[-2].moves:
-        mixture = mixed(steps, build)
-    return (steps[-1:], None) if mixture is None else (steps, following(state, mixture))
-
-
-def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Working | None:
-    """The state from which the next sweep is best begun (Anderson mixing). None: it is improper.
-
-    Natural parameters are sums of those of the sweeps, with coefficients that add up to 1, that
-    would move least if moves were linear in the sites. O(n + d^3)
-    """
-    share = shares_of([step.moves for step in steps])
-    if share is None:
-        return None
-    states = [step.state for step in steps]
-    parts = zip(*(state.sites or () for state in states), strict=True)
-    sites = Sites(*(_combined(share, part) for part in parts))
-    if build is not None:
-        return build(sites, states[-1].sweeps)
-    mixture = states[-1]._replace(
-        precision=_combined(share, [state.precision for state in states]),
-        shift=_combined(share, [state.shift for state in states]),
-        sites=sites,
-        log_scale=float(share @ [state.log_scale for state in states]),
-    )
-    return gaussian(mixture)
-
-
-def _combined(share: Array, arrays: Any) -> Array:
-    """The sum of arrays, each times its share."""
-    result: Array = np.zeros_like(arrays[0])
-    with np.errstate(all="ignore"):
-        for number, array in zip(share, arrays, strict=True):
-            result += number * array
-    return result
+        return ChunkMemory(size, False, change, least, stalled, self.since + 1)
 
 
 class Layout(NamedTuple):
@@ -285,8 +188,6 @@ class InChunks(Visits):
         self.core: ChunkedSweep
         #: rows whose sites no order took
         self.n_lost = 0
-        #: (n,), the variance of each row that its site was found with, if sweeps are mixed
-        self.spread: Array | None = None
         #: whether the last sweep leaves it to the sites to form the precision anew
         self.refreshed = False
 
@@ -295,7 +196,6 @@ class InChunks(Visits):
         layout, first = self._lay_out(state.sweeps), 0
         visits, core, sequential = layout.visits, self.core, self.sequential
         precision, shift = state.precision.copy(), state.shift.copy()
-        self.spread = np.zeros(len(visits)) if memory.mixes else None
         if not core.begin(precision, shift):
             raise not_proper()
         core.residual, self.n_lost = 0.0, 0
@@ -344,20 +244,13 @@ class InChunks(Visits):
         return counts._replace(left=now[:2]) if self.refreshed else counts._replace(made=made)
 
     def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
-        """The state with the memory of the next sweep; sweeps that crawl are mixed."""
+        """The state with the memory of the next sweep."""
         memory: ChunkMemory = old.memory
         before, now = (Summary(s.mean, s.covariance.diagonal()) for s in (old, new))
         fixed = self.problem.schedule.block is not None
         memory = memory.next(change(before, now), self.problem.shape[0], fixed)
         if self.refreshed:
             memory = memory._replace(since=0)
-        if self.spread is not None:
-            moves = moves_of(old.sites, new.sites, self.spread)
-            steps, better = mixed_in(memory.steps, new, moves)
-            memory = memory._replace(steps=steps)
-            # of a state that was formed anew the loop asks what rounding has left
-            if better is not None and not self.refreshed:
-                new = better
         return new._replace(memory=memory), counts
 
     def _lay_out(self, sweep: int) -> Layout:
@@ -416,9 +309,7 @@ class InChunks(Visits):
         while todo:
             first, stop, size = todo.pop()
             which = slice(first, stop)
-            done = self.core.advance(
-                rows, at[which], visits[which], y, weights, size, *sites, self.spread
-            )
+            done = self.core.advance(rows, at[which], visits[which], y, weights, size, *sites)
             first += done
             if first == stop:
                 continue

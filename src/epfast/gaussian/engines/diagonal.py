@@ -29,13 +29,13 @@ from epfast.gaussian.engines.base import (
     plain,
     with_moments,
 )
-from epfast.gaussian.engines.chunks import mixed
 from epfast.gaussian.engines.means import MeansMemory
 from epfast.gaussian.engines.passes import adf_begun
 from epfast.gaussian.problem import Data, Problem, State
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep, Sites, run
 from epfast.inference.loop import change
+from epfast.inference.mixing import mixed
 from epfast.inference.runtime import (
     Tick,
     TimedPieces,
@@ -380,7 +380,8 @@ class DiagonalEngine(EPEngine):
         if not memory.steps:
             return state
         with one_blas_thread(min(len(state.shift), means.DENSE)), np.errstate(all="ignore"):
-            mixture = mixed(memory.swept) if len(memory.swept) > 1 else None
+            sites = mixed(memory.swept)
+            mixture = None if sites is None else self.form.built(sites, state.sweeps)
             stepped = None if mixture is None else self._stepped(following(state, mixture))
             stepped = self._stepped(state) if stepped is None else stepped
         return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped

@@ -30,8 +30,6 @@ from epfast.gaussian.engines.base import (
     contraction,
     gaussian,
 )
-from epfast.gaussian.engines.chunks import MIX_BELOW, SLOW, Step, mixed_in
-from epfast.gaussian.engines.rows import ENOUGH, MEAN_STEPS
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
@@ -54,6 +52,8 @@ LEAST_SHARE = 1.0 / 16.0
 AT_ONCE = 1 << 21
 #: largest number of curvatures, of all rows together, for passes
 MOST_CURVATURES = 1 << 21
+#: most steps on the means in a pass, which end at this share of the first one
+MEAN_STEPS, ENOUGH = 8, 0.03
 #: by how much precisions and shifts move, in units of their cavities, where rounds end: the fits
 #: take as many sweeps with 1e-4 and 1e-9, in .98 and 1.02 of the time
 ROUNDS_END = 1e-6
@@ -71,8 +71,6 @@ class NestedMemory(NamedTuple):
     step: Array | None = None
     onward: int = 0
     patience: int = STALLED
-    #: the last sweeps whose changes were taken whole, to be mixed
-    steps: tuple[Step, ...] = ()
     #: the change of the last sweep, if that was a pass
     passed: float | None = None
 
@@ -327,22 +325,13 @@ class NestedEngine(EPEngine):
             return new, counts
         # of an undamped sweep
         distance = change(self.summary(old, False), self.summary(new, False)) / old.memory.share
-        variance = new.covariance.diagonal()
-        step = (new.mean - old.mean) / np.sqrt(variance)
+        step = (new.mean - old.mean) / np.sqrt(new.covariance.diagonal())
         memory, left = old.memory.next(step, distance), distance
         if self.passed:
             # the factor by which passes contract
             left *= 1.0 if old.memory.passed is None else min(1.0, distance / old.memory.passed)
             memory = memory._replace(passed=distance)
-        counts = counts._replace(remaining=left)
-        whole = memory.share == old.memory.share == 1.0 and distance > SLOW * old.memory.least
-        if not (whole and MIX_BELOW > distance > self.schedule.tol > 0.0):
-            return new._replace(memory=memory), counts
-        moves = np.concatenate([step, 0.5 * np.log(variance / old.covariance.diagonal())])
-        # the precision of a row is no linear function of its sites, with u integrated out
-        steps, better = mixed_in(old.memory.steps, new, moves, self.form.built)
-        new = better or new
-        return new._replace(memory=memory._replace(steps=steps)), counts
+        return new._replace(memory=memory), counts._replace(remaining=left)
 
     def _pass(self, state: Working) -> Working | None:
         """The state after all sites are fitted from one posterior, whose means settle first.
