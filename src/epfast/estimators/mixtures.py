@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ from epfast._arrays import Array
 from epfast.estimators.evidence import Fits
 from epfast.estimators.parameters import weak_prior
 from epfast.estimators.search import EvidenceTarget, Learnt, SpectrumTarget
-from epfast.gaussian import IntegratedPosterior
-from epfast.gaussian.hyper import LEAST
+from epfast.gaussian.hyper import mixtures
 from epfast.inference import DataWarning
 from epfast.inference.hyper import (
     MOST,
@@ -169,30 +167,19 @@ def _fits_at(target: EvidenceTarget, point: HyperPoint, fits: Fits) -> Fits:
 
 
 def _mixture(
-    target: EvidenceTarget, design: WeightedPoints, mode: HyperPoint, fits: Fits
+    target: EvidenceTarget, points: WeightedPoints, mode: HyperPoint, fits: Fits
 ) -> tuple[Fits, Learnt]:
     """The average of the fits of the points."""
-    values = np.array([point.value for point in design.points]) + design.log_volumes
-    kept = np.flatnonzero(values > values.max() + math.log(LEAST))
-    points = [design.points[k] for k in kept]
-    u, every = np.array([one.u for one in points]), [_fits_at(target, p, fits) for p in points]
+    some = [one._replace(fit=_fits_at(target, one, fits)) for one in points.points]
+    points = points._replace(points=some)
+    posteriors = mixtures(target, points, mode, lambda point: point.fit.posteriors)
     if len(mode.u) == target.k == 1:
-        by_size = np.argsort(u[:, 0])
-        _warn_unbounded(values[kept][by_size], u[by_size, 0], [every[k] for k in by_size])
-    of = partial(
-        IntegratedPosterior.of,
-        values=values[kept],
-        points=target.values(u),
-        hyper_names=tuple(one.name for one in target.unknowns),
-        log_prior=[target.log_prior(one)[0] for one in u] + design.log_volumes[kept],
-        n_fits=max(target.n_fits, 1),
-        nodes=target.values(design.nodes),
-        probabilities=design.probabilities,
-        mode=target.values(mode.u),
-    )
-    posteriors = [of(column) for column in zip(*(one.posteriors for one in every), strict=True)]
+        u = np.array([one.u[0] for one in some])
+        order = np.argsort(u)
+        _warn_unbounded(points.logs[order], u[order], [some[k].fit for k in order])
+    average = posteriors[0]
     middle = mode.u.copy()
-    middle[: target.k] = posteriors[0].weights @ u[:, : target.k]
+    middle[: target.k] = 0.5 * average.weights @ np.log(average.points[:, : target.k])
     found = target.learnt(middle)
     return Fits(posteriors, []), found._replace(loss=target.learnt(mode.u).loss)
 

@@ -63,6 +63,7 @@ class Learnt(NamedTuple):
 class EvidenceTarget(Target):
     """Log of prior and evidence of all problems, by prior sds and numbers of the likelihood."""
 
+    #: BFGS goes on as well by rougher slopes: sweeps of 90 searches are a tenth fewer
     share = 0.1
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -572,27 +572,33 @@ def averaged(rows: Target, strategy: str, seed: int) -> IntegratedPosterior:
             f"converged, and are left out: {where}; a schedule with damping may help",
             ConvergenceWarning,
         )
-    return _mixture(rows, points, mode, names)
+    return mixtures(rows, points, mode, lambda point: [point.fit])[0]
 
 
-def _mixture(
-    rows: Target, points: WeightedPoints, mode: HyperPoint, names: tuple[str, ...]
-) -> IntegratedPosterior:
-    values = points.logs
-    # what is beside the evidence of a fit, and what that has lost to rounding
-    log_prior = values - np.array([point.fit.log_evidence for point in points.points])
-    kept = np.flatnonzero(values >= values.max() + math.log(LEAST))
-    return IntegratedPosterior.of(
-        [points.points[k].fit for k in kept],
-        values=values[kept],
-        points=rows.values(np.array([points.points[k].u for k in kept])),
-        hyper_names=names,
-        log_prior=log_prior[kept],
-        n_fits=rows.n_fits,
-        nodes=rows.values(points.nodes),
+def mixtures(
+    target: Target,
+    points: WeightedPoints,
+    mode: HyperPoint,
+    posteriors_at: Callable[[HyperPoint], list[Any]],
+) -> list[IntegratedPosterior]:
+    """The averages of the posteriors of each point: of one, or of each class against the rest."""
+    kept = np.flatnonzero(points.logs >= points.logs.max() + math.log(LEAST))
+    some = [points.points[k] for k in kept]
+    columns = list(zip(*(posteriors_at(point) for point in some), strict=True))
+    evidence = sum(np.array([post.log_evidence for post in column]) for column in columns)
+    of = partial(
+        IntegratedPosterior.of,
+        values=points.logs[kept],
+        points=target.values(np.array([point.u for point in some])),
+        hyper_names=tuple(one.name for one in target.unknowns),
+        # what is beside the evidence of a fit, and what that has lost to rounding
+        log_prior=points.logs[kept] - evidence,
+        n_fits=max(target.n_fits, 1),
+        nodes=target.values(points.nodes),
         probabilities=points.probabilities,
-        mode=rows.values(mode.u),
+        mode=target.values(mode.u),
     )
+    return [of(column) for column in columns]
 
 
 def _warn_of_tails(rows: Target, mode: HyperPoint) -> None:
