@@ -100,6 +100,7 @@ class EvidenceTarget(Target):
         #: points without a valid fit, and all points
         self.n_lost = self.n_tried = 0
         self._sides: dict[bytes, tuple[float, float]] = {}
+        self._summed: tuple[Any, Any] = (None, None)
         self.ends = np.log(ranges)
         self.seek(sds, parameters, {})
 
@@ -213,14 +214,18 @@ class EvidenceTarget(Target):
 
     def _sums(self, point: HyperPoint) -> tuple[Array, Array]:
         """Squares of means over prior variances, and degrees of freedom, of each group, (k,)."""
-        fits: Fits = point.fit
-        variances = np.exp(2.0 * point.u[: self.k])
-        squares, freedom = fits.sums(variances, self.groups, self.problem.units.variances)
-        return squares, np.maximum(freedom, TINY)
+        if self._summed[0] is not point.fit:  # slopes, metric and jump of a point ask for them
+            variances, units = np.exp(2.0 * point.u[: self.k]), self.problem.units.variances
+            squares, freedom = point.fit.sums(variances, self.groups, units)
+            self._summed = point.fit, (squares, np.maximum(freedom, TINY))
+        both: tuple[Array, Array] = self._summed[1]
+        return both
 
     def _gains(self, point: HyperPoint) -> tuple[Array, Array]:
         """Slopes and second derivatives by numbers of the loss, the cavities of the fits held."""
         free, given = self.powers * point.u[self.k :], self.parameters
+        if not len(free):
+            return free, np.zeros((0, 0))
         try:
             chart = given.chart(free)
             slopes, bent = gains(point.fit.posteriors, given.at, free, given.bounds, chart)

@@ -304,8 +304,10 @@ def climbed(target: Target, start: Array) -> SearchEnd | None:
     """A local maximum of the log density. None: there is no fit at the start.
 
     Steps go uphill in the metric of the target, which BFGS corrects. Far from the mode the jumps of
-    the target come first. A step counts if the density does not fall by more than the errors of the
-    two fits, else half of it is tried. The end is where the expected gain of a step is small.
+    the target come first. Where slopes are rougher than the step that they promise, the fit is made
+    finer. A step counts if the density does not fall by more than the errors of the two fits, else
+    half of it is tried. The end is where the expected gain of a step is small, or the step within
+    the error of fits.
 
     Parameters
     ----------
@@ -369,10 +371,8 @@ def climbed(target: Target, start: Array) -> SearchEnd | None:
             jumps = False
         if there is not None:
             fall = slopes - there.slopes
-            if jumps or target.knows_curvature:
-                metric = metric_at(there.point)
-            if not target.knows_curvature:
-                metric = _bent(metric, step, fall)
+            anew = jumps or target.knows_curvature
+            metric = metric_at(there.point) if anew else _bent(metric, step, fall)
         else:
             # rough slopes may not lead uphill, and a metric of far steps may promise too little
             finest = target.finest
