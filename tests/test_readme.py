@@ -13,8 +13,14 @@ PEERS = {
     "LogisticRegressionCV": "scikit-learn, `LogisticRegressionCV`",
     "Stan, NUTS": "Stan, the same linear model",
     "LinearClassifier": "**epfast, `LinearClassifier`**",
+    "StandardScaler, LogisticRegression": "scikit-learn, `StandardScaler`, `LogisticRegression`",
+    "StandardScaler, LogisticRegressionCV": "scikit-learn, `StandardScaler`, "
+    "`LogisticRegressionCV`",
     "GaussianProcessClassifier, RBF": "scikit-learn, `GaussianProcessClassifier`, RBF",
+    "StandardScaler, GaussianProcessClassifier, RBF": "scikit-learn, `StandardScaler`, "
+    "`GaussianProcessClassifier`, RBF",
     "GPy, EP": "GPy, `GPClassification`",
+    "StandardScaler, GPy, EP": "`StandardScaler`, GPy, `GPClassification`",
     "GPClassifier": "**epfast, `GPClassifier`**",
 }
 
