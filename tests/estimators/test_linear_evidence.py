@@ -21,9 +21,10 @@ from sklearn.preprocessing import StandardScaler
 from epfast import LinearClassifier
 from epfast.estimators import ConvergenceWarning, EvidenceWarning, linear_model
 from epfast.estimators.evidence import BinaryProblems, certified
-from epfast.estimators.search import EvidenceTarget, Learnt, final
+from epfast.estimators.search import EvidenceTarget, Learnt, beyond, final
 from epfast.estimators.units import Units
 from epfast.gaussian.engines.base import EPEngine
+from epfast.inference import Sites
 
 RNG = np.random.default_rng(31)
 N = 120
@@ -265,6 +266,29 @@ def test_a_search_of_separated_classes_takes_few_fits(monkeypatch):
     assert isinstance(targets[0], EvidenceTarget)
     assert targets[0].n_tried <= 24
     assert targets[0].n_lost == 0
+
+
+def test_the_last_fit_of_a_search_is_the_result(monkeypatch):
+    """It is of the same schedule and prior, so that as many fits are made as the search has."""
+    targets, fits = [], []
+    highest, fit = linear_model.highest, BinaryProblems.fit
+    monkeypatch.setattr(
+        linear_model, "highest", lambda *given: targets.append(given[0]) or highest(*given)
+    )
+    monkeypatch.setattr(BinaryProblems, "fit", lambda *given: fits.append(1) or fit(*given))
+    model = LinearClassifier(integrate=False).fit(X, Y)
+    assert len(fits) == targets[0].n_fits
+    assert model.converged_
+
+
+def test_sites_go_on_by_their_last_move():
+    """Precisions in geometric and shifts in arithmetic progression; others keep their precision."""
+    before = Sites(np.array([1.0, 2.0, 0.0, -1.0]), np.array([0.0, 1.0, 0.0, 1.0]), np.zeros(4))
+    now = Sites(np.array([2.0, 1.0, 1.0, 1.0]), np.array([1.0, 1.0, -1.0, 3.0]), np.ones(4))
+    there = beyond(before, now, 0.5)
+    np.testing.assert_allclose(there.precision, [2.0 * 2.0**0.5, 0.5**0.5, 1.0, 1.0])
+    np.testing.assert_allclose(there.shift, [1.5, 1.0, -1.5, 4.0])
+    np.testing.assert_array_equal(there.log_scale, now.log_scale)
 
 
 # ---- one variance per group of columns ----

@@ -216,6 +216,16 @@ class BinaryProblems(NamedTuple):
 
         return Fits(*gathered(one, len(self.problems), self.n_jobs, self.d))
 
+    def has_made(self, fits: Fits, variance: float | Array) -> bool:
+        """Whether fits are those of these problems with this prior variance."""
+        precision, made = self.at(0, variance).prior.precision, True
+        for post, problem in zip(fits.posteriors, self.problems, strict=True):
+            one: Any = getattr(post, "problem", None)  # a start has none
+            made = made and one is not None and one.data is problem.data
+            made = made and (one.schedule, one.loss) == (problem.schedule, problem.loss)
+            made = made and np.array_equal(one.prior.precision, precision)
+        return made
+
     def certified(self, fits: Fits) -> bool:
         return all(certified(post) for post in fits.posteriors)
 

@@ -21,8 +21,9 @@ from epfast.estimators.base import ConvergenceWarning, EvidenceWarning
 from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
 from epfast.estimators.parameters import LossParameters
 from epfast.estimators.spectrum import Spectrum
+from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.held import gains, with_noise
-from epfast.inference import FAILURES, fit_from
+from epfast.inference import FAILURES, Sites, fit_from
 from epfast.inference.hyper import (
     LEFT,
     ROUNDING,
@@ -47,6 +48,8 @@ SIDE = 0.03
 EDGE = math.log(10.0)
 #: log of how far below a mode scales of noise are where rows tell what they leave of y
 LITTLE = 1.5
+#: shares of the last move by which sites go on to the next point
+LEAST_SHARE, MOST_SHARE = 1e-3, 1.0
 #: damping of fits that failed, and how many times the sweeps it needs
 REPAIRS = ((0.5, 2), (0.2, 5))
 #: what numbers of a likelihood are called as unknowns
@@ -87,7 +90,8 @@ class EvidenceTarget(Target):
         self.k = len(sds)
         self.fine = schedule_of(problem.schedule)
         self.finest = float(self.fine.tol) or TOL
-        self.enough = (0.01 * self.finest) ** 2
+        #: slopes are off by this and degrees of freedom, of which there are no more
+        self.enough = self.finest**2 * min(problem.problems[0].shape) * len(problem.problems)
         self.nearly = 100.0 * self.enough
         self.of_axes = min(self.of_axes, 10.0 * self.finest)
         self.of_points = min(self.of_points, 20.0 * self.of_axes)
@@ -99,6 +103,8 @@ class EvidenceTarget(Target):
         self.repairs = True
         #: points without a valid fit, and all points
         self.n_lost = self.n_tried = 0
+        #: the last two points, of one unknown
+        self._trail: list[tuple[float, Fits]] = []
         self._sides: dict[bytes, tuple[float, float]] = {}
         self._summed: tuple[Any, Any] = (None, None)
         self.ends = np.log(ranges)
@@ -151,16 +157,33 @@ class EvidenceTarget(Target):
         elif near is None:
             near = self.start
         else:
-            near = near.posteriors
+            near = self.starts_at(u, near)
         if isinstance(schedule, EP | SharedSites | DEP):
             given: Any = schedule
             schedule = replace(given, tol=max(tol, self.finest))
         for fits in attempts(problem, learnt.variance, schedule, near, self.repairs):
             self.n_fits += 1
             if fits is not None and problem.certified(fits):
+                if len(u) == 1:
+                    last = [one for one in self._trail[-1:] if one[0] != u[0]]
+                    self._trail = [*last, (float(u[0]), fits)]
                 return fits
         self.n_lost += 1
         return None
+
+    def starts_at(self, u: Array, near: Fits) -> list[Any]:
+        """Starts at u from fits near it: their sites on the line through the last two points."""
+        first = near.posteriors[0].problem
+        plain = self.problem.flat and first.schedule.is_automatic and first.loss.latents == 1
+        plain = plain and first.covariance == "full" and first.wide is None
+        if not plain or len(self._trail) < 2 or self._trail[1][1] is not near:
+            return near.posteriors
+        (u_0, before), (u_1, _) = self._trail
+        share = (float(u[0]) - u_1) / (u_1 - u_0)
+        if not LEAST_SHARE < abs(share) < MOST_SHARE:
+            return near.posteriors
+        pairs = zip(before.posteriors, near.posteriors, strict=True)
+        return [WarmStart(beyond(a.sites, b.sites, share), n_sweeps=b.n_sweeps) for a, b in pairs]
 
     def error(self, point: HyperPoint, tol: float) -> float:
         """As of one fit; without a fixed point values change with sites to first order."""
@@ -311,6 +334,15 @@ class SpectrumTarget(EvidenceTarget):
 # ---- fits ----
 
 
+def beyond(before: Sites, now: Sites, share: float) -> Sites:
+    """Sites that go on by this share of their last move, and keep their signs."""
+    with np.errstate(all="ignore"):
+        rise = share * np.log(now.precision / before.precision)
+    rise = np.clip(np.where(np.isfinite(rise), rise, 0.0), -1.0, 1.0)
+    shift = now.shift + share * (now.shift - before.shift)
+    return Sites(now.precision * np.exp(rise), shift, now.log_scale)
+
+
 def attempts(
     problem: BinaryProblems,
     variance: float | Array,
@@ -369,6 +401,8 @@ def final(problem: BinaryProblems, learnt: Learnt, near: Fits | None, repairs: b
     """
     variance, schedule = learnt.variance, problem.schedule
     problem = problem.with_loss(learnt.loss)
+    if near is not None and problem.has_made(near, variance):
+        return near
     start = None if near is None or schedule.stores == "none" else near.posteriors
     first = fit_from(partial(problem.fit, variance, schedule), start)
     if not repairs or problem.certified(first):

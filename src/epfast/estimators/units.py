@@ -48,9 +48,10 @@ class ColumnMoments(NamedTuple):
             rows.sum_duplicates()
         mass = float(given.sum())
         ends = low, high = [np.asarray(end, dtype=np.float64) for end in ends_of(rows)]
-        middle, about = mean_of_rows(rows, given), _about_dense
         if sparse.issparse(rows):
-            about = _about_stored
+            middle, about = mean_of_rows(rows, given), _about_stored
+        else:
+            middle, about = _mean_of_dense(rows, given / mass), _about_dense
         with np.errstate(all="ignore"):
             # a power of two, so that division is exact
             reach = np.frexp(np.maximum(high - middle, middle - low))[1]
@@ -153,11 +154,17 @@ def total_of(
 Sums = tuple[Array, Array, NDArray[np.bool_]]
 
 
+def _mean_of_dense(rows: Any, shares: Array) -> Array:
+    # in one order, so that frames and arrays have the same sums
+    with np.errstate(all="ignore"):
+        parts = [shares[part] @ np.ascontiguousarray(rows[part]) for part in row_chunks(rows)]
+        return np.asarray(sum(parts), dtype=np.float64)
+
+
 def _about_dense(rows: Any, shares: Array, middle: Array, unit: Array, ends: list[Array]) -> Sums:
     first, second = np.zeros((2, len(unit)))
     between = np.zeros(len(unit), dtype=np.bool_)
     for part in row_chunks(rows):
-        # in one order, so that frames and arrays have the same sums
         some, share = np.ascontiguousarray(rows[part], dtype=np.float64), shares[part]
         away = (some - middle) / unit
         first += share @ away

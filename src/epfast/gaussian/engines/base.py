@@ -176,8 +176,8 @@ class Form:
                 "start has no sites (it comes from ADF); allowed with EP: a result of EP"
             )
         shapes = tuple(np.shape(part) for part in start.sites)
-        size = None if self.weights is None else start.shift.size
-        if shapes != self.shapes or size != self.weights:
+        size = None if self.weights is None or start.shift is None else start.shift.size
+        if shapes != self.shapes or size not in (None, self.weights):
             several = "" if size is None else f" and {size} weights"
             raise ValueError(
                 f"start has sites of shape {shapes[0]}{several}; allowed: {self.shapes[0]}"
