@@ -213,12 +213,13 @@ class LinearClassifier(LinearModel, LatentClassifier):
     between 1e-6 and 1e6. MacKay's (1992) re-estimate comes first, then steps uphill by BFGS, whose
     first metric are the effective degrees of freedom. Slopes are those of the log evidence at fixed
     points of EP, plus the log prior. A step is taken if the density does not fall by more than the
-    errors of the two fits, else it is halved. Each fit starts from the sites of the one before, and
-    is as precise as its step. The search ends where the gain that is left is within the error of a
-    fit to the tolerance of the schedule. If EP has no fixed points (batches, shared sites, ADF),
-    slopes are differences of log evidences. With more than two classes the sum of the log evidences
-    is maximised. An average is that of :func:`epfast.fit_hyper`. With more than two classes all
-    have the same points and weights.
+    errors of the two fits, else it is halved. Each fit starts from the sites of those before, and
+    is as precise as its step. Of many columns those that vary together are searched first, in fewer
+    directions. The search ends where the gain that is left is within the error of a fit to the
+    tolerance of the schedule. If EP has no fixed points (batches, shared sites, ADF), slopes are
+    differences of log evidences. With more than two classes the sum of the log evidences is
+    maximised. An average is that of :func:`epfast.fit_hyper`. With more than two classes all have
+    the same points and weights.
 
     The search counts a fit only if it has converged, if its last sweep refused no site, and if its
     log evidence is at most 0 where no factor exceeds 1. A fit that fails is repeated with more

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, EvidenceWarning
+from epfast.estimators.directions import in_directions
 from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
 from epfast.estimators.parameters import LossParameters
 from epfast.estimators.spectrum import Spectrum
@@ -48,8 +49,8 @@ SIDE = 0.03
 EDGE = math.log(10.0)
 #: log of how far below a mode scales of noise are where rows tell what they leave of y
 LITTLE = 1.5
-#: shares of the last move by which sites go on to the next point
-LEAST_SHARE, MOST_SHARE = 1e-3, 1.0
+#: shares of the last move by which sites go on to the next point, and the longest last step
+LEAST_SHARE, MOST_SHARE, LAST_STEP = 1e-3, 1.0, 0.1
 #: damping of fits that failed, and how many times the sweeps it needs
 REPAIRS = ((0.5, 2), (0.2, 5))
 #: what numbers of a likelihood are called as unknowns
@@ -120,6 +121,11 @@ class EvidenceTarget(Target):
         self.numbers = slice(self.k, None)
         ends = parameters.bounds / self.powers[:, None]
         self.bounds = self.ends = np.concatenate([self.ends[: self.k], ends])
+
+    @property
+    def is_one_sd(self) -> bool:
+        """Whether the prior sd of all columns is the only unknown."""
+        return self.k == len(self.unknowns) == 1 and self.groups is None
 
     # ---- what hyper-parameters mean ----
 
@@ -385,6 +391,16 @@ def schedule_of(schedule: Any) -> Any:
 def highest(target: EvidenceTarget, start: Learnt) -> SearchEnd | None:
     """Where the search ends from a start, or from another prior sd. None: no fit was valid."""
     middle = target.at(start)
+    for small, unseen in in_directions(target.problem) if target.is_one_sd else ():
+        part = EvidenceTarget(small, target.unknowns, np.exp(target.ends), target.parameters)
+        part.start, part.known, part.starts = unplaced(target.start), target.known, [middle]
+        with suppress(FloatingPointError):
+            end = part.found()[0]
+            step = np.linalg.solve(end.metric, part.slopes(end.point))
+            middle = end.point.u + np.clip(step, -LAST_STEP, LAST_STEP)
+            target.start = unplaced(part.starts_at(middle, end.point.fit))
+            target.known = end.metric, max(unseen**2, target.finest)
+        target.n_fits += part.n_fits
     is_sd = np.arange(len(middle)) < target.k
     steps = np.unique([np.where(is_sd, *step) for step in ELSEWHERE], axis=0)
     for step in sorted(steps.tolist(), key=lambda step: np.abs(step).max()):
@@ -392,6 +408,11 @@ def highest(target: EvidenceTarget, start: Learnt) -> SearchEnd | None:
         with suppress(FloatingPointError):
             return target.found()[0]
     return None
+
+
+def unplaced(starts: list[Any] | None) -> list[Any] | None:
+    """Starts of fits of the same rows in other columns."""
+    return starts and [WarmStart(one.sites, n_sweeps=one.n_sweeps) for one in starts]
 
 
 def final(problem: BinaryProblems, learnt: Learnt, near: Fits | None, repairs: bool) -> Fits:

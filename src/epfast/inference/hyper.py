@@ -163,6 +163,8 @@ class Target:
     #: whether the metric is that of second derivatives, so that steps are Newton's
     knows_curvature = False
     n_fits = 0
+    #: metric and tolerance with which searches begin near a mode. None: it is not known
+    known: tuple[Array, float] | None = None
     unknowns: list[Unknown]
     #: where searches begin, (m,) each
     starts: list[Array]
@@ -343,10 +345,12 @@ def climbed(target: Target, start: Array) -> SearchEnd | None:
         values, vectors = np.linalg.eigh(target.metric(point))
         return np.asarray(vectors * np.maximum(np.abs(values), TINY) @ vectors.T)
 
-    here = look(np.clip(start, low, high), LOOSEST, None)
+    first, tol = target.known or (None, LOOSEST)
+    here = look(np.clip(start, low, high), tol, None)
     if here is None:
         return None
-    highest, metric, jumps, gain, size = here, metric_at(here.point), True, 0.0, math.inf
+    metric = metric_at(here.point) if first is None else first
+    highest, jumps, gain, size = here, True, 0.0, math.inf
     for _ in range(STEPS):
         u, slopes = here.point.u, here.slopes
         free = np.where(slopes > 0.0, u < high, u > low)
