@@ -7,10 +7,9 @@ import pytest
 
 from epfast import LinearClassifier
 from epfast.estimators import linear_model, search
-from epfast.estimators.directions import in_directions
-from epfast.gaussian.engines.rows import MEANS_FROM
+from epfast.estimators.directions import FROM, in_directions
 
-N, D, RANK = 400, MEANS_FROM + 30, 40
+N, D, RANK = 400, FROM + 30, 40
 
 
 def images(classes=3):

@@ -16,15 +16,14 @@ import numpy as np
 from epfast._arrays import row_chunks
 from epfast.estimators.evidence import BinaryProblems
 from epfast.estimators.units import Units
-from epfast.gaussian.engines.rows import has_passes
 from epfast.gaussian.problem import prior_of
 from epfast.inference.runtime import one_blas_thread
 
 #: shares of the variance of the rows that are left out, with tolerances of fits: of MNIST, 2,000
 #: rows, 161 and 624 of 784 directions are left, whose prior sds are .85 and 1 times that of all
 STAGES = ((0.1, 1e-2), (1e-10, 1e-4))
-#: there are so many times the columns, at least
-WORTH = 1.2
+#: least number of columns, and how many times the directions there are
+FROM, WORTH = 150, 1.2
 
 
 def in_directions(problem: BinaryProblems) -> Iterator[tuple[BinaryProblems, float]]:
@@ -34,7 +33,9 @@ def in_directions(problem: BinaryProblems) -> Iterator[tuple[BinaryProblems, flo
     """
     first, d = problem.problems[0], problem.d
     full = first.covariance == "full" and first.wide is None and first.batch_size is None
-    if not (full and first.loss.latents == 1 and has_passes(first)):
+    if not (full and first.loss.latents == 1 and problem.flat and d >= FROM):
+        return
+    if not isinstance(first.data.X, np.ndarray):
         return
     X, ones = first.data.X, first.shape[1] - d
     center, squares = np.zeros(d) if first.center is None else first.center, np.zeros((d, d))
