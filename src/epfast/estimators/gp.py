@@ -70,7 +70,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         Whether to average over the hyper-parameters of an exact process of two classes, as in
         :func:`epfast.fit_hyper_gp`. Each (for a variance, its root) has a half-Cauchy prior whose
         median is the start of the search. "auto" averages with up to 100 rows, if this changes a
-        standard deviation by more than 5 % and enough points are effective. It takes 130 to 570
+        standard deviation by more than 5 % and enough points are effective. It takes 90 to 570
         fits. More than eight hyper-parameters are fixed at the most probable ones, with a warning.
         False uses the most probable ones.
     schedule : EP, optional
