@@ -69,7 +69,7 @@ NUMBERS = 1 << 18
 #: rows from which a low rank is tried where none is asked for, and rows beyond which no other
 #: process is fitted exactly: a search takes two minutes there
 LOW_RANK_FROM, EXACT_UP_TO = 1000, 6000
-#: rows up to which an average over hyper-parameters is taken where none is asked for: it takes 130
+#: rows up to which an average over hyper-parameters is taken where none is asked for: it takes 90
 #: to 570 fits
 AVERAGED_UP_TO = 100
 #: nats of evidence that the most probable point may lack: weak priors that cost more are not weak.
