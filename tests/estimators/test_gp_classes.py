@@ -107,6 +107,7 @@ def test_refused():
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore:EP failed at 1 of:epfast.ConvergenceWarning")
 def test_the_share_of_flipped_labels_is_learnt():
     rng = np.random.default_rng(0)
     X = rng.uniform(-2.0, 2.0, (150, 1))

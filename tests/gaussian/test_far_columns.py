@@ -10,6 +10,7 @@ import pytest
 
 import epfast
 from epfast import EP, fit_linear
+from epfast.gaussian.linear_posterior import uncentered_posterior
 from epfast.gaussian.problem import with_ones
 
 RNG = np.random.default_rng(5)
@@ -24,7 +25,8 @@ def moved(away):
     """The rows so many standard deviations from 0, and the posterior of them, by that of X."""
     center = away * SD * [1.0, -1.0, 1.0]
     post = fit_linear(X, Y, **GIVEN)
-    return X + center, post.uncentered(center, post.problem.data._replace(X=with_ones(X + center)))
+    data = post.problem.data._replace(X=with_ones(X + center))
+    return X + center, uncentered_posterior(post, center, data)
 
 
 @pytest.mark.parametrize("away", [0.0, 3.0])
@@ -94,7 +96,8 @@ def test_several_latents(correlated):
     for away in (3.0, 1e6):
         center = away * SD
         rows = X + center
-        post = first.uncentered(center, first.problem.data._replace(X=with_ones(rows)))
+        data = first.problem.data._replace(X=with_ones(rows))
+        post = uncentered_posterior(first, center, data)
         if away == 3.0:
             right = fit_linear(rows, classes, **given)
             for name in ("mean", "covariance", "precision", "shift"):

@@ -20,10 +20,11 @@ from epfast.dask.fit import covariance_by, fit_linear
 from epfast.dask.labels import at_once, by_chunk, classes_of, computed, labels_at_door, signs_of
 from epfast.dask.needs import delayed
 from epfast.dask.worker import good
-from epfast.estimators.base import LatentClassifier, all_or_nothing, estimator, stacked
+from epfast.estimators.base import LatentClassifier, all_or_nothing, check_ends, estimator, stacked
 from epfast.estimators.coupling import best, tally
 from epfast.estimators.linear_model import Coefficients
-from epfast.estimators.units import ColumnMoments
+from epfast.estimators.units import ColumnMoments, Units
+from epfast.gaussian.linear_posterior import uncentered_posterior
 from epfast.gaussian.priors import checked_variances
 from epfast.gaussian.sources import answers, rows_of
 from epfast.inference import ExecutorFailed, Interrupted
@@ -97,10 +98,11 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         found = computed([delayed(_moments_of)(load, d) for load in loads], self.client)
         parts, sparse = zip(*found, strict=True)
         moments = reduce(ColumnMoments.merged, parts)
+        check_ends(moments.low, moments.high)
         scales = moments.scales(beside)
         full = (self.posterior or covariance_by(d, self.schedule)) == "full"
         center = moments.mean if beside and full and not any(sparse) else None
-        return _Units(rows, variance, variance / scales**2, True, scales, center)
+        return _Units(rows, variance, variance * Units(scales).variances, True, scales, center)
 
     def _fitted(self, X: Any, y: Any, loss: Loss, weights: Any, units: _Units) -> Any:
         """The posterior of rows. It is fitted to those less their center, if they have one."""
@@ -113,7 +115,7 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
 
         def of_rows(post: Any) -> Any:
             problem = post.problem._replace(names=units.rows.names)
-            return replace(post, problem=problem).uncentered(center, problem.data)
+            return uncentered_posterior(replace(post, problem=problem), center, problem.data)
 
         less = units.rows.X.map_blocks(_less, center=center, meta=np.empty((0, 0)))
         try:

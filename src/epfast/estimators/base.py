@@ -45,6 +45,7 @@ __all__ = [
     "LatentClassifier",
     "Points",
     "all_or_nothing",
+    "check_ends",
     "check_is_fitted",
     "check_labels",
     "check_sizes",
@@ -158,13 +159,7 @@ def check_sizes(X: Any, y: Any = None, loss: Loss | None = None) -> None:
     """
     if X.dtype.kind not in "fiu":
         return
-    least, most = ends_of(X)
-    size = float(max(most.max(), -least.min()))
-    if size and not SIZES[0] <= size <= SIZES[1]:
-        raise ValueError(
-            f"X has numbers up to {size:.2g}; allowed: up to a number from {SIZES[0]:g} to "
-            f"{SIZES[1]:g}, in another unit"
-        )
+    check_ends(*ends_of(X))
     in_unit = loss is not None and loss.in_units_of_y and np.ndim(y) == 1
     ends = (float(np.min(y)), float(np.max(y))) if in_unit else (0.0, 0.0)
     spread = ends[1] - ends[0] or abs(ends[0])  # of constant y their size is their unit
@@ -172,6 +167,16 @@ def check_sizes(X: Any, y: Any = None, loss: Loss | None = None) -> None:
         raise ValueError(
             f"y {'varies by' if ends[1] > ends[0] else 'is constant, of size'} {spread:.2g}; "
             f"allowed: from {SIZES[0] ** 0.5:.2g} to {SIZES[1] ** 0.5:.2g}, in another unit"
+        )
+
+
+def check_ends(least: Any, most: Any) -> None:
+    """Refuse columns, of which these are the ends, whose squares are lost."""
+    size = float(max(most.max(), -least.min()))
+    if size and not SIZES[0] <= size <= SIZES[1]:
+        raise ValueError(
+            f"X has numbers up to {size:.2g}; allowed: up to a number from {SIZES[0]:g} to "
+            f"{SIZES[1]:g}, in another unit"
         )
 
 

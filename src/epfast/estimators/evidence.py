@@ -25,6 +25,7 @@ from epfast.gaussian import (
 )
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.latent_posterior import LatentPosterior
+from epfast.gaussian.linear_posterior import recentered_posterior, uncentered_posterior
 from epfast.gaussian.problem import (
     Data,
     State,
@@ -255,7 +256,7 @@ def with_chunk(
         post, new = posteriors[k], problem.problems[k]
         origin = problem.units.origin
         if origin is not None and post.known is not None:
-            post = post.recentered()
+            post = recentered_posterior(post)
         old, now = (
             post.problem.with_precision(problem._replace(units=units).precision(variance)).prior
             for units in (before, problem.units)
@@ -286,7 +287,10 @@ def at_origin(post: Any, origin: Array | None) -> Any:
     data = post.problem.data
     if data.X is not None:
         data = data._replace(X=data.X + np.append(origin, 0.0))
-    return post.uncentered(origin, data)
+    whole = partial(uncentered_posterior, center=origin, data=data)
+    if isinstance(post, IntegratedPosterior):
+        return replace(post, posteriors=tuple(whole(one) for one in post.posteriors))
+    return whole(post)
 
 
 def under(post: Posterior, before: State, prior: State) -> Posterior:

@@ -53,7 +53,7 @@ from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import Data, check_positive, kernel_in_memory, responses_of
 from epfast.inference import FAILURES, DataWarning
-from epfast.inference.hyper import MOST, Unknown
+from epfast.inference.hyper import MOST, MOST_LOST, Unknown
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import memory_left
 from epfast.priors import HalfCauchy
@@ -516,7 +516,9 @@ class ProcessModel(Posteriors):
                 "integrate is True; allowed for an exact process of one latent value per row with "
                 "free hyper-parameters, an optimizer, a likelihood, and epfast.EP with a tolerance"
             )
-        small = given is True or len(self.X_train_) <= AVERAGED_UP_TO
+        # beyond the edge of what converges points of an average fail, too
+        few_lost = self.n_failed_points_ <= MOST_LOST
+        small = given is True or (few_lost and len(self.X_train_) <= AVERAGED_UP_TO)
         if not possible or given is False or not small or not trusted(post):
             return None
         assert isinstance(problem, BinaryProcess)

@@ -25,7 +25,7 @@ from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.fit_gp import without_factor
 from epfast.gaussian.hyper_gp import ProcessTarget
 from epfast.inference import ConvergenceWarning
-from epfast.inference.hyper import FINEST, GAIN, NEARLY, Unknown, climbed
+from epfast.inference.hyper import FINEST, GAIN, NEARLY, HyperPoint, Unknown, climbed
 from epfast.schedules import EP
 
 #: searches of low rank, one after the other: most of them, the gain in nats below which no other
@@ -129,12 +129,20 @@ class Evidence(ProcessTarget):
             slopes = -self.slopes(self.point(u, post))
         return (value, slopes) if eval_gradient else value
 
+    def _holds(self, end: HyperPoint) -> bool:
+        """Whether the fit at an end converges. A rough one may be all that the search had."""
+        tol = getattr(self.schedule, "tol", 0.0)
+        rough = getattr(end.fit.schedule, "tol", 0.0) > tol > 0.0
+        return not rough or self.fitted(end.u, tol, end.fit) is not None
+
     def maximum(self, optimizer: Any) -> Maximum | None:
         """The end of the search. None: there is no fit."""
         with self.problem.at_work():
             if not callable(optimizer):
                 end = climbed(self, self.starts[0])
-                return None if end is None else Maximum.of(*end.point, end.metric)
+                if end is None or not self._holds(end.point):
+                    return None
+                return Maximum.of(*end.point, end.metric)
             theta, value = optimizer(self.objective, self.starts[0], bounds=self.bounds)
             if self.lost == self.tried:
                 return None

@@ -524,10 +524,6 @@ class IntegratedPosterior(Posterior):
         """The average of the posteriors of higher responses; see that of a ``FullPosterior``."""
         return replace(self, posteriors=tuple(post.raised(*given) for post in self.posteriors))
 
-    def uncentered(self, *given: Any) -> Self:
-        """The average of the posteriors of rows; see that of a ``FullPosterior``."""
-        return replace(self, posteriors=tuple(post.uncentered(*given) for post in self.posteriors))
-
     def with_posteriors(self, posteriors: Sequence[Any], gains: ArrayLike) -> Self:
         """The average of other posteriors, log evidences of which have grown by gains, (k,)."""
         weights = special.softmax(np.log(self.weights) + gains)

@@ -71,8 +71,8 @@ class LinearPosterior(GaussianPosterior):
     """
 
     quantity: ClassVar[tuple[str, str]] = ("coefficient", "term")
-    #: of an :meth:`uncentered` one its mean, the root of its covariance, and its log evidence, of
-    #: which precision and shift have lost digits
+    #: of an :func:`uncentered_posterior` its mean, the root of its covariance, and its log
+    #: evidence, of which precision and shift have lost digits
     known: tuple[Array, Array, float] | None = None
 
     @property
@@ -235,43 +235,6 @@ class LinearPosterior(GaussianPosterior):
     def _root(self) -> Array:
         """A root of the covariance, an upper triangle, or one of each of several latents."""
         raise NotImplementedError
-
-    def uncentered(self, center: Array, data: Data) -> Self:
-        """The posterior of rows, from that of the rows less a center, (d - 1,).
-
-        Natural parameters of rows k standard deviations from 0 lose 2 log10(k) digits. Moments lose
-        half of them, so that they are kept. Not in the n x n form, nor of a diagonal covariance.
-
-        data: the rows, with the ones of the intercept, or none.
-        """
-        before, row = self.problem, np.append(center, 0.0)
-        mean, root = self.mean.copy(), self._root.copy()
-        mean[..., -1] -= mean @ row
-        by_latent = root.reshape(*mean.shape, -1)
-        by_latent[..., -1, :] -= row @ by_latent
-        blocks = [linalg.rq(block, mode="r") for block in root.reshape(-1, *root.shape[-2:])]
-        problem = before._replace(
-            data=data,
-            prior=uncentered(before.prior, center),
-            base=uncentered(before.base, center),
-            center=center if before.center is None else center + before.center,
-        )
-        known = mean, np.reshape(blocks, root.shape), self.log_evidence
-        return replace(self, state=uncentered(self.state, center), problem=problem, known=known)
-
-    def recentered(self) -> Self:
-        """The posterior of the rows less the center from which an uncentered one was made."""
-        problem, mean = self.problem, self.mean.copy()
-        center: Any = problem.center
-        row, root = np.append(center, 0.0), self._root.copy()
-        mean[-1] += row @ mean
-        root[-1] += row @ root
-        precision, data = inverse_of(root @ root.T), problem.data
-        if data.X is not None:
-            data = data._replace(X=data.X - row)
-        state = self.state._replace(precision=precision, shift=precision @ mean)
-        problem = problem._replace(data=data, center=np.zeros(len(center)))
-        return replace(self, state=state, problem=problem, known=None)
 
     def _with_rows(self, X: Any = None, y: Any = None) -> Self:
         """The posterior with its rows, known or given."""
@@ -793,3 +756,45 @@ class FullPosterior(LinearPosterior):
     def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
         """The state of the rows that are left. None: it is improper."""
         return online.without(problem, self.state, removal, rest)
+
+
+# ---- rows less a center ----
+
+
+def uncentered_posterior(post: Any, center: Array, data: Data) -> Any:
+    """The posterior of rows, from that of the rows less a center, (d - 1,).
+
+    Natural parameters of rows k standard deviations from 0 lose 2 log10(k) digits. Moments lose
+    half of them, so that they are kept. Not in the n x n form, nor of a diagonal covariance.
+
+    data: the rows, with the ones of the intercept, or none.
+    """
+    before, row = post.problem, np.append(center, 0.0)
+    mean, root = post.mean.copy(), post._root.copy()
+    mean[..., -1] -= mean @ row
+    by_latent = root.reshape(*mean.shape, -1)
+    by_latent[..., -1, :] -= row @ by_latent
+    blocks = [linalg.rq(block, mode="r") for block in root.reshape(-1, *root.shape[-2:])]
+    problem = before._replace(
+        data=data,
+        prior=uncentered(before.prior, center),
+        base=uncentered(before.base, center),
+        center=center if before.center is None else center + before.center,
+    )
+    known = mean, np.reshape(blocks, root.shape), post.log_evidence
+    return replace(post, state=uncentered(post.state, center), problem=problem, known=known)
+
+
+def recentered_posterior(post: Any) -> Any:
+    """The posterior of the rows less the center from which an uncentered one was made."""
+    problem, mean = post.problem, post.mean.copy()
+    center: Any = problem.center
+    row, root = np.append(center, 0.0), post._root.copy()
+    mean[-1] += row @ mean
+    root[-1] += row @ root
+    precision, data = inverse_of(root @ root.T), problem.data
+    if data.X is not None:
+        data = data._replace(X=data.X - row)
+    state = post.state._replace(precision=precision, shift=precision @ mean)
+    problem = problem._replace(data=data, center=np.zeros(len(center)))
+    return replace(post, state=state, problem=problem, known=None)
