@@ -45,6 +45,8 @@ def rows_at_door(X: Any, y: Any, weights: Any) -> Rows:
     """Check the collections as far as that reads nothing."""
     names = column_names(X) if hasattr(X, "to_dask_array") else None
     X = matrix_of(X)
+    if X.shape[1] == 0:
+        raise ValueError(f"X has shape {X.shape}; allowed: at least one column")
     parts = {"y": array_of("y", y)}
     if weights is not None:
         parts["weights"] = array_of("weights", weights)

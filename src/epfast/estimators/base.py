@@ -143,7 +143,10 @@ def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:
             estimator.n_features_in_ = X.shape[1]
             vars(estimator).pop("feature_names_in_", None)
             return X, y
-    return validate_data(estimator, X, y, **given)
+    rows, responses = validate_data(estimator, X, y, **given)
+    if hasattr(rows, "indptr"):  # of which scikit-learn and SciPy follow indices without a look
+        rows = _checks.sparse_design("X", rows)
+    return rows, responses
 
 
 #: the largest weight of a row: with less all rows say nothing, and EP counts to the most

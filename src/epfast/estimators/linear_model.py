@@ -261,7 +261,7 @@ class LinearModel(Coefficients):
                 mean = np.where(variance > 0.0, 0.0, mean)
             notes.note_far(mean, variance, center is not None)
         given: Any = self.prior_variance
-        if np.ndim(given) == 0 and not self._standardizes:
+        if (given is None or np.isscalar(given)) and not self._standardizes:
             notes.note_scales(notes.column_sizes(rows, center)[0])
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
