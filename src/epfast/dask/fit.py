@@ -150,7 +150,8 @@ def fit_linear(
         if posterior != "full":
             notes.note_factorized(rows.X.shape)
     # shards are tasks without a client, too: threads do them
-    tasks = {} if isinstance(schedule, ADF) else {"executor": "threads" if client is None else client}
+    executor = "threads" if client is None else client
+    tasks = {} if isinstance(schedule, ADF) else {"executor": executor}
     chosen = choose(loss, scheme, posterior, batch_size, schedule, beta, tasks)
     note_working(chosen.loss)
     _checks.callback(callback)
