@@ -25,7 +25,7 @@ from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.fit_gp import without_factor
 from epfast.gaussian.hyper_gp import ProcessTarget
 from epfast.inference import ConvergenceWarning
-from epfast.inference.hyper import FINEST, GAIN, NEARLY, HyperPoint, Unknown, climbed
+from epfast.inference.hyper import FINEST, GAIN, LOOSEST, NEARLY, HyperPoint, Unknown, climbed
 from epfast.schedules import EP
 
 #: searches of low rank, one after the other: most of them, the gain in nats below which no other
@@ -98,15 +98,11 @@ class Evidence(ProcessTarget):
         at = partial(problem.at, gradient=True)
         places, powers = np.arange(p), np.ones(p)
         super().__init__(at, problem.schedule, free, start.theta, places, powers, problem.bounds)
-        self.problem, self._last, self._metric = problem, start.sites, start.metric
+        self.problem, self._last = problem, start.sites
+        self.known = None if start.metric is None else (start.metric, LOOSEST)
         self.finest, self.enough, self.nearly = ends
         #: hyper-parameters that were tried, and those of them without a fit
         self.tried = self.lost = 0
-
-    def metric(self, point: Any) -> Array:
-        """That of the start, and then as of every target."""
-        first, self._metric = self._metric, None
-        return super().metric(point) if first is None else first
 
     def patience(self) -> Any:
         """Sweeps that do not shrink are given up where t is not log-concave."""
