@@ -71,7 +71,7 @@ class LinearPosterior(GaussianPosterior):
     """
 
     quantity: ClassVar[tuple[str, str]] = ("coefficient", "term")
-    #: of an :func:`uncentered_posterior` its mean, the root of its covariance, and its log
+    #: of one that was made of rows less a center its mean, the root of its covariance, and its log
     #: evidence, of which precision and shift have lost digits
     known: tuple[Array, Array, float] | None = None
 
