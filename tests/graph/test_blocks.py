@@ -346,6 +346,14 @@ class TestGoingOn:
             start = g.fit(first)
             assert g.fit(second, start=start).history[0].change < 1e-8
 
+    def test_a_number_of_sweeps_goes_on_from_exact_sites(self, X, rng):
+        g = epfast.Graph()
+        v = g.block(D)
+        g.add("gaussian", X @ v, rng.normal(size=len(X)), noise=0.5)
+        start = g.fit()
+        again = g.fit(epfast.EP(sweeps=2, tol=0.0), start=start)
+        assert_allclose(again[v].mean, start[v].mean, atol=1e-10)
+
     @pytest.mark.parametrize("schedule", [TIGHT, SCHEDULES["parallel"], epfast.ADF()])
     def test_in_files(self, schedule, X, group, rng, tmp_path):
         """Saved and resumed is uninterrupted to the bit, but for linear models of their own."""

@@ -147,6 +147,8 @@ def test_tuples_that_are_told():
     assert (np.abs(targets - truths(fresh)) < 4.0 * sd + 1e-6).mean() > 0.95
     with pytest.raises(ValueError, match="sd holds -1; allowed: numbers >= 0"):
         op.learn(messages, truths(messages), -np.ones((80, 3)))
+    with pytest.raises(ValueError, match=r"targets holds 1e\+308; allowed: sizes up to 1e\+150"):
+        op.learn(messages, np.full((80, 3), -1e308))
     with pytest.raises(ValueError, match="targets"):
         op.learn(messages, truths(messages)[:, :2])
 

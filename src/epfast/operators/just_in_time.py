@@ -42,6 +42,8 @@ LOG_Z = 3.0
 NEARER = 0.03
 #: limits of the core: targets, inputs and columns of data
 MOST_TARGETS, MOST_COLUMNS = 16, 15
+#: the largest size of a target, whose square is a double
+LARGEST = 1e150
 #: the threshold of the paper
 THRESHOLD = -8.5
 #: settings of the paper's online experiments
@@ -373,6 +375,10 @@ class Operator:
         errors = np.zeros((n, T)) if sd is None else _checks.array("sd", sd, shape=(n, T))
         if not (errors >= 0.0).all():
             raise ValueError(f"sd holds {errors.min():g}; allowed: numbers >= 0")
+        for name, numbers in (("targets", values), ("sd", errors)):
+            largest = float(np.abs(numbers).max(initial=0.0))
+            if largest > LARGEST:
+                raise ValueError(f"{name} holds {largest:g}; allowed: sizes up to {LARGEST:g}")
         for i in range(n):
             row = tuple(p[i : i + 1] for p in parts)
             self._take(x[i], row, _row(given, i), values[i], errors[i])

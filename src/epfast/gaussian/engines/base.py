@@ -248,7 +248,7 @@ class EPEngine(Visits):
             state = self.form.built(self.exact, sweeps)
             if state is None:
                 raise self.form.improper(self.exact)
-            return state
+            return self.begun(state, False)  # a number of sweeps may go on from it
         if start is None:
             return self.begun(self.form.prior(), True)
         state = self.form.built(self.form.taken(start), start.n_sweeps)
