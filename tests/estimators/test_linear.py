@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 import epfast
 from epfast import ADF, EP, SEP, fit_linear, losses
@@ -549,3 +550,13 @@ def test_a_constant_column_far_from_0():
             epfast.LinearClassifier().fit(x, y > 0.0).predict_proba(x)[:, 1],
             atol=0.05,
         )
+
+
+@pytest.mark.parametrize("call", ["fit", "partial_fit"])
+def test_sparse_rows_that_lie_are_found_before_they_are_read(call):
+    rows, y = small()
+    bad = sparse.csr_array(rows)
+    bad.indices[-1] = 10**8
+    given = {"classes": np.unique(y)} if call == "partial_fit" else {}
+    with pytest.raises(ValueError, match=r"^X is not a valid CSR matrix"):
+        getattr(LinearClassifier(), call)(bad, y, **given)

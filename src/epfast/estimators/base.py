@@ -143,10 +143,7 @@ def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:
             estimator.n_features_in_ = X.shape[1]
             vars(estimator).pop("feature_names_in_", None)
             return X, y
-    rows, responses = validate_data(estimator, X, y, **given)
-    if hasattr(rows, "indptr"):  # of which scikit-learn and SciPy follow indices without a look
-        rows = _checks.sparse_design("X", rows)
-    return rows, responses
+    return validate_data(estimator, X, y, **given)
 
 
 #: the largest weight of a row: with less all rows say nothing, and EP counts to the most
@@ -511,7 +508,10 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
 
         counted: whether rows of weight 0 are left out.
         """
-        rows, labels = validate_fit(self, X, y, **self._input())
+        given = self._input()
+        rows, labels = validate_fit(self, X, y, **given)
+        if "accept_sparse" in given:  # SciPy follows indices without a look
+            rows = _checks.rows("X", rows)
         check_labels(labels)
         check_sizes(rows)
         weights = row_weights(rows, labels, sample_weight, self.class_weight)

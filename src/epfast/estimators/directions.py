@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from epfast._arrays import row_chunks
+from epfast._arrays import Array, row_chunks
 from epfast.estimators.evidence import BinaryProblems
 from epfast.estimators.units import Units
 from epfast.gaussian.problem import prior_of
@@ -39,9 +39,13 @@ def in_directions(problem: BinaryProblems) -> Iterator[tuple[BinaryProblems, flo
         return
     X, ones = first.data.X, first.shape[1] - d
     center, squares = np.zeros(d) if first.center is None else first.center, np.zeros((d, d))
+
+    def standardised(part: slice) -> Array:
+        return np.asarray((X[part, :d] - center) / problem.units.scale)
+
     with one_blas_thread(d):
         for part in row_chunks(X):
-            Z = (X[part, :d] - center) / problem.units.scale
+            Z = standardised(part)
             squares += Z.T @ Z
         if not np.isfinite(squares).all():
             return
@@ -55,7 +59,7 @@ def in_directions(problem: BinaryProblems) -> Iterator[tuple[BinaryProblems, flo
         rows, schedule = np.ones((len(X), r + ones)), problem.schedule
         with one_blas_thread(d):
             for part in row_chunks(X):
-                rows[part, :r] = (X[part, :d] - center) / problem.units.scale @ basis
+                rows[part, :r] = standardised(part) @ basis
         coarse = replace(schedule, tol=max(schedule.tol, tol))
         # until there is a prior variance
         flat = prior_of(np.ones(r + ones), np.zeros(r + ones), True)

@@ -307,7 +307,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
                 "all classes, takes longer still",
                 DataWarning,
             )
-        self._fit(_checks.rows("X", rows), targets, weights)
+        self._fit(rows, targets, weights)
         self._couple(index, weights)
         return self
 
@@ -347,6 +347,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         """
         first = not hasattr(self, "posteriors_")
         rows, labels = validate_data(self, X, y, reset=first, **self._input())
+        rows = _checks.rows("X", rows)
         index = self._class_numbers(labels, classes, first)
         loss_of_labels(self.loss)
         if self.learn:
