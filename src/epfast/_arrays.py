@@ -1,13 +1,65 @@
-"""Arrays: their type, slices of their rows, and triangles."""
+"""Arrays: their types, slices of their rows, and triangles."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+#: rows that are selected
+Which = slice | Indices | NDArray[np.bool_]
+
+
+class CSR(Protocol):
+    """What is read of a ``scipy.sparse`` CSR matrix or array, which has no types of its own."""
+
+    data: Array
+    indices: NDArray[np.integer]
+    indptr: NDArray[np.integer]
+    shape: tuple[int, int]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def nnz(self) -> int: ...
+
+    @property
+    def T(self) -> CSR: ...  # noqa: N802
+
+    def toarray(self) -> Array: ...
+
+    def tocsr(self) -> CSR: ...
+
+    def copy(self) -> Self: ...
+
+    def multiply(self, other: Array | CSR) -> CSR: ...
+
+    def count_nonzero(self) -> int: ...
+
+    def diagonal(self) -> Array: ...
+
+    def __getitem__(self, which: Which | tuple[Which, Which | list[int]], /) -> CSR: ...
+
+    @overload
+    def __matmul__(self, other: Array, /) -> Array: ...
+
+    @overload
+    def __matmul__(self, other: CSR, /) -> CSR: ...
+
+
+#: rows, or a precision
+Matrix = Array | CSR
+
+
+def is_sparse(matrix: Matrix) -> TypeIs[CSR]:
+    """Whether a matrix is CSR, and not dense."""
+    return hasattr(matrix, "indptr")
+
 
 #: rows of a square matrix per slice, and numbers of other arrays at a time
 ROWS, NUMBERS = 256, 1 << 20
@@ -18,9 +70,9 @@ def slices(n: int) -> list[slice]:
     return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
 
 
-def entries_of(rows: Any) -> NDArray[Any]:
+def entries_of(rows: Matrix) -> Array:
     """The entries of rows, or of sites. Of a sparse matrix the stored ones."""
-    return np.asarray(rows.data if hasattr(rows, "indptr") else rows)
+    return rows.data if is_sparse(rows) else np.asarray(rows)
 
 
 def pieces(n: int, width: int, entries: int | None = None) -> list[slice]:
@@ -29,13 +81,13 @@ def pieces(n: int, width: int, entries: int | None = None) -> list[slice]:
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 
-def row_chunks(rows: Any, entries: int | None = None, unpacked: bool = False) -> list[slice]:
+def row_chunks(rows: Matrix, entries: int | None = None, unpacked: bool = False) -> list[slice]:
     """Slices of rows with about ``entries`` numbers each, or NUMBERS: temporary arrays stay small.
 
     Of CSR rows these are nonzeros, unless the rows are to be unpacked.
     """
     n, width = rows.shape
-    if hasattr(rows, "indptr") and not unpacked:
+    if is_sparse(rows) and not unpacked:
         width = rows.nnz // max(1, n)
     return pieces(n, width, entries)
 

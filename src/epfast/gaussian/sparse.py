@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 from scipy.sparse.linalg import spilu
 
-from epfast._arrays import Array
+from epfast._arrays import Array, Indices
 from epfast._core.cholesky import gaussian_moments
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
@@ -44,8 +44,6 @@ MOST_FILL = 50
 MOST_NUMBERS = 1 << 30
 #: entries of dense columns that are made at a time
 PART = 1 << 24
-
-Indices = NDArray[np.intp]
 
 
 def as_csr(rows: Any) -> Any:
