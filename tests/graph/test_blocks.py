@@ -198,7 +198,7 @@ class TestMixedForms:
         engine = GraphEngine(problem, by_parts=False)
         state = engine.init(None)
         for _ in range(40):
-            state, _ = engine.sweep(state, False, lambda count: None)
+            state = engine.sweep(state, False, lambda count: None).state
         assert_allclose(state.blocks[0].mean, reference.mean, atol=1e-11)
         assert_allclose(state.blocks[0].covariance, reference.covariance, atol=1e-11)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from epfast import ConvergenceWarning, Interrupted
-from epfast.inference import Counts, Fit, Summary, run, warn_of
+from epfast.inference import Counts, Fit, Summary, Swept, run, warn_of
 from epfast.inference.loop import FAR, change, mean_beyond_precision
 
 
@@ -25,14 +25,18 @@ class Schedule(NamedTuple):
 
 
 class Halving:
-    """Each sweep halves the mean; ``counts`` says what sweep k met, ``new`` what else it made."""
+    """Each sweep halves the mean; ``counts`` says what sweep k met, ``new`` what else it made.
+
+    ``found``: other fields of what sweep k returns.
+    """
 
     n_sites, order_of_matrices, remedy = 10, 1, "do as the engine says"
     evidence_bound = 0.0
-    measures, pool = False, None
+    pool, damping = None, 1.0
 
-    def __init__(self, counts=lambda k: Counts(), new=lambda k, state: state):
-        self.counts, self.new, self.settled, self.kept = counts, new, [], []
+    def __init__(self, counts=lambda k: Counts(), new=lambda k, state: state, found=lambda k: {}):
+        self.counts, self.new, self.found = counts, new, found
+        self.settled, self.kept = [], []
 
     def init(self, start: Any) -> State:
         return State(1.0, 1.0) if start is None else start
@@ -41,8 +45,11 @@ class Halving:
         self.kept.append(keep)
         tick(4)
         tick(6)
-        new = State(0.5 * state.mean, state.variance, state.sweeps + 1)
-        return self.new(state.sweeps + 1, new), self.counts(state.sweeps + 1)
+        k = state.sweeps + 1
+        new = self.new(k, State(0.5 * state.mean, state.variance, k))
+        before, now = self.summary(state), self.summary(new)
+        found = {"change": change(before, now) / self.damping, "log_evidence": now.log_evidence}
+        return Swept(new, counts=self.counts(k), **(found | self.found(k)))
 
     def summary(self, state, evidence=True) -> Summary:
         return Summary(np.array([state.mean]), np.array([state.variance]), -state.mean)
@@ -92,7 +99,8 @@ def test_a_mean_is_blurred_beyond_so_many_of_its_own_standard_deviations():
 @pytest.mark.parametrize("damping", [1.0, 0.25])
 def test_it_ends_at_the_first_change_within_the_tolerance(damping):
     """The mean moves by 2^-k in sweep k."""
-    engine = Halving()
+    engine, seen = Halving(), Halving()
+    engine.damping = seen.damping = damping
     fit = run(engine, Schedule(tol=1e-3, damping=damping))
     assert fit.converged
     sweeps = 10 if damping == 1.0 else 12
@@ -104,7 +112,6 @@ def test_it_ends_at_the_first_change_within_the_tolerance(damping):
     assert fit.state == State(2.0**-sweeps, 1.0, sweeps)
     assert engine.settled == [False]
     assert not any(engine.kept)  # no function of the user has seen an old state
-    seen = Halving()
     run(seen, Schedule(tol=1e-3, damping=damping), callback=lambda info, state: False)
     assert all(seen.kept)
     assert all(info.seconds >= 0.0 for info in fit.history)
@@ -118,24 +125,24 @@ def test_without_a_tolerance_all_sweeps_are_run():
     assert (len(fit.history), fit.converged) == (3, False)
 
 
-def test_of_an_engine_that_measures_no_state_is_summarised():
-    """Its change and log evidence are those that each sweep tells; means are seen at the end."""
+def test_a_state_is_summarised_at_the_end_alone():
+    """Change and log evidence are those that each sweep tells."""
 
     class Measuring(Halving):
-        measures = True
-
         def summary(self, state, evidence=True):
-            assert not evidence
-            seen.append(state)
+            seen.append(evidence)
             return super().summary(state, evidence)
 
+        def sweep(self, state, keep, tick):
+            k = state.sweeps + 1
+            return Swept(State(0.5 * state.mean, 1.0, k), 2.0 ** (1 - k), -(2.0**-k))
+
     seen = []
-    engine = Measuring(lambda k: Counts(measured=(2.0**-k, -(2.0**-k))))
-    fit = run(engine, Schedule(tol=1e-3, damping=0.5))
+    fit = run(Measuring(), Schedule(tol=1e-3, damping=0.5))
     assert fit.converged
     assert [info.change for info in fit.history] == [2.0 ** (1 - k) for k in range(1, 12)]
     assert [info.log_evidence for info in fit.history] == [-(2.0**-k) for k in range(1, 12)]
-    assert seen == [fit.state]
+    assert seen == [False]
 
 
 def test_a_start_goes_on():
@@ -148,10 +155,9 @@ def test_a_start_goes_on():
 def test_a_refused_site_in_the_last_sweep_is_no_convergence():
     """The sweeps go on until none is refused."""
 
-    def left(k):
-        return np.array([2.0**-k + 0.5 * k]), np.ones(1)
-
-    engine = Halving(lambda k: Counts(refused=1 if k < 14 else 0, clipped=k, left=left(k)))
+    engine = Halving(
+        lambda k: Counts(refused=1 if k < 14 else 0, clipped=k), found=lambda k: {"drift": 0.5 * k}
+    )
     fit = run(engine, Schedule(tol=1e-3))
     assert (len(fit.history), fit.converged) == (14, True)
     assert [info.n_refused for info in fit.history] == 13 * [1] + [0]
@@ -163,19 +169,19 @@ def test_a_refused_site_in_the_last_sweep_is_no_convergence():
 
 
 def test_an_engine_that_is_stuck_ends_the_run():
-    fit = run(Halving(lambda k: Counts(stuck=k == 4)), Schedule())
+    fit = run(Halving(found=lambda k: {"stuck": k == 4}), Schedule())
     assert (len(fit.history), fit.converged) == (4, False)
 
 
 def test_an_engine_may_know_by_itself_whether_it_has_settled():
     """A short step is no sign of an end then, nor a long one a sign that there is none."""
-    engine = Halving(lambda k: Counts(mismatch=1.0 / k, settled=k == 3))
+    engine = Halving(found=lambda k: {"mismatch": 1.0 / k, "settled": k == 3})
     fit = run(engine, Schedule(tol=0.0))
     assert (len(fit.history), fit.converged) == (3, True)
     assert [info.mismatch for info in fit.history] == [1.0, 0.5, 1 / 3]
-    fit = run(Halving(lambda k: Counts(settled=False)), Schedule(40, 1e-3))
+    fit = run(Halving(found=lambda k: {"settled": False}), Schedule(40, 1e-3))
     assert (len(fit.history), fit.converged) == (40, False)
-    fit = run(Halving(lambda k: Counts(settled=True, refused=k < 3)), Schedule())
+    fit = run(Halving(lambda k: Counts(refused=k < 3), found=lambda k: {"settled": True}), Schedule())
     assert (len(fit.history), fit.converged) == (3, True)
 
 
@@ -205,8 +211,8 @@ def test_an_error_of_a_callback_passes_through():
 
 
 def test_costs_are_recorded():
-    def costs(state, counts):
-        return state.mean, np.full(2, counts.refused)
+    def costs(swept):
+        return swept.state.mean, np.full(2, swept.counts.refused)
 
     fit = run(Halving(lambda k: Counts(refused=k)), Schedule(2, 0.0), record=costs)
     assert [info.cost for info in fit.history] == [0.5, 0.25]

@@ -26,8 +26,8 @@ from epfast.dask.worker import (
     visit_rows,
     visit_shared,
 )
-from epfast.gaussian.engines.base import EPEngine, Full, Working, plain, with_moments
-from epfast.gaussian.engines.passes import adf_begun
+from epfast.gaussian.engines.base import EPEngine, Full, Visited, Working, plain, with_moments
+from epfast.gaussian.engines.passes import start_of_pass
 from epfast.gaussian.engines.shards import (
     ShardEngine,
     Shards,
@@ -146,10 +146,10 @@ class Remote(Shards):
 
     def prior(self) -> Any:
         nothing = flat_site(self.problem.base.precision)
-        return self.built([ShardSite(nothing, None)] * len(self.sizes), 0)
+        return self.rebuild([ShardSite(nothing, None)] * len(self.sizes), 0)
 
-    def taken(self, start: Any) -> list[ShardSite]:
-        sites = Full.taken(self, start)
+    def checked_start(self, start: Any) -> list[ShardSite]:
+        sites = Full.checked_start(self, start)
         return [ShardSite(families.taken(sites, k), None) for k in range(len(self.sizes))]
 
     def sites_of(self, parts: Sequence[ShardSite]) -> Sites:
@@ -245,9 +245,9 @@ class Passes(EPEngine):
         self.streams = streams
 
     def init(self, start: Any) -> Working:
-        return adf_begun(self.problem, start)
+        return start_of_pass(self.problem, start)
 
-    def visit(self, state: Working, sites: None, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: None, tick: Tick) -> Visited[Working]:
         begun, seen = plain(state), list[Facts]()
         # engines begin at the base
         template = self.problem._replace(base=begun)
@@ -284,7 +284,7 @@ class Passes(EPEngine):
         self.n_sites = sum(facts.factors(self.problem.batch_size) for facts in seen)
         made = new._replace(sweeps=new.sweeps + 1)
         refused, failed, clipped = totals.tolist()
-        return Counts(refused, failed, clipped, made=made, in_flight=len(self.streams))
+        return Visited(Counts(refused, failed, clipped), made, in_flight=len(self.streams))
 
     def _combined(self, begun: State, reached: Sequence[Any]) -> Working:
         """The product of the passes, over all but one of where they began."""

@@ -284,8 +284,8 @@ def visit_pass(shard: Loaded, problem: Problem, state: Any) -> Passed:
     engine: Any = engine_of(problem._replace(data=shard.data))
     begun = engine.init(None) if state is None else state
     with one_blas_thread(engine.order_of_matrices):
-        new, counts = engine.sweep(begun, True, no_tick)
-    return Passed(new._replace(sweeps=begun.sweeps), counts, shard.facts)
+        swept = engine.sweep(begun, True, no_tick)
+    return Passed(swept.state._replace(sweeps=begun.sweeps), swept.counts, shard.facts)
 
 
 def forget(token: str) -> None:

@@ -119,10 +119,11 @@ def residual_of_sweep(problem: Problem, state: State) -> float:
         schedule = DAEP(problem.groups, power=power, damping=1.0)
     engine = engine_of(problem._replace(schedule=schedule, base=problem.prior))
     before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
-    after, counts = engine.sweep(before, True, no_tick)
-    if counts.refused:
+    swept = engine.sweep(before, True, no_tick)
+    if swept.counts.refused:
         return float("inf")
-    return change(engine.summary(before, evidence=False), engine.summary(after, evidence=False))
+    after = engine.summary(swept.state, evidence=False)
+    return change(engine.summary(before, evidence=False), after)
 
 
 def loo_of_rows(problem: Any, sites: Sites, mean: Array, variance: Array) -> Array:

@@ -53,11 +53,11 @@ from epfast.gaussian.wide import in_best_form, wide_rows
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.inference import (
     Callback,
-    Counts,
     ExecutorFailed,
     Fit,
     Interrupted,
     SweepInfo,
+    Swept,
     interrupted,
     run,
     run_from,
@@ -575,11 +575,11 @@ def fit_problem(
             vars(post).update(engine.known(last))
         return post
 
-    def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
-        mean = engine.summary(state, evidence=False).mean
+    def costs(swept: Swept[Any]) -> tuple[float | None, Array | None]:
+        mean = engine.summary(swept.state, evidence=False).mean
         if problem.wide is not None:  # of the rows
-            mean = seen_by_users(state).mean
-        traced = None if counts.trace is None else problem.cost(counts.trace)
+            mean = seen_by_users(swept.state).mean
+        traced = None if swept.trace is None else problem.cost(swept.trace)
         return float(problem.cost(mean[None])[0]), traced
 
     def look(info: SweepInfo, state: State) -> Any:

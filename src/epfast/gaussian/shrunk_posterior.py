@@ -415,7 +415,7 @@ class ShrunkPosterior(FullPosterior):
     def _by_rows(self) -> DualState:
         """Matrices of the n x n form. O(n^2 d), once."""
         sites = families.joined(self.state.sites, self.prior_sites)
-        state: DualState = ByRows(self.problem).built(sites, 0)
+        state: DualState = ByRows(self.problem).rebuild(sites, 0)
         return state
 
     @property

@@ -180,7 +180,7 @@ class SparsePosterior(FullPosterior):
 
     def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
         sites = families.taken(self.state.sites, ~removal)
-        return Sparse(on_pattern(rest)).built(sites, self.n_sweeps)
+        return Sparse(on_pattern(rest)).rebuild(sites, self.n_sweeps)
 
 
 def on_pattern(problem: Problem) -> Problem:

@@ -226,7 +226,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
     def in_d_by_d(self) -> FullPosterior:
         """The same posterior in the d x d form. O(n d^2 + d^3)."""
         problem = in_d_by_d(self.problem)
-        state = proper(Full(problem).built(self.state.sites, self.state.sweeps))
+        state = proper(Full(problem).rebuild(self.state.sites, self.state.sweeps))
         return FullPosterior(plain(state), problem, self.converged, self.history)
 
     def joined(self, sites: Sites, data: Data, **parts: Any) -> FullPosterior:

@@ -21,8 +21,8 @@ from epfast.gaussian.problem import Data, prior_of
 from epfast.gaussian.table import engine_of
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.variables import Index
-from epfast.inference import Counts, Sites
-from epfast.inference.loop import Summary, change
+from epfast.inference import Sites, Swept
+from epfast.inference.loop import Summary
 from epfast.inference.runtime import Tick
 
 
@@ -251,13 +251,10 @@ class LinearPart:
                 return self.engine.init(start)
         return self.engine.init(None)
 
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
-        """One sweep, and how far it moves the block. keep: leave the old state unchanged."""
-        before = self.engine.summary(state, evidence=False)
-        new, counts = self.engine.sweep(state, keep, tick)
-        summary = self.engine.summary(new)
-        distance = change(before, summary) if counts.remaining is None else counts.remaining
-        return new, counts._replace(measured=(distance, summary.log_evidence))
+    def sweep(self, state: Any, keep: bool, tick: Tick) -> Swept[Any]:
+        """One sweep. keep: leave the old state unchanged."""
+        swept: Swept[Any] = self.engine.sweep(state, keep, tick)
+        return swept
 
     def belief(self, state: Any, hurry: bool = False) -> BlockBelief:
         """The belief about the block. O(d^3)."""

@@ -36,7 +36,7 @@ from epfast.graph.limit import FIRST, SLOW, TRIES, Limit
 from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
 from epfast.graph.sparse_blocks import FormsOnPattern, naturals
 from epfast.graph.variables import Index, LinearForm, Terms
-from epfast.inference import Counts, Sites, Summary
+from epfast.inference import Counts, Sites, Summary, Swept
 from epfast.inference.loop import change
 from epfast.inference.runtime import cached_property
 from epfast.schedules import EP
@@ -177,7 +177,6 @@ def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Arr
 class GraphEngine:
     """Sweeps over all factors, alternately forward and backward."""
 
-    measures = True
     pool: ThreadPool | None = None
     remedy = REMEDY
 
@@ -472,27 +471,29 @@ class GraphEngine:
 
     # ---- sweep ----
 
-    def sweep(self, state: GraphState, keep: bool, tick: Any) -> tuple[GraphState, Counts]:
-        new, counts = self._sweep(state, keep, tick)
+    def sweep(self, state: GraphState, keep: bool, tick: Any) -> Swept[GraphState]:
+        swept = self._sweep(state, keep, tick)
         if not self.linear:
-            return new, counts
+            return swept
         pairs = zip(self.linear.values(), state.linear, strict=True)
-        linear, others = zip(*(part.sweep(old, keep, tick) for part, old in pairs), strict=True)
-        every: list[Any] = [counts, *others]
-        distances, evidences = zip(*(part.measured for part in every), strict=True)
-        return new._replace(linear=linear), counts._replace(
-            refused=sum(part.refused for part in every),
-            failed=sum(part.failed for part in every),
-            settled=False if any(part.settled is False for part in others) else counts.settled,
-            measured=(max(distances), sum(evidences)),
+        others = [part.sweep(old, keep, tick) for part, old in pairs]
+        every = [swept, *others]
+        counts = (part.counts for part in every)
+        refused, failed = map(sum, zip(*(count[:2] for count in counts), strict=True))
+        return swept._replace(
+            state=swept.state._replace(linear=tuple(part.state for part in others)),
+            change=max(part.change for part in every),
+            log_evidence=sum(part.log_evidence for part in every),
+            counts=Counts(refused, failed),
+            settled=False if any(part.settled is False for part in others) else swept.settled,
         )
 
-    def _sweep(self, state: GraphState, keep: bool, tick: Any) -> tuple[GraphState, Counts]:
+    def _sweep(self, state: GraphState, keep: bool, tick: Any) -> Swept[GraphState]:
         """One sweep of the factors of the core."""
         schedule = self.problem.schedule
         if not self.batches:
             evidence = sum(state.blocks[k].partition for k in self.sparse)
-            return state._replace(sweeps=state.sweeps + 1), Counts(measured=(0.0, evidence))
+            return Swept(state._replace(sweeps=state.sweeps + 1), 0.0, evidence)
         in_order = not state.together and schedule.stores != "none"
         if in_order and not keep and not self.blocks:
             # between two runs beliefs are the sums of priors and sites
@@ -589,11 +590,12 @@ class GraphEngine:
         restless = moved > RESTLESS and grown * damping >= 2 * MOST_RESTLESS
         if diverges and (moved > ASTRAY or restless):
             new = self._begun_again(new)
-        return new, Counts(
-            refused,
-            failed,
+        return Swept(
+            new,
+            distance / (state.damping * schedule.damping),
+            evidence,
+            Counts(refused, failed),
             settled=settled,
-            measured=(distance / state.damping, evidence),
             damping=state.damping,
         )
 

@@ -16,7 +16,7 @@ from epfast.graph.engine import FAR, remedy_for
 from epfast.graph.factors import HALF_LOG_2PI, Batch, form_of
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import GraphProblem
-from epfast.inference import Counts, Summary
+from epfast.inference import Counts, Summary, Swept
 from epfast.inference.loop import change
 from epfast.operators.laplace import LaplaceMessages, kinks
 from epfast.operators.tilted import FactorCavities, FactorRows, Tilted, maximum
@@ -103,7 +103,6 @@ class Cavity:
 class JointEngine:
     """Sequential sweeps over the factors, alternately forward and backward. O(n d^3)."""
 
-    measures = True
     pool = None
 
     def __init__(self, problem: GraphProblem) -> None:
@@ -174,7 +173,7 @@ class JointEngine:
     def summary(self, state: JointState, evidence: bool = True) -> Summary:
         return Summary(state.mean, state.covariance.diagonal().copy(), state.log_evidence)
 
-    def sweep(self, state: JointState, keep: bool, tick: Any) -> tuple[JointState, Counts]:
+    def sweep(self, state: JointState, keep: bool, tick: Any) -> Swept[JointState]:
         sites = tuple(JointSites(*(part.copy() for part in site)) for site in state.sites)
         precision, shift = self.added_up(sites)
         now = belief_of(precision, shift)
@@ -206,9 +205,9 @@ class JointEngine:
         end = belief_of(precision, shift)
         if end is None:
             if state.sweeps:  # keep the state, since smaller steps may help
-                return state._replace(sweeps=state.sweeps + 1), Counts(
-                    refused=self.n_sites, settled=False, measured=(FAR, state.log_evidence)
-                )
+                same = state._replace(sweeps=state.sweeps + 1)
+                far, counts = FAR / damping, Counts(refused=self.n_sites)
+                return Swept(same, far, state.log_evidence, counts, settled=False)
             raise FloatingPointError(f"the factors do not determine all variables; {self.remedy}")
         evidence = sum(float(site.scale.sum()) for site in sites) + end.partition
         evidence -= self.prior.partition
@@ -216,7 +215,7 @@ class JointEngine:
         with np.errstate(all="ignore"):
             far = float(change(self.summary(state), self.summary(new_state)))
         far = min(far, FAR) if far >= 0.0 else FAR  # NaN: some variable was not determined
-        return new_state, Counts(refused=refused, measured=(far, evidence))
+        return Swept(new_state, far / damping, evidence, Counts(refused=refused))
 
     def fitted(
         self, b: int, i: int, precision: Array, shift: Array, start: Array

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from epfast.inference.runtime import Tick, at_work, ticks
 from epfast.losses import Loss
 
 logger = logging.getLogger("epfast")
+
+S = TypeVar("S")
 
 #: rounding of a log evidence, per factor: of 152 fits to labels that their prior knows none had
 #: more than 9.4e-9
@@ -80,34 +82,38 @@ class Summary(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a sweep returns beside its new state. See :class:`SweepInfo`."""
+    """What a sweep counts. See :class:`SweepInfo`."""
 
     refused: int = 0
     failed: int = 0
     clipped: int = 0
-    #: mean and variance as the visits left them, before the sites made the state
-    left: tuple[Array, Array] | None = None
-    #: the largest distance of a row from its fixed point, in its sd or log variance
-    residual: float = 0.0
-    #: the state, where visits have summed up the sites with little rounding
-    made: Any = None
-    mismatch: float | None = None
+    #: of tasks on an executor
+    lost: int = 0
+    bytes_sent: int | None = None
+
+
+NO_COUNTS = Counts()
+
+
+class Swept(NamedTuple, Generic[S]):
+    """What a sweep has found. See :class:`SweepInfo`."""
+
+    state: S
+    #: largest change of a mean, in its sd, or of the log of an sd, over the damping
+    change: float
+    log_evidence: float
+    counts: Counts = NO_COUNTS
+    drift: float | None = None
     #: True or False if the engine tests for a fixed point itself. None: the loop tests the change
     settled: bool | None = None
     #: True if no further sweep would move the posterior
     stuck: bool = False
-    #: distance that a step has left, where it measures that itself. It is the ``change`` then
-    remaining: float | None = None
+    mismatch: float | None = None
     #: (updates, d), posterior mean after every factor. None if it is not recorded
     trace: Array | None = None
-    #: change and log evidence of the sweep, of an engine that measures them
-    measured: tuple[float, float] | None = None
-    #: damping beside that of the schedule, by which the measured change is divided
+    #: damping beside that of the schedule
     damping: float = 1.0
-    #: of tasks on an executor
-    lost: int = 0
     in_flight: int | None = None
-    bytes_sent: int | None = None
 
 
 class Engine(Protocol):
@@ -123,9 +129,6 @@ class Engine(Protocol):
     order_of_matrices: int
     #: no right log evidence is above this, see :func:`evidence_bound`. NaN: there is no evidence
     evidence_bound: float
-    #: whether its sweeps say how far they moved the posterior and what the log evidence is
-    #: (``Counts.measured``), where a look at all weights would cost more than the sweep
-    measures: bool
     #: threads of ours that share its matrices. None: BLAS has its own
     pool: ThreadPool | None
 
@@ -136,7 +139,7 @@ class Engine(Protocol):
     def init(self, start: Any) -> Any:
         """Make the initial state, from a posterior or None."""
 
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
+    def sweep(self, state: Any, keep: bool, tick: Tick) -> Swept[Any]:
         """Perform one sweep. keep: the old state is still in use, so leave its arrays unchanged.
 
         Else they may change on the way, as long as it is a state at any time: one that Ctrl-C may
@@ -172,7 +175,7 @@ def run(
     schedule: Any,
     start: Any = None,
     *,
-    record: Callable[[Any, Counts], tuple[float | None, Array | None]] | None = None,
+    record: Callable[[Swept[Any]], tuple[float | None, Array | None]] | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
     questions: Questions = lambda: None,
@@ -197,7 +200,7 @@ def run(
     start : posterior, optional
         A posterior to continue.
     record : callable, optional
-        ``record(state, counts)`` gives the costs after a sweep, (cost, factor costs).
+        ``record(swept)`` gives the costs after a sweep, (cost, factor costs).
     callback : callable, optional
         Called after each sweep as ``callback(info, state)``. A true answer ends the run.
     progress : bool or callable, default=False
@@ -222,30 +225,19 @@ def run(
         with at_work(engine.pool, engine.order_of_matrices):
             state = engine.init(start)
             first = state.sweeps
-            now: Any = None if engine.measures else engine.summary(state, evidence=False)
             with ticks(progress) as tick:
                 for _ in range(schedule.sweeps):
                     began = time.perf_counter()
                     asked = questions()
                     # functions of the user may keep the states that they see
-                    new, counts = engine.sweep(state, callback is not None, tick)
-                    drift = None
-                    if counts.measured is not None:
-                        now, (moved, evidence) = None, counts.measured
-                        moved /= schedule.damping
-                    else:
-                        with np.errstate(all="ignore"):  # what overflowed is found below
-                            before, now = now, engine.summary(new)
-                            evidence, rest = now.log_evidence, counts.remaining
-                            moved = change(before, now) / schedule.damping if rest is None else rest
-                            if counts.left is not None:
-                                drift = change(Summary(*counts.left), now)
+                    swept = engine.sweep(state, callback is not None, tick)
+                    new, moved, evidence, counts, drift = swept[:5]
                     sound = math.isfinite(evidence) or math.isnan(engine.evidence_bound)
                     if not (sound and math.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
                         )
-                    costs = (None, None) if record is None else record(new, counts)
+                    costs = (None, None) if record is None else record(swept)
                     spent = (None, None)
                     if asked is not None:
                         spent = np.subtract(questions(), asked).tolist()
@@ -259,10 +251,10 @@ def run(
                         *costs,
                         drift,
                         counts.clipped,
-                        counts.mismatch,
+                        swept.mismatch,
                         *spent,
                         n_lost=counts.lost,
-                        in_flight=counts.in_flight,
+                        in_flight=swept.in_flight,
                         n_bytes=counts.bytes_sent,
                     )
                     history.append(info)
@@ -270,27 +262,27 @@ def run(
                     text = "sweep %d: change %.3g, log evidence %.10g, %d refused"
                     logger.info(text, info.sweep, moved, evidence, info.n_refused)
                     stopped = callback is not None and bool(callback(info, state))
-                    settled = counts.settled
+                    settled = swept.settled
                     if settled is None:
                         # nothing settles below its rounding
                         enough = schedule.tol
                         if drift is not None and drift <= APPROXIMATE:  # more is no rounding
                             enough = max(enough, OF_DRIFT * drift)
                         settled = schedule.tol > 0.0 and moved <= enough
-                        damping = schedule.damping * counts.damping
+                        damping = schedule.damping * swept.damping
                         if settled and damping != 1.0:
                             settled = _lag(history, damping) <= enough
                     impossible = evidence > engine.evidence_bound
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     # sites refused, and all else as it was to the last bit: so it would be again
                     still = moved == 0.0 and [h.log_evidence for h in history[-2:-1]] == [evidence]
-                    still = still and counts.refused > 0 and counts.settled is not False
-                    stuck = counts.stuck or (still and asked is None and schedule.tol > 0.0)
+                    still = still and counts.refused > 0 and swept.settled is not False
+                    stuck = swept.stuck or (still and asked is None and schedule.tol > 0.0)
                     if stopped or converged or stuck or (settled and impossible):
                         break
             reason = ""
             if converged:
-                end = engine.summary(state, evidence=False) if now is None else now
+                end = engine.summary(state, evidence=False)
                 reason = mean_beyond_precision(end.mean, end.variance)
             return Fit(engine.finish(state), converged and not reason, history, stopped, reason)
     except KeyboardInterrupt as pressed:

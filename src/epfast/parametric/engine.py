@@ -40,8 +40,9 @@ from epfast import _checks
 from epfast._arrays import Array, as_array
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.files import contents
-from epfast.inference import Counts, PartOfSweep, Summary, SweepInfo
+from epfast.inference import Counts, PartOfSweep, Summary, SweepInfo, Swept
 from epfast.inference.files import write
+from epfast.inference.loop import change
 from epfast.inference.records import Recorded
 from epfast.inference.runtime import Tick, TimedPieces, physical_memory
 from epfast.schedules import ADF, AEP, DSEP, EP, SEP
@@ -142,7 +143,6 @@ class ParametricEngine:
     """The schedules on a model. See the head of this file."""
 
     order_of_matrices = 0
-    measures = False
     pool: ThreadPool | None = None
     #: of a density it has no bound
     evidence_bound = math.inf
@@ -191,10 +191,10 @@ class ParametricEngine:
                 return state._replace(sites=state.sites.copy())
         return state._replace(sites=np.tile(beyond / self.n_sites, (shape[0], 1)))
 
-    def sweep(
-        self, state: ParametricState, keep: bool, tick: Tick
-    ) -> tuple[ParametricState, Counts]:
+    def sweep(self, state: ParametricState, keep: bool, tick: Tick) -> Swept[ParametricState]:
         """One pass over the rows, then the factors of the prior."""
+        with np.errstate(all="ignore"):  # the loop looks at what comes out
+            before = self.summary(state, False)
         if keep:
             state = state._replace(
                 belief=state.belief.copy(),
@@ -224,7 +224,10 @@ class ParametricEngine:
         self._sum_up(state)
         model.refine(state.belief, state.base, self._share_left(group, last))
         state = state._replace(log_scale=scale, sweeps=state.sweeps + 1)
-        return state, Counts(refused, failed)
+        with np.errstate(all="ignore"):
+            now = self.summary(state)
+            moved = change(before, now) / schedule.damping
+        return Swept(state, moved, now.log_evidence, Counts(refused, failed))
 
     def _share_left(self, group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None) -> float:
         """Of old sites, the share that a pass leaves. ADF has none, and takes nothing out."""

@@ -253,7 +253,7 @@ def test_history_record_warm_start_and_residual():
         y,
         schedule=schedule,
         record="cost",
-        callback=lambda info, state: seen.append((info.sweep, state.order, state.memory.size)),
+        callback=lambda info, state: seen.append((info.sweep, *state.memory)),
         **ROWS,
     )
     assert [sweep for sweep, *_ in seen] == list(range(1, post.n_sweeps + 1))
@@ -379,7 +379,7 @@ def test_the_automatic_order_of_many_rows(n):
     X, y = classes(n, 5, noise=2.0)
 
     def note(_, state):
-        seen.append(state.order)
+        seen.append(state.memory.order)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", epfast.ConvergenceWarning)

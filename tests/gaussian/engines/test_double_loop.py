@@ -37,9 +37,9 @@ def descent(K, y, loss, power=1.0):
 
 def stepped(engine, state):
     """After a step that lowers F."""
-    state, counts = engine.sweep(state, False, no_tick)
-    assert not counts.stuck
-    return state
+    swept = engine.sweep(state, False, no_tick)
+    assert not swept.stuck
+    return swept.state
 
 
 def mismatch(K, y, epsilon, sites, power=1.0):

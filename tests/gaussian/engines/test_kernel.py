@@ -218,9 +218,9 @@ def test_a_sweep_depends_on_its_state_alone(schedule):
     engine, other = (ProcessEngine(problem.with_kernel(K.copy())) for _ in range(2))
     states = [engine.init(None)]
     for _ in range(6):
-        states.append(engine.sweep(states[-1], True, no_tick)[0])
+        states.append(engine.sweep(states[-1], True, no_tick).state)
     for before, after in zip(states[-2::-1], states[:0:-1], strict=True):
-        again, _ = other.sweep(before, True, no_tick)
+        again = other.sweep(before, True, no_tick).state
         np.testing.assert_allclose(again.sites, after.sites, rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(again.moments.mean, after.moments.mean, rtol=0, atol=1e-10)
         assert (again.sweeps, again.memory) == (after.sweeps, after.memory)
@@ -239,8 +239,7 @@ def test_a_sweep_in_parts_is_the_sweep(chunk):
     found, ticks = [], []
     for arguments in ({}, {"chunk": chunk}):
         engine = ProcessEngine(problem.with_kernel(K.copy()), **arguments)
-        state, _ = engine.sweep(engine.init(None), False, ticks.append)
-        found.append(state)
+        found.append(engine.sweep(engine.init(None), False, ticks.append).state)
     np.testing.assert_allclose(found[1].sites, found[0].sites, rtol=1e-9, atol=1e-12)
     assert ticks == [200] + 3 * [64] + [8]
 

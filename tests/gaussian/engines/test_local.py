@@ -7,7 +7,7 @@ import numpy as np
 
 from epfast import EP, families, fit_linear
 from epfast.gaussian.engines import shards
-from epfast.gaussian.engines.base import with_moments
+from epfast.gaussian.engines.base import Visited, with_moments
 from epfast.gaussian.engines.shards import (
     AsTheyCome,
     Flow,
@@ -19,7 +19,7 @@ from epfast.gaussian.engines.shards import (
     site_of,
 )
 from epfast.gaussian.problem import State
-from epfast.inference import Counts, Sites, Summary
+from epfast.inference import Sites, Summary
 from epfast.inference.executors import LOST, Tasks
 from epfast.inference.runtime import no_tick
 from tests.oracles.data import classes
@@ -229,9 +229,10 @@ def settles(told, moves, memory=None):
         visits = passes(answers, memory, tasks)
         visits.engine.summary = lambda state, evidence=True: Summary(state.shift, np.ones(1))
         old = with_moments(State(np.eye(1), np.zeros(1), None, 0.0, 0))._replace(memory=memory)
-        state, counts = visits.after(old, old._replace(shift=np.full(1, moved)), Counts())
+        new = old._replace(shift=np.full(1, moved))
+        state, visited = visits.accelerate(old, new, Visited(), moved)
         memory = memory._replace(flow=state.memory.flow)
-        found.append(counts.settled is None)
+        found.append(visited.settled is None)
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from epfast.gaussian.problem import (
     inverse_root,
     not_proper,
 )
-from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary
+from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary, Swept
+from epfast.inference.loop import NO_COUNTS, change
 from epfast.inference.runtime import Tick
 
 #: least share of a sweep's change that is tried, where the whole makes the posterior improper: 183
@@ -68,31 +69,57 @@ class Working(NamedTuple):
     log_norm: float
     #: (d, d), an upper triangle R with R R' the covariance. None: not at hand
     root: Any = None
-    #: of the next sweep, and what it goes by
-    order: str = ""
+    #: what the next sweep goes by
     memory: Any = None
 
 
-class Visits:
+class Visited(NamedTuple, Generic[S]):
+    """What visits of all factors have found, beside the sites that they fitted in place."""
+
+    counts: Counts = NO_COUNTS
+    #: the state, where visits have summed up the sites with little rounding
+    swept_state: S | None = None
+    #: mean and variance as the visits have left them, where the sites are yet to be summed up
+    swept_moments: Summary | None = None
+    #: what the next sweep goes by. None: as before, or what the form says
+    memory: Any = None
+    #: the largest distance of a row from its fixed point, in its sd or log variance
+    residual: float = 0.0
+    #: True or False if visits test for a fixed point themselves
+    settled: bool | None = None
+    #: the change of the sweep, where that is not how far it has moved the posterior
+    change: float | None = None
+    #: damping beside that of the schedule
+    damping: float = 1.0
+    #: (updates, d), posterior mean after every factor. None if it is not recorded
+    trace: Array | None = None
+    #: tasks at a time, in the order "as_completed"
+    in_flight: int | None = None
+
+
+class Visits(Generic[S]):
     """Visits of all factors in some order: what a form, a store and a factor ask of the core."""
 
     #: whether the sites make a proper posterior after each call of the core
     in_turn = False
-    #: whether :meth:`after` may do something
-    follows = True
+    #: whether :meth:`accelerate` does something
+    accelerates = False
     #: fits sites beside relaxation factors, in relaxed EP
     relaxation: Relaxation | None = None
 
-    def visit(self, state: Any, sites: Any, tick: Tick) -> Counts:
+    def visit(self, state: S, sites: Any, tick: Tick) -> Visited[S]:
         """Fit the sites, in place, from the posterior of ``state``.
 
         Visits that store none get None, and catch Ctrl-C themselves, see :class:`PartOfSweep`.
         """
         raise NotImplementedError
 
-    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
-        """The state from which the next sweep is best begun, with what that goes by."""
-        return new, counts
+    def accelerate(self, old: S, new: S, visited: Visited[S], moved: float) -> tuple[S, Visited[S]]:
+        """The state from which the next sweep is best begun, with what that goes by.
+
+        old, new: before and after the visits, which moved the posterior so far.
+        """
+        raise NotImplementedError
 
 
 def gaussian(state: State, rooted: bool = False) -> Working | None:
@@ -106,15 +133,14 @@ def gaussian(state: State, rooted: bool = False) -> Working | None:
     return None if moments is None else Working(*state, *moments)
 
 
-def following(old: Any, new: Any) -> Any:
-    """The posterior after that of another state.
+def carry_memory(old: Any, new: Any, relaxation: Relaxation | None = None) -> Any:
+    """The posterior after that of another state, with its memory if it has none yet.
 
-    It has the order and the relaxation factors of that state, and its memory, if none yet.
+    relaxation: of the visits that led there; it has the relaxation factors of that state then.
     """
-    memory = old.memory if new.memory is None else new.memory
-    new = new._replace(order=old.order, memory=memory)
-    relaxed = getattr(old, "relaxed", None)
-    return new if relaxed is None else new._replace(relaxed=relaxed)
+    if new.memory is None:
+        new = new._replace(memory=old.memory)
+    return new if relaxation is None else new._replace(relaxed=old.relaxed)
 
 
 def relaxed_of(start: Any, n: int) -> RelaxationFactors | None:
@@ -147,7 +173,7 @@ def proper(state: S | None) -> S:
 class Form:
     """What q is: how sites make it, and what it says.
 
-    A state of q has sites, sweeps, order and memory, and what the form makes of these sites.
+    A state of q has sites, sweeps and memory, and what the form makes of these sites.
     """
 
     #: of the largest matrices; 0: there are none
@@ -167,9 +193,9 @@ class Form:
 
     def prior(self) -> Any:
         """The state before the first sweep."""
-        return proper(self.built(self.flat(), 0))
+        return proper(self.rebuild(self.flat(), 0))
 
-    def taken(self, start: Any) -> Any:
+    def checked_start(self, start: Any) -> Any:
         """The sites of a start, checked."""
         if start.sites is None:
             raise ValueError(
@@ -185,7 +211,7 @@ class Form:
             )
         return start.sites
 
-    def built(self, sites: Any, sweeps: int) -> Any:
+    def rebuild(self, sites: Any, sweeps: int) -> Any:
         """The state that these sites make, or None if that is improper."""
         raise NotImplementedError
 
@@ -210,13 +236,12 @@ class Form:
         """Work in other arrays than those that went into a result."""
 
 
-class EPEngine(Visits):
+class EPEngine(Visits[Any]):
     """A sweep visits all factors; the sites that they get make the next posterior.
 
     A subclass says which visits there are: others, or its own.
     """
 
-    measures = False
     pool: ThreadPool | None = None
     #: sites of factors that are all Gaussian, which are known. None: of others
     exact: Sites | None = None
@@ -224,7 +249,7 @@ class EPEngine(Visits):
     tilted: Any = None
     #: of an executor. None: there are none
     tasks: Any = None
-    #: whether sweeps begin with a step of their own, see :meth:`before`
+    #: whether sweeps begin with a step of their own, see :meth:`pre_step`
     steps = False
     #: the state of the last result, and what that was before
     finished: tuple[Any, Any] = None, None
@@ -245,72 +270,111 @@ class EPEngine(Visits):
         self.form.own_arrays()
         if self.exact is not None:
             sweeps = self.form.sweeps if start is None else start.n_sweeps
-            state = self.form.built(self.exact, sweeps)
+            state = self.form.rebuild(self.exact, sweeps)
             if state is None:
                 raise self.form.improper(self.exact)
-            return self.begun(state, False)  # a number of sweeps may go on from it
+            return self.start_of_run(state, False)  # a number of sweeps may go on from it
         if start is None:
-            return self.begun(self.form.prior(), True)
-        state = self.form.built(self.form.taken(start), start.n_sweeps)
+            return self.start_of_run(self.form.prior(), True)
+        state = self.form.rebuild(self.form.checked_start(start), start.n_sweeps)
         if state is None:
             raise ValueError(
                 "start makes the posterior improper with this prior; allowed: another prior"
             )
         if self.problem.scheme is not None and self.problem.scheme.relaxes:
             state = state._replace(relaxed=relaxed_of(start, self.n_sites))
-        return self.begun(state, False)
+        return self.start_of_run(state, False)
 
-    def begun(self, state: Any, is_flat: bool) -> Any:
+    def start_of_run(self, state: Any, is_flat: bool) -> Any:
         """The state of a start, or of the prior, with what the first sweep goes by."""
         return state
 
-    def visits(self, state: Any) -> Visits:
+    def visits(self, state: Any) -> Visits[Any]:
         """The visits of the next sweep."""
         return self
 
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
+    def sweep(self, state: Any, keep: bool, tick: Tick) -> Swept[Any]:
         if self.exact is not None:
             tick(self.n_sites)
-            return state._replace(sweeps=state.sweeps + 1), Counts()
-        last, sweeps, tasks = state, state.sweeps + 1, self.tasks
+            return self._swept(state, state._replace(sweeps=state.sweeps + 1), Visited())
+        last, tasks = state, self.tasks
         lost, n_bytes = (0, 0) if tasks is None else (tasks.n_lost, tasks.n_bytes)
-        state = self.before(state) if self.steps else state
+        state = self.pre_step(state) if self.steps else state
         if self.tilted is not None:
             self.tilted.begin_sweep(state.sweeps)
-        visits, sites = self.visits(state), self.opened(state)
+        visits, sites = self.visits(state), self.copied_sites(state)
         if visits.relaxation is not None:
             state = self._with_relaxation(visits.relaxation, state)
         try:
-            counts = visits.visit(state, sites, tick)
+            visited = visits.visit(state, sites, tick)
         except PartOfSweep:
             raise
         except (KeyboardInterrupt, ExecutorFailed) as error:
-            reached = self.form.built(sites, state.sweeps) if visits.in_turn else None
+            reached = self.form.rebuild(sites, state.sweeps) if visits.in_turn else None
             if reached is None:
                 raise
+            reached = carry_memory(state, reached, visits.relaxation)
             if isinstance(error, KeyboardInterrupt):
-                raise PartOfSweep(following(state, reached)) from None
-            error.posterior = following(state, reached)
+                raise PartOfSweep(reached) from None
+            error.posterior = reached
             raise
-        # the weights may stand still in their own sd and the rows not, along directions that the
-        # prior leaves free
-        settled = False if counts.residual > max(self.schedule.tol, STANDS) else None
-        new, left = counts.made, None
-        if new is None:
-            new, left = self.form.built(sites, sweeps), counts.left
-        if new is None:
-            new, left, settled = self._halved(state, sites, sweeps), None, False
-        if new is None:
-            new, counts = self.unswept(last)
-        else:
-            new = following(state, new)
-            counts = counts._replace(left=left, made=None, settled=settled)
-            if visits.follows:
-                new, counts = visits.after(state, new, counts)
+        swept = self._accepted(last, state, sites, visits, visited)
         if tasks is not None:
             sent = tasks.n_bytes - n_bytes
-            counts = counts._replace(lost=tasks.n_lost - lost, bytes_sent=sent or None)
-        return new, counts
+            counts = swept.counts._replace(lost=tasks.n_lost - lost, bytes_sent=sent or None)
+            swept = swept._replace(counts=counts)
+        return swept
+
+    def _accepted(
+        self, last: Any, state: Any, sites: Any, visits: Visits[Any], visited: Visited[Any]
+    ) -> Swept[Any]:
+        """The state that visits of all factors lead to, and what has been found.
+
+        last: the state before the sweep; state: from which the sites were fitted.
+        """
+        sweeps, settled = last.sweeps + 1, visited.settled
+        # the weights may stand still in their own sd and the rows not, along directions that the
+        # prior leaves free
+        if visited.residual > max(self.schedule.tol, STANDS):
+            settled = False
+        new, moments = visited.swept_state, None
+        if new is None:
+            new, moments = self.form.rebuild(sites, sweeps), visited.swept_moments
+        if new is None:
+            new, moments, settled = self._halved(state, sites, sweeps), None, False
+        if new is None:
+            same, counts = self.unswept(last)
+            return self._swept(last, same, Visited(counts))
+        if visited.memory is not None:
+            new = new._replace(memory=visited.memory)
+        new = carry_memory(state, new, visits.relaxation)
+        visited = visited._replace(swept_moments=moments, settled=settled)
+        if visits.accelerates:
+            with np.errstate(all="ignore"):
+                moved = change(self.summary(state, False), self.summary(new, False))
+            new, visited = visits.accelerate(state, new, visited, moved)
+        return self._swept(last, new, visited)
+
+    def _swept(self, last: Any, new: Any, visited: Visited[Any]) -> Swept[Any]:
+        """What a sweep has found that led from one state to another."""
+        moved, drift = visited.change, None
+        with np.errstate(all="ignore"):  # the loop looks at what came out
+            now = self.summary(new)
+            if moved is None:
+                moved = change(self.summary(last, False), now) / self.schedule.damping
+            if visited.swept_moments is not None:
+                drift = change(visited.swept_moments, now)
+        return Swept(
+            new,
+            moved,
+            now.log_evidence,
+            visited.counts,
+            drift,
+            visited.settled,
+            trace=visited.trace,
+            damping=visited.damping,
+            in_flight=visited.in_flight,
+        )
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
         """The state of half of the change of the sites, or half of that. None: no share is one."""
@@ -318,7 +382,7 @@ class EPEngine(Visits):
         with np.errstate(all="ignore"):  # sites of a run that diverges
             while new is None and share > LEAST_SHARE:
                 share *= 0.5
-                new = self.form.built(self.between(state, sites, share), sweeps)
+                new = self.form.rebuild(self.between(state, sites, share), sweeps)
         return new
 
     def _with_relaxation(self, relaxation: Relaxation, state: Any) -> Any:
@@ -332,7 +396,7 @@ class EPEngine(Visits):
         relaxation.begin_sweep(relaxed.precision, relaxed.shift, frozen)
         return state._replace(relaxed=relaxed)
 
-    def opened(self, state: Any) -> Any:
+    def copied_sites(self, state: Any) -> Any:
         """What visits change: copies of the sites, or None where there are none."""
         return None if state.sites is None else Sites(*map(COPY, state.sites))
 
@@ -340,7 +404,7 @@ class EPEngine(Visits):
         """Sites this share of the way from those of a state to others."""
         return families.damped(state.sites, sites, share)
 
-    def before(self, state: Any) -> Any:
+    def pre_step(self, state: Any) -> Any:
         """The state after a step on all sites, from which a sweep is better begun."""
         raise NotImplementedError
 
@@ -354,7 +418,7 @@ class EPEngine(Visits):
 
     def finish(self, state: Any, hurry: bool = False) -> Any:
         if not hurry and self.drifts(state):
-            state = self.form.built(state.sites, state.sweeps) or state
+            state = self.form.rebuild(state.sites, state.sweeps) or state
         self.finished = self.form.result(state), state
         return self.finished[0]
 
@@ -411,7 +475,7 @@ class Full(Form):
     def prior(self) -> Working:
         return with_moments(self.problem.base._replace(sites=self.flat()))
 
-    def built(self, sites: Sites, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> Working | None:
         """Base times the sites, or None if that is improper. O(n d^2 + d^3)."""
         base = self.problem.base
         precision, shift = base.precision.copy(), base.shift.copy()

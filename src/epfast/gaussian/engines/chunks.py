@@ -20,6 +20,7 @@ from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
     STALLED,
+    Visited,
     Visits,
     Working,
     contraction,
@@ -171,13 +172,13 @@ def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
     return BlockedSweep(tilted, d, block, schedule.power, damping, full, relaxation)
 
 
-class InChunks(Visits):
+class InChunks(Visits[Working]):
     """The rows of a chunk from one posterior; chunk after chunk, from flat sites small ones first.
 
     Few rows that no chunk takes go one after the other.
     """
 
-    in_turn = True
+    in_turn = accelerates = True
 
     def __init__(self, problem: Problem, tilted: TiltedMoments, threads: ThreadPool) -> None:
         self.problem, self.tilted = problem, tilted
@@ -186,30 +187,26 @@ class InChunks(Visits):
         self.threads = threads
         self.layout: Layout | None = None
         self.core: ChunkedSweep
-        #: rows whose sites no order took
-        self.n_lost = 0
-        #: whether the last sweep leaves it to the sites to form the precision anew
-        self.refreshed = False
 
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
-        memory: ChunkMemory = state.memory
-        layout, first = self._lay_out(state.sweeps), 0
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
+        memory: ChunkMemory = state.memory.chunks
+        layout, first, lost = self._lay_out(state.sweeps), 0, 0
         visits, core, sequential = layout.visits, self.core, self.sequential
         precision, shift = state.precision.copy(), state.shift.copy()
         if not core.begin(precision, shift):
             raise not_proper()
-        core.residual, self.n_lost = 0.0, 0
-        before = core.n_refused + sequential.n_refused
+        core.residual = 0.0
+        refused_before = core.n_refused + sequential.n_refused
 
         def work() -> None:
-            nonlocal first
+            nonlocal first, lost
             size = FIRST if memory.flat else memory.size
             while first < len(visits):
                 rows = size = min(size, memory.size)
                 if size == memory.size:
                     rows = self._at_once(size)
                 part = slice(first, min(first + rows, len(visits)))
-                self._piece(layout, part, size, precision, shift, sites)
+                lost += self._piece(layout, part, size, precision, shift, sites)
                 first, size = part.stop, 2 * size
                 tick(part.stop - part.start)
 
@@ -229,29 +226,30 @@ class InChunks(Visits):
                 self.threads.each(share, count)
         else:
             work()
-        refused = self.n_lost + core.n_refused + sequential.n_refused - before
-        counts = Counts(min(len(visits), refused), residual=core.residual)
+        refused = lost + core.n_refused + sequential.n_refused - refused_before
+        visited = Visited[Working](Counts(min(len(visits), refused)), residual=core.residual)
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
-        made = gaussian(State(precision, shift, sites, total, state.sweeps + 1))
-        self.refreshed = made is None or core.drift() > DRIFT
-        if made is None:
-            return counts
-        now = Summary(made.mean, made.covariance.diagonal().copy())
-        begun = Summary(state.mean, state.covariance.diagonal().copy())
+        new = gaussian(State(precision, shift, sites, total, state.sweeps + 1))
+        if new is None:
+            return visited
+        now = Summary(new.mean, new.covariance.diagonal().copy())
+        before = Summary(state.mean, state.covariance.diagonal().copy())
         schedule = self.problem.schedule
         # where sweeps may end, rounding is known
-        self.refreshed |= change(begun, now) <= schedule.tol * schedule.damping
-        return counts._replace(left=now[:2]) if self.refreshed else counts._replace(made=made)
+        ends = change(before, now) <= schedule.tol * schedule.damping
+        if ends or core.drift() > DRIFT:
+            return visited._replace(swept_moments=now)
+        return visited._replace(swept_state=new)
 
-    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
+    def accelerate(
+        self, old: Working, new: Working, visited: Visited[Working], moved: float
+    ) -> tuple[Working, Visited[Working]]:
         """The state with the memory of the next sweep."""
-        memory: ChunkMemory = old.memory
-        before, now = (Summary(s.mean, s.covariance.diagonal()) for s in (old, new))
         fixed = self.problem.schedule.block is not None
-        memory = memory.next(change(before, now), self.problem.shape[0], fixed)
-        if self.refreshed:
-            memory = memory._replace(since=0)
-        return new._replace(memory=memory), counts
+        chunks = old.memory.chunks.next(moved, self.problem.shape[0], fixed)
+        if visited.swept_state is None:  # the sites have formed the precision anew
+            chunks = chunks._replace(since=0)
+        return new._replace(memory=old.memory._replace(chunks=chunks)), visited
 
     def _lay_out(self, sweep: int) -> Layout:
         """The rows in the order of a sweep; laid out anew where that is another one."""
@@ -291,9 +289,12 @@ class InChunks(Visits):
 
     def _piece(
         self, layout: Layout, part: slice, size: int, P: Array, p: Array, sites: Sites
-    ) -> None:
-        """Visit some rows in chunks of one size; those that are not taken, in smaller ones."""
-        problem, visits = self.problem, layout.visits[part]
+    ) -> int:
+        """Visit some rows in chunks of one size; those that are not taken, in smaller ones.
+
+        Return how many keep their sites, since no order takes them.
+        """
+        problem, visits, lost = self.problem, layout.visits[part], 0
         if layout.rows is None:
             gathered = problem.data.X[visits]
             rows = Rows(
@@ -321,7 +322,8 @@ class InChunks(Visits):
                 which = slice(first, end)
                 new = self._one_by_one(visits[which], P, p, sites)
                 if not self.core.take(rows, at[which], visits[which], new, *sites):
-                    self.n_lost += end - first
+                    lost += end - first
+        return lost
 
     def _one_by_one(self, visits: Indices, P: Array, p: Array, sites: Sites) -> Array:
         """New sites of some rows, (3, count), in sequential order."""

@@ -23,14 +23,15 @@ from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
     Full,
+    Visited,
     Working,
-    following,
+    carry_memory,
     gaussian,
     plain,
     with_moments,
 )
 from epfast.gaussian.engines.means import MeansMemory
-from epfast.gaussian.engines.passes import adf_begun
+from epfast.gaussian.engines.passes import start_of_pass
 from epfast.gaussian.problem import Data, Problem, State
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep, Sites, run
@@ -85,7 +86,7 @@ class Dense(Full):
         self.size, self.shape = size, (n_sites, len(problem.base.shift))
         self.shapes, self.weights = (self.shape, self.shape, self.shape[:1]), None
 
-    def built(self, sites: Sites, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> Working | None:
         precision, shift = self.total(sites)
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
         return gaussian(State(precision, shift, sites, total, sweeps))
@@ -112,8 +113,8 @@ class Dense(Full):
         """Rows for :meth:`visit`."""
         return Design(data.X, core.max_rows), data
 
-    def taken(self, start: Any) -> Sites:
-        sites: Sites = super().taken(start)
+    def checked_start(self, start: Any) -> Sites:
+        sites: Sites = super().checked_start(start)
         if not hasattr(sites.precision, "toarray"):
             return sites
         return Sites(sites.precision.toarray(), sites.shift.toarray(), sites.log_scale)
@@ -203,8 +204,8 @@ class ByColumns(Dense):
         size = len(self.column)
         return Sites(np.zeros(size), np.zeros(size), np.zeros(self.shape[0]))
 
-    def taken(self, start: Any) -> Sites:
-        sites = Form.taken(self, start)
+    def checked_start(self, start: Any) -> Sites:
+        sites = Form.checked_start(self, start)
         row = np.repeat(np.arange(self.shape[0]), np.diff(self.start))
         entries: list[Array] = []
         for given in sites[:2]:
@@ -297,6 +298,7 @@ class DiagonalEngine(EPEngine):
         self.steps = means.may_step(problem, traced)
         self.in_order = np.arange(self.n_sites)
         self.in_turn = self.schedule.stores == "factor" and self.schedule.order != "parallel"
+        self.accelerates = self.steps
 
     def _check_memory(self, n: int) -> None:
         """Refuse what cannot fit: sites, as they were and as they will be, and rows of a factor."""
@@ -322,7 +324,7 @@ class DiagonalEngine(EPEngine):
 
     def visit(
         self, state: Working, sites: Sites, tick: Tick, parallel: bool | None = None
-    ) -> Counts:
+    ) -> Visited[Working]:
         """All factors in turn, or all from the posterior before the sweep.
 
         parallel: whether the latter. None: what the schedule says.
@@ -352,17 +354,17 @@ class DiagonalEngine(EPEngine):
         each(self.threads, work, count, tick)
         changes = [since(core, old) for core, old in zip(cores, before, strict=True)]
         refused, failed, clipped = map(sum, zip(*changes, strict=True))
-        return Counts(refused, failed, clipped, trace=trace)
+        return Visited(Counts(refused, failed, clipped), trace=trace)
 
-    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
-        """The state with the memory of the steps on all means, if there may be some."""
-        if not self.steps:
-            return new, counts
+    def accelerate(
+        self, old: Working, new: Working, visited: Visited[Working], moved: float
+    ) -> tuple[Working, Visited[Working]]:
+        """The state with the memory of the steps on all means."""
         memory: MeansMemory = old.memory
-        begun = memory.origin if memory.steps else old
-        moved = change(self.summary(begun, False), self.summary(new, False))
-        memory = memory.noting(plain(new)) if memory.steps else memory
-        return new._replace(memory=memory.next(moved, self.schedule.tol)), counts
+        if memory.steps:
+            moved = change(self.summary(memory.origin, False), self.summary(new, False))
+            memory = memory.noting(plain(new))
+        return new._replace(memory=memory.next(moved, self.schedule.tol)), visited
 
     def _n_parts(self) -> int:
         """Number of parts of a sweep, a power of 2, by the size of the problem alone."""
@@ -371,18 +373,18 @@ class DiagonalEngine(EPEngine):
             count *= 2
         return count
 
-    def begun(self, state: Working, is_flat: bool) -> Working:
+    def start_of_run(self, state: Working, is_flat: bool) -> Working:
         return state._replace(memory=MeansMemory()) if self.steps else state
 
-    def before(self, state: Working) -> Working:
+    def pre_step(self, state: Working) -> Working:
         """The posterior from which a sweep is best begun, where sweeps crawl: that of a step."""
         memory: MeansMemory = state.memory
         if not memory.steps:
             return state
         with one_blas_thread(min(len(state.shift), means.DENSE)), np.errstate(all="ignore"):
             sites = mixed(memory.swept)
-            mixture = None if sites is None else self.form.built(sites, state.sweeps)
-            stepped = None if mixture is None else self._stepped(following(state, mixture))
+            mixture = None if sites is None else self.form.rebuild(sites, state.sweeps)
+            stepped = None if mixture is None else self._stepped(carry_memory(state, mixture))
             stepped = self._stepped(state) if stepped is None else stepped
         return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
 
@@ -394,15 +396,15 @@ class DiagonalEngine(EPEngine):
         if sites.precision.shape != (X.data if hasattr(X, "indptr") else X).shape:
             return None  # entries of a row that share a column
         new: Sites = families.copied(sites)
-        if self.visit(state, new, no_tick, parallel=True).refused:
+        if self.visit(state, new, no_tick, parallel=True).counts.refused:
             return None
-        fitted = self.form.built(new, state.sweeps)
+        fitted = self.form.rebuild(new, state.sweeps)
         memory = (
             None if fitted is None else means.step_to(self.problem, X, state, fitted, sites, new)
         )
         if memory is None:
             return None
-        result: Working | None = self.form.built(new, state.sweeps)
+        result: Working | None = self.form.rebuild(new, state.sweeps)
         origin = memory._replace(origin=plain(state))
         return None if result is None else result._replace(memory=origin)
 
@@ -417,11 +419,11 @@ class DiagonalPass(DiagonalEngine):
     """
 
     def init(self, start: Any) -> Working:
-        return adf_begun(self.problem, start)
+        return start_of_pass(self.problem, start)
 
     def visit(  # type: ignore[override]
         self, state: Working, sites: None, tick: Tick
-    ) -> Counts:
+    ) -> Visited[Working]:
         """A pass; Ctrl-C leaves the posterior of the factors before the call that it falls in.
 
         While the first rows settle, that before the pass.
@@ -469,7 +471,7 @@ class DiagonalPass(DiagonalEngine):
         self.n_sites = -(-seen // form.size)
         refused, failed, clipped = map(int, counts + since(core, before))
         new = reached._replace(sweeps=sweeps + 1)
-        return Counts(refused, failed, clipped, made=new, trace=trace)
+        return Visited(Counts(refused, failed, clipped), new, trace=trace)
 
     def _after(self, q: Any, start: Working, rows: int) -> Working:
         """The posterior that visits of so many rows have left, and that was known before."""

@@ -35,7 +35,8 @@ from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments, log_evidence
 from epfast.gaussian.problem import Problem
-from epfast.inference import Counts, Sites, Summary
+from epfast.inference import Sites, Summary, Swept
+from epfast.inference.loop import change as change_of
 from epfast.inference.runtime import Tick
 
 #: step of the differences for third and fourth moments, in cavity sd: 30 fits of 60 values after
@@ -179,8 +180,6 @@ class DescentState(NamedTuple):
 class DescentEngine:
     """The outer loop: each sweep is one step that lowers F."""
 
-    measures = False
-
     def __init__(self, problem: Problem, form: Kernel | None = None) -> None:
         self.form, self.pool = form or Kernel(problem.kernel), problem.kernel.pool
         self.tilted, self.y = problem.tilted(), problem.responses(slice(None))
@@ -218,7 +217,7 @@ class DescentEngine:
         now = state.moments
         return Summary(now.mean, now.variance, log_evidence(state.sites, now))
 
-    def sweep(self, state: DescentState, keep: bool, tick: Tick) -> tuple[DescentState, Counts]:
+    def sweep(self, state: DescentState, keep: bool, tick: Tick) -> Swept[DescentState]:
         point, ridge, moved = self._step(state.point, state.ridge)
         tick(self.n_sites)
         mismatch = point.mismatch
@@ -229,8 +228,12 @@ class DescentEngine:
             new = new._replace(least=state.least, since=state.since + 1)
         moved = moved and new.since < STALLED
         # a short step does not show a fixed point; matching moments do
-        matched = mismatch <= self.match
-        return new, Counts(mismatch=mismatch, settled=matched, stuck=not moved)
+        matched, now = mismatch <= self.match, self.summary(new)
+        with np.errstate(all="ignore"):  # the loop looks at what came out
+            change = change_of(self.summary(state), now)
+        return Swept(
+            new, change, now.log_evidence, settled=matched, stuck=not moved, mismatch=mismatch
+        )
 
     def finish(self, state: DescentState, hurry: bool = False) -> GPState:
         if hurry:

@@ -20,6 +20,7 @@ from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
+    Visited,
     Visits,
     flat,
 )
@@ -64,6 +65,15 @@ class ValueMoments(NamedTuple):
     log_determinant: float
 
 
+class KernelMemory(NamedTuple):
+    """What the next sweep goes by."""
+
+    #: "joint", or what the schedule says
+    order: str = ""
+    #: sweeps of one value after the other since q was built from the sites
+    since: int = 0
+
+
 class GPState(NamedTuple):
     """The sites of n values, and what they make with their prior: plain arrays, picklable."""
 
@@ -81,9 +91,8 @@ class GPState(NamedTuple):
     factor: Any = None
     #: (n,), the diagonal of K; None as above
     diagonal: Any = None
-    #: between two sweeps: "joint", or what the schedule says; sweeps since q was built, or more
-    order: str = ""
-    memory: Any = 0
+    #: what the next sweep goes by; None outside a run
+    memory: Any = None
 
     @property
     def rows_seen(self) -> None:
@@ -153,7 +162,7 @@ class Kernel(Form):
         mean = np.zeros(n) if self.offset is None else self.offset
         return ValueMoments(np.zeros(n), mean, self.matrix.diagonal.copy(), 0.0)
 
-    def built(self, sites: Sites, sweeps: int) -> GPState | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> GPState | None:
         """See :class:`epfast.gaussian.engines.base.Form`. O(n^3)."""
         moments = self.moments(sites, self.cheap)
         return None if moments is None else GPState(sites, sweeps, moments)
@@ -219,7 +228,8 @@ class Kernel(Form):
     def result(self, state: GPState) -> GPState:
         """The array goes into the result."""
         plain, self.is_in_result = GPState(*state[:4]), True
-        return self.solved(plain if state.memory == 0 else plain._replace(moments=None))
+        drifts = state.memory is not None and state.memory.since > 0
+        return self.solved(plain._replace(moments=None) if drifts else plain)
 
     def own_arrays(self) -> None:
         if self.is_in_result:
@@ -264,7 +274,7 @@ class Dual(Kernel):
     improper = Form.improper  # type: ignore[assignment]
 
 
-class ValuesInTurn(Visits):
+class ValuesInTurn(Visits[GPState]):
     """One value after the other, by the covariance in the array.
 
     A posterior of the sites so far would take O(n^3): Ctrl-C goes back to those before the sweep.
@@ -279,7 +289,7 @@ class ValuesInTurn(Visits):
         self.core = BlockedSweep(tilted, n, self.block, *numbers, False, self.relaxation)
         self.in_order, self.then = np.arange(n), engine.order
 
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Visited[GPState]:
         form, core, data, n = self.form, self.core, self.problem.data, len(sites.shift)
         form.hold_covariance(state.sites, state.moments)
         form.covariance_of, core.pool = None, form.matrix.pool
@@ -298,43 +308,35 @@ class ValuesInTurn(Visits):
         refused = core.n_refused - before
         variance = form.matrix.array.diagonal().copy()
         healthy = (variance >= SHRUNK * state.moments.variance).all()
-        if refused == n or not healthy or state.memory + 1 >= REFRESH:
-            return Counts(refused, left=(mean, variance))
+        since = state.memory.since + 1
+        if refused == n or not healthy or since >= REFRESH:
+            moments, memory = Summary(mean, variance), KernelMemory(self.then)
+            return Visited(Counts(refused), swept_moments=moments, memory=memory)
         log_determinant = state.moments.log_determinant + core.log_determinant
         alpha = sites.shift - sites.precision * mean
         form.covariance_of = now = ValueMoments(alpha, mean, variance, log_determinant)
-        return Counts(refused, made=GPState(sites, state.sweeps + 1, now))
-
-    def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
-        """The state with the sweeps since it was built."""
-        since = old.memory + 1 if self.form.covariance_of is new.moments else 0
-        return new._replace(order=self.then, memory=since), counts
+        new, memory = GPState(sites, state.sweeps + 1, now), KernelMemory(self.then, since)
+        return Visited(Counts(refused), new, memory=memory)
 
 
-class Jointly(Visits):
+class Jointly(Visits[GPState]):
     """All values at once, by the joint step; one after the other where that is too far."""
 
-    def __init__(self, engine: ProcessEngine, otherwise: Visits) -> None:
+    def __init__(self, engine: ProcessEngine, otherwise: Visits[GPState]) -> None:
         self.engine, self.otherwise = engine, otherwise
-        #: how far the last step ended from a fixed point. None: it was not taken
-        self.left: float | None = None
 
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
-        made, self.left = self._stepped(state)
-        if made is None:
+    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Visited[GPState]:
+        """One step; another one follows if this goes most of the way to a fixed point."""
+        step = self._stepped(state)
+        if step is None:
             return self.otherwise.visit(state, sites, tick)
         tick(len(sites.shift))
-        return Counts(made=made)
+        new, left = step
+        old_moments, moments = (Summary(*now.moments[1:3]) for now in (state, new))
+        order = "joint" if left <= CONTRACTS * change(old_moments, moments) else ""
+        return Visited(swept_state=new, memory=KernelMemory(order), change=left)
 
-    def after(self, old: GPState, new: GPState, counts: Counts) -> tuple[GPState, Counts]:
-        """The state; another step if this one went most of the way to a fixed point."""
-        if self.left is None:
-            return self.otherwise.after(old, new, counts)
-        now, then = (Summary(*state.moments[1:3]) for state in (old, new))
-        order = "joint" if self.left <= CONTRACTS * change(now, then) else ""
-        return new._replace(order=order, memory=0), counts._replace(remaining=self.left)
-
-    def _stepped(self, old: GPState) -> tuple[GPState, float] | tuple[None, None]:
+    def _stepped(self, old: GPState) -> tuple[GPState, float] | None:
         """What a step makes, and how far that is from a fixed point.
 
         None if it leads too far away, or to an improper posterior.
@@ -345,11 +347,11 @@ class Jointly(Visits):
         aim = joint_sites(form.matrix, engine.tilted, y, old.sites, now.mean, now.variance, tol)
         moments = None if aim is None else form.moments(aim.sites)
         if aim is None or moments is None:
-            return None, None
+            return None
         around = cavities(aim.sites, moments.mean, moments.variance)
         fit = None if around is None else fitted_at(engine.tilted, y, *around)
         if around is None or fit is None:
-            return None, None
+            return None
         scale = fit.log_scale - log_mass(fit.precision, fit.shift, *around)
         sites = aim.sites._replace(log_scale=scale + log_mass(*aim.sites[:2], *around))
         exact = Summary(moments.mean, moments.variance)
@@ -377,7 +379,7 @@ class ProcessEngine(EPEngine):
         joins = joins and scheme.integrates and not scheme.relaxes
         self.order = "joint" if joins else schedule.order
         self.form.cheap = parallel = schedule.order == "parallel"
-        self._visits: Visits = (
+        self._visits: Visits[GPState] = (
             AtOnce(problem, self.tilted, self.form, schedule.damping)
             if parallel
             else ValuesInTurn(self, chunk)
@@ -388,12 +390,12 @@ class ProcessEngine(EPEngine):
         """Share the work on matrices among threads of a fit of rows."""
         self.pool = self.form.matrix.pool = pool_of(threads.threads, self.n_sites)
 
-    def visits(self, state: GPState) -> Visits:
+    def visits(self, state: GPState) -> Visits[GPState]:
         # what refers to the engine is made anew: a loss of the user goes with its last fit
-        return Jointly(self, self._visits) if state.order == "joint" else self._visits
+        return Jointly(self, self._visits) if state.memory.order == "joint" else self._visits
 
-    def begun(self, state: GPState, is_flat: bool) -> GPState:
-        return state if is_flat else state._replace(order=self.order)
+    def start_of_run(self, state: GPState, is_flat: bool) -> GPState:
+        return state._replace(memory=KernelMemory("" if is_flat else self.order))
 
     def unswept(self, state: GPState) -> tuple[GPState, Counts]:
         if self.schedule.order == "parallel":

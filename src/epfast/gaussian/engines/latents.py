@@ -25,7 +25,15 @@ from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import EPEngine, Form, Full, Working, following, gaussian
+from epfast.gaussian.engines.base import (
+    EPEngine,
+    Form,
+    Full,
+    Visited,
+    Working,
+    carry_memory,
+    gaussian,
+)
 from epfast.gaussian.engines.chunks import (
     ChunkMemory,
     chunk_size,
@@ -37,7 +45,6 @@ from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments
 from epfast.gaussian.engines.nested import times
 from epfast.gaussian.problem import Problem, State, inverse_of
 from epfast.inference import Counts, Sites, Summary
-from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 
 #: conjugate gradients end where the rest is this share of the first, or after so many steps: 55
@@ -108,11 +115,11 @@ class Stack(Full):
 
     prior = Form.prior
 
-    def built(self, sites: Sites, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> Working | None:
         """The prior times the sites, or None if that is no proper Gaussian. O(C n d^2)."""
         parts = []
         for k in range(self.latents):
-            part = super().built(one_of(sites, k), sweeps)
+            part = super().rebuild(one_of(sites, k), sweeps)
             if part is None:
                 return None
             parts.append(part)
@@ -226,7 +233,7 @@ class Kernels(Form):
         self.shape = problem.n_rows, problem.loss.latents
         self.shapes = self.shape, self.shape, self.shape[:1]
 
-    def built(self, sites: Sites, sweeps: int) -> GPState | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> GPState | None:
         """Their covariances are in the arrays of the kernels then. O(C n^3)."""
         parts = []
         for k, form in enumerate(self.forms):
@@ -322,6 +329,8 @@ class Kernels(Form):
 class LatentEngine(EPEngine):
     """EP on several latents, after a step on all means where that may be."""
 
+    accelerates = True
+
     def __init__(self, problem: Problem) -> None:
         is_process = problem.kernel is not None
         super().__init__(problem, Kernels(problem) if is_process else Stack(problem))
@@ -347,11 +356,11 @@ class LatentEngine(EPEngine):
         if is_process:
             self.pool = problem.kernel[0].pool
 
-    def begun(self, state: Any, is_flat: bool) -> Any:
+    def start_of_run(self, state: Any, is_flat: bool) -> Any:
         size = self.n_sites if self.at_once else chunk_size(self.problem)
         return state._replace(memory=ChunkMemory(size, is_flat))
 
-    def before(self, state: Any) -> Any:
+    def pre_step(self, state: Any) -> Any:
         """The state after a Newton step on all means. O(C n d^2)."""
         if state.memory.flat:
             return state
@@ -377,7 +386,7 @@ class LatentEngine(EPEngine):
             return state
         return form.shifted(state, sites._replace(shift=shifts), covariance)
 
-    def visit(self, state: Any, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Any, sites: Sites, tick: Tick) -> Visited[Any]:
         own, before, left = by_latent(sites), self.core.n_refused, None
         few = self.schedule.order == "auto" and self.schedule.block is None
         few = few and self.n_sites <= SEQUENTIAL_UP_TO
@@ -388,20 +397,22 @@ class LatentEngine(EPEngine):
                 left = self._in_turn(state, own, tick)
         finally:  # the log scales are those of the sites
             sites.precision[:], sites.shift[:] = own.precision.T, own.shift.T
-        return Counts(min(self.n_sites, self.core.n_refused - before), left=left)
+        counts = Counts(min(self.n_sites, self.core.n_refused - before))
+        return Visited(counts, swept_moments=left)
 
-    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
+    def accelerate(
+        self, old: Any, new: Any, visited: Visited[Any], moved: float
+    ) -> tuple[Any, Visited[Any]]:
         """The state with what the next sweep goes by."""
-        moved = change(self.summary(old, False), self.summary(new, False))
         fixed = self.at_once or self.schedule.block is not None
-        return new._replace(memory=old.memory.next(moved, self.n_sites, fixed)), counts
+        return new._replace(memory=old.memory.next(moved, self.n_sites, fixed)), visited
 
     def unswept(self, state: Any) -> tuple[Any, Counts]:
         # the arrays of kernels have other covariances
-        same = self.form.built(state.sites, state.sweeps + 1)
-        return following(state, same), Counts(self.n_sites)
+        same = self.form.rebuild(state.sites, state.sweeps + 1)
+        return carry_memory(state, same), Counts(self.n_sites)
 
-    def _in_turn(self, state: Any, own: Sites, tick: Tick) -> tuple[Array, Array]:
+    def _in_turn(self, state: Any, own: Sites, tick: Tick) -> Summary:
         """Rows one after the other. What they leave: mean and variance."""
         covariance = self.form.covariances(state)
         mean = np.stack([part.mean for part in self.form.each(state)])
@@ -409,7 +420,7 @@ class LatentEngine(EPEngine):
         for rows, numbers, _ in self.form.rows(visits):
             self.core.sweep(rows, self.problem.data.y, numbers, covariance, mean, *own)
             tick(len(numbers))
-        return mean.ravel(), covariance.diagonal(0, 1, 2).ravel()
+        return Summary(mean.ravel(), covariance.diagonal(0, 1, 2).ravel())
 
     def _in_parts(self, state: Any, own: Sites, tick: Tick) -> None:
         """Rows in parts, each from the posterior of the last, in smaller ones if it is improper."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from epfast._arrays import Array
 from epfast._core.row_sweeps import SiteFits
-from epfast.gaussian.engines.base import EPEngine, Form
+from epfast.gaussian.engines.base import EPEngine, Form, Visited
 from epfast.gaussian.engines.kernel import GPState, ValueMoments
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
@@ -24,6 +24,8 @@ from epfast.inference.runtime import Tick
 #: eight columns a sweep of 1, 4, 16 and 64 blocks left .31, .10, .07 and .06 of the distance to the
 #: fixed point
 BLOCKS, BLOCK = 16, 256
+#: the memory of a state whose moments are those that visits in turn have left
+IN_TURN = "in turn"
 
 
 def with_sites(cavity: tuple[Array, Array], sites: Sites) -> tuple[Array, Array]:
@@ -56,7 +58,7 @@ class Nearest(Form):
         """As a kernel has them, without a determinant."""
         return ValueMoments(sites.shift - sites.precision * mean, mean, variance, np.nan)
 
-    def built(self, sites: Sites, sweeps: int) -> GPState:
+    def rebuild(self, sites: Sites, sweeps: int) -> GPState:
         """See :class:`epfast.gaussian.engines.base.Form`. O(n m^3 / 3)."""
         cavity = self.rows.at(np.arange(self.n), sites)
         return GPState(sites, sweeps, self.moments(sites, *with_sites(cavity, sites)))
@@ -66,8 +68,8 @@ class Nearest(Form):
 
     def result(self, state: GPState) -> GPState:
         """What the sites make, where that is more than visits have left."""
-        if state.memory:
-            state = self.built(state.sites, state.sweeps)
+        if state.memory == IN_TURN:
+            state = self.rebuild(state.sites, state.sweeps)
         return GPState(*state[:3])
 
 
@@ -96,7 +98,7 @@ class NearestEngine(EPEngine):
             visits = np.asarray(self.schedule.checked_visits(n, sweeps), dtype=np.intp)
         return (visits[first : first + self.size] for first in range(0, n, self.size))
 
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Visited[GPState]:
         form, before, data = self.form, self.core.n_refused, self.problem.data
         mean, variance = state.moments.mean.copy(), state.moments.variance.copy()
         for block in self.blocks(state.sweeps):
@@ -109,5 +111,5 @@ class NearestEngine(EPEngine):
             mean[block], variance[block] = with_sites(cavity, own)
             tick(len(block))
         moments = form.moments(sites, mean, variance)
-        made = GPState(sites, state.sweeps + 1, moments, memory=1)
-        return Counts(self.core.n_refused - before, made=made)
+        new = GPState(sites, state.sweeps + 1, moments)
+        return Visited(Counts(self.core.n_refused - before), new, memory=IN_TURN)

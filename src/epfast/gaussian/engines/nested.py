@@ -26,13 +26,13 @@ from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
     Full,
+    Visited,
     Working,
     contraction,
     gaussian,
 )
 from epfast.gaussian.problem import Problem, State
 from epfast.inference import Counts, Sites
-from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 
 #: largest number of weights of all classes together: fits of 400 rows of three classes take .2, .7,
@@ -71,7 +71,8 @@ class NestedMemory(NamedTuple):
     step: Array | None = None
     onward: int = 0
     patience: int = STALLED
-    #: the change of the last sweep, if that was a pass
+    #: whether the last sweep was a pass, see :meth:`NestedEngine._pass`, and the change of it
+    is_pass: bool = False
     passed: float | None = None
 
     def next(self, step: Array, distance: float) -> NestedMemory:
@@ -210,7 +211,7 @@ class Joint(Full):
 
     prior = Form.prior
 
-    def built(self, sites: Sites, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> Working | None:
         """The prior times the sites, or None if that is improper. O(n (C d)^2 + (C d)^3)."""
         prior, count = self.problem.prior, self.count
         precision, shift, scale = self.sums(np.arange(self.problem.n_rows), sites)
@@ -270,8 +271,7 @@ class Joint(Full):
 class NestedEngine(EPEngine):
     """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
 
-    #: whether the last sweep was a pass, see :meth:`_pass`
-    passed = False
+    accelerates = True
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Joint(problem))
@@ -294,44 +294,45 @@ class NestedEngine(EPEngine):
         #: whether all curvatures may be at hand
         self.has_passes = self.n_sites * problem.loss.latents**2 <= MOST_CURVATURES
 
-    def begun(self, state: Working, is_flat: bool) -> Working:
+    def start_of_run(self, state: Working, is_flat: bool) -> Working:
         return state._replace(memory=NestedMemory())
 
     def drifts(self, state: Working) -> bool:
         return state.memory.passed is None  # what a pass has left was made of the sites
 
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
-        n, parts, damping, self.passed = self.n_sites, 1, self.schedule.damping, False
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
+        n, parts, damping = self.n_sites, 1, self.schedule.damping
+        memory: NestedMemory = state.memory._replace(is_pass=False)
         if self.is_auto:
             parts = int(np.clip(n // self.order_of_matrices, 1, MOST_PARTS))
-            damping = state.memory.share
+            damping = memory.share
             after_pass = self._pass(state) if damping == 1.0 and self.has_passes else None
             if after_pass is not None:
-                self.passed = True
                 tick(n)
-                return Counts(made=after_pass)
+                return Visited(swept_state=after_pass, memory=memory._replace(is_pass=True))
         now, refused = state, 0
         for first in range(parts):
             numbers = np.arange(first, n, parts)
             updated, lost = self._part(now, numbers, sites, damping)
             now, refused = now if updated is None else updated, refused + lost
             tick(len(numbers))
-        made = now._replace(sites=sites, sweeps=state.sweeps + 1)
-        return Counts(min(refused, n), made=made)
+        new = now._replace(sites=sites, sweeps=state.sweeps + 1)
+        return Visited(Counts(min(refused, n)), new, memory=memory)
 
-    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
+    def accelerate(
+        self, old: Working, new: Working, visited: Visited[Working], moved: float
+    ) -> tuple[Working, Visited[Working]]:
         """The state with the memory of automatic steps."""
         if not self.is_auto:
-            return new, counts
-        # of an undamped sweep
-        distance = change(self.summary(old, False), self.summary(new, False)) / old.memory.share
+            return new, visited
+        distance = moved / old.memory.share  # of an undamped sweep
         step = (new.mean - old.mean) / np.sqrt(new.covariance.diagonal())
         memory, left = old.memory.next(step, distance), distance
-        if self.passed:
+        if new.memory.is_pass:
             # the factor by which passes contract
             left *= 1.0 if old.memory.passed is None else min(1.0, distance / old.memory.passed)
             memory = memory._replace(passed=distance)
-        return new._replace(memory=memory), counts._replace(remaining=left)
+        return new._replace(memory=memory), visited._replace(change=left)
 
     def _pass(self, state: Working) -> Working | None:
         """The state after all sites are fitted from one posterior, whose means settle first.
@@ -376,7 +377,7 @@ class NestedEngine(EPEngine):
             first = last if step == 0 else first
             if not last <= first:
                 return None
-        made: Working | None = form.built(inner, state.sweeps + 1)
+        made: Working | None = form.rebuild(inner, state.sweeps + 1)
         return made
 
     def _part(

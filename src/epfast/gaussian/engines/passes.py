@@ -17,6 +17,7 @@ from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
     EPEngine,
     Full,
+    Visited,
     Working,
     flat,
     natural,
@@ -33,7 +34,7 @@ from epfast.inference.runtime import Tick
 Piece = tuple[RowSlice, NDArray[np.intp]]
 
 
-def adf_begun(problem: Problem, start: Any) -> Working:
+def start_of_pass(problem: Problem, start: Any) -> Working:
     """The state before a pass."""
     d = len(problem.base.shift)
     if start is not None and start.shift.size != d:
@@ -55,9 +56,9 @@ class PassEngine(EPEngine):
         self.core: Any = sequential_core(problem, self.tilted) if self.tilted else None
 
     def init(self, start: Any) -> Working:
-        return adf_begun(self.problem, start)
+        return start_of_pass(self.problem, start)
 
-    def visit(self, state: Working, sites: None, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: None, tick: Tick) -> Visited[Working]:
         reached, factors, counts = state, 0, np.zeros(2, dtype=int)
         try:
             visit = self._rows if self.by_rows else self._minibatches
@@ -71,7 +72,7 @@ class PassEngine(EPEngine):
         except KeyboardInterrupt:
             raise PartOfSweep(state if reached is state else self._whole(reached)) from None
         self.n_sites = factors
-        return Counts(int(counts[0]), int(counts[1]), made=new)
+        return Visited(Counts(int(counts[0]), int(counts[1])), new)
 
     def _rows(
         self, state: Working, part: RowSlice, sizes: NDArray[np.intp]

@@ -28,18 +28,20 @@ from epfast.gaussian.engines.base import (
     STALLED,
     EPEngine,
     Full,
+    Visited,
     Visits,
     Working,
     contraction,
     flat,
-    following,
     gaussian,
     proper,
 )
-from epfast.gaussian.engines.chunks import ChunkMemory, block_size, chunk_size
+from epfast.gaussian.engines.chunks import block_size
 from epfast.gaussian.engines.joint import cavities, log_mass
 from epfast.gaussian.engines.rows import (
     AtOnce,
+    RowMemory,
+    first_memory,
     order_of_rows,
     visits_of,
 )
@@ -94,8 +96,10 @@ class Memory(NamedTuple):
     """What the next sweep goes by."""
 
     damping: float
-    #: of the rows' next sweep, in chunks
-    rows: ChunkMemory | None = None
+    #: of the rows' next sweep
+    rows: RowMemory
+    #: whether the last sweep refused sites of weights
+    refused: bool = False
     #: the change of the last sweep, its least so far, and the sweeps since
     last: float = np.inf
     least: float = np.inf
@@ -105,10 +109,10 @@ class Memory(NamedTuple):
     mixes: bool = False
     steps: tuple[Step, ...] = ()
 
-    def next(self, distance: float, refused: bool) -> Memory:
+    def next(self, distance: float) -> Memory:
         """The memory after a sweep that changed the posterior by so much."""
         least, stalled = contraction(distance, self.least, self.stalled)
-        troubled = refused or stalled >= STALLED
+        troubled = self.refused or stalled >= STALLED
         slow = SLOW * self.last < distance < MIX_BELOW
         return self._replace(
             damping=min(self.damping, SHORT) if troubled else self.damping,
@@ -141,9 +145,11 @@ class ByWeights(Full):
         return None if self.exact is None else sum_of_sites(self.problem, self.exact)
 
     def prior(self) -> Any:
-        return proper(self.built(families.joined(self.exact or flat(self.n), self.given.start), 0))
+        return proper(
+            self.rebuild(families.joined(self.exact or flat(self.n), self.given.start), 0)
+        )
 
-    def taken(self, start: Any) -> Sites:
+    def checked_start(self, start: Any) -> Sites:
         weights, visits = self.given.start, self.given.visits
         shapes = [len(start.sites.shift), len(start.prior_sites.shift)]
         if shapes != [self.n, len(weights.shift)]:
@@ -157,13 +163,13 @@ class ByWeights(Full):
         sites: Sites = families.joined(self.exact or start.sites, weights)
         return sites
 
-    def built(self, sites: Sites, sweeps: int) -> Any:
+    def rebuild(self, sites: Sites, sweeps: int) -> Any:
         rows, weights = split(sites, self.n)
         precision, shift = self.known or sum_of_sites(self.problem, rows)
         precision, shift = precision + np.diag(weights.precision), shift + weights.shift
         return gaussian(State(precision, shift, sites, float(sites.log_scale.sum()), sweeps))
 
-    def after_weights(self, state: Working, sites: Sites, before: Sites) -> Working | None:
+    def with_weights(self, state: Working, sites: Sites, before: Sites) -> Working | None:
         """A state of these rows with other prior sites than before. O(d^3)."""
         weights = split(sites, self.n)[1]
         precision = state.precision + np.diag(weights.precision - before.precision)
@@ -202,7 +208,6 @@ class DualState(NamedTuple):
     alpha: Array
     kernel: Array
     latent: Array
-    order: str = ""
     memory: Any = None
     precision: None = None
 
@@ -217,7 +222,7 @@ class ByRows(ByWeights):
         #: (d, n), X'
         self.columns = np.ascontiguousarray(X.T, dtype=np.float64)
 
-    def built(self, sites: Sites, sweeps: int, spread: bool = True) -> Any:
+    def rebuild(self, sites: Sites, sweeps: int, spread: bool = True) -> Any:
         """spread: whether variances of the weights are wanted. O(n^2 d + n^3)."""
         rows, weights = split(sites, self.n)
         variance, columns = 1.0 / weights.precision, self.columns
@@ -265,8 +270,8 @@ class ByRows(ByWeights):
         variance = self.covariance_of_rows(state).diagonal().copy()
         return lambda part: (state.latent[part], variance[part])
 
-    def after_weights(self, state: Any, sites: Sites, before: Sites) -> Any:
-        return self.built(sites, state.sweeps)
+    def with_weights(self, state: Any, sites: Sites, before: Sites) -> Any:
+        return self.rebuild(sites, state.sweeps)
 
     def of_the_weights(self, state: Any) -> tuple[Array, Array]:
         return -state.R, state.alpha.copy()
@@ -304,7 +309,7 @@ def _solved(S: Array, kernel: Array, negative: int) -> tuple[Array, float] | Non
     return (vectors / values) @ vectors.T, float(np.log(np.abs(values)).sum())
 
 
-class RowsOfValues(Visits):
+class RowsOfValues(Visits[DualState]):
     """Visits of rows by their values, one after the other, in the n x n form."""
 
     def __init__(self, problem: Problem, form: ByRows, tilted: Any) -> None:
@@ -312,20 +317,21 @@ class RowsOfValues(Visits):
         block = min(form.n, block_size(self.schedule.block, form.n))
         self.core = BlockedSweep(tilted, form.n, block, 1.0, self.schedule.damping, False)
 
-    def visit(self, state: DualState, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: DualState, sites: Sites, tick: Tick) -> Visited[DualState]:
         problem, before, n = self.problem, self.core.n_refused, self.form.n
         covariance, mean = self.form.covariance_of_rows(state), state.latent.copy()
         order = np.asarray(self.schedule.checked_visits(n, state.sweeps), dtype=np.intp)
         given = problem.responses(order), problem.weights(order), order
         self.core.sweep(Units(order, n), *given, covariance, mean, *sites)
         tick(n)
-        return Counts(self.core.n_refused - before)
+        return Visited(Counts(self.core.n_refused - before))
 
 
 class WeightEngine(EPEngine):
     """EP on rows, in the order of the schedule, and then on the prior of each weight."""
 
     remedy = REMEDY
+    accelerates = True
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, (ByWeights if problem.wide is None else ByRows)(problem))
@@ -343,7 +349,7 @@ class WeightEngine(EPEngine):
         self.order = schedule.order if problem.wide is not None else order_of_rows(problem)
         if n > 0 and problem.wide is not None:
             in_turn = schedule.order != "parallel"
-            self.rows: Visits = (
+            self.rows: Visits[Any] = (
                 RowsOfValues(problem, self.form, self.tilted)
                 if in_turn
                 else AtOnce(problem, self.tilted, self.form, schedule.damping)
@@ -351,41 +357,40 @@ class WeightEngine(EPEngine):
         elif n > 0:
             self.rows = visits_of(self.order, problem, self.tilted, self.form, ThreadPool(1))
 
-    def begun(self, state: Any, is_flat: bool) -> Any:
-        memory = Memory(self.schedule.damping)
-        if self.form.exact is None and self.order == "chunked":
-            memory = memory._replace(rows=ChunkMemory(chunk_size(self.problem), is_flat))
+    def start_of_run(self, state: Any, is_flat: bool) -> Any:
+        wide = self.problem.wide is not None
+        rows = RowMemory(self.order) if wide else first_memory(self.problem, is_flat)
+        memory = Memory(self.schedule.damping, rows)
         if self.schedule.order == "auto" and self.problem.wide is not None:
             # from little data for each weight undamped sweeps go far astray
             memory = memory._replace(damping=min(SHORT, memory.damping))
         return state._replace(memory=memory)
 
-    def visit(self, state: Any, sites: Sites, tick: Tick) -> Counts:
-        form, counts, now = self.form, Counts(), state
+    def visit(self, state: Any, sites: Sites, tick: Tick) -> Visited[Any]:
+        form, visited, now = self.form, Visited[Any](), state
         self.of_prior.begin_sweep(state.sweeps)
         rows, weights = split(sites, form.n)
-        before, self.memory = families.copied(weights), state.memory.rows
+        before = families.copied(weights)
         if form.exact is None:
-            counts, now = self.visit_rows(state, sites, rows, tick)
+            visited, now = self.visit_rows(state, sites, rows, tick)
             if now is None:
-                return counts
-            self.memory = now.memory.rows
-        self.refused = self._weights(now, weights, tick)
-        counts = counts._replace(refused=counts.refused + self.refused, left=None)
-        made = form.after_weights(now, sites, before)
-        return counts._replace(
-            made=None if made is None else made._replace(sweeps=state.sweeps + 1)
-        )
+                return visited
+        refused = self._weights(now, weights, tick)
+        counts = visited.counts._replace(refused=visited.counts.refused + refused)
+        memory = now.memory._replace(refused=refused > 0)
+        new = form.with_weights(now, sites, before)
+        if new is not None:
+            new = new._replace(sweeps=state.sweeps + 1)
+        return Visited(counts, new, memory=memory, residual=visited.residual)
 
-    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
+    def accelerate(
+        self, old: Any, new: Any, visited: Visited[Any], moved: float
+    ) -> tuple[Any, Visited[Any]]:
         """The state with the memory of the next sweep. Slow sweeps are mixed."""
-        memory = old.memory._replace(rows=self.memory)
-        distance = change(self.form.summary(old, False), self.form.summary(new, False))
-        counts = counts._replace(remaining=distance * self.schedule.damping / memory.damping)
+        visited = visited._replace(change=moved * self.schedule.damping / old.memory.damping)
         if self.schedule.order != "auto":
-            return new._replace(memory=memory), counts
-        new = new._replace(memory=memory.next(distance, self.refused > 0))
-        return self._mixed(new, old), counts
+            return new, visited
+        return self._mixed(new._replace(memory=new.memory.next(moved)), old), visited
 
     def _weights(self, state: Any, weights: Sites, tick: Tick) -> int:
         """Fit prior sites in place, and return how many were refused."""
@@ -426,29 +431,34 @@ class WeightEngine(EPEngine):
         moves /= before.memory.damping
         steps = with_step(memory.steps, new.sites, moves)
         mixture = mixed(steps) if memory.mixes else None
-        made = None if mixture is None else form.built(mixture, new.sweeps)
+        made = None if mixture is None else form.rebuild(mixture, new.sweeps)
         if made is not None:
             precision = split(made.sites, form.n)[1].precision
             if (precision * form.summary(made, False).variance < 1.0)[form.given.visits].all():
-                return following(new, made)._replace(memory=memory._replace(steps=steps))
+                return made._replace(memory=memory._replace(steps=steps))
         steps = steps[-1:] if memory.mixes else steps
         return new._replace(memory=memory._replace(steps=steps))
 
-    def visit_rows(self, state: Any, sites: Sites, rows: Sites, tick: Tick) -> tuple[Counts, Any]:
-        """Fit the sites of the rows in place. Return the counts, and the state of all sites."""
-        begun = state._replace(memory=state.memory.rows)
-        counts = self.rows.visit(begun, rows, tick)
-        now = counts.made
+    def visit_rows(
+        self, state: Any, sites: Sites, rows: Sites, tick: Tick
+    ) -> tuple[Visited[Any], Any]:
+        """Fit the sites of the rows in place. Return the state of all sites, too."""
+        old, memory = state._replace(memory=state.memory.rows), state.memory
+        visited = self.rows.visit(old, rows, tick)
+        now = visited.swept_state
         if now is not None:
             now = now._replace(sites=sites)
         elif self.problem.wide is None:
-            now = self.form.built(sites, state.sweeps)
+            now = self.form.rebuild(sites, state.sweeps)
         else:
-            now = self.form.built(sites, state.sweeps, self.schedule.order == "parallel")
-        memory = state.memory
-        if now is not None and memory.rows is not None:
-            memory = memory._replace(rows=self.rows.after(begun, now, Counts())[0].memory)
-        return counts._replace(made=None), None if now is None else now._replace(memory=memory)
+            now = self.form.rebuild(sites, state.sweeps, self.schedule.order == "parallel")
+        if now is None:
+            return visited._replace(swept_state=None, swept_moments=None), None
+        if memory.rows.chunks is not None:
+            moved = change(self.form.summary(old, False), self.form.summary(now, False))
+            last, _ = self.rows.accelerate(old, now, visited, moved)
+            memory = memory._replace(rows=last.memory)
+        return visited, now._replace(memory=memory)
 
     def finish(self, state: Any, hurry: bool = False) -> ShrunkState:
         """Rebuild the state without drift, with the log scales of the last sites."""
@@ -457,7 +467,7 @@ class WeightEngine(EPEngine):
             sites = Sites(*(part.copy() for part in state.sites))
             if state.memory.mixes and form.exact is None:
                 self.visit_rows(state, sites, split(sites, form.n)[0], no_tick)
-            rebuilt = form.built(sites, state.sweeps) or form.built(state.sites, state.sweeps)
+            rebuilt = form.rebuild(sites, state.sweeps) or form.rebuild(state.sites, state.sweeps)
             state = state if rebuilt is None else rebuilt
             self._rescale(state.sites, form.summary(state, False))
             state = state._replace(log_scale=float(state.sites.log_scale.sum()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from epfast.gaussian.engines.base import (
     EPEngine,
     Form,
     Full,
+    Visited,
     Visits,
     Working,
     gaussian,
@@ -34,19 +35,29 @@ from epfast.gaussian.engines.chunks import (
     sequential_core,
 )
 from epfast.gaussian.problem import Problem, State, peak_sites
-from epfast.inference import Counts, Sites
+from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick, each
 
 #: damping of sweeps of all rows at once, where sequential ones are stuck: of 720 fits with 20 to
 #: 45 % of outliers 70 do not converge, 93, 76 and 99 with .25, .75 and 1, and 332 without these
 #: sweeps
 RESTART_DAMPING = 0.5
+S = TypeVar("S")
+
 #: sd of the cavity of the first sites, in the unit of latent values: the 600 models converge with 1
 #: to 10
 WIDE = 3.0
 
 
-class InTurn(Visits):
+class RowMemory(NamedTuple):
+    """What the next sweep over rows goes by."""
+
+    order: str
+    #: None in other orders
+    chunks: ChunkMemory | None = None
+
+
+class InTurn(Visits[Working]):
     """One row after the other: each sees what the one before has found."""
 
     in_turn = True
@@ -55,7 +66,7 @@ class InTurn(Visits):
         self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.core = sequential_core(problem, tilted)
         self.relaxation = self.core.relaxation
-        self.follows = (
+        self.accelerates = (
             problem.schedule.order == "auto"
             and problem.schedule.tol > 0.0
             and self.relaxation is None
@@ -65,7 +76,7 @@ class InTurn(Visits):
         self.parts = form.parts if plain else None
         self.numbers = np.arange(form.n_rows)
 
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
         core, problem, parts = self.core, self.problem, self.parts
         before, core.moved = core.n_refused, 0.0
         covariance, mean = state.covariance.copy(), state.mean.copy()
@@ -76,22 +87,24 @@ class InTurn(Visits):
             core.sweep(part.rows, part.y, part.weights, numbers, covariance, mean, *sites)
             tick(part.rows.n)
         residual = math.sqrt(core.moved) / self.schedule.damping
-        left = mean, covariance.diagonal().copy()
-        return Counts(core.n_refused - before, residual=residual, left=left)
+        left = Summary(mean, covariance.diagonal().copy())
+        return Visited(Counts(core.n_refused - before), swept_moments=left, residual=residual)
 
-    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
+    def accelerate(
+        self, old: Working, new: Working, visited: Visited[Working], moved: float
+    ) -> tuple[Working, Visited[Working]]:
         """The state, or the prior where rows are stuck, from which all rows are fitted at once.
 
         The first rows may pin the posterior where most of the others are outliers, of which some
         have improper cavities then and keep their sites.
         """
-        if counts.refused == 0 or new.sweeps == 1:
-            return new, counts
-        fresh = self.form.prior()._replace(sweeps=new.sweeps, order="parallel_damped")
-        return fresh, counts._replace(settled=False, left=None)
+        if visited.counts.refused == 0 or new.sweeps == 1:
+            return new, visited
+        fresh = self.form.prior()._replace(sweeps=new.sweeps, memory=RowMemory("parallel_damped"))
+        return fresh, visited._replace(settled=False, swept_moments=None)
 
 
-class AtOnce(Visits):
+class AtOnce(Visits[S]):
     """All rows, or values, from the posterior before the sweep."""
 
     def __init__(
@@ -107,7 +120,7 @@ class AtOnce(Visits):
         #: scratch of each thread
         self.cores = [SiteFits(tilted, *self.numbers)]
 
-    def visit(self, state: Any, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: S, sites: Sites, tick: Tick) -> Visited[S]:
         problem, n, at_rows = self.problem, self.problem.n_rows, self.form.at_rows(state)
         # whole blocks, so that the numbers do not depend on the parts
         blocks = problem.chunk // (self.form.width * BLOCK * self.threads.threads)
@@ -121,13 +134,13 @@ class AtOnce(Visits):
 
         def work(k: int, number: int) -> Iterator[int]:
             part = parts[number]
-            given = *at_rows(part), problem.responses(part), *families.taken(sites, part)
-            self.cores[k].fit(*given, problem.weights(part))
+            own = *at_rows(part), problem.responses(part), *families.taken(sites, part)
+            self.cores[k].fit(*own, problem.weights(part))
             yield part.stop - part.start
 
         each(self.threads, work, len(parts), tick)
         refused = sum(core.n_refused for core in self.cores) - before
-        return Counts(refused, residual=max(core.residual for core in self.cores))
+        return Visited(Counts(refused), residual=max(core.residual for core in self.cores))
 
 
 def first_sites(problem: Problem, tilted: TiltedMoments | None = None) -> Sites:
@@ -157,9 +170,16 @@ def order_of_rows(problem: Problem) -> str:
     return "chunked" if is_for_chunks(problem) and schedule.is_automatic else "sequential"
 
 
+def first_memory(problem: Problem, is_flat: bool) -> RowMemory:
+    """What the first sweep goes by; is_flat: from flat sites."""
+    order = order_of_rows(problem)
+    chunks = ChunkMemory(chunk_size(problem), is_flat) if order == "chunked" else None
+    return RowMemory(order, chunks)
+
+
 def visits_of(
     order: str, problem: Problem, tilted: TiltedMoments, form: Full, threads: ThreadPool
-) -> Visits:
+) -> Visits[Working]:
     """Visits of the rows in some order."""
     if order == "chunked":
         return InChunks(problem, tilted, threads)
@@ -178,7 +198,7 @@ class RowEngine(EPEngine):
         self.tilted: TiltedMoments = problem.tilted()
         self.exact = problem.sites_unswept()
         self.threads = ThreadPool(1)
-        self._made: dict[str, Visits] = {}
+        self._visits: dict[str, Visits[Working]] = {}
 
     def init(self, start: Any) -> Working:
         """The state of a start. Under another prior the sum over the rows is kept. O(d^3)."""
@@ -186,7 +206,7 @@ class RowEngine(EPEngine):
         if self.exact is None and before is not None and before.data.X is self.problem.data.X:
             state = self._under(self.problem.base, start.state, before.base)
             if state is not None:
-                return self.begun(state, False)
+                return self.start_of_run(state, False)
         working: Working = super().init(start)
         return working
 
@@ -205,22 +225,20 @@ class RowEngine(EPEngine):
         if self.tilted.separate:
             self.threads = threads
 
-    def visits(self, state: Working) -> Visits:
-        order = state.order
-        if order not in self._made:
-            made = visits_of(order, self.problem, self.tilted, self.form, self.threads)
-            self._made[order] = made
-        return self._made[order]
+    def visits(self, state: Working) -> Visits[Working]:
+        order = state.memory.order
+        if order not in self._visits:
+            visits = visits_of(order, self.problem, self.tilted, self.form, self.threads)
+            self._visits[order] = visits
+        return self._visits[order]
 
-    def begun(self, state: Working, is_flat: bool) -> Working:
+    def start_of_run(self, state: Working, is_flat: bool) -> Working:
         """The state, and how its first sweep goes."""
-        order, memory = order_of_rows(self.problem), None
-        if order == "chunked":
-            memory = ChunkMemory(chunk_size(self.problem), is_flat)
-        return state._replace(order=order, memory=memory)
+        return state._replace(memory=first_memory(self.problem, is_flat))
 
     def drifts(self, state: Working) -> bool:
-        return isinstance(state.memory, ChunkMemory) and state.memory.since > 0
+        chunks: ChunkMemory | None = state.memory.chunks
+        return chunks is not None and chunks.since > 0
 
     def known(self, state: Any) -> dict[str, Any]:
         """What is known of the posterior of a state, by its names there."""

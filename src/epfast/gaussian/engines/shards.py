@@ -23,6 +23,7 @@ from epfast.gaussian.engines.base import (
     STALLED,
     EPEngine,
     Full,
+    Visited,
     Visits,
     Working,
     contraction,
@@ -41,7 +42,7 @@ from epfast.gaussian.problem import (
 )
 from epfast.inference import Counts, Sites, run
 from epfast.inference.executors import LOST, Tasks
-from epfast.inference.loop import RELATIVE, change
+from epfast.inference.loop import RELATIVE
 from epfast.inference.runtime import Tick, no_tick, one_blas_thread
 from epfast.schedules import EP, Batches, SharedSites
 from epfast.schedules.base import AS_COMPLETED
@@ -186,7 +187,9 @@ def local_update(
         was = site if made is None else made
         if rows is None and stores:
             was = flat_site(precision)
-        fit = run(engine, shard.schedule, _begun(engine.problem, was, rows) if stores else None)
+        fit = run(
+            engine, shard.schedule, _start_of_shard(engine.problem, was, rows) if stores else None
+        )
     end = fit.state
     gain = Sites(
         end.precision - cavity.precision,
@@ -203,7 +206,7 @@ def local_update(
     return Update(new_site, new_rows, last.n_refused, distance, last.n_failed)
 
 
-def _begun(shard: Problem, made: Sites, rows: Sites | None) -> WarmStart | None:
+def _start_of_shard(shard: Problem, made: Sites, rows: Sites | None) -> WarmStart | None:
     """Where sweeps within a shard begin: the cavity times its rows."""
     if rows is None:
         return None
@@ -267,9 +270,9 @@ class LaplaceEngine(EPEngine):
         self.n_sites, self.tasks = problem.n_sites, Tasks()
         self.in_turn = problem.schedule.order != "parallel"
 
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
         if self.tasks.executor is None:
-            return fit_minibatches(self.problem, state, sites, tick)
+            return Visited(fit_minibatches(self.problem, state, sites, tick))
         problem, q = self.problem, (state.precision, state.shift)
         n, size, count = problem.shape[0], problem.batch_size or 1, problem.n_sites
         parts = np.array_split(np.arange(count), min(count, self.tasks.width))
@@ -282,7 +285,7 @@ class LaplaceEngine(EPEngine):
         updates = self.tasks.together(calls, [len(part) for part in parts], tick)
         for take, update in zip(takes, updates, strict=True):
             families.put(sites, take, update.rows)
-        return Counts(sum(u.refused for u in updates), sum(u.failed for u in updates))
+        return Visited(Counts(sum(u.refused for u in updates), sum(u.failed for u in updates)))
 
 
 # ---- sites shared by groups of rows: SEP, AEP, DSEP, DAEP, with a (d, d) site per group ----
@@ -410,7 +413,7 @@ class Tied(Full):
         count, d, self.sizes = len(sizes), self.order, sizes
         self.shapes, self.weights = ((count, d, d), (count, d), (count,)), None
 
-    def built(self, sites: Sites, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> Working | None:
         base = self.problem.base
         precision = base.precision + np.tensordot(self.sizes, sites.precision, 1)
         shift = base.shift + self.sizes @ sites.shift
@@ -424,6 +427,8 @@ class SharedEngine(EPEngine):
     A run that ends at a tolerance ends with sweeps over whole groups: those over batches have
     another fixed point, which depends on the order of the rows, or none.
     """
+
+    accelerates = True
 
     def __init__(self, problem: Problem) -> None:
         self.schedule, self.problem = problem.schedule, problem
@@ -449,7 +454,7 @@ class SharedEngine(EPEngine):
         """How many batches a sweep has. Refuses one that is too large."""
         return int(self.batches(self.schedule, 0).last.sum())
 
-    def begun(self, state: Working, is_flat: bool) -> Working:
+    def start_of_run(self, state: Working, is_flat: bool) -> Working:
         # a start may be a fixed point, which batches would leave
         near = Ending(None if self.whole is None else DAMPING, True)
         return state._replace(memory=Ending() if is_flat else near)
@@ -461,36 +466,36 @@ class SharedEngine(EPEngine):
             return self.schedule, self.schedule.damping
         return self.whole, min(damping, self.schedule.damping)
 
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
         """Fit batches in turn, each with the site of its group, or a task per group from one q."""
         schedule, damping = self.phase(state)
         if schedule.order != "parallel":
             batches = self.batches(schedule, state.sweeps)
             given = self.problem, self.tilted, damping, state.memory.checked, batches
             core = visit_shared(*given, sites, self.sizes, state.precision, state.shift, tick)
-            self.checked = core.checked
-            return Counts(core.n_refused)
+            memory = state.memory._replace(checked=core.checked)
+            return Visited(Counts(core.n_refused), memory=memory)
         updates = self.tasks.together(*self.calls(state, sites, schedule, damping), tick)
         for k, update in enumerate(updates):
             families.put(sites, k, update.site)
-        self.checked = any(update.checked for update in updates)
-        return Counts(sum(update.refused for update in updates))
+        memory = state.memory._replace(checked=any(update.checked for update in updates))
+        return Visited(Counts(sum(update.refused for update in updates)), memory=memory)
 
-    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
+    def accelerate(
+        self, old: Working, new: Working, visited: Visited[Working], moved: float
+    ) -> tuple[Working, Visited[Working]]:
         """The state with the distance to its end. At a tolerance whole groups end a run."""
-        new = new._replace(memory=new.memory._replace(checked=self.checked))
         tol, (_, damping) = self.schedule.tol, self.phase(old)
         if self.whole is None:
-            return new, counts
-        before, now = self.summary(old), self.summary(new)
-        distance, settled = change(before, now), False
+            return new, visited
+        settled = False
         if old.memory.damping is not None:
-            distance /= damping
-            if distance <= tol and counts.settled is None:  # the log scales follow
-                near = damping * max(tol, RELATIVE * abs(now.log_evidence))
-                settled = abs(now.log_evidence - before.log_evidence) <= near
-                return new, counts._replace(settled=settled)
-        return new._replace(memory=new.memory.next(distance)), counts._replace(settled=settled)
+            moved /= damping
+            if moved <= tol and visited.settled is None:  # the log scales follow
+                before, now = (self.summary(state).log_evidence for state in (old, new))
+                near = damping * max(tol, RELATIVE * abs(now))
+                return new, visited._replace(settled=abs(now - before) <= near)
+        return new._replace(memory=new.memory.next(moved)), visited._replace(settled=settled)
 
     def calls(
         self, state: Working, sites: Sites, schedule: Any, damping: float
@@ -602,22 +607,22 @@ class Shards(Full):
         self.shards = [shard_of(problem, take, schedule.inner) for take in rows]
 
     def prior(self) -> Any:
-        return self.built(self._begun(None), self.problem.base.sweeps)
+        return self.rebuild(self._start_of_run(None), self.problem.base.sweeps)
 
-    def taken(self, start: Any) -> Any:
+    def checked_start(self, start: Any) -> Any:
         if self.problem.schedule.inner.stores == "none":
             raise ValueError(
                 "start is given with inner=ADF(), which stores no sites; allowed: None"
             )
-        return self._begun(start)
+        return self._start_of_run(start)
 
-    def _begun(self, start: Any) -> list[ShardSite]:
+    def _start_of_run(self, start: Any) -> list[ShardSite]:
         """The shards of a start, or with flat sites."""
         problem, inner = self.problem, self.problem.schedule.inner
         if inner.stores == "none":
             return [ShardSite(flat_site(problem.base.precision), None)] * len(self.shards)
         if problem.covariance == "full":
-            sites = self.flat() if start is None else super().taken(start)
+            sites = self.flat() if start is None else super().checked_start(start)
         else:
             whole = engine_of_shard(problem._replace(schedule=inner))
             sites = whole.finish(whole.init(start)).sites
@@ -639,7 +644,7 @@ class Shards(Full):
         site: Sites = families.damped(old.site, new.site, share)
         return ShardSite(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
 
-    def built(self, sites: Any, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Any, sweeps: int) -> Working | None:
         """Base times the sites of the shards, in their order. None if improper. O(K d^2 + d^3)."""
         base, parts = self.problem.base, zip(*(part.site for part in sites), strict=True)
         precision, shift, scale = (np.sum(numbers, axis=0) for numbers in parts)
@@ -676,18 +681,18 @@ class ShardEngine(EPEngine):
         state: Working = super().init(start)
         return state
 
-    def opened(self, state: Working) -> list[ShardSite]:
+    def copied_sites(self, state: Working) -> list[ShardSite]:
         return list(state.memory.parts)
 
     def between(self, state: Working, sites: list[ShardSite], share: float) -> list[ShardSite]:
         both = zip(state.memory.parts, sites, strict=True)
         return [self.form.between(*pair, share) for pair in both]
 
-    def visits(self, state: Working) -> Visits:
+    def visits(self, state: Working) -> Visits[Working]:
         return AsTheyCome(self) if self.schedule.order == AS_COMPLETED else self
 
-    def visit(self, state: Working, sites: list[ShardSite], tick: Tick) -> Counts:
-        damping, refused, failed, self.distance = self.schedule.damping, 0, 0, 0.0
+    def visit(self, state: Working, sites: list[ShardSite], tick: Tick) -> Visited[Working]:
+        damping, refused, failed, distance = self.schedule.damping, 0, 0, 0.0
         precision, shift = state.precision, state.shift
         visits = [int(k) for k in self.schedule.checked_visits(len(sites), state.sweeps)]
         together = self.schedule.order == "parallel"
@@ -697,26 +702,24 @@ class ShardEngine(EPEngine):
             updates = self.tasks.together(calls, [self.form.sizes[k] for k in visited], tick)
             for k, update in zip(visited, updates, strict=True):
                 refused, failed = refused + update.refused, failed + update.failed
-                self.distance = max(self.distance, update.distance)
+                distance = max(distance, update.distance)
                 if not together:
                     precision = precision - sites[k].site.precision + update.site.precision
                     shift = shift - sites[k].site.shift + update.site.shift
                 sites[k] = ShardSite(update.site, update.rows)
-        return Counts(refused, failed)
-
-    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
-        """The state. Sweeps of a shard may return to where they began."""
-        return new, counts._replace(settled=False) if self.distance > self.schedule.tol else counts
+        # sweeps of a shard may return to where they began
+        settled = False if distance > self.schedule.tol else None
+        return Visited(Counts(refused, failed), settled=settled)
 
 
-class AsTheyCome(Visits):
+class AsTheyCome(Visits[Working]):
     """A pass: as many answers as there are shards, each of which moves the posterior as it comes.
 
     An answer is that of a visit. One of an older visit is dropped: its shard has answered since,
     and would count twice.
     """
 
-    in_turn = True
+    in_turn = accelerates = True
 
     def __init__(self, engine: ShardEngine) -> None:
         self.engine, self.schedule, self.tasks = engine, engine.schedule, engine.tasks
@@ -725,11 +728,11 @@ class AsTheyCome(Visits):
         #: factors that kept their sites, and the change of the last sweep in a shard
         self.refused, self.distance = 0, 0.0
 
-    def visit(self, state: Working, sites: list[ShardSite], tick: Tick) -> Counts:
+    def visit(self, state: Working, sites: list[ShardSite], tick: Tick) -> Visited[Working]:
         self.precision, self.shift, self.parts = state.precision, state.shift, sites
         count, sizes, taken, none = len(sites), self.engine.form.sizes, 0, (0,) * len(sites)
-        begun = Flow(tuple(range(count)), none, none, (NEVER,) * count)
-        self.flow = state.memory.flow or begun
+        first = Flow(tuple(range(count)), none, none, (NEVER,) * count)
+        self.flow = state.memory.flow or first
         self.queue, self.answered, self.sent, self.saw = map(list, self.flow[:4])
         self.width = min(self.tasks.width, count)
         for k in self._flying():
@@ -757,16 +760,18 @@ class AsTheyCome(Visits):
             self.distance = max(self.distance, update.distance)
             taken += 1
             tick(sizes[k])
-        return Counts(self.refused)
+        return Visited(Counts(self.refused))
 
-    def after(self, old: Working, new: Working, counts: Counts) -> tuple[Working, Counts]:
+    def accelerate(
+        self, old: Working, new: Working, visited: Visited[Working], moved: float
+    ) -> tuple[Working, Visited[Working]]:
         """The state, with how the next answers are taken.
 
         A run ends where each shard has answered to the posterior that stands still: what a slow
         worker says of an older one moves nothing, and says nothing.
         """
         summary, tol, damping = self.engine.summary, self.schedule.tol, self.schedule.damping
-        left = change(summary(old, False), summary(new, False)) / damping
+        left = moved / damping
         flow = self.flow_after(left <= tol)
         settled = None if max(flow.saw) <= flow.quiet and self.distance <= tol else False
         if settled is None and damping < 1.0 and 0.0 < tol >= left:
@@ -775,7 +780,7 @@ class AsTheyCome(Visits):
             near = damping * max(tol, RELATIVE * abs(now))
             settled = None if abs(now - before) <= near else False
         new = new._replace(memory=new.memory._replace(flow=flow))
-        return new, counts._replace(settled=settled, remaining=left, in_flight=self.width)
+        return new, visited._replace(settled=settled, change=left, in_flight=self.width)
 
     def flow_after(self, quiet: bool) -> Flow:
         """The flow of the next pass. ``quiet``: whether this one changed little."""

@@ -15,12 +15,12 @@ from scipy import sparse
 from epfast import families
 from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.engines.base import EPEngine, Form
+from epfast.gaussian.engines.base import EPEngine, Form, Visited, Visits
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.rows import AtOnce, first_sites
 from epfast.gaussian.problem import Problem, not_proper
 from epfast.gaussian.sparse import BLAS, Moments, Pattern, RowsOnPattern, moments
-from epfast.inference import Counts, Sites, Summary
+from epfast.inference import Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 
@@ -124,7 +124,7 @@ class Pace(NamedTuple):
     #: of the rows' means in sd, then of their variances, relative, (2 n,)
     change: Array | None = None
 
-    def after(self, change: Array) -> Pace:
+    def next(self, change: Array) -> Pace:
         """The share at which a change that goes on as since the last one ends in one step."""
         if not np.isfinite(change).all():
             return Pace()
@@ -150,7 +150,7 @@ def paced(pace: Pace, old: Sites, sites: Sites, h: Array, s: Array) -> Pace:
     more = sites.precision - old.precision
     away = sites.shift - old.shift - more * h
     with np.errstate(all="ignore"):  # of a run that diverges
-        pace = pace.after(np.append(away * np.sqrt(s), more * s))
+        pace = pace.next(np.append(away * np.sqrt(s), more * s))
     if pace.share != 1.0:
         for part, of in zip(sites, families.damped(old, sites, pace.share), strict=True):
             part[:] = of
@@ -184,7 +184,7 @@ class Sparse(Form):
         rows = sites.log_scale + 0.5 * sites.shift * np.asarray(self.rows.X @ now.mean)
         return now.of_mass(float(rows.sum() + 0.5 * (prior.shift @ now.mean)))
 
-    def built(self, sites: Sites, sweeps: int) -> GPState | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> GPState | None:
         """See :class:`epfast.gaussian.engines.base.Form`."""
         now = self.moments(sites)
         return None if now is None else GPState(sites, sweeps, now.with_inverse())
@@ -213,12 +213,13 @@ class SparseEngine(EPEngine):
     """EP with a site per row, all of them from one posterior."""
 
     form: Sparse
-    follows = False
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Sparse(problem))
         self.exact, self.tilted = problem.exact_sites(), problem.tilted()
-        self._at_once = AtOnce(problem, self.tilted, self.form, self.schedule.damping)
+        self._at_once: Visits[GPState] = AtOnce(
+            problem, self.tilted, self.form, self.schedule.damping
+        )
 
     def share(self, threads: ThreadPool) -> None:
         """The fits of sites are for these threads, if moments are."""
@@ -226,25 +227,24 @@ class SparseEngine(EPEngine):
             numbers = self.schedule.damping
             self._at_once = AtOnce(self.problem, self.tilted, self.form, numbers, threads)
 
-    def begun(self, state: GPState, is_flat: bool) -> GPState:
+    def start_of_run(self, state: GPState, is_flat: bool) -> GPState:
         """The state, or that of the first sites, from which nearly all fits converge."""
         first = None
         if is_flat and self.schedule.tol > 0.0:
             first = first_sites(self.problem, self.tilted)
-        state = state if first is None else self.form.built(first, state.sweeps) or state
+        state = state if first is None else self.form.rebuild(first, state.sweeps) or state
         return state._replace(memory=Pace())
 
     def known(self, state: GPState) -> dict[str, Any]:
         return {"log_evidence": self.form.log_evidence(state)}
 
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Counts:
+    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Visited[GPState]:
         """All sites, each a share of the way; what is left is the change of a whole sweep."""
-        counts = self._at_once.visit(state, sites, tick)
+        visited = self._at_once.visit(state, sites, tick)
         pace = paced(state.memory or Pace(), state.sites, sites, *self.form.of_rows)
-        new = self.form.built(sites, state.sweeps + 1)
+        new = self.form.rebuild(sites, state.sweeps + 1)
         if new is None:
-            return counts
+            return visited
         ends = [Summary(now.moments.mean, now.moments.variances()) for now in (state, new)]
         left = change(*ends) / (pace.share * self.schedule.damping)
-        made = new._replace(memory=pace)
-        return counts._replace(made=made, damping=pace.share, remaining=left)
+        return visited._replace(swept_state=new, memory=pace, change=left, damping=pace.share)
