@@ -127,7 +127,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     remove = FullPosterior.remove
 
     def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
-        state = self._form(rest).built(families.taken(self.sites, ~removal), self.n_sweeps)
+        state = self._form(rest).rebuild(families.taken(self.sites, ~removal), self.n_sweeps)
         return None if state is None else plain(state)
 
     def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> NoReturn:
