@@ -1,6 +1,6 @@
 """One Gaussian over all classes beside a product over them, on twenty real tables, held out.
 
-    EPFAST_DATA=folder python -m bench correlated_classes [--quick] [--tables folder] # 10 min
+    EPFAST_DATA=folder python -m bench correlated_classes [--quick] [--tables folder] #  6 min
 
 losses.Multiclass, multinomial probit: correlated=True is one Gaussian over the weights of all
 classes, by nested EP, correlated=False a product over the classes. Held-out log loss by twice
