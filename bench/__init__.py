@@ -31,6 +31,7 @@ SCRIPTS = {
     "speed.sparse": "sparse_speed",
     "speed.factorized": "factorized_sweeps",
     "likelihoods.several_classes": "several_classes",
+    "likelihoods.correlated_classes": "correlated_classes",
     "likelihoods.peers": "likelihood_peers",
     "graph.ratings": "ratings",
     "dask.accept": "dask_accept",

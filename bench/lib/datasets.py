@@ -250,6 +250,23 @@ def load_numbers(name: str) -> Array:
     return np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
 
 
+def load_labelled(name: str) -> tuple[Array, NDArray[np.str_]]:
+    """Columns and labels of a table of any number of classes, the label last.
+
+    A column that is not of numbers becomes one 0/1 column per level, the first level (in sorted
+    order) dropped.
+    """
+    *features, labels = zip(*_read(name)[1], strict=True)
+    columns: list[Array] = []
+    for values in features:
+        try:
+            columns.append(np.array(values, dtype=np.float64))
+        except ValueError:
+            levels = sorted(set(values))[1:]
+            columns += [np.equal(values, level).astype(np.float64) for level in levels]
+    return np.stack(columns, axis=1), np.array(labels)
+
+
 #: rows, and columns with the target, of Year; the split is fixed
 YEAR, YEAR_TRAINING = (515_345, 91), 463_715
 
