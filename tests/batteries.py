@@ -13,8 +13,8 @@ import pytest
 from epfast import fit_gp, fit_linear, losses, schedules, schemes
 from epfast.gaussian import choices
 from epfast.gaussian.fit_linear import sparse_form
-from epfast.gaussian.priors import normal_prior
-from epfast.gaussian.problem import Data, checked_kernel, data_of
+from epfast.gaussian.prior import checked_kernel, normal_prior
+from epfast.gaussian.rows import Data, data_of
 from epfast.gaussian.table import ENGINES, engine_of, legal
 from tests.oracles.data import rbf
 

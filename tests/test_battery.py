@@ -120,7 +120,7 @@ def check_sum(post, X):
     if sites is None:
         return
     if post.schedule.stores == "shared":
-        count = np.bincount(post.problem.groups)
+        count = np.bincount(post.problem.data.groups)
         precision, shift = np.tensordot(count, sites.precision, 1), count @ sites.shift
     elif full:
         count = 1.0

@@ -223,7 +223,7 @@ def test_correlated_effects():
         sds={"1|g": (slice(1, J + 1), prior), "a|g": (slice(J + 1, None), prior)},
         correlations={("1|g", "a|g"): (lkj, [[1.0, -A.mean()], [0.0, 1.0]])},
         learn={"sd": prior},
-        prior_mean=model.posterior.problem.prior_mean,
+        prior_mean=model.posterior.problem.prior.mean,
         prior_variance=1.0 / np.diag(model.posterior.problem.prior.precision),
         strategy="eb",
     )

@@ -22,13 +22,14 @@ FLOORS = """_core / _arrays / _checks / losses priors schedules families / schem
     / formula gpy dask rating plots / __init__ / _demo / __main__"""
 FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
 #: what graphs and networks may import of gaussian
-OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices", "files", "sparse"}
+OF_GAUSSIAN = {"problem", "prior", "rows", "state", "engines", "table", "choices", "files", "sparse"}
 #: names that users know in two places: of a family and of a likelihood or a prior, and of what
 #: stands in for a class
 TWICE = {"Gaussian", "Gamma", "EP", "LinearClassifier", "LinearRegressor", "ConvergenceWarning"}
 #: the files of gaussian, from the ground up; engines by themselves, below
-RISE = """problem files sparse
-    / priors notes sources checking
+RISE = """state rows files sparse
+    / prior / problem
+    / notes sources checking
     / factor wide / engines / table
     / choices diagnostics online / posterior
     / linear_posterior

@@ -21,7 +21,6 @@ from scipy import sparse
 import epfast
 from epfast import ADF, AEP, DEP, EP, SEP, losses
 from epfast.gaussian.engines.kernel import ProcessEngine
-from epfast.gaussian.problem import Problem
 from epfast.gaussian.shrunk_posterior import Models, worst_inclusion
 from epfast.graph import Factor
 from tests.golden import fits
@@ -64,8 +63,8 @@ PIECES = {
     "gaussian.problem.CHUNK": Pieces(9, "passes"),
     "gaussian.shrunk_posterior.BLOCK": Pieces(3, "inclusion"),
     "gaussian.sparse.PART": Pieces(1, "sparse precision"),
-    "gaussian.wide.NUMBERS": Pieces(30, "wide"),
-    "gaussian.wide.WORK": Pieces(50, "wide"),
+    "gaussian.rows.NUMBERS": Pieces(30, "wide"),
+    "gaussian.rows.WORK": Pieces(50, "wide"),
     "graph.engine.FACTORS_PER_CALL": Pieces(2, "graph"),
     "inference.importance.BLOCK": Pieces(20, "low rank"),
     "inference.runtime.SECONDS_PER_CALL": Pieces(1e-9, "minibatches"),
@@ -153,10 +152,7 @@ def made(values):
         for constant, value in values.items():
             for module in USERS[constant]:
                 patch.setattr(importlib.import_module(module), constant.rsplit(".", 1)[1], value)
-        # two are arguments, with the constants as their defaults
-        if "gaussian.problem.CHUNK" in values:
-            fields = Problem._field_defaults | {"chunk": values["gaussian.problem.CHUNK"]}
-            patch.setattr(Problem.__new__, "__defaults__", tuple(fields.values()))
+        # one is an argument, with the constant as its default
         if "gaussian.engines.kernel.CHUNK" in values:
             given = ProcessEngine.__init__.__kwdefaults__
             chunk = {"chunk": values["gaussian.engines.kernel.CHUNK"]}

@@ -99,7 +99,7 @@ def test_a_prior_with_a_mean_comes_back(posterior, tmp_path):
     post.save(tmp_path / "post.npz")
     back = epfast.load(tmp_path / "post.npz")
     for problem in (post.problem, back.problem):
-        np.testing.assert_allclose(problem.prior_mean, given["prior_mean"], rtol=1e-12)
+        np.testing.assert_allclose(problem.prior.mean, given["prior_mean"], rtol=1e-12)
     assert back.problem.prior.log_scale == pytest.approx(post.problem.prior.log_scale)
     if posterior == "factorized":
         more = {"schedule": epfast.ADF(), "posterior": "factorized"}

@@ -461,7 +461,7 @@ def grown(kind: str, n: int, loops: int = 5) -> dict[str, Any]:
     )
     row = {"model": kind, "rows": n, "columns": rows.X.shape[1], "seconds": found.seconds}
     row |= {"sweeps": len(found.post.history), "loops": found.seconds / loop}
-    design = found.post.problem.design
+    design = found.post.problem.prior.design
     row["numbers"] = design.pattern.core.size + design.rows.core.n_pairs
     return row | {"memory, GB": (harness.peak_memory() - before) / GB}
 

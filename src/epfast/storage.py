@@ -12,7 +12,6 @@ import numpy as np
 from epfast import _checks, losses
 from epfast.gaussian.engines.kernel import GPState, ValueMoments
 from epfast.gaussian.engines.prior_sites import ShrunkState
-from epfast.gaussian.engines.sparse import SparseDesign
 from epfast.gaussian.factor import LowRankFactor
 from epfast.gaussian.files import check_shapes, restored
 from epfast.gaussian.integrated import IntegratedPosterior
@@ -20,12 +19,20 @@ from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.nearest import NearestGPPosterior
-from epfast.gaussian.problem import Data, PriorSites, Problem, RelaxationFactors, State
+from epfast.gaussian.prior import (
+    CenteredPrior,
+    KernelPrior,
+    PerWeightPrior,
+    SparsePrior,
+    WeightPrior,
+)
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior
+from epfast.gaussian.rows import Data
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
-from epfast.gaussian.sparse import Kriging, Moments, Pattern
+from epfast.gaussian.sparse import Kriging, Moments, Pattern, SparseDesign
 from epfast.gaussian.sparse_posterior import SparsePosterior
-from epfast.gaussian.wide import WideRows
+from epfast.gaussian.state import RelaxationFactors, State
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.graph import files as graph_files
 from epfast.graph.posterior import GraphPosterior
@@ -68,7 +75,11 @@ PARTS = (
     ParametricState,
     Pattern,
     ValueMoments,
-    PriorSites,
+    PerWeightPrior,
+    SparsePrior,
+    WeightPrior,
+    CenteredPrior,
+    KernelPrior,
     Problem,
     RelaxationFactors,
     Scaling,
@@ -77,13 +88,12 @@ PARTS = (
     State,
     SparseDesign,
     SweepInfo,
-    WideRows,
     *files.SCHEDULES.values(),
     *graph_files.PARTS,
 )
 #: shapes of the arrays of posteriors by kind, see :func:`check_shapes`
 OF_ROWS = """problem.prior.shift d, problem.prior.precision d|dd, problem.base.shift d,
-problem.base.precision d|dd, problem.center f, problem.data.weights n, problem.data.X nd,
+problem.base.precision d|dd, problem.prior.center f, problem.data.weights n, problem.data.X nd,
 problem.data.y nw?, """
 RELAXED = "state.relaxed.shift n, state.relaxed.precision n"
 SITES = "state.sites.log_scale n, state.sites.shift n, state.sites.precision n"
@@ -91,22 +101,21 @@ SEVERAL = "state.sites.log_scale n, state.sites.shift nc, state.sites.precision 
 SHAPES = {
     "full": f"state.shift d, state.precision dd, {RELAXED}, {SITES}",
     "shared": """state.shift d, state.precision dd, state.sites.log_scale s,
-        state.sites.shift sd, state.sites.precision sdd, problem.groups n=s""",
+        state.sites.shift sd, state.sites.precision sdd, problem.data.groups n=s""",
     "factorized": """state.shift d, state.precision d,
         state.sites.log_scale s, state.sites.shift sd, state.sites.precision sd""",
-    "wide": f"problem.wide.X nd, {SITES}",
+    "wide": SITES,
     "sparse": f"""state.moments.mean d, state.moments.variance d, state.moments.numbers z,
         state.moments.slope sc, state.moments.covariance cc, state.moments.root cc,
-        state.moments.bound.along dk, state.moments.bound.against kd, problem.design.constraints kd,
-        problem.design.pattern.dense c=d, problem.design.pattern.order s=d,
-        problem.design.pattern.row r=s, {SITES}""",
+        state.moments.bound.along dk, state.moments.bound.against kd,
+        problem.prior.design.constraints kd, problem.prior.design.pattern.dense c=d, problem.prior.design.pattern.order s=d,
+        problem.prior.design.pattern.row r=s, {SITES}""",
     "latents": f"state.shift cd, state.precision cdd, {SEVERAL}",
     "joint_latents": f"state.shift e, state.precision ee, {SEVERAL}",
     "shrunk": f"""state.shift d, state.precision dd, state.mean d, state.variance d,
         state.prior_sites.log_scale d, state.prior_sites.shift d, state.prior_sites.precision d,
-        problem.prior_sites.start.log_scale d, problem.prior_sites.start.shift d,
-        problem.prior_sites.start.precision d, problem.prior_sites.visits v=d, problem.wide.X nd,
-        {SITES}""",
+        problem.prior.start.log_scale d, problem.prior.start.shift d,
+        problem.prior.start.precision d, problem.prior.visits v=d, {SITES}""",
     "process": f"""problem.data.y nw?, problem.data.weights n, {RELAXED}, state.moments.alpha n,
         state.moments.mean n, state.moments.variance n, state.factor nn, state.diagonal n,
         {SITES}""",

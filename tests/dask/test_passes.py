@@ -10,8 +10,8 @@ import epfast.dask as epd
 from epfast import ADF, DEP, EP, fit_linear
 from epfast.dask import data
 from epfast.dask.data import rows_at_door, shards_of_passes
-from epfast.gaussian.priors import normal_prior
-from epfast.gaussian.problem import mean_of_rows, with_ones
+from epfast.gaussian.prior import normal_prior
+from epfast.gaussian.rows import mean_of_rows, with_ones
 from tests.oracles.data import classes
 
 N, D = 3000, 5

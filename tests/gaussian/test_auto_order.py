@@ -37,7 +37,7 @@ def test_automatic_order_saves_sweeps():
 def test_without_a_tolerance_or_with_damping_it_is_sequential(schedule):
     X, y = data(1000, 5, noise=2.0)
     seen = []
-    post = fit(X, y, schedule=schedule, callback=lambda i, s: seen.append(s.order))
+    post = fit(X, y, schedule=schedule, callback=lambda i, s: seen.append(s.memory.order))
     assert set(seen) == {"sequential"}
     in_order = EP(schedule.sweeps, schedule.tol, schedule.damping, order="sequential")
     np.testing.assert_array_equal(post.mean, fit(X, y, schedule=in_order).mean)
@@ -50,7 +50,7 @@ def test_a_schedule_with_an_order_of_its_own_keeps_it():
 
     X, y = data(1000, 5, noise=2.0)
     seen = []
-    fit(X, y, schedule=Backwards(), callback=lambda i, s: seen.append(s.order))
+    fit(X, y, schedule=Backwards(), callback=lambda i, s: seen.append(s.memory.order))
     assert set(seen) == {"sequential"}
 
 

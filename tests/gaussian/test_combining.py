@@ -69,8 +69,8 @@ def test_shared_sites_keep_their_groups():
     _, _, fits = thirds(schedule=epfast.DSEP(groups=2))
     both = epfast.combine(fits)
     assert both.sites.precision.shape == (6, 3, 3)
-    np.testing.assert_array_equal(np.unique(both.problem.groups), np.arange(6))
-    copies = np.bincount(both.problem.groups)
+    np.testing.assert_array_equal(np.unique(both.problem.data.groups), np.arange(6))
+    copies = np.bincount(both.problem.data.groups)
     prior = both.problem.prior.precision
     np.testing.assert_allclose(
         both.precision, prior + np.tensordot(copies, both.sites.precision, 1)

@@ -11,7 +11,7 @@ import pytest
 import epfast
 from epfast import EP, fit_linear
 from epfast.gaussian.linear_posterior import uncentered_posterior
-from epfast.gaussian.problem import with_ones
+from epfast.gaussian.rows import with_ones
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(120, 3)) * [1.0, 1e-3, 1e4]

@@ -104,7 +104,7 @@ def test_the_posterior_goes_on_with_it(tmp_path):
     loaded = epfast.load(tmp_path / "post.npz")
     np.testing.assert_array_equal(loaded.predict_proba(NEW), post.predict_proba(NEW))
     np.testing.assert_array_equal(loaded.loo_log_predictive(X, Y), post.loo_log_predictive())
-    np.testing.assert_array_equal(loaded.problem.center, X.mean(axis=0))
+    np.testing.assert_array_equal(loaded.problem.prior.center, X.mean(axis=0))
     assert loaded.with_rows(X, Y).residual == post.residual <= 1e-8
     rows, labels = NEW, np.ones(7)
     check_same(

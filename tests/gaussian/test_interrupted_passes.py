@@ -5,7 +5,6 @@ import pytest
 
 import epfast
 from epfast import ADF, fit_linear
-from epfast.gaussian import Problem
 from epfast.inference import runtime
 from tests.oracles.data import classes
 from tests.oracles.interrupts import calls_of, interrupted
@@ -31,7 +30,7 @@ KINDS = {
 }
 
 #: defaults of a problem whose rows come in several pieces
-SMALL_PIECES = tuple((Problem._field_defaults | {"chunk": 120}).values())
+SMALL_PIECES = 120
 
 
 def part(arguments, rows):
@@ -46,7 +45,7 @@ def test_a_pass_resumed_from_any_point_is_the_pass(kind, monkeypatch):
     arguments = KINDS[kind]
     # pieces of a few rows, as with many columns or on a slow machine
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
-    monkeypatch.setattr(Problem.__new__, "__defaults__", SMALL_PIECES)
+    monkeypatch.setattr("epfast.gaussian.problem.CHUNK", SMALL_PIECES)
 
     def fit():
         return fit_linear(X, Y, **part(arguments, slice(None)))
@@ -99,7 +98,7 @@ def test_a_memory_map(posterior, tmp_path):
 def test_rows_in_an_order_of_their_own(posterior, monkeypatch):
     """Rows sorted by their labels are shuffled; the posterior knows which it took in."""
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
-    monkeypatch.setattr(Problem.__new__, "__defaults__", SMALL_PIECES)
+    monkeypatch.setattr("epfast.gaussian.problem.CHUNK", SMALL_PIECES)
     order = np.argsort(Y, kind="stable")
     rows, y, warm_up = X[order], Y[order], 100 if posterior == "factorized" else None
     given = {"posterior": posterior, "schedule": ADF(warm_up=warm_up)}
@@ -131,7 +130,7 @@ def chunks(first, size=90):
 @pytest.mark.parametrize("size", [None, 7], ids=["rows", "minibatches"])
 def test_a_pass_over_chunks_resumed_from_any_point_is_the_pass(size, warm_up, monkeypatch):
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
-    monkeypatch.setattr(Problem.__new__, "__defaults__", SMALL_PIECES)
+    monkeypatch.setattr("epfast.gaussian.problem.CHUNK", SMALL_PIECES)
     given = {"batch_size": size, "schedule": ADF()}
     if warm_up is not None:
         given |= {"posterior": "factorized", "schedule": ADF(warm_up=warm_up)}

@@ -43,7 +43,7 @@ def fit_of_copies(post, X, y, w, i):
         tau, nu = (part[i] / w[i] for part in post.sites[:2])
         P, p = post.precision - tau * np.outer(X[i], X[i]), post.shift - nu * X[i]
     else:
-        k = post.problem.groups[i]
+        k = post.problem.data.groups[i]
         P, p = post.precision - post.sites.precision[k], post.shift - post.sites.shift[k]
     mean, variance = X[i] @ np.linalg.solve(P, p), X[i] @ np.linalg.solve(P, X[i])
     return tilted_moments("logistic", y[i : i + 1], [mean], [variance])[0][0]

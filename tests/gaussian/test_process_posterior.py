@@ -114,7 +114,7 @@ def test_save_and_load(loss, tmp_path):
     for name in ("scheme", "schedule", "beta", "power", "converged", "n_sweeps"):
         assert getattr(again, name) == getattr(gp, name)
     for other in (again, pickle.loads(pickle.dumps(gp))):
-        assert other.problem.kernel is None  # the matrices are those of the posterior
+        assert other.problem.prior.kernel is None  # the matrices are those of the posterior
         for name in ("mean", "variance", "alpha", "covariance", "y"):
             np.testing.assert_array_equal(getattr(other, name), getattr(gp, name))
         np.testing.assert_array_equal(other.predict_proba(K, 4.0), gp.predict_proba(K, 4.0))

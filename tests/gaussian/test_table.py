@@ -13,8 +13,8 @@ import epfast
 from epfast import ADF, DEP, EP, DoubleLoop, fit_gp, fit_linear, losses
 from epfast.gaussian.choices import choose
 from epfast.gaussian.fit_linear import fit_problem
-from epfast.gaussian.priors import normal_prior
-from epfast.gaussian.problem import data_of
+from epfast.gaussian.prior import normal_prior
+from epfast.gaussian.rows import data_of
 from epfast.gaussian.table import ENGINES, SCHEDULE_NUMBERS, legal
 from epfast.schemes import Relaxed
 from tests import batteries

@@ -10,9 +10,8 @@ import epfast
 from epfast import EP, FullPosterior, WidePosterior, fit_linear
 from epfast.gaussian.choices import choose
 from epfast.gaussian.fit_linear import fit_problem
-from epfast.gaussian.priors import normal_prior
-from epfast.gaussian.problem import data_of, mean_of_rows, with_ones
-from epfast.gaussian.wide import gram, products
+from epfast.gaussian.prior import normal_prior
+from epfast.gaussian.rows import data_of, gram, mean_of_rows, products, with_ones
 from tests.batteries import LOSSES, rows
 from tests.oracles.data import classes
 
@@ -208,7 +207,7 @@ def test_products_of_rows(one, other, monkeypatch):
     a, b = kinds[one](A), kinds[other](B)
     tol = 1e-6 if "float32" in (one, other) else 1e-14
     for numbers in (1, 16, 1 << 20):
-        monkeypatch.setattr("epfast.gaussian.wide.NUMBERS", numbers)
+        monkeypatch.setattr("epfast.gaussian.rows.NUMBERS", numbers)
         np.testing.assert_allclose(products(a, b), A @ B.T, atol=10 * tol)
         np.testing.assert_allclose(gram(b, v), (B * v) @ B.T, atol=10 * tol)
         np.testing.assert_allclose(gram(b, None), B @ B.T, atol=10 * tol)

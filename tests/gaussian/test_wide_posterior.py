@@ -46,7 +46,7 @@ def test_draws_have_the_moments_of_the_posterior(prior, negative):
 def test_draws_in_pieces(monkeypatch):
     post = wide(X, Y)
     whole = post.sample(9, 3)
-    monkeypatch.setattr("epfast.gaussian.wide.NUMBERS", 100)
+    monkeypatch.setattr("epfast.gaussian.rows.NUMBERS", 100)
     again = replace(post)
     np.testing.assert_allclose(again.sample(9, 3), whole, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(again.variance, post.variance, rtol=1e-12)

@@ -13,7 +13,8 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.engines import kernel
-from epfast.gaussian.problem import ROUNDING, factor_of, not_proper
+from epfast.gaussian.prior import ROUNDING
+from epfast.gaussian.state import factor_of, not_proper
 from epfast.inference import Sites
 
 #: difference, in standard deviations, up to which a posterior is that of a site on each value: it

@@ -36,7 +36,8 @@ from epfast.gaussian.engines.shards import (
     Update,
     flat_site,
 )
-from epfast.gaussian.problem import Problem, State, is_proper, product_over
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import LOST, Tasks
 from epfast.inference.report import note_weights

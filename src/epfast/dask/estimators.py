@@ -25,7 +25,7 @@ from epfast.estimators.coupling import best, tally
 from epfast.estimators.linear_model import Coefficients
 from epfast.estimators.units import ColumnMoments, Units
 from epfast.gaussian.linear_posterior import uncentered_posterior
-from epfast.gaussian.priors import checked_variances
+from epfast.gaussian.prior import checked_variances
 from epfast.gaussian.sources import answers, rows_of
 from epfast.inference import ExecutorFailed, Interrupted
 from epfast.losses import Loss

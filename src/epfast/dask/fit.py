@@ -26,8 +26,8 @@ from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.diagonal import warm_up_rows
 from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
-from epfast.gaussian.priors import intercept_variance, prior_of_fit
-from epfast.gaussian.problem import Data, near_center
+from epfast.gaussian.prior import intercept_variance, prior_of_fit
+from epfast.gaussian.rows import Data, near_center
 from epfast.gaussian.sources import check_names
 from epfast.inference import Callback
 from epfast.inference.report import note_working
@@ -185,7 +185,7 @@ def fit_linear(
         if isinstance(schedule, ADF):
             remote = shards.of_passes(workers.width if streams is None else streams)
             if at_means:
-                center = shards.first_center() if start is None else start.problem.center
+                center = shards.first_center() if start is None else start.problem.prior.center
         else:
             remote = shards.of_schedule(count, persist)
             facts = [shard.facts for shard in remote]
@@ -194,8 +194,7 @@ def fit_linear(
                 center = _center_of(facts)
         if center is not None:
             prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
-        settings = {"intercept": wide is not None, "center": center, "names": rows.names}
-        problem = chosen.problem(Data(None, None), prior, **settings)
+        problem = chosen.problem(Data(None, None), prior, rows.names)
         kinds = {"none": Passes, "shared": RemoteGroups}
         kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)
 
@@ -238,7 +237,7 @@ class _Shards(NamedTuple):
         """Those of each pass of ADF."""
         chosen, least = self.chosen, 1
         width = int(self.rows.X.shape[1]) + self.intercept
-        if chosen.covariance != "full":
+        if chosen.posterior != "full":
             least = max(1, warm_up_rows(chosen.schedule, chosen.batch_size or 1, width))
         most = self.most or self.workers.shard_bytes(False, 0.0)
         given = self.rows, streams, most, least

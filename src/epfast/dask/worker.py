@@ -18,15 +18,8 @@ from epfast.gaussian.engines.shards import (
     local_update,
 )
 from epfast.gaussian.online import joined_data
-from epfast.gaussian.problem import (
-    Data,
-    Problem,
-    copies_of,
-    data_of,
-    ends_of,
-    mean_of_rows,
-    with_ones,
-)
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import Data, copies_of, data_of, ends_of, mean_of_rows, with_ones
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
 from epfast.inference.report import fraction

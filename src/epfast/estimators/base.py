@@ -15,7 +15,7 @@ from epfast import _checks, backend, inference
 from epfast._arrays import Array
 from epfast.estimators.coupling import best, left_out, log_probabilities, tally
 from epfast.gaussian.choices import copies
-from epfast.gaussian.problem import ends_of
+from epfast.gaussian.rows import ends_of
 from epfast.inference.records import warn_user
 from epfast.inference.report import WEIGHTS, not_counts
 from epfast.losses import Loss, Multiclass

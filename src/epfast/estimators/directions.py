@@ -16,7 +16,7 @@ import numpy as np
 from epfast._arrays import Array, row_chunks
 from epfast.estimators.evidence import BinaryProblems
 from epfast.estimators.units import Units
-from epfast.gaussian.problem import prior_of
+from epfast.gaussian.prior import prior_of
 from epfast.inference.runtime import one_blas_thread
 
 #: shares of the variance of the rows that are left out, with tolerances of fits: of MNIST, 2,000
@@ -32,13 +32,16 @@ def in_directions(problem: BinaryProblems) -> Iterator[tuple[BinaryProblems, flo
     None where there are few columns. O(n d^2 + d^3).
     """
     first, d = problem.problems[0], problem.d
-    full = first.covariance == "full" and first.wide is None and first.batch_size is None
+    full = first.posterior == "full" and first.batch_size is None
     if not (full and first.loss.latents == 1 and problem.flat and d >= FROM):
         return
     if not isinstance(first.data.X, np.ndarray):
         return
     X, ones = first.data.X, first.shape[1] - d
-    center, squares = np.zeros(d) if first.center is None else first.center, np.zeros((d, d))
+    center, squares = (
+        np.zeros(d) if first.prior.center is None else first.prior.center,
+        np.zeros((d, d)),
+    )
 
     def standardised(part: slice) -> Array:
         return np.asarray((X[part, :d] - center) / problem.units.scale)
@@ -62,7 +65,11 @@ def in_directions(problem: BinaryProblems) -> Iterator[tuple[BinaryProblems, flo
                 rows[part, :r] = standardised(part) @ basis
         coarse = replace(schedule, tol=max(schedule.tol, tol))
         # until there is a prior variance
-        flat = prior_of(np.ones(r + ones), np.zeros(r + ones), True)
-        new = {"prior": flat, "base": flat, "center": None, "names": None, "schedule": coarse}
-        problems = [one._replace(data=one.data._replace(X=rows), **new) for one in problem.problems]
+        flat = prior_of(np.ones(r + ones), np.zeros(r + ones), True, intercept=ones > 0)
+        problems = [
+            one.with_prior(flat)._replace(
+                data=one.data._replace(X=rows), names=None, schedule=coarse
+            )
+            for one in problem.problems
+        ]
         yield problem._replace(problems=problems, d=r, units=Units(np.ones(r))), share

@@ -26,15 +26,9 @@ from epfast.gaussian import (
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.latent_posterior import LatentPosterior
 from epfast.gaussian.linear_posterior import recentered_posterior, uncentered_posterior
-from epfast.gaussian.problem import (
-    Data,
-    State,
-    center_of,
-    prior_of,
-    responses_of,
-    with_ones,
-)
-from epfast.gaussian.wide import wide_rows
+from epfast.gaussian.prior import CenteredPrior, WeightPrior
+from epfast.gaussian.rows import Data, center_of, responses_of, with_ones
+from epfast.gaussian.wide import is_for_wide, own_rows
 from epfast.inference import start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss
@@ -73,34 +67,35 @@ def problems_of(
     weights: Array | None,
     intercept: bool,
     units: Units,
-    prior: State | None = None,
+    prior: WeightPrior | None = None,
     offset: Any = None,
 ) -> list[Problem]:
     """The problems of rows that were checked, a target each.
 
     prior: of them all, if it has the form of these fits. Else one stands in.
     """
-    full = chosen.covariance == "full"
+    full = chosen.posterior == "full"
     X = with_ones(rows) if intercept else rows
     data = [
         responses_of(chosen.loss, target, X.shape[0], weights, offset)._replace(X=X)
         for target in targets
     ]
     several = chosen.loss.latents > 1
-    if units.origin is not None and (several or wide_rows(chosen, X, intercept) is None):
+    if units.origin is not None and (several or not is_for_wide(chosen, X)):
         X[:, :-1] -= units.origin  # a kernel is of rows about their means by itself
     center = center_of(X, data[0].weights) if intercept and full else None
-    wide = None if several else wide_rows(chosen, X, intercept, center)
-    if wide is not None:  # the kernel of one prior variance is a multiple of that of another
-        wide = wide.remembering(units.variances)
-        data = [part._replace(X=wide.X) for part in data]
-    dense = full and wide is None
+    wide = not several and is_for_wide(chosen, X)
+    dense = full and not wide
     if prior is None or (prior.precision.ndim == 2) != dense:
         # until there is a prior variance: no memory where d is large
         ones, zeros = (np.broadcast_to(x, X.shape[1:]) for x in (1.0, 0.0))
-        prior = prior_of(ones, zeros, True) if dense else State(ones, zeros, None, 0.0, 0)
-    problems = [chosen.problem(part, prior) for part in data]
-    return [problem._replace(intercept=intercept, center=center, wide=wide) for problem in problems]
+        prior = WeightPrior(np.diag(ones) if dense else ones, zeros)
+    prior = replace(prior, intercept=intercept, center=center)
+    if wide:  # the kernel of one prior variance is a multiple of that of another
+        X = own_rows(X, intercept)
+        data = [part._replace(X=X) for part in data]
+        prior = prior.in_form(CenteredPrior).remembering(X, units.variances)
+    return [chosen.problem(part, prior) for part in data]
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ class Fits:
         for post in self.posteriors:
             if isinstance(post, WidePosterior) and k == 1:  # without variances of all weights
                 tau, seen = post.sites.precision, post.marginals_of_rows()[1]
-                freedom = float(tau @ seen) - post.problem.intercept
+                freedom = float(tau @ seen) - post.problem.prior.intercept
                 squares = 2.0 * post.log_evidence_slope() + freedom
                 total[:, 0] += squares, freedom
                 continue
@@ -194,7 +189,8 @@ class BinaryProblems(NamedTuple):
 
     def at(self, k: int, variance: float | Array) -> Problem:
         """One problem with this prior variance."""
-        return self.problems[k].with_precision(self.precision(variance))
+        problem = self.problems[k]
+        return problem.with_prior(problem.prior.with_precision(self.precision(variance)))
 
     def fit(
         self,
@@ -207,7 +203,7 @@ class BinaryProblems(NamedTuple):
         prior = self.at(0, variance).prior
 
         def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
-            problem = self.problems[k]._replace(prior=prior, base=prior, schedule=schedule)
+            problem = self.problems[k].with_prior(prior)._replace(schedule=schedule)
             reports: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
             guess = problem.loss.latents != 1 and start_may_be_dropped(start, problem)
@@ -258,7 +254,7 @@ def with_chunk(
         if origin is not None and post.known is not None:
             post = recentered_posterior(post)
         old, now = (
-            post.problem.with_precision(problem._replace(units=units).precision(variance)).prior
+            post.problem.prior.with_precision(problem._replace(units=units).precision(variance))
             for units in (before, problem.units)
         )
         post = under(post, old, now)
@@ -269,7 +265,7 @@ def with_chunk(
 
         if isinstance(post, FactorizedPosterior):
             prior = post.problem.prior
-            return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), reports
+            return fit_problem(new.with_prior(prior), post, warn=warn), reports
         assert not isinstance(post, LatentPosterior)  # refused by the checks
         schedule = None if post.sites is None else post.schedule
         longer = post.with_checked_rows(new.data, schedule, warn)
@@ -293,10 +289,10 @@ def at_origin(post: Any, origin: Array | None) -> Any:
     return whole(post)
 
 
-def under(post: Posterior, before: State, prior: State) -> Posterior:
+def under(post: Posterior, before: WeightPrior, prior: WeightPrior) -> Posterior:
     """The posterior of the same sites under another prior than before."""
     state = post.state
-    problem = post.problem._replace(prior=prior, base=prior)
+    problem = post.problem.with_prior(prior)
     if isinstance(post, WidePosterior):
         return replace(post, problem=problem)
     state = state._replace(

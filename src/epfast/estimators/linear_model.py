@@ -50,7 +50,7 @@ from epfast.estimators.units import ColumnMoments, Units, total_of
 from epfast.gaussian import IntegratedPosterior, Problem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
-from epfast.gaussian.priors import checked_variances
+from epfast.gaussian.prior import checked_variances
 from epfast.inference.hyper import SearchEnd, Unknown
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import one_blas_thread
@@ -232,7 +232,7 @@ class LinearModel(Coefficients):
         problems = [problem._replace(names=names) for problem in problems]
         intercept = self._intercept(problems[0])
         variance = intercept if self.fit_intercept else None
-        if problems[0].wide is not None:
+        if problems[0].posterior == "wide":
             units = units._replace(origin=None)
         return BinaryProblems(problems, rows.shape[1], variance, units, jobs)
 
@@ -254,7 +254,7 @@ class LinearModel(Coefficients):
 
     def _note_columns(self, rows: Any, binary: BinaryProblems) -> None:
         """Note columns whose scale or place is hardly what one prior variance is for."""
-        center = binary.problems[0].center
+        center = binary.problems[0].prior.center
         if self.fit_intercept:
             mean, variance = notes.places(rows)
             if binary.units.origin is not None:  # of constant columns alone
@@ -342,7 +342,7 @@ class LinearModel(Coefficients):
         """The parameters to be learnt."""
         problem = binary.problems[0]
         data, learn = problem.data, self.learn
-        possible = binary.flat and problem.covariance == "full"
+        possible = binary.flat and problem.is_full
         if learn is None and not problem.loss.is_likelihood:
             learn = ()
         shifts = bool(self.fit_intercept)
@@ -475,7 +475,7 @@ class LinearModel(Coefficients):
             _checks.choice("integrate", given, ("auto",))
         problem = binary.problems[0]
         possible = normalised(problem.loss) and self.prior_scale is not None
-        possible = possible and binary.flat and problem.covariance == "full"
+        possible = possible and binary.flat and problem.is_full
         possible = possible and binary.schedule.tol > 0.0
         if target is not None and target.k:
             possible = possible and target.groups is None and target.unknowns[0].prior is not None

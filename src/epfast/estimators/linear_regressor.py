@@ -17,7 +17,7 @@ from epfast.estimators.linear_model import HyperParameters, LinearModel
 from epfast.estimators.regression import LatentRegressor, Observed, loss_of_numbers
 from epfast.estimators.search import Learnt
 from epfast.gaussian import Problem
-from epfast.gaussian.priors import INTERCEPT_VARIANCE
+from epfast.gaussian.prior import INTERCEPT_VARIANCE
 from epfast.inference import DataWarning
 from epfast.inference.report import note_working
 from epfast.losses import Loss

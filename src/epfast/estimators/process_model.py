@@ -51,7 +51,8 @@ from epfast.gaussian.hyper import averaged
 from epfast.gaussian.hyper_gp import IntegratedProcess, ProcessTarget, parameters_of
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
-from epfast.gaussian.problem import Data, check_positive, kernel_in_memory, responses_of
+from epfast.gaussian.prior import check_positive, kernel_in_memory
+from epfast.gaussian.rows import Data, responses_of
 from epfast.inference import FAILURES, DataWarning
 from epfast.inference.hyper import MOST, MOST_LOST, Unknown
 from epfast.inference.records import warn_user

@@ -33,8 +33,10 @@ from epfast.gaussian.fit_gp import fit_gp, without_factor
 from epfast.gaussian.hyper_gp import ProcessPoint
 from epfast.gaussian.low_rank import fit_factor
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
-from epfast.gaussian.problem import Data, Problem, checked_kernel
+from epfast.gaussian.prior import KernelPrior, checked_kernel
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import contracted
+from epfast.gaussian.rows import Data
 from epfast.inference import FAILURES, Callback, SweepInfo
 from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
 from epfast.schedules import EP, DoubleLoop
@@ -165,7 +167,7 @@ class BinaryProcess(Process):
 
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The exact problem of some of the rows."""
-        some, X = self.process._replace(data=self.process.data.taken(rows)), self.X[rows]
+        some, X = self.process._replace(data=self.process.data.select(rows)), self.X[rows]
         exact = replace(self, low_rank=None, neighbors=None)
         return replace(exact, X=X, process=some, distances=Distances(X))
 
@@ -208,12 +210,12 @@ class BinaryProcess(Process):
         if checked:
             with self.at_work():
                 matrix = checked_kernel(K, True, self.jitter, self.pool)
-            process = ours._replace(kernel=matrix)
+            process = ours._replace(prior=KernelPrior(matrix))
         else:
             K[np.diag_indices(len(K))] += self.jitter
             process = ours.with_kernel(K)
-            assert process.kernel is not None
-            process.kernel.pool = self.pool
+            assert process.prior.kernel is not None
+            process.prior.kernel.pool = self.pool
 
         def slope(post: GPPosterior) -> Array:
             by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
@@ -225,7 +227,7 @@ class BinaryProcess(Process):
         """As :meth:`at`, from the distances of the rows."""
         with self.at_work():
             matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.pool)
-        process = ours._replace(kernel=matrix)
+        process = ours._replace(prior=KernelPrior(matrix))
 
         def slope(post: GPPosterior) -> Array:
             with self.at_work():
@@ -336,7 +338,7 @@ class LowRankProcess(Process):
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The exact process of some of the rows."""
         chosen = choose_process(self.loss, self.chosen.scheme, self.schedule)
-        X, process = self.X[rows], chosen.problem(self.data.taken(rows))
+        X, process = self.X[rows], chosen.problem(self.data.select(rows))
         return BinaryProcess(X, self.kernel, process, 0.0, Distances(X), parameters=self.parameters)
 
 
@@ -367,7 +369,10 @@ class NearestProcess:
         whole, n = self.whole, len(self.whole.X)
         kernel, loss = whole.parted(theta, whole.loss)
         rows = Neighbors(kernel, whole.X, whole.X, self.neighbors, np.arange(n), whole.pool)
-        process, some = whole.process._replace(loss=loss, kernel=rows), pilot_rows(n, ASKED)
+        process, some = (
+            whole.process._replace(loss=loss, prior=KernelPrior(rows)),
+            pilot_rows(n, ASKED),
+        )
         wider = Neighbors(kernel, whole.X, whole.X[some], AT_NEW * rows.count, some, whole.pool)
 
         def fit(schedule: Any, start: Any, callback: Callback | None = None) -> NearestGPPosterior:

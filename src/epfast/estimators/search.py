@@ -181,7 +181,7 @@ class EvidenceTarget(Target):
         """Starts at u from fits near it: their sites on the line through the last two points."""
         first = near.posteriors[0].problem
         plain = self.problem.flat and first.schedule.is_automatic and first.loss.latents == 1
-        plain = plain and first.covariance == "full" and first.wide is None
+        plain = plain and first.posterior == "full"
         if not plain or len(self._trail) < 2 or self._trail[1][1] is not near:
             return near.posteriors
         (u_0, before), (u_1, _) = self._trail

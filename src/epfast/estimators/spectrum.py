@@ -9,7 +9,7 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.problem import mean_of_rows
+from epfast.gaussian.rows import mean_of_rows
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Gaussian, Loss
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.problem import NO_SPREAD, ends_of, mean_of_rows
+from epfast.gaussian.rows import NO_SPREAD, ends_of, mean_of_rows
 
 #: units from 0 from where rows are taken less an origin: k units cost 2 log10(k) of 16 digits
 FAR = 100.0

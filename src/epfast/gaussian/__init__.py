@@ -11,10 +11,11 @@ from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior,
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.posterior import GaussianPosterior
-from epfast.gaussian.problem import Problem, RelaxationFactors, State
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.sparse_posterior import SparsePosterior
+from epfast.gaussian.state import RelaxationFactors, State
 from epfast.gaussian.wide_posterior import WidePosterior
 
 __all__ = [

@@ -8,7 +8,9 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array
-from epfast.gaussian.problem import inverse_root, log_determinant, peak_sites
+from epfast.gaussian.prior import WeightPrior
+from epfast.gaussian.problem import peak_sites
+from epfast.gaussian.state import inverse_root, log_determinant
 from epfast.inference.best_gaussian import best_sites, climbed, peaks
 from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property
@@ -107,7 +109,7 @@ class LinearProposal(SiteProposal):
     @property
     def is_plain(self) -> bool:
         """Whether the model is one that other Gaussians can be found for."""
-        return self.problem.prior_sites is None and self.problem.loss.latents == 1
+        return type(self.problem.prior) is WeightPrior and self.problem.loss.latents == 1
 
     @cached_property
     def _root(self) -> Array:

@@ -11,7 +11,9 @@ from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.gaussian import notes
 from epfast.gaussian.engines.nested import takes
-from epfast.gaussian.problem import Data, Problem
+from epfast.gaussian.prior import CenteredPrior, KernelPrior
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import Data
 from epfast.gaussian.table import PROCESSES, legal
 from epfast.schedules import DEP, EP, Schedule
 from epfast.schedules.base import AS_COMPLETED
@@ -28,35 +30,42 @@ MOST_BYTES, MATRICES = 16 << 30, 8
 MOST_COPIES = 100
 
 
+#: of a process whose kernel is yet to come
+NO_KERNEL = KernelPrior()
+
+
 class Choices(NamedTuple):
     """A legal combination."""
 
     loss: losses.Loss
     scheme: Scheme
     schedule: Any
-    covariance: str
+    posterior: str
     batch_size: int | None
 
-    def problem(self, data: Data, prior: Any = None, **parts: Any) -> Problem:
-        """The problem of these rows with this prior. ``parts`` are other fields of it."""
+    def problem(
+        self, data: Data, prior: Any = NO_KERNEL, names: tuple[str, ...] | None = None
+    ) -> Problem:
+        """The problem of these rows with this prior, in the n x n form if that is for it."""
         schedule = self.schedule
         if schedule.stores == "none":
             schedule = schedule.filled(order=notes.order_of_one_pass(data))
         # streams do not know how many rows they have, nor do rows that are elsewhere
         n = None if data.y is None else len(data.y)
         shared = schedule.stores == "shared" and data.X is not None
-        groups = schedule.labels(data.X.shape[0]) if shared else None
+        if shared:
+            data = data._replace(groups=schedule.labels(data.X.shape[0]))
+        posterior = "wide" if isinstance(prior, CenteredPrior) else self.posterior
         problem = Problem(
             data,
             self.loss,
-            self.scheme.bound(self.loss, self.covariance, schedule, n),
+            self.scheme.bound(self.loss, self.posterior, schedule, n),
             schedule,
-            self.covariance,
             self.batch_size,
+            posterior,
             prior,
-            prior,
-            groups,
-            **parts,
+            None if isinstance(prior, KernelPrior) else prior.state,
+            names,
         )
         problem.check_weights()
         return problem

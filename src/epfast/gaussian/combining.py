@@ -10,15 +10,12 @@ import numpy as np
 from epfast._arrays import Array
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.online import joined_data
-from epfast.gaussian.problem import (
-    Problem,
-    cross_terms,
-    is_proper,
-    product_over,
-    stacked_rows,
-)
+from epfast.gaussian.prior import cross_terms
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import same_rows
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
-from epfast.gaussian.wide import is_wide, same_rows
+from epfast.gaussian.state import is_proper, product_over, stacked_rows
+from epfast.gaussian.wide import is_wide
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.inference import Sites
 
@@ -74,7 +71,7 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
                 f"posteriors[{k}] is a {type(post).__name__}; allowed: a FullPosterior or "
                 "FactorizedPosterior"
             )
-        if post.problem.design is not None:
+        if post.problem.posterior == "sparse":
             raise ValueError(
                 f"posteriors[{k}] has a sparse precision; allowed: fits with posterior='full'"
             )
@@ -91,7 +88,7 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
                     "count twice; allowed: disjoint rows"
                 )
     problems = [post.problem for post in posteriors]
-    sites, prior = _joined_sites(posteriors), first.problem.prior
+    sites, prior = _joined_sites(posteriors), first.problem.prior.state
     data = joined_data([problem.data for problem in problems])
     if isinstance(first, WidePosterior):
         sweeps = max(post.n_sweeps for post in posteriors)
@@ -109,7 +106,8 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
             "posteriors have an improper product over the surplus priors; allowed: fits that are "
             "narrower than the prior"
         )
-    problem = first.problem._replace(data=data, groups=_joined_groups(problems, sites))
+    data = data._replace(groups=_joined_groups(problems, sites))
+    problem = first.problem._replace(data=data)
     result: FactorizedPosterior | FullPosterior = type(first)(state, problem, False, [])
     return result
 
@@ -134,7 +132,7 @@ def _check_same(k: int, first: Any, post: Any) -> None:
         "offset": tuple(getattr(p.problem.loss, "has_offset", False) for p in (first, post)),
         "scheme": (first.scheme, post.scheme),
         "batch_size": (first.batch_size, post.batch_size),
-        "intercept": tuple(p.problem.intercept for p in (first, post)),
+        "intercept": tuple(p.problem.prior.intercept for p in (first, post)),
     }
     for name, (one, another) in parts.items():
         if one != another:
@@ -142,7 +140,9 @@ def _check_same(k: int, first: Any, post: Any) -> None:
                 f"posteriors[{k}] has the {name} {another!r} and posteriors[0] {one!r}; allowed: "
                 "the same"
             )
-    rounding = 0.0 if first.problem.center is None else np.abs(first.problem.prior[0]).max()
+    rounding = (
+        0.0 if first.problem.prior.center is None else np.abs(first.problem.prior.precision).max()
+    )
     priors = zip(_without_center(first.problem), _without_center(post.problem), strict=True)
     for name, (one, another) in zip(("precision", "shift"), priors, strict=True):
         if not np.allclose(one, another, rtol=1e-12, atol=1e-12 * rounding):
@@ -154,8 +154,9 @@ def _check_same(k: int, first: Any, post: Any) -> None:
 
 def _without_center(problem: Problem) -> tuple[Array, Array]:
     """Precision and shift of the prior, as they would be with that of the intercept at 0."""
-    precision, shift, center = *problem.prior[:2], problem.center
-    if center is not None and problem.wide is None:
+    prior = problem.prior
+    precision, shift, center = prior.precision, prior.shift, prior.center
+    if center is not None and problem.posterior != "wide":
         precision = precision - cross_terms(precision, center)
     return precision, shift
 
@@ -168,7 +169,7 @@ def _joined_sites(posteriors: Sequence[Any]) -> Any:
     if len({sites.precision.ndim for sites in all_sites}) > 1:
         return None
     size = posteriors[0].batch_size
-    if size is not None and posteriors[0].problem.groups is None:
+    if size is not None and posteriors[0].problem.data.groups is None:
         # a minibatch that is not full is the last of its rows, and of all rows only once
         counts = [p.problem.shape[0] if p.problem.has_rows else None for p in posteriors[:-1]]
         if any(count is None or count % size for count in counts):
@@ -178,7 +179,7 @@ def _joined_sites(posteriors: Sequence[Any]) -> Any:
 
 def _joined_groups(problems: list[Problem], sites: Sites | None) -> Any:
     """Groups of the rows that share sites, numbered across the fits."""
-    groups = [problem.groups for problem in problems]
+    groups = [problem.data.groups for problem in problems]
     if sites is None or any(group is None for group in groups):
         return None
     counts = [int(group.max()) + 1 for group in groups]  # type: ignore[union-attr]

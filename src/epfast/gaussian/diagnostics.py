@@ -12,7 +12,8 @@ from epfast._arrays import Array
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.engines.shards import WarmStart
-from epfast.gaussian.problem import Problem, State
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import State
 from epfast.gaussian.table import engine_of
 from epfast.inference import Sites, learning
 from epfast.inference.loop import (
@@ -94,7 +95,7 @@ def residual_of_rows(problem: Any, sweep: int, sites: Sites, mean: Array, varian
     """
     if problem.loss.latents > 1:
         return _residual_of_latents(problem, sites, mean, variance)
-    tilted, (_, y, weights) = problem.tilted(), problem.data
+    tilted, (_, y, weights, _) = problem.tilted(), problem.data
     tilted.begin_sweep(sweep)
     core = SiteFits(tilted, problem.schedule.power, 0.0)
     core.fit(mean, variance, y, *families.copied(sites), weights)
@@ -115,9 +116,9 @@ def residual_of_sweep(problem: Problem, state: State) -> float:
     given = getattr(problem.schedule, "inner", problem.schedule)
     power, rule = problem.schedule.power, getattr(given, "site_rule", None)
     schedule: Any = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule)
-    if problem.groups is not None:
-        schedule = DAEP(problem.groups, power=power, damping=1.0)
-    engine = engine_of(problem._replace(schedule=schedule, base=problem.prior))
+    if problem.data.groups is not None:
+        schedule = DAEP(problem.data.groups, power=power, damping=1.0)
+    engine = engine_of(problem._replace(schedule=schedule, base=problem.prior.state))
     before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
     swept = engine.sweep(before, True, no_tick)
     if swept.counts.refused:

@@ -13,7 +13,8 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.problem import ROUNDING, check_finite, square
+from epfast.gaussian.prior import ROUNDING, square
+from epfast.gaussian.rows import check_finite
 from epfast.inference.runtime import one_blas_thread
 
 __all__ = ["KernelColumns", "LowRankFactor", "incomplete_cholesky"]

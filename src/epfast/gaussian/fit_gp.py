@@ -17,8 +17,10 @@ from epfast.gaussian.engines.kernel import GPState, Kernel, ProcessEngine
 from epfast.gaussian.engines.latents import LatentEngine
 from epfast.gaussian.factor import KernelColumns, LowRankFactor
 from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
-from epfast.gaussian.problem import Problem, check_positive, kernel_in_memory, responses_of
+from epfast.gaussian.prior import KernelPrior, check_positive, kernel_in_memory
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior, checked_kernels
+from epfast.gaussian.rows import responses_of
 from epfast.inference import (
     Callback,
     ConvergenceWarning,
@@ -208,7 +210,7 @@ def fit_gp(
         chosen = choose_process(loss, scheme, schedule)
         kernels, common = checked_kernels(K, overwrite_K, shift, loss.latents)
         data = responses_of(loss, y, kernels[0].n, offset=offset)
-        of_latents = chosen.problem(data, kernel=kernels, common=common)
+        of_latents = chosen.problem(data, KernelPrior(kernels, common))
         several: LatentGPPosterior = fit_process(of_latents, start, check=True, **given)
         return several
     if low_rank:
@@ -230,7 +232,7 @@ def fit_gp(
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
     kernel = kernel_in_memory(K, overwrite_K, shift)
     data = responses_of(loss, y, kernel.n, weights, offset)
-    problem = chosen.problem(data, kernel=kernel)
+    problem = chosen.problem(data, KernelPrior(kernel))
     note_working(loss)
     note_weights(data.weights)
     post: GPPosterior = fit_process(problem, start, check=True, **given)
@@ -264,7 +266,7 @@ def fit_process(
     the kernel is left with R, for gradients by it, and what predictions need is yet to be computed.
     """
     schedule, several = problem.schedule, problem.loss.latents != 1
-    kernels: tuple[KernelMatrix, ...] = problem.kernel if several else (problem.kernel,)
+    kernels: tuple[KernelMatrix, ...] = problem.prior.kernel if several else (problem.prior.kernel,)
     descends = isinstance(schedule, DoubleLoop)
     sweeps = schedule.start if descends else schedule
     # what Ctrl-C leaves: the sweeps that are done and their posterior
@@ -291,7 +293,7 @@ def fit_process(
                 engine = LatentEngine(problem)
             else:
                 exact, first = problem.sites_unswept(), problem._replace(schedule=sweeps)
-                form = Kernel(problem.kernel, proper=exact is not None)
+                form = Kernel(problem.prior.kernel, proper=exact is not None)
                 form.slopes = slopes
                 engine = ProcessEngine(first, form, exact=exact)
             try:
@@ -337,7 +339,7 @@ def unfitted(problem: Problem) -> Any:
     if problem.loss.latents != 1:
         engine = LatentEngine(problem)
         return LatentGPPosterior(engine.finish(engine.init(None)), problem, False, [])
-    state = GPState(flat(problem.n_rows), 0, Kernel(problem.kernel).at_prior())
+    state = GPState(flat(problem.n_rows), 0, Kernel(problem.prior.kernel).at_prior())
     return GPPosterior(state, problem, False, [])
 
 

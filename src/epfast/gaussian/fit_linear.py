@@ -21,35 +21,36 @@ from epfast.gaussian.engines.base import Working
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.rows import first_sites
 from epfast.gaussian.engines.shards import WarmStart
-from epfast.gaussian.engines.sparse import (
-    SWEEPS,
-    SparseDesign,
-    dense_nanoseconds,
-)
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
-from epfast.gaussian.priors import (
+from epfast.gaussian.prior import (
+    CenteredPrior,
+    PerWeightPrior,
+    SparsePrior,
+    WeightPrior,
     intercept_variance,
+    prior_of,
     prior_of_fit,
     refuse_normal,
     sparse_prior,
 )
-from epfast.gaussian.problem import (
-    Data,
-    Problem,
-    State,
-    center_of,
-    check_finite,
-    prior_of,
-    weights_of,
-    with_ones,
-)
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import Data, center_of, check_finite, weights_of, with_ones
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior, with_prior_sites
 from epfast.gaussian.sources import Stream, check_names, checked_stream, column_names, is_stream
-from epfast.gaussian.sparse import as_csr, dense_columns, pairs_of
+from epfast.gaussian.sparse import (
+    SWEEPS,
+    SparseDesign,
+    as_csr,
+    dense_columns,
+    dense_nanoseconds,
+    is_proper,
+    pairs_of,
+)
 from epfast.gaussian.sparse_posterior import SparsePosterior
+from epfast.gaussian.state import State
 from epfast.gaussian.table import at_start, engine_of
-from epfast.gaussian.wide import in_best_form, wide_rows
+from epfast.gaussian.wide import in_best_form, is_for_wide, own_rows
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.inference import (
     Callback,
@@ -80,7 +81,12 @@ from epfast.schemes import Laplace, Scheme
 #: largest min(n, d) with a full covariance by default: 200 rows more than columns take .16, .9 and
 #: 5.8 s with 500, 1,000 and 2,000 columns
 FULL_UP_TO = 5000
-KINDS = {"full": FullPosterior, "sparse": SparsePosterior, "factorized": FactorizedPosterior}
+KINDS = {
+    "full": FullPosterior,
+    "wide": WidePosterior,
+    "sparse": SparsePosterior,
+    "factorized": FactorizedPosterior,
+}
 
 
 @_checks.named
@@ -362,41 +368,43 @@ def fit_linear(
         if offset is not None:
             chosen = chosen._replace(loss=chosen.loss.with_offset())
         data = Data(None, chosen.loss.observed(y, rows.shape[0], offset))
-    if posterior is None and chosen.covariance == "factorized":
+    if posterior is None and chosen.posterior == "factorized":
         notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
     if start is not None:
         check_names(start.problem.names, names)
-    if ones is not None and prior is None and chosen.covariance == "full":
+    if ones is not None and prior is None and chosen.posterior == "full":
         if start is not None and chosen.schedule.stores == "none":
-            center = start.problem.center
+            center = start.problem.prior.center
         else:
             center = center_of(rows.first_X if stream else rows, row_weights)
     if ones is not None and not stream:
         notes.note_far(*notes.places(rows), center is not None)
-    kernel_rows = wide_rows(chosen, rows, ones is not None, center)
-    if kernel_rows is not None:
-        rows = kernel_rows.X
+    wide = is_for_wide(chosen, rows)
+    if wide:
+        rows = own_rows(rows, ones is not None)
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
     data = data._replace(X=rows, weights=row_weights)
     note_working(chosen.loss)
-    fields: dict[str, Any] = {"intercept": ones is not None, "center": center}
-    fields |= {"names": names, "wide": kernel_rows}
     if prior is not None:
         refuse_normal(normal, f"prior={prior!r}", ": one of them")
-        flat_prior = prior_of(np.ones(d), np.zeros(d), kernel_rows is None)
-        whole = chosen.problem(data, flat_prior)._replace(**fields)
+        flat_prior = prior_of(np.ones(d), np.zeros(d), not wide)
+        whole = chosen.problem(
+            data, flat_prior.in_form(CenteredPrior) if wide else flat_prior, names
+        )
         problem, scale = with_prior_sites(whole, prior, ones), None
     else:
         is_matrix = prior_precision is not None or prior_covariance is not None
-        dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
-        at = center if kernel_rows is None else None
         if form is not None:
-            normal_prior, fields["design"] = form.prior, form.design
+            normal_prior: WeightPrior = form.prior
         else:
+            dense = chosen.posterior == "full" and (is_matrix or not wide)
+            at = None if wide else center
             normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
-        problem = chosen.problem(data, normal_prior)._replace(**fields)
-        if kernel_rows is not None:
+        if wide:
+            normal_prior = replace(normal_prior.in_form(CenteredPrior), center=center)
+        problem = chosen.problem(data, normal_prior, names)
+        if wide:
             problem = in_best_form(problem)
         if row_weights is not None:
             note_weights(row_weights)
@@ -421,7 +429,7 @@ def fit_linear(
 
 def check_start(start: Any, chosen: Choices, prior: Any) -> None:
     """Refuse a start of another kind than the fit."""
-    kind: Any = FullPosterior if chosen.covariance == "sparse" else KINDS[chosen.covariance]
+    kind: Any = FullPosterior if chosen.posterior == "sparse" else KINDS[chosen.posterior]
     beside = "" if prior is None else " with a prior="
     if isinstance(chosen.loss, losses.LatentLoss):
         kind, beside = LatentPosterior, f" with {chosen.loss!r}"
@@ -438,11 +446,10 @@ def check_start(start: Any, chosen: Choices, prior: Any) -> None:
 class SparseForm(NamedTuple):
     """The parts of a problem with a sparse precision."""
 
-    #: CSR, where its intercept has its prior, that prior, and pattern and constraints
+    #: CSR, where its intercept has its prior, and that prior, with pattern and constraints
     X: Any
     center: Array | None
-    prior: State
-    design: SparseDesign
+    prior: SparsePrior
 
 
 def sparse_form(
@@ -481,13 +488,13 @@ def sparse_form(
         raise
     if asked == "cheaper" and design.nanoseconds > most:
         return None
-    if not design.is_proper(prior):
+    if not is_proper(design, prior.precision):
         raise ValueError(
             "prior_precision is not positive definite, to rounding; allowed: a symmetric positive "
             "definite matrix; what is left free, as the mean of an intrinsic effect, needs a "
             "wide prior of its own, or constraints beside one"
         )
-    return SparseForm(X, center, prior, design)
+    return SparseForm(X, center, prior.in_form(SparsePrior, design=design))
 
 
 def checked_constraints(given: Any, d: int, intercept: bool) -> Array | None:
@@ -513,7 +520,7 @@ def checked_constraints(given: Any, d: int, intercept: bool) -> Array | None:
 def _notes(problem: Problem, variance: Any, is_matrix: bool) -> float | None:
     """Note what is odd about the data; return the scale of a flat prior, None of another."""
     data = problem.data
-    sizes = None if is_matrix else notes.column_sizes(data.X, problem.center)
+    sizes = None if is_matrix else notes.column_sizes(data.X, problem.prior.center)
     if sizes is not None and np.ndim(variance) == 0:
         notes.note_scales(sizes[0])
     if not problem.loss.by_margin or data.y is None:
@@ -533,17 +540,17 @@ def _kept(problem: Problem, callback: Any, progress: Any) -> Data:
         return data
     called = callback is not None or callable(progress)
     if isinstance(loss, losses.CustomLoss | losses.CustomSite):
-        return Data(*(None if part is None else part.copy() for part in data))
+        return data.copied()
     return data._replace(X=data.X.copy()) if called and problem.sparse else data
 
 
 def kind_of(problem: Problem) -> Any:
     """The class of what a fit returns."""
-    if problem.prior_sites is not None:
+    if isinstance(problem.prior, PerWeightPrior):
         return ShrunkPosterior
     if problem.loss.latents != 1:
         return JointPosterior if problem.loss.correlated else LatentPosterior
-    return KINDS[problem.covariance] if problem.wide is None else WidePosterior
+    return KINDS[problem.posterior]
 
 
 def fit_problem(
@@ -577,7 +584,7 @@ def fit_problem(
 
     def costs(swept: Swept[Any]) -> tuple[float | None, Array | None]:
         mean = engine.summary(swept.state, evidence=False).mean
-        if problem.wide is not None:  # of the rows
+        if problem.posterior == "wide":  # of the rows
             mean = seen_by_users(swept.state).mean
         traced = None if swept.trace is None else problem.cost(swept.trace)
         return float(problem.cost(mean[None])[0]), traced
@@ -587,11 +594,11 @@ def fit_problem(
 
     def seen_by_users(state: Any) -> Any:
         """A state between two sweeps: with weights, where it is of rows alone."""
-        if problem.prior_sites is not None:
+        if isinstance(problem.prior, PerWeightPrior):
             return engine.form.result(state)
-        if problem.design is not None:
+        if problem.posterior == "sparse":
             return SparsePosterior(engine.form.result(state), problem, False, [])
-        if problem.wide is None:
+        if problem.posterior != "wide":
             return state
         return WidePosterior(GPState(*state[:4]), problem, False, [])
 
@@ -645,9 +652,10 @@ def _from_first_sites(engine: Any, problem: Problem, fit: Fit, given: dict[str, 
     A site of a log-concave factor is proper, and refused by rounding alone: where the prior of its
     x.theta is wider by 1e5 than the factor.
     """
-    rows = problem.batch_size is None and problem.covariance == "full"
-    rows = rows and problem.loss.latents == 1 and problem.prior_sites is None
-    stored = problem.schedule.stores == "factor" and problem.groups is None
+    rows = problem.batch_size is None and problem.is_full
+    rows = rows and problem.loss.latents == 1
+    rows = rows and not isinstance(problem.prior, PerWeightPrior)
+    stored = problem.schedule.stores == "factor" and problem.data.groups is None
     stored = stored and problem.schedule.tol > 0.0
     by_values = problem.scheme.integrates or isinstance(problem.scheme, Laplace)
     if not (rows and stored and by_values):

@@ -18,12 +18,9 @@ from epfast._arrays import Array
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
 from epfast.gaussian.held import gains
 from epfast.gaussian.integrated import IntegratedPosterior
-from epfast.gaussian.priors import checked_variances, intercept_variance
-from epfast.gaussian.problem import (
-    Problem,
-    prior_of,
-    weights_of,
-)
+from epfast.gaussian.prior import checked_variances, intercept_variance
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import weights_of
 from epfast.gaussian.sources import column_names
 from epfast.gaussian.wide import in_d_by_d
 from epfast.inference import ConvergenceWarning, DataWarning
@@ -214,10 +211,10 @@ class LinearTarget(Target):
         if self.dense is not None:
             matrices.append((self.dense[0][None], self.dense[1]))
         whole: Any = precision
-        if matrices or problem.design is not None:
-            whole = with_blocks(precision, matrices, dense=problem.design is None)
-        prior = prior_of(whole, self.mean, True, problem.center)
-        return problem._replace(prior=prior, base=prior)
+        dense = problem.posterior != "sparse"
+        if matrices or not dense:
+            whole = with_blocks(precision, matrices, dense=dense)
+        return problem.with_prior(problem.prior.with_precision(whole, self.mean))
 
     def fit_at(self, u: Array, tol: float, start: Any) -> Any:
         post = fit_problem(self.at(u, tol), start, warn=_silent)
@@ -486,9 +483,9 @@ def fit_hyper(
             schedule=EP(1, 0.0) if schedule is None else replace(schedule, sweeps=1, tol=0.0),
         )
         first = begin(given_rows)
-        if given_rows is not X and first.problem.design is None:
+        if given_rows is not X and first.problem.posterior != "sparse":
             first = begin(X)
-    problem = first.problem if first.problem.wide is None else in_d_by_d(first.problem)
+    problem = in_d_by_d(first.problem) if first.problem.posterior == "wide" else first.problem
     sweeps = (EP() if schedule is None else schedule).sweeps
     problem = problem._replace(schedule=replace(problem.schedule, sweeps=sweeps))
     mean = np.zeros(len(problem.prior.shift))

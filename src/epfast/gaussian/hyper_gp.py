@@ -29,8 +29,9 @@ from epfast.gaussian.hyper import (
 )
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.posterior import shifted
-from epfast.gaussian.problem import Problem, responses_of
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import contracted, draws_of
+from epfast.gaussian.rows import responses_of
 from epfast.inference.hyper import (
     FINEST,
     HyperPoint,

@@ -24,7 +24,8 @@ from epfast.gaussian.engines.nested import (
 )
 from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
-from epfast.gaussian.problem import Problem, State, inverse_root
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import State, inverse_root
 from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
 from epfast.losses import Multiclass

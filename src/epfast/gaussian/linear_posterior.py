@@ -19,22 +19,18 @@ from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import loo_of_columns, predicted
 from epfast.gaussian.engines.base import Working, with_moments
 from epfast.gaussian.posterior import GaussianPosterior, shifted
-from epfast.gaussian.problem import (
-    Data,
-    Problem,
+from epfast.gaussian.problem import Problem, sum_of_sites
+from epfast.gaussian.rows import Data, data_of, same_rows, with_ones
+from epfast.gaussian.sources import answers, check_columns, rows_of
+from epfast.gaussian.state import (
     State,
-    data_of,
     inverse_of,
     inverse_root,
     is_proper,
     log_determinant,
     raised,
-    sum_of_sites,
     uncentered,
-    with_ones,
 )
-from epfast.gaussian.sources import answers, check_columns, rows_of
-from epfast.gaussian.wide import WeightPrior, same_rows
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property, one_blas_thread
 
@@ -79,7 +75,7 @@ class LinearPosterior(GaussianPosterior):
     def names(self) -> tuple[str, ...] | None:
         """Names of the columns of the frame that was fitted, and "intercept"; None without."""
         names = self.problem.names
-        if names is None or not self.problem.intercept:
+        if names is None or not self.problem.prior.intercept:
             return names
         return (*names, "intercept")
 
@@ -89,11 +85,12 @@ class LinearPosterior(GaussianPosterior):
         if self.names is not None:
             return self.names
         columns = [f"x{i}" for i in range(self.problem.n_columns)]
-        return tuple([*columns, "intercept"] if self.problem.intercept else columns)
+        return tuple([*columns, "intercept"] if self.problem.prior.intercept else columns)
 
     @property
     def prior_precision(self) -> Array:
-        return self.problem.prior.precision
+        precision: Array = self.problem.prior.precision
+        return precision
 
     @property
     def batch_size(self) -> int | None:
@@ -173,7 +170,7 @@ class LinearPosterior(GaussianPosterior):
         """
         check_columns(self.problem.names, X)
         problem = self.problem.with_rows(X, y, weights, offset)
-        if problem.wide is not None:
+        if problem.posterior == "wide":
             before, fresh = self.problem.data, problem.data
             if not same_rows(before, fresh):
                 raise ValueError(
@@ -181,11 +178,16 @@ class LinearPosterior(GaussianPosterior):
                     "the rows that were fitted"
                 )
             return replace(self, problem=problem._replace(data=fresh._replace(X=before.X)))
-        if problem.groups is None and self.sites is not None and self.sites.precision.ndim == 3:
+        if (
+            problem.data.groups is None
+            and self.sites is not None
+            and self.sites.precision.ndim == 3
+        ):
             if len(self.sites.precision) > 1:  # of shards: fitted on a cluster
                 return replace(self, problem=problem, state=self.state._replace(sites=None))
-            problem = problem._replace(groups=np.zeros(problem.shape[0], dtype=np.intp))
-        n, size, stored = len(problem.data.y), 1, problem.groups
+            groups = np.zeros(problem.shape[0], dtype=np.intp)
+            problem = problem._replace(data=problem.data._replace(groups=groups))
+        n, size, stored = len(problem.data.y), 1, problem.data.groups
         if stored is None and self.sites is not None and self.sites.precision.ndim < 3:
             stored = self.sites.log_scale
             size = 1 if self.has_site_per_row else problem.batch_size or 1
@@ -214,7 +216,7 @@ class LinearPosterior(GaussianPosterior):
         problem = before._replace(
             data=before.data._replace(y=y),
             loss=before.loss.with_offset(has_offset),
-            prior=raised(before.prior, level),
+            prior=before.prior.raised(level),
             base=raised(before.base, level),
         )
         kept = self.known
@@ -303,15 +305,7 @@ class LinearPosterior(GaussianPosterior):
         return np.asarray(self.problem.latent(theta).T)
 
     def _prior_of_rows(self, size: int, rng: np.random.Generator) -> Array | None:
-        problem, latents = self.problem, self.problem.loss.latents
-        center = None if problem.wide is None else problem.center
-        prior = WeightPrior(problem.prior, center)
-        noise = rng.standard_normal((size * latents, len(problem.prior.shift)))
-        theta = problem.prior_mean + prior.color(noise)
-        own = problem.prior_sites
-        if own is not None:
-            drawn = own.prior.sample(size * len(own.visits), rng)
-            theta[:, own.visits] = drawn.reshape(size, -1)
+        theta = self.problem.prior.draw(size * self.problem.loss.latents, rng)
         return self._latent_of(theta.reshape(size, -1))
 
     def _losses_of(self, theta: Array) -> Array:
@@ -339,7 +333,8 @@ class LinearPosterior(GaussianPosterior):
         matrix += np.diag(prior.precision) if prior.precision.ndim == 1 else prior.precision
         if not is_proper(matrix):
             return None
-        state = prior._replace(precision=matrix, shift=prior.shift + vector, sites=sites)
+        parts = {"precision": matrix, "shift": prior.shift + vector, "sites": sites}
+        state = prior.state._replace(**parts)
         return FullPosterior(state, self.problem, False, [])
 
     # -- prediction --
@@ -669,7 +664,7 @@ class FullPosterior(LinearPosterior):
         problem, stored, n = self.problem, self.state.sites, self.problem.n_rows
         mean, variance, proper = *np.empty((2, n)), np.ones(n, dtype=bool)
         for k in range(len(stored.shift)):
-            rows = np.flatnonzero(problem.groups == k)
+            rows = np.flatnonzero(problem.data.groups == k)
             precision = self.precision - stored.precision[k]
             if is_proper(precision):
                 state = self.state._replace(precision=precision, shift=self.shift - stored.shift[k])
@@ -777,9 +772,8 @@ def uncentered_posterior(post: Any, center: Array, data: Data) -> Any:
     blocks = [linalg.rq(block, mode="r") for block in root.reshape(-1, *root.shape[-2:])]
     problem = before._replace(
         data=data,
-        prior=uncentered(before.prior, center),
+        prior=before.prior.uncentered(center),
         base=uncentered(before.base, center),
-        center=center if before.center is None else center + before.center,
     )
     known = mean, np.reshape(blocks, root.shape), post.log_evidence
     return replace(post, state=uncentered(post.state, center), problem=problem, known=known)
@@ -788,7 +782,7 @@ def uncentered_posterior(post: Any, center: Array, data: Data) -> Any:
 def recentered_posterior(post: Any) -> Any:
     """The posterior of the rows less the center from which an uncentered one was made."""
     problem, mean = post.problem, post.mean.copy()
-    center: Any = problem.center
+    center: Any = problem.prior.center
     row, root = np.append(center, 0.0), post._root.copy()
     mean[-1] += row @ mean
     root[-1] += row @ root
@@ -796,5 +790,6 @@ def recentered_posterior(post: Any) -> Any:
     if data.X is not None:
         data = data._replace(X=data.X - row)
     state = post.state._replace(precision=precision, shift=precision @ mean)
-    problem = problem._replace(data=data, center=np.zeros(len(center)))
+    prior = replace(problem.prior, center=np.zeros(len(center)))
+    problem = problem._replace(data=data, prior=prior)
     return replace(post, state=state, problem=problem, known=None)

@@ -25,8 +25,10 @@ from epfast.gaussian.factor import (
 )
 from epfast.gaussian.fit_linear import fit_problem as fit_linear_problem
 from epfast.gaussian.linear_posterior import FullPosterior
-from epfast.gaussian.problem import Data, Problem, prior_of, responses_of
+from epfast.gaussian.prior import prior_of
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import ProcessPosterior, matrices_of, prior_at
+from epfast.gaussian.rows import Data, responses_of
 from epfast.gaussian.table import at_start
 from epfast.inference import DataWarning, Interrupted
 from epfast.inference.records import warn_user

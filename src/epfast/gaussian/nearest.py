@@ -130,7 +130,7 @@ def fit_nearest(
     Its kernel is the rows of :class:`.engines.nearest.Nearest`; wider: some of these, each given
     more of the others.
     """
-    rows = problem.kernel
+    rows = problem.prior.kernel
 
     def result(fit: Fit) -> NearestGPPosterior:
         sites = fit.state.sites

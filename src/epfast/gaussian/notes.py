@@ -11,13 +11,8 @@ from scipy.sparse.linalg import lsmr
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.vector import column_sizes as _core_sizes
-from epfast.gaussian.problem import (
-    FAR_CONSTANT,
-    Data,
-    Problem,
-    mean_of_rows,
-    rounding_of_mean,
-)
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import FAR_CONSTANT, Data, mean_of_rows, rounding_of_mean
 from epfast.inference.records import DataWarning, warn_user
 
 #: rows that are looked at, evenly spaced: 18 data sets get the same notes with 100, and all rows of

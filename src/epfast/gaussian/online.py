@@ -11,7 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from epfast import _checks, families
-from epfast.gaussian.problem import Data, Problem, State, is_proper, sum_of_sites
+from epfast.gaussian.problem import Problem, sum_of_sites
+from epfast.gaussian.rows import Data
+from epfast.gaussian.state import State, is_proper
 from epfast.gaussian.table import engine_of
 from epfast.inference import Fit, Sites, interrupted, run, warn_of
 from epfast.schedules import ADF, EP
@@ -41,7 +43,7 @@ def extended(
     def result(fit: Fit) -> Any:
         if stored is None:  # ADF may have stopped on its way
             whole = fit.state
-            seen = data.taken(slice(whole.rows_seen - (state.rows_seen or 0)))
+            seen = data.select(slice(whole.rows_seen - (state.rows_seen or 0)))
             rows = joined_data([problem.data, seen])
         else:
             whole = fit.state._replace(sites=families.joined(stored, fit.state.sites))
@@ -113,13 +115,13 @@ def without(
     if problem.batch_size is not None:
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
     stored, out = state.sites, some_rows(problem, removal)
-    if out.groups is None:
+    if out.data.groups is None:
         left, removed = families.taken(stored, ~removal), families.taken(stored, removal)
         precision, shift = sum_of_sites(out, removed)
         scale = float(removed.log_scale.sum())
     else:
         left = stored
-        times = np.bincount(out.groups, out.copies(), minlength=len(stored.shift))
+        times = np.bincount(out.data.groups, out.copies(), minlength=len(stored.shift))
         precision, shift = np.tensordot(times, stored.precision, 1), times @ stored.shift
         scale = float(times @ stored.log_scale)
     natural = state.precision - precision, state.shift - shift
@@ -145,6 +147,4 @@ def removal_mask(problem: Problem, rows: ArrayLike) -> NDArray[np.bool_]:
 
 def some_rows(problem: Problem, which: Any) -> Problem:
     """The problem of some of the rows."""
-    data, groups = problem.data.taken(which), problem.groups
-    wide = None if problem.wide is None else problem.wide.of(data.X)
-    return problem._replace(data=data, groups=None if groups is None else groups[which], wide=wide)
+    return problem._replace(data=problem.data.select(which), prior=problem.prior.of_other_rows())

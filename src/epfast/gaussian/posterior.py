@@ -17,7 +17,8 @@ from epfast._arrays import Array
 from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.diagnostics import loo_of_rows, residual_of_rows, residual_of_sweep
 from epfast.gaussian.files import contents
-from epfast.gaussian.problem import Problem, RelaxationFactors
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import RelaxationFactors
 from epfast.inference import SweepInfo, certificates, learning, report
 from epfast.inference.certificates import Check
 from epfast.inference.files import write

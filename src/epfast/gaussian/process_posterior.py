@@ -19,7 +19,9 @@ from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments, log_ev
 from epfast.gaussian.engines.latents import evidence_of, one_of
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.posterior import GaussianPosterior, SeveralLatents, shifted
-from epfast.gaussian.problem import Problem, kernel_in_memory, not_proper, prior_of
+from epfast.gaussian.prior import kernel_in_memory, prior_of
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import not_proper
 from epfast.inference import learning
 from epfast.inference.runtime import cached_property
 
@@ -419,7 +421,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         return super().__getstate__() | {"state": self._solved}
 
     def form(self) -> Kernel:
-        return Kernel(self.problem.kernel, proper=self.is_exact)
+        return Kernel(self.problem.prior.kernel, proper=self.is_exact)
 
     @property
     def is_exact(self) -> bool:
@@ -513,8 +515,8 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         prior = prior_of(np.ones(root.shape[1]), np.zeros(root.shape[1]), False)
         choices = self.loss_of_rows(), problem.scheme, problem.schedule
         data = problem.data._replace(X=root)
-        linear = Problem(data, *choices, "full", None, prior, prior)
-        post = FullPosterior(prior, linear, False, []).of_sites(*self.state.sites[:2])
+        linear = Problem(data, *choices, None, "full", prior, prior.state)
+        post = FullPosterior(prior.state, linear, False, []).of_sites(*self.state.sites[:2])
         if post is None:
             raise not_proper()
         return LinearProposal(post, by_rows=True)

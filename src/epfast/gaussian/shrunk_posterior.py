@@ -19,14 +19,9 @@ from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.prior_sites import ByRows, DualState, ShrunkState, WeightEngine
 from epfast.gaussian.held import gains
 from epfast.gaussian.linear_posterior import FullPosterior
-from epfast.gaussian.problem import (
-    MOST_BYTES,
-    PriorSites,
-    Problem,
-    in_memory,
-    prior_of,
-    sum_of_sites,
-)
+from epfast.gaussian.prior import PerWeightPrior, WeightPrior
+from epfast.gaussian.problem import Problem, sum_of_sites
+from epfast.gaussian.state import MOST_BYTES, in_memory
 from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
 from epfast.inference.certificates import Check
 from epfast.inference.hyper import HyperPoint, Target, Unknown
@@ -59,12 +54,12 @@ def with_prior_sites(problem: Problem, prior: Any, intercept: float | None) -> P
         )
     if problem.loss.latents != 1:
         raise ValueError(f"loss is {problem.loss!r} beside a prior=; allowed: one latent per row")
-    if problem.wide is not None and 8 * X.shape[0] * X.shape[1] > MOST_BYTES:
+    if problem.posterior == "wide" and 8 * X.shape[0] * X.shape[1] > MOST_BYTES:
         raise MemoryError(
             f"prior={prior!r} takes the rows as a dense matrix of {X.shape[0]} x {X.shape[1]} "
             f"numbers; allowed: up to {MOST_BYTES >> 30} GB"
         )
-    wide = problem.wide is not None and type(schedule) is EP and schedule.order == "auto"
+    wide = problem.posterior == "wide" and type(schedule) is EP and schedule.order == "auto"
     if wide and _pull_at_each_other(problem, prior):
         schedule = dataclasses.replace(schedule, damping=min(TOGETHER, schedule.damping))
         problem = problem._replace(schedule=schedule)
@@ -94,8 +89,10 @@ def with_prior(
     if intercept is not None:
         precision[-1] = 1.0 / intercept
     sites = Sites(precision, np.zeros(d), 0.5 * np.log(precision / (2.0 * math.pi)))
-    normal = prior_of(precision, np.zeros(d), problem.wide is None)
-    return problem._replace(prior=normal, base=normal, prior_sites=PriorSites(prior, sites, visits))
+    whole = precision if problem.posterior == "wide" else np.diag(precision)
+    normal = WeightPrior(whole, np.zeros(d), intercept=intercept is not None)
+    own = normal.in_form(PerWeightPrior, prior=prior, start=sites, visits=visits)
+    return problem.with_prior(own)
 
 
 def _has_entries(X: Any) -> NDArray[np.bool_]:
@@ -134,13 +131,13 @@ class Models(Proposal):
         share, problem, rows = post.inclusion_probability, post.problem, post.sites
         self.judged = np.flatnonzero(share >= min(SELDOM, share.max()))
         self.unit = post.mean[self.judged], np.sqrt(post.variance[self.judged])
-        self.problem, self.prior_sites, self.rows = problem, problem.prior_sites, rows
+        self.problem, self.prior_sites, self.rows = problem, problem.prior, rows
         self.prior: SpikeAndSlab = self.prior_sites.prior
         self.share = np.clip(share, LEAST_INCLUSION, 1.0 - LEAST_INCLUSION)
         self.visited = np.zeros(len(share), dtype=bool)
         self.visited[self.prior_sites.visits] = True
         self.size = self.width = 2 * len(share)  # an indicator and a weight each
-        if problem.wide is None:
+        if problem.posterior != "wide":
             gram, self.shift = sum_of_sites(problem, rows)
             self.gram: Array | None = np.asarray(gram)
         else:
@@ -239,10 +236,10 @@ class ShrunkPosterior(FullPosterior):
     # -- the prior --
 
     @property
-    def prior_per_weight(self) -> PriorSites:
+    def prior_per_weight(self) -> PerWeightPrior:
         """The prior, the sites that it begins with, and which weights have some."""
-        prior_sites: PriorSites = self.problem.prior_sites
-        return prior_sites
+        prior: PerWeightPrior = self.problem.prior
+        return prior
 
     @property
     def prior(self) -> Prior:
@@ -284,7 +281,7 @@ class ShrunkPosterior(FullPosterior):
             )
         visits = self.prior_per_weight.visits
         result = np.full(len(self.mean), prior.share)
-        if self.problem.intercept:
+        if self.problem.prior.intercept:
             result[-1] = 1.0
         mean, variance = self.prior_cavities
         result[visits] = prior.inclusion_probability(mean[visits], variance[visits])
@@ -366,7 +363,7 @@ class ShrunkPosterior(FullPosterior):
         if loss:
             problem = problem._replace(loss=problem.loss.with_parameters(**loss))
         old = whole.prior_per_weight
-        intercept = 1.0 / old.start.precision[-1] if problem.intercept else None
+        intercept = 1.0 / old.start.precision[-1] if problem.prior.intercept else None
         changed = whole.prior.with_parameters(**prior)
         problem = with_prior(problem, changed, old.visits, intercept)
 

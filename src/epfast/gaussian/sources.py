@@ -13,7 +13,8 @@ from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.problem import Problem, with_ones
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import with_ones
 from epfast.losses import Loss
 
 _END = object()

@@ -15,10 +15,12 @@ from epfast import families
 from epfast._arrays import Array
 from epfast.gaussian.checking import BETTER_UP_TO, SiteProposal
 from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.sparse import Sparse, SparseDesign
+from epfast.gaussian.engines.sparse import Sparse
 from epfast.gaussian.linear_posterior import FullPosterior, finite
-from epfast.gaussian.problem import Data, Problem, in_memory
-from epfast.gaussian.sparse import Moments, as_csr, latent
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import Data
+from epfast.gaussian.sparse import Moments, SparseDesign, as_csr, latent
+from epfast.gaussian.state import in_memory
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property
 
@@ -45,7 +47,7 @@ class SparsePosterior(FullPosterior):
 
     @property
     def _design(self) -> SparseDesign:
-        design: SparseDesign = self.problem.design
+        design: SparseDesign = self.problem.prior.design
         return design
 
     # -- natural parameters and moments --
@@ -125,7 +127,7 @@ class SparsePosterior(FullPosterior):
 
     @cached_property
     def _at_rows(self) -> tuple[Array, Array]:
-        rows = self._with_rows().problem.design.rows
+        rows = self._with_rows().problem.prior.design.rows
         moments: tuple[Array, Array] = rows.marginals(self._entries, slice(None))
         return moments
 
@@ -187,4 +189,4 @@ def on_pattern(problem: Problem) -> Problem:
     """The problem of other rows than those of its design."""
     X = as_csr(problem.data.X)
     data = problem.data._replace(X=X)
-    return problem._replace(data=data, design=problem.design.with_rows(X))
+    return problem._replace(data=data, prior=problem.prior.with_rows(X))

@@ -23,6 +23,7 @@ from epfast.gaussian.engines.prior_sites import WeightEngine
 from epfast.gaussian.engines.rows import RowEngine
 from epfast.gaussian.engines.shards import LaplaceEngine, ShardEngine, SharedEngine
 from epfast.gaussian.engines.sparse import SparseEngine
+from epfast.gaussian.prior import CenteredPrior, PerWeightPrior
 from epfast.gaussian.problem import Problem
 from epfast.inference import Engine
 from epfast.losses import Loss
@@ -87,9 +88,11 @@ def of_latents(problem: Problem) -> LatentEngine | NestedEngine:
 
 def of_rows(problem: Problem) -> RowEngine | ProcessEngine | WeightEngine:
     """The engine of a site per row, in matrices of order d or n; and of one per weight."""
-    if problem.prior_sites is not None:
+    if isinstance(problem.prior, PerWeightPrior):
         return WeightEngine(problem)
-    return RowEngine(problem) if problem.wide is None else ProcessEngine(problem, Dual(problem))
+    if problem.posterior == "wide":
+        return ProcessEngine(problem, Dual(problem))
+    return RowEngine(problem)
 
 
 ORDERS = "order='shuffled', order='parallel'"
@@ -256,15 +259,14 @@ def engine_of(problem: Problem, **settings: Any) -> Engine:
     """The engine of a legal problem."""
     factor = "row" if problem.batch_size is None else "minibatch"
     factor = "latents" if problem.loss.latents != 1 else factor
-    engine: Engine = ENGINES[problem.covariance, factor, problem.schedule.stores].engine(
-        problem, **settings
-    )
+    form = "full" if problem.is_full else problem.posterior
+    engine: Engine = ENGINES[form, factor, problem.schedule.stores].engine(problem, **settings)
     return engine
 
 
 def at_start(problem: Problem) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
-    if problem.wide is not None and problem.prior_sites is None:
+    if isinstance(problem.prior, CenteredPrior):
         return GPState(flat(problem.shape[0]), 0)
     engine: Any = engine_of(problem)
     return engine.finish(engine.init(None), True)

@@ -17,24 +17,12 @@ from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.engines.base import Full, plain, proper
 from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, log_evidence
 from epfast.gaussian.linear_posterior import FullPosterior, finite
-from epfast.gaussian.problem import (
-    Data,
-    Problem,
-    in_memory,
-    raised_factors,
-    raised_sites,
-    sum_of_sites,
-)
+from epfast.gaussian.prior import CenteredPrior
+from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.process_posterior import KernelPosterior
-from epfast.gaussian.wide import (
-    WeightPrior,
-    diagonal_products,
-    in_d_by_d,
-    is_wide,
-    mean_of,
-    offset_of,
-    products,
-)
+from epfast.gaussian.rows import Data, diagonal_products, products
+from epfast.gaussian.state import in_memory, raised_factors, raised_sites
+from epfast.gaussian.wide import in_d_by_d, is_wide
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property
 
@@ -77,16 +65,21 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     # -- natural parameters and moments --
 
-    _rows = property(attrgetter("problem.wide"))
+    @property
+    def _prior(self) -> CenteredPrior:
+        prior: CenteredPrior = self.problem.prior
+        return prior
 
     @property
-    def _prior(self) -> WeightPrior:
-        prior: WeightPrior = self._rows.prior(self.problem.prior)
-        return prior
+    def _columns(self) -> Any:
+        """X', whose rows are at hand."""
+        X = self.problem.data.X
+        return X.T.tocsr() if hasattr(X, "indptr") else X.T
 
     @cached_property
     def mean(self) -> Array:
-        return mean_of(self.problem, self.moments.alpha)
+        back = np.asarray(self.moments.alpha @ self.problem.data.X)
+        return np.asarray(self._prior.mean + self._prior.of_rows(back))
 
     @cached_property
     def shift(self) -> Array:
@@ -96,7 +89,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
     @cached_property
     def variance(self) -> Array:
         """(d,), posterior variance of the weights. O(n^2 d), or n per entry of a CSR X, once."""
-        prior, columns = self._prior, self._rows.columns()
+        prior, columns = self._prior, self._columns
         result = prior.variance.copy()
         for part in pieces(len(result), columns.shape[1]):
             result[part] = self._conditioned(prior.of_columns(columns, part), result[part])
@@ -107,7 +100,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         """(d, d), posterior covariance of the weights. O(n d^2), up to 2 GB."""
         d = self.shift.size
         in_memory("covariance", d, INSTEAD)
-        V, U = self._halves(self._prior.of_columns(self._rows.columns(), slice(None)))
+        V, U = self._halves(self._prior.of_columns(self._columns, slice(None)))
         result = self._prior.matrix()
         for part in pieces(d, d):
             result[part] += U[:, part].T @ U - V[:, part].T @ V
@@ -122,11 +115,14 @@ class WidePosterior(KernelPosterior, FullPosterior):
     @property
     def prior_precision(self) -> Array:
         in_memory("prior_precision", self.shift.size, "ask for problem.prior.precision, (d,)")
-        return in_d_by_d(self.problem).prior.precision
+        precision: Array = in_d_by_d(self.problem).prior.precision
+        return precision
 
     @cached_property
     def log_evidence(self) -> float:
-        return log_evidence(self.state.sites, self.moments, offset_of(self.problem))
+        return log_evidence(
+            self.state.sites, self.moments, self._prior.mean_of_rows(self.problem.data.X)
+        )
 
     def log_evidence_slope(self) -> float:
         """Derivative of the log evidence by the log of a factor of all prior variances. O(n^2).
@@ -134,11 +130,11 @@ class WidePosterior(KernelPosterior, FullPosterior):
         But for that of an intercept; at a fixed point, where sites do not contribute.
         """
         sites, moments = self.state.sites, self.moments
-        offset = offset_of(self.problem)
+        offset = self._prior.mean_of_rows(self.problem.data.X)
         away = moments.mean if offset is None else moments.mean - offset
         # (alpha' K alpha - tr R K) / 2
         total = moments.alpha @ away - sites.precision @ moments.variance
-        if self.problem.intercept:
+        if self.problem.prior.intercept:
             V, U = self._halves(np.ones((1, len(away))))
             ones = moments.alpha.sum() ** 2 - (V**2).sum() + (U**2).sum()
             total -= ones / self.problem.prior.precision[-1]
@@ -156,7 +152,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
             for part in pieces(m, n if thin else max(rows.shape)):
                 scaled = self._prior.of_rows(rows[part])
                 mean[part] = rows[part] @ self.mean
-                block = products(scaled, self._rows.X)
+                block = products(scaled, self.problem.data.X)
                 if joint:
                     cross[part], variance[part] = block, products(scaled, rows)
                 else:
@@ -183,10 +179,10 @@ class WidePosterior(KernelPosterior, FullPosterior):
         theta, added = self._prior.color(noise[:, :d]), root.T @ noise[:, d + n :].T
         with np.errstate(divide="ignore"):
             sd = np.where(self._site_roots > 0.0, 1.0 / self._site_roots, 0.0)
-        seen = np.asarray((self._rows.X @ theta.T).T) + noise[:, d : d + n] * sd
+        seen = np.asarray((self.problem.data.X @ theta.T).T) + noise[:, d : d + n] * sd
         weights = -self._back(self._forward(seen) + half @ added)
         weights[which] += added
-        back = np.asarray(weights.T @ self._rows.X)
+        back = np.asarray(weights.T @ self.problem.data.X)
         return np.asarray(theta + self._prior.of_rows(back))
 
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
@@ -234,7 +230,8 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
         parts: fields of the result that differ.
         """
-        problem = parts.pop("problem", self.problem)._replace(data=data, wide=self._rows.of(data.X))
+        problem = parts.pop("problem", self.problem)
+        problem = problem._replace(data=data, prior=self._prior.of_other_rows())
         post = replace(self, state=GPState(sites, parts.pop("sweeps")), problem=problem, **parts)
         return post if is_wide(*data.X.shape) else post.in_d_by_d()
 

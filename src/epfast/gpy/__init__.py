@@ -19,7 +19,8 @@ from epfast.gaussian import GPPosterior, fit_process
 from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
-from epfast.gaussian.problem import Data, checked_kernel
+from epfast.gaussian.prior import KernelPrior, checked_kernel
+from epfast.gaussian.rows import Data
 from epfast.inference import fit_from
 
 NEEDED = "epfast.gpy is for models of GPy, which is not installed: pip install GPy"
@@ -271,7 +272,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         else:
             kernel = checked_kernel(K, False, 0.0)
         chosen = choose_process(loss, None, schedule)
-        problem = chosen.problem(Data(None, rows), kernel=kernel)
+        problem = chosen.problem(Data(None, rows), KernelPrior(kernel))
         start = None if self.always_reset else self.last
         if start is not None and len(start.y) != n:
             start = None

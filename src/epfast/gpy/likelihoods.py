@@ -185,7 +185,9 @@ def _slopes_of_loss(post: GPPosterior) -> dict[str, Any]:
     proper = problem.schedule.power * sites.precision * post.variance < 1.0
     kept = Sites(*(part[proper] for part in sites))
     moments = post.mean[proper], post.variance[proper]
-    return learning.loss_gradient(problem._replace(data=problem.data.taken(proper)), kept, *moments)
+    return learning.loss_gradient(
+        problem._replace(data=problem.data.select(proper)), kept, *moments
+    )
 
 
 #: for each class of GPy its supported links, and the function that reads its data

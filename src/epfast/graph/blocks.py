@@ -17,7 +17,8 @@ from epfast._core.rows import Rows
 from epfast.gaussian.choices import choose
 from epfast.gaussian.engines.base import with_moments
 from epfast.gaussian.engines.shards import WarmStart
-from epfast.gaussian.problem import Data, prior_of
+from epfast.gaussian.prior import prior_of
+from epfast.gaussian.rows import Data
 from epfast.gaussian.table import engine_of
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.variables import Index

@@ -10,7 +10,7 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.problem import is_proper
+from epfast.gaussian.state import is_proper
 from epfast.graph.blocks import BlockBelief, belief_of
 from epfast.graph.engine import FAR, remedy_for
 from epfast.graph.factors import HALF_LOG_2PI, Batch, form_of

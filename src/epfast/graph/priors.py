@@ -11,9 +11,8 @@ from scipy import sparse
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import ZERO, Beta, Family, Gamma
-from epfast.gaussian.engines.sparse import SparseDesign
-from epfast.gaussian.priors import checked_variances, normal_prior, sparse_prior
-from epfast.gaussian.sparse import Pattern
+from epfast.gaussian.prior import SparsePrior, checked_variances, normal_prior, sparse_prior
+from epfast.gaussian.sparse import Pattern, SparseDesign, is_proper
 from epfast.graph.blocks import BlockPrior
 from epfast.graph.sparse_blocks import SparseBlockPrior, flat_norm, independent
 from epfast.graph.variables import spread, together
@@ -158,13 +157,15 @@ def _sparse(
     normal = sparse_prior((variance, matrix, None, center), d, None, None, prefix="")
     pattern = Pattern.of(normal.precision, np.empty(0, dtype=np.intp))
     design = SparseDesign(pattern, pattern)
-    if not design.is_proper(normal):
+    if not is_proper(design, normal.precision):
         raise ValueError(
             "precision is not positive definite, or singular to rounding; allowed: a symmetric "
             "positive definite matrix (the steps of a long chain may be given one by one, by "
             "epfast.graph.Transition)"
         )
-    return SparseBlockPrior(number, normal.precision, center, design.prior_norm(normal))
+    return SparseBlockPrior(
+        number, normal.precision, center, normal.in_form(SparsePrior, design=design).log_norm
+    )
 
 
 def _of_variances(

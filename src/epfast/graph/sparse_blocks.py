@@ -9,7 +9,6 @@ import numpy as np
 from scipy import sparse
 
 from epfast._arrays import Array
-from epfast.gaussian.problem import MOST_BYTES, in_memory
 from epfast.gaussian.sparse import (
     Moments,
     RowsOnPattern,
@@ -18,6 +17,7 @@ from epfast.gaussian.sparse import (
     latent,
     moments,
 )
+from epfast.gaussian.state import MOST_BYTES, in_memory
 from epfast.graph.blocks import About, BlockBelief, BlockPrior, prior_belief
 from epfast.graph.factors import Batch, Gaussians
 from epfast.graph.factors_chains import StateTransition

@@ -11,7 +11,6 @@ import epfast
 from epfast import EP, fit_linear, losses
 from epfast._core.chunks import ChunkedSweep
 from epfast._core.rows import Rows
-from epfast.gaussian import Problem
 from epfast.gaussian.engines import chunks, rows
 from epfast.inference import runtime
 from tests import batteries
@@ -270,8 +269,7 @@ def test_history_record_warm_start_and_residual():
 
 def test_ctrl_c_leaves_the_chunks_so_far_and_the_fit_goes_on_from_there(monkeypatch):
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
-    defaults = tuple((Problem._field_defaults | {"chunk": 40}).values())
-    monkeypatch.setattr(Problem.__new__, "__defaults__", defaults)
+    monkeypatch.setattr("epfast.gaussian.problem.CHUNK", 40)
     X, y = classes(900, 4, noise=2.0)
 
     def fit(loss="logistic", start=None):

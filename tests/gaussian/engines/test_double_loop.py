@@ -11,7 +11,7 @@ from epfast import EP, ConvergenceWarning, CustomSite, DoubleLoop, NoisyStep, fi
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.engines import double_loop
 from epfast.gaussian.engines.double_loop import DescentEngine
-from epfast.gaussian.problem import Data
+from epfast.gaussian.rows import Data
 from epfast.inference import Sites
 from epfast.inference.runtime import no_tick
 from epfast.schemes import Exact

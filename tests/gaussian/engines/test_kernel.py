@@ -12,7 +12,7 @@ import epfast
 from epfast import EP, ConvergenceWarning, NoisyStep, fit_gp, losses, schemes
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.engines.kernel import ProcessEngine
-from epfast.gaussian.problem import Data
+from epfast.gaussian.rows import Data
 from epfast.gaussian.table import legal
 from epfast.inference.runtime import no_tick
 from epfast.schemes import Exact

@@ -18,7 +18,7 @@ from epfast.gaussian.engines.shards import (
     shard_of,
     site_of,
 )
-from epfast.gaussian.problem import State
+from epfast.gaussian.state import State
 from epfast.inference import Sites, Summary
 from epfast.inference.executors import LOST, Tasks
 from epfast.inference.runtime import no_tick

@@ -18,14 +18,8 @@ from epfast._core.cholesky import gaussian_moments
 from epfast._core.relaxed import Relaxation
 from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.problem import (
-    Problem,
-    RelaxationFactors,
-    State,
-    inverse_of,
-    inverse_root,
-    not_proper,
-)
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import RelaxationFactors, State, inverse_of, inverse_root, not_proper
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary, Swept
 from epfast.inference.loop import NO_COUNTS, change
 from epfast.inference.runtime import Tick
@@ -459,7 +453,7 @@ class Full(Form):
         n = self.n_rows = problem.n_rows
         self.problem, self.shapes = problem, ((n,),) * 3
         self.weights = self.width = len(problem.base.shift)
-        self.order = len(problem.base.shift) if problem.covariance == "full" else 0
+        self.order = 0 if problem.posterior == "factorized" else len(problem.base.shift)
         #: what the log evidence has of the prior
         self.prior_norm = problem.prior_norm
         #: whether states have a root of the covariance

@@ -27,7 +27,8 @@ from epfast.gaussian.engines.base import (
     gaussian,
     with_moments,
 )
-from epfast.gaussian.problem import Problem, State, not_proper
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import State, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, blas_threads

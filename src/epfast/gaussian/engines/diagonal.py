@@ -32,8 +32,11 @@ from epfast.gaussian.engines.base import (
 )
 from epfast.gaussian.engines.means import MeansMemory
 from epfast.gaussian.engines.passes import start_of_pass
-from epfast.gaussian.problem import Data, Problem, State
+from epfast.gaussian.prior import WeightPrior
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import Data
 from epfast.gaussian.sources import Stream
+from epfast.gaussian.state import State
 from epfast.inference import Counts, PartOfSweep, Sites, run
 from epfast.inference.loop import change
 from epfast.inference.mixing import mixed
@@ -500,14 +503,15 @@ class DiagonalPass(DiagonalEngine):
         numbers = {"power": self.schedule.power, "site_rule": self.schedule.site_rule}
         schedule = schedule.filled(damping=1.0, **numbers)
         which = (np.sort(first)[:, None] * size + np.arange(min(size, n))).ravel()
-        data, base = data.taken(which[which < n]), self.problem.base
+        data, base = data.select(which[which < n]), self.problem.base
         columns: Any = slice(None)
         if getattr(self.core, "one_row", False):
             # the other columns keep their prior: sweeps over 2^20 of them would take half of a pass
             columns = np.unique(data.X.indices)
             data = data._replace(X=data.X[:, columns])
         prior = base._replace(precision=base.precision[columns], shift=base.shift[columns])
-        problem = self.problem._replace(data=data, schedule=schedule, prior=prior, base=prior)
+        parts = {"prior": WeightPrior.of_state(prior), "base": prior}
+        problem = self.problem._replace(data=data, schedule=schedule, **parts)
         try:
             fit = run(DiagonalEngine(problem), schedule)
         except FloatingPointError:

@@ -181,7 +181,7 @@ class DescentEngine:
     """The outer loop: each sweep is one step that lowers F."""
 
     def __init__(self, problem: Problem, form: Kernel | None = None) -> None:
-        self.form, self.pool = form or Kernel(problem.kernel), problem.kernel.pool
+        self.form, self.pool = form or Kernel(problem.prior.kernel), problem.prior.kernel.pool
         self.tilted, self.y = problem.tilted(), problem.responses(slice(None))
         schedule = problem.schedule
         self.power, self.match = schedule.start.power, schedule.match

@@ -27,8 +27,8 @@ from epfast.gaussian.engines.base import (
 from epfast.gaussian.engines.chunks import block_size
 from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_mass
 from epfast.gaussian.engines.rows import AtOnce
-from epfast.gaussian.problem import Problem, RelaxationFactors
-from epfast.gaussian.wide import offset_of
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import RelaxationFactors
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, pool_of
@@ -266,7 +266,8 @@ class Dual(Kernel):
         O(n^2 d) for the latter.
         """
         if matrix is None:
-            matrix, offset = problem.wide.kernel(problem.prior), offset_of(problem)
+            X, prior = problem.data.X, problem.prior
+            matrix, offset = prior.kernel(X), prior.mean_of_rows(X)
         super().__init__(matrix, offset)
         self.problem, self.base_evidence, self.sweeps = problem, base_evidence, problem.base.sweeps
         self.weights = len(problem.prior.shift)
@@ -370,7 +371,7 @@ class ProcessEngine(EPEngine):
 
         exact: the sites, where all factors are Gaussian, so that there is nothing to sweep.
         """
-        super().__init__(problem, form or Kernel(problem.kernel, proper=exact is not None))
+        super().__init__(problem, form or Kernel(problem.prior.kernel, proper=exact is not None))
         schedule, scheme, n = problem.schedule, problem.scheme, self.form.order
         self.exact, self.tilted, self.n_sites = exact, problem.tilted(), n
         joins = schedule.order == "auto" and n >= JOINT_FROM and schedule.tol > 0.0

@@ -43,7 +43,9 @@ from epfast.gaussian.engines.chunks import (
 from epfast.gaussian.engines.joint import cavities
 from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments
 from epfast.gaussian.engines.nested import times
-from epfast.gaussian.problem import Problem, State, inverse_of
+from epfast.gaussian.prior import KernelPrior
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import State, inverse_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
@@ -229,7 +231,7 @@ class Kernels(Form):
 
     def __init__(self, problem: Any) -> None:
         self.problem = problem
-        self.forms, self.order = [Kernel(kernel) for kernel in problem.kernel], problem.n_rows
+        self.forms, self.order = [Kernel(kernel) for kernel in problem.prior.kernel], problem.n_rows
         self.shape = problem.n_rows, problem.loss.latents
         self.shapes = self.shape, self.shape, self.shape[:1]
 
@@ -307,7 +309,7 @@ class Kernels(Form):
         Each latent is solved for by its covariance, of which K^-1 times that is known; what all
         have in common by K, where that is the same for all.
         """
-        common, tau = self.problem.common, state.sites.precision.T
+        common, tau = self.problem.prior.common, state.sites.precision.T
 
         def solve(r: Array) -> tuple[Array, Array]:
             z = times(covariance, r)
@@ -332,7 +334,7 @@ class LatentEngine(EPEngine):
     accelerates = True
 
     def __init__(self, problem: Problem) -> None:
-        is_process = problem.kernel is not None
+        is_process = isinstance(problem.prior, KernelPrior)
         super().__init__(problem, Kernels(problem) if is_process else Stack(problem))
         loss: Any = problem.loss
         schedule, order = problem.schedule, problem.schedule.order
@@ -354,7 +356,7 @@ class LatentEngine(EPEngine):
         # a posterior of the sites so far is cheap then
         self.in_turn = not is_process
         if is_process:
-            self.pool = problem.kernel[0].pool
+            self.pool = problem.prior.kernel[0].pool
 
     def start_of_run(self, state: Any, is_flat: bool) -> Any:
         size = self.n_sites if self.at_once else chunk_size(self.problem)

@@ -25,7 +25,8 @@ from scipy import linalg
 from epfast._arrays import Array, row_chunks
 from epfast.gaussian.engines.base import Working
 from epfast.gaussian.engines.latents import conjugate_gradients
-from epfast.gaussian.problem import Problem, State
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import State
 from epfast.inference import Sites
 from epfast.inference.mixing import Step, with_step
 

@@ -74,7 +74,7 @@ class Nearest(Form):
 
 
 class NearestEngine(EPEngine):
-    """EP with a site per value, each by its nearest rows, which ``problem.kernel`` has.
+    """EP with a site per value, each by its nearest rows, which ``problem.prior.kernel`` has.
 
     Some rows at a time, each block from the sites that those before it have left. A posterior of
     the sites so far would take as long as a sweep: Ctrl-C goes back.
@@ -83,8 +83,8 @@ class NearestEngine(EPEngine):
     form: Nearest
 
     def __init__(self, problem: Any) -> None:
-        super().__init__(problem, Nearest(problem.kernel))
-        self.pool, self.evidence_bound = problem.kernel.pool, np.nan
+        super().__init__(problem, Nearest(problem.prior.kernel))
+        self.pool, self.evidence_bound = problem.prior.kernel.pool, np.nan
         self.exact, self.tilted = problem.sites_unswept(), problem.tilted()
         n, schedule = self.n_sites, self.schedule
         self.in_order = None if schedule.order != "auto" else schedule.fixed_visits(n)

@@ -31,7 +31,8 @@ from epfast.gaussian.engines.base import (
     contraction,
     gaussian,
 )
-from epfast.gaussian.problem import Problem, State
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.state import State
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 

@@ -45,12 +45,9 @@ from epfast.gaussian.engines.rows import (
     order_of_rows,
     visits_of,
 )
-from epfast.gaussian.problem import (
-    Problem,
-    State,
-    factor_of,
-    sum_of_sites,
-)
+from epfast.gaussian.prior import PerWeightPrior
+from epfast.gaussian.problem import Problem, sum_of_sites
+from epfast.gaussian.state import State, factor_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.mixing import Step, mixed, with_step
@@ -134,7 +131,7 @@ class ByWeights(Full):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.n, d = problem.shape
-        self.given: Any = problem.prior_sites
+        self.prior_of_weights: PerWeightPrior = problem.prior
         # the prior's constants are in the scales of its sites
         self.prior_norm = 0.5 * d * math.log(2.0 * math.pi)
         self.exact = problem.exact_sites()
@@ -146,11 +143,13 @@ class ByWeights(Full):
 
     def prior(self) -> Any:
         return proper(
-            self.rebuild(families.joined(self.exact or flat(self.n), self.given.start), 0)
+            self.rebuild(
+                families.joined(self.exact or flat(self.n), self.prior_of_weights.start), 0
+            )
         )
 
     def checked_start(self, start: Any) -> Sites:
-        weights, visits = self.given.start, self.given.visits
+        weights, visits = self.prior_of_weights.start, self.prior_of_weights.visits
         shapes = [len(start.sites.shift), len(start.prior_sites.shift)]
         if shapes != [self.n, len(weights.shift)]:
             raise ValueError(
@@ -334,8 +333,8 @@ class WeightEngine(EPEngine):
     accelerates = True
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, (ByWeights if problem.wide is None else ByRows)(problem))
-        schedule, given = problem.schedule, self.form.given
+        super().__init__(problem, (ByRows if problem.posterior == "wide" else ByWeights)(problem))
+        schedule, given = problem.schedule, self.form.prior_of_weights
         n = 0 if self.form.exact is not None else self.form.n
         self.n_sites, self.of_prior = n + len(given.visits), given.prior.tilted()
         most = max(1, len(given.visits))
@@ -346,8 +345,8 @@ class WeightEngine(EPEngine):
             numbers = self.form.order, self.block, 1.0, 1.0, False
             self.core_of_weights = BlockedSweep(self.of_prior, *numbers)
         self.tilted = problem.tilted()
-        self.order = schedule.order if problem.wide is not None else order_of_rows(problem)
-        if n > 0 and problem.wide is not None:
+        self.order = schedule.order if problem.posterior == "wide" else order_of_rows(problem)
+        if n > 0 and problem.posterior == "wide":
             in_turn = schedule.order != "parallel"
             self.rows: Visits[Any] = (
                 RowsOfValues(problem, self.form, self.tilted)
@@ -358,10 +357,10 @@ class WeightEngine(EPEngine):
             self.rows = visits_of(self.order, problem, self.tilted, self.form, ThreadPool(1))
 
     def start_of_run(self, state: Any, is_flat: bool) -> Any:
-        wide = self.problem.wide is not None
+        wide = self.problem.posterior == "wide"
         rows = RowMemory(self.order) if wide else first_memory(self.problem, is_flat)
         memory = Memory(self.schedule.damping, rows)
-        if self.schedule.order == "auto" and self.problem.wide is not None:
+        if self.schedule.order == "auto" and self.problem.posterior == "wide":
             # from little data for each weight undamped sweeps go far astray
             memory = memory._replace(damping=min(SHORT, memory.damping))
         return state._replace(memory=memory)
@@ -394,7 +393,7 @@ class WeightEngine(EPEngine):
 
     def _weights(self, state: Any, weights: Sites, tick: Tick) -> int:
         """Fit prior sites in place, and return how many were refused."""
-        visits = self.form.given.visits
+        visits = self.form.prior_of_weights.visits
         if not len(visits):
             return 0
         core, before = self.core_of_weights, self.core_of_weights.n_refused
@@ -434,7 +433,9 @@ class WeightEngine(EPEngine):
         made = None if mixture is None else form.rebuild(mixture, new.sweeps)
         if made is not None:
             precision = split(made.sites, form.n)[1].precision
-            if (precision * form.summary(made, False).variance < 1.0)[form.given.visits].all():
+            if (precision * form.summary(made, False).variance < 1.0)[
+                form.prior_of_weights.visits
+            ].all():
                 return made._replace(memory=memory._replace(steps=steps))
         steps = steps[-1:] if memory.mixes else steps
         return new._replace(memory=memory._replace(steps=steps))
@@ -448,7 +449,7 @@ class WeightEngine(EPEngine):
         now = visited.swept_state
         if now is not None:
             now = now._replace(sites=sites)
-        elif self.problem.wide is None:
+        elif self.problem.posterior != "wide":
             now = self.form.rebuild(sites, state.sweeps)
         else:
             now = self.form.rebuild(sites, state.sweeps, self.schedule.order == "parallel")
@@ -476,7 +477,7 @@ class WeightEngine(EPEngine):
 
     def _rescale(self, sites: Sites, now: Summary) -> None:
         """Give prior sites the scales by which their integrals over cavities are Z, in place."""
-        visits, weights = self.form.given.visits, split(sites, self.form.n)[1]
+        visits, weights = self.form.prior_of_weights.visits, split(sites, self.form.n)[1]
         visited: Sites = families.taken(weights, visits)
         cavity = cavities(visited, now.mean[visits], now.variance[visits])
         lZ, *others = np.empty((3, len(visits)))

@@ -34,7 +34,8 @@ from epfast.gaussian.engines.chunks import (
     overshoots,
     sequential_core,
 )
-from epfast.gaussian.problem import Problem, State, peak_sites
+from epfast.gaussian.problem import Problem, peak_sites
+from epfast.gaussian.state import State
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick, each
 

@@ -32,14 +32,9 @@ from epfast.gaussian.engines.base import (
 from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.engines.passes import PassEngine, laplace_core, pieces_of
 from epfast.gaussian.engines.rows import RowEngine
-from epfast.gaussian.problem import (
-    BLOCK,
-    Problem,
-    State,
-    is_proper,
-    stacked_rows,
-    sum_of_sites,
-)
+from epfast.gaussian.prior import WeightPrior
+from epfast.gaussian.problem import BLOCK, Problem, sum_of_sites
+from epfast.gaussian.state import State, is_proper, stacked_rows
 from epfast.inference import Counts, Sites, run
 from epfast.inference.executors import LOST, Tasks
 from epfast.inference.loop import RELATIVE
@@ -82,11 +77,10 @@ def shard_of(problem: Problem, rows: Any, schedule: Any) -> Problem:
     """The problem of some rows without the numbers of the whole: what a worker keeps."""
     nothing: Any = None
     return problem._replace(
-        data=problem.data.taken(rows),
+        data=problem.data.select(rows)._replace(groups=None),
         schedule=schedule,
         prior=nothing,
         base=nothing,
-        groups=None,
         names=None,
     )
 
@@ -101,7 +95,7 @@ def neighbours(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
 def engine_of_shard(problem: Problem) -> Any:
     """The engine of EP, or of ADF, within a shard."""
     passes = problem.schedule.stores == "none"
-    if problem.covariance != "full":
+    if problem.posterior != "full":
         return (DiagonalPass if passes else DiagonalEngine)(problem)
     if passes:
         return PassEngine(problem)
@@ -110,7 +104,7 @@ def engine_of_shard(problem: Problem) -> Any:
 
 def site_of(shard: Problem, rows: Sites) -> Sites:
     """The product of the sites of a shard. O(n d^2), or O(n d) of a factorised posterior."""
-    if shard.covariance == "full":
+    if shard.posterior == "full":
         return Sites(*sum_of_sites(shard, rows), rows.log_scale.sum())
     return Sites(*(np.asarray(part.sum(axis=0)) for part in rows))
 
@@ -182,7 +176,7 @@ def local_update(
             norm = -0.5 * float(cavity.shift @ (cavity.shift / cavity.precision))
             cavity = cavity._replace(log_scale=norm)
         stores = shard.schedule.stores != "none"
-        engine = engine_of_shard(shard._replace(prior=cavity, base=cavity))
+        engine = engine_of_shard(shard._replace(prior=WeightPrior.of_state(cavity), base=cavity))
         engine.evidence_bound = math.inf  # a cavity has no evidence
         was = site if made is None else made
         if rows is None and stores:
@@ -621,7 +615,7 @@ class Shards(Full):
         problem, inner = self.problem, self.problem.schedule.inner
         if inner.stores == "none":
             return [ShardSite(flat_site(problem.base.precision), None)] * len(self.shards)
-        if problem.covariance == "full":
+        if problem.posterior == "full":
             sites = self.flat() if start is None else super().checked_start(start)
         else:
             whole = engine_of_shard(problem._replace(schedule=inner))

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import sparse
 
 from epfast import families
 from epfast._arrays import Array
@@ -18,17 +17,12 @@ from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import EPEngine, Form, Visited, Visits
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.rows import AtOnce, first_sites
-from epfast.gaussian.problem import Problem, not_proper
-from epfast.gaussian.sparse import BLAS, Moments, Pattern, RowsOnPattern, moments
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.sparse import Moments, RowsOnPattern, moments
 from epfast.inference import Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 
-#: a model of the time of a fit in nanoseconds, by twenty tables of 200 to 20,000 rows and 12 to
-#: 1,000 columns: sweeps, and what a row takes in each beside its pairs of columns
-SWEEPS, OF_A_ROW = 10.0, 50.0
-#: pivots of a precision of unit diagonal that are rounding
-ROUNDING = 1e-14
 #: least share of a change that is taken, how much more than the last one it may be, and the share
 #: of its precision to which a site may fall in a sweep. Of 400 models of ten smooth likelihoods and
 #: 200 of five with kinks one does not converge, a probit on a wide walk. The others take 19 and 31
@@ -36,85 +30,6 @@ ROUNDING = 1e-14
 #: all converge, and logistic models of 10,000 rows and 25 columns do not
 LEAST, RISE, FALL = 0.1, 1.5, 0.2
 TINY = 1e-9
-
-
-class SparseDesign:
-    """The pattern of rows and prior, the rows on it, and constraints (k, d) on the weights."""
-
-    def __init__(
-        self,
-        pattern: Pattern,
-        of_prior: Pattern,
-        constraints: Array | None = None,
-        rows: RowsOnPattern | None = None,
-    ) -> None:
-        """of_prior: the pattern of the prior alone, which takes less. rows: None, not known."""
-        self.pattern, self.of_prior, self.constraints = pattern, of_prior, constraints
-        self.rows = rows
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"rows": None}
-
-    @classmethod
-    def of(cls, X: Any, precision: Any, dense: Any, constraints: Array | None) -> SparseDesign:
-        """X (n, d) and the prior precision (d, d), CSR. dense: columns that are so."""
-        rows = RowsOnPattern.of(X, precision, dense)
-        of_prior = Pattern.of(precision, np.empty(0, dtype=np.intp))
-        return cls(rows.pattern, of_prior, constraints, rows)
-
-    @property
-    def nanoseconds(self) -> float:
-        """What a fit takes, about."""
-        assert self.rows is not None
-        work = self.pattern.work + self.rows.work + OF_A_ROW * self.rows.n
-        return float(SWEEPS * work)
-
-    def with_rows(self, X: Any) -> SparseDesign:
-        """The same with the rows of the fit, or some of them."""
-        rows = RowsOnPattern(self.pattern, X)
-        if not rows.core.whole.all():
-            raise ValueError(
-                f"X has columns that meet in no row of the fit, first in row "
-                f"{int(np.argmin(rows.core.whole))}; allowed: the rows that were fitted"
-            )
-        return SparseDesign(self.pattern, self.of_prior, self.constraints, rows)
-
-    def without_rows(self) -> SparseDesign:
-        return SparseDesign(self.pattern, self.of_prior, self.constraints)
-
-    def is_proper(self, prior: Any) -> bool:
-        """Whether a precision is positive definite, beside rounding of its diagonal."""
-        scale = 1.0 / np.sqrt(prior.precision.diagonal())
-        unit = sparse.csr_array(prior.precision, copy=True)
-        unit.data *= np.repeat(scale, np.diff(unit.indptr)) * scale[unit.indices]
-        numbers, _, _ = self.of_prior.split(unit)
-        core = self.of_prior.core
-        return core.factor(numbers) and core.least_pivot(numbers) > ROUNDING
-
-    def _prior(self, prior: Any) -> Moments:
-        parts = self.of_prior.split(prior.precision)
-        made = moments(self.of_prior, parts, prior.shift, self.constraints)
-        if made is None:
-            raise not_proper()
-        return made
-
-    def prior_mean(self, prior: Any) -> Array:
-        """(d,), under the constraints."""
-        return self._prior(prior).mean
-
-    def prior_norm(self, prior: Any) -> float:
-        """What the log evidence has of a prior, and of its constraints, beside the log scale."""
-        made = self._prior(prior)
-        if self.constraints is None:
-            return 0.5 * made.log_determinant
-        return -float(made.log_mass + prior.log_scale)
-
-
-def dense_nanoseconds(X: Any) -> float:
-    """What a fit in matrices of order min(n, d) takes, about."""
-    n, d = map(float, X.shape)
-    work = 2.0 * n * d**2 + 2.0 * d**3 if d <= n else 2.0 * n**3 + n * X.nnz
-    return work / BLAS
 
 
 class Pace(NamedTuple):
@@ -161,7 +76,7 @@ class Sparse(Form):
     """Prior times a scalar site per row, by a sparse precision."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.design = problem, problem.design
+        self.problem, self.design = problem, problem.prior.design
         self.rows: RowsOnPattern = self.design.rows
         self.shapes, self.weights = ((problem.n_rows,),) * 3, len(problem.prior.shift)
         self.width = len(self.design.pattern.dense) + 1

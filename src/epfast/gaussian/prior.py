@@ -1,0 +1,664 @@
+"""Priors as objects: of weights, of single weights by a site each, and of processes."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from scipy import linalg, sparse
+
+from epfast import _checks
+from epfast._arrays import Array, Indices
+from epfast._core.kernel_matrix import KernelMatrix
+from epfast._core.thread_pool import ThreadPool
+from epfast.gaussian.rows import diagonal_products, gram, products
+from epfast.gaussian.sparse import Moments, SparseDesign, moments
+from epfast.gaussian.state import (
+    State,
+    factor_of,
+    in_memory,
+    inverse_of,
+    inverse_root,
+    log_determinant,
+    not_proper,
+    raised,
+    uncentered,
+)
+from epfast.inference import Sites
+from epfast.inference.runtime import cached_property
+from epfast.losses import Prior
+
+#: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds, or of y.
+#: With 1, 25 and 400 in its place the intercepts of 13 data sets of labels move by up to 1.2, .06
+#: and .02 of their sd, and of 24 regressions by .04, .004 and .001
+INTERCEPT_VARIANCE = 100.0
+#: arguments of a normal prior
+NORMAL = ("prior_variance", "prior_precision", "prior_covariance", "prior_mean")
+#: variances are multiples of others if their ratios are equal, to rounding
+SAME = 1e-14
+#: an eigenvalue of K, or what a factor leaves of a variance, above minus this times the largest
+#: diagonal entry counts as rounding: of 135 kernels of 100 to 800 inputs no eigenvalue was below
+#: -6e-13, and no factor left less than -4e-15
+ROUNDING = 1e-10
+
+
+P = TypeVar("P", bound="WeightPrior")
+
+# ---- normal priors of weights ----
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPrior:
+    """N(mean, 1 / precision) over the weights. The last one may be that of an intercept b.
+
+    With a center c, a row, the prior of the intercept is that of b + c.w, see :func:`prior_of`.
+    """
+
+    #: (d,) or (d, d), with the cross terms of a center
+    precision: Any
+    #: (d,), precision times mean
+    shift: Array
+    #: -shift.mean / 2
+    log_scale: float = 0.0
+    #: whether the last column of X is the ones of an intercept, which the user does not give
+    intercept: bool = False
+    #: (d - 1,). None: at 0
+    center: Array | None = None
+
+    def in_form(self, kind: type[P], **parts: Any) -> P:
+        """The same prior as one of another class. parts: other fields."""
+        own = self.precision, self.shift, self.log_scale, self.intercept, self.center
+        return kind(*own, **parts)
+
+    @classmethod
+    def of_state(cls, state: State) -> Self:
+        """A cavity, say, in the role of a prior."""
+        return cls(state.precision, state.shift, state.log_scale)
+
+    @cached_property
+    def state(self) -> State:
+        """The prior as a state without sites."""
+        return State(self.precision, self.shift, None, self.log_scale, 0)
+
+    @cached_property
+    def mean(self) -> Array:
+        """(d,)."""
+        return self._mean() if self.shift.any() else self.shift
+
+    def _mean(self) -> Array:
+        if self.precision.ndim == 1:
+            return np.asarray(self.shift / self.precision)
+        return np.asarray(linalg.cho_solve((factor_of(self.precision), True), self.shift))
+
+    @cached_property
+    def log_norm(self) -> float:
+        """Half of the log of the determinant of the precision. O(d^3), once."""
+        return 0.5 * log_determinant(self.precision)
+
+    def log_density(self, theta: Array) -> Array:
+        """Log density (k,) of weights (k, d), over that at the mean."""
+        away, precision = theta - self.mean, self.precision
+        half = away * precision if precision.ndim == 1 else away @ precision
+        return np.asarray(-0.5 * np.einsum("ki,ki->k", half, away))
+
+    @cached_property
+    def _root(self) -> Array:
+        return inverse_root(self.precision)
+
+    def color(self, noise: Array) -> Array:
+        """Turn standard normal draws (k, d) into draws about the mean."""
+        if self.precision.ndim == 1:
+            return np.asarray(noise * np.sqrt(1.0 / self.precision))
+        return np.asarray(noise @ self._root.T)
+
+    def draw(self, size: int, rng: np.random.Generator) -> Array:
+        """Weights (size, d)."""
+        return self.mean + self.color(rng.standard_normal((size, len(self.shift))))
+
+    def with_precision(self, precision: Any, mean: Array | None = None) -> Self:
+        """The same form with another precision, and a mean, 0 by default. They are not checked."""
+        if precision.ndim == 1 and self.precision.ndim == 2:
+            precision = np.diag(precision)
+        mean = np.zeros(len(self.shift)) if mean is None else mean
+        precision, shift, scale = natural(precision, mean, self.center)
+        return replace(self, precision=precision, shift=shift, log_scale=scale)
+
+    def raised(self, level: float) -> Self:
+        """The prior of an intercept that is so much higher."""
+        state = raised(self.state, level)
+        return replace(self, shift=state.shift, log_scale=state.log_scale)
+
+    def uncentered(self, center: Array) -> Self:
+        """The prior of the weights of rows, from that of rows less a center, (d - 1,)."""
+        state = uncentered(self.state, center)
+        center = center if self.center is None else center + self.center
+        return replace(self, precision=state.precision, shift=state.shift, center=center)
+
+    def without_rows(self) -> Self:
+        """What is pickled where rows are not."""
+        return self
+
+    def of_other_rows(self) -> Self:
+        """The same prior, beside other rows."""
+        return self
+
+
+def prior_of(
+    precision: Any,
+    mean: Array,
+    full: bool,
+    center: Array | None = None,
+    intercept: bool = False,
+) -> WeightPrior:
+    """N(mean, 1 / precision). The precision is (d,), or (d, d), which ``full`` makes it.
+
+    center: (d - 1,), a row x. The last of precision and mean are then those of b + x.w, the latent
+    value there, in place of those of the intercept b, the last weight, and the precision that
+    comes out has cross terms.
+    """
+    if full and precision.ndim == 1:
+        precision = np.diag(precision)
+    return WeightPrior(*natural(precision, mean, center), intercept, center)
+
+
+def natural(precision: Any, mean: Array, center: Array | None = None) -> tuple[Any, Array, float]:
+    """Precision, shift and log scale of a normal prior, with cross terms of a center."""
+    shift, scale = np.zeros(len(mean)), 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        if mean.any():
+            shift = precision * mean if precision.ndim == 1 else precision @ mean
+            scale = -0.5 * float(shift @ mean)
+        if center is not None:
+            precision = precision + cross_terms(precision, center)
+            shift[:-1] += center * shift[-1]
+    if not math.isfinite(scale):
+        raise ValueError(
+            f"prior_mean is {np.abs(mean).max():.2g}, whose square over the prior variance "
+            "overflows; allowed: numbers of moderate size"
+        )
+    return precision, shift, scale
+
+
+def cross_terms(precision: Any, center: Array) -> Any:
+    """What a center adds to a precision, dense or CSR, see :func:`prior_of`."""
+    row, own = np.append(center, 1.0), float(precision[-1, -1])
+    if hasattr(precision, "indptr"):
+        along = sparse.coo_array(row[None])
+        terms = sparse.coo_array(own * (along.T @ along))
+        terms.data[(terms.row == len(center)) & (terms.col == len(center))] = 0.0
+        return terms
+    terms = np.outer(row, own * row)
+    terms[-1, -1] = 0.0
+    return terms
+
+
+@dataclass(frozen=True, eq=False)
+class CenteredPrior(WeightPrior):
+    """N(m, S) for the n x n form: a variance per weight, or a precision that the user gave.
+
+    The center is applied to rows, as adding to the precision of a flat prior rounds it. The last
+    weight is b + c.w under that precision, so that S is its inverse D less D c e' and its
+    transpose, with (c.D c) e e' added; e is the unit vector of the intercept. O(d^3) for a
+    precision (d, d), once.
+    """
+
+    #: variances V of the weights but the intercept, and X V X', of dense rows about the center,
+    #: kept for multiples of them
+    known: tuple[Array, Array | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return own | {"known": None if self.known is None else (self.known[0], None)}
+
+    def _mean(self) -> Array:
+        mean = super()._mean()
+        if self.center is not None:
+            mean[-1] -= self.center @ mean[:-1]
+        return mean
+
+    def log_density(self, theta: Array) -> Array:
+        away = theta - self.mean
+        if self.center is not None:
+            away[:, -1] += away[:, :-1] @ self.center
+        half = away * self.precision if self.precision.ndim == 1 else away @ self.precision
+        return np.asarray(-0.5 * np.einsum("ki,ki->k", half, away))
+
+    def with_precision(self, precision: Any, mean: Array | None = None) -> Self:
+        mean = np.zeros(len(self.shift)) if mean is None else mean
+        precision, shift, scale = natural(precision, mean)
+        return replace(self, precision=precision, shift=shift, log_scale=scale)
+
+    def of_other_rows(self) -> Self:
+        return replace(self, known=None)
+
+    def remembering(self, X: Any, variance: Array) -> Self:
+        """The same, with X V X' at hand for multiples of these prior variances. O(n^2 d)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return replace(self, known=(variance, self._gram(X, variance)))
+
+    # -- S --
+
+    @cached_property
+    def _row(self) -> Array | None:
+        """(d,), c, with 0 for the intercept."""
+        return None if self.center is None else np.append(self.center, 0.0)
+
+    @cached_property
+    def covariance(self) -> Array | None:
+        """(d, d), S of a precision (d, d)."""
+        if self.precision.ndim == 1:
+            return None
+        covariance = inverse_of(self.precision)
+        if self._row is not None:
+            covariance[-1] -= self._row @ covariance
+            covariance[:, -1] -= covariance @ self._row
+        return covariance
+
+    @cached_property
+    def scales(self) -> Array:
+        """(d,), D of a precision (d,)."""
+        return np.asarray(1.0 / self.precision)
+
+    @cached_property
+    def variance(self) -> Array:
+        """(d,), the diagonal of S."""
+        if self.covariance is not None:
+            return np.diag(self.covariance).copy()
+        variance = self.scales.copy()
+        if self._row is not None:
+            variance[-1] += self._row @ (self.scales * self._row)
+        return variance
+
+    def of_rows(self, rows: Any) -> Any:
+        """rows S, of rows dense or CSR."""
+        if self.covariance is not None:
+            return np.asarray(rows @ self.covariance)
+        if self._row is None:
+            return _scaled(rows, self.scales)
+        ones = rows[..., -1:]
+        ones = ones.toarray() if hasattr(ones, "indptr") else ones
+        product = np.asarray(rows - ones * self._row) * self.scales
+        product[..., -1] -= product @ self._row
+        return product
+
+    def of_columns(self, columns: Any, part: slice) -> Any:
+        """Some rows of S columns, for columns = X', (d, n), of rows that end in 1."""
+        if self.covariance is not None:
+            return np.asarray(self.covariance[part] @ columns)
+        product = _scaled(columns[part], self.scales[part, None])
+        if self._row is None:
+            return product
+        along = self.scales * self._row
+        product = product.toarray() if hasattr(product, "indptr") else product
+        product -= along[part, None]
+        if part.indices(len(along))[1] == len(along):
+            product[-1] += self._row @ along - np.asarray(along @ columns)
+        return product
+
+    def color(self, noise: Array) -> Array:
+        theta = super().color(noise)
+        if self._row is not None:
+            theta[:, -1] -= theta @ self._row
+        return theta
+
+    def matrix(self) -> Array:
+        """(d, d), S."""
+        if self.covariance is not None:
+            return self.covariance.copy()
+        matrix = np.diag(self.variance)
+        if self._row is not None:
+            matrix[-1, :-1] = matrix[:-1, -1] = -(self.scales * self._row)[:-1]
+        return matrix
+
+    # -- the prior that rows give h = X theta: N(X m, X S X') --
+
+    def mean_of_rows(self, X: Any) -> Array | None:
+        """(n,), X m. None: 0."""
+        return np.asarray(X @ self.mean, dtype=np.float64) if self.shift.any() else None
+
+    def variance_of_rows(self, X: Any) -> Array:
+        """(n,), the diagonal of X S X'."""
+        return diagonal_products(self.of_rows(X), X)
+
+    def _features(self, X: Any) -> Any:
+        return X[:, :-1] if self.intercept else X
+
+    def _gram(self, X: Any, variance: Array | None) -> Array:
+        """X S X' without the intercept. Dense rows are about the center.
+
+        Products about 0 of rows far from it lose the digits of their differences.
+        """
+        rows = self._features(X)
+        return gram(rows, variance, None if hasattr(rows, "indptr") else self.center)
+
+    def kernel(self, X: Any) -> KernelMatrix:
+        """X S X'. O(n^2 d), of multiples of known variances O(n^2)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = self._kernel(X)
+        if not np.isfinite(array).all():
+            raise not_proper()
+        return KernelMatrix(array)
+
+    def _kernel(self, X: Any) -> Array:
+        if self.precision.ndim == 2:
+            array = products(self.of_rows(X), X)
+            return np.ascontiguousarray(0.5 * (array + array.T))
+        variance = 1.0 / self.precision
+        common = variance[: len(variance) - self.intercept]
+        known, kernel = self.known or (np.ones_like(common), None)
+        times = common / known
+        if np.abs(times - times[0]).max() <= SAME * times[0]:
+            array = times[0] * (self._gram(X, known) if kernel is None else kernel)
+        else:
+            array = self._gram(X, common)
+        array = array + variance[-1] if self.intercept else array
+        if self.center is not None and hasattr(X, "indptr"):  # K - r 1' - 1 r' + a
+            along = common * self.center
+            r = np.asarray(self._features(X) @ along, dtype=np.float64)
+            array -= r[:, None] + r - self.center @ along
+        return np.asarray(array)
+
+
+def _scaled(rows: Any, by: Array) -> Any:
+    return rows.multiply(by).tocsr() if hasattr(rows, "indptr") else np.asarray(rows * by)
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePrior(WeightPrior):
+    """A prior whose precision is CSR, with the pattern of the posterior, and constraints."""
+
+    #: the pattern, with the rows on it, and constraints
+    design: SparseDesign = field(kw_only=True)
+
+    @cached_property
+    def _moments(self) -> Moments:
+        """Under the constraints."""
+        design = self.design
+        parts = design.of_prior.split(self.precision)
+        now = moments(design.of_prior, parts, self.shift, design.constraints)
+        if now is None:
+            raise not_proper()
+        return now
+
+    def _mean(self) -> Array:
+        return self._moments.mean
+
+    @cached_property
+    def log_norm(self) -> float:
+        """What the log evidence has of the prior, and of its constraints, beside the log scale."""
+        if self.design.constraints is None:
+            return 0.5 * self._moments.log_determinant
+        return -float(self._moments.log_mass + self.log_scale)
+
+    def with_rows(self, X: Any) -> Self:
+        """The same with the rows of the fit, or some of them."""
+        return replace(self, design=self.design.with_rows(X))
+
+    def without_rows(self) -> Self:
+        return replace(self, design=self.design.without_rows())
+
+
+# ---- a prior of each weight by itself ----
+
+
+@dataclass(frozen=True, eq=False)
+class PerWeightPrior(WeightPrior):
+    """The prior of each weight, and which of them have sites to be fitted.
+
+    The normal prior is the one that these sites begin with.
+    """
+
+    prior: Prior = field(kw_only=True)
+    #: sites to begin with. Those that are not visited are exact
+    start: Sites = field(kw_only=True)
+    #: weights with a site to be fitted
+    visits: Indices = field(kw_only=True)
+
+    def log_density(self, theta: Array) -> Array:
+        density = self.prior.log_density(theta[:, self.visits]).sum(axis=1)
+        return np.asarray(density + self.of_normal(theta) - self.start.log_scale.sum())
+
+    def of_normal(self, theta: Array) -> Array:
+        """Log density (k,) of the weights that are not visited, which have a normal prior alone."""
+        fixed = np.ones(theta.shape[1], dtype=bool)
+        fixed[self.visits] = False
+        precision, scale = self.start.precision[fixed], self.start.log_scale[fixed]
+        return np.asarray(scale.sum() - 0.5 * theta[:, fixed] ** 2 @ precision)
+
+    def draw(self, size: int, rng: np.random.Generator) -> Array:
+        theta = super().draw(size, rng)
+        drawn = self.prior.sample(size * len(self.visits), rng)
+        theta[:, self.visits] = drawn.reshape(size, -1)
+        return theta
+
+
+# ---- the prior of a process ----
+
+
+@dataclass(frozen=True, eq=False)
+class KernelPrior:
+    """N(0, K) over the latent values of a process."""
+
+    #: K in one triangle of an array, whose other triangle the sweeps use, or one for each of
+    #: several latents, or nearest rows, or None after loading
+    kernel: Any = None
+    #: (n, n), K where it is the same for several latents
+    common: Array | None = None
+
+    def without_rows(self) -> KernelPrior:
+        return KernelPrior()
+
+
+# ---- from the arguments of the user ----
+
+
+def normal_prior(
+    variance: Any,
+    precision: Any,
+    covariance: Any,
+    mean: Any,
+    d: int,
+    full: bool,
+    intercept: float | None = None,
+    prefix: str = "prior_",
+    center: Array | None = None,
+) -> WeightPrior:
+    """The prior of the user's arguments. Each may be None, and one of three may be given.
+
+    intercept: the prior variance of one more weight, of mean 0, at the row ``center``, see
+    :func:`epfast.gaussian.problem.prior_of`. ``prefix`` begins the names of the arguments.
+    """
+    means = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
+    precision = _precision(variance, precision, covariance, d, full, prefix)
+    if intercept is not None:
+        means = np.append(means, 0.0)
+        if precision.ndim == 1:
+            precision = np.append(precision, 1.0 / intercept)
+        else:
+            precision = linalg.block_diag(precision, 1.0 / intercept)
+    return prior_of(precision, means, full, center, intercept is not None)
+
+
+def sparse_prior(
+    given: tuple[Any, Any, Any, Any],
+    d: int,
+    intercept: float | None,
+    center: Array | None,
+    prefix: str = "prior_",
+) -> WeightPrior:
+    """As :func:`normal_prior`, with a precision that is a CSR array."""
+    variance, precision, covariance, mean = given
+    if covariance is not None:
+        raise ValueError(
+            f"prior_covariance is {_checks.describe(covariance)}; allowed with a sparse posterior: "
+            "prior_precision, or prior_variance"
+        )
+    means = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
+    name = f"{prefix}precision"
+    if precision is not None and variance is not None:
+        raise ValueError(f"{name} is given beside {prefix}variance; allowed: one of them")
+    if hasattr(precision, "tocsr"):
+        matrix = _checks.sparse_symmetric(name, precision, d)
+        _moderate(f"{name}'s diagonal", matrix.diagonal(), d)
+    elif precision is not None:
+        matrix = sparse.csr_array(_checks.definite(name, precision, d))
+    else:
+        matrix = sparse.diags_array(_precision(variance, None, None, d, False, prefix))
+    if intercept is not None:
+        means = np.append(means, 0.0)
+        matrix = sparse.block_diag([matrix, sparse.csr_array([[1.0 / intercept]])])
+    return prior_of(sparse.csr_array(matrix), means, True, center, intercept is not None)
+
+
+def refuse_normal(given: tuple[Any, Any, Any, Any], beside: str, allowed: str) -> None:
+    """Refuse arguments of a normal prior beside what has another prior."""
+    for name, value in zip(NORMAL, given, strict=True):
+        if value is not None:
+            raise ValueError(
+                f"{name} is {_checks.describe(value)} beside {beside}; allowed{allowed}"
+            )
+
+
+def prior_of_fit(
+    given: tuple[Any, Any, Any, Any],
+    start: Any,
+    schedule: Any,
+    d: int,
+    intercept: float | None,
+    dense: bool,
+    center: Array | None = None,
+) -> WeightPrior:
+    """The prior that the arguments give. ADF with a start keeps the prior of the start.
+
+    d: the number of weights, with that of the intercept, which has its prior at ``center``. dense:
+    its precision is a matrix.
+    """
+    if start is None or schedule.stores != "none":
+        features = d if intercept is None else d - 1
+        return normal_prior(*given, features, dense, intercept, center=center)
+    refuse_normal(given, "a start", " with ADF: None, the prior is that of the start")
+    prior: WeightPrior = start.problem.prior
+    if prior.shift.size != d:
+        raise ValueError(f"start has {prior.shift.size} dimensions; allowed: {d}")
+    return prior
+
+
+def _precision(
+    variance: Any, precision: Any, covariance: Any, d: int, full: bool, prefix: str
+) -> Array:
+    """Precision of the prior, (d, d), or (d,) of a factorised one."""
+    if precision is not None or covariance is not None:
+        pairs = {"variance": variance, "precision": precision, "covariance": covariance}
+        name, *more = [f"{prefix}{name}" for name, value in pairs.items() if value is not None]
+        if more:
+            raise ValueError(f"{more[0]} is given beside {name}; allowed: one of them")
+        value = covariance if precision is None else precision
+        if hasattr(value, "tocsr"):
+            in_memory(name, d, "posterior='sparse' makes none of prior_precision")
+            value = _checks.sparse_symmetric(name, value, d).toarray()
+        matrix = _checks.definite(name, value, d)
+        diagonal = _moderate(f"{name}'s diagonal", np.diag(matrix), d)
+        if not full:
+            if (matrix != np.diag(diagonal)).any():
+                raise ValueError(
+                    f"{name} is not diagonal; allowed with posterior='factorized': a diagonal "
+                    "matrix"
+                )
+            return diagonal.copy() if covariance is None else 1.0 / diagonal
+        if precision is not None:
+            return matrix
+        scale = np.sqrt(diagonal)  # of the correlations, whose inverse does not depend on units
+        return inverse_of(matrix / scale / scale[:, None]) / scale / scale[:, None]
+    if variance is None:
+        return np.ones(d)
+    if isinstance(variance, str):
+        raise TypeError(
+            f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
+            "LinearClassifier(prior_variance='evidence') finds one"
+        )
+    variance = checked_variances(variance, d, f"{prefix}variance")
+    return np.full(d, 1.0 / variance) if np.ndim(variance) == 0 else 1.0 / variance
+
+
+def checked_variances(variance: Any, d: int, name: str = "prior_variance") -> Any:
+    """Prior variances, checked: a number, or (d,). Their inverses are normal numbers."""
+    if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
+        return _checks.number(name, variance, least=1e-300, most=1e300)
+    spread = _checks.real_array(name, variance)
+    if spread.ndim == 0:
+        return _checks.number(name, spread[()], least=1e-300, most=1e300)
+    if spread.shape != (d,):
+        raise ValueError(f"{name} has shape {spread.shape}; allowed: a number, or shape ({d},)")
+    return _moderate(name, spread, d).copy()
+
+
+def _moderate(name: str, value: Any, d: int) -> Array:
+    result = _checks.array(name, value, shape=(d,), positive=True)
+    if not ((result >= 1e-300) & (result <= 1e300)).all():
+        raise ValueError(f"{name} holds {result.min():g}; allowed: from 1e-300 to 1e300")
+    return result
+
+
+def intercept_variance(given: Any) -> float | None:
+    """Prior variance of the intercept. None: there is none."""
+    if isinstance(given, bool | np.bool_):
+        return INTERCEPT_VARIANCE if given else None
+    return _checks.number("intercept", given, least=1e-150, most=1e150)
+
+
+# ---- kernel matrices of the user ----
+
+
+def square(name: str, shape: tuple[int, ...]) -> None:
+    """Refuse rows of features in the place of a kernel matrix."""
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(
+            f"{name} has shape {shape}; allowed: (n, n), a kernel matrix (for rows of features "
+            "use epfast.GPClassifier, or give the kernel between them)"
+        )
+
+
+def checked_kernel(
+    K: Any, overwrite: bool, jitter: float, pool: ThreadPool | None = None
+) -> KernelMatrix:
+    """Check K, and hold it in a copy or in its own memory. O(n^3 / 3), by the pool."""
+    kernel = kernel_in_memory(K, overwrite, jitter)
+    kernel.pool = pool
+    check_positive(kernel)
+    return kernel
+
+
+def kernel_in_memory(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
+    """As :func:`checked_kernel`, but for :func:`check_positive`. O(n^2)."""
+    if overwrite:
+        if not (
+            isinstance(K, np.ndarray)
+            and K.dtype == np.float64
+            and K.flags.c_contiguous
+            and K.flags.writeable
+        ):
+            raise ValueError(
+                f"K is {_checks.describe(K)}; allowed with overwrite_K: a writeable C-contiguous "
+                "float64 array"
+            )
+        array = K
+    else:
+        given = _checks.real_array("K", K)
+        with np.errstate(over="ignore"):  # beyond the range of a double: found below
+            array = np.array(given, dtype=np.float64, order="C")
+    square("K", array.shape)
+    _checks.covariance("K", array, _checks.half_digits(K))
+    array[np.diag_indices(len(array))] += jitter
+    return KernelMatrix(array)
+
+
+def check_positive(kernel: KernelMatrix) -> None:
+    """Refuse a matrix that is not positive semi-definite to rounding. O(n^3 / 3)."""
+    if not kernel.is_positive(ROUNDING * float(kernel.diagonal.max()) + 1e-300):
+        raise ValueError(
+            "K is not positive semi-definite; allowed: a covariance matrix (where rounding made it "
+            "so, give jitter)"
+        )
