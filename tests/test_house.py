@@ -22,7 +22,8 @@ FLOORS = """_core / _arrays / _checks / losses priors schedules families / schem
     / formula gpy dask rating plots / __init__ / _demo / __main__"""
 FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
 #: what graphs and networks may import of gaussian
-OF_GAUSSIAN = {"problem", "prior", "rows", "state", "engines", "table", "choices", "files", "sparse"}
+OF_GAUSSIAN = {"problem", "prior", "rows", "state", "engines", "table", "choices", "files"}
+OF_GAUSSIAN |= {"sparse"}
 #: names that users know in two places: of a family and of a likelihood or a prior, and of what
 #: stands in for a class
 TWICE = {"Gaussian", "Gamma", "EP", "LinearClassifier", "LinearRegressor", "ConvergenceWarning"}

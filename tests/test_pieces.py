@@ -102,7 +102,7 @@ OTHERS = {
     "gaussian.notes.SPAN_ROWS": "a rule for a note",
     "gaussian.shrunk_posterior.ERRORS": "a rule for a verdict",
     "gaussian.shrunk_posterior.OFF": "a rule for a verdict",
-    "gaussian.problem.MOST_BYTES": "a limit",
+    "gaussian.state.MOST_BYTES": "a limit",
     "graph.factors_categorical.MOST_ENTRIES": "a limit",
     "graph.problem.BLOCK": "a mark",
     "inference.executors.LOOK": "seconds of waiting",

@@ -181,7 +181,9 @@ def test_an_engine_may_know_by_itself_whether_it_has_settled():
     assert [info.mismatch for info in fit.history] == [1.0, 0.5, 1 / 3]
     fit = run(Halving(found=lambda k: {"settled": False}), Schedule(40, 1e-3))
     assert (len(fit.history), fit.converged) == (40, False)
-    fit = run(Halving(lambda k: Counts(refused=k < 3), found=lambda k: {"settled": True}), Schedule())
+    fit = run(
+        Halving(lambda k: Counts(refused=k < 3), found=lambda k: {"settled": True}), Schedule()
+    )
     assert (len(fit.history), fit.converged) == (3, True)
 
 

@@ -206,7 +206,8 @@ class Problem(NamedTuple):
     def with_rows(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> Problem:
         """The same fit on these rows, by default with the weights of the fit."""
         given = self.data.weights if weights is None else weights
-        return self._replace(data=data_of(self.given(X), y, given, self.loss, offset))
+        data = data_of(self.given(X), y, given, self.loss, offset)
+        return self._replace(data=data._replace(groups=self.data.groups))
 
     @property
     def prior_norm(self) -> float:
