@@ -36,7 +36,7 @@ RISE = """state rows files sparse
     / linear_posterior
     / process_posterior
     / integrated latent_posterior nearest sparse_posterior wide_posterior
-    / combining fit_linear held shrunk_posterior
+    / fit_linear held shrunk_posterior
     / hyper / low_rank / fit_gp / hyper_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint / chunks

@@ -34,7 +34,6 @@ from epfast.gaussian import (
     NearestGPPosterior as NearestGPPosterior,
     SparsePosterior as SparsePosterior,
     WidePosterior as WidePosterior,
-    combine as combine,
     incomplete_cholesky as incomplete_cholesky,
 )
 from epfast.gaussian.fit_gp import fit_gp as fit_gp

@@ -354,8 +354,6 @@ def test_an_intercept_of_sparse_rows(loss):
     np.testing.assert_allclose(model.predict_proba(rows), dense.predict_proba(rows.toarray()))
     check, plain = (m.posterior_.check(100) for m in (model, dense))
     assert check.log_evidence == pytest.approx(plain.log_evidence, rel=1e-9)
-    halves = [LinearClassifier(**given).fit(rows[k::2], Y[k::2]).posterior_ for k in (0, 1)]
-    assert epfast.combine(halves).problem.data.X.shape == (N, D + 1)
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.coef_, model.coef_)
     more = model.posterior_.with_rows(rows, Y)

@@ -118,26 +118,6 @@ def test_the_posterior_goes_on_with_it(tmp_path):
     np.testing.assert_array_equal(second.prior_precision, first.prior_precision)
 
 
-@pytest.mark.parametrize("columns", [3, 90])
-def test_halves_with_centers_of_their_own_are_combined(columns):
-    """Under the prior of the first half; sites of numbers are exact, so it is the fit of all."""
-    rng = np.random.default_rng(2)
-    rows = rng.normal(size=(60, columns)) + 3.0
-    y = rows[:, 0] + rng.normal(size=60)
-    given = {"loss": "gaussian", "intercept": True}
-    halves = [fit_linear(rows[k::2], y[k::2], **given) for k in (0, 1)]
-    found = epfast.combine(halves)
-    ones = np.column_stack([np.vstack([rows[::2], rows[1::2]]), np.ones(60)])
-    prior = prior_of_ones(1.0, 100.0, rows[::2])
-    whole = fit_linear(ones, np.r_[y[::2], y[1::2]], loss="gaussian", prior_precision=prior)
-    np.testing.assert_allclose(found.mean, whole.mean, atol=1e-8)
-    np.testing.assert_allclose(found.variance, whole.variance, rtol=1e-7)
-    assert found.log_evidence == pytest.approx(whole.log_evidence, abs=1e-6)
-    other = fit_linear(rows[1::2], y[1::2], prior_variance=2.0, **given)
-    with pytest.raises(ValueError, match="another prior than"):
-        epfast.combine([halves[0], other])
-
-
 # ---- columns far from 0 ----
 
 

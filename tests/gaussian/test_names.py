@@ -27,7 +27,6 @@ def test_names_survive(tmp_path, covariance):
     others.append(others[0].with_rows(X, y))
     if covariance == "full":
         others += [post.partial_fit(*frame(20, seed=1)), post.remove([0, 3])]
-    others.append(epfast.combine([post, epfast.fit_linear(*frame(seed=2), posterior=covariance)]))
     for other in [post, *others]:
         assert other.names == NAMES
         assert list(other.summary().index) == list(NAMES)

@@ -515,10 +515,6 @@ def test_refused_by_name(classified):
         post.partial_fit(X, y)
     with pytest.raises(ValueError, match="sites move where rows go"):
         post.remove(0)
-    other = fit_linear(X[::2], y[::2], prior=post.prior, intercept=True)
-    for pair in ([post, other], [fit_linear(X, y, intercept=True), other]):
-        with pytest.raises(ValueError, match="which is no normal one and cannot be divided out"):
-            epfast.combine(pair)
     for schedule in (None, epfast.ADF()):
         with pytest.raises(TypeError, match="start has a prior= of single weights"):
             fit_linear(X, y, intercept=True, start=post, schedule=schedule)

@@ -191,8 +191,6 @@ def test_callbacks_interrupts_and_threads():
 def test_where_it_is_refused():
     y = CASES["logistic"]
     post = epfast.fit_linear(ROWS, y, posterior="sparse")
-    with pytest.raises(ValueError, match=r"posteriors\[0\] has a sparse precision"):
-        epfast.combine([post, post.remove([1])])
     for given in ({"loss": "multiclass"}, {"prior": losses.SpikeAndSlab()}, {"batch_size": 5}):
         with pytest.raises(ValueError, match="sparse"):
             epfast.fit_linear(ROWS, y, posterior="sparse", **given)

@@ -145,20 +145,6 @@ def test_rows_that_go():
         ours.remove(N)
 
 
-@pytest.mark.parametrize("counts", [(5, 5), (5, 40), (15, 15)])
-def test_combined(counts):
-    """Of disjoint rows, in the form that suits them all."""
-    data = [classes(n, D, seed=k) for k, n in enumerate(counts)]
-    ours = [fit_linear(*rows, schedule=TIGHT, loss="probit") for rows in data]
-    theirs = [d_by_d(*rows, loss="probit") for rows in data]
-    found = epfast.combine(ours)
-    assert isinstance(found, WidePosterior) == (sum(counts) < D)
-    same(found, epfast.combine(theirs), 1e-7)
-    assert not found.converged
-    with pytest.raises(ValueError, match="the same rows"):
-        epfast.combine([ours[0], ours[0]])
-
-
 def test_rows_given_again():
     post = wide(X, Y)
     assert isinstance(post.with_rows(X, Y), WidePosterior)

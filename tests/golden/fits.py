@@ -742,10 +742,9 @@ def low_rank(data: Data) -> Iterator[Fit]:
 
 
 def later(data: Data) -> Iterator[Fit]:
-    """Starts, more rows, fewer rows, and products of posteriors."""
+    """Starts, more rows, and fewer rows."""
     for loss in ("logistic", "student"):
         model = Model(data.rows(65), loss)
-        half = slice(None, 30), slice(30, None)
 
         def start(model: Model = model) -> Any:
             first = model.fit(schedule=path(order="sequential"))
@@ -758,20 +757,7 @@ def later(data: Data) -> Iterator[Fit]:
         def fewer(model: Model = model) -> Any:
             return model.fit().remove([1, 5, 20])
 
-        def product(model: Model = model, half: Any = half) -> Any:
-            return epfast.combine([model.fit(model.X[part], model.y[part]) for part in half])
-
-        def product_with_mean(model: Model = model, half: Any = half) -> Any:
-            mean = {"prior_mean": np.linspace(-1.0, 1.0, 4)}
-            return epfast.combine(
-                [model.fit(model.X[part], model.y[part], **mean) for part in half]
-            )
-
-        def from_product(model: Model = model, half: Any = half) -> Any:
-            whole = epfast.combine([model.fit(model.X[part], model.y[part]) for part in half])
-            return model.fit(start=whole)
-
-        for call in (start, more, fewer, product, product_with_mean, from_product):
+        for call in (start, more, fewer):
             yield Fit(f"{loss}, {call.__name__}", call, model.new)
 
     model = Model(data.rows(65), "logistic", posterior="factorized")

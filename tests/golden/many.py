@@ -1,6 +1,7 @@
 """Fits by the arguments of public calls, and what they gave before a change, in many.npz.
 
     python tests/golden/many.py --write                # keep the results of the epfast on the path
+    python tests/golden/many.py --write --only GPy     # of the fits with this in their name alone
     python tests/golden/many.py --compare              # how far its results are from those kept
     python tests/golden/many.py --compare --only wide  # of the fits with this in their name
     python tests/golden/many.py --compare --nudge 1e-15    # whether rounding of the data moves them
@@ -27,6 +28,7 @@ Variances may differ by twice the share of a standard deviation. What is left ou
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import sys
 import tempfile
@@ -453,7 +455,7 @@ def of_posterior(post: Any) -> Given:
 
 
 def later(data: Data) -> Iterator[Fit]:
-    """Starts, rows that come and go, files, products, and methods of posteriors."""
+    """Starts, rows that come and go, files, and methods of posteriors."""
     schedule = settled()
     forms = {
         "full": Model(data.rows(55, 4, 8), "ordinal", schedule=schedule, posterior="full"),
@@ -488,7 +490,6 @@ def later(data: Data) -> Iterator[Fit]:
                 yield Fit(f"{form}, {name}", partial(call, model), model.new)
     full = forms["full"]
     diagonal = Model(data.rows(55, 4, 8), "ordinal", schedule=schedule, posterior="factorized")
-    halves = slice(None, 30), slice(30, None)
     others: dict[str, Callable[[], Any]] = {
         "diagonal, start": lambda: diagonal.fit(start=diagonal.fit(schedule=path())),
         "diagonal, with_rows": partial(restored, diagonal),
@@ -497,10 +498,6 @@ def later(data: Data) -> Iterator[Fit]:
         "AEP, with_rows": partial(restored, full, schedule=SCHEDULES["AEP"]),
         "AEP, start": lambda: full.fit(
             schedule=path(epfast.AEP), start=full.fit(schedule=path(epfast.AEP))
-        ),
-        "combine": lambda: epfast.combine([full.fit(full.X[at], full.y[at]) for at in halves]),
-        "combine diagonal": lambda: epfast.combine(
-            [diagonal.fit(diagonal.X[at], diagonal.y[at]) for at in halves]
         ),
         "threads": lambda: on_threads(full, schedule=SCHEDULES["DEP, parallel"]),
     }
@@ -2315,27 +2312,36 @@ def read() -> tuple[Kept, list[str]]:
     return found, recorded
 
 
-def write() -> None:
-    """Keep what all fits give now. A fit that raises ends it."""
+def write(only: str) -> None:
+    """Keep what the fits with this in their name give now, the others as they are kept.
+
+    A fit that raises ends it.
+    """
+    kept, recorded = read() if only else ({}, facts())
     flat: Numbers = {}
     for group, (make, _) in GROUPS.items():
-        began, before = time.perf_counter(), len(flat)
+        began, count = time.perf_counter(), 0
         for fit in make(Data()):
-            found, converged = numbers(fit)
+            name, converged = f"{group} | {fit.name}", True
+            if only in name:
+                found, converged = numbers(fit)
+                count += 1
+            else:
+                found = kept[group][fit.name]
             if not converged:
-                print(f"  {group} | {fit.name}: not converged")
-            parts = {f"{group} | {fit.name} | {key}": part for key, part in found.items()}
-            assert parts, f"{group} | {fit.name} gives nothing"
-            assert not parts.keys() & flat.keys(), f"two fits are named {group} | {fit.name}"
+                print(f"  {name}: not converged")
+            assert found, f"{name} gives nothing"
+            parts = {f"{name} | {key}": part for key, part in found.items()}
+            assert not parts.keys() & flat.keys(), f"two fits are named {name}"
             flat |= parts
-        seconds = time.perf_counter() - began
-        print(f"{group}: {len(flat) - before} quantities, {seconds:.1f} s")
+        if count:
+            print(f"{group}: {count} fits, {time.perf_counter() - began:.1f} s", flush=True)
     np.savez_compressed(
         FILE,
         names=np.frombuffer("\n".join(flat).encode("ascii"), dtype=np.uint8),
         sizes=np.array([part.size for part in flat.values()]),
         numbers=np.concatenate(list(flat.values())),
-        facts=np.array(facts()),
+        facts=np.array(recorded),
     )
     print(f"{FILE}: {FILE.stat().st_size / 1000:.0f} kB")
 
@@ -2351,7 +2357,7 @@ def compare(only: str, nudge: float) -> bool:
         for name, found in outcomes(group, kept, Data(nudge), only):
             verdicts[found.verdict] += 1
             if found.verdict in ("beyond", "searched"):
-                print(f"{found.verdict:8} {name}: {found.said}")
+                print(f"{found.verdict:8} {name}: {found.said}", flush=True)
     print(
         f"{sum(verdicts.values())} fits, {time.perf_counter() - began:.0f} s: "
         f"{verdicts['same']} have the same bits, {verdicts['near']} are within the tight bounds, "
@@ -2365,14 +2371,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="keep the results of this library")
     parser.add_argument("--compare", action="store_true", help="the default")
-    parser.add_argument("--only", default="", help="compare the fits with this in their name")
+    parser.add_argument("--only", default="", help="the fits with this in their name")
     parser.add_argument("--nudge", type=float, default=0.0, help="relative error of the rows")
     options = parser.parse_args()
-    if options.write and (options.compare or options.only or options.nudge):
-        parser.error("--write keeps all fits as they are, and takes no other option")
-    print(f"epfast of {Path(epfast.__file__).parent}")
+    if options.write and (options.compare or options.nudge):
+        parser.error("--write keeps fits as they are, and takes --only alone beside it")
+    print(f"epfast of {Path(epfast.__file__).parent}", flush=True)
+    faulthandler.enable()  # says in which fit compiled code falls
     if options.write:
-        write()
+        write(options.only)
         return 0
     return 0 if compare(options.only, options.nudge) else 1
 

@@ -16,6 +16,9 @@ BASES = {
     "poisson": (losses.Poisson(), "zero"),
     "counts": (losses.Poisson(), lambda y: -0.1 * np.asarray(y) - 2.4),
     "binomial": (losses.Binomial(), -1.5),
+    "gaussian": (losses.Gaussian(0.5), -3.0),
+    # a row of its core is a label, y and log c(y)
+    "student": (losses.StudentT(scale=0.5), lambda y: -0.05 * np.abs(y) - 3.0),
 }
 SHARE = 0.2
 
@@ -23,6 +26,8 @@ SHARE = 0.2
 def responses(loss, n, rng):
     if loss.by_margin:
         return np.where(rng.random(n) < 0.5, 1.0, -1.0)
+    if loss.in_units_of_y:
+        return rng.normal(size=n)
     count = rng.poisson(1.5, n).astype(float)
     if isinstance(loss.base, losses.Binomial):
         return np.column_stack([np.minimum(count, 5.0), np.full(n, 5.0)])
@@ -72,28 +77,47 @@ def test_values_and_slopes(loss, offset):
     assert curvature == pytest.approx((up - 2 * value + down) / step**2, rel=1e-4, abs=1e-5)
 
 
+def quadrature(loss, row, m, v, power):
+    """log Z, and mean and variance of the tilted distribution."""
+
+    def integrand(h, degree):
+        t = np.exp(-power * loss.values(np.array([h]), row)[0])
+        return h**degree * t * np.exp(-0.5 * (h - m) ** 2 / v) / np.sqrt(2 * np.pi * v)
+
+    ends = m - 12 * np.sqrt(v), m + 12 * np.sqrt(v)
+    Z, first, second = (
+        integrate.quad(integrand, *ends, args=(k,), epsabs=1e-14, epsrel=1e-11, limit=200)[0]
+        for k in range(3)
+    )
+    return np.log(Z), first / Z, second / Z - (first / Z) ** 2
+
+
 @pytest.mark.parametrize(("m", "v"), [(0.3, 1.0), (-4.0, 0.1), (2.0, 9.0)])
 def test_moments(loss, m, v):
     y = responses(loss, 12, np.random.default_rng(1))
     rows = loss.responses("y", y, 12)
-    lZ, dlZ, d2lZ = epfast.backend.tilted_moments(
-        loss, rows[:, 0] if loss.by_margin else y, np.full(12, m), np.full(12, v)
-    )
-    for k in range(12):
-
-        def integrand(h, power, k=k):
-            t = np.exp(-loss.values(np.array([h]), rows[k : k + 1])[0])
-            return h**power * t * np.exp(-0.5 * (h - m) ** 2 / v) / np.sqrt(2 * np.pi * v)
-
-        ends = m - 12 * np.sqrt(v), m + 12 * np.sqrt(v)
-        Z, first, second = (
-            integrate.quad(integrand, *ends, args=(p,), epsabs=1e-14, epsrel=1e-11, limit=200)[0]
-            for p in range(3)
+    given = rows[:, 0] if loss.by_margin else y
+    for power in (1.0, 0.4) if "powers" in loss.gives else (1.0,):
+        lZ, dlZ, d2lZ = epfast.backend.tilted_moments(
+            loss, given, np.full(12, m), np.full(12, v), power
         )
-        mean = first / Z
-        assert lZ[k] == pytest.approx(np.log(Z), abs=1e-9)
-        assert m + v * dlZ[k] == pytest.approx(mean, abs=1e-7)
-        assert v + v * v * d2lZ[k] == pytest.approx(second / Z - mean**2, rel=1e-6)
+        exact = [quadrature(loss, rows[k : k + 1], m, v, power) for k in range(12)]
+        log_Z, mean, variance = np.transpose(exact)
+        assert lZ == pytest.approx(log_Z, abs=1e-9)
+        assert m + v * dlZ == pytest.approx(mean, abs=1e-7)
+        assert v + v * v * d2lZ == pytest.approx(variance, rel=1e-6)
+
+
+def test_offsets_move_the_cavity(loss):
+    rng = np.random.default_rng(6)
+    n = 300
+    y, m, v, shift = responses(loss, n, rng), rng.normal(size=n), rng.random(n), rng.normal(size=n)
+    found = []
+    for own, given, mean in ((loss, None, m + shift), (loss.with_offset(), shift, m)):
+        triple = np.empty((3, n))
+        assert own.tilted().many(own.observed(y, n, given), mean, v, np.ones(n), *triple) == 0
+        found.append(triple)
+    np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-11)
 
 
 def test_is_plain_ep(loss):
@@ -205,13 +229,19 @@ def test_callable_that_is_none():
         fit_linear(np.ones((3, 1)), [1, 2, 3], loss=loss)
 
 
-def test_an_error_of_the_base_is_told():
+@pytest.mark.parametrize("power", [1.0, 0.5])
+@pytest.mark.parametrize("calls", [0, 40])
+def test_an_error_of_the_base_is_told(power, calls):
+    left = iter(range(calls))
+
     def value(m):
-        raise RuntimeError("mine")
+        if next(left, None) is None:
+            raise KeyError("mine")
+        return np.logaddexp(0.0, -m)
 
     loss = losses.Contaminated(losses.CustomLoss(value), 0.1)
-    with pytest.raises(RuntimeError, match="mine"):
-        fit_linear(np.ones((3, 1)), [1, -1, 1], loss=loss)
+    with pytest.raises(KeyError, match="mine"):
+        fit_linear(np.ones((3, 1)), [1, -1, 1], loss=loss, schedule=schedules.EP(power=power))
 
 
 @pytest.mark.parametrize("base", [losses.Poisson(), losses.Gaussian(0.5)], ids=["counts", "real"])

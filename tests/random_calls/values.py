@@ -173,7 +173,7 @@ _KIND: dict[Any, str | None] = {}
 
 def kind_of_responses(loss: Any) -> str | None:
     """What a loss takes, found by trying; labels where no kind is taken."""
-    key = (type(loss), getattr(loss, "parameters", ()))
+    key = (type(loss), type(getattr(loss, "base", None)), getattr(loss, "parameters", ()))
     if key not in _KIND:
         rng = np.random.default_rng(0)
         _KIND[key] = "labels"
@@ -226,6 +226,16 @@ def piecewise(draw: Draw, kind: Any = epfast.PiecewiseLinear) -> Any:
         return kind((0.0,), (-1.0, 0.0))
 
 
+def contaminated(draw: Draw) -> Any:
+    """A contaminated loss of any base."""
+    base = made(draw, losses.NAMED[draw.of([name for name in NAMES if name != "contaminated"])])
+    given = None if base.by_margin else draw.of((-3.0, "zero"))
+    try:
+        return losses.Contaminated(base, draw.of((0.0, 0.1, 0.5)), given)
+    except (TypeError, ValueError):
+        return losses.Contaminated()
+
+
 NAMES = tuple(losses.NAMED)
 #: losses of which t <= 1, so that the log evidence is at most 0
 BOUNDED = ("Logistic", "Probit", "Hinge", "SquaredHinge", "Quasi01", "NoisyStep", "Poisson")
@@ -239,6 +249,8 @@ def loss(draw: Draw, names: Sequence[str] = NAMES) -> Any:
         return draw.of(names)
     if pick < 0.9:
         return made(draw, losses.NAMED[draw.of(names)], 0.6)
+    if pick < 0.94:
+        return contaminated(draw)
     if pick < 0.96:
         return piecewise(draw, draw.of((epfast.PiecewiseLinear, Inherited)))
     if pick < 0.98:

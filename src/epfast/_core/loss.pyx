@@ -99,6 +99,50 @@ cdef int call_batch(
     return 0
 
 
+cdef int call_contaminated(
+    ptrdiff_t n, const double *h, const double *y, ptrdiff_t stride, double *value, double *slope,
+    double *curvature, void *user
+) noexcept nogil:
+    """Of points h, or margins where the width is 0, by way of the base's."""
+    cdef const Mixture *mixture = <const Mixture *> user
+    cdef const double *row = NULL
+    cdef const double *rows = NULL      # of the base, unless that is a loss of margins
+    cdef double[BATCH] points
+    cdef double[BATCH] f
+    cdef double[BATCH] first
+    cdef double[BATCH] second
+    cdef bint derivatives = slope != NULL or curvature != NULL
+    cdef bint of_residual = mixture.width > 0 and mixture.base.width == 0   # rows: -1, y, log c
+    cdef double sign = 1.0 if of_residual else -1.0
+    cdef ptrdiff_t done = 0, count, i
+    while done < n:
+        count = min(n - done, <ptrdiff_t> BATCH)
+        for i in range(count):
+            points[i], first[i], second[i] = h[done + i], 0.0, 0.0
+            if of_residual:
+                points[i] = y[(done + i) * stride + 1] - points[i]
+        if mixture.base.width > 0:
+            rows = y + done * stride
+        if kernels.loss(
+            mixture.base, count, points, rows, stride, f, first if derivatives else NULL,
+            second if derivatives else NULL
+        ) != 0:
+            return 1
+        for i in range(count):
+            if mixture.width > 0:
+                row = y + (done + i) * stride
+            f[i], first[i], second[i] = -f[i], -first[i], -second[i]
+            mix(mixture, row, &f[i], &first[i], &second[i])
+            if value != NULL:
+                value[done + i] = -f[i]
+            if slope != NULL:
+                slope[done + i] = sign * first[i]
+            if curvature != NULL:
+                curvature[done + i] = -second[i]
+        done += count
+    return 0
+
+
 cdef int call_python(
     ptrdiff_t n, const double *h, const double *y, ptrdiff_t stride, double *value, double *slope,
     double *curvature, void *user
@@ -245,6 +289,27 @@ cdef class CoreLoss:
         loss.alive = (callable, holder)
         loss.c.user = <void *> <char *> holder
         return loss, signature == BATCH_SIGNATURE
+
+    @staticmethod
+    def contaminated(CoreLoss base not None, double keep, double lose, double beta=1.0):
+        """The loss -log((1 - share) exp(-l) + share c), l the base, which is used for nothing else.
+
+        keep is log(1 - share). Of a base of the margin it is a loss of the margin, and lose is
+        log(share c). Else lose is log share, and a row is that of the base and log c.
+        """
+        cdef CoreLoss loss = CoreLoss()
+        cdef Mixture mixture
+        if base.c.width > 0 or base.shifted:
+            loss.set_width(<int> base.stride + 1)
+            base.stride = loss.stride           # it reads the same rows
+        mixture.base, mixture.keep, mixture.lose = &base.c, keep, lose
+        mixture.width = loss.c.width
+        holder = bytearray((<char *> &mixture)[:sizeof(Mixture)])
+        loss.alive, loss.inner = holder, base
+        loss.c.kind, loss.c.beta = EPF_CALLBACK, beta
+        loss.c.callback = call_contaminated
+        loss.c.user = <void *> <char *> holder
+        return loss
 
     cdef Status heed(self) noexcept nogil:
         """Handle signals, every tenth of a second: an exception of theirs counts as a callback's.

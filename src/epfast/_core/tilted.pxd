@@ -45,6 +45,7 @@ cdef class TiltedMoments:
     cdef double[::1] breaks         # where panels of quadrature end, as margins, increasing
     cdef double[::1] panels         # scratch: edges, then integrals and errors
     cdef ptrdiff_t since            # sites since the last look at signals
+    cdef TiltedMoments base         # of a contaminated loss: those of its base
     cdef bint may_be_exact(self) noexcept nogil
     cdef bint exact(
         self, const double *y, double power, double *tau, double *nu, double *scale
@@ -60,6 +61,10 @@ cdef class TiltedMoments:
     cdef Status chunk(
         self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
         double *lZ, double *dlZ, double *d2lZ, unsigned char *failed
+    ) noexcept nogil
+    cdef Status contaminated(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v,
+        const double *exponent, double *lZ, double *dlZ, double *d2lZ, unsigned char *failed
     ) noexcept nogil
     cdef void smooth(
         self, ptrdiff_t n, ptrdiff_t plain, const double *y, const double *m, const double *v,

@@ -16,6 +16,7 @@ class TiltedMoments:
         breaks: Iterable[float] = ...,
         by_slopes: bool = ...,
         scheme: SiteScheme | None = ...,
+        base: TiltedMoments | None = ...,
     ) -> None: ...
     def begin_sweep(self, sweep: int) -> None: ...
     def call(

@@ -13,7 +13,7 @@ from libc.math cimport INFINITY, NAN, fabs, fmax, fmin, isfinite, log, sqrt
 from epfast._core.arrays cimport (
     Views, is_apart, is_shaped, is_vector, numbers, release, take,
 )
-from epfast._core.loss cimport CoreLoss
+from epfast._core.loss cimport CoreLoss, Mixture, mix
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
     EPF_CALLBACK, EPF_MOMENTS_GAMMA, EPF_MOMENTS_GAUSSIAN, EPF_MOMENTS_INTERVAL,
@@ -154,16 +154,20 @@ cdef class TiltedMoments:
     """The triple for one loss; scratch of its own, so one object per thread.
 
     breaks: points of h, or of the margin, where panels of quadrature end. by_slopes: the loss is
-    smooth, and its slope and curvature are known.
+    smooth, and its slope and curvature are known. base: moments of the base of a contaminated loss.
     """
 
     def __init__(
         self, CoreLoss loss not None, breaks=(), bint by_slopes=False, SiteScheme scheme=None,
+        TiltedMoments base=None,
     ):
-        if loss.shifted and loss.base > MOST_NUMBERS:
-            raise ValueError(f"a shifted loss has {loss.base} responses; allowed: {MOST_NUMBERS}")
+        if loss.stride > loss.base > MOST_NUMBERS:
+            raise ValueError(f"the loss has {loss.base} responses; allowed: {MOST_NUMBERS}")
+        if base is not None and base.loss is not loss.inner:
+            raise ValueError("base has another loss than the base of this one")
         self.loss = loss
         self.scheme = scheme
+        self.base = base
         self.kernel = epf_loss_moments(&loss.c)
         self.convex = scheme is None and self.kernel in (
             EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH, EPF_MOMENTS_GAMMA,
@@ -184,6 +188,8 @@ cdef class TiltedMoments:
         """To be called before each sweep with its number, from 0: sampling begins from it."""
         if self.scheme is not None:
             self.scheme.begin_sweep(sweep)
+        if self.base is not None:
+            self.base.begin_sweep(sweep)
 
     cdef bint may_be_exact(self) noexcept nogil:
         """Whether some site may be a Gaussian in h, see exact."""
@@ -261,11 +267,12 @@ cdef class TiltedMoments:
         cdef const double *responses = y
         cdef bint folded = False, shifted = self.loss.shifted and y != NULL
         cdef Status status
-        if shifted:                         # into the mean
+        if y != NULL and self.loss.stride > stride:     # a shift goes into the mean
             for i in range(n):
                 for j in range(stride):
-                    compact[i * stride + j] = y[i * (stride + 1) + j]
-                margin[i] = y[i * (stride + 1) + stride]
+                    compact[i * stride + j] = y[i * self.loss.stride + j]
+                if shifted:
+                    margin[i] = y[i * self.loss.stride + stride]
             y = responses = compact
         if self.loss.c.width == 0 and (self.scheme is None or self.scheme.folds):
             responses = NULL
@@ -289,10 +296,16 @@ cdef class TiltedMoments:
         elif self.kernel == EPF_MOMENTS_SQUARED_HINGE:
             kernels.squared_hinge_moments(n, center, v, exponent, lZ, dlZ, d2lZ)
         else:
-            if self.kernel == EPF_MOMENTS_PROBIT or self.kernel == EPF_MOMENTS_LOGISTIC:
+            if self.base is not None or self.kernel in (EPF_MOMENTS_PROBIT, EPF_MOMENTS_LOGISTIC):
                 for i in range(n):
                     plain += exponent[i] == 1.0
-            if plain == 0 or plain == n:
+            if self.base is not None:
+                status = self.contaminated(
+                    n, responses, center, v, exponent, lZ, dlZ, d2lZ, failed
+                )
+                if status != OK:
+                    return status
+            elif plain == 0 or plain == n:
                 self.smooth(n, plain, responses, center, v, exponent, lZ, dlZ, d2lZ)
             else:
                 # those of exponent 1 to the front
@@ -326,6 +339,28 @@ cdef class TiltedMoments:
             failed[i] = not (isfinite(lZ[i]) and isfinite(dlZ[i]) and isfinite(d2lZ[i]))
             if failed[i]:
                 lZ[i] = dlZ[i] = d2lZ[i] = NAN
+        return OK
+
+    cdef Status contaminated(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v,
+        const double *exponent, double *lZ, double *dlZ, double *d2lZ, unsigned char *failed
+    ) noexcept nogil:
+        """Of a contaminated loss, from the moments of its base; NaN where the exponent is not 1."""
+        cdef double[CHUNK] ones
+        cdef const double *row = NULL
+        cdef ptrdiff_t i
+        cdef Status status
+        for i in range(n):
+            ones[i] = 1.0
+        status = self.base.chunk(n, y, m, v, ones, lZ, dlZ, d2lZ, failed)
+        if status != OK:
+            return status
+        for i in range(n):
+            if y != NULL:
+                row = y + i * self.loss.base
+            mix(<const Mixture *> self.loss.c.user, row, &lZ[i], &dlZ[i], &d2lZ[i])
+            if exponent[i] != 1.0:
+                lZ[i] = NAN
         return OK
 
     cdef inline void smooth(

@@ -37,7 +37,7 @@ from epfast.gaussian.engines.shards import (
     flat_site,
 )
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.state import State, is_proper, product_over
+from epfast.gaussian.state import State, is_proper
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import LOST, Tasks
 from epfast.inference.report import note_weights
@@ -237,8 +237,8 @@ def check_rows(facts: list[Facts], loss: Loss) -> None:
 class Passes(EPEngine):
     """ADF: each thread of the cluster passes over shards of its own, one after the other.
 
-    Passes are combined as shards are (:func:`epfast.combine`): the product of what they end with,
-    over all but one of what they began with. A worker that dies takes with it a shard's worth.
+    Passes are combined as shards are: the product of what they end with, over all but one of what
+    they began with. A worker that dies takes with it a shard's worth.
     """
 
     def __init__(self, problem: Problem, streams: Sequence[Sequence[Shard]]) -> None:
@@ -292,7 +292,15 @@ class Passes(EPEngine):
         ends = [plain(end) for end in reached if end is not None]
         if not ends:
             return with_moments(begun)
-        whole = product_over(ends, begun, None)
+        surplus = len(ends) - 1
+        whole = State(
+            sum(end.precision for end in ends) - surplus * begun.precision,
+            sum(end.shift for end in ends) - surplus * begun.shift,
+            None,
+            sum(end.log_scale for end in ends) - surplus * begun.log_scale,
+            max(end.sweeps for end in ends),
+            sum(end.rows_seen for end in ends) - surplus * begun.rows_seen,
+        )
         if not is_proper(whole.precision):
             raise FloatingPointError(
                 "the passes of ADF have an improper product; allowed: a loss whose sites add "

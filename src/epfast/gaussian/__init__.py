@@ -1,6 +1,5 @@
 """Rows and processes: Gaussians over weights or latent values, and fit_linear, fit_gp."""
 
-from epfast.gaussian.combining import combine
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.factor import KernelColumns, LowRankFactor, incomplete_cholesky
 from epfast.gaussian.fit_gp import fit_process
@@ -39,7 +38,6 @@ __all__ = [
     "SparsePosterior",
     "State",
     "WidePosterior",
-    "combine",
     "fit_problem",
     "fit_process",
     "incomplete_cholesky",

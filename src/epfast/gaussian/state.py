@@ -189,18 +189,3 @@ def _stacked(parts: Sequence[Any]) -> Any:
     if any(hasattr(part, "indptr") for part in parts):
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
     return np.concatenate(parts)
-
-
-def product_over(states: Sequence[State], base: State, sites: Sites | None) -> State:
-    """The product of states with one base, over all but one of it. It may be improper."""
-    surplus, seen = len(states) - 1, [state.rows_seen for state in states]
-    before = base.rows_seen or 0
-    rows = None if None in seen else sum(n - before for n in seen if n is not None) + before
-    return State(
-        sum(state.precision for state in states) - surplus * base.precision,
-        sum(state.shift for state in states) - surplus * base.shift,
-        sites,
-        sum(state.log_scale for state in states) - surplus * base.log_scale,
-        max(state.sweeps for state in states),
-        rows,
-    )

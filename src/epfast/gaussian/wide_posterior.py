@@ -225,19 +225,14 @@ class WidePosterior(KernelPosterior, FullPosterior):
         state = proper(Full(problem).rebuild(self.state.sites, self.state.sweeps))
         return FullPosterior(plain(state), problem, self.converged, self.history)
 
-    def joined(self, sites: Sites, data: Data, **parts: Any) -> FullPosterior:
-        """A posterior of other sites and rows, in the form that suits their number.
+    def with_more_rows(self, state: Any, problem: Problem, **parts: Any) -> FullPosterior:
+        """A posterior of these sites and rows, in the form that suits their number.
 
         parts: fields of the result that differ.
         """
-        problem = parts.pop("problem", self.problem)
-        problem = problem._replace(data=data, prior=self._prior.of_other_rows())
-        post = replace(self, state=GPState(sites, parts.pop("sweeps")), problem=problem, **parts)
-        return post if is_wide(*data.X.shape) else post.in_d_by_d()
-
-    def with_more_rows(self, state: Any, problem: Problem, **parts: Any) -> FullPosterior:
-        parts |= {"problem": problem, "sweeps": state.sweeps}
-        return self.joined(state.sites, problem.data, **parts)
+        problem = problem._replace(prior=self._prior.of_other_rows())
+        post = replace(self, state=GPState(state.sites, state.sweeps), problem=problem, **parts)
+        return post if is_wide(*problem.data.X.shape) else post.in_d_by_d()
 
     def with_checked_rows(
         self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of

@@ -12,9 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast._core.contaminated import ContaminatedMoments, contaminated
 from epfast._core.loss import CoreLoss
-from epfast._core.tilted import TiltedMoments
+from epfast._core.tilted import SiteScheme, TiltedMoments
 from epfast.losses import quantiles
 from epfast.losses.base import Loss
 from epfast.losses.classification import Probit
@@ -121,16 +120,20 @@ class Contaminated(Loss):
     def core(self) -> CoreLoss:
         lose = math.log(self.share) if self.share > 0.0 else -math.inf
         lose += math.log(0.5) if self.by_margin else 0.0
-        return contaminated(
-            self.base.shifted_core(), math.log1p(-self.share), lose, bool(self.by_margin), self.beta
+        return CoreLoss.contaminated(
+            self.base.shifted_core(), math.log1p(-self.share), lose, self.beta
         )
 
-    def own_moments(self, core: CoreLoss) -> ContaminatedMoments:
-        powers = None
-        if "powers" in self.gives:
-            smooth = not self.base.kinks and {"derivatives", "continuous"} <= self.gives
-            powers = TiltedMoments(self.core(), self.base.panel_ends(), smooth)
-        return ContaminatedMoments(core, self.base.tilted(core.inner), powers)
+    def tilted(
+        self, core: CoreLoss | None = None, scheme: SiteScheme | None = None
+    ) -> TiltedMoments:
+        """Those of the base, mixed with the density; powers are integrated as the base's are."""
+        core = self.shifted_core() if core is None else core
+        if scheme is not None:
+            return super().tilted(core, scheme)
+        smooth = not self.base.kinks and {"derivatives", "continuous"} <= self.gives
+        base = self.base.tilted(core.inner)
+        return TiltedMoments(core, self.base.panel_ends(), smooth, base=base)
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Those of the base, and log c(y), (n, response_width)."""

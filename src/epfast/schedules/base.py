@@ -508,8 +508,8 @@ class DEP(Schedule):
         The EP within a shard, from the sites that its rows have. Its power is that of the whole.
         ``EP(sweeps=1, tol=tol / 10)`` by default. More sweeps make fewer visits of shards, and more
         passes over their rows. ``ADF()``: one pass over the shard, of which the site of the shard
-        alone is kept. ``DEP(sweeps=1, tol=0, order="parallel", inner=ADF())`` combines passes over
-        the shards (:func:`epfast.combine`).
+        alone is kept. ``DEP(sweeps=1, tol=0, order="parallel", inner=ADF())`` multiplies passes
+        over the shards.
     """
 
     stores: ClassVar[str] = "shard"

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-import epfast
 from epfast import ADF, DEP, EP, fit_linear, schemes
 from epfast.gaussian.engines import shards as engine
 from tests import batteries
 from tests.oracles.full_fits import TIGHT, assert_same, data, fit, ordered
+from tests.oracles.products import product_of
 
 
 @pytest.mark.parametrize("order", ["sequential", "shuffled", "parallel"])
@@ -122,7 +122,7 @@ def test_passes_of_adf_are_combined(X, posterior, weights):
         )
         for some in (slice(0, 100), slice(100, 200), slice(200, 300))
     ]
-    whole = epfast.combine(parts)
+    whole = product_of(parts, prior_mean=1.0)
     assert post.sites is None
     np.testing.assert_allclose(post.mean, whole.mean, rtol=1e-11)
     np.testing.assert_allclose(post.precision, whole.precision, rtol=1e-11)
