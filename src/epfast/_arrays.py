@@ -98,8 +98,10 @@ class SparseGiven(Protocol):
     def tocsr(self) -> CSR: ...
 
 
+#: numbers as a user gives them, which may be left out
+Given = ArrayLike | None
 #: rows as a user gives them: dense, sparse, or chunks (X, y) of a stream
-RowsGiven = ArrayLike | SparseGiven | Iterable[tuple[ArrayLike, ArrayLike]]
+RowsGiven = Given | SparseGiven | Iterable[tuple[ArrayLike, ArrayLike]]
 #: an array of the dtype that a user gave
 AnyArray = NDArray[Any]
 

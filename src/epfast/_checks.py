@@ -16,9 +16,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from epfast._arrays import CSR, AnyArray, Array, Matrix, RowsGiven, SparseGiven, slices, to_float64
+from epfast._arrays import (
+    CSR,
+    AnyArray,
+    Array,
+    Given,
+    Matrix,
+    RowsGiven,
+    SparseGiven,
+    slices,
+    to_float64,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -27,7 +37,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: a number as a user gives it, not yet checked
-NumberGiven = ArrayLike | numbers.Number | None
+NumberGiven = Given | numbers.Number
 
 #: relative rounding error of doubles
 EPS = float(np.finfo(np.float64).eps)
@@ -319,7 +329,7 @@ def schedule(value: Any, kind: type, names: str) -> None:
 
 def array(
     name: str,
-    value: ArrayLike,
+    value: Given,
     *,
     shape: tuple[int | None, ...],
     positive: bool = False,
@@ -344,7 +354,7 @@ def array(
     return result
 
 
-def responses(name: str, value: ArrayLike, n: int, *widths: int, finite: bool = True) -> Array:
+def responses(name: str, value: Given, n: int, *widths: int, finite: bool = True) -> Array:
     """Real responses of n rows, (n,) for a width of 1, else (n, width). Not of dtype object."""
     if getattr(getattr(value, "dtype", None), "kind", "") == "O":
         no_times(name, value)
@@ -603,7 +613,7 @@ def covariance(name: str, given: AnyArray, tolerance: float | None = None) -> fl
     return largest
 
 
-def definite(name: str, value: ArrayLike, d: int) -> Array:
+def definite(name: str, value: Given, d: int) -> Array:
     """A positive definite matrix (d, d), a copy that is symmetric to the last bit. O(d^3).
 
     Entries are compared beside sqrt(m_ii m_jj), so that units of columns do not matter. What
@@ -657,7 +667,7 @@ def sparse_symmetric(name: str, value: SparseGiven, d: int) -> CSR:
     return (0.5 * (matrix + matrix.T)).tocsr()
 
 
-def prior_variances(name: str, value: ArrayLike, m: int) -> Array:
+def prior_variances(name: str, value: Given, m: int) -> Array:
     """Numbers >= 0, (m,): one for each of m new inputs, or one for all."""
     result = to_float64(real_array(name, value))
     if result.shape not in ((), (m,)):
@@ -671,7 +681,7 @@ def prior_variances(name: str, value: ArrayLike, m: int) -> Array:
     return np.broadcast_to(result, (m,))
 
 
-def labels(name: str, value: ArrayLike, n: int) -> Array:
+def labels(name: str, value: Given, n: int) -> Array:
     """Labels -1 and +1, (n,), as float64."""
     relabel = "use np.where({}, 1, -1), or LinearClassifier or GPClassifier, which take any labels"
     words = value if isinstance(value, np.ndarray) or hasattr(value, "dtype") else None
@@ -700,7 +710,7 @@ def labels(name: str, value: ArrayLike, n: int) -> Array:
     return result
 
 
-def groups(name: str, given: int | ArrayLike) -> int | NDArray[np.intp]:
+def groups(name: str, given: Given) -> int | NDArray[np.intp]:
     """The number of groups, or the group of each row, as far as it can be checked without n."""
     if np.ndim(real_array(name, given)) == 0:
         return integer(name, given, least=1)
@@ -721,7 +731,7 @@ def groups(name: str, given: int | ArrayLike) -> int | NDArray[np.intp]:
     return whole
 
 
-def group_labels(name: str, given: int | ArrayLike, n: int) -> NDArray[np.intp]:
+def group_labels(name: str, given: Given, n: int) -> NDArray[np.intp]:
     """The group of each of n rows, from the result of :func:`groups`."""
     if isinstance(given, int):
         count = integer(name, given, least=1, most=n)
