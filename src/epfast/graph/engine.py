@@ -412,7 +412,7 @@ class GraphEngine:
             blocks[k] = block
         return state._replace(sites=sites, blocks=tuple(blocks))
 
-    def _resumed(self, part: LinearPart, start: Any) -> Any:
+    def _resumed(self, part: LinearPart, start: GraphStart) -> Any:
         """The state of a linear model with its sites in an earlier posterior."""
         alone = self.problem._replace(batches=(part.batch,))
         rows = UpdateOrder((np.arange(part.batch.n),), self.program.segments)

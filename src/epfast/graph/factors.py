@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -45,6 +45,10 @@ LETTERS = np.frombuffer(b"ngbc", dtype=np.uint8)
 
 #: variables that a user gives as neighbours of factors. Left out, or other things, are refused
 Neighbour = Linear | None
+
+
+#: what a user gives of a factor: neighbours, forms, numbers, a scheme
+Argument = Neighbour | Given | Sequence[Linear | ArrayLike] | Scheme
 
 
 class Gaussians(NamedTuple):
@@ -154,14 +158,20 @@ class Kind:
     numbers: ClassVar[dict[str, float]] = {}
     #: whether factors of a batch may share a site
     shares: ClassVar[bool] = True
-    #: whether no factor exceeds 1
-    bounded: ClassVar[Any] = False
-    #: whether moments change sharply, as those of quick Laplace
-    sharp: ClassVar[Any] = False
     #: operators that learn the messages, as ``LearnedMessages``. None: no operators
     learned: ClassVar[Any] = None
     #: what errors recommend in place of predictions
     instead: ClassVar[str] = "none, as it has no predictions"
+
+    @property
+    def bounded(self) -> bool:
+        """Whether no factor exceeds 1."""
+        return False
+
+    @property
+    def sharp(self) -> bool:
+        """Whether moments change sharply, as those of quick Laplace."""
+        return False
 
     def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
         """Check neighbours and data, and make the batch."""
@@ -178,7 +188,7 @@ class Kind:
             "allowed for a check: factors with a density"
         )
 
-    def log_z(self, post: GraphPosterior, /, *neighbours: Any, **data: Any) -> Array:
+    def log_z(self, post: GraphPosterior, /, *neighbours: Argument, **data: Argument) -> Array:
         """Log of the integral of each factor over the beliefs. The arguments are as for ``add``."""
         return post.log_integrals(self.attach(post.problem, *neighbours, **data))
 

@@ -13,7 +13,7 @@ from epfast._arrays import Array, Given, SparseGiven
 from epfast.families import FAMILIES
 from epfast.graph import priors
 from epfast.graph.engine import GraphEngine
-from epfast.graph.factors import Kind, form_of, kind_of
+from epfast.graph.factors import Argument, Kind, form_of, kind_of
 from epfast.graph.joint import JointEngine, JointGraphPosterior, is_joint
 from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.own import ScaleFactor
@@ -393,7 +393,7 @@ class Graph:
 
     # ---- factors ----
 
-    def add(self, factor: Kind | LossGiven, /, *neighbours: Any, **data: Any) -> int:
+    def add(self, factor: Kind | LossGiven, /, *neighbours: Argument, **data: Argument) -> int:
         """Add a batch of factors, one for each row of the neighbours, which broadcast as arrays do.
 
         Parameters

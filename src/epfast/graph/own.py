@@ -24,7 +24,7 @@ from epfast.graph.factors import (
     rows_of,
 )
 from epfast.graph.learned import LearnedMessages, check_operators
-from epfast.graph.variables import Index
+from epfast.graph.variables import Index, Variables
 from epfast.operators.importance import ImportanceMessages
 from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
@@ -233,12 +233,14 @@ class Factor(Kind):
             return None
         return Tilted(families, self.log_t, self.gradient, self.hessian)
 
-    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
+    def attach(self, model: GraphProblem, /, *neighbours: Variables, **data: ArrayLike) -> Batch:
         scheme = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
-        supported = [name for name in FAMILIES if name in scheme.families]
-        pairs = {f"neighbours[{j}]": (value, *supported) for j, value in enumerate(neighbours)}
+        supported = tuple(name for name in FAMILIES if name in scheme.families)
+        pairs: dict[str, tuple[Variables, *tuple[str, ...]]] = {
+            f"neighbours[{j}]": (value, *supported) for j, value in enumerate(neighbours)
+        }
         axes = max(1, rows_of(model, pairs).ndim - 1)
         reason = scheme.refuses(tuple(value.family for value in neighbours))
         if reason is not None:

@@ -18,7 +18,7 @@ from epfast.graph import files
 from epfast.graph.blocks import BlockBelief, linear_sites
 from epfast.graph.checking import checked, observations
 from epfast.graph.engine import log_integrals
-from epfast.graph.factors import Batch, Kind, form_of, kind_of
+from epfast.graph.factors import Argument, Batch, Kind, form_of, kind_of
 from epfast.graph.learned import operator_of
 from epfast.graph.problem import (
     GraphProblem,
@@ -234,7 +234,9 @@ class GraphPosterior(Recorded):
 
     # ---- predictions ----
 
-    def predict(self, factor: Kind | LossGiven, /, *neighbours: Any, **data: Any) -> Array:
+    def predict(
+        self, factor: Kind | LossGiven, /, *neighbours: Argument, **data: Argument
+    ) -> Array:
         """Predict the mean of new observations or variables, or the most probable label.
 
         Parameters
@@ -272,7 +274,9 @@ class GraphPosterior(Recorded):
         """
         return self._predicted("predict", factor, neighbours, data)
 
-    def predict_proba(self, factor: Kind | LossGiven, /, *neighbours: Any, **data: Any) -> Array:
+    def predict_proba(
+        self, factor: Kind | LossGiven, /, *neighbours: Argument, **data: Argument
+    ) -> Array:
         """Predict probabilities. The arguments are those of :meth:`predict`.
 
         Returns
@@ -285,14 +289,18 @@ class GraphPosterior(Recorded):
         """
         return self._predicted("predict_proba", factor, neighbours, data)
 
-    def predict_variance(self, factor: Kind | LossGiven, /, *neighbours: Any, **data: Any) -> Array:
+    def predict_variance(
+        self, factor: Kind | LossGiven, /, *neighbours: Argument, **data: Argument
+    ) -> Array:
         """Variance of what :meth:`predict` has the mean of. The arguments are the same.
 
         Infinite for ``Noise(tau)`` if the belief about tau has a shape <= 1.
         """
         return self._predicted("predict_variance", factor, neighbours, data)
 
-    def log_predictive(self, factor: Kind | LossGiven, /, *neighbours: Any, **data: Any) -> Array:
+    def log_predictive(
+        self, factor: Kind | LossGiven, /, *neighbours: Argument, **data: Argument
+    ) -> Array:
         """Log density of new observations. The arguments are those of ``add``.
 
         They are ``(loss, form, y, noise=None)``, ``(Noise(tau), y - form)`` (integrated over tau),
@@ -309,8 +317,8 @@ class GraphPosterior(Recorded):
         self,
         method: str,
         factor: Kind | LossGiven,
-        neighbours: tuple[Any, ...],
-        data: dict[str, Any],
+        neighbours: tuple[Argument, ...],
+        data: dict[str, Argument],
     ) -> Array:
         """The prediction of a factor. Errors list the predictions of its kind."""
         kind = kind_of(factor)
