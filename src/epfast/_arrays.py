@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -14,6 +15,14 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 #: rows that are selected
 Which = slice | Indices | NDArray[np.bool_]
+
+
+class COO(Protocol):
+    """What is read of a ``scipy.sparse`` COO matrix or array."""
+
+    data: Array
+    row: Indices
+    col: Indices
 
 
 class CSR(Protocol):
@@ -41,9 +50,32 @@ class CSR(Protocol):
 
     def count_nonzero(self) -> int: ...
 
+    def sum(self, axis: int) -> Array: ...
+
+    def tocoo(self) -> COO: ...
+
+    def sum_duplicates(self) -> None: ...
+
+    @property
+    def has_canonical_format(self) -> bool: ...
+
     def diagonal(self) -> Array: ...
 
-    def __getitem__(self, which: Which | tuple[Which, Which | list[int]], /) -> CSR: ...
+    @overload
+    def __getitem__(self, which: tuple[int, int], /) -> float: ...
+
+    @overload
+    def __getitem__(self, which: int | Which | tuple[Which, Which | list[int]], /) -> CSR: ...
+
+    def __add__(self, other: CSR, /) -> CSR: ...
+
+    def __sub__(self, other: CSR, /) -> CSR: ...
+
+    def __mul__(self, other: Array, /) -> CSR: ...
+
+    def __rmul__(self, other: float, /) -> CSR: ...
+
+    def __abs__(self) -> CSR: ...
 
     @overload
     def __matmul__(self, other: Array, /) -> Array: ...
@@ -51,9 +83,31 @@ class CSR(Protocol):
     @overload
     def __matmul__(self, other: CSR, /) -> CSR: ...
 
+    def __rmatmul__(self, other: Array, /) -> Array: ...
+
 
 #: rows, or a precision
 Matrix = Array | CSR
+
+
+class SparseGiven(Protocol):
+    """A matrix of ``scipy.sparse`` of any format, as a user gives it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]: ...
+
+    def tocsr(self) -> CSR: ...
+
+
+#: numbers as a user gives them, which may be left out
+Given = ArrayLike | None
+#: rows as a user gives them: dense, sparse, or chunks (X, y) of a stream
+RowsGiven = Given | SparseGiven | Iterable[tuple[ArrayLike, ArrayLike]]
+#: an array of the dtype that a user gave
+AnyArray = NDArray[Any]
 
 
 def is_sparse(matrix: Matrix) -> TypeIs[CSR]:
@@ -92,7 +146,7 @@ def row_chunks(rows: Matrix, entries: int | None = None, unpacked: bool = False)
     return pieces(n, width, entries)
 
 
-def to_float64(given: NDArray[Any]) -> Array:
+def to_float64(given: AnyArray) -> Array:
     """Convert to C-contiguous float64. A long double out of range silently becomes infinity."""
     if given.dtype == np.float64 and given.flags.c_contiguous and given.flags.aligned:
         return given

@@ -13,15 +13,31 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._arrays import Array, slices, to_float64
+from epfast._arrays import (
+    CSR,
+    AnyArray,
+    Array,
+    Given,
+    Matrix,
+    RowsGiven,
+    SparseGiven,
+    slices,
+    to_float64,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+#: a number as a user gives it, not yet checked
+NumberGiven = Given | numbers.Number
 
 #: relative rounding error of doubles
 EPS = float(np.finfo(np.float64).eps)
@@ -47,7 +63,7 @@ def needs(what: str, *modules: str) -> Iterator[None]:
     yield
 
 
-def path(name: str, value: Any) -> str:
+def path(name: str, value: str | os.PathLike[str]) -> str:
     """A path to a file. Not a file descriptor."""
     try:
         return os.fsdecode(value)
@@ -68,7 +84,7 @@ def describe(value: Any) -> str:
 
 def number(
     name: str,
-    value: Any,
+    value: NumberGiven,
     *,
     above: float = -math.inf,
     least: float = -math.inf,
@@ -91,7 +107,7 @@ def number(
     return result
 
 
-def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
+def integer(name: str, value: NumberGiven, *, least: int, most: int = 2**62) -> int:
     """An integer with ``least <= value <= most``."""
     if type(value) is int and least <= value <= most:
         return value
@@ -290,7 +306,7 @@ def name_arguments(module: dict[str, Any]) -> None:
             setattr(kind, "__init__", named(own))  # noqa: B010
 
 
-def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+def choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
     """One of the given strings."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(
@@ -313,7 +329,7 @@ def schedule(value: Any, kind: type, names: str) -> None:
 
 def array(
     name: str,
-    value: Any,
+    value: Given,
     *,
     shape: tuple[int | None, ...],
     positive: bool = False,
@@ -338,7 +354,7 @@ def array(
     return result
 
 
-def responses(name: str, value: Any, n: int, *widths: int, finite: bool = True) -> Array:
+def responses(name: str, value: Given, n: int, *widths: int, finite: bool = True) -> Array:
     """Real responses of n rows, (n,) for a width of 1, else (n, width). Not of dtype object."""
     if getattr(getattr(value, "dtype", None), "kind", "") == "O":
         no_times(name, value)
@@ -363,7 +379,7 @@ def whole(name: str, given: Array, most: float, allowed: str) -> Array:
 
 
 def symmetric(
-    name: str, given: NDArray[Any], tolerance: float | None = None, scale: Array | None = None
+    name: str, given: AnyArray, tolerance: float | None = None, scale: Array | None = None
 ) -> float:
     """Check that a real array (n, n) is finite and symmetric to a relative tolerance.
 
@@ -389,7 +405,7 @@ def symmetric(
 
 
 def _asymmetry(
-    given: NDArray[Any], scale: Array, rounding: float = 0.0
+    given: AnyArray, scale: Array, rounding: float = 0.0
 ) -> tuple[float, tuple[int, int]]:
     """Largest difference, less rounding, of entries i, j and j, i over scale_i scale_j, and i, j.
 
@@ -410,19 +426,24 @@ def _asymmetry(
     return worst, pair
 
 
-def half_digits(given: Any) -> float:
+def half_digits(given: RowsGiven) -> float:
     """Half the digits of the numbers that were given: 1.5e-8, or 3.5e-4 of a float32."""
     kind = getattr(given, "dtype", np.dtype(np.float64))
     kind = kind if getattr(kind, "kind", "") == "f" else np.dtype(np.float64)
     return math.sqrt(max(float(np.finfo(kind).eps), EPS))
 
 
-def _not_symmetric(name: str, given: NDArray[Any], pair: tuple[int, int]) -> ValueError:
+def _not_symmetric(name: str, given: AnyArray | CSR, pair: tuple[int, int]) -> ValueError:
     i, j = sorted(pair)
     return ValueError(
         f"{name} is not symmetric: {name}[{i}, {j}] is {float(given[i, j])!r} and {name}[{j}, {i}] "
         f"is {float(given[j, i])!r}; allowed: a symmetric matrix"
     )
+
+
+def is_sparse_given(value: RowsGiven) -> TypeIs[SparseGiven]:
+    """Whether a matrix is one of ``scipy.sparse``, of any format."""
+    return hasattr(value, "tocsr")
 
 
 def is_lazy(value: Any) -> bool:
@@ -478,7 +499,7 @@ def no_times(name: str, value: Any) -> None:
             raise TypeError(f"{name} holds times, of dtype {given.dtype}; {NO_TIMES}")
 
 
-def real_array(name: str, value: Any) -> NDArray[Any]:
+def real_array(name: str, value: RowsGiven) -> AnyArray:
     """``value`` as an array of integers, booleans or reals, without a copy where possible."""
     not_lazy(name, value)
     if hasattr(value, "tocsr"):
@@ -510,7 +531,7 @@ def real_array(name: str, value: Any) -> NDArray[Any]:
     return result
 
 
-def design(name: str, value: Any, d: int | None = None) -> NDArray[Any]:
+def design(name: str, value: RowsGiven, d: int | None = None) -> Array:
     """A matrix of rows, (n, d): float64 and float32 stay as they are, others become float64.
 
     NaN and infinity are found by the core, where the margins are formed, not here: a pass over
@@ -529,7 +550,7 @@ def design(name: str, value: Any, d: int | None = None) -> NDArray[Any]:
     return result.view()  # a view, whose shape may be set
 
 
-def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
+def sparse_design(name: str, value: SparseGiven, d: int | None = None) -> CSR:
     """A sparse matrix of rows, (n, d), as canonical CSR of float64, whose numbers are not copied.
 
     Its indices are copies, checked as such: SciPy and the core follow them without a look, whatever
@@ -541,43 +562,46 @@ def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
         raise TypeError(f"{name} has dtype {value.dtype}; allowed: real numbers")
     if 0 in value.shape:
         raise ValueError(f"{name} has shape {value.shape}; allowed: at least one row and column")
-    given = _sound(name, value).tocsr()
+    given = _sound(name, value)
     numbers = np.ascontiguousarray(given.data, dtype=np.float64)
-    result = type(given)((numbers, given.indices, given.indptr), shape=given.shape)
+    kind: Callable[..., CSR] = type(given)
+    result = kind((numbers, given.indices, given.indptr), shape=given.shape)
     if not result.has_canonical_format:  # duplicate entries are summed
         result = result.copy()
         result.sum_duplicates()
     return result
 
 
-def _sound(name: str, value: Any) -> Any:
-    """The same sparse matrix with indices of its own, none of which leads out of it. O(nnz)."""
+def _sound(name: str, value: Any) -> CSR:
+    """A sparse matrix as CSR with indices of its own, none of which leads out of it. O(nnz)."""
     kind = getattr(value, "format", "")
     try:
         if kind == "coo":  # which SciPy checks as it is made
             places = value.row.copy(), value.col.copy()
-            return type(value)((value.data, places), shape=value.shape)
-        if kind not in ("csr", "csc", "bsr"):
-            return value.copy()
-        parts = value.data, value.indices.copy(), value.indptr.copy()
-        sound = type(value)(parts, shape=value.shape)
-        sound.check_format()
-        if (np.diff(sound.indptr) < 0).any():
-            raise ValueError
+            sound = type(value)((value.data, places), shape=value.shape)
+        elif kind not in ("csr", "csc", "bsr"):
+            sound = value.copy()
+        else:
+            parts = value.data, value.indices.copy(), value.indptr.copy()
+            sound = type(value)(parts, shape=value.shape)
+            sound.check_format()
+            if (np.diff(sound.indptr) < 0).any():
+                raise ValueError
     except ValueError as error:
         raise ValueError(
             f"{name} is not a valid {kind.upper()} matrix; allowed: increasing row pointers, one "
             "more than rows, as many indices as entries, rows 0 to n - 1 and columns 0 to d - 1"
         ) from error
-    return sound
+    rows: CSR = sound.tocsr()
+    return rows
 
 
-def rows(name: str, value: Any, d: int | None = None) -> Any:
+def rows(name: str, value: RowsGiven, d: int | None = None) -> Matrix:
     """A matrix of rows, dense (:func:`design`) or sparse (:func:`sparse_design`)."""
-    return (sparse_design if hasattr(value, "tocsr") else design)(name, value, d)
+    return sparse_design(name, value, d) if is_sparse_given(value) else design(name, value, d)
 
 
-def covariance(name: str, given: NDArray[Any], tolerance: float | None = None) -> float:
+def covariance(name: str, given: AnyArray, tolerance: float | None = None) -> float:
     """Check that a real array (n, n) is a covariance matrix, except for positive definiteness.
 
     As :func:`symmetric`, entry by entry beside the standard deviations.
@@ -589,7 +613,7 @@ def covariance(name: str, given: NDArray[Any], tolerance: float | None = None) -
     return largest
 
 
-def definite(name: str, value: Any, d: int) -> Array:
+def definite(name: str, value: Given, d: int) -> Array:
     """A positive definite matrix (d, d), a copy that is symmetric to the last bit. O(d^3).
 
     Entries are compared beside sqrt(m_ii m_jj), so that units of columns do not matter. What
@@ -618,7 +642,7 @@ def definite(name: str, value: Any, d: int) -> Array:
     return result
 
 
-def sparse_symmetric(name: str, value: Any, d: int) -> Any:
+def sparse_symmetric(name: str, value: SparseGiven, d: int) -> CSR:
     """A symmetric sparse matrix (d, d) of a positive diagonal, a CSR array of its own numbers.
 
     Entries are compared as those of :func:`definite`. Whether it is definite a factor says.
@@ -643,7 +667,7 @@ def sparse_symmetric(name: str, value: Any, d: int) -> Any:
     return (0.5 * (matrix + matrix.T)).tocsr()
 
 
-def prior_variances(name: str, value: Any, m: int) -> Array:
+def prior_variances(name: str, value: Given, m: int) -> Array:
     """Numbers >= 0, (m,): one for each of m new inputs, or one for all."""
     result = to_float64(real_array(name, value))
     if result.shape not in ((), (m,)):
@@ -657,11 +681,11 @@ def prior_variances(name: str, value: Any, m: int) -> Array:
     return np.broadcast_to(result, (m,))
 
 
-def labels(name: str, value: Any, n: int) -> Array:
+def labels(name: str, value: Given, n: int) -> Array:
     """Labels -1 and +1, (n,), as float64."""
     relabel = "use np.where({}, 1, -1), or LinearClassifier or GPClassifier, which take any labels"
     words = value if isinstance(value, np.ndarray) or hasattr(value, "dtype") else None
-    if words is None and type(value) in (list, tuple) and value:
+    if words is None and isinstance(value, list | tuple) and value:
         words = np.asarray(value) if isinstance(value[0], str | bool | np.bool_) else None
     if words is not None and not hasattr(value, "tocsr") and np.asarray(words).dtype.kind in "bUSO":
         flat = np.asarray(words).ravel()
@@ -686,7 +710,7 @@ def labels(name: str, value: Any, n: int) -> Array:
     return result
 
 
-def groups(name: str, given: Any) -> int | NDArray[np.intp]:
+def groups(name: str, given: Given) -> int | NDArray[np.intp]:
     """The number of groups, or the group of each row, as far as it can be checked without n."""
     if np.ndim(real_array(name, given)) == 0:
         return integer(name, given, least=1)
@@ -697,17 +721,17 @@ def groups(name: str, given: Any) -> int | NDArray[np.intp]:
             "K - 1 of integer dtype, one per row"
         )
     least, most = labels.min(), labels.max()
-    labels = labels.astype(np.intp)
-    if least < 0 or most >= labels.size or not np.bincount(labels).all():
+    whole = labels.astype(np.intp)
+    if least < 0 or most >= whole.size or not np.bincount(whole).all():
         raise ValueError(
             f"{name} holds labels from {least} to {most}; allowed: 0 to K - 1, each for at least "
             "one row"
         )
-    labels.flags.writeable = False
-    return labels
+    whole.flags.writeable = False
+    return whole
 
 
-def group_labels(name: str, given: Any, n: int) -> NDArray[np.intp]:
+def group_labels(name: str, given: Given, n: int) -> NDArray[np.intp]:
     """The group of each of n rows, from the result of :func:`groups`."""
     if isinstance(given, int):
         count = integer(name, given, least=1, most=n)
@@ -720,7 +744,7 @@ def group_labels(name: str, given: Any, n: int) -> NDArray[np.intp]:
     return labels
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: bool) -> bool:
     """True or False."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} is {describe(value)}; allowed: True or False")
@@ -760,14 +784,14 @@ def progress(value: Any) -> None:
         flag("progress", value)
 
 
-def seed(name: str, value: Any) -> int:
+def seed(name: str, value: np.random.Generator | int | None) -> int:
     """A seed: as given, or (a generator, or None) drawn."""
     if value is None or hasattr(value, "integers"):
         return int(generator(name, value).integers(2**31))
     return integer(name, value, least=0)
 
 
-def generator(name: str, value: Any) -> np.random.Generator:
+def generator(name: str, value: np.random.Generator | int | None) -> np.random.Generator:
     """A random generator: as given, made from a seed, or (None) freshly seeded."""
     if value is None:
         return np.random.default_rng()

@@ -7,13 +7,20 @@ import time
 import warnings
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import expit, ndtr
 
 import epfast
 from epfast import _checks, plots
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epfast._arrays import Indices
+    from epfast.gaussian.linear_posterior import LinearPosterior
+    from epfast.inference.certificates import Check
 
 #: coefficients to print
 SHOWN = 5
@@ -98,7 +105,9 @@ def run(pictures: Path | None) -> int:
     return 0
 
 
-def _draw(post: Any, check: Any, some: Any, names: Any, picture: Path) -> None:
+def _draw(
+    post: LinearPosterior, check: Check, some: Indices, names: Sequence[str], picture: Path
+) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")

@@ -8,16 +8,16 @@ classes are the families that a variable of a graph may have.
 from __future__ import annotations
 
 from operator import methodcaller
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._arrays import Array
+from epfast._arrays import Array, Which
 from epfast._core.special import beta_parameters, digammas, gamma_shapes, log_betas, log_gammas
 
 _COPY = methodcaller("copy")
-T = TypeVar("T", bound=tuple[Any, ...])
+T = TypeVar("T", bound=tuple[Array, ...])
 
 #: the log that stands for a probability of 0: a natural parameter is finite, and sums of some of
 #: these stay one. Logs of what is possible are above POSSIBLE, for messages are cut at -2^24
@@ -34,7 +34,7 @@ def quotient(a: T, b: T) -> T:
     return type(a)(*(x - y for x, y in zip(a, b, strict=True)))
 
 
-def power(a: T, exponent: Any) -> T:
+def power(a: T, exponent: float | Array) -> T:
     """Return a^exponent."""
     return type(a)(*(exponent * x for x in a))
 
@@ -44,7 +44,7 @@ def damped(old: T, new: T, share: float) -> T:
     return type(old)(*(x + share * (y - x) for x, y in zip(old, new, strict=True)))
 
 
-def taken(a: T, which: Any) -> T:
+def taken(a: T, which: int | Which) -> T:
     """Select members by an index of the first axis."""
     return type(a)(*(x[which] for x in a))
 
@@ -54,7 +54,7 @@ def joined(a: T, b: T) -> T:
     return type(a)(*map(np.concatenate, zip(a, b, strict=True)))
 
 
-def put(a: T, which: Any, new: T) -> None:
+def put(a: T, which: int | Which, new: T) -> None:
     """Overwrite the members with this index, in place."""
     for x, y in zip(a, new, strict=True):
         x[which] = y

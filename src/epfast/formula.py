@@ -11,22 +11,22 @@ import os
 import pickle
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, product
 from operator import attrgetter
-from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, Self
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import interpolate, sparse, special
 
 from epfast import _checks, losses
-from epfast._arrays import Array
+from epfast._arrays import AnyArray, Array, Indices, Matrix
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.files import contents
 from epfast.gaussian.fit_linear import fit_linear
@@ -35,8 +35,20 @@ from epfast.gaussian.posterior import Posterior
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.report import checked_level, ends_of
+from epfast.losses import Loss
 from epfast.losses.names import own_name
 from epfast.priors import LKJ, Gamma, HalfCauchy, HalfNormal, HalfStudentT, Scale
+
+if TYPE_CHECKING:
+    from formulae.environment import Environment, VarLookupDict
+    from formulae.terms.call import Call
+    from formulae.terms.call_resolver import LazyCall
+    from formulae.terms.terms import GroupSpecificTerm, Model, Term
+    from formulae.terms.variable import Variable
+    from formulae.transforms import Proportion
+    from pandas import DataFrame, Series
+
+    Data: TypeAlias = DataFrame | Mapping[str, ArrayLike]
 
 __all__ = ["FormulaFit", "fit"]
 
@@ -94,15 +106,22 @@ OF_SCALE = Scale, "a prior of epfast.priors, such as HalfNormal(1.0)"
 OF_PAIRS = LKJ, "epfast.priors.LKJ, such as LKJ(2.0)"
 
 
-def cbind(successes: Any, failures: Any) -> Any:
+def cbind(successes: Series, failures: Series) -> Proportion:
     """Counts of successes and failures, as R writes them."""
     from formulae.transforms import proportion
 
     return proportion(successes, successes + failures)
 
 
+#: functions and other values that formulas name
+Functions = dict[str, Any]
+#: what a variable or call of a formula has learned from the data, by names of its parts
+Memory = dict[str, Any]
+#: prior of a term, mean and sd of a normal one; of an sd or a parameter; of correlations
+Prior = tuple[float, float] | Scale | LKJ
+
 #: functions in formulas, in addition to those of formulae and of the caller
-FUNCTIONS: dict[str, Any] = {
+FUNCTIONS: Functions = {
     one.__name__: one for one in (np.exp, np.log, np.log10, np.log1p, np.log2, np.sqrt, cbind)
 }
 
@@ -111,7 +130,7 @@ class NewRows(NamedTuple):
     """What a formula says of rows."""
 
     #: columns of the weights, (n, d), dense or sparse, and offsets, (n,)
-    rows: Any
+    rows: Array | sparse.csr_array
     offset: Array
     #: columns of the effects of new levels, (n, e), and the number of the new level, or -1
     new: Array
@@ -125,7 +144,7 @@ class ModelMatrix:
     of the caller what the formula names.
     """
 
-    def __init__(self, formula: str, family: str, frame: Any, env: Any) -> None:
+    def __init__(self, formula: str, family: str, frame: DataFrame, env: VarLookupDict) -> None:
         """env: the environment of the functions in the formula."""
         self.formula, self.family = formula, family
         model, correlated = _read(formula)
@@ -159,7 +178,7 @@ class ModelMatrix:
             self.terms[term.name] = start, len(self.labels)
         self.n_common = sum(len(term.labels) for term in kept[: -len(model.group_terms) or None])
         #: for each effect, such as "x|g", its term and its columns
-        self.effects: dict[str, tuple[str, Any]] = {}
+        self.effects: dict[str, tuple[str, Indices]] = {}
         factors: list[Factors] = []
         for term in model.group_terms:
             names = ["1"] if term.kind == "intercept" else term.expr.labels
@@ -243,7 +262,7 @@ class ModelMatrix:
         self.functions = functions
         self._build()
 
-    def __deepcopy__(self, memo: Any) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # nothing changes it
 
     def check_written(self) -> None:
@@ -298,14 +317,16 @@ class ModelMatrix:
 
     # -- rows --
 
-    def rows(self, frame: Any, new_levels: str = "error") -> tuple[Any, Array, Array]:
+    def rows(
+        self, frame: DataFrame, new_levels: str = "error"
+    ) -> tuple[Array | sparse.csr_array, Array, Array]:
         """Columns of rows, their offsets, and the columns of the effects of new levels."""
         return self.new_rows(frame, new_levels)[:3]
 
-    def new_rows(self, frame: Any, new_levels: str = "error") -> NewRows:
+    def new_rows(self, frame: DataFrame, new_levels: str = "error") -> NewRows:
         """Columns of rows, with those of new levels."""
 
-        def values(term: Any) -> Array:
+        def values(term: Term) -> Array:
             if term.kind == "offset":
                 columns = term.components[0].call.eval(frame, self._env).x
             else:
@@ -349,7 +370,7 @@ class ModelMatrix:
         return NewRows(rows, offset, np.column_stack(new), np.column_stack(numbers))
 
     @property
-    def _offsets(self) -> list[Any]:
+    def _offsets(self) -> list[Term]:
         return [term for term in self.model.common_terms if term.kind == "offset"]
 
     @property
@@ -358,7 +379,7 @@ class ModelMatrix:
 
     # -- the response --
 
-    def _response_in(self, frame: Any) -> Any:
+    def _response_in(self, frame: DataFrame) -> Series | AnyArray:
         """The response of rows as the formula has it: numbers, labels, or counts and trials."""
         one = self.response
         _check_columns(frame, one.var_names)
@@ -376,7 +397,7 @@ class ModelMatrix:
             return values.eval().astype(np.float64)
         return getattr(values, "data", values) if hasattr(values, "contrast") else values
 
-    def observed(self, frame: Any) -> Array:
+    def observed(self, frame: DataFrame) -> Array:
         """Responses of rows as the loss takes them."""
         from pandas.api.types import is_numeric_dtype
 
@@ -463,12 +484,12 @@ class FormulaFit(Posterior):
     # -- tables --
 
     @property
-    def fixed(self) -> Any:
+    def fixed(self) -> DataFrame:
         """Table of the common weights: mean, sd, and a central interval of 94 %."""
         return self._table(0.94).iloc[: self.design.n_common]
 
     @property
-    def random(self) -> Any:
+    def random(self) -> DataFrame:
         """Table of the group effects, which are added to the common weights."""
         return self._table(0.94).iloc[self.design.n_common : len(self.labels)]
 
@@ -485,14 +506,14 @@ class FormulaFit(Posterior):
         return tuple(f"sd {one}" if one in sds else one for one in self._hyper_names)
 
     @property
-    def hyper(self) -> Any:
+    def hyper(self) -> DataFrame:
         """Table of sds of groups and parameters of the likelihood. Empty if there are none.
 
         In ``(x | g)`` sds and correlations are those of intercepts at x = 0.
         """
         return self.posterior.hyper.set_axis(list(self.hyper_labels))
 
-    def summary(self, level: float = 0.94) -> Any:
+    def summary(self, level: float = 0.94) -> DataFrame:
         """Table of common weights, sds of groups and parameters of the likelihood.
 
         Parameters
@@ -502,7 +523,7 @@ class FormulaFit(Posterior):
         """
         return self._table(level).drop(index=list(self.labels[self.design.n_common :]))
 
-    def _table(self, level: float) -> Any:
+    def _table(self, level: float) -> DataFrame:
         """Table of all weights and hyper-parameters."""
         labels = [*self.labels, *self.hyper_labels]
         return self.posterior.summary(level).iloc[:, :4].set_axis(labels)
@@ -534,7 +555,7 @@ class FormulaFit(Posterior):
         """Leave-one-out log probability of each response, (n,), from the cavities."""
         return self.posterior.loo_log_predictive()
 
-    def loss_gradient(self) -> dict[str, Any]:
+    def loss_gradient(self) -> dict[str, float | Array]:
         """Derivatives of the log evidence by parameters of the likelihood, averaged."""
         return self.posterior.loss_gradient()
 
@@ -576,7 +597,7 @@ class FormulaFit(Posterior):
 
     # -- its rows --
 
-    def with_rows(self, data: Any) -> Self:
+    def with_rows(self, data: Data) -> Self:
         """The same fit with its rows, which a loaded or unpickled one does not know.
 
         Parameters
@@ -587,7 +608,7 @@ class FormulaFit(Posterior):
         rows, y, given = self._rows_and_responses(data)
         return replace(self, posterior=self.posterior.with_rows(rows, y, **given))
 
-    def partial_fit(self, data: Any, weights: ArrayLike | None = None) -> Self:
+    def partial_fit(self, data: Data, weights: ArrayLike | None = None) -> Self:
         """Add new rows of known levels: EP fits their sites, and the other sites stay.
 
         Parameters
@@ -612,7 +633,9 @@ class FormulaFit(Posterior):
         """
         return replace(self, posterior=self.posterior.remove(rows))
 
-    def _rows_and_responses(self, data: Any) -> tuple[Any, Array, dict[str, Any]]:
+    def _rows_and_responses(
+        self, data: Data
+    ) -> tuple[Array | sparse.csr_array, Array, dict[str, Array]]:
         """Columns and responses of rows, and their offsets by name if there are some."""
         frame = _frame(data)
         with _readable(self.formula, frame):
@@ -623,7 +646,7 @@ class FormulaFit(Posterior):
     # -- prediction --
 
     def predict_latent(
-        self, data: Any, new_levels: str = "error", joint: bool = False
+        self, data: Data, new_levels: str = "error", joint: bool = False
     ) -> tuple[Array, Array]:
         """Mean and variance of the linear predictor of new rows, (n,) each.
 
@@ -647,7 +670,7 @@ class FormulaFit(Posterior):
 
     def predict(
         self,
-        data: Any,
+        data: Data,
         new_levels: str = "error",
         return_std: bool = False,
         interval: float | None = None,
@@ -689,7 +712,7 @@ class FormulaFit(Posterior):
             result.append(np.stack(ends, axis=-1))
         return mean if len(result) == 1 else tuple(result)
 
-    def log_predictive(self, data: Any, new_levels: str = "error") -> Array:
+    def log_predictive(self, data: Data, new_levels: str = "error") -> Array:
         """Log probability of the responses of new rows, (n,).
 
         Parameters
@@ -707,7 +730,7 @@ class FormulaFit(Posterior):
         weights = self.posterior.weights[:, None]
         return np.asarray(special.logsumexp(np.array(logs), axis=0, b=weights))
 
-    def score(self, data: Any, new_levels: str = "error") -> float:
+    def score(self, data: Data, new_levels: str = "error") -> float:
         """Mean log probability of the responses of new rows. Higher is better.
 
         Parameters
@@ -719,7 +742,7 @@ class FormulaFit(Posterior):
 
     def sample_y(
         self,
-        data: Any,
+        data: Data,
         size: int,
         rng: np.random.Generator | int | None = None,
         new_levels: str = "error",
@@ -753,7 +776,9 @@ class FormulaFit(Posterior):
             drawn.append((y + 1.0) / 2.0 if own_name(self.family) == "logistic" else y)
         return np.asarray(rng.permutation(np.concatenate(drawn)))
 
-    def _new_effects(self, found: NewRows, point: Array, size: int, rng: Any) -> Array:
+    def _new_effects(
+        self, found: NewRows, point: Array, size: int, rng: np.random.Generator
+    ) -> Array:
         """Draws of what new levels add to the rows, (size, n)."""
         count = 1 + int(found.level.max(initial=-1))
         # far from the origin of x the covariance has a small eigenvalue that rounding would hide
@@ -765,7 +790,7 @@ class FormulaFit(Posterior):
         parts = (x * effects[:, a, level] for a, (x, level) in enumerate(pairs))
         return np.asarray(sum(parts, np.zeros((size, len(found.offset)))))
 
-    def _new_rows(self, data: Any, new_levels: str) -> NewRows:
+    def _new_rows(self, data: Data, new_levels: str) -> NewRows:
         """What the formula says of rows; new levels add nothing with "zero"."""
         _checks.choice("new_levels", new_levels, ("error", "integrate", "zero"))
         frame = _frame(data)
@@ -773,7 +798,7 @@ class FormulaFit(Posterior):
             found = self.design.new_rows(frame, new_levels)
         return found if new_levels == "integrate" else found._replace(new=0.0 * found.new)
 
-    def _latents(self, data: Any, new_levels: str, joint: bool) -> tuple[Array, Array]:
+    def _latents(self, data: Data, new_levels: str, joint: bool) -> tuple[Array, Array]:
         """Means (k, n), and variances or covariances, of the linear predictor at the points."""
         found, post = self._new_rows(data, new_levels), self.posterior
         parts = post.latents_at(found.rows, joint)
@@ -783,7 +808,7 @@ class FormulaFit(Posterior):
                 variances[k] += _variance_of_new(found, self.design.covariance(at), joint)
         return means + found.offset, variances
 
-    def _points(self, data: Any, new_levels: str) -> list[tuple[Any, Array, Array]]:
+    def _points(self, data: Data, new_levels: str) -> list[tuple[Loss, Array, Array]]:
         """The likelihoods of the points, and means and variances of the linear predictor."""
         likelihoods = [one.known_loss().with_offset(False) for one in self.posterior.posteriors]
         return list(zip(likelihoods, *self._latents(data, new_levels, False), strict=True))
@@ -804,11 +829,11 @@ def _variance_of_new(found: NewRows, covariance: Array, joint: bool) -> Array:
 @_checks.named
 def fit(
     formula: str,
-    data: Any,
+    data: Data,
     family: str = "gaussian",
     *,
-    priors: Mapping[str, Any] | None = None,
-    weights: Any = None,
+    priors: Mapping[str, Prior] | None = None,
+    weights: ArrayLike | str | None = None,
     strategy: str = "auto",
     rng: np.random.Generator | int | None = 0,
 ) -> FormulaFit:
@@ -915,11 +940,11 @@ def fit(
         middle[at] = 0.0
     moved = (np.count_nonzero(design.turn, axis=1) > 1).tolist()
     called = {one: one + AT_MEANS * move for one, move in zip(design.effects, moved, strict=True)}
-    sds: dict[str, Any] = {}
+    sds: dict[str, tuple[Indices, Scale]] = {}
     of_effects = zip(design.effects.items(), _sizes(rows, design), strict=True)
-    for (effect, (term, at)), size in of_effects:
+    for (effect, (term, columns)), size in of_effects:
         prior = given.get(effect, given.get(term, HalfNormal(WIDE * unit / size)))
-        sds[called[effect]] = at, prior
+        sds[called[effect]] = columns, prior
     learn = {its: given.get(one, _default(one, unit)) for one, its in numbers.items()}
     settings: dict[str, Any] = {"weights": weights, "loss": losses.resolve(name)}
     settings |= {"offset": offset if design.has_offset else None}
@@ -949,7 +974,7 @@ def fit(
 # ---- the formula ----
 
 
-def _read(formula: str) -> tuple[Any, list[list[Any]]]:
+def _read(formula: str) -> tuple[Model, list[list[GroupSpecificTerm]]]:
     """The model of a formula, and the terms of each ``(x | g)``, whose effects are correlated."""
     from formulae import expr as tree_of, parser, resolver, scanner, token, transforms
     from formulae.terms import call_resolver
@@ -959,32 +984,32 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
     class ReadCall(call_resolver.LazyCall):  # type: ignore[misc]
         """A call that can be compared with what is none, and hashed."""
 
-        def __eq__(self, other: Any) -> bool:
+        def __eq__(self, other: LazyCall) -> bool:
             return isinstance(other, ReadCall) and bool(super().__eq__(other))
 
         def __hash__(self) -> int:
             return hash((self.callee, len(self.args), *self.kwargs))
 
-        def eval(self, data_mask: Any, env: Any) -> Any:
+        def eval(self, data_mask: DataFrame, env: Environment) -> Series:
             if self.callee != "offset" or len(self.args) != 1:
                 return super().eval(data_mask, env)
             x = self.args[0].eval(data_mask, env)  # formulae takes columns and numbers alone
             return transforms.Offset(Series(np.broadcast_to(np.asarray(x), len(data_mask))))
 
     class CallReader(call_resolver.CallResolver):  # type: ignore[misc]
-        def visitCallExpr(self, expr: Any) -> Any:  # noqa: N802
+        def visitCallExpr(self, expr: tree_of.Call) -> LazyCall:  # noqa: N802
             call = super().visitCallExpr(expr)
             return ReadCall(call.callee, call.args, call.kwargs)
 
-    correlated: list[list[Any]] = []
+    correlated: list[list[GroupSpecificTerm]] = []
 
     class TermReader(resolver.Resolver):  # type: ignore[misc]
-        def visitCallExpr(self, expr: Any) -> Any:  # noqa: N802
+        def visitCallExpr(self, expr: tree_of.Call) -> Term:  # noqa: N802
             term = super().visitCallExpr(expr)
             term.components[0].call = CallReader(expr).resolve()
             return term
 
-        def visitBinaryExpr(self, expr: Any) -> Any:  # noqa: N802
+        def visitBinaryExpr(self, expr: tree_of.Binary) -> Term | Model:  # noqa: N802
             if expr.operator.kind == "TILDE":
                 expr = tree_of.Binary(left_side(expr.left), expr.operator, expr.right)
             elif expr.operator.kind in call_resolver.CallResolver.BINARY_OPERATORS and (
@@ -1002,7 +1027,7 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
                 correlated.append(getattr(terms, "group_terms", [terms]))
             return terms
 
-    def left_side(expr: Any) -> Any:
+    def left_side(expr: tree_of.Binary) -> tree_of.Binary:
         """The response, of which ``k | trials(n)`` of brms becomes ``prop(k, n)``."""
         if isinstance(expr, tree_of.Grouping):
             return left_side(expr.expression)
@@ -1028,7 +1053,7 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
         raise ValueError("it has more than one ~; allowed: one, behind the response")
     if "~" not in plain or not formula.partition("~")[0].strip():
         raise ValueError("it has no response; allowed: a formula with a response, such as y ~ x")
-    tokens: list[Any] = []
+    tokens: list[token.Token] = []
     for one in scanner.Scanner(formula).scan():
         if tokens and one.lexeme == tokens[-1].lexeme == "|":  # formulae does not support ||
             one.lexeme += tokens.pop().lexeme
@@ -1043,7 +1068,7 @@ def _read(formula: str) -> tuple[Any, list[list[Any]]]:
     return model, correlated
 
 
-def _check_calls(model: Any) -> None:
+def _check_calls(model: Model) -> None:
     """Refuse calls of responses right of ~, and offsets in other terms or left of it."""
     (response,) = model.response.term.components
     if getattr(getattr(response, "call", None), "callee", None) == "offset":
@@ -1057,7 +1082,7 @@ def _check_calls(model: Any) -> None:
                 raise ValueError(f"{one.name!r} is in another term; allowed: offset() alone")
 
 
-def _components(terms: Any) -> Iterator[Any]:
+def _components(terms: Iterable[Term | GroupSpecificTerm]) -> Iterator[Variable | Call]:
     """Variables and calls of terms, in their order."""
     for term in terms:
         parts = [term.expr, term.factor] if hasattr(term, "factor") else [term]
@@ -1065,14 +1090,14 @@ def _components(terms: Any) -> Iterator[Any]:
             yield from getattr(part, "components", [])
 
 
-def _nodes(lazy: Any) -> Iterator[Any]:
+def _nodes(lazy: LazyCall) -> Iterator[LazyCall]:
     """A call, and all that it calls or names."""
     yield lazy
     for part in (*getattr(lazy, "args", ()), *getattr(lazy, "kwargs", {}).values()):
         yield from _nodes(part)
 
 
-def _known() -> dict[str, Any]:
+def _known() -> Functions:
     """Functions that every formula has."""
     from formulae.categorical import ENCODINGS
     from formulae.transforms import TRANSFORMS
@@ -1080,7 +1105,7 @@ def _known() -> dict[str, Any]:
     return {**FUNCTIONS, **TRANSFORMS, **ENCODINGS}
 
 
-def _borrowed(model: Any, frame: Any, env: Any) -> dict[str, Any]:
+def _borrowed(model: Model, frame: DataFrame, env: VarLookupDict) -> Functions:
     """What the calls of a formula name, that neither every formula nor the frame has."""
     known, found = _known(), {}
     for one in _components([*model.terms, model.response.term]):
@@ -1101,7 +1126,7 @@ def _borrowed(model: Any, frame: Any, env: Any) -> dict[str, Any]:
     return found
 
 
-def _environment(functions: dict[str, Any]) -> Any:
+def _environment(functions: Functions) -> Environment:
     """Where formulae finds functions, also those with the names of their modules."""
     from formulae.environment import Environment
 
@@ -1121,7 +1146,7 @@ def _of_numpy(value: Any) -> bool:
     return isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value
 
 
-def _memory_of(one: Any) -> dict[str, Any]:
+def _memory_of(one: Variable | Call) -> Memory:
     """What a variable or call has learned from the data."""
     contrast = one.contrast_matrix
     memory = {name: getattr(one, name) for name in ("kind", "spans_intercept")}
@@ -1138,7 +1163,7 @@ def _memory_of(one: Any) -> dict[str, Any]:
     return memory
 
 
-def _remind(one: Any, memory: dict[str, Any], env: Any) -> None:
+def _remind(one: Variable | Call, memory: Memory, env: Environment) -> None:
     """Give a variable or call what it has learned."""
     from formulae.categorical import ContrastMatrix
 
@@ -1180,7 +1205,7 @@ class Factors(NamedTuple):
     of_all: float
 
 
-def _factors_of(expr: Any) -> list[Factors]:
+def _factors_of(expr: Term) -> list[Factors]:
     """Of the columns of a term that has its data; an intercept is a product of nothing."""
     parts = []
     with np.errstate(all="ignore"):
@@ -1215,7 +1240,7 @@ def _turn_of(factors: list[Factors]) -> Array:
     return turn
 
 
-def _set_levels(term: Any, frame: Any, spans_intercept: bool) -> None:
+def _set_levels(term: GroupSpecificTerm, frame: DataFrame, spans_intercept: bool) -> None:
     """As ``set_data`` of a group term of formulae, but for its dense columns of all levels."""
     term.expr.set_data(spans_intercept)
     term.kind, names = term.expr.kind, []
@@ -1239,7 +1264,7 @@ def _unread(lexeme: str) -> ValueError:
 # ---- the data ----
 
 
-def _frame(data: Any) -> Any:
+def _frame(data: Data) -> DataFrame:
     """The data as a frame, from a frame or a dict of columns."""
     with _checks.needs(NEEDED, "pandas"):
         import pandas
@@ -1252,7 +1277,7 @@ def _frame(data: Any) -> Any:
     return frame
 
 
-def _check_columns(frame: Any, names: set[str]) -> None:
+def _check_columns(frame: DataFrame, names: set[str]) -> None:
     """Refuse missing values, times and labels of several types, which terms do not support."""
     part = frame[[name for name in frame.columns.unique() if name in names]]
     for name in part.columns[part.columns.duplicated()]:
@@ -1277,7 +1302,7 @@ def _check_columns(frame: Any, names: set[str]) -> None:
             )
 
 
-def _check_objects(frame: Any, one: Any) -> None:
+def _check_objects(frame: DataFrame, one: Variable | Call) -> None:
     """Refuse a variable whose values pandas knows as objects alone."""
     values = None if hasattr(one, "call") else frame[one.name]
     if values is not None and values.dtype == "object" and not isinstance(values.iloc[0], str):
@@ -1287,7 +1312,7 @@ def _check_objects(frame: Any, one: Any) -> None:
         )
 
 
-def _check_kinds(frame: Any, one: Any) -> None:
+def _check_kinds(frame: DataFrame, one: Variable | Call) -> None:
     """Refuse a variable that is of another type than in the fit."""
     from pandas.api.types import is_numeric_dtype
 
@@ -1302,7 +1327,7 @@ def _check_kinds(frame: Any, one: Any) -> None:
         _check_types(one.name, one.levels, values.unique())
 
 
-def _check_types(name: str, levels: Any, given: Any) -> None:
+def _check_types(name: str, levels: Iterable[Hashable], given: Iterable[Hashable]) -> None:
     """Refuse levels that the fit has as another type, such as "3" for 3."""
     known, of_fit = set(levels), {str(level): level for level in levels}
     for level in (_plain(one) for one in given if one not in known):
@@ -1315,7 +1340,7 @@ def _check_types(name: str, levels: Any, given: Any) -> None:
             )
 
 
-def _check_levels(factor: Any, unseen: Any, new_levels: str) -> None:
+def _check_levels(factor: Term, unseen: AnyArray, new_levels: str) -> None:
     """Refuse levels of a group that the fit does not have."""
     parts = factor.components
     by_part = [unseen] if len(parts) == 1 else zip(*unseen, strict=True)
@@ -1331,14 +1356,14 @@ def _check_levels(factor: Any, unseen: Any, new_levels: str) -> None:
         )
 
 
-def _plain(level: Any) -> Any:
+def _plain(level: Hashable) -> Hashable:
     """A level, or a tuple of levels, in types of Python."""
     if isinstance(level, tuple):
         return tuple(map(_plain, level))
     return level.item() if isinstance(level, np.generic) else level
 
 
-def _in_order(frame: Any, names: set[str]) -> Any:
+def _in_order(frame: DataFrame, names: set[str]) -> DataFrame:
     """A frame whose categories have an order: that in which they are given."""
     from pandas import CategoricalDtype
 
@@ -1352,20 +1377,20 @@ def _in_order(frame: Any, names: set[str]) -> Any:
     return frame.assign(**unordered) if unordered else frame
 
 
-def _levels_of(values: Any) -> list[Any]:
+def _levels_of(values: Series | AnyArray) -> list[Hashable]:
     """Levels of labels, in their order. Numbers have none."""
     from pandas.api.types import is_numeric_dtype
 
     if np.ndim(values) == 2 or is_numeric_dtype(values):
         return []
     if hasattr(values, "cat"):
-        levels: list[Any] = values.cat.remove_unused_categories().cat.categories.tolist()
+        levels: list[Hashable] = values.cat.remove_unused_categories().cat.categories.tolist()
         return levels
     return list(np.unique(np.asarray(values)).tolist())
 
 
 @contextmanager
-def _readable(formula: str, frame: Any) -> Iterator[Any]:
+def _readable(formula: str, frame: DataFrame) -> Iterator[ModuleType]:
     """The module formulae. Its errors become errors about the formula."""
     with _checks.needs(NEEDED, "formulae"):
         import formulae
@@ -1414,7 +1439,7 @@ def _default(number: str, unit: float) -> Scale:
     return Gamma(2.0, 0.1) if number == "nu" else HalfCauchy(1.0)
 
 
-def _scaled(rows: Any, n: int, unit: float, center: float) -> tuple[Array, Array, Array]:
+def _scaled(rows: Matrix, n: int, unit: float, center: float) -> tuple[Array, Array, Array]:
     """Prior means and sds of weights, and what turns those of common terms, (n, n).
 
     Common terms are scaled as by bambi, others are 0 and 1. The prior of a constant column is at
@@ -1434,7 +1459,7 @@ def _are_constant(X: Array) -> NDArray[np.bool_]:
     return np.asarray(X.std(axis=0) <= 1e-12 * np.abs(X).max(axis=0, initial=0.0))
 
 
-def _sizes(rows: Any, design: ModelMatrix) -> Array:
+def _sizes(rows: Matrix, design: ModelMatrix) -> Array:
     """Sds of the columns of effects, or the size of constant ones, (e,)."""
     columns = [np.asarray(rows[:, at].sum(axis=1)) for _, at in design.effects.values()]
     X = np.array(columns).reshape(-1, rows.shape[0]).T @ design.turn
@@ -1442,7 +1467,7 @@ def _sizes(rows: Any, design: ModelMatrix) -> Array:
     return np.where(sizes > 0.0, sizes, 1.0)
 
 
-def _checked_priors(given: Any, kinds: dict[str, Any]) -> dict[str, Any]:
+def _checked_priors(given: Mapping[str, Prior] | None, kinds: dict[str, Any]) -> dict[str, Any]:
     """Check priors by the names of terms, which have these kinds."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"priors is {_checks.describe(given)}; allowed: a dict of terms to priors")

@@ -6,13 +6,21 @@ saved, and the state of ``matplotlib.pyplot`` does not change.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
+from epfast._arrays import Array
+from epfast.gaussian.linear_posterior import LinearPosterior
 from epfast.inference.certificates import Check
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+    from sklearn.base import BaseEstimator
 
 __all__ = ["calibration", "check", "coefficients", "decision_boundary"]
 
@@ -33,7 +41,7 @@ GOOD, GOOD_FACTOR = 0.25, 1.25
 WRITTEN = 12
 
 
-def _axes(ax: Any, width: float = 5.6, height: float = 4.0) -> Any:
+def _axes(ax: Axes | None, width: float = 5.6, height: float = 4.0) -> Axes:
     """The given axes, or those of a new figure, which is not registered with pyplot."""
     if ax is not None:
         if not hasattr(ax, "plot"):
@@ -46,15 +54,19 @@ def _axes(ax: Any, width: float = 5.6, height: float = 4.0) -> Any:
     return figure.add_subplot()
 
 
-def _tidy(ax: Any) -> Any:
+def _tidy(ax: Axes) -> Axes:
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     return ax
 
 
 def coefficients(
-    post: Any, level: float = 0.95, names: Any = None, sort: bool = False, ax: Any = None
-) -> Any:
+    post: LinearPosterior | BaseEstimator,
+    level: float = 0.95,
+    names: Iterable[str] | None = None,
+    sort: bool = False,
+    ax: Axes | None = None,
+) -> Axes:
     """Means of the coefficients with credible intervals, one line each.
 
     Parameters
@@ -75,7 +87,9 @@ def coefficients(
     matplotlib.axes.Axes
         Intervals that contain 0 are grey.
     """
-    if hasattr(type(post), "posterior_") or hasattr(post, "posterior_"):
+    if not isinstance(post, LinearPosterior) and (
+        hasattr(type(post), "posterior_") or hasattr(post, "posterior_")
+    ):
         post = post.posterior_  # the property may raise an error with the reason
     if not hasattr(post, "labels"):
         raise TypeError(
@@ -96,10 +110,10 @@ def coefficients(
     ax = _axes(ax, 5.6, max(1.6, 0.8 + 0.26 * len(rows)))
     at = np.arange(len(rows))
     sure = (outer[:, 0] > 0.0) | (outer[:, 1] < 0.0)
-    colors = np.where(sure, BLUE, GREY)
+    colors = np.where(sure, BLUE, GREY).tolist()
     ax.axvline(0.0, color=INK, linewidth=0.8, zorder=0)
-    ax.hlines(at, *outer.T, colors=colors, linewidth=1.3)
-    ax.hlines(at, *inner.T, colors=colors, linewidth=4.0)
+    ax.hlines(at, outer[:, 0], outer[:, 1], colors=colors, linewidth=1.3)
+    ax.hlines(at, inner[:, 0], inner[:, 1], colors=colors, linewidth=4.0)
     ax.scatter(mean, at, s=22, color="white", edgecolors=colors, linewidths=1.4, zorder=3)
     ax.set_yticks(at, [labels[k] for k in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
@@ -110,8 +124,12 @@ def coefficients(
 
 
 def calibration(
-    y: ArrayLike, p: ArrayLike, bins: int = 10, ax: Any = None, pos_label: Any = None
-) -> Any:
+    y: ArrayLike,
+    p: ArrayLike,
+    bins: int = 10,
+    ax: Axes | None = None,
+    pos_label: str | float | None = None,
+) -> Axes:
     """Observed shares of a label against predicted probabilities.
 
     Parameters
@@ -180,8 +198,12 @@ def calibration(
 
 
 def decision_boundary(
-    model: Any, X: Any, y: ArrayLike, intercept: bool = False, ax: Any = None
-) -> Any:
+    model: LinearPosterior | BaseEstimator,
+    X: ArrayLike | DataFrame,
+    y: ArrayLike,
+    intercept: bool = False,
+    ax: Axes | None = None,
+) -> Axes:
     """Probability over two features, with the boundary and the sd of the latent value.
 
     Parameters
@@ -215,11 +237,12 @@ def decision_boundary(
     room = 0.08 * np.where(high > low, high - low, 1.0)
     sides = [np.linspace(a, b, GRID) for a, b in zip(low - room, high + room, strict=True)]
     first, second = np.meshgrid(*sides)
-    grid: Any = np.column_stack([first.ravel(), second.ravel()])
+    grid: Array | DataFrame = np.column_stack([first.ravel(), second.ravel()])
     if intercept:
         grid = np.column_stack([grid, np.ones(len(grid))])
     elif hasattr(X, "columns"):
-        grid = type(X)(grid, columns=list(X.columns))
+        kind: Callable[..., DataFrame] = type(X)
+        grid = kind(grid, columns=list(X.columns))
     p = np.asarray(model.predict_proba(grid))
     p = (p[:, 1] if p.ndim == 2 else p).reshape(first.shape)
     sd = np.sqrt(np.asarray(model.predict_latent(grid)[1])).reshape(first.shape)
@@ -237,8 +260,8 @@ def decision_boundary(
     for kind, color, marker in zip(kinds, (ORANGE, BLUE)[-len(kinds) :], "os", strict=False):
         some = rows[labels == kind]
         ax.scatter(
-            *some.T, s=18, color=color, edgecolors="white", linewidths=0.6, marker=marker,
-            label=str(kind), zorder=3,
+            some[:, 0], some[:, 1], s=18, color=color, edgecolors="white", linewidths=0.6,
+            marker=marker, label=str(kind), zorder=3,
         )  # fmt: skip
     names = getattr(X, "columns", ("first feature", "second feature"))
     ax.set_xlabel(str(names[0]))
@@ -247,7 +270,7 @@ def decision_boundary(
     return _tidy(ax)
 
 
-def check(result: Any, ax: Any = None) -> Any:
+def check(result: Check, ax: Axes | None = None) -> Axes:
     """Results of a check: the error of each posterior mean, with its standard error.
 
     Parameters
@@ -289,7 +312,7 @@ def check(result: Any, ax: Any = None) -> Any:
         ax.text(0.5, 0.5, "too few draws are effective", transform=ax.transAxes, ha="center")
     reach = np.nanmax(np.abs(np.where(seen, np.abs(shift) + 2.0 * error, 0.0)), initial=0.3)
     ax.set_ylim(-1.1 * reach, 1.1 * reach)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.locator_params(axis="x", integer=True)
     ax.set_xlabel("coefficient" if len(shift) > 1 else "")
     ax.set_ylabel("exact mean minus EP's, sd")
     ax.set_title(

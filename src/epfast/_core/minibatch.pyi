@@ -1,7 +1,7 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from epfast._core._types import Array
 from epfast._core.loss import CoreLoss
@@ -51,10 +51,10 @@ class MinibatchSweep:
     ) -> tuple[Array, Array, float] | None: ...
     def fit_into(
         self,
-        X: Array,
-        mean: Array,
-        variance: Array,
-        y: Array | None,
+        X: ArrayLike,
+        mean: ArrayLike,
+        variance: ArrayLike,
+        y: ArrayLike | None,
         precision: Array,
         shift: Array,
         name: str = ...,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,7 +25,7 @@ MOST_LOST = 0.1
 
 
 def log_evidence(
-    sites: Any,
+    sites: tuple[ArrayLike, ArrayLike, ArrayLike],
     mean: ArrayLike,
     covariance: ArrayLike,
     prior_mean: ArrayLike | None,
@@ -128,7 +127,7 @@ def log_evidence(
     return total
 
 
-def _sites(sites: Any, d: int) -> Sites:
+def _sites(sites: tuple[ArrayLike, ArrayLike, ArrayLike], d: int) -> Sites:
     """Precision, shift and log scale, checked."""
     try:
         precision, shift, scale = sites
@@ -144,7 +143,7 @@ def _sites(sites: Any, d: int) -> Sites:
     return Sites(precision, _checks.array("sites.shift", shift, shape=shape), scale)
 
 
-def _covariance(name: str, value: Any, d: int) -> Array:
+def _covariance(name: str, value: ArrayLike, d: int) -> Array:
     """A covariance (d, d), symmetric to the last bit, or variances (d,)."""
     given = _checks.real_array(name, value)
     if given.ndim == 1:

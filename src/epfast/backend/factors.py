@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
-from epfast._arrays import Array
+from epfast._arrays import Array, Given
+from epfast._core.minibatch import MinibatchSweep
 from epfast.backend.sites import FLOAT64, apart, in_place, scheme_of
+from epfast.losses.names import LossGiven
 from epfast.schemes import Scheme
 from epfast.schemes.kinds import check_gamma, distance, sigma_rule
 
@@ -38,13 +38,13 @@ class Minibatch:
     __slots__ = ("_core", "_rows", "d", "loss", "scheme")
 
     def __init__(
-        self, loss: Any, scheme: str | Scheme, d: int, *, beta: float | None = None
+        self, loss: LossGiven, scheme: str | Scheme, d: int, *, beta: float | None = None
     ) -> None:
         self.loss = losses.resolve(loss).tempered(beta)
         self.scheme = scheme_of(scheme, self.loss, "minibatch")
         self.d = _checks.integer("d", d, least=1)
         self._rows = 0
-        self._core: Any = None
+        self._core: MinibatchSweep | None = None
 
     def fit(
         self,
@@ -85,7 +85,13 @@ class Minibatch:
         return self._fit("X", X, mean, variance, y, out)
 
     def _fit(
-        self, name: str, X: Any, mean: Any, variance: Any, y: Any, out: Any
+        self,
+        name: str,
+        X: ArrayLike,
+        mean: ArrayLike,
+        variance: ArrayLike,
+        y: Given,
+        out: tuple[Array, Array] | None,
     ) -> tuple[Array, Array, float]:
         """As :meth:`fit`. Name is that of X in errors."""
         if not (type(X) is np.ndarray and X.ndim == 2):
@@ -93,8 +99,9 @@ class Minibatch:
         rows = len(X)
         if rows == 0:
             raise ValueError(f"{name} has shape {X.shape}; allowed: at least one row")
-        if rows > self._rows:
-            self._core = self.scheme.minibatch(self.loss, self.d, rows)
+        core = self._core
+        if core is None or rows > self._rows:
+            core = self._core = self.scheme.minibatch(self.loss, self.d, rows)
             self._rows = rows
         if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
             raise TypeError(
@@ -104,7 +111,7 @@ class Minibatch:
         if not self.loss.by_margin:
             y = self.loss.responses("y", y, rows)
         try:
-            scale = self._core.fit_into(X, mean, variance, y, precision, shift, name)
+            scale = core.fit_into(X, mean, variance, y, precision, shift, name)
         except (TypeError, ValueError):
             # other arrays are converted, and errors name the argument
             arrays = (
@@ -118,12 +125,12 @@ class Minibatch:
                 in_place("out", part, (self.d,), finite=False)
             given = {name: X, "mean": mean, "variance": variance, "y": y}
             apart({"out[0]": precision, "out[1]": shift}, given)
-            scale = self._core.fit_into(*arrays, y, precision, shift, name)
+            scale = core.fit_into(*arrays, y, precision, shift, name)
         return precision, shift, scale
 
 
 def fit_minibatch(
-    loss: Any,
+    loss: LossGiven,
     yX: ArrayLike,
     mean: ArrayLike,
     variance: ArrayLike,

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array
+from epfast._arrays import Array, Given, Matrix, SparseGiven, entries_of, is_sparse
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Rows, Units
 from epfast.gaussian.engines.chunks import HALF_FROM, block_size
+from epfast.losses.names import LossGiven
 from epfast.schemes import Scheme
 
+#: arrays for three moments: (3, n), or three of (n,)
+MomentsOut = Array | Sequence[Array]
 FLOAT64 = np.dtype(np.float64)
 
 
-def scheme_of(scheme: Any, loss: losses.Loss, factor: str) -> Scheme:
+def scheme_of(scheme: str | Scheme, loss: losses.Loss, factor: str) -> Scheme:
     """The scheme of a name or an object. Raises if it does not support the loss."""
     resolved = schemes.resolve(scheme)
     reason = resolved.refuses(loss, factor)
@@ -53,7 +56,7 @@ class TiltedMoments:
 
     def __init__(
         self,
-        loss: Any,
+        loss: LossGiven,
         power: float = 1.0,
         scheme: str | Scheme = "exact",
         *,
@@ -65,7 +68,11 @@ class TiltedMoments:
         self._call = scheme_of(scheme, self.loss, "row").tilted(self.loss).call
 
     def __call__(
-        self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike, out: Any = None
+        self,
+        y: ArrayLike,
+        mean: ArrayLike,
+        variance: ArrayLike,
+        out: MomentsOut | None = None,
     ) -> tuple[Array, Array, Array]:
         """Moments at some sites.
 
@@ -94,7 +101,7 @@ class TiltedMoments:
 
 
 def tilted_moments(
-    loss: Any,
+    loss: LossGiven,
     y: ArrayLike,
     mean: ArrayLike,
     variance: ArrayLike,
@@ -102,7 +109,7 @@ def tilted_moments(
     scheme: str | Scheme = "exact",
     *,
     beta: float | None = None,
-    out: Any = None,
+    out: MomentsOut | None = None,
 ) -> tuple[Array, Array, Array]:
     """Tilted moments of scalar sites t(h) = exp(-beta loss(y h)) under cavities N(mean, variance).
 
@@ -151,12 +158,13 @@ def tilted_moments(
     resolved = losses.resolve(loss).tempered(beta)
     if resolved.latents != 1:
         return _of_latents(resolved, y, mean, variance, power, scheme, out)
+    exponent: float | Array
     if isinstance(power, float) or _checks.real_array("power", power).ndim == 0:
-        exponent: Any = _checks.number("power", power, above=0.0)
+        exponent = _checks.number("power", power, above=0.0)
         resolved.check_power(exponent)
     else:
-        exponent = _checks.real_array("power", power)
-        exponent = _checks.array("power", exponent, shape=exponent.shape, positive=True)
+        shape = _checks.real_array("power", power).shape
+        exponent = _checks.array("power", power, shape=shape, positive=True)
         for extreme in (exponent.min(), exponent.max()) if exponent.size else ():
             resolved.check_power(float(extreme))
     tilted = scheme_of(scheme, resolved, "row").tilted(resolved)
@@ -165,11 +173,17 @@ def tilted_moments(
     return tilted.call(y, mean, variance, exponent, out)
 
 
-def _responses(loss: losses.Loss, y: Any, mean: Any, variance: Any, power: Any) -> Array:
+def _responses(
+    loss: losses.Loss, y: Given, mean: ArrayLike, variance: ArrayLike, power: float | Array
+) -> Array:
     """The responses for the core, for sites of this shape."""
     shape: tuple[int, ...]
-    is_plain = type(mean) is type(variance) is np.ndarray and type(power) is float
-    if is_plain and mean.shape == variance.shape:
+    if (
+        type(mean) is np.ndarray
+        and type(variance) is np.ndarray
+        and type(power) is float
+        and mean.shape == variance.shape
+    ):
         shape = mean.shape
     else:
         given = {"mean": mean, "variance": variance, "power": power}
@@ -198,7 +212,13 @@ def _responses(loss: losses.Loss, y: Any, mean: Any, variance: Any, power: Any) 
 
 
 def _of_latents(
-    loss: losses.Loss, y: Any, mean: Any, variance: Any, power: Any, scheme: Any, out: Any
+    loss: losses.Loss,
+    y: Given,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    power: ArrayLike,
+    scheme: str | Scheme,
+    out: MomentsOut | None,
 ) -> tuple[Array, Array, Array]:
     """As :func:`tilted_moments`, for a loss of several latents."""
     assert isinstance(loss, losses.LatentLoss)
@@ -220,11 +240,11 @@ def _of_latents(
 def sweep(
     Sigma: Array,
     mu: Array,
-    A: Any,
+    A: ArrayLike | SparseGiven | None,
     y: ArrayLike,
     tau: Array,
     nu: Array,
-    loss: Any = "probit",
+    loss: LossGiven = "probit",
     scheme: str | Scheme = "exact",
     *,
     beta: float | None = None,
@@ -284,19 +304,20 @@ def sweep(
     _checks.covariance("Sigma", Sigma)
     if not (np.diag(Sigma) > 0.0).all():
         raise ValueError("Sigma has a diagonal entry <= 0; allowed: a covariance matrix")
-    rows: Any = A
-    if hasattr(A, "tocsr"):
+    rows: Matrix | None = None
+    if _checks.is_sparse_given(A):
         rows = _checks.sparse_design("A", A, d)
         _checks.array("A", rows.data, shape=(None,))
     elif A is not None:
         rows = _checks.array("A", A, shape=(None, d))
-    n = d if A is None else rows.shape[0]
+    n = d if rows is None else rows.shape[0]
     found_loss = losses.resolve(loss).tempered(beta)
     responses = found_loss.responses("y", y, n)
     sites = [in_place("tau", tau, (n,)), in_place("nu", nu, (n,))]
     sites.append(np.zeros(n) if log_scale is None else in_place("log_scale", log_scale, (n,)))
     changed = {"Sigma": Sigma, "mu": mu, "tau": sites[0], "nu": sites[1], "log_scale": sites[2]}
-    apart(changed, {"A": rows.data if hasattr(rows, "indptr") else rows, "y": responses})
+    read = {} if rows is None else {"A": entries_of(rows)}
+    apart(changed, {**read, "y": responses})
     visits = np.arange(n) if order is None else _checks.real_array("order", order)
     if visits.ndim != 1 or visits.dtype.kind not in "iu":
         raise TypeError(f"order is {_checks.describe(visits)}; allowed: row numbers, (k,)")
@@ -315,10 +336,10 @@ def sweep(
         min(block_size(block, d), len(visits)),
         power,
         damping,
-        A is not None and (hasattr(rows, "indptr") or d < HALF_FROM),
+        rows is not None and (is_sparse(rows) or d < HALF_FROM),
     )
     visits = visits.astype(np.intp)
-    if A is None:
+    if rows is None:
         part: Rows = Units(visits, d)
     else:
         part = Rows(rows if order is None else rows[visits])
@@ -335,17 +356,19 @@ def sweep(
     return core.n_refused
 
 
-def apart(written: dict[str, Array], read: dict[str, Any]) -> None:
+def apart(written: dict[str, Array], read: Mapping[str, Given]) -> None:
     """Refuse arrays for results that share memory with each other or with arguments."""
     for name, array in written.items():
-        for other, value in (written | read).items():
+        for other, value in {**written, **read}.items():
             if other != name and isinstance(value, np.ndarray) and np.shares_memory(array, value):
                 raise ValueError(
                     f"{name} shares memory with {other}; allowed: arrays without common memory"
                 )
 
 
-def in_place(name: str, value: Any, shape: tuple[int | None, ...], *, finite: bool = True) -> Array:
+def in_place(
+    name: str, value: Array, shape: tuple[int | None, ...], *, finite: bool = True
+) -> Array:
     """Check an array of the caller that is changed in place, without a copy.
 
     finite: whether its numbers are read before they are written.

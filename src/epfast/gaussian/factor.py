@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, is_sparse
 from epfast.gaussian.prior import ROUNDING, square
 from epfast.gaussian.rows import check_finite
 from epfast.inference.runtime import one_blas_thread
@@ -89,7 +89,7 @@ class KernelColumns:
         height = _checks.number("variance", variance, above=0.0)
         rows = _checks.rows("X", X)
         check_finite(rows)
-        if hasattr(rows, "indptr"):
+        if is_sparse(rows):
             with np.errstate(over="ignore"):
                 squares = np.asarray(rows.multiply(rows).sum(axis=1)).ravel()
             if not np.isfinite(squares).all():
@@ -99,7 +99,7 @@ class KernelColumns:
 
         def distances(i: int) -> Array:
             """Squared distances of input i to all of them."""
-            if not hasattr(rows, "indptr"):
+            if not is_sparse(rows):
                 cdist = scipy.spatial.distance.cdist
                 return np.asarray(cdist(rows, rows[i : i + 1], "sqeuclidean").ravel())
             distance = rows @ rows[i].toarray().ravel()

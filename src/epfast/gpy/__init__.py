@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from epfast import _checks, schedules
 from epfast._arrays import Array
@@ -22,6 +23,10 @@ from epfast.gaussian.fit_gp import warn_of_process, with_descent
 from epfast.gaussian.prior import KernelPrior, checked_kernel
 from epfast.gaussian.rows import Data
 from epfast.inference import fit_from
+from epfast.losses.base import Json
+
+if TYPE_CHECKING:
+    from GPy.kern import Kern
 
 NEEDED = "epfast.gpy is for models of GPy, which is not installed: pip install GPy"
 with _checks.needs(NEEDED, "GPy"):
@@ -29,7 +34,7 @@ with _checks.needs(NEEDED, "GPy"):
     from GPy.inference.latent_function_inference.posterior import PosteriorEP
     from GPy.likelihoods import Likelihood
 
-from epfast.gpy.likelihoods import Reading, read  # isort: skip  # noqa: E402
+from epfast.gpy.likelihoods import Metadata, Reading, read  # isort: skip  # noqa: E402
 
 __all__ = ["EP"]
 
@@ -131,13 +136,13 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
     def inference(
         self,
-        kern: Any,
-        X: Any,
-        likelihood: Any,
-        Y: Any,
+        kern: Kern,
+        X: ArrayLike,
+        likelihood: Likelihood,
+        Y: ArrayLike,
         *optional: Any,
         **named: Any,
-    ) -> tuple[Any, float, dict[str, Array]]:
+    ) -> tuple[PosteriorEP, float, dict[str, Array]]:
         """Return posterior, log evidence and its gradient, as GPy expects. O(n^3) per sweep.
 
         Parameters
@@ -207,13 +212,13 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
     def LOO(  # noqa: N802
         self,
-        kern: Any,
-        X: Any,
-        Y: Any,
-        likelihood: Any,
-        posterior: Any = None,
-        Y_metadata: Any = None,
-        K: Any = None,
+        kern: Kern,
+        X: ArrayLike,
+        Y: ArrayLike,
+        likelihood: Likelihood,
+        posterior: PosteriorEP | None = None,
+        Y_metadata: Metadata | None = None,
+        K: ArrayLike | None = None,
     ) -> Array:
         """Leave-one-out log predictive probability or density of each Y, from the cavities.
 
@@ -238,7 +243,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
     # -- files --
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """Settings for JSON, as GPy's ``save_model`` and ``to_dict`` of models ask.
 
         A model that is loaded runs EP again. GPy makes objects by evaluating the entry "class", in
@@ -260,7 +265,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             "parallel_updates": schedule.order == "parallel",
         }
 
-    def _fit(self, K: Any, Y: Any, reading: Reading) -> GPPosterior:
+    def _fit(self, K: ArrayLike, Y: ArrayLike, reading: Reading) -> GPPosterior:
         loss, rows = reading.loss, reading.rows
         n = len(rows)
         schedule = with_descent(self._schedule, loss, n)

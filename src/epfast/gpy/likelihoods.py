@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from GPy.likelihoods import (
     Bernoulli,
     Gaussian,
     HeteroscedasticGaussian,
+    Likelihood,
     MixedNoise,
     Poisson,
     StudentT,
 )
 from GPy.likelihoods.link_functions import Heaviside, Identity, Log, Probit
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.gaussian import GPPosterior
 from epfast.inference import Sites, learning
 from epfast.losses import Loss
+
+#: data beside Y, by GPy's names
+Metadata = Mapping[str, ArrayLike]
 
 #: supported likelihoods by their names in GPy, for errors
 ALLOWED = (
@@ -41,7 +45,7 @@ class Reading(NamedTuple):
     slopes: Callable[[GPPosterior], Array] = lambda post: np.zeros(0)
 
 
-def read(likelihood: Any, Y: Any, Y_metadata: Any = None) -> Reading:
+def read(likelihood: Likelihood, Y: ArrayLike, Y_metadata: Metadata | None = None) -> Reading:
     """The data in the terms of a loss.
 
     Parameters
@@ -77,7 +81,7 @@ def read(likelihood: Any, Y: Any, Y_metadata: Any = None) -> Reading:
     return reading
 
 
-def _bernoulli(likelihood: Any, y: Array, metadata: Any) -> Reading:
+def _bernoulli(likelihood: Likelihood, y: Array, metadata: Metadata) -> Reading:
     if not np.isin(y, (-1.0, 0.0, 1.0)).all():
         raise ValueError(f"Y has the labels {np.unique(y)[:4]}; allowed: 0 (or -1) and 1")
     smooth = type(likelihood.gp_link) is Probit
@@ -86,12 +90,12 @@ def _bernoulli(likelihood: Any, y: Array, metadata: Any) -> Reading:
     return Reading(loss, np.where(y == 1.0, 1.0, -1.0)[:, None])
 
 
-def _poisson(likelihood: Any, y: Array, metadata: Any) -> Reading:
+def _poisson(likelihood: Likelihood, y: Array, metadata: Metadata) -> Reading:
     loss = losses.Poisson()
     return Reading(loss, loss.responses("Y", y, len(y)))
 
 
-def _student_t(likelihood: Any, y: Array, metadata: Any) -> Reading:
+def _student_t(likelihood: Likelihood, y: Array, metadata: Metadata) -> Reading:
     (df,), (square,) = _parameter(likelihood.v), _parameter(likelihood.sigma2)
     scale = float(np.sqrt(square))
     loss = losses.StudentT(float(df), scale)
@@ -106,18 +110,18 @@ def _student_t(likelihood: Any, y: Array, metadata: Any) -> Reading:
 # ---- Gaussian noise: of one variance, or of one for each output ----
 
 
-def _gaussian(likelihood: Any, y: Array, metadata: Any) -> Reading:
+def _gaussian(likelihood: Likelihood, y: Array, metadata: Metadata) -> Reading:
     return _of_variances(y, _parameter(likelihood.variance), np.zeros(len(y), np.intp))
 
 
-def _heteroscedastic(likelihood: Any, y: Array, metadata: Any) -> Reading:
+def _heteroscedastic(likelihood: Likelihood, y: Array, metadata: Metadata) -> Reading:
     variances = _parameter(likelihood.variance)
     reading = _of_variances(y, variances, _outputs(metadata, len(y), len(variances)))
     shape = np.shape(likelihood.variance)
     return reading._replace(slopes=lambda post: reading.slopes(post).reshape(shape))
 
 
-def _mixed_noise(likelihood: Any, y: Array, metadata: Any) -> Reading:
+def _mixed_noise(likelihood: Likelihood, y: Array, metadata: Metadata) -> Reading:
     parts = likelihood.likelihoods_list
     for part in parts:
         if type(part) is not Gaussian or type(part.gp_link) is not Identity:
@@ -129,7 +133,7 @@ def _mixed_noise(likelihood: Any, y: Array, metadata: Any) -> Reading:
     return _of_variances(y, variances, _outputs(metadata, len(y), len(parts)))
 
 
-def _outputs(metadata: Any, n: int, count: int) -> NDArray[np.intp]:
+def _outputs(metadata: Metadata, n: int, count: int) -> NDArray[np.intp]:
     """The output of each row, (n,), one of ``count``."""
     title, given = "Y_metadata['output_index']", metadata.get("output_index")
     if given is None:
@@ -167,7 +171,7 @@ def _of_variances(y: Array, variances: Array, index: NDArray[np.intp]) -> Readin
 # ---- parameters ----
 
 
-def _parameter(value: Any) -> Array:
+def _parameter(value: ArrayLike) -> Array:
     """A parameter of GPy, flat. All above 0."""
     values = _checks.array("a parameter of the likelihood", np.ravel(value), shape=(None,))
     if not (values > 0.0).all():
@@ -175,7 +179,7 @@ def _parameter(value: Any) -> Array:
     return values
 
 
-def _slopes_of_loss(post: GPPosterior) -> dict[str, Any]:
+def _slopes_of_loss(post: GPPosterior) -> dict[str, float]:
     """As ``post.loss_gradient()``, of the rows whose cavities are proper.
 
     Improper cavities occur in fits that did not converge, with a warning. Optimizers tolerate a
@@ -191,7 +195,7 @@ def _slopes_of_loss(post: GPPosterior) -> dict[str, Any]:
 
 
 #: for each class of GPy its supported links, and the function that reads its data
-READERS: dict[type, tuple[tuple[type, ...], Callable[[Any, Array, Any], Reading]]] = {
+READERS: dict[type, tuple[tuple[type, ...], Callable[[Likelihood, Array, Metadata], Reading]]] = {
     Bernoulli: ((Probit, Heaviside), _bernoulli),
     Gaussian: ((Identity,), _gaussian),
     HeteroscedasticGaussian: ((Identity,), _heteroscedastic),

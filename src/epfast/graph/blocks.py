@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import linalg, sparse
+from scipy import linalg
 
-from epfast._arrays import Array, symmetric_from_upper
+from epfast._arrays import Array, Matrix, is_sparse, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
@@ -25,6 +25,7 @@ from epfast.graph.variables import Index
 from epfast.inference import Sites, Swept
 from epfast.inference.loop import Summary
 from epfast.inference.runtime import Tick
+from epfast.schedules import Schedule
 
 
 class BlockPrior(NamedTuple):
@@ -67,7 +68,7 @@ class BlockBelief(NamedTuple):
     def sd(self) -> Array:
         return np.sqrt(self.variance)
 
-    def covariances_of(self, columns: Any) -> Array:
+    def covariances_of(self, columns: Index) -> Array:
         """Covariances (m, q, q) of the entries in each row of columns (m, q)."""
         at = np.asarray(columns)
         return np.asarray(self.covariance[at[:, :, None], at[:, None, :]])
@@ -81,7 +82,7 @@ class BlockBelief(NamedTuple):
         mean = self.mean.reshape(shape).copy()
         return BlockBelief(self.covariance.copy(), mean, self.partition)
 
-    def latent(self, rows: Any) -> tuple[Array, Array]:
+    def latent(self, rows: Matrix) -> tuple[Array, Array]:
         """Mean and variance of forms x'w, (n,) each, for rows (n, d)."""
         return rows @ self.mean, (rows * (rows @ self.covariance)).sum(axis=1)
 
@@ -116,7 +117,7 @@ class About(NamedTuple):
     block: int
     rows: Rows
     #: the same, (n, d), dense or CSR
-    X: Any
+    X: Matrix
     #: (n,), where the forms are among the neighbours of the batch
     edges: Index
     #: (n,), where the site of each factor begins among all sites
@@ -126,9 +127,9 @@ class About(NamedTuple):
     #: (d,), what these messages add to the precision of each entry
     gain: Array
     #: (n,), where beliefs about the forms begin, of a block with a sparse precision
-    slot: Any = None
+    slot: Index | None = None
     #: (n,), the factors of the forms among all
-    of: Any = None
+    of: Index | None = None
 
 
 #: variance of a first message, in squares of the scale of the loss
@@ -159,18 +160,18 @@ def first_sites(batch: Batch, d: int) -> Array:
     return np.stack([precision, precision * center], axis=1)
 
 
-def abouts(batch: Batch, blocks: tuple[Any, ...], sizes: Index) -> list[About]:
+def abouts(batch: Batch, blocks: Sequence[int], sizes: Index) -> list[About]:
     """The factors of a batch by block. Sites are numbered from the first one of the batch.
 
-    sizes: how many natural parameters each variable has.
+    blocks: numbers of all. sizes: how many natural parameters each variable has.
     """
     starts = np.concatenate([[0], np.cumsum(sizes[batch.terms.variables])])
-    places = {block.number: place for place, block in enumerate(blocks)}
+    places = {number: place for place, number in enumerate(blocks)}
     by_block = []
     for part in batch.parts:
         with np.errstate(all="ignore"):  # messages that overflow are not used
             first = first_sites(batch, part.rows.shape[1])
-            squares = part.rows.multiply(part.rows) if sparse.issparse(part.rows) else part.rows**2
+            squares = part.rows.multiply(part.rows) if is_sparse(part.rows) else part.rows**2
             gain = np.asarray(squares.T @ first[:, 0])
         edges = np.flatnonzero(batch.terms.variables == part.block)
         X, at = part.rows, starts[edges]
@@ -219,15 +220,17 @@ class LinearPart:
     linear model, whose sweeps are products of matrices.
     """
 
-    def __init__(self, prior: BlockPrior, batch: Batch, schedule: Any) -> None:
+    def __init__(self, prior: BlockPrior, batch: Batch, schedule: Schedule) -> None:
         self.batch, self.prior = batch, prior
-        loss, data = batch.factor.loss, batch.data
+        factor, data = batch.factor, batch.data
+        assert isinstance(factor, LinearFactor)
+        loss = factor.loss
         y, rows = data["y"], batch.parts[0].rows
         if not (batch.terms.coefficient == 1.0).all():
             rows = batch.parts[0].times(batch.terms.coefficient).rows
         if data["offset"].any():
             loss, y = loss.with_offset(), loss.add_offset(y, data["offset"])
-        chosen = choose(loss, batch.factor.scheme, "full", None, schedule)
+        chosen = choose(loss, factor.scheme, "full", None, schedule)
         normal = prior_of(prior.precision, prior.mean, True)
         self.problem = chosen.problem(Data(rows, y), normal)
         self.engine: Any = engine_of(self.problem)
@@ -239,7 +242,7 @@ class LinearPart:
         kept: sites and log scales as those of :func:`linear_sites`.
         """
         if kept is None and self.own_sites:
-            about = abouts(self.batch, (self.prior,), np.full(self.prior.number + 1, 2))
+            about = abouts(self.batch, (self.prior.number,), np.full(self.prior.number + 1, 2))
             if is_wide(self.prior, 0, about):
                 kept = about[0].first.ravel(), np.zeros(self.batch.n)
         if kept is not None:
@@ -275,7 +278,7 @@ def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:
     return pairs.ravel(), sites.log_scale
 
 
-def is_linear(batch: Batch, schedule: Any) -> bool:
+def is_linear(batch: Batch, schedule: Schedule) -> bool:
     """Whether a batch is a linear model of its block."""
     if not isinstance(batch.factor, LinearFactor) or len(batch.parts) != 1:
         return False

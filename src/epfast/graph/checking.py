@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -50,7 +50,7 @@ class GraphProposal(Proposal):
         #: and half of the log determinant of its covariance
         self.blocks = []
         # for each entry that is reported its variable, column, category (or -1), mean and variance
-        entries: list[tuple[Any, Any, Any, Array, Array]] = []
+        entries: list[tuple[Index | int, Index, Index | int, Array, Array]] = []
         for family, of, at in Others.of(problem.families, problem.sizes, problem.at, 0).groups:
             eta, prior = state.beliefs[at], problem.prior[at]
             if not family.is_proper(eta).all():
@@ -59,7 +59,7 @@ class GraphProposal(Proposal):
                     "which all beliefs are proper"
                 )
             k = 1
-            levels: Any = -1
+            levels: Index | int = -1
             if family is Categorical:
                 k = at.shape[1]
                 levels = np.tile(np.arange(k), len(of))
@@ -171,14 +171,20 @@ def observations(problem: GraphProblem, draws: dict[str, Array]) -> Iterator[Obs
             yield Observations(f"y{batch.key}", batch.factor.loss, data["y"], h, data["noise"])
 
 
-def checked(problem: GraphProblem, state: GraphState, evidence: float, **given: Any) -> Check:
+def checked(
+    problem: GraphProblem,
+    state: GraphState,
+    evidence: float,
+    draws: int,
+    rng: np.random.Generator | int | None,
+) -> Check:
     """Check a posterior, see :meth:`epfast.GraphPosterior.check`."""
     proposal = GraphProposal(problem, state)
     edges = sum(len(batch.terms.variables) for batch in problem.batches)
     most = int(MOST_WORK / (proposal.size + edges))
-    if _checks.integer("draws", given["draws"], least=100) > most:
+    if _checks.integer("draws", draws, least=100) > most:
         raise ValueError(
-            f"draws is {given['draws']:,}; allowed for {proposal.size:,} variables with {edges:,} "
+            f"draws is {draws:,}; allowed for {proposal.size:,} variables with {edges:,} "
             + (f"neighbours of factors: {most:,}" if most >= 100 else "neighbours of factors: none")
         )
-    return check(proposal, evidence, bound=problem.evidence_bound, **given)
+    return check(proposal, evidence, bound=problem.evidence_bound, draws=draws, rng=rng)

@@ -7,7 +7,7 @@ import logging
 import math
 from collections import Counter
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from epfast.graph.sparse_blocks import FormsOnPattern, naturals
 from epfast.graph.variables import Index, LinearForm, Terms
 from epfast.inference import Counts, Sites, Summary, Swept
 from epfast.inference.loop import change
-from epfast.inference.runtime import cached_property
+from epfast.inference.runtime import Tick, cached_property
 from epfast.schedules import EP
 
 logger = logging.getLogger("epfast")
@@ -110,7 +110,8 @@ def for_core(
     moving: moments of blocks, by place, but for those with a sparse precision. Of these each form
     is a variable, and their beliefs are one after another from ``slot`` on.
     """
-    edges, about = problem.edges(batch), abouts(batch, problem.priors, problem.sizes)
+    numbers = [prior.number for prior in problem.priors]
+    edges, about = problem.edges(batch), abouts(batch, numbers, problem.sizes)
     for k, part in enumerate(about):
         if part.block not in moving:
             slots = slot + 2 * np.arange(batch.n)
@@ -126,7 +127,19 @@ def for_core(
     return made, about
 
 
-def kept_sites(problem: GraphProblem, program: UpdateOrder, start: Any) -> tuple[Array, Array]:
+class GraphStart(Protocol):
+    """What is read of the posterior from which sweeps begin."""
+
+    problem: GraphProblem
+    state: GraphState
+
+    @property
+    def by_batch(self) -> dict[int, tuple[Index, Index, Array, Array]]: ...
+
+
+def kept_sites(
+    problem: GraphProblem, program: UpdateOrder, start: GraphStart
+) -> tuple[Array, Array]:
     """Sites and log scales of factors that an earlier posterior has, in the order of the program.
 
     Sites of new factors are flat. If the factors of a batch now share a site, it is the mean of
@@ -266,7 +279,7 @@ class GraphEngine:
         #: scratch for the beliefs before a sweep that changes them in place
         self.before = np.empty_like(prior)
         #: the posterior from which sweeps begin again if they diverge. None: from the priors
-        self.start: Any = None
+        self.start: GraphStart | None = None
 
     def _limit(self, first: int) -> Limit:
         return Limit(self.n_gaussians, first, TRIES if self.problem.sparse else 1)
@@ -304,7 +317,7 @@ class GraphEngine:
 
     # ---- start and end ----
 
-    def init(self, start: Any) -> GraphState:
+    def init(self, start: GraphStart | None) -> GraphState:
         self.start = start
         sites, scale = self._first_sites(), np.zeros(self.core.n_factors)
         prior = self.added_up(sites)
@@ -398,7 +411,7 @@ class GraphEngine:
             blocks[k] = block
         return state._replace(sites=sites, blocks=tuple(blocks))
 
-    def _resumed(self, part: LinearPart, start: Any) -> Any:
+    def _resumed(self, part: LinearPart, start: GraphStart) -> Any:
         """The state of a linear model with its sites in an earlier posterior."""
         alone = self.problem._replace(batches=(part.batch,))
         rows = UpdateOrder((np.arange(part.batch.n),), self.program.segments)
@@ -471,7 +484,7 @@ class GraphEngine:
 
     # ---- sweep ----
 
-    def sweep(self, state: GraphState, keep: bool, tick: Any) -> Swept[GraphState]:
+    def sweep(self, state: GraphState, keep: bool, tick: Tick) -> Swept[GraphState]:
         swept = self._sweep(state, keep, tick)
         if not self.linear:
             return swept
@@ -488,7 +501,7 @@ class GraphEngine:
             settled=False if any(part.settled is False for part in others) else swept.settled,
         )
 
-    def _sweep(self, state: GraphState, keep: bool, tick: Any) -> Swept[GraphState]:
+    def _sweep(self, state: GraphState, keep: bool, tick: Tick) -> Swept[GraphState]:
         """One sweep of the factors of the core."""
         schedule = self.problem.schedule
         if not self.batches:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from epfast import _checks, schemes
-from epfast._arrays import Array, entries_of
+from epfast._arrays import CSR, AnyArray, Array, Given, Which, entries_of
 from epfast._core.graph import GaussianBatch, GraphBatch, LinearBatch
 from epfast.graph.variables import (
     BlockTerms,
@@ -31,6 +31,8 @@ from epfast.graph.variables import (
 from epfast.inference.files import restore_responses
 from epfast.inference.loop import is_sharp
 from epfast.losses import Gaussian, Interval, Loss, Probit, resolve
+from epfast.losses.names import LossGiven
+from epfast.schemes import Scheme
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
@@ -39,6 +41,14 @@ if TYPE_CHECKING:
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 #: letters of the families, in patterns of neighbours: Gaussian, gamma, beta, categorical
 LETTERS = np.frombuffer(b"ngbc", dtype=np.uint8)
+
+
+#: variables that a user gives as neighbours of factors. Left out, or other things, are refused
+Neighbour = Linear | None
+
+
+#: what a user gives of a factor: neighbours, forms, numbers, a scheme
+Argument = Neighbour | Given | Sequence[Linear | ArrayLike] | Scheme
 
 
 class Gaussians(NamedTuple):
@@ -55,7 +65,7 @@ class Batch(NamedTuple):
 
     #: its number in the graph
     key: int
-    factor: Any
+    factor: Kind
     #: neighbours of each factor. The coefficients are 1 except for linear forms
     terms: Terms
     #: data of the factors, with the factors along the first axis
@@ -89,7 +99,7 @@ class Batch(NamedTuple):
         """Neighbours, (n, k), of factors that all have k of them."""
         return self.terms.variables.reshape(self.n, -1)
 
-    def taken(self, which: Any) -> Batch:
+    def taken(self, which: Which) -> Batch:
         """Select factors."""
         return self._replace(
             terms=self.terms.taken(which),
@@ -148,14 +158,20 @@ class Kind:
     numbers: ClassVar[dict[str, float]] = {}
     #: whether factors of a batch may share a site
     shares: ClassVar[bool] = True
-    #: whether no factor exceeds 1
-    bounded: ClassVar[Any] = False
-    #: whether moments change sharply, as those of quick Laplace
-    sharp: ClassVar[Any] = False
     #: operators that learn the messages, as ``LearnedMessages``. None: no operators
     learned: ClassVar[Any] = None
     #: what errors recommend in place of predictions
     instead: ClassVar[str] = "none, as it has no predictions"
+
+    @property
+    def bounded(self) -> bool:
+        """Whether no factor exceeds 1."""
+        return False
+
+    @property
+    def sharp(self) -> bool:
+        """Whether moments change sharply, as those of quick Laplace."""
+        return False
 
     def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
         """Check neighbours and data, and make the batch."""
@@ -172,7 +188,7 @@ class Kind:
             "allowed for a check: factors with a density"
         )
 
-    def log_z(self, post: GraphPosterior, /, *neighbours: Any, **data: Any) -> Array:
+    def log_z(self, post: GraphPosterior, /, *neighbours: Argument, **data: Argument) -> Array:
         """Log of the integral of each factor over the beliefs. The arguments are as for ``add``."""
         return post.log_integrals(self.attach(post.problem, *neighbours, **data))
 
@@ -211,7 +227,9 @@ class Kind:
         """
         return None
 
-    def symmetry(self, batch: Batch, prior: Callable[[Index], Array], alone: Any) -> str:
+    def symmetry(
+        self, batch: Batch, prior: Callable[[Index], Array], alone: NDArray[np.bool_]
+    ) -> str:
         """Why EP stays at its start although this is not a mode. Empty if it moves.
 
         prior: returns natural parameters of Gaussian variables, (n, 2). alone: for each variable of
@@ -229,7 +247,7 @@ def check_spread(batch: Batch) -> None:
         )
 
 
-def only_power_1(power: float, where: Any, what: str) -> None:
+def only_power_1(power: float, where: bool | np.bool_, what: str) -> None:
     """Refuse powers other than 1 if ``where`` is true. what: the factors, for the message."""
     if power != 1.0 and where:
         raise ValueError(f"power is {power:g}; allowed for {what}: 1")
@@ -239,7 +257,7 @@ def only_power_1(power: float, where: Any, what: str) -> None:
 LARGE = 1e290
 
 
-def kind_of(factor: Any) -> Any:
+def kind_of(factor: Kind | LossGiven) -> Kind:
     """The kind of a factor that a user gives: a loss is a factor of a form. Refuses a class."""
     if isinstance(factor, type) and issubclass(factor, (Kind, Loss)):
         raise TypeError(
@@ -248,7 +266,9 @@ def kind_of(factor: Any) -> Any:
     return factor if isinstance(factor, Kind) else LinearFactor(factor)
 
 
-def form_of(model: GraphProblem, name: str, value: Any, blocks: bool = False) -> LinearForm:
+def form_of(
+    model: GraphProblem, name: str, value: Linear | None, blocks: bool = False
+) -> LinearForm:
     """Check a linear form of this graph. blocks: whether it may be over blocks."""
     if not isinstance(value, Linear):
         raise TypeError(
@@ -288,7 +308,7 @@ def neighbours_of(form: LinearForm) -> tuple[Terms, tuple[BlockTerms, ...]]:
 
 def numbers_of(
     name: str,
-    value: Any,
+    value: Given,
     shape: tuple[int, ...],
     least: float = -np.inf,
     above: bool = False,
@@ -308,7 +328,7 @@ def numbers_of(
     return numbers
 
 
-def scalar_loss(loss: Any) -> Loss:
+def scalar_loss(loss: LossGiven) -> Loss:
     """A loss of one latent value, from an object or a name."""
     resolved = resolve(loss)
     if resolved.latents != 1:
@@ -324,7 +344,7 @@ NO_NOISE = 1e-150
 VAST = 1e100
 
 
-def loss_with_noise(loss: Any, noise: Any) -> tuple[Loss, Any]:
+def loss_with_noise(loss: LossGiven, noise: Given) -> tuple[Loss, ArrayLike]:
     """A loss of one latent value, and the noise on its form. noise: None if it was not given.
 
     If the loss is a name and has a Gaussian variance of its own, ``noise`` replaces this variance.
@@ -349,7 +369,7 @@ def loss_with_noise(loss: Any, noise: Any) -> tuple[Loss, Any]:
     return resolved.with_parameters(variance=NO_NOISE), noise
 
 
-def with_responses(form: LinearForm, y: Any) -> tuple[LinearForm, Any]:
+def with_responses(form: LinearForm, y: Given) -> tuple[LinearForm, AnyArray]:
     """Broadcast forms and responses to one shape. Responses become rows, (n,) or (n, width).
 
     Axes of y beyond those of the form hold the numbers of one response. A single form counts as
@@ -367,7 +387,7 @@ def with_responses(form: LinearForm, y: Any) -> tuple[LinearForm, Any]:
     return wide, np.broadcast_to(given, shape + width).reshape(wide.size, *width)
 
 
-def batch_of_forms(kind: Kind, key: int, h: LinearForm, noise: Any, y: Array) -> Batch:
+def batch_of_forms(kind: Kind, key: int, h: LinearForm, noise: ArrayLike, y: Array) -> Batch:
     """A batch of factors of forms with noise."""
     data = {
         "offset": h.offset.copy(),
@@ -400,21 +420,22 @@ def expanded(batch: Batch, column: Index) -> Batch:
     return batch._replace(terms=Terms(starts[terms.starts], variables, coefficient), parts=())
 
 
-def form_matrix(batch: Batch, width: int, keep: Any = slice(None)) -> Any:
+def form_matrix(batch: Batch, width: int, keep: Which = slice(None)) -> CSR:
     """Coefficients of the forms of an expanded batch, CSR (n, width). keep: which neighbours."""
     terms = batch.terms
     owner = np.repeat(np.arange(batch.n), terms.counts)
     entries = terms.coefficient[keep], (owner[keep], terms.variables[keep])
-    return sparse.csr_array(entries, shape=(batch.n, width))
+    forms: CSR = sparse.csr_array(entries, shape=(batch.n, width))
+    return forms
 
 
-def forms_at(batch: Batch, theta: Array, keep: Any = slice(None)) -> Array:
+def forms_at(batch: Batch, theta: Array, keep: Which = slice(None)) -> Array:
     """Linear forms of the factors of an expanded batch, (k, n), at draws (k, width)."""
     forms = form_matrix(batch, theta.shape[1], keep) @ theta.T
     return np.asarray(forms.T + batch.data["offset"])
 
 
-def log_normal(x: Array, variance: Any) -> Array:
+def log_normal(x: Array, variance: Array) -> Array:
     """Log densities of N(0, variance)."""
     return np.asarray(-0.5 * x * x / variance - 0.5 * np.log(variance) - HALF_LOG_2PI)
 
@@ -432,7 +453,7 @@ def log_t(loss: Loss, y: Array, h: Array, noise: Array) -> Array:
     return np.asarray(logs)
 
 
-def latent(post: GraphPosterior, h: LinearForm, noise: Any) -> tuple[Array, Array]:
+def latent(post: GraphPosterior, h: LinearForm, noise: ArrayLike) -> tuple[Array, Array]:
     """Mean and variance of forms with noise, (n,)."""
     mean, variance = post.predict_latent(h)
     return mean.ravel(), variance.ravel() + numbers_of("noise", noise, h.shape, least=0.0)
@@ -441,7 +462,9 @@ def latent(post: GraphPosterior, h: LinearForm, noise: Any) -> tuple[Array, Arra
 def by_loss(method: str) -> Callable[..., Array]:
     """The prediction of a loss at linear forms."""
 
-    def predicted(self: Any, post: GraphPosterior, form: Any, *, noise: Any = None) -> Array:
+    def predicted(
+        self: LinearFactor, post: GraphPosterior, form: Linear, *, noise: Given = None
+    ) -> Array:
         h = form_of(post.problem, "form", form, blocks=True)
         loss, noise = loss_with_noise(self.loss, noise)
         prediction = getattr(loss, method)(*latent(post, h, noise))
@@ -465,7 +488,7 @@ class LinearFactor(Kind):
     predict_proba = by_loss("predict_proba")
 
     def log_predictive(
-        self, post: GraphPosterior, form: Any, y: Any, *, noise: Any = None
+        self, post: GraphPosterior, form: Linear, y: Given, *, noise: Given = None
     ) -> Array:
         h, flat = with_responses(form_of(post.problem, "form", form, True), y)
         loss, noise = loss_with_noise(self.loss, noise)
@@ -475,11 +498,11 @@ class LinearFactor(Kind):
     def attach(
         self,
         model: GraphProblem,
-        form: Any = None,
-        y: Any = None,
+        form: Linear | None = None,
+        y: Given = None,
         *,
-        noise: Any = None,
-        scheme: Any = "exact",
+        noise: Given = None,
+        scheme: str | Scheme = "exact",
     ) -> Batch:
         loss, noise = loss_with_noise(self.loss, noise)
         scheme = schemes.resolve(scheme)
@@ -596,11 +619,13 @@ class Between(Kind):
     numbers: ClassVar[dict[str, float]] = {"offset": -np.inf, "noise": 0.0}
     bounded: ClassVar[bool] = True
     loss: ClassVar[Loss] = Interval(NO_NOISE)
-    lower: Any = -np.inf
-    upper: Any = np.inf
+    lower: ArrayLike = -np.inf
+    upper: ArrayLike = np.inf
     log_density = LinearFactor.log_density
 
-    def attach(self, model: GraphProblem, form: Any = None, *, noise: Any = 0.0) -> Batch:
+    def attach(
+        self, model: GraphProblem, form: Linear | None = None, *, noise: ArrayLike = 0.0
+    ) -> Batch:
         h = form_of(model, "form", form, blocks=True)
         ends = [
             numbers_of(name, getattr(self, name), h.shape, finite=False)
@@ -627,18 +652,20 @@ class Between(Kind):
     def labels(self, batch: Batch) -> NDArray[np.uint8]:
         return np.asarray(np.isfinite(batch.data["y"]).all(axis=1), dtype=np.uint8)
 
-    def log_predictive(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
+    def log_predictive(
+        self, post: GraphPosterior, form: Linear, *, noise: ArrayLike = 0.0
+    ) -> Array:
         h = form_of(post.problem, "form", form, blocks=True)
         bounds = self.attach(post.problem, h, noise=noise).data["y"]
         mean, variance = latent(post, h, noise)
         logs = self.loss.log_predictive(bounds, mean, np.minimum(variance, VAST))
         return np.asarray(logs.reshape(h.shape))
 
-    def predict_proba(self, post: GraphPosterior, form: Any, *, noise: Any = 0.0) -> Array:
+    def predict_proba(self, post: GraphPosterior, form: Linear, *, noise: ArrayLike = 0.0) -> Array:
         return np.exp(post.log_predictive(self, form, noise=noise))
 
 
-def variables_of(model: GraphProblem, name: str, value: Any, *families: str) -> Variables:
+def variables_of(model: GraphProblem, name: str, value: Neighbour, *families: str) -> Variables:
     """Variables of this graph, of one of the families."""
     if not isinstance(value, Variables):
         raise TypeError(
@@ -654,7 +681,10 @@ def variables_of(model: GraphProblem, name: str, value: Any, *families: str) -> 
 
 
 def rows_of(
-    model: GraphProblem, neighbours: dict[str, tuple[Any, ...]], /, **beside: tuple[int, ...]
+    model: GraphProblem,
+    neighbours: Mapping[str, tuple[Neighbour, *tuple[str, ...]]],
+    /,
+    **beside: tuple[int, ...],
 ) -> Index:
     """Numbers of variables that broadcast with one another and other arrays, (..., neighbours).
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array
+from epfast._arrays import AnyArray, Array, Given
 from epfast._core.graph import GraphBatch
 from epfast._core.graph_factors import MixtureBatch, TableBatch
 from epfast.graph.factors import (
     Batch,
     Edges,
     Kind,
+    Neighbour,
     form_of,
     log_t,
     loss_with_noise,
@@ -33,6 +34,7 @@ from epfast.graph.variables import (
     Linear,
     LinearForm,
     Terms,
+    Variables,
     finite_numbers,
     joined,
     merged,
@@ -41,6 +43,7 @@ from epfast.graph.variables import (
 )
 from epfast.inference.files import restore_responses
 from epfast.losses import Loss, Ordinal
+from epfast.losses.names import LossGiven
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
@@ -92,7 +95,7 @@ class Table(Kind):
     """
 
     pattern: ClassVar[str] = "c+"
-    p: Any
+    p: Array
 
     def __post_init__(self) -> None:
         given = _checks.real_array("p", self.p)
@@ -102,7 +105,7 @@ class Table(Kind):
     def bounded(self) -> bool:
         return bool(np.max(self.p) <= 1.0)
 
-    def tables(self, sizes: tuple[Any, ...]) -> Array:
+    def tables(self, sizes: tuple[int | None, ...]) -> Array:
         """Each table as a row. sizes: the numbers of categories. None: any."""
         p, m = self.p, len(sizes)
         last = p.shape[max(0, p.ndim - m) :]
@@ -123,7 +126,7 @@ class Table(Kind):
             )
         return rows
 
-    def attach(self, model: GraphProblem, *h: Any) -> Batch:
+    def attach(self, model: GraphProblem, *h: Neighbour) -> Batch:
         if not h:
             raise ValueError("a table has no variable; allowed: one categorical variable or more")
         given = {f"h_{j + 1}": (value, "categorical") for j, value in enumerate(h)}
@@ -161,7 +164,7 @@ class Table(Kind):
         at = np.ravel_multi_index(tuple(theta[:, names].astype(np.intp).transpose(2, 0, 1)), shape)
         return np.asarray(logs[np.arange(batch.n) % len(logs), at].sum(axis=1))
 
-    def predict_proba(self, post: GraphPosterior, *h: Any) -> Array:
+    def predict_proba(self, post: GraphPosterior, *h: Neighbour) -> Array:
         """Probabilities of the categories of the variable in the place of None."""
         empty = [j for j, value in enumerate(h) if value is None]
         if len(empty) != 1:
@@ -191,7 +194,7 @@ class Table(Kind):
             )
         return np.asarray(masses / total)
 
-    def predict(self, post: GraphPosterior, *h: Any) -> Array:
+    def predict(self, post: GraphPosterior, *h: Neighbour) -> Array:
         """The most probable category of the variable in the place of None."""
         return np.asarray(self.predict_proba(post, *h).argmax(axis=-1))
 
@@ -200,6 +203,25 @@ def logs_of(p: Array) -> Array:
     """Logs, with -inf for 0."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(p))
+
+
+#: linear forms or numbers, one of each category
+FormsGiven = Sequence[Linear | ArrayLike] | None
+
+
+class Components(NamedTuple):
+    """What a mixture is made of, broadcast to common shapes."""
+
+    #: with objects in place of names of losses
+    kind: Mixture
+    #: of each category
+    losses: list[Loss]
+    forms: list[LinearForm]
+    #: variance of the noise on each form
+    noise: Array
+    #: of the forms, and of the responses
+    shape: tuple[int, ...]
+    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,8 +274,8 @@ class Mixture(Kind):
 
     pattern: ClassVar[str] = "n*c"
     log_predictive = Kind.log_z
-    h: Any
-    loss: Any
+    h: Variables | None
+    loss: LossGiven | Sequence[LossGiven]
     vectors: bool = False
 
     @property
@@ -261,10 +283,10 @@ class Mixture(Kind):
         return all(losses.resolve(loss).bounded for loss in self.given)
 
     @property
-    def given(self) -> Sequence[Any]:
+    def given(self) -> Sequence[LossGiven]:
         """The loss of each category as given, or one for all."""
-        one = isinstance(self.loss, str) or not isinstance(self.loss, Sequence)
-        return [self.loss] if one else self.loss
+        loss = self.loss
+        return [loss] if isinstance(loss, str) or not isinstance(loss, Sequence) else loss
 
     def losses(self, K: int) -> list[Loss]:
         """The loss of each of K categories."""
@@ -273,12 +295,8 @@ class Mixture(Kind):
         resolved = [scalar_loss(loss) for loss in self.given]
         return resolved if len(resolved) == K else resolved * K
 
-    def known(self, model: GraphProblem, forms: Any, y: Any, noise: Any) -> tuple[Any, ...]:
-        """The arguments, broadcast to common shapes.
-
-        Returns the kind with objects in place of names of losses, the loss and the form of each
-        category, the noise, and the shapes of the forms and of the responses.
-        """
+    def known(self, model: GraphProblem, forms: FormsGiven, y: Given, noise: Given) -> Components:
+        """The arguments, broadcast to common shapes."""
         h = variables_of(model, "h", self.h, "categorical")
         _checks.flag("vectors", self.vectors)
         kind, extra = self, 0.0 if noise is None else noise
@@ -288,16 +306,19 @@ class Mixture(Kind):
         shapes = {f"forms[{k}]": form.shape for k, form in enumerate(parts)}
         shapes |= {"noise": np.shape(extra), "h": (*h.shape, 1) if self.vectors else h.shape}
         shape = together(**shapes)
-        if np.ndim(y) <= max(1, len(shape)):  # else the last axes are within a response
-            shape = together(**shapes, y=np.shape(y))
+        of_y = () if y is None else np.shape(y)
+        if len(of_y) <= max(1, len(shape)):  # else the last axes are within a response
+            shape = together(**shapes, y=of_y)
         rows = shape[:-1] if self.vectors else shape
         variance = numbers_of("noise", extra, shape, least=0.0)
-        return kind, each, [form.broadcast(shape) for form in parts], variance, shape, rows
+        forms_of_each = [form.broadcast(shape) for form in parts]
+        return Components(kind, each, forms_of_each, variance, shape, rows)
 
     def attach(
-        self, model: GraphProblem, forms: Any = None, y: Any = None, *, noise: Any = None
+        self, model: GraphProblem, forms: FormsGiven = None, y: Given = None, *, noise: Given = None
     ) -> Batch:
         kind, each, parts, extra, shape, rows = self.known(model, forms, y, noise)
+        assert self.h is not None  # it was checked
         n, K = math.prod(rows), len(each)
         P = math.prod(shape) // max(1, n)
         terms, data = assembled(parts, n, P)
@@ -364,7 +385,9 @@ class Mixture(Kind):
             total += np.where(h == k, logs, 0.0).sum(axis=1)
         return total
 
-    def symmetry(self, batch: Batch, prior: Callable[[Index], Array], alone: Any) -> str:
+    def symmetry(
+        self, batch: Batch, prior: Callable[[Index], Array], alone: NDArray[np.bool_]
+    ) -> str:
         terms, data = batch.terms, batch.data
         K, _ = self.categories(batch)
         each = self.losses(K)
@@ -384,25 +407,29 @@ class Mixture(Kind):
             "different prior means"
         )
 
-    def predict(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
+    def predict(self, post: GraphPosterior, forms: FormsGiven, *, noise: Given = None) -> Array:
         """Mean of y."""
         means, share = self.by_category(post, "predict", forms, noise)
         return np.asarray((share * means).sum(axis=0))
 
-    def predict_variance(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
+    def predict_variance(
+        self, post: GraphPosterior, forms: FormsGiven, *, noise: Given = None
+    ) -> Array:
         """Variance of y."""
         means, share = self.by_category(post, "predict", forms, noise)
         within, _ = self.by_category(post, "predict_variance", forms, noise)
         between = (means - (share * means).sum(axis=0)) ** 2
         return np.asarray((share * (within + between)).sum(axis=0))
 
-    def predict_proba(self, post: GraphPosterior, forms: Any, *, noise: Any = None) -> Array:
+    def predict_proba(
+        self, post: GraphPosterior, forms: FormsGiven, *, noise: Given = None
+    ) -> Array:
         """Probabilities of labels or classes."""
         predicted, share = self.by_category(post, "predict_proba", forms, noise)
         return np.asarray((share * predicted).sum(axis=0))
 
     def by_category(
-        self, post: GraphPosterior, method: str, forms: Any, noise: Any
+        self, post: GraphPosterior, method: str, forms: FormsGiven, noise: Given
     ) -> tuple[Array, Array]:
         """Predictions of the losses, and weights, with the categories along the first axis."""
         for loss in map(scalar_loss, self.given):
@@ -412,6 +439,7 @@ class Mixture(Kind):
                     "mixture: predict_proba, log_predictive"
                 )
         _, each, parts, extra, shape, rows = self.known(post.problem, forms, None, noise)
+        assert self.h is not None  # it was checked
         predicted = []
         for loss, form in zip(each, parts, strict=True):
             # known numbers are a form of no graph
@@ -428,7 +456,7 @@ class Mixture(Kind):
 SHARED = {"coefficient", "which", "offset", "noise"}
 
 
-def forms_of(model: GraphProblem, forms: Any, k: int) -> list[LinearForm]:
+def forms_of(model: GraphProblem, forms: FormsGiven, k: int) -> list[LinearForm]:
     """The k forms of a mixture, one for each category. Numbers are forms without variables."""
     if isinstance(forms, Linear) or not isinstance(forms, Sequence) or len(forms) != k:
         given = f"{len(forms)} of them" if isinstance(forms, Sequence) else type(forms).__name__
@@ -447,7 +475,7 @@ def forms_of(model: GraphProblem, forms: Any, k: int) -> list[LinearForm]:
     return made
 
 
-def assembled(forms: list[LinearForm], n: int, P: int) -> tuple[Terms, dict[str, NDArray[Any]]]:
+def assembled(forms: list[LinearForm], n: int, P: int) -> tuple[Terms, dict[str, AnyArray]]:
     """The variables of each factor, and the terms of its K P forms by places among these.
 
     forms: those of each category, n P in all.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import sparse
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given
 from epfast._core.graph import GraphBatch, TransitionBatch
 from epfast.gaussian.sparse import as_csr
 from epfast.graph.factors import (
@@ -18,6 +19,7 @@ from epfast.graph.factors import (
     Edges,
     Kind,
     LinearFactor,
+    Neighbour,
     check_spread,
     form_of,
     log_normal,
@@ -27,7 +29,7 @@ from epfast.graph.factors import (
     rows_of,
     variables_of,
 )
-from epfast.graph.variables import Block, Index, LinearForm, together
+from epfast.graph.variables import Block, Index, Linear, LinearForm, together
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
@@ -107,7 +109,7 @@ def independent_parts(variance: Array) -> tuple[Array, Array]:
     return np.asarray(np.linalg.inv(unit_root), dtype=np.float64), sd**2
 
 
-def blocks_on_diagonal(matrices: Array) -> Any:
+def blocks_on_diagonal(matrices: Array) -> sparse.csr_array:
     """Matrices (n, rows, columns) as one, CSR (n rows, n columns)."""
     n, rows, columns = matrices.shape
     column = np.arange(n * columns).reshape(n, 1, columns)
@@ -119,12 +121,12 @@ def blocks_on_diagonal(matrices: Array) -> Any:
     return made
 
 
-def is_of_block(value: Any) -> bool:
+def is_of_block(value: Linear | None) -> TypeGuard[Block | LinearForm]:
     """Whether forms are over entries of a block."""
     return isinstance(value, Block) or (isinstance(value, LinearForm) and len(value.parts) > 0)
 
 
-def states_of(model: GraphProblem, name: str, value: Any, k: int) -> LinearForm:
+def states_of(model: GraphProblem, name: str, value: Linear, k: int) -> LinearForm:
     """States (..., k) of entries of a block. One axis of several times k has one after another."""
     form = form_of(model, name, value, blocks=True)
     if len(form.terms.variables):
@@ -209,10 +211,12 @@ class Transition(GaussianStep):
     Kalman (1960), A new approach to linear filtering and prediction problems.
     """
 
-    variance: Any
-    factor: Any = 1.0
+    variance: ArrayLike | None
+    factor: ArrayLike = 1.0
 
-    def attach(self, model: GraphProblem, before: Any = None, after: Any = None) -> Batch:
+    def attach(
+        self, model: GraphProblem, before: Linear | None = None, after: Linear | None = None
+    ) -> Batch:
         if is_of_block(before) and is_of_block(after):
             return self._between_states(model, before, after)
         given = {"before": (before, "gaussian"), "after": (after, "gaussian")}
@@ -232,7 +236,9 @@ class Transition(GaussianStep):
             raise ValueError("factor holds 0; allowed: numbers other than 0")
         return parameters
 
-    def _matrices(self, before: Any, after: Any) -> tuple[Array, Array]:
+    def _matrices(
+        self, before: Block | LinearForm, after: Block | LinearForm | None
+    ) -> tuple[Array, Array]:
         """Factor (..., k, j) and variance (..., k, k) of states of j and k entries.
 
         Forms with one axis have states as long as the matrices say. after: None, not known.
@@ -250,7 +256,9 @@ class Transition(GaussianStep):
         k: int = (*known, j)[0]
         return matrices_of("factor", factor, k, j), matrices_of("variance", variance, k, k)
 
-    def _between_states(self, model: GraphProblem, before: Any, after: Any) -> Batch:
+    def _between_states(
+        self, model: GraphProblem, before: Block | LinearForm, after: Block | LinearForm
+    ) -> Batch:
         factor, variance = self._matrices(before, after)
         k, j = factor.shape[-2:]
         a, b = states_of(model, "before", before, j), states_of(model, "after", after, k)
@@ -262,9 +270,11 @@ class Transition(GaussianStep):
         step = multiplied(whiten, b, many) + multiplied(-whiten @ factor, a, many)
         gaussian = LinearFactor("gaussian")
         batch = gaussian.attach(model, step, 0.0, noise=np.broadcast_to(v, step.shape))
-        return batch._replace(factor=StateTransition(batch.factor.loss, batch.factor.scheme))
+        kind = batch.factor
+        assert isinstance(kind, LinearFactor)
+        return batch._replace(factor=StateTransition(kind.loss, kind.scheme))
 
-    def _ahead(self, post: GraphPosterior, before: Any) -> tuple[Array, Array]:
+    def _ahead(self, post: GraphPosterior, before: Block | LinearForm) -> tuple[Array, Array]:
         """Mean and variance of the entries of states that follow, in the shape of ``before``."""
         factor, variance = self._matrices(before, None)
         form = states_of(post.problem, "before", before, factor.shape[-1])
@@ -276,13 +286,13 @@ class Transition(GaussianStep):
         shape = before.shape if mean.size == before.size else mean.shape
         return mean.reshape(shape), spread.reshape(shape)
 
-    def predict(self, post: GraphPosterior, before: Any) -> Array:
+    def predict(self, post: GraphPosterior, before: Linear) -> Array:
         if is_of_block(before):
             return self._ahead(post, before)[0]
         x = variables_of(post.problem, "before", before, "gaussian")
         return np.asarray(self.steps(x.shape)["factor"].reshape(x.shape) * post[x].mean)
 
-    def predict_variance(self, post: GraphPosterior, before: Any) -> Array:
+    def predict_variance(self, post: GraphPosterior, before: Linear) -> Array:
         if is_of_block(before):
             return self._ahead(post, before)[1]
         x = variables_of(post.problem, "before", before, "gaussian")
@@ -340,7 +350,7 @@ class Walk(GaussianStep):
         object.__setattr__(self, "rate", _checks.number("rate", self.rate, least=0.0))
 
     def attach(
-        self, model: GraphProblem, x: Any = None, *, by: Any = None, time: Any = None
+        self, model: GraphProblem, x: Neighbour = None, *, by: Given = None, time: Given = None
     ) -> Batch:
         states = variables_of(model, "x", x, "gaussian")
         n = states.size

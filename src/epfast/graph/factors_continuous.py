@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from epfast import _checks
@@ -24,6 +25,7 @@ from epfast.graph.factors import (
     Edges,
     Kind,
     LinearFactor,
+    Neighbour,
     chain_times,
     check_spread,
     form_of,
@@ -35,7 +37,7 @@ from epfast.graph.factors import (
     rows_of,
     variables_of,
 )
-from epfast.graph.variables import Index, LinearForm, Variables, joined
+from epfast.graph.variables import Index, Linear, LinearForm, Variables, joined
 
 if TYPE_CHECKING:
     from epfast.graph.posterior import GraphPosterior
@@ -76,6 +78,7 @@ class Noise(Kind):
     Examples
     --------
     >>> import numpy as np
+    from numpy.typing import ArrayLike, NDArray
     >>> from epfast.graph import Graph, Noise
     >>> y = np.array([2.1, 1.9, 2.2, 1.7, 2.0, 2.3])
     >>> g = Graph()
@@ -92,19 +95,19 @@ class Noise(Kind):
 
     pattern: ClassVar[str] = "n+g"
     numbers: ClassVar[dict[str, float]] = {"offset": -np.inf}
-    tau: Any
+    tau: Neighbour
     match: str = "statistics"
 
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def known(self, model: GraphProblem, form: Any) -> tuple[LinearForm, Index]:
+    def known(self, model: GraphProblem, form: Linear | None) -> tuple[LinearForm, Index]:
         """The form, and the numbers of the precisions of its entries, (..., 1)."""
         h = form_of(model, "form", form, blocks=True)
         numbers = rows_of(model, {"tau": (self.tau, "gamma")}, form=h.shape)
         return h.broadcast(numbers.shape[:-1]), numbers
 
-    def attach(self, model: GraphProblem, form: Any = None) -> Batch:
+    def attach(self, model: GraphProblem, form: Linear | None = None) -> Batch:
         h, numbers = self.known(model, form)
         (terms, parts), data = neighbours_of(h), {"offset": h.offset.copy()}
         batch = plain_batch(Noise(None, self.match), model.added, numbers, data)
@@ -129,10 +132,10 @@ class Noise(Kind):
         tau = theta[:, batch.terms.variables[batch.last]]
         return np.asarray(log_normal(h, 1.0 / tau).sum(axis=1))
 
-    def predict(self, post: GraphPosterior, form: Any) -> Array:
+    def predict(self, post: GraphPosterior, form: Linear) -> Array:
         return post.predict_latent(self.known(post.problem, form)[0])[0]
 
-    def log_predictive(self, post: GraphPosterior, form: Any) -> Array:
+    def log_predictive(self, post: GraphPosterior, form: Linear) -> Array:
         """Log density of form = 0 with the noise, integrated over tau."""
         log_z = self.log_z(post, form)
         mean, variance = post.predict_latent(self.known(post.problem, form)[0])
@@ -140,7 +143,7 @@ class Noise(Kind):
         usual = np.isfinite(log_z) & np.isfinite(variance)
         return np.where(usual, log_z, log_normal(mean, variance))
 
-    def predict_variance(self, post: GraphPosterior, form: Any) -> Array:
+    def predict_variance(self, post: GraphPosterior, form: Linear) -> Array:
         """Variance of the form plus E[1 / tau], infinite for a shape <= 1."""
         h, numbers = self.known(post.problem, form)
         variance = post.predict_latent(h)[1]
@@ -192,19 +195,25 @@ class Product(Kind):
 
     pattern: ClassVar[str] = "nnn?"
     numbers: ClassVar[dict[str, float]] = {"variance": 0.0}
-    variance: Any = 0.0
+    variance: ArrayLike = 0.0
 
-    def attach(self, model: GraphProblem, x: Any = None, y: Any = None, z: Any = None) -> Batch:
-        neighbours = {"x": (x, "gaussian"), "y": (y, "gaussian")}
+    def attach(
+        self,
+        model: GraphProblem,
+        x: Neighbour = None,
+        y: Neighbour = None,
+        z: Variables | ArrayLike | None = None,
+    ) -> Batch:
+        neighbours: dict[str, tuple[Neighbour, str]] = {"x": (x, "gaussian"), "y": (y, "gaussian")}
         if z is None:
             raise ValueError("z is None; allowed: Gaussian variables, or numbers")
-        observed = not isinstance(z, Variables)
-        if observed:
-            numbers = rows_of(model, neighbours, z=np.shape(z))
-            data = {"z": numbers_of("z", z, numbers.shape[:-1])[:, None]}
-        else:
+        if isinstance(z, Variables):
             numbers = rows_of(model, neighbours | {"z": (z, "gaussian")})
             data = {"z": np.empty((numbers.size // 3, 0))}
+        else:
+            numbers = rows_of(model, neighbours, z=np.shape(z))
+            data = {"z": numbers_of("z", z, numbers.shape[:-1])[:, None]}
+        observed = not isinstance(z, Variables)
         data["variance"] = numbers_of("variance", self.variance, numbers.shape[:-1], 0.0, observed)
         return plain_batch(Product(), model.added, numbers, data)
 
@@ -226,7 +235,9 @@ class Product(Kind):
         gap = target - theta[:, names[:, 0]] * theta[:, names[:, 1]]
         return np.asarray(log_normal(gap, batch.data["variance"]).sum(axis=1))
 
-    def symmetry(self, batch: Batch, prior: Callable[[Index], Array], alone: Any) -> str:
+    def symmetry(
+        self, batch: Batch, prior: Callable[[Index], Array], alone: NDArray[np.bool_]
+    ) -> str:
         pairs = batch.table[:, :2]
         centred = (prior(pairs.ravel())[:, 1] == 0.0).reshape(pairs.shape)
         if not (centred & alone[pairs]).all(axis=1).any():
@@ -236,17 +247,17 @@ class Product(Kind):
             "(-x, -y) are equally probable, and EP stays at means of 0; give other prior means"
         )
 
-    def known(self, post: GraphPosterior, x: Any, y: Any) -> tuple[Array, ...]:
+    def known(self, post: GraphPosterior, x: Variables, y: Variables) -> tuple[Array, ...]:
         """Means and variances of x and of y, and the variances of the noise."""
         shape = rows_of(post.problem, {"x": (x, "gaussian"), "y": (y, "gaussian")}).shape[:-1]
         noise = numbers_of("variance", self.variance, shape, least=0.0).reshape(shape)
         return post[x].mean, post[x].variance, post[y].mean, post[y].variance, noise
 
-    def predict(self, post: GraphPosterior, x: Any, y: Any) -> Array:
+    def predict(self, post: GraphPosterior, x: Variables, y: Variables) -> Array:
         mean_x, _, mean_y, _, _ = self.known(post, x, y)
         return np.asarray(mean_x * mean_y)
 
-    def predict_variance(self, post: GraphPosterior, x: Any, y: Any) -> Array:
+    def predict_variance(self, post: GraphPosterior, x: Variables, y: Variables) -> Array:
         """Variance of x y plus noise."""
         mean_x, v_x, mean_y, v_y, noise = self.known(post, x, y)
         with np.errstate(all="ignore"):
@@ -296,14 +307,14 @@ class LogisticLink(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, model: GraphProblem, z: Any = None, p: Any = None) -> Batch:
+    def attach(self, model: GraphProblem, z: Neighbour = None, p: Neighbour = None) -> Batch:
         numbers = rows_of(model, {"z": (z, "gaussian"), "p": (p, "beta")})
         return plain_batch(self, model.added, numbers, {})
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         return LogisticBatch(*edges, self.match == "moments", tied)
 
-    def predict(self, post: GraphPosterior, z: Any) -> Array:
+    def predict(self, post: GraphPosterior, z: Variables) -> Array:
         """Mean of the probability."""
         variables_of(post.problem, "z", z, "gaussian")
         return LinearFactor("logistic").predict_proba(post, z)
@@ -354,15 +365,15 @@ class CompoundGamma(Kind):
     pattern: ClassVar[str] = "g"
     numbers: ClassVar[dict[str, float]] = dict.fromkeys(("s1", "r1", "s2"), math.ulp(0.0))
     instead: ClassVar[str] = "post[tau], as the factor is the prior of tau alone"
-    s1: Any = 1.0
-    r1: Any = 1.0
-    s2: Any = 1.0
+    s1: ArrayLike = 1.0
+    r1: ArrayLike = 1.0
+    s2: ArrayLike = 1.0
     match: str = "statistics"
 
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, model: GraphProblem, tau: Any = None) -> Batch:
+    def attach(self, model: GraphProblem, tau: Neighbour = None) -> Batch:
         numbers = rows_of(model, {"tau": (tau, "gamma")})
         data = {
             name: numbers_of(name, getattr(self, name), numbers.shape[:-1], least=0.0, above=True)

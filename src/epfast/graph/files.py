@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from epfast import _checks, priors, schemes
+from epfast._arrays import AnyArray
 from epfast.families import FAMILIES
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.engines.sparse import Pace
 from epfast.gaussian.files import check_shapes
 from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart
-from epfast.graph.engine import GraphEngine
+from epfast.graph.engine import GraphEngine, GraphStart
 from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import StateTransition, Transition, Walk
@@ -30,6 +30,9 @@ from epfast.graph.problem import (
 from epfast.graph.sparse_blocks import SparseBlockPrior
 from epfast.graph.variables import Block, BlockTerms, Index, Scales, Terms, Variables, finite_rows
 from epfast.losses import describe as describe_loss
+
+#: a posterior that was read
+Started = TypeVar("Started", bound=GraphStart)
 
 KINDS = (
     *(LinearFactor, Between, Transition, Walk, Noise, Product, LogisticLink, CompoundGamma),
@@ -100,7 +103,7 @@ def raise_unsaved(batch: Batch, why: str) -> None:
     )
 
 
-def index(value: NDArray[Any], stop: int, least: int = 0, ndim: int | None = 1) -> Index:
+def index(value: AnyArray, stop: int, least: int = 0, ndim: int | None = 1) -> Index:
     """Whole numbers from least to stop - 1."""
     if value.dtype.kind not in "iu" or (ndim is not None and value.ndim != ndim):
         raise ValueError(f"{_checks.describe(value)} in place of whole numbers")
@@ -133,7 +136,7 @@ def check_batch(batch: Batch, kinds: Index, sizes: Index, blocks: dict[int, int]
     batch.factor.check(batch, np.maximum(of, 0), sizes[variables])
 
 
-def checked(post: Any) -> Any:
+def checked(post: Started) -> Started:
     """A posterior that was read, with the states of its linear models.
 
     Refuses arrays with inconsistent shapes, on which compiled code relies. That the numbers are

@@ -9,22 +9,26 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given, SparseGiven
 from epfast.families import FAMILIES
 from epfast.graph import priors
 from epfast.graph.engine import GraphEngine
-from epfast.graph.factors import form_of, kind_of
+from epfast.graph.factors import Argument, Kind, form_of, kind_of
 from epfast.graph.joint import JointEngine, JointGraphPosterior, is_joint
 from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.own import ScaleFactor
 from epfast.graph.posterior import GraphPosterior
+from epfast.graph.priors import Size
 from epfast.graph.problem import (
     BLOCK,
     GraphProblem,
     legal,
 )
-from epfast.graph.variables import Block, Scales, Variables
+from epfast.graph.variables import Block, Linear, Scales, Variables
 from epfast.inference import Fit, interrupted, run, warn_of
+from epfast.inference.loop import Callback
+from epfast.inference.runtime import Tick
+from epfast.losses.names import LossGiven
 from epfast.priors import HalfStudentT, InverseGamma, Scale
 from epfast.schedules import ADF, EP, Schedule
 
@@ -70,7 +74,7 @@ class Graph:
 
     def gaussian(
         self,
-        size: Any = None,
+        size: Size = None,
         mean: ArrayLike = 0.0,
         variance: ArrayLike = 1.0,
         *,
@@ -98,7 +102,7 @@ class Graph:
 
     def gamma(
         self,
-        size: Any = None,
+        size: Size = None,
         shape: ArrayLike = 1.0,
         rate: ArrayLike = 1.0,
         *,
@@ -123,7 +127,7 @@ class Graph:
         return self._new("gamma", *priors.gamma(size, shape, rate), name)
 
     def scale(
-        self, prior: Scale | None = None, size: Any = None, *, name: str | None = None
+        self, prior: Scale | None = None, size: Size = None, *, name: str | None = None
     ) -> Scales:
         """Standard deviations s, of noise or of a group of effects.
 
@@ -153,7 +157,10 @@ class Graph:
         Examples
         --------
         >>> import epfast, numpy as np
-        >>> from epfast.priors import HalfCauchy
+        >>> from epfast.inference.loop import Callback
+        from epfast.inference.runtime import Tick
+        from epfast.losses.names import LossGiven
+        from epfast.priors import HalfCauchy
         >>> g = epfast.Graph()
         >>> level, sd = g.gaussian(variance=100.0), g.scale(HalfCauchy(2.5))
         >>> batch = g.add(epfast.graph.Noise(sd), np.array([2.1, 1.9, 2.2, 1.7, 2.0, 2.3]) - level)
@@ -175,7 +182,7 @@ class Graph:
 
     def beta(
         self,
-        size: Any = None,
+        size: Size = None,
         alpha: ArrayLike = 1.0,
         beta: ArrayLike = 1.0,
         *,
@@ -200,11 +207,11 @@ class Graph:
 
     def categorical(
         self,
-        size: Any = None,
+        size: Size = None,
         n: int | None = None,
-        prior: Any = None,
+        prior: Given = None,
         *,
-        probabilities: Any = None,
+        probabilities: Given = None,
         name: str | None = None,
     ) -> Variables:
         """Variables with n categories, 0 to n - 1.
@@ -270,7 +277,7 @@ class Graph:
     def block(
         self,
         d: int | tuple[int, ...],
-        precision: Any = None,
+        precision: ArrayLike | SparseGiven | None = None,
         variance: ArrayLike | None = None,
         mean: ArrayLike = 0.0,
         name: str | None = None,
@@ -350,7 +357,7 @@ class Graph:
         """All arrays of variables, by name. Arrays without a name are numbered from 0."""
         return dict(self._model.made)
 
-    def _check_name(self, name: Any) -> None:
+    def _check_name(self, name: str | None) -> None:
         if name is not None and (not isinstance(name, str) or not name or name in self._model.made):
             raise ValueError(f"name is {_checks.describe(name)}; allowed: a new string, or None")
 
@@ -386,7 +393,7 @@ class Graph:
 
     # ---- factors ----
 
-    def add(self, factor: Any, /, *neighbours: Any, **data: Any) -> int:
+    def add(self, factor: Kind | LossGiven, /, *neighbours: Argument, **data: Argument) -> int:
         """Add a batch of factors, one for each row of the neighbours, which broadcast as arrays do.
 
         Parameters
@@ -433,7 +440,7 @@ class Graph:
         self._model = model.with_batch(batch)
         return int(batch.key)
 
-    def remove(self, batch: int, rows: Any = None) -> None:
+    def remove(self, batch: int, rows: Given = None) -> None:
         """Remove factors.
 
         Parameters
@@ -467,9 +474,9 @@ class Graph:
         self,
         schedule: Schedule | None = None,
         start: GraphPosterior | None = None,
-        callback: Any = None,
-        progress: Any = False,
-        watch: Any = None,
+        callback: Callback | None = None,
+        progress: bool | Tick = False,
+        watch: Linear | None = None,
     ) -> GraphPosterior:
         """Fit the beliefs of all variables.
 

@@ -16,8 +16,10 @@ from epfast.graph.engine import FAR, remedy_for
 from epfast.graph.factors import HALF_LOG_2PI, Batch, form_of
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import GraphProblem
+from epfast.graph.variables import Linear
 from epfast.inference import Counts, Summary, Swept
 from epfast.inference.loop import change
+from epfast.inference.runtime import Tick
 from epfast.operators.laplace import LaplaceMessages, kinks
 from epfast.operators.tilted import FactorCavities, FactorRows, Tilted, maximum
 from epfast.schedules import EP
@@ -66,8 +68,8 @@ class JointState(NamedTuple):
     sweeps: int
     log_evidence: float = -math.inf
     #: all variables are scalars
-    blocks: tuple[Any, ...] = ()
-    linear: tuple[Any, ...] = ()
+    blocks: tuple[()] = ()
+    linear: tuple[()] = ()
 
     @property
     def beliefs(self) -> Array:
@@ -126,9 +128,10 @@ class JointEngine:
         self.prior = BlockBelief(np.diag(variance), mean, partition)
         self.at = [batch.table for batch in problem.batches]
         self.rows = [FactorRows(batch.data, batch.rows) for batch in problem.batches]
+        factors: list[Any] = [batch.factor for batch in problem.batches]
         self.tilted = [
-            batch.factor.tilted(("gaussian",) * at.shape[1])
-            for batch, at in zip(problem.batches, self.at, strict=True)
+            factor.tilted(("gaussian",) * at.shape[1])
+            for factor, at in zip(factors, self.at, strict=True)
         ]
         starts = np.cumsum([0, *(batch.n for batch in problem.batches)])
         order = problem.order()
@@ -142,7 +145,7 @@ class JointEngine:
     def remedy(self) -> str:
         return remedy_for(self.reasons)
 
-    def init(self, start: Any) -> JointState:
+    def init(self, start: GraphPosterior | None) -> JointState:
         if start is not None:
             if not isinstance(start, JointGraphPosterior) or not start.problem.is_that(
                 self.problem
@@ -173,7 +176,7 @@ class JointEngine:
     def summary(self, state: JointState, evidence: bool = True) -> Summary:
         return Summary(state.mean, state.covariance.diagonal().copy(), state.log_evidence)
 
-    def sweep(self, state: JointState, keep: bool, tick: Any) -> Swept[JointState]:
+    def sweep(self, state: JointState, keep: bool, tick: Tick) -> Swept[JointState]:
         sites = tuple(JointSites(*(part.copy() for part in site)) for site in state.sites)
         precision, shift = self.added_up(sites)
         now = belief_of(precision, shift)
@@ -272,7 +275,7 @@ class JointGraphPosterior(GraphPosterior):
     def covariance(self) -> Array:
         return np.asarray(self.state.covariance.copy())
 
-    def predict_latent(self, form: Any) -> tuple[Array, Array]:
+    def predict_latent(self, form: Linear) -> tuple[Array, Array]:
         """Mean and variance of linear forms, in their shape, with all correlations."""
         h = form_of(self.problem, "form", form)
         rows = np.zeros((h.size, len(self.state.mean)))
@@ -282,7 +285,7 @@ class JointGraphPosterior(GraphPosterior):
         variance = ((rows @ self.state.covariance) * rows).sum(axis=1)
         return mean.reshape(h.shape), variance.reshape(h.shape)
 
-    def sample(self, size: int, rng: Any = None) -> dict[str, Array]:
+    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> dict[str, Array]:
         """Joint draws of all variables, as :meth:`GraphPosterior.sample` returns them."""
         size = _checks.integer("size", size, least=1)
         normal = _checks.generator("rng", rng).standard_normal((size, len(self.state.mean)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,7 +112,7 @@ class LearnedMessages:
         return Projections(log_z, targets, reason)
 
 
-def check_operators(given: Any) -> None:
+def check_operators(given: Operator | Sequence[Operator | None]) -> None:
     """Refuse operators that do not fit the neighbours of a factor.
 
     given: an Operator, or a sequence with an Operator or None for each neighbour.
@@ -158,7 +158,7 @@ def check_operators(given: Any) -> None:
             raise ValueError(f"operators of scheme have {what} {shown}; allowed: equal ones")
 
 
-def _listed(given: Any) -> tuple[Any, ...]:
+def _listed(given: Operator | Sequence[Operator | None]) -> tuple[Operator | None, ...]:
     return (given,) if isinstance(given, Operator) else tuple(given)
 
 
@@ -198,12 +198,12 @@ def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[B
                 if op.settings == trained.settings:
                     source.setdefault(id(op), trained)
     schemes = {key: learned.with_operators(copied) for key, learned in learning.items()}
-    return tuple(
-        batch._replace(factor=replace(batch.factor, scheme=schemes[batch.key]))
-        if batch.key in schemes
-        else batch
-        for batch in batches
-    )
+
+    def with_copies(batch: Batch) -> Batch:
+        factor: Any = batch.factor
+        return batch._replace(factor=replace(factor, scheme=schemes[batch.key]))
+
+    return tuple(with_copies(batch) if batch.key in schemes else batch for batch in batches)
 
 
 def _operators_of(batches: tuple[Batch, ...]) -> list[Operator]:
@@ -224,7 +224,7 @@ def warn_of_operators(batches: tuple[Batch, ...]) -> None:
         warn_user(message, ConvergenceWarning)
 
 
-def operator_of(batches: tuple[Batch, ...], batch: Any) -> Given:
+def operator_of(batches: tuple[Batch, ...], batch: int) -> Given:
     """The trained operators of a batch, in the form in which they were given."""
     learning = learning_of(batches)
     if batch not in learning:

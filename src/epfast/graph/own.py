@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -19,18 +18,26 @@ from epfast.graph.factors import (
     Batch,
     Edges,
     Kind,
+    Neighbour,
     only_power_1,
     plain_batch,
     rows_of,
 )
 from epfast.graph.learned import LearnedMessages, check_operators
-from epfast.graph.variables import Index
+from epfast.graph.variables import Index, Variables
 from epfast.operators.importance import ImportanceMessages
 from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
 from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
-from epfast.operators.tilted import FactorCavities, FactorRows, Projections, Tilted, called
+from epfast.operators.tilted import (
+    FactorCavities,
+    FactorRows,
+    Projections,
+    Tilted,
+    UserFunction,
+    called,
+)
 from epfast.priors import InverseGamma, Scale
 
 if TYPE_CHECKING:
@@ -88,7 +95,7 @@ class Projecting:
         return Projections(log_z, targets, np.where(fine, 0, 1))
 
 
-def _checked(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+def _checked(name: str, value: ArrayLike, shape: tuple[int, ...]) -> Array:
     given = np.asarray(value)
     if given.dtype.kind not in "fiu":
         raise TypeError(f"project() returned {name} of dtype {given.dtype}; allowed: float64")
@@ -178,10 +185,10 @@ class Factor(Kind):
     instead: ClassVar[str] = (
         "post[...] of its neighbours: draw from their beliefs and call your log_t"
     )
-    log_t: Callable[..., Any] | None = None
+    log_t: UserFunction | None = None
     scheme: Any = "laplace"
-    gradient: Callable[..., Any] | None = field(default=None, kw_only=True)
-    hessian: Callable[..., Any] | None = field(default=None, kw_only=True)
+    gradient: UserFunction | None = field(default=None, kw_only=True)
+    hessian: UserFunction | None = field(default=None, kw_only=True)
 
     #: the scheme with the methods ``refuses`` and ``fit`` of those of the library
     messages: Any = field(init=False, repr=False, compare=False)
@@ -226,12 +233,14 @@ class Factor(Kind):
             return None
         return Tilted(families, self.log_t, self.gradient, self.hessian)
 
-    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
+    def attach(self, model: GraphProblem, /, *neighbours: Variables, **data: ArrayLike) -> Batch:
         scheme = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
-        supported = [name for name in FAMILIES if name in scheme.families]
-        pairs = {f"neighbours[{j}]": (value, *supported) for j, value in enumerate(neighbours)}
+        supported = tuple(name for name in FAMILIES if name in scheme.families)
+        pairs: dict[str, tuple[Variables, *tuple[str, ...]]] = {
+            f"neighbours[{j}]": (value, *supported) for j, value in enumerate(neighbours)
+        }
         axes = max(1, rows_of(model, pairs).ndim - 1)
         reason = scheme.refuses(tuple(value.family for value in neighbours))
         if reason is not None:
@@ -317,7 +326,7 @@ class ScaleFactor(Kind):
         base = constant + (self.shape - 1.0) * log_tau - self.rate * tau
         return np.asarray(density - math.log(2.0) - 1.5 * log_tau - base)
 
-    def attach(self, model: GraphProblem, tau: Any = None) -> Batch:
+    def attach(self, model: GraphProblem, tau: Neighbour = None) -> Batch:
         return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")}), {})
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
@@ -418,6 +427,6 @@ class BatchFits:
             self.reasons[reason] += n
 
 
-def _split(values: Array, ends: Any) -> list[Array]:
+def _split(values: Array, ends: Index) -> list[Array]:
     """Natural parameters of each neighbour, views."""
     return np.split(values, ends, axis=1)

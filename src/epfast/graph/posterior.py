@@ -18,7 +18,7 @@ from epfast.graph import files
 from epfast.graph.blocks import BlockBelief, linear_sites
 from epfast.graph.checking import checked, observations
 from epfast.graph.engine import log_integrals
-from epfast.graph.factors import Batch, form_of, kind_of
+from epfast.graph.factors import Argument, Batch, Kind, form_of, kind_of
 from epfast.graph.learned import operator_of
 from epfast.graph.problem import (
     GraphProblem,
@@ -26,13 +26,14 @@ from epfast.graph.problem import (
     UpdateOrder,
 )
 from epfast.graph.sparse_blocks import SparseBelief, belief_of_prior
-from epfast.graph.variables import Block, Index, Scales, Variables
+from epfast.graph.variables import Block, Index, Linear, Scales, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.records import Recorded
 from epfast.inference.report import Drawn, checked_level, interval, to_arviz
 from epfast.inference.runtime import cached_property
+from epfast.losses.names import LossGiven
 from epfast.operators.just_in_time import Operator
 
 #: names of the predictions that factors may have
@@ -183,7 +184,9 @@ class GraphPosterior(Recorded):
     @overload
     def __getitem__(self, variables: Variables | str | int) -> Belief: ...
 
-    def __getitem__(self, variables: Variables | Block | str | int) -> Any:
+    def __getitem__(
+        self, variables: Variables | Block | str | int
+    ) -> Belief | BlockBelief | SparseBelief:
         if isinstance(variables, str | int) and variables in self.problem.made:
             variables = self.problem.made[variables]
         if not isinstance(variables, Variables | Block):
@@ -202,12 +205,13 @@ class GraphPosterior(Recorded):
         kind = ScaleBelief if isinstance(variables, Scales) else Belief
         return kind(variables.family, variables.shape, natural)
 
-    def _block(self, number: int) -> Any:
+    def _block(self, number: int) -> BlockBelief | SparseBelief:
         """The belief about the block of this number."""
         places = {prior.number: place for place, prior in enumerate(self.problem.blocks)}
-        return self.state.blocks[places[number]]
+        belief: BlockBelief | SparseBelief = self.state.blocks[places[number]]
+        return belief
 
-    def predict_latent(self, form: Any) -> tuple[Array, Array]:
+    def predict_latent(self, form: Linear) -> tuple[Array, Array]:
         """Mean and variance of linear forms, in their shape.
 
         Correlations within a block are included. EP keeps no others.
@@ -230,7 +234,9 @@ class GraphPosterior(Recorded):
 
     # ---- predictions ----
 
-    def predict(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
+    def predict(
+        self, factor: Kind | LossGiven, /, *neighbours: Argument, **data: Argument
+    ) -> Array:
         """Predict the mean of new observations or variables, or the most probable label.
 
         Parameters
@@ -268,7 +274,9 @@ class GraphPosterior(Recorded):
         """
         return self._predicted("predict", factor, neighbours, data)
 
-    def predict_proba(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
+    def predict_proba(
+        self, factor: Kind | LossGiven, /, *neighbours: Argument, **data: Argument
+    ) -> Array:
         """Predict probabilities. The arguments are those of :meth:`predict`.
 
         Returns
@@ -281,14 +289,18 @@ class GraphPosterior(Recorded):
         """
         return self._predicted("predict_proba", factor, neighbours, data)
 
-    def predict_variance(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
+    def predict_variance(
+        self, factor: Kind | LossGiven, /, *neighbours: Argument, **data: Argument
+    ) -> Array:
         """Variance of what :meth:`predict` has the mean of. The arguments are the same.
 
         Infinite for ``Noise(tau)`` if the belief about tau has a shape <= 1.
         """
         return self._predicted("predict_variance", factor, neighbours, data)
 
-    def log_predictive(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
+    def log_predictive(
+        self, factor: Kind | LossGiven, /, *neighbours: Argument, **data: Argument
+    ) -> Array:
         """Log density of new observations. The arguments are those of ``add``.
 
         They are ``(loss, form, y, noise=None)``, ``(Noise(tau), y - form)`` (integrated over tau),
@@ -302,7 +314,11 @@ class GraphPosterior(Recorded):
         return log_integrals(self.problem, self.state, batch).reshape(batch.rows.shape)
 
     def _predicted(
-        self, method: str, factor: Any, neighbours: tuple[Any, ...], data: dict[str, Any]
+        self,
+        method: str,
+        factor: Kind | LossGiven,
+        neighbours: tuple[Argument, ...],
+        data: dict[str, Argument],
     ) -> Array:
         """The prediction of a factor. Errors list the predictions of its kind."""
         kind = kind_of(factor)
@@ -317,8 +333,8 @@ class GraphPosterior(Recorded):
         try:
             takes.bind(self, *neighbours, **data)
         except TypeError as error:
-            shown = ", ".join(str(part) for part in list(takes.parameters.values())[1:])
-            shown = shown.replace(": 'Any'", "").replace(" = ", "=")
+            given = list(takes.parameters.values())[1:]
+            shown = ", ".join(str(part.replace(annotation=part.empty)) for part in given)
             raise TypeError(f"{method}() {error}; allowed: {method}({name}, {shown})") from None
         prediction: Array = predict(self, *neighbours, **data)
         return prediction
@@ -355,10 +371,10 @@ class GraphPosterior(Recorded):
             For factors with ``project()`` alone, which have no density.
             For more draws than take some minutes.
         """
-        given = {"draws": draws, "rng": rng}
-        return self._remembered(checked(self.problem, self.state, self.log_evidence, **given))
+        found = checked(self.problem, self.state, self.log_evidence, draws, rng)
+        return self._remembered(found)
 
-    def sample(self, size: int, rng: Any = None) -> dict[str, Array]:
+    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> dict[str, Array]:
         """Draw from the beliefs: independently between variables, jointly within a block.
 
         Parameters

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import sparse
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given, SparseGiven
 from epfast.families import ZERO, Beta, Family, Gamma
 from epfast.gaussian.prior import SparsePrior, checked_variances, normal_prior, sparse_prior
 from epfast.gaussian.sparse import Pattern, SparseDesign, is_proper
@@ -17,6 +18,8 @@ from epfast.graph.blocks import BlockPrior
 from epfast.graph.sparse_blocks import SparseBlockPrior, flat_norm, independent
 from epfast.graph.variables import spread, together
 
+#: shape of an array of variables. None: that of its numbers
+Size = int | Sequence[int] | None
 #: the largest mean, and number of a gamma or beta prior
 MOST = 1e150
 #: variables of a block at most
@@ -25,7 +28,7 @@ MOST_VARIABLES = 2**20
 TINY = float(np.finfo(np.float64).tiny)
 
 
-def gaussian(size: Any, mean: Any, variance: Any) -> tuple[tuple[int, ...], Array]:
+def gaussian(size: Size, mean: ArrayLike, variance: ArrayLike) -> tuple[tuple[int, ...], Array]:
     """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.gaussian`."""
     shape, given = arrays(size, mean=mean, variance=variance)
     mean, variance = given["mean"], given["variance"]
@@ -43,18 +46,18 @@ def gaussian(size: Any, mean: Any, variance: Any) -> tuple[tuple[int, ...], Arra
     return shape, np.stack([precision, precision * mean], axis=1)
 
 
-def gamma(size: Any, shape: Any, rate: Any) -> tuple[tuple[int, ...], Array]:
+def gamma(size: Size, shape: ArrayLike, rate: ArrayLike) -> tuple[tuple[int, ...], Array]:
     """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.gamma`."""
     return _positive(Gamma, size, [1.0, 0.0], shape=shape, rate=rate)
 
 
-def beta(size: Any, alpha: Any, beta: Any) -> tuple[tuple[int, ...], Array]:
+def beta(size: Size, alpha: ArrayLike, beta: ArrayLike) -> tuple[tuple[int, ...], Array]:
     """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.beta`."""
     return _positive(Beta, size, [1.0, 1.0], alpha=alpha, beta=beta)
 
 
 def _positive(
-    family: type[Family], size: Any, flat: list[float], **given: Any
+    family: type[Family], size: Size, flat: list[float], **given: ArrayLike
 ) -> tuple[tuple[int, ...], Array]:
     """Shape and natural parameters of priors with two positive parameters.
 
@@ -81,7 +84,7 @@ def _positive(
     return shape, natural
 
 
-def categorical(size: Any, n: Any, probabilities: Any) -> tuple[tuple[int, ...], Array]:
+def categorical(size: Size, n: int | None, probabilities: Given) -> tuple[tuple[int, ...], Array]:
     """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.categorical`.
 
     Without a prior the natural parameters are zeros. No normalised prior has these.
@@ -116,11 +119,15 @@ def categorical(size: Any, n: Any, probabilities: Any) -> tuple[tuple[int, ...],
 
 
 def block(
-    number: int, d: Any, precision: Any, variance: Any, mean: Any
+    number: int,
+    d: int | tuple[int, ...] | list[int],
+    precision: ArrayLike | SparseGiven | None,
+    variance: Given,
+    mean: ArrayLike,
 ) -> tuple[tuple[int, ...], BlockPrior | SparseBlockPrior]:
     """Shape and prior of the block of this number, see :meth:`epfast.Graph.block`."""
     several = isinstance(d, tuple | list)
-    parts = tuple(d) if several else (d,)
+    parts = tuple(d) if isinstance(d, tuple | list) else (d,)
     if not parts:
         raise ValueError("d is (); allowed: an integer, or a shape of one axis or more")
     shape = tuple(_checks.integer("d", part, least=1, most=MOST_VARIABLES) for part in parts)
@@ -129,7 +136,7 @@ def block(
     wide = several or given.ndim == 0
     center = np.ravel(spread("mean", given, shape)) if wide else given
     center = _checks.array("mean", center, shape=(size,))
-    if hasattr(precision, "tocsr"):
+    if _checks.is_sparse_given(precision):
         return shape, _sparse(number, precision, variance, center, several)
     if several and precision is None:
         return shape, _of_variances(number, variance, center, shape)
@@ -139,10 +146,11 @@ def block(
 
 
 def _sparse(
-    number: int, precision: Any, variance: Any, center: Array, several: bool
+    number: int, precision: SparseGiven, variance: Given, center: Array, several: bool
 ) -> SparseBlockPrior:
     """The prior of a block with a sparse precision. several: it may be flat in some entries."""
-    d, matrix = len(center), precision
+    d = len(center)
+    matrix: sparse.csr_array = precision
     known = np.ones(d, dtype=bool)
     if several and precision.shape == (d, d):
         matrix = sparse.csr_array(precision)
@@ -169,7 +177,7 @@ def _sparse(
 
 
 def _of_variances(
-    number: int, variance: Any, center: Array, shape: tuple[int, ...]
+    number: int, variance: Given, center: Array, shape: tuple[int, ...]
 ) -> SparseBlockPrior:
     """The prior of a block of states with independent entries, some of which may be flat."""
     given = _checks.real_array("variance", 1.0 if variance is None else variance)
@@ -180,7 +188,7 @@ def _of_variances(
     return independent(number, 1.0 / wide, center)
 
 
-def arrays(size: Any, **given: Any) -> tuple[tuple[int, ...], dict[str, Array]]:
+def arrays(size: Size, **given: ArrayLike) -> tuple[tuple[int, ...], dict[str, Array]]:
     """The shape of an array of variables, and the numbers of each, (n,)."""
     numbers = {}
     for name, value in given.items():

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import AnyArray, Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
 from epfast.gaussian.engines.sparse import Pace
@@ -69,7 +69,7 @@ def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
     return prior
 
 
-def legal(schedule: Any) -> Any:
+def legal(schedule: Schedule) -> Schedule:
     """The schedule with its numbers filled in. Raises if a graph cannot have such sweeps."""
     if not isinstance(schedule, EP | ADF | SEP | AEP):
         _checks.schedule(schedule, EP, "epfast.EP(), ADF(), SEP() or AEP()")
@@ -86,9 +86,10 @@ def legal(schedule: Any) -> Any:
     for name in ("block", "site_rule", "refresh", "warm_up"):
         if getattr(schedule, name, None) not in (None, 0):
             raise ValueError(f"{name} is {getattr(schedule, name)!r}; allowed for a graph: None")
-    if getattr(schedule, "batch", None) not in (None, 1):
+    batch = getattr(schedule, "batch", None)
+    if batch not in (None, 1):
         raise ValueError(
-            f"batch is {schedule.batch}; allowed for a graph: 1, or AEP() for all factors at once"
+            f"batch is {batch}; allowed for a graph: 1, or AEP() for all factors at once"
         )
     return schedule.filled(power=1.0, damping=schedule.usual_damping("row"))
 
@@ -102,11 +103,11 @@ def has_one_set(terms: Terms) -> bool:
     )
 
 
-def numbers_of_prior(prior: BlockPrior | SparseBlockPrior) -> tuple[Any, ...]:
+def numbers_of_prior(prior: BlockPrior | SparseBlockPrior) -> tuple[AnyArray, ...]:
     """The numbers of the prior of a block, as arrays."""
-    P: Any = prior.precision
     if isinstance(prior, BlockPrior):
-        return P, prior.mean
+        return prior.precision, prior.mean
+    P = prior.precision
     return P.data, P.indices, P.indptr, prior.mean
 
 
@@ -179,7 +180,7 @@ class GraphProblem(NamedTuple):
     known: tuple[int, ...] = ()
 
     def with_variables(
-        self, family: int, natural: Array, name: str | None, made: Any
+        self, family: int, natural: Array, name: str | None, made: Variables | Block
     ) -> GraphProblem:
         """The problem with new variables. natural: (n, k). made: the object that the user has."""
         n, k = natural.shape
@@ -226,7 +227,7 @@ class GraphProblem(NamedTuple):
                     "in this graph; allowed: variables of this graph"
                 )
 
-    def ready(self, schedule: Any) -> GraphProblem:
+    def ready(self, schedule: Schedule) -> GraphProblem:
         """The problem with a schedule, for a fit. Raises if beliefs cannot become proper."""
         if not self.batches:
             raise ValueError("the graph has no factors; allowed: one or more, by add()")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from scipy import sparse
 
-from epfast._arrays import Array
+from epfast._arrays import Array, Matrix
 from epfast.gaussian.sparse import (
     Moments,
     RowsOnPattern,
@@ -21,7 +21,7 @@ from epfast.gaussian.state import MOST_BYTES, in_memory
 from epfast.graph.blocks import About, BlockBelief, BlockPrior, prior_belief
 from epfast.graph.factors import Batch, Gaussians
 from epfast.graph.factors_chains import StateTransition
-from epfast.graph.variables import BlockTerms
+from epfast.graph.variables import BlockTerms, Index
 from epfast.inference import Summary
 
 #: variance of forms whose variance is less, as that of a row of zeros, and one over the largest
@@ -37,13 +37,13 @@ class SparseBlockPrior(NamedTuple):
     #: its number among the variables
     number: int
     #: P (d, d), CSR
-    precision: Any
+    precision: sparse.csr_array
     #: (d,)
     mean: Array
     #: log of the density at the mean, plus d/2 log 2 pi
     norm: float
     #: rows x (n, d), CSR, of these forms. None: there are none
-    X: Any = None
+    X: sparse.csr_array | None = None
     factors: Gaussians | None = None
 
     @property
@@ -58,10 +58,10 @@ class SparseBlockPrior(NamedTuple):
         numbers = zip(*(factors for _, factors in known), strict=True)
         return self._replace(X=X, factors=Gaussians(*map(np.concatenate, numbers)))
 
-    def natural(self) -> tuple[Any, Array]:
+    def natural(self) -> tuple[sparse.csr_array, Array]:
         """Precision, CSR, and shift of the product."""
         precision, shift = self.precision, self.precision @ self.mean
-        if self.factors is not None:
+        if self.factors is not None and self.X is not None:
             value, tau, _ = self.factors
             precision = precision + self.X.T @ (sparse.diags_array(tau) @ self.X)
             shift = shift + (tau * value) @ self.X
@@ -75,7 +75,7 @@ class SparseBlockPrior(NamedTuple):
         """
         away = w - self.mean
         total = self.norm - 0.5 * np.einsum("ij,ij->i", away @ self.precision, away)
-        if self.factors is not None:
+        if self.factors is not None and self.X is not None:
             value, tau, log_peak = self.factors
             away = value - (self.X @ w.T).T
             total += log_peak.sum() - 0.5 * (away * away) @ tau
@@ -114,7 +114,7 @@ class SparseBelief(NamedTuple):
         made = self.moments.products(np.eye(d))
         return np.asarray(0.5 * (made + made.T))
 
-    def covariances_of(self, columns: Any) -> Array:
+    def covariances_of(self, columns: Index) -> Array:
         """Covariances (m, q, q) of the entries in each row of columns (m, q)."""
         return self.moments.covariances_of(np.asarray(columns))
 
@@ -126,7 +126,7 @@ class SparseBelief(NamedTuple):
         """The belief about a block of this shape."""
         return self._replace(shape=shape)
 
-    def latent(self, rows: Any) -> tuple[Array, Array]:
+    def latent(self, rows: Matrix) -> tuple[Array, Array]:
         """Mean and variance of forms x'w, (n,) each, for rows (n, d)."""
         return latent(as_csr(rows), self.moments)
 

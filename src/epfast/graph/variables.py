@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from types import EllipsisType
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy import sparse
 
 from epfast import _checks
-from epfast._arrays import Array, entries_of
+from epfast._arrays import CSR, AnyArray, Array, Matrix, RowsGiven, Which, entries_of, is_sparse
 from epfast.gaussian.sparse import as_csr
 
 Index = NDArray[np.intp]
+#: an index along an axis, and that of an array of variables
+Part = int | slice | EllipsisType | list[int] | NDArray[np.integer] | NDArray[np.bool_] | None
+Key = Part | tuple[Part, ...]
 
 
-def ends(counts: Any) -> Index:
+def ends(counts: ArrayLike) -> Index:
     """Where rows of these lengths begin, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
 
@@ -36,7 +40,7 @@ class Terms(NamedTuple):
     def counts(self) -> Index:
         return np.diff(self.starts)
 
-    def taken(self, which: Any) -> Terms:
+    def taken(self, which: Which) -> Terms:
         """Select factors."""
         counts = self.counts[which]
         starts = ends(counts)
@@ -78,17 +82,22 @@ class BlockTerms(NamedTuple):
     #: number of the block
     block: int
     #: (n, d), dense or CSR
-    rows: Any
+    rows: Matrix
 
-    def taken(self, which: Any) -> BlockTerms:
+    def taken(self, which: Which) -> BlockTerms:
         """Select forms."""
         return self._replace(rows=self.rows[which])
 
     def times(self, numbers: Array) -> BlockTerms:
         rows = self.rows
-        if hasattr(rows, "indptr"):
+        if is_sparse(rows):
             return self._replace(rows=sparse.csr_array(sparse.diags_array(numbers) @ rows))
         return self._replace(rows=rows * numbers[:, None])
+
+
+def dense(rows: Matrix) -> Array:
+    """Rows as an array."""
+    return rows.toarray() if is_sparse(rows) else rows
 
 
 def added(a: tuple[BlockTerms, ...], b: tuple[BlockTerms, ...]) -> tuple[BlockTerms, ...]:
@@ -96,9 +105,12 @@ def added(a: tuple[BlockTerms, ...], b: tuple[BlockTerms, ...]) -> tuple[BlockTe
     of = {part.block: part.rows for part in a}
     for block, rows in b:
         there = of.get(block)
-        if there is not None and hasattr(there, "indptr") != hasattr(rows, "indptr"):
-            there, rows = (x.toarray() if hasattr(x, "indptr") else x for x in (there, rows))
-        of[block] = rows if there is None else there + rows
+        if there is None:
+            of[block] = rows
+        elif is_sparse(there) and is_sparse(rows):
+            of[block] = there + rows
+        else:
+            of[block] = dense(there) + dense(rows)
     return tuple(BlockTerms(block, of[block]) for block in sorted(of))
 
 
@@ -110,7 +122,9 @@ class Linear:
     #: identity of the graph of its variables
     graph: str
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
+    def __array__(
+        self, dtype: DTypeLike | None = None, copy: bool | None = None
+    ) -> NDArray[np.object_]:
         """An array of one object, so that a sparse X leaves X @ variables to this class."""
         whole = np.empty((), dtype=object)
         whole[()] = self
@@ -125,7 +139,7 @@ class Linear:
         parts = [(np.array([part.block]), "block", 2) for part in form.parts]
         return [(form.terms.variables, "gaussian", 2), *parts]
 
-    def __add__(self, other: Any) -> LinearForm:
+    def __add__(self, other: Linear | ArrayLike) -> LinearForm:
         with np.errstate(over="ignore", invalid="ignore"):  # refused where the form is used
             return self.form().plus(other)
 
@@ -134,13 +148,13 @@ class Linear:
     def __neg__(self) -> LinearForm:
         return self.form().times(-1.0)
 
-    def __sub__(self, other: Any) -> LinearForm:
+    def __sub__(self, other: Linear | ArrayLike) -> LinearForm:
         return self.__add__(-other if isinstance(other, Linear) else -finite_numbers(other))
 
-    def __rsub__(self, other: Any) -> LinearForm:
+    def __rsub__(self, other: Linear | ArrayLike) -> LinearForm:
         return self.__neg__().__add__(other)
 
-    def __mul__(self, other: Any) -> LinearForm:
+    def __mul__(self, other: Linear | ArrayLike) -> LinearForm:
         if isinstance(other, Linear):
             raise TypeError(
                 "a product of variables is not a linear form; allowed: numbers times variables, or "
@@ -151,7 +165,7 @@ class Linear:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> LinearForm:
+    def __truediv__(self, other: Linear | ArrayLike) -> LinearForm:
         numbers = finite_numbers(other)
         if not numbers.all():
             raise ValueError("a form is divided by 0; allowed: numbers other than 0")
@@ -159,7 +173,7 @@ class Linear:
             return self.form().times(1.0 / numbers)
 
 
-def finite_numbers(value: Any, name: str = "form") -> Array:
+def finite_numbers(value: ArrayLike, name: str = "form") -> Array:
     """Finite numbers of any shape."""
     given = _checks.real_array(name, value)
     if not np.isfinite(given).all():
@@ -195,14 +209,14 @@ class LinearForm(Linear):
             raise TypeError("a single form has no length")
         return self.shape[0]
 
-    def __getitem__(self, key: Any) -> LinearForm:
+    def __getitem__(self, key: Key) -> LinearForm:
         places = np.arange(self.size).reshape(self.shape)[key]
         return self._spread(np.asarray(places))
 
-    def reshape(self, *shape: Any) -> LinearForm:
+    def reshape(self, *shape: int) -> LinearForm:
         return replace(self, shape=np.empty(self.shape, dtype=bool).reshape(*shape).shape)
 
-    def times_matrix(self, matrix: Any, shape: tuple[int, ...]) -> LinearForm:
+    def times_matrix(self, matrix: CSR, shape: tuple[int, ...]) -> LinearForm:
         """The forms of this shape that a CSR matrix (m, n) makes of all, without scalar ones."""
         assert not len(self.terms.variables)
         parts = tuple(part._replace(rows=matrix @ as_csr(part.rows)) for part in self.parts)
@@ -223,7 +237,7 @@ class LinearForm(Linear):
         places = np.arange(self.size).reshape(self.shape)
         return self._spread(np.broadcast_to(places, shape))
 
-    def plus(self, other: Any) -> LinearForm:
+    def plus(self, other: Linear | ArrayLike) -> LinearForm:
         if isinstance(other, Linear):
             b = other.form()
             if b.graph != self.graph:
@@ -237,14 +251,14 @@ class LinearForm(Linear):
         a, numbers = self._beside(other)
         return replace(a, offset=a.offset + numbers)
 
-    def times(self, numbers: Any) -> LinearForm:
+    def times(self, numbers: ArrayLike) -> LinearForm:
         a, numbers = self._beside(numbers)
         coefficient = a.terms.coefficient * np.repeat(numbers, a.terms.counts)
         parts = tuple(part.times(numbers) for part in a.parts)
         terms = a.terms._replace(coefficient=coefficient)
         return replace(a, terms=terms, offset=a.offset * numbers, parts=parts)
 
-    def _beside(self, numbers: Any) -> tuple[LinearForm, Array]:
+    def _beside(self, numbers: ArrayLike) -> tuple[LinearForm, Array]:
         """The form and numbers, broadcast to one shape, with the numbers as (n,)."""
         numbers = finite_numbers(numbers)
         shape = together(form=self.shape, numbers=numbers.shape)
@@ -277,13 +291,14 @@ class LinearForm(Linear):
         )
 
 
-def finite_rows(X: Any, d: int) -> Any:
+def finite_rows(X: RowsGiven, d: int) -> Matrix:
     """Check X of X @ variables, (n, d). Returns an array of doubles or a CSR matrix."""
     rows = _checks.rows("X", X, d)
     if not np.isfinite(entries_of(rows)).all():
         raise ValueError("X holds NaN or infinity; allowed: finite numbers")
-    if hasattr(rows, "indptr"):
-        return sparse.csr_array(rows, dtype=np.float64)
+    if is_sparse(rows):
+        doubles: CSR = sparse.csr_array(rows, dtype=np.float64)
+        return doubles
     return np.ascontiguousarray(rows, dtype=np.float64)
 
 
@@ -298,7 +313,7 @@ def together(**shapes: tuple[int, ...]) -> tuple[int, ...]:
         ) from None
 
 
-def spread(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+def spread(name: str, value: ArrayLike, shape: tuple[int, ...]) -> AnyArray:
     """An array broadcast to a shape."""
     try:
         return np.broadcast_to(value, shape)
@@ -343,7 +358,7 @@ class Variables(Linear):
             raise TypeError("a single variable has no length")
         return self.shape[0]
 
-    def __getitem__(self, key: Any) -> Variables:
+    def __getitem__(self, key: Key) -> Variables:
         parts = key if isinstance(key, tuple) else (key,)
         for part in parts:
             if isinstance(part, (slice, type(None), type(Ellipsis))):
@@ -359,7 +374,7 @@ class Variables(Linear):
         except IndexError as error:
             raise IndexError(f"variables of shape {self.shape}: {error}") from None
 
-    def reshape(self, *shape: Any) -> Variables:
+    def reshape(self, *shape: int) -> Variables:
         return type(self)(self.graph, self.family, self.numbers.reshape(*shape), self.width)
 
     def __repr__(self) -> str:
@@ -381,14 +396,14 @@ class Variables(Linear):
         """Sum of Gaussian variables along an axis. None: over all."""
         return self.form().sum(axis)
 
-    def __rmatmul__(self, X: Any) -> LinearForm:
+    def __rmatmul__(self, X: RowsGiven) -> LinearForm:
         """Linear forms X @ variables: one per row of X, dense or CSR."""
         if self.ndim != 1:
             raise ValueError(f"X @ variables of shape {self.shape}; allowed: one axis, (d,)")
         self.form()
         rows = finite_rows(X, self.size)
         n = rows.shape[0]
-        if hasattr(rows, "indptr"):
+        if is_sparse(rows):
             starts, columns = rows.indptr.astype(np.intp), rows.indices
             coefficient = np.asarray(rows.data, dtype=np.float64)
         else:
@@ -434,10 +449,10 @@ class Block(Linear):
     def form(self) -> LinearForm:
         return self._forms(sparse.csr_array(sparse.eye_array(self.size)), self.shape)
 
-    def __getitem__(self, key: Any) -> LinearForm:
+    def __getitem__(self, key: Key) -> LinearForm:
         return self.form()[key]
 
-    def reshape(self, *shape: Any) -> LinearForm:
+    def reshape(self, *shape: int) -> LinearForm:
         """The entries in another shape."""
         return self.form().reshape(*shape)
 
@@ -445,7 +460,7 @@ class Block(Linear):
         """Sum of entries along an axis. None: over all."""
         return self.form().sum(axis)
 
-    def __rmatmul__(self, X: Any) -> LinearForm:
+    def __rmatmul__(self, X: RowsGiven) -> LinearForm:
         """Linear forms X @ w: one per row of X, dense or CSR."""
         if len(self.shape) != 1:
             raise ValueError(
@@ -454,7 +469,7 @@ class Block(Linear):
         rows = finite_rows(X, self.size)
         return self._forms(rows, rows.shape[:1])
 
-    def _forms(self, rows: Any, shape: tuple[int, ...]) -> LinearForm:
+    def _forms(self, rows: Matrix, shape: tuple[int, ...]) -> LinearForm:
         n = rows.shape[0]
         part = BlockTerms(self.number, rows)
         return LinearForm(self.graph, shape, no_terms(n), np.zeros(n), (part,))

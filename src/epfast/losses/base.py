@@ -12,13 +12,16 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from epfast import _checks
-from epfast._arrays import Array, to_float64
+from epfast._arrays import AnyArray, Array, Given, to_float64
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import SiteScheme, TiltedMoments
 from epfast.losses import prediction, quantiles
 
 #: what a smooth loss gives: see :attr:`Loss.gives`
 SMOOTH = frozenset({"values", "derivatives", "continuous", "powers"})
+
+#: what JSON holds
+Json = dict[str, "Json"] | list["Json"] | str | float | None
 
 #: no ends of panels: where t changes depends on y
 NOWHERE = np.empty(0)
@@ -254,7 +257,7 @@ class Loss:
             self._has_no_values()
         return CoreLoss.table(self.name, self.parameters, self.beta)
 
-    def _has_no_values(self, *given: Any) -> NoReturn:
+    def _has_no_values(self, *given: Array) -> NoReturn:
         raise ValueError(
             f"loss is {self!r}, which has no values; allowed here: a loss with a formula"
         )
@@ -283,7 +286,7 @@ class Loss:
             return NOWHERE
         return ABOUT_0 if self.beta <= 1.0 else closing_in(0.0, 1.0 / self.beta)
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check y, and make the numbers that the core reads.
 
         Parameters
@@ -340,7 +343,7 @@ class Loss:
             return np.stack([responses[:, 0], responses[:, 1] + sign * offset], axis=1)
         return np.concatenate([responses, (sign * offset)[:, None]], axis=1)
 
-    def observed(self, y: Any, n: int, offset: ArrayLike | None = None) -> Array:
+    def observed(self, y: Given, n: int, offset: ArrayLike | None = None) -> Array:
         """What the core reads of n rows, from y and offset as the user gave them."""
         responses = self.responses("y", y, n)
         if offset is not None:
@@ -361,7 +364,7 @@ class Loss:
         return responses
 
     def evaluate(
-        self, margins: ArrayLike, y: Any = None, *, derivatives: bool = True
+        self, margins: ArrayLike, y: Given = None, *, derivatives: bool = True
     ) -> tuple[Array, ...]:
         """Value, slope and curvature of l at beta = 1.
 
@@ -393,9 +396,7 @@ class Loss:
             responses = self.responses("y", y, len(given))
         return self._at(given, responses, derivatives)
 
-    def _at(
-        self, given: NDArray[Any], responses: Array | None, derivatives: bool
-    ) -> tuple[Array, ...]:
+    def _at(self, given: AnyArray, responses: Array | None, derivatives: bool) -> tuple[Array, ...]:
         """As :meth:`evaluate`, with the result of :meth:`responses`."""
         outputs = np.empty((3 if derivatives else 1, given.size))
         value, slope, curvature = (*outputs, None, None)[:3]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import SiteScheme, TiltedMoments
 from epfast.losses import quantiles
@@ -57,7 +57,7 @@ class Contaminated(Loss):
 
     base: Loss = field(default_factory=Probit)
     share: float = 0.1
-    log_density: float | str | Callable[[Any], ArrayLike] | None = None
+    log_density: float | str | Callable[[Given], ArrayLike] | None = None
 
     row = "contaminated"
     #: a mixture is not
@@ -135,7 +135,7 @@ class Contaminated(Loss):
         base = self.base.tilted(core.inner)
         return TiltedMoments(core, self.base.panel_ends(), smooth, base=base)
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Those of the base, and log c(y), (n, response_width)."""
         rows = self.base.responses(name, y, n)
         if self.by_margin:
@@ -161,8 +161,8 @@ class Contaminated(Loss):
         return self.base.outcomes(np.ascontiguousarray(responses[:, : self.base.response_width]))
 
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
-        typical: tuple[float, float] = self._of_base(responses, "typical", weights)
-        return typical
+        base, own = self._part_of_base(responses)
+        return base.typical(own, weights)
 
     def range_of(self, name: str) -> tuple[float, float]:
         return self.ranges[name] if name in self.ranges else self.base.range_of(name)
@@ -173,23 +173,22 @@ class Contaminated(Loss):
     def with_parameters(self, **values: Any) -> Self:
         own = {name: value for name, value in values.items() if name not in self.base.learnable}
         of_base = {name: value for name, value in values.items() if name in self.base.learnable}
-        base = own.pop("base", self.base)
-        base = base.with_parameters(**of_base) if of_base else base
-        return super().with_parameters(**own, base=base)
+        base = self.base.with_parameters(**of_base) if of_base else self.base
+        return self._with_base(base, **own)
+
+    def _with_base(self, base: Loss, **values: Any) -> Self:
+        return replace(self, base=base, **values).with_offset(self.has_offset)
 
     def started(self, responses: Array, weights: Array | None = None) -> Self:
-        return self.with_parameters(base=self._of_base(responses, "started", weights))
+        base, own = self._part_of_base(responses)
+        return self._with_base(base.started(own, weights).with_offset(False))
 
-    def _of_base(self, responses: Array, name: str, weights: Array | None) -> Any:
-        """What a method of the base says of its part of the responses."""
+    def _part_of_base(self, responses: Array) -> tuple[Loss, Array]:
+        """The base, and its part of the responses, with their offsets."""
         base, own = self.base, np.ascontiguousarray(responses[:, : self.base.response_width])
         if self.has_offset:
-            base, own = (
-                base.with_offset(),
-                base.add_offset(own, np.asarray(self.offset_of(responses))),
-            )
-        answer = getattr(base, name)(own, weights)
-        return answer.with_offset(False) if isinstance(answer, Loss) else answer
+            return base.with_offset(), base.add_offset(own, np.asarray(self.offset_of(responses)))
+        return base, own
 
     # ---- prediction ----
 

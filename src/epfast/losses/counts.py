@@ -6,13 +6,13 @@ Poisson, negative binomial, gamma and Weibull: the mean is a multiple of exp(h).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given, Which
 from epfast.losses import quantiles, units
 from epfast.losses.base import Likelihood
 from epfast.losses.classification import Logistic
@@ -65,7 +65,7 @@ class LogLink(Likelihood):
         """P(y <= k) and P(y > k) given h: x is the count k, or the log of a time k."""
         raise NotImplementedError
 
-    def turn(self, x: Any) -> Any:
+    def turn(self, x: Array) -> Array | float:
         """The range of h over which these turn."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ class LogLink(Likelihood):
     def _root(self, level: float, mean: Array, variance: Array, guess: Array, step: Array) -> Array:
         """x at which they come to a level, (n,), from a guess."""
 
-        def tails(x: Array, rows: Any) -> tuple[Array, Array]:
+        def tails(x: Array, rows: Which) -> tuple[Array, Array]:
             return self._tails(x, mean[rows], variance[rows])
 
         return quantiles.root(tails, level, guess, step, whole=self.discrete)
@@ -107,7 +107,7 @@ class CountLikelihood(LogLink):
 
     discrete = True
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check counts (n,). The core reads the count and log count!, (n, 2)."""
         count = _counts(name, _checks.responses(name, y, n, 1))
         return np.stack([count, special.gammaln(count + 1.0)], axis=1)
@@ -195,7 +195,7 @@ class TimeLikelihood(LogLink):
         super().__post_init__()
         self._set(shape=_checks.number("shape", self.shape, above=0.0, least=1e-3, most=1e4))
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check times (n,), or times and flags (n, 2). The core reads log t and flags, (n, 2)."""
         given = _checks.responses(name, y, n, 1, 2)
         time, observed = given.T if given.ndim == 2 else (given, np.ones(n))
@@ -254,7 +254,7 @@ class GammaNoise(TimeLikelihood):
         rate = self.shape * np.exp(np.minimum(x - h, 700.0))
         return special.gammainc(self.shape, rate), special.gammaincc(self.shape, rate)
 
-    def turn(self, x: Any) -> float:
+    def turn(self, x: Array) -> float:
         return float(1.0 / np.sqrt(1.0 + self.shape))
 
     def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -287,7 +287,7 @@ class Weibull(TimeLikelihood):
         hazard = np.exp(np.minimum(self.shape * (x - h), 700.0))
         return -np.expm1(-hazard), np.exp(-hazard)
 
-    def turn(self, x: Any) -> float:
+    def turn(self, x: Array) -> float:
         return 1.0 / self.shape
 
     def multiples(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -306,7 +306,7 @@ class Binomial(Likelihood):
     discrete = True
     response_width = 3
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check (count, trials), (n, 2). The core reads log binom(trials, count) too, (n, 3)."""
         given = _checks.responses(name, y, n, 2)
         count, trials = _counts(name, given).T

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import LowLevelCallable
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given
 from epfast._core.loss import CoreLoss
 from epfast._core.scalar_schemes import SITE_SIGNATURE, UserSite
 from epfast.losses import prediction
@@ -22,6 +22,8 @@ from epfast.losses.base import SMOOTH, Loss
 DRAWS = 4000
 
 VectorFunction = Callable[[NDArray[np.float64]], ArrayLike]
+#: tilted moments (lZ, dlZ, d2lZ) at cavities of these means and variances
+MomentsFunction = Callable[[Array, Array], tuple[ArrayLike, ArrayLike, ArrayLike]]
 
 
 def signature(function: LowLevelCallable) -> str:
@@ -91,7 +93,7 @@ class CustomLoss(Loss):
         a label, at most 1. Log evidences of such losses can be compared, and are checked.
     """
 
-    value: Any = None
+    value: VectorFunction | LowLevelCallable | None = None
     slope: VectorFunction | None = None
     curvature: VectorFunction | None = None
     is_likelihood: bool = field(default=False, kw_only=True)  # type: ignore[misc]
@@ -126,6 +128,7 @@ class CustomLoss(Loss):
     def core(self) -> CoreLoss:
         if self.compiled is not None:
             return CoreLoss.low_level(self.compiled, self.beta)[0]
+        assert self.value is not None
         value = Vectorised("value", self.value)
         slope = self.slope and Vectorised("slope", self.slope)
         curvature = self.curvature and Vectorised("curvature", self.curvature)
@@ -172,7 +175,7 @@ class CustomSite(Loss):
     array([0.5, 0.9])
     """
 
-    moments: Any = None
+    moments: MomentsFunction | LowLevelCallable | None = None
     is_likelihood: bool = field(default=False, kw_only=True)  # type: ignore[misc]
     #: ``moments`` where they are compiled
     compiled: LowLevelCallable | None = field(default=None, init=False, repr=False, compare=False)
@@ -202,6 +205,7 @@ class CustomSite(Loss):
     def own_moments(self, core: CoreLoss) -> UserSite:
         if self.compiled is not None:
             return UserSite(core, self.compiled, True)
+        assert self.moments is not None
         return UserSite(core, Vectorised("moments", self.moments), False)
 
 
@@ -256,7 +260,7 @@ class Implicit(Loss):
     def core(self) -> CoreLoss:
         return CoreLoss.python(self._has_no_values, width=self.width)
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         return _checks.responses(name, y, n, self.width).reshape(n, self.width)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 import numpy as np
 from scipy import special
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given, Which
 from epfast._core.latents import HETEROSCEDASTIC, MULTICLASS, LatentMoments
 from epfast.losses.base import Loss
 from epfast.losses.quantiles import root
@@ -41,7 +41,7 @@ class LatentLoss(Loss):
         """A name for each latent."""
         raise NotImplementedError
 
-    def latents_in(self, y: Any) -> int:
+    def latents_in(self, y: Given) -> int:
         """The number of latents, where y tells it."""
         return self.latents
 
@@ -150,7 +150,7 @@ class Multiclass(LatentLoss):
             together = _checks.flag("correlated", together)
         self._set(n_classes=count, latents=count or 0, correlated=together)
 
-    def latents_in(self, y: Any) -> int:
+    def latents_in(self, y: Given) -> int:
         """n_classes. None: the largest class of y and one."""
         if self.n_classes is not None:
             return self.n_classes
@@ -188,7 +188,7 @@ class Multiclass(LatentLoss):
             raise ValueError("n_classes is None; allowed outside of a fit: the number of classes")
         return self.n_classes
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check the classes, and return them as (n, 1) numbers."""
         most = self._count() - 1
         given = _checks.array(name, y, shape=(n,))
@@ -250,7 +250,7 @@ class Heteroscedastic(LatentLoss):
     def latent_moments(self) -> LatentMoments:
         return LatentMoments(HETEROSCEDASTIC, 2)
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check y, and return it as (n, 1) numbers."""
         return _checks.array(name, y, shape=(n,))[:, None].copy()
 
@@ -269,7 +269,7 @@ class Heteroscedastic(LatentLoss):
         log_variance = mean[:, 1:] + np.sqrt(variance[:, 1:]) * nodes
         sd, weights = np.sqrt(variance[:, :1] + np.exp(log_variance)), weights / weights.sum()
 
-        def tails(x: Array, rows: slice) -> tuple[Array, Array]:
+        def tails(x: Array, rows: Which) -> tuple[Array, Array]:
             z = x[:, None] / sd[rows]
             return special.ndtr(z) @ weights, special.ndtr(-z) @ weights
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import TypeAlias
+
+from scipy import LowLevelCallable
 
 from epfast import _checks
+from epfast._arrays import Given
 from epfast._core.scalar_schemes import SITE_SIGNATURE
-from epfast.losses.base import Loss
+from epfast.losses.base import Json, Loss
 from epfast.losses.classification import (
     Hinge,
     Logistic,
@@ -21,13 +24,16 @@ from epfast.losses.classification import (
 )
 from epfast.losses.contaminated import Contaminated
 from epfast.losses.counts import Binomial, GammaNoise, NegativeBinomial, Poisson, Weibull
-from epfast.losses.custom import CustomLoss, CustomSite, compiled, signature
+from epfast.losses.custom import CustomLoss, CustomSite, VectorFunction, compiled, signature
 from epfast.losses.latents import Heteroscedastic, Multiclass
 from epfast.losses.ordinal import Ordinal
 from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
 
+#: a loss as a user gives it: itself, its name, or a function, compiled or of arrays
+LossGiven: TypeAlias = Loss | str | LowLevelCallable | VectorFunction
 
-def _by_name(*kinds: Any) -> dict[str, Callable[..., Loss]]:
+
+def _by_name(*kinds: type[Loss]) -> dict[str, Callable[..., Loss]]:
     """Classes by their names in lower case, with underscores."""
     return {re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in kinds}
 
@@ -44,7 +50,7 @@ NAMED = _by_name(
 WITH_LATENTS = _by_name(Multiclass, Heteroscedastic)
 
 #: classes that files know
-SAVED: dict[str, Any] = NAMED | WITH_LATENTS | _by_name(PiecewiseLinear)
+SAVED: dict[str, Callable[..., Loss]] = NAMED | WITH_LATENTS | _by_name(PiecewiseLinear)
 
 #: other names of families and links, and the loss of each
 ALIASES = {
@@ -69,12 +75,12 @@ ALIASES = {
 _DEFAULTS = {name: kind() for name, kind in NAMED.items()}
 
 
-def own_name(name: Any) -> Any:
+def own_name(name: str) -> str:
     """The name here of a loss by another name. Anything else as it is."""
     return ALIASES.get(name, name) if isinstance(name, str) else name
 
 
-def resolve(loss: Any, y: Any = None) -> Loss:
+def resolve(loss: LossGiven, y: Given = None) -> Loss:
     """The loss meant by a name, a Loss, a compiled function or a vectorised callable.
 
     y: responses, from which a loss by its name takes how many levels there are.
@@ -110,12 +116,12 @@ LABELS = (*(name for name, loss in _DEFAULTS.items() if loss.by_margin), "multic
 NUMBERS = tuple(name for name in NAMED if name not in LABELS)
 
 
-def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
+def loss_at_door(given: LossGiven, names: tuple[str, ...], y: Given = None) -> Loss:
     """The loss that is meant, of responses y. Of a name that is not known these alone are listed.
 
     names: LABELS or NUMBERS.
     """
-    given = own_name(given)
+    given = own_name(given) if isinstance(given, str) else given
     if isinstance(given, str) and given not in LABELS + NUMBERS + tuple(WITH_LATENTS):
         hint = _checks.did_you_mean(given, LABELS if names is NUMBERS else NUMBERS)
         if hint and not _checks.did_you_mean(given, names):
@@ -128,10 +134,12 @@ def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
     return resolve(given, y)
 
 
-def describe(loss: Loss | None) -> dict[str, Any] | None:
+def describe(loss: Loss | None) -> dict[str, Json] | None:
     """A loss as JSON, without beta. None if it cannot be saved, as one of a user's class."""
+    if loss is None:
+        return None
     (name,) = _by_name(type(loss))
-    if loss is None or SAVED.get(name) is not type(loss):
+    if SAVED.get(name) is not type(loss):
         return None
     given = {f.name: getattr(loss, f.name) for f in fields(loss) if f.init and f.name != "beta"}
     for key, value in given.items():
@@ -142,11 +150,10 @@ def describe(loss: Loss | None) -> dict[str, Any] | None:
     return {**given, "name": name}
 
 
-def restore(described: dict[str, Any], beta: float) -> Loss:
+def restore(described: dict[str, Json], beta: float) -> Loss:
     """The loss that :func:`describe` wrote."""
-    arguments: dict[str, Any] = {
+    arguments = {
         k: tuple(v) if isinstance(v, list) else restore(v, 1.0) if isinstance(v, dict) else v
         for k, v in described.items()
     }
-    loss: Loss = SAVED[arguments.pop("name")](**arguments)
-    return loss.tempered(beta)
+    return SAVED[str(arguments.pop("name"))](**arguments).tempered(beta)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given
 from epfast.losses import quantiles
 from epfast.losses.base import Likelihood
 from epfast.losses.classification import Logistic
@@ -56,7 +55,7 @@ class Ordinal(Likelihood):
         self._set(cuts=own, link=link, name=f"ordinal_{link}", parameters=parameters)
 
     @classmethod
-    def of(cls, y: Any) -> Ordinal:
+    def of(cls, y: Given) -> Ordinal:
         """The loss of the levels 0 to max(y), two or more, with cuts evenly in [-1, 1].
 
         y that are no levels get the defaults, whose :meth:`responses` refuse them.
@@ -77,7 +76,7 @@ class Ordinal(Likelihood):
         """Number of classes."""
         return len(self.cuts) + 1
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check classes (n,)."""
         given, most = _checks.responses(name, y, n, 1), len(self.cuts)
         allowed = (

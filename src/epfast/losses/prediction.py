@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from epfast._arrays import Array, pieces
+
+if TYPE_CHECKING:
+    from epfast.losses.base import Loss
 
 #: nodes per panel, reach of the panels in standard deviations, and how many there are at least
 NODES, REACH, PANELS = 12, 11.0, 16
@@ -30,7 +33,7 @@ def panels(mean: Array, sd: Array, breaks: Array) -> tuple[Array, Array]:
         return mean[:, None, None] + sd[:, None, None] * z, log_weight
 
 
-def log_odds_by_panels(loss: Any, mean: Array, variance: Array) -> Array:
+def log_odds_by_panels(loss: Loss, mean: Array, variance: Array) -> Array:
     """Log of E[t(h)] / E[t(-h)], h ~ N(mean, variance), (n,), some rows at a time.
 
     For losses whose values are a function of Python: one call of it has all nodes of many rows.
@@ -51,7 +54,7 @@ def log_odds_by_panels(loss: Any, mean: Array, variance: Array) -> Array:
     return result
 
 
-def log_integral(loss: Any, responses: Array, mean: Array, variance: Array) -> Array:
+def log_integral(loss: Loss, responses: Array, mean: Array, variance: Array) -> Array:
     """log E[t(h)], (n,), by the exact tilted moments; where h is certain, log t(h).
 
     Raises

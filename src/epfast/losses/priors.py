@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +21,7 @@ from epfast._arrays import Array
 from epfast._core.loss import CoreLoss
 from epfast._core.scalar_schemes import ScaleMixture
 from epfast._core.tilted import TiltedMoments
+from epfast.losses.base import Json
 
 #: step of the nodes in the log of a variance: their sum is the integral to 1e-16
 STEP = 0.25
@@ -105,7 +106,7 @@ class Prior:
         _, d, d2 = self.moments(mean, variance)
         return -float((1.0 + mean * d + variance * (d2 + d * d)).sum())
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Json]:
         """Name and parameters for a file."""
         return {"name": type(self).__name__} | dataclasses.asdict(self)
 
@@ -281,7 +282,7 @@ PRIORS: dict[str, type[Prior]] = {
 }
 
 
-def restore_prior(described: Any) -> Prior:
+def restore_prior(described: dict[str, Json]) -> Prior:
     """The prior that :meth:`Prior.describe` wrote.
 
     Raises
@@ -289,5 +290,5 @@ def restore_prior(described: Any) -> Prior:
     ValueError, TypeError
         If the name is unknown or a parameter is not allowed.
     """
-    kind = PRIORS[_checks.choice("prior", described["name"], tuple(PRIORS))]
+    kind = PRIORS[_checks.choice("prior", str(described["name"]), tuple(PRIORS))]
     return kind(**{name: value for name, value in described.items() if name != "name"})

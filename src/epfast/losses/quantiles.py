@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Which
 from epfast.losses.prediction import NEAR, panels
 
+if TYPE_CHECKING:
+    from epfast.losses.base import Loss
+
 #: P(y <= x) and P(y > x) at numbers x (n,), of these rows
-Tails = Callable[[Array, Any], tuple[Array, Array]]
+Tails = Callable[[Array, Which], tuple[Array, Array]]
 #: the same of a given h, of the same shape
 TailsGiven = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -31,7 +34,7 @@ MOST = np.exp(LOG_MOST)
 MIXTURE_REACH = 40.0
 
 
-def level_of(level: Any) -> float:
+def level_of(level: float) -> float:
     """A level of a quantile, in (0, 1)."""
     result = _checks.number("level", level, above=0.0)
     if not result < 1.0:
@@ -104,7 +107,9 @@ def _over(level: float, below: Array, above: Array) -> Array:
         return np.asarray(np.log1p(-level) - np.log(above))
 
 
-def of_mixture(level: float, losses: Any, weights: Array, latents: Any) -> Array:
+def of_mixture(
+    level: float, losses: Sequence[Loss], weights: Array, latents: Iterable[tuple[Array, Array]]
+) -> Array:
     """Quantiles of a mixture, (n,), the parts of which are losses with means and variances of h.
 
     Parameters
@@ -116,7 +121,7 @@ def of_mixture(level: float, losses: Any, weights: Array, latents: Any) -> Array
     """
     level, parts = level_of(level), list(zip(losses, latents, strict=True))
 
-    def tails(y: Array, rows: Any) -> tuple[Array, Array]:
+    def tails(y: Array, rows: Which) -> tuple[Array, Array]:
         both = [loss.predict_tails(y, m[rows], v[rows]) for loss, (m, v) in parts]
         below, above = (weights @ np.stack(part) for part in zip(*both, strict=True))
         return below, above
@@ -129,12 +134,15 @@ def of_mixture(level: float, losses: Any, weights: Array, latents: Any) -> Array
     return root(tails, level, guess, np.maximum(guess - lower, np.finfo(np.float64).tiny))
 
 
-def expected(given: TailsGiven, x: Array, center: Array, width: Any, m: Array, sd: Array) -> Any:
+def expected(
+    given: TailsGiven, x: Array, center: Array, width: Array | float, m: Array, sd: Array
+) -> tuple[Array, Array]:
     """E of both tails over h ~ N(m, sd^2). They turn at h near center, over some widths."""
     near = center[:, None] + np.multiply.outer(np.broadcast_to(width, x.shape), NEAR)
     h, log_weight = panels(m, sd, near)
     weight = np.exp(log_weight)
-    return [np.einsum("ijk,ijk->i", weight, part) for part in given(x[:, None, None], h)]
+    below, above = given(x[:, None, None], h)
+    return np.einsum("ijk,ijk->i", weight, below), np.einsum("ijk,ijk->i", weight, above)
 
 
 def laplace_tails(x: Array, sd: Array, left: float, right: float) -> tuple[Array, Array]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from scipy import special
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given, Which
 from epfast.losses import quantiles, units
 from epfast.losses.base import Likelihood, closing_in
 
@@ -18,7 +18,7 @@ LEAST_SHARE, MOST_SHARE = 1e-6, 1e2
 LOG_2PI = float(np.log(2.0 * np.pi))
 
 
-def positive(name: str, value: Any) -> float:
+def positive(name: str, value: float) -> float:
     """A parameter that is a number above 0."""
     return _checks.number(name, value, above=0.0, least=1e-150, most=1e150)
 
@@ -66,7 +66,7 @@ class OfResidual(Likelihood):
     in_units_of_y = True
     scale: float
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check y (n,). The core reads the margin -h + y."""
         return np.stack([np.full(n, -1.0), _checks.responses(name, y, n, 1)], axis=1)
 
@@ -83,7 +83,7 @@ class OfResidual(Likelihood):
         return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        def tails(residual: Array, rows: Any) -> tuple[Array, Array]:
+        def tails(residual: Array, rows: Which) -> tuple[Array, Array]:
             return self.predict_tails(residual, np.zeros(len(residual)), variance[rows])
 
         scale = np.sqrt(variance) + self.spread
@@ -110,7 +110,7 @@ class Gaussian(NormalNoise):
 
     row = "gaussian"
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check y (n,), or y and variances (n, 2). The core reads both, (n, 2)."""
         result = _checks.responses(name, y, n, 1, 2)
         if result.ndim == 1:
@@ -308,7 +308,7 @@ class Interval(NormalNoise):
 
     row = "interval"
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check lower and upper ends, (n, 2)."""
         ends = _checks.responses(name, y, n, 2, finite=False)
         lower, upper = ends.T
@@ -365,7 +365,7 @@ class Censored(Interval):
                 f"lower is {self.lower:g} and upper {self.upper:g}; allowed: lower < upper"
             )
 
-    def responses(self, name: str, y: Any, n: int) -> Array:
+    def responses(self, name: str, y: Given, n: int) -> Array:
         """Check y (n,). The core reads lower and upper ends, (n, 2)."""
         value = _checks.responses(name, y, n, 1)
         ends = np.stack([value, value], axis=1)

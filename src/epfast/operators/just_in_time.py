@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from epfast import _checks, schemes
-from epfast._arrays import Array
+from epfast._arrays import Array, Given
 from epfast._core.just_in_time import TARGETS, JustInTime
 from epfast.inference.files import write
 from epfast.inference.report import checked_level
@@ -27,7 +27,7 @@ from epfast.operators.learners import (
     DictionaryLearner,
     FourierLearner,
 )
-from epfast.operators.messages import KINDS, check_data, check_messages, check_places
+from epfast.operators.messages import KINDS, MessageKind, check_data, check_messages, check_places
 from epfast.operators.oracles import Answer, Oracle, as_oracle
 from epfast.schemes import Scheme
 
@@ -174,7 +174,7 @@ class Operator:
     """
 
     oracle: Any
-    inputs: Any = ("gaussian",)
+    inputs: tuple[str, ...] = ("gaussian",)
     output: Any = 0
     tolerance: float = 0.03
     features: Any = "dictionary"
@@ -367,7 +367,7 @@ class Operator:
         self._learn(parts, given, self._coordinates(parts, given), targets, sd)
 
     def _learn(
-        self, parts: tuple[Array, ...], given: Array | None, x: Array, targets: Any, sd: Any
+        self, parts: tuple[Array, ...], given: Array | None, x: Array, targets: ArrayLike, sd: Given
     ) -> None:
         """Take in tuples with the coordinates x (n, k)."""
         n, T = len(x), self.n_targets
@@ -383,7 +383,7 @@ class Operator:
             row = tuple(p[i : i + 1] for p in parts)
             self._take(x[i], row, _row(given, i), values[i], errors[i])
 
-    def _checked(self, messages: Any, data: Any) -> tuple[tuple[Array, ...], Array | None]:
+    def _checked(self, messages: ArrayLike, data: Given) -> tuple[tuple[Array, ...], Array | None]:
         """Checked messages by input, and data (n, q) where the operator takes some."""
         parts = check_messages("messages", messages, self.inputs)
         given = check_data("data", data, len(parts[0]))
@@ -420,15 +420,15 @@ class Operator:
             targets[i], _, reason[i] = self.ask(row, _row(data, i), x[i], predicted, kind)
             first = i + 1
 
-    def _outputs(self, *rows: Array) -> Iterator[tuple[Any, ...]]:
+    def _outputs(self, *rows: Array) -> Iterator[tuple[MessageKind, int, list[Array]]]:
         """The family and the place of each output, and its two columns of the rows."""
         for j, place in enumerate(self.output):
-            yield KINDS[self.inputs[place]], place, *(row[:, 2 * j : 2 * j + 2] for row in rows)
+            yield KINDS[self.inputs[place]], place, [row[:, 2 * j : 2 * j + 2] for row in rows]
 
     def beliefs(self, messages: tuple[Array, ...], targets: Array) -> Array:
         """Usual parameters of the beliefs that targets mean, (n, 2 outputs)."""
         parts = []
-        for kind, place, pair in self._outputs(targets):
+        for kind, place, (pair,) in self._outputs(targets):
             if self.targets == "site":
                 parts.append(kind.belief(messages[place], pair))
                 continue
@@ -441,7 +441,7 @@ class Operator:
         """The targets of an oracle's answer, and their standard errors, (n, T)."""
         # an oracle without log Z has no error of it
         parts, errors = [], np.where(np.isnan(answer.sd), 0.0, answer.sd)
-        for kind, place, belief, error in self._outputs(answer.belief, errors):
+        for kind, place, (belief, error) in self._outputs(answer.belief, errors):
             mean, variance = belief.T
             if self.targets == "site":
                 parts.append(kind.targets(messages[place], belief))
@@ -614,13 +614,13 @@ def _row(data: Array | None, i: int) -> Array | None:
     return None if data is None else data[i : i + 1]
 
 
-def described(oracle: Any) -> str:
+def described(oracle: Oracle | Scheme | str) -> str:
     """An oracle in words, without the addresses of its functions."""
     beta = getattr(getattr(oracle, "loss", None), "beta", 1.0)
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(oracle)) + f", beta={beta:g}" * (beta != 1.0)
 
 
-def check_features(value: Any) -> str | tuple[str, int, int]:
+def check_features(value: str | tuple[str, int, int]) -> str | tuple[str, int, int]:
     """The name of the features, or ("fourier", d_in, d_out)."""
     if isinstance(value, str) and value == "dictionary":
         return value

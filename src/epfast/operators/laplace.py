@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from epfast import _checks
 from epfast.operators.tilted import (
     FactorCavities,
+    LogDensity,
     MessageScheme,
     Mode,
     Projections,
@@ -102,7 +103,7 @@ class LaplaceMessages(MessageScheme):
 
 
 def kinks(
-    tilted: Any, cavities: FactorCavities, mode: Mode, rows: NDArray[np.intp]
+    tilted: LogDensity, cavities: FactorCavities, mode: Mode, rows: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """Rows whose Hessian at the mode depends on the steps that it is taken with."""
     part, width = cavities.taken(rows), mode.width[rows]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -284,7 +284,9 @@ class FourierLearner:
         return model, Calibration(0.0 * ones, ones, ones, ones, PAPER_NOISE, 0.0, np.empty(0))
 
 
-def embedding_squares(widths: tuple[float, ...], a: Any, b: Any) -> Array:
+def embedding_squares(
+    widths: tuple[float, ...], a: tuple[Array, Array], b: tuple[Array, Array]
+) -> Array:
     """Squared distances of the mean embeddings (5) of joint messages, (n, n').
 
     Parameters

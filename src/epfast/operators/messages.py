@@ -8,14 +8,15 @@ messages.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given
 from epfast.families import Beta, Gamma, Gaussian
 
 #: shape from where on a series replaces a difference of trigammas
@@ -332,7 +333,7 @@ KINDS: dict[str, MessageKind] = {
 
 
 def check_places(
-    inputs: Any, outputs: Any, name: str = "outputs"
+    inputs: str | Sequence[str], outputs: int | Sequence[int], name: str = "outputs"
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Families of the inputs, one or more, and places of the outputs among them, each once."""
     given = (inputs,) if isinstance(inputs, str) else inputs
@@ -351,7 +352,7 @@ def check_places(
     return families, checked
 
 
-def check_messages(name: str, given: Any, inputs: tuple[str, ...]) -> tuple[Array, ...]:
+def check_messages(name: str, given: ArrayLike, inputs: tuple[str, ...]) -> tuple[Array, ...]:
     """Messages (n, 2 c) as rows (n, 2) for each of the c inputs, checked."""
     numbers = _checks.real_array(name, given)
     if numbers.ndim != 2 or numbers.shape[1] != 2 * len(inputs):
@@ -368,7 +369,7 @@ def check_messages(name: str, given: Any, inputs: tuple[str, ...]) -> tuple[Arra
     )
 
 
-def check_data(name: str, given: Any, n: int) -> Array | None:
+def check_data(name: str, given: Given, n: int) -> Array | None:
     """Data of n factors, (n, q) float64 without NaN, from (n,) or (n, q). Or None."""
     if given is None:
         return None

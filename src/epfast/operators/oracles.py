@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import LowLevelCallable
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array
+from epfast._arrays import Array, Given
 from epfast.losses import CustomSite, Loss
 from epfast.losses.custom import compiled
 from epfast.operators.messages import KINDS, check_data, check_messages, check_places
@@ -271,10 +272,10 @@ class DensityOracle(Oracle):
         return self.finished(messages, beliefs, projections.log_z, reason=projections.reason)
 
 
-def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_data(function: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
     """The function of draws, and of data as the keyword that Tilted gives."""
 
-    def called(*x: Array, data: Array | None = None) -> Any:
+    def called(*x: Array, data: Array | None = None) -> ArrayLike:
         return function(*x) if data is None else function(*x, data)
 
     return called
@@ -306,7 +307,7 @@ class CallableOracle(Oracle):
     function raises is raised, with a note.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Sequence[Given]]
     inputs: tuple[str, ...] = ("gaussian",)
     outputs: tuple[int, ...] = (0,)
     exact: bool = False
@@ -386,7 +387,11 @@ class CallableOracle(Oracle):
         return values, sd, log_z
 
 
-def as_oracle(given: Any, inputs: tuple[str, ...], outputs: tuple[int, ...]) -> Oracle:
+def as_oracle(
+    given: Oracle | Loss | LowLevelCallable | Callable[..., Sequence[Given]],
+    inputs: tuple[str, ...],
+    outputs: tuple[int, ...],
+) -> Oracle:
     """The oracle that is meant.
 
     Parameters

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.polynomial import legendre
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array, pieces
+from epfast._arrays import Array, Indices, Which, pieces
 from epfast.operators.messages import MessageKind
 from epfast.operators.tilted import (
     HASTY,
@@ -76,7 +76,7 @@ class Range(NamedTuple):
     #: log density that counts as 1. NaN where none is seen
     top: Array
 
-    def taken(self, which: Any) -> Range:
+    def taken(self, which: Which) -> Range:
         return Range(*(value[which] for value in self))
 
 
@@ -84,7 +84,7 @@ class Range(NamedTuple):
 #: functions (m, functions). And reasons (m,), see QuadratureMessages.reasons
 Sums = tuple[Array, Array, NDArray[np.intp]]
 #: log densities and functions at points (c, p) of rows (c,)
-Columns = Callable[[Array, Any], tuple[Array, list[Array]]]
+Columns = Callable[[Array, Indices], tuple[Array, list[Array]]]
 
 
 def seen(value: Array) -> tuple[Array, NDArray[np.intp], Array]:
@@ -297,7 +297,7 @@ class QuadratureMessages(MessageScheme):
         most = math.isqrt(self.evaluations)
         inner = sliced(tilted)
 
-        def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
+        def columns(u: Array, rows: Indices) -> tuple[Array, list[Array]]:
             c, p = u.shape
             at, first, sums = np.repeat(rows, p), u.ravel(), []
             for part in pieces(len(at), 500, MOST_NUMBERS):
@@ -339,7 +339,7 @@ def over_one(
 ) -> Sums:
     """Integrals of densities of one variable, and means of its integrands over their units."""
 
-    def columns(u: Array, rows: Any) -> tuple[Array, list[Array]]:
+    def columns(u: Array, rows: Indices) -> tuple[Array, list[Array]]:
         value = tilted.at_points(u[:, :, None], cavities.taken(rows))
         return value, integrands(tilted.kinds[0], u, centre[rows], width[rows])
 
@@ -350,7 +350,7 @@ def sliced(tilted: Tilted) -> Tilted:
     """The density of two variables as one of the second. The first is in the data, as FIRST."""
     log_t, (_, second) = tilted.function, tilted.kinds
 
-    def at_first(x: Array, **data: Array) -> Any:
+    def at_first(x: Array, **data: Array) -> ArrayLike:
         return log_t(data.pop(FIRST).copy(), x, **data)
 
     return Tilted((second.name,), at_first, name=tilted.name)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +18,9 @@ from epfast.operators.importance import ENOUGH, tempered
 from epfast.operators.messages import KINDS, MessageKind, check_places
 from epfast.operators.oracles import NOT_REPRESENTABLE, Answer, Oracle
 from epfast.operators.tilted import row_values
+
+#: where draws come from: the default, "cavity", or a family and its parameters for each variable
+Proposal = str | tuple[tuple[str, float, float], ...] | None
 
 #: share of effective draws below which the default proposal is fitted again
 POOR = 0.05
@@ -152,7 +155,7 @@ class SampledFactor(Oracle):
     sample: Callable[..., ArrayLike] | None = None
     inputs: tuple[str, ...] = ("gaussian",)
     output: int = 0
-    proposal: Any = None
+    proposal: Proposal = None
     draws: int = 10_000
     max_draws: int | None = None
     min_ess: float = 100.0
@@ -209,7 +212,7 @@ class SampledFactor(Oracle):
                 + POINT_MASS
             )
 
-    def _checked_proposal(self) -> Any:
+    def _checked_proposal(self) -> Proposal:
         kinds, given = self._drawn, self.proposal
         if given is None:
             return None
@@ -231,7 +234,7 @@ class SampledFactor(Oracle):
                     f"({kind.name!r}, {', '.join(kind.parameters)})"
                 )
             p = kind.check(f"proposal for input {at}", [one[1:]])
-            checked.append((kind.name, *map(float, p[0])))
+            checked.append((kind.name, float(p[0, 0]), float(p[0, 1])))
         return tuple(checked)
 
     @property
@@ -329,7 +332,9 @@ class SampledFactor(Oracle):
         log_w[inside] += log_m - log_slope[inside]
         return WeightedDraws([*u, last], log_w)
 
-    def _called(self, name: str, x: list[Array], datum: Array | None, **more: Any) -> Array:
+    def _called(
+        self, name: str, x: list[Array], datum: Array | None, **more: np.random.Generator
+    ) -> Array:
         """What a function of the user's returns at draws (M,), checked."""
         count = len(x[0])
         data = [] if datum is None else [np.broadcast_to(datum, (count, len(datum)))]
@@ -338,7 +343,7 @@ class SampledFactor(Oracle):
         return row_values(name, values, count)
 
 
-def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: Any) -> list[bytes]:
+def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: float) -> list[bytes]:
     """16 bytes for each row, by its messages, its datum and the settings. Equal for equal ones."""
     parts = messages if data is None else (*messages, data)
     rows = np.concatenate(parts, axis=1) + 0.0  # -0.0 is 0.0

@@ -6,13 +6,13 @@ What the user's functions return is checked. It is differentiated where no deriv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array, pieces
+from epfast._arrays import Array, Which, pieces
 from epfast.operators.messages import KINDS
 
 #: steps of central differences, in units of the width of what is differentiated: with these a sixth
@@ -24,7 +24,9 @@ SECOND = np.array([3.0 / 2.0, -3.0 / 20.0, 1.0 / 90.0])
 #: numbers of an array that is built at once
 MOST_NUMBERS = 1 << 18
 #: a function of x (n, k) and of the factors to which the rows belong
-Function = Callable[[Array, Any], Array]
+Function = Callable[[Array, "FactorRows"], Array]
+#: log t of neighbours and data, or derivatives of it, as a user gives them
+UserFunction = Callable[..., ArrayLike]
 
 
 class FactorRows(NamedTuple):
@@ -39,13 +41,15 @@ class FactorRows(NamedTuple):
     def n(self) -> int:
         return len(self.rows)
 
-    def taken(self, which: Any) -> FactorRows:
+    def taken(self, which: Which) -> FactorRows:
         return FactorRows(
             {name: value[which] for name, value in self.data.items()}, self.rows[which]
         )
 
 
-def called(name: str, function: Any, x: Array, rows: FactorRows, *neighbours: int) -> Array:
+def called(
+    name: str, function: UserFunction, x: Array, rows: FactorRows, *neighbours: int
+) -> Array:
     """What a function of the user's returns at x (n, k), see :func:`row_values`."""
     # the arrays of the call are its own: what it writes into them is lost
     with np.errstate(all="ignore"):
@@ -53,7 +57,9 @@ def called(name: str, function: Any, x: Array, rows: FactorRows, *neighbours: in
     return row_values(name, value, len(x), *neighbours)
 
 
-def row_values(name: str, value: Any, n: int, *neighbours: int, within: bool = False) -> Array:
+def row_values(
+    name: str, value: ArrayLike, n: int, *neighbours: int, within: bool = False
+) -> Array:
     """What a function of the user's returned for n rows, (n, ...).
 
     That is numbers (n,), or a sequence of such results for each of the neighbours. Within a
@@ -61,8 +67,11 @@ def row_values(name: str, value: Any, n: int, *neighbours: int, within: bool = F
     """
     if neighbours:
         k, *rest = neighbours
-        is_sequence = isinstance(value, list | tuple | np.ndarray) and getattr(value, "ndim", 1) > 0
-        if not is_sequence or len(value) != k:
+        if (
+            not isinstance(value, list | tuple | np.ndarray)
+            or getattr(value, "ndim", 1) == 0
+            or len(value) != k
+        ):
             raise ValueError(
                 f"{name} returned {_checks.describe(value)}; allowed: a sequence of {k}, one for "
                 "each neighbour"
@@ -82,13 +91,13 @@ def row_values(name: str, value: Any, n: int, *neighbours: int, within: bool = F
     return np.array(np.broadcast_to(given, (n,)), dtype=np.float64)
 
 
-def repeated(rows: Any, times: int) -> Any:
+def repeated(rows: FactorRows, times: int) -> FactorRows:
     """Each factor as often in a row."""
     return rows if times == 1 else rows.taken(np.repeat(np.arange(rows.n), times))
 
 
 def _stencil(
-    f: Function, x: Array, rows: Any, width: Array, directions: Array
+    f: Function, x: Array, rows: FactorRows, width: Array, directions: Array
 ) -> tuple[Array, Array, Array]:
     """Steps h (m, k), f at x, and at x +- 1, 2, 3 steps in each of p directions.
 
@@ -108,7 +117,9 @@ def _stencil(
     return h, found[:, 0], sides
 
 
-def differences(f: Function, x: Array, rows: Any, width: Array) -> tuple[Array, Array, Array]:
+def differences(
+    f: Function, x: Array, rows: FactorRows, width: Array
+) -> tuple[Array, Array, Array]:
     """Value (m,), gradient (m, k) and Hessian (m, k, k) of f at x, by central differences.
 
     width: (m, k), on which f varies. Mixed derivatives are second ones along the two diagonals.
@@ -133,7 +144,7 @@ def differences(f: Function, x: Array, rows: Any, width: Array) -> tuple[Array, 
         return middle, slope / h, curvature / (h[:, :, None] * h[:, None, :])
 
 
-def slope_differences(f: Function, x: Array, rows: Any, width: Array) -> tuple[Array, Array]:
+def slope_differences(f: Function, x: Array, rows: FactorRows, width: Array) -> tuple[Array, Array]:
     """A gradient f (m, k), and its derivative (m, k, k), symmetric."""
     h, middle, sides = _stencil(f, x, rows, width, np.eye(x.shape[1]))
     with np.errstate(all="ignore"):
@@ -158,7 +169,7 @@ class FactorCavities(NamedTuple):
     def n(self) -> int:
         return self.rows.n
 
-    def taken(self, which: Any) -> FactorCavities:
+    def taken(self, which: Which) -> FactorCavities:
         return FactorCavities(
             tuple(eta[which] for eta in self.messages),
             self.flat[which],
@@ -179,6 +190,16 @@ class Projections(NamedTuple):
     reason: NDArray[np.intp]
 
 
+class LogDensity(Protocol):
+    """A log density of factors in coordinates u (m, k), as :class:`Tilted` is one."""
+
+    def value(self, u: Array, cavities: FactorCavities) -> Array: ...
+
+    def derivatives(
+        self, u: Array, cavities: FactorCavities, width: Array
+    ) -> tuple[Array, Array, Array]: ...
+
+
 class Tilted:
     """Log of t^a times the cavities, as a function of u (m, k). log t is a function of the user's.
 
@@ -189,9 +210,9 @@ class Tilted:
     def __init__(
         self,
         families: tuple[str, ...],
-        log_t: Any,
-        gradient: Any = None,
-        hessian: Any = None,
+        log_t: UserFunction,
+        gradient: UserFunction | None = None,
+        hessian: UserFunction | None = None,
         name: str = "log_t",
     ) -> None:
         self.function, self.gradient, self.hessian, self.name = log_t, gradient, hessian, name
@@ -248,6 +269,7 @@ class Tilted:
 
     def slopes(self, x: Array, rows: FactorRows) -> Array:
         """The user's gradient, (n, k)."""
+        assert self.gradient is not None
         return called("gradient", self.gradient, x, rows, x.shape[1])
 
     def derivatives(
@@ -332,12 +354,13 @@ def widths(curvature: Array, before: Array) -> Array:
 
 
 def maximum(
-    tilted: Any, cavities: Any, start: Array, width: Array, tries: tuple[int, int] = PATIENT
+    tilted: LogDensity,
+    cavities: FactorCavities,
+    start: Array,
+    width: Array,
+    tries: tuple[int, int] = PATIENT,
 ) -> Mode:
-    """Modes by Newton steps: eigenvalues are made positive, steps halved until the value grows.
-
-    tilted: a log density with ``value`` and ``derivatives``, as :class:`Tilted` has them.
-    """
+    """Modes by Newton steps: eigenvalues are made positive, steps halved until the value grows."""
     m = len(start)
     u, width = start.copy(), width.copy()
     value, slope, curvature = tilted.derivatives(u, cavities, width)
@@ -393,7 +416,13 @@ def maximum(
 
 
 def _stepped(
-    tilted: Any, cavities: Any, u: Array, value: Array, step: Array, gain: Array, most: int
+    tilted: LogDensity,
+    cavities: FactorCavities,
+    u: Array,
+    value: Array,
+    step: Array,
+    gain: Array,
+    most: int,
 ) -> Array:
     """u + step, as long as the value grows. u itself where no step lets it."""
     result = u + step

@@ -10,13 +10,15 @@ from scipy import optimize, sparse, special
 
 from epfast._arrays import Array
 from epfast.gaussian.fit_linear import fit_linear
+from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.graph import Between, Graph, Walk
-from epfast.graph.variables import LinearForm, Terms
+from epfast.graph.posterior import GraphPosterior
+from epfast.graph.variables import LinearForm, Terms, Variables
 from epfast.inference import SweepInfo
 from epfast.losses import Interval
 from epfast.rating.games import Games, Index
 from epfast.rating.model import League, Parameters, build
-from epfast.schedules import EP
+from epfast.schedules import EP, Schedule
 
 #: most variables of a component with a joint Gaussian: at 1,000 a fit takes 3 s
 EXACT = 1_000
@@ -48,7 +50,7 @@ class LeagueBelief(NamedTuple):
     mean: Array
     variance: Array
     #: joint Gaussians: variables and posterior of each
-    joint: tuple[tuple[Index, Any], ...]
+    joint: tuple[tuple[Index, FullPosterior], ...]
     #: (V,), number of the joint Gaussian. -1: none
     place: Index
     #: the product over the other variables. None: there are none
@@ -78,23 +80,24 @@ class ProductSites(NamedTuple):
     pending: Array
 
 
-def fitted(model: League, numbers: Parameters, schedule: Any, limit: int) -> LeagueBelief:
+def fitted(
+    model: League, numbers: Parameters, schedule: Schedule | None, limit: int
+) -> LeagueBelief:
     """The belief after all games. Components of up to ``limit`` variables are joint Gaussians."""
     n = model.X.shape[1]
     mean, variance, place = np.zeros(n), np.zeros(n), np.full(n, -1)
     groups, rest = split(model, limit)
-    joint: list[tuple[Index, Any]] = []
+    joint: list[tuple[Index, FullPosterior]] = []
     for k, (variables, rows) in enumerate(groups):
         post = joint_fit(model, numbers, variables, rows, schedule)
         mean[variables], variance[variables], place[variables] = post.mean, post.variance, k
         joint.append((variables, post))
-    posts = [post for _, post in joint]
+    posts: list[FullPosterior | GraphPosterior] = [post for _, post in joint]
     product = None
     if len(rest[0]):
         sizes = ((n, 2), (model.X.nnz, 2), model.X.shape[0], (n, 4), n, n)
         product = ProductSites(*(np.zeros(size) for size in sizes))
-        post = product_fit(model, numbers, *rest, schedule, product)
-        posts.append(post)
+        posts.append(product_fit(model, numbers, *rest, schedule, product))
         mean[rest[0]], variance[rest[0]] = moments(product.natural[rest[0]])
     return LeagueBelief(
         mean,
@@ -143,8 +146,8 @@ def split(model: League, limit: int) -> tuple[list[tuple[Index, Index]], tuple[I
 
 
 def joint_fit(
-    model: League, numbers: Parameters, variables: Index, rows: Index, schedule: Any
-) -> Any:
+    model: League, numbers: Parameters, variables: Index, rows: Index, schedule: Schedule | None
+) -> FullPosterior:
     """A joint Gaussian, from a linear model of the differences in the games."""
     rows = rows[model.order_of(rows)]
     X, y = differences(model, numbers, variables, rows)
@@ -163,14 +166,16 @@ def joint_fit(
         np.add.at(precision, (first, first), weight)
         precision[first, later] = precision[later, first] = -weight
         prior = {"prior_precision": precision}
-    return fit_linear(
+    post = fit_linear(
         X, y, loss=Interval(), posterior="full", schedule=schedule, prior_mean=mean, **prior
     )
+    assert isinstance(post, FullPosterior)
+    return post
 
 
 def differences(
     model: League, numbers: Parameters, variables: Index, rows: Index
-) -> tuple[Any, Array]:
+) -> tuple[sparse.csr_array, Array]:
     """The differences of performances in the games and their bounds, in units of the noise."""
     scale = np.sqrt(model.games.noise[rows])
     X = sparse.csr_array(sparse.diags_array(1.0 / scale) @ model.X[rows][:, variables])
@@ -181,7 +186,7 @@ class ProductGraph(NamedTuple):
     """A graph of some variables, with the numbers of its batches."""
 
     graph: Graph
-    variables: Any
+    variables: Variables
     #: the differences of the ratings in the games
     watch: LinearForm
     #: number of each batch of games, and its rows
@@ -240,10 +245,10 @@ def product_fit(
     numbers: Parameters,
     variables: Index,
     rows: Index,
-    schedule: Any,
+    schedule: Schedule | None,
     into: ProductSites,
     priors: Array | None = None,
-) -> Any:
+) -> GraphPosterior:
     """A product over single variables, from a graph. Writes its sites into ``into``."""
     rows = rows[model.order_of(rows)]
     made = product_graph(model, numbers, variables, rows, priors)
@@ -277,7 +282,7 @@ def one_step_ahead(model: League, numbers: Parameters) -> Array:
 
 
 def updated(
-    model: League, old: League, belief: LeagueBelief, numbers: Parameters, schedule: Any
+    model: League, old: League, belief: LeagueBelief, numbers: Parameters, schedule: Schedule | None
 ) -> LeagueBelief | None:
     """The belief after more games than those of the old model. None: fit all games.
 

@@ -6,17 +6,26 @@ import datetime
 import itertools
 import numbers
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, sparse
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import AnyArray, Array
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 Index = NDArray[np.intp]
+#: the name of a player
+Player = Hashable
+#: values of games as a user gives them. A string is the name of a column
+Values = Union[ArrayLike, Sequence[Player], "Series"]
+#: games as a user gives them
+GamesGiven = Union[Mapping[str, Values], AnyArray, "DataFrame", None]
 DAY = np.timedelta64(86_400_000_000, "us")
 #: digits of the year of a date. Shorter strings are no dates
 YEAR = 4
@@ -37,11 +46,11 @@ class Games(NamedTuple):
     #: (r,)
     draw: NDArray[np.bool_]
     #: CSR (r, players): weights of the better team, minus those of the other team
-    teams: Any
+    teams: sparse.csr_array
     #: (r,), variance of the noise that no other row shares
     noise: Array
     #: CSR (r, m): coefficients of standard normal variables that the rows of a game share
-    shared: Any
+    shared: sparse.csr_array
     #: (r,), number of players of the two teams
     size: Array
 
@@ -84,20 +93,22 @@ class Games(NamedTuple):
         )
 
 
-def rows_of(entries: Array, columns: Any, counts: Any, width: int) -> Any:
+def rows_of(
+    entries: Array, columns: ArrayLike, counts: Index | list[int], width: int
+) -> sparse.csr_array:
     """A CSR matrix from the entries and columns of its rows."""
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
     return sparse.csr_array((entries, np.asarray(columns, np.intp), starts), (len(counts), width))
 
 
-def stacked(a: Any, b: Any, width: int) -> Any:
+def stacked(a: sparse.csr_array, b: sparse.csr_array, width: int) -> sparse.csr_array:
     """CSR matrices above each other. The second may have more columns. O(entries)."""
     parts = (a.data, b.data), (a.indices, b.indices), (a.indptr, b.indptr[1:] + a.indptr[-1])
     entries, columns, starts = (np.concatenate(pair) for pair in parts)
     return sparse.csr_array((entries, columns, starts), (len(starts) - 1, width))
 
 
-def several(value: Any) -> list[Any] | None:
+def several(value: Values | Player) -> list[Any] | None:
     """The entries of a list, an array or a column of a frame. None for a single value."""
     if isinstance(value, (str, bytes, Mapping)):
         return None
@@ -108,7 +119,7 @@ def several(value: Any) -> list[Any] | None:
     return list(value) if isinstance(value, (list, tuple)) else None
 
 
-def plain(values: Any) -> NDArray[Any]:
+def plain(values: Values) -> AnyArray:
     """An array. Objects that are all numbers or booleans are converted."""
     given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     return np.array(given.tolist()) if given.dtype == object else given
@@ -117,7 +128,9 @@ def plain(values: Any) -> NDArray[Any]:
 class Reader:
     """Reads games, given their columns and the number of each player."""
 
-    def __init__(self, columns: dict[str, Any], code: dict[Any, int], dated: bool | None) -> None:
+    def __init__(
+        self, columns: dict[str, Values | None], code: dict[Player, int], dated: bool | None
+    ) -> None:
         #: number of each player
         self.code = code
         self.columns = columns
@@ -127,7 +140,7 @@ class Reader:
     def copied(self) -> Reader:
         return Reader(self.columns, dict(self.code), self.dated)
 
-    def games(self, games: Any) -> Games:
+    def games(self, games: GamesGiven) -> Games:
         """Read and check games."""
         columns = {name: column(games, name, at) for name, at in self.columns.items()}
         sizes = {name: len(part) for name, part in columns.items() if part is not None}
@@ -161,7 +174,7 @@ class Reader:
         none = sparse.csr_array((n, 0))
         return Games(times, home, np.arange(n), draws, teams, 2.0 * np.ones(n), none, two * 1.0)
 
-    def _players(self, name: str, values: Any) -> Index:
+    def _players(self, name: str, values: Sequence[Player] | AnyArray) -> Index:
         names = values.tolist() if isinstance(values, np.ndarray) else list(values)
         try:
             codes = [self.code.setdefault(who, len(self.code)) for who in names]
@@ -230,7 +243,7 @@ class Reader:
         shared = rows_of(at[:, 2], at[:, 1].astype(np.intp), counts, width)
         return Games(times, None, game, draw, teams, noise, shared, size_of)
 
-    def times(self, name: str, values: Any) -> Array:
+    def times(self, name: str, values: Values) -> Array:
         """Times as numbers. Dates become days."""
         times = days(name, values)
         dated = times is not None
@@ -244,17 +257,17 @@ class Reader:
         self.dated = dated
         return times
 
-    def shown(self, times: Array) -> NDArray[Any]:
+    def shown(self, times: Array) -> AnyArray:
         """Times in the form in which they were given."""
         if not self.dated:
             return times
         return np.datetime64(0, "s") + np.round(times * 86400.0).astype("timedelta64[s]")
 
 
-def numbers_of(name: str, game: int, values: Any, n: int, **bounds: float) -> Array:
+def numbers_of(name: str, game: int, values: Values, n: int, **bounds: float) -> Array:
     """Numbers of the teams or players of a game."""
     given = several(values)
-    listed = [values] if given is None else given
+    listed: list[Any] = [values] if given is None else given
     if len(listed) != n:
         raise ValueError(f"{name} has {len(listed)} values in game {game}; allowed: {n}")
     return np.array([_checks.number(name, value, **bounds) for value in listed])
@@ -276,7 +289,7 @@ def shares_of_noise(spread: Array) -> tuple[Array, Array]:
     return np.full(len(whole), own), common
 
 
-def days(name: str, values: Any) -> Array | None:
+def days(name: str, values: Values) -> Array | None:
     """Dates as days since 1970. None for numbers."""
     given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     if given.ndim != 1:
@@ -332,7 +345,9 @@ def moment(value: Any, wrong: ValueError) -> Any:
         raise wrong from None
 
 
-def checked_priors(priors: Any) -> dict[Any, tuple[float, float]]:
+def checked_priors(
+    priors: Mapping[Player, tuple[float, float]] | None,
+) -> dict[Player, tuple[float, float]]:
     """Prior means and sds of players, by name."""
     if not isinstance(priors, Mapping | None):
         raise TypeError(
@@ -349,7 +364,7 @@ def checked_priors(priors: Any) -> dict[Any, tuple[float, float]]:
     return pairs
 
 
-def own_of(priors: dict[Any, tuple[float, float]], code: dict[Any, int]) -> Array:
+def own_of(priors: dict[Player, tuple[float, float]], code: dict[Player, int]) -> Array:
     """Prior means and sds of all players, (players, 2). NaN for players that are not in priors."""
     own = np.full((len(code), 2), np.nan)
     for who, pair in priors.items():
@@ -358,7 +373,7 @@ def own_of(priors: dict[Any, tuple[float, float]], code: dict[Any, int]) -> Arra
     return own
 
 
-def column(games: Any, name: str, at: Any) -> Any:
+def column(games: Any, name: str, at: Values | None) -> Any:
     """A column, from its name or as given."""
     if at is None:
         return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from epfast._arrays import Array
@@ -31,7 +32,7 @@ class League(NamedTuple):
 
     games: Games
     #: CSR (r, V): the linear form of each row
-    X: Any
+    X: sparse.csr_array
     #: (V,), player of a rating. -1: a copy of the home advantage, -2: noise that rows share
     player: Index
     #: (V,)
@@ -40,13 +41,13 @@ class League(NamedTuple):
     before: Index
     #: variables of ratings, sorted by player and time, and player + i time of each
     order: Index
-    keys: Any
+    keys: NDArray[np.complexfloating]
     #: whether ratings are constant
     still: bool
     #: (players, 2), given prior means and sds of single players. NaN: not given
     own: Array
 
-    def find(self, player: Any, time: Any) -> Index:
+    def find(self, player: Index, time: Array) -> Index:
         """The last rating of each player up to a time, else the first."""
         key = player + 1j * (0.0 * time if self.still else time)
         place = np.searchsorted(self.keys, key, "right") - 1

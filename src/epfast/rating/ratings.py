@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from scipy import sparse, special
 
 from epfast import _checks
-from epfast._arrays import Array, row_chunks
+from epfast._arrays import AnyArray, Array, row_chunks
 from epfast.graph.problem import legal
 from epfast.inference import DataWarning, report
+from epfast.inference.certificates import Check
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import cached_property
 from epfast.rating.belief import (
@@ -24,7 +25,19 @@ from epfast.rating.belief import (
     one_step_ahead,
     updated,
 )
-from epfast.rating.games import PAIRS, TEAMS, Index, Reader, checked_priors, own_of, plain, several
+from epfast.rating.games import (
+    PAIRS,
+    TEAMS,
+    GamesGiven,
+    Index,
+    Player,
+    Reader,
+    Values,
+    checked_priors,
+    own_of,
+    plain,
+    several,
+)
 from epfast.rating.model import League, Parameters, appended, build
 from epfast.schedules import Schedule
 
@@ -45,28 +58,28 @@ class History(NamedTuple):
     """The rating of a player at the times of the player's games."""
 
     #: (k,) each
-    time: NDArray[Any]
+    time: AnyArray
     mean: Array
     sd: Array
 
 
 @_checks.named
 def fit(
-    games: Any = None,
-    winner: Any = "winner",
-    loser: Any = "loser",
-    time: Any = None,
-    draw: Any = None,
-    home: Any = None,
+    games: GamesGiven = None,
+    winner: Values = "winner",
+    loser: Values = "loser",
+    time: Values | None = None,
+    draw: Values | None = None,
+    home: Values | None = None,
     *,
-    teams: Any = None,
-    ranks: Any = None,
-    weights: Any = None,
+    teams: Values | None = None,
+    ranks: Values | None = None,
+    weights: Values | None = None,
     prior_sd: float | None = None,
     drift: float | None = None,
     margin: float | None = None,
     prior_mean: float = 0.0,
-    priors: Mapping[Any, tuple[float, float]] | None = None,
+    priors: Mapping[Player, tuple[float, float]] | None = None,
     schedule: Schedule | None = None,
 ) -> Ratings:
     """Rate players by their games.
@@ -219,10 +232,10 @@ class Ratings:
     def __init__(
         self,
         reader: Reader,
-        priors: dict[Any, tuple[float, float]],
+        priors: dict[Player, tuple[float, float]],
         model: League,
         numbers: Parameters,
-        schedule: Any,
+        schedule: Schedule | None,
         belief: LeagueBelief,
     ) -> None:
         self._reader, self._priors = reader, priors
@@ -305,7 +318,7 @@ class Ratings:
         index = [str(k + 1) for k in range(len(names))]
         return report.table(index, {name: part[order] for name, part in columns.items()}, attrs)
 
-    def history(self, player: Any) -> History:
+    def history(self, player: Player) -> History:
         """Times, means and sds of the ratings of a player at all games of the player."""
         number = self._number("player", player)
         teams, games = self._model.games.teams, self._model.games
@@ -315,7 +328,7 @@ class Ratings:
         mean, variance = self._belief.mean[at], self._belief.variance[at]
         return History(self._reader.shown(times), mean, np.sqrt(variance))
 
-    def _number(self, name: str, player: Any) -> int:
+    def _number(self, name: str, player: Player) -> int:
         code = self._reader.code
         try:
             if player in code:
@@ -324,7 +337,7 @@ class Ratings:
             pass
         raise ValueError(f"{name} is {player!r}, who has no games; allowed: one of .players")
 
-    def _names(self, player: Any) -> list[Any] | None:
+    def _names(self, player: Player | Values) -> list[Any] | None:
         """Players, from a list, a column or an array of them. None for a single player."""
         if isinstance(player, tuple) and any(isinstance(who, tuple) for who in self.players):
             return None
@@ -336,7 +349,7 @@ class Ratings:
         row: Index,
         names: list[Any],
         weight: Array,
-        time: Any,
+        time: Values | None,
         home: Array | None = None,
     ) -> tuple[Array, Array]:
         """Mean and variance of n sums of weighted ratings and of the home advantage.
@@ -388,7 +401,7 @@ class Ratings:
         mean = sums @ self._belief.mean + np.bincount(row, weight * prior[:, 0], n)
         return mean, np.asarray(spread, dtype=np.float64)
 
-    def rating(self, player: Any, time: Any = None) -> tuple[Array, Array]:
+    def rating(self, player: Player | Values, time: Values | None = None) -> tuple[Array, Array]:
         """Mean and variance of the ratings of players.
 
         Parameters
@@ -410,7 +423,9 @@ class Ratings:
         mean, variance = self._latent(n, np.arange(n), names, np.ones(n), time)
         return (mean[0], variance[0]) if many is None else (mean, variance)
 
-    def predict(self, a: Any, b: Any, time: Any = None, home: Any = 0) -> Prediction:
+    def predict(
+        self, a: Player | Values, b: Player | Values, time: Values | None = None, home: Values = 0
+    ) -> Prediction:
         """Probabilities that a wins, that it is a draw, and that a loses.
 
         Parameters
@@ -460,7 +475,7 @@ class Ratings:
         prediction = Prediction(win, np.maximum(0.0, 1.0 - win - loss), loss)
         return prediction if many else Prediction(*(part[0] for part in prediction))
 
-    def _side(self, side: Any) -> tuple[list[list[Any]], bool]:
+    def _side(self, side: Player | Values) -> tuple[list[list[Any]], bool]:
         """The teams of one side, one for each game, and whether it is a list of games."""
         if "teams" not in self._reader.columns:
             names = self._names(side)
@@ -472,7 +487,7 @@ class Ratings:
             return inner, True
         return [[side] if given is None else given], False
 
-    def update(self, games: Any) -> Ratings:
+    def update(self, games: GamesGiven) -> Ratings:
         """New ratings, from these and more games. These ratings are unchanged.
 
         Parameters
@@ -524,7 +539,7 @@ class Ratings:
         """
         return one_step_ahead(self._model, self._numbers)
 
-    def check(self, draws: int = 1000, rng: Any = 0) -> Any:
+    def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
         """How far the ratings are from the exact posterior with these parameters.
 
         The check uses importance sampling. It needs one joint Gaussian for all players (up to 1,000

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import as_array
+from epfast._arrays import Given, as_array
 
 ORDERS = ("auto", "sequential", "shuffled", "chunked", "parallel")
 #: of EP alone: by how much what factors read has changed
@@ -18,7 +19,7 @@ AS_COMPLETED = "as_completed"
 SITE_RULES = ("nonnegative", "keep", "floor")
 
 
-def check_numbers(schedule: Any) -> None:
+def check_numbers(schedule: Schedule) -> None:
     """Check the numbers of a schedule of several sweeps."""
     sweeps = _checks.integer("sweeps", schedule.sweeps, least=1)
     _checks.freeze(schedule, sweeps=sweeps, tol=_checks.number("tol", schedule.tol, least=0.0))
@@ -27,7 +28,9 @@ def check_numbers(schedule: Any) -> None:
         check_given(schedule, _checks.number, "power", above=0.0)
 
 
-def check_given(schedule: Any, check: Any, *names: str, **limits: Any) -> None:
+def check_given(
+    schedule: Schedule, check: Callable[..., float], *names: str, **limits: float
+) -> None:
     """Check numbers that may be None. They become plain ones."""
     for name in names:
         value = getattr(schedule, name)
@@ -62,7 +65,7 @@ class Schedule:
         undamped = self.damping == 1.0 and self.tol > 0.0
         return self.order == "auto" and undamped and self.keeps_order
 
-    def filled(self, **defaults: Any) -> Self:
+    def filled(self, **defaults: float | str | None) -> Self:
         """A copy in which the given values replace None."""
         result = object.__new__(type(self))
         result.__dict__.update(self.__dict__)
@@ -295,7 +298,7 @@ class DoubleLoop(Schedule):
         """The power of ``start``."""
         return self.start.power
 
-    def filled(self, **defaults: Any) -> Self:
+    def filled(self, **defaults: float | str | None) -> Self:
         result = object.__new__(type(self))
         result.__dict__.update(self.__dict__)
         object.__setattr__(result, "start", self.start.filled(**defaults))
@@ -310,7 +313,7 @@ class DoubleLoop(Schedule):
 GROUPS = 8
 
 
-def _labels(name: str, groups: Any, n: int) -> NDArray[np.intp]:
+def _labels(name: str, groups: Given, n: int) -> NDArray[np.intp]:
     """The group of each of n rows."""
     return _checks.group_labels(name, min(GROUPS, n) if groups is None else groups, n)
 
@@ -541,11 +544,11 @@ class DEP(Schedule):
         check_numbers(self)
         self.check_order(("auto", "sequential", "shuffled", "parallel", AS_COMPLETED))
 
-    def filled(self, **defaults: Any) -> Self:
+    def filled(self, **defaults: float | str | None) -> Self:
         assert self.inner is not None
         result = super().filled(damping=defaults["damping"])
-        own = {"damping": self.inner.usual_damping("row"), "order": "sequential"}
-        inner = self.inner.filled(**defaults | own)
+        defaults |= {"damping": self.inner.usual_damping("row"), "order": "sequential"}
+        inner = self.inner.filled(**defaults)
         object.__setattr__(result, "inner", inner)
         return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar, Required, TypedDict
 
 from epfast._arrays import Array
 from epfast._core.loss import CoreLoss
@@ -14,6 +14,21 @@ from epfast._core.scalar_schemes import FactorScheme, PythonScheme
 from epfast._core.sparse_factors import SPARSE, SparseSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.losses import Loss
+from epfast.schedules import Schedule
+
+
+class CoreArguments(TypedDict, total=False):
+    """Name and numbers of a scheme in the core, as ``MinibatchSweep`` takes them."""
+
+    scheme: Required[str]
+    gamma: float
+    tolerance: float
+    max_iterations: int
+    slope_curvature: bool
+    half_sums: bool
+    points: Array
+    weights: Array
+    newton: bool
 
 
 class Scheme:
@@ -77,7 +92,7 @@ class Scheme:
             )
         return None
 
-    def bound(self, loss: Loss, covariance: str, schedule: Any, n: int | None) -> Scheme:
+    def bound(self, loss: Loss, covariance: str, schedule: Schedule, n: int | None) -> Scheme:
         """The scheme for one fit: itself, or a copy of one that learns.
 
         Parameters
@@ -112,7 +127,7 @@ class Scheme:
         """Whether a fit leaves a weight alone that no row of the factor has."""
         return self.core_arguments(1)["scheme"] in SPARSE
 
-    def core_arguments(self, d: int) -> dict[str, Any]:
+    def core_arguments(self, d: int) -> CoreArguments:
         """Name and numbers of the scheme in the core, for factors in d dimensions."""
         raise NotImplementedError
 
@@ -126,16 +141,32 @@ class Scheme:
         return None
 
     def minibatch(
-        self, loss: Loss, d: int, rows: int, *, sparse: bool = False, **settings: Any
+        self,
+        loss: Loss,
+        d: int,
+        rows: int,
+        *,
+        sparse: bool = False,
+        power: float = 1.0,
+        damping: float = 1.0,
+        site_rule: str = "nonnegative",
     ) -> MinibatchSweep:
         """Fits of factors with a diagonal cavity and at most ``rows`` rows, for the core.
 
         sparse: rows are CSR. Then a SparseSweep where the scheme leaves coordinates alone that no
-        row has. settings: power, damping and site_rule of the sweeps.
+        row has. power, damping, site_rule: of the sweeps.
         """
         numbers = self.core_arguments(d)
         kind = SparseSweep if sparse and numbers["scheme"] in SPARSE else MinibatchSweep
-        return kind(loss.shifted_core(), d=d, max_rows=rows, **settings, **numbers)
+        return kind(
+            loss.shifted_core(),
+            d=d,
+            max_rows=rows,
+            power=power,
+            damping=damping,
+            site_rule=site_rule,
+            **numbers,
+        )
 
 
 class RowScheme(Scheme):
@@ -180,7 +211,15 @@ class RowScheme(Scheme):
         return super().refuses(loss, factor)
 
     def minibatch(
-        self, loss: Loss, d: int, rows: int, *, sparse: bool = False, **settings: Any
+        self,
+        loss: Loss,
+        d: int,
+        rows: int,
+        *,
+        sparse: bool = False,
+        power: float = 1.0,
+        damping: float = 1.0,
+        site_rule: str = "nonnegative",
     ) -> MinibatchSweep:
         """Factors of one row: the moments of x.theta give those of each coordinate."""
         core = loss.shifted_core()
@@ -190,5 +229,7 @@ class RowScheme(Scheme):
             max_rows=1,
             scheme="scalar",
             moments=self.tilted(loss, core),
-            **settings,
+            power=power,
+            damping=damping,
+            site_rule=site_rule,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +17,8 @@ from epfast._core.rule_fit import monomials
 from epfast._core.scalar_schemes import FactorScheme, Sampling
 from epfast._core.tilted import TiltedMoments
 from epfast.losses import Loss
-from epfast.schemes.base import RowScheme, Scheme
+from epfast.losses.base import Json
+from epfast.schemes.base import CoreArguments, RowScheme, Scheme
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class QuickLaplace(Expansion):
         carry no precision. "slope" puts the absolute slope in its place.
     """
 
-    def core_arguments(self, d: int) -> dict[str, Any]:
+    def core_arguments(self, d: int) -> CoreArguments:
         return {"scheme": "quick_laplace", "slope_curvature": self.curvature == "slope"}
 
 
@@ -155,7 +155,7 @@ class Laplace(Expansion):
         _checks.freeze(self, tol=_checks.number("tol", self.tol, least=0.0), max_iter=max_iter)
         _checks.flag("half_sums", self.half_sums)
 
-    def core_arguments(self, d: int) -> dict[str, Any]:
+    def core_arguments(self, d: int) -> CoreArguments:
         return {
             "scheme": "laplace",
             "slope_curvature": self.curvature == "slope",
@@ -168,7 +168,7 @@ class Laplace(Expansion):
         # steps are cheap here, and EP's fixed point is only as accurate as its fits
         core = loss.shifted_core() if core is None else core
         arguments = self.core_arguments(1)
-        fine = arguments | {"tolerance": min(self.tol, 1e-12)}
+        fine: CoreArguments = {**arguments, "tolerance": min(self.tol, 1e-12)}
         return loss.tilted(core, FactorScheme(core, **fine))
 
 
@@ -201,7 +201,7 @@ class Quadrature(Scheme):
     def __post_init__(self) -> None:
         _checks.freeze(self, gamma=check_gamma(self.gamma))
 
-    def core_arguments(self, d: int) -> dict[str, Any]:
+    def core_arguments(self, d: int) -> CoreArguments:
         return {"scheme": "quadrature", "gamma": distance(self.gamma, d)}
 
 
@@ -243,7 +243,7 @@ class Variational(Scheme):
         if self.gamma is not None and self.rule != "sigma":
             raise ValueError("gamma is given beside a rule of its own points; allowed: None")
 
-    def core_arguments(self, d: int) -> dict[str, Any]:
+    def core_arguments(self, d: int) -> CoreArguments:
         gamma = distance(self.gamma, d)
         if isinstance(self.rule, str) and self.rule == "sigma":
             newton = self.solver == "newton"
@@ -420,19 +420,19 @@ NAMED: dict[str, Callable[..., Scheme]] = {
 _BY_NAME = {name: kind() for name, kind in NAMED.items()}
 
 
-def resolve(scheme: Any) -> Scheme:
+def resolve(scheme: Scheme | str) -> Scheme:
     """The scheme meant by a name or a Scheme."""
     if isinstance(scheme, Scheme):
         return scheme
     return _BY_NAME[_checks.choice("scheme", scheme, tuple(NAMED))]
 
 
-def describe(scheme: Scheme | None) -> dict[str, Any] | None:
+def describe(scheme: Scheme | None) -> dict[str, Json] | None:
     """A scheme as JSON, by its fields. None if it cannot be saved."""
     names = {kind: name for name, kind in NAMED.items()}
     if scheme is None or type(scheme) not in names:
         return None
-    described: dict[str, Any] = {"name": names[type(scheme)]}
+    described: dict[str, Json] = {"name": names[type(scheme)]}
     for one in fields(scheme):  # type: ignore[arg-type]
         value = getattr(scheme, one.name)
         described[one.name] = describe(value) if isinstance(value, Scheme) else value
@@ -441,14 +441,12 @@ def describe(scheme: Scheme | None) -> dict[str, Any] | None:
     return described
 
 
-def restore(described: dict[str, Any] | None) -> Scheme | None:
+def restore(described: dict[str, Json] | None) -> Scheme | None:
     """The scheme that :func:`describe` wrote."""
     if described is None:
         return None
-    numbers = dict(described)
-    for name, value in numbers.items():
-        if isinstance(value, dict):
-            numbers[name] = restore(value)
-        elif isinstance(value, list):
-            numbers[name] = tuple(value)
-    return NAMED[numbers.pop("name")](**numbers)
+    numbers = {
+        k: tuple(v) if isinstance(v, list) else restore(v) if isinstance(v, dict) else v
+        for k, v in described.items()
+    }
+    return NAMED[str(numbers.pop("name"))](**numbers)
