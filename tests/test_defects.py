@@ -244,7 +244,7 @@ def test_progress_is_called_with_what_is_done(kind):
 
 def test_nothing_is_patched():
     """Pieces of work are an argument of the problem and of the engine, not a module's constant."""
-    from epfast.gaussian.engines.kernel import ProcessEngine
+    from epfast.gaussian.forms.kernel import ProcessEngine
     from epfast.gaussian.problem import Problem
 
     assert "chunk" in Problem._fields

@@ -22,16 +22,29 @@ FLOORS = """_core / _arrays / _checks / losses priors schedules families / schem
     / formula gpy dask rating plots / __init__ / _demo / __main__"""
 FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
 #: what graphs and networks may import of gaussian
-OF_GAUSSIAN = {"problem", "prior", "rows", "state", "engines", "table", "choices", "files"}
+OF_GAUSSIAN = {
+    "problem",
+    "prior",
+    "rows",
+    "state",
+    "forms",
+    "engine",
+    "orders",
+    "shards",
+    "table",
+    "choices",
+    "files",
+}
 OF_GAUSSIAN |= {"sparse"}
 #: names that users know in two places: of a family and of a likelihood or a prior, and of what
 #: stands in for a class
 TWICE = {"Gaussian", "Gamma", "EP", "LinearClassifier", "LinearRegressor", "ConvergenceWarning"}
-#: the files of gaussian, from the ground up; engines by themselves, below
+#: the files of gaussian, from the ground up; forms by themselves, below
 RISE = """state rows files sparse
     / prior / problem
     / notes sources checking
-    / factor wide / engines / table
+    / factor wide engine / accelerate orders
+    / passes / forms / double_loop shards / table
     / choices diagnostics online / posterior
     / linear_posterior
     / process_posterior
@@ -39,11 +52,8 @@ RISE = """state rows files sparse
     / fit_linear held shrunk_posterior
     / hyper / low_rank / fit_gp / hyper_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
-ENGINES = """base joint / chunks
-    / rows / kernel nested passes prior_sites
-    / latents / means / diagonal double_loop nearest sparse
-    / shards / __init__"""
-ENGINES = {name: k for k, floor in enumerate(ENGINES.split("/")) for name in floor.split()}
+FORMS = "kernel nested weights / diagonal nearest sparse stack / __init__"
+FORMS = {name: k for k, floor in enumerate(FORMS.split("/")) for name in floor.split()}
 
 
 def module_of(path):
@@ -91,8 +101,8 @@ def test_imports_go_down():
                 assert set(target[1:2]) & OF_GAUSSIAN, f"{room} imports {target}"
         elif room == "gaussian":
             floors, depth = RISE, 1
-            if module[1:2] == target[1:2] == ("engines",):
-                floors, depth = ENGINES, 2
+            if module[1:2] == target[1:2] == ("forms",):
+                floors, depth = FORMS, 2
             above, below = ((*name, "__init__")[depth] for name in (module, target))
             assert floors[below] <= floors[above], f"{module} imports {target}"
 
@@ -100,8 +110,8 @@ def test_imports_go_down():
 def test_every_file_of_gaussian_has_a_floor():
     names = {module[1:] for module in MODULES if module[0] == "gaussian"}
     assert {(*name, "__init__")[0] for name in names} == set(RISE)
-    engines = {(*name[1:], "__init__")[0] for name in names if name[:1] == ("engines",)}
-    assert engines == set(ENGINES)
+    forms = {(*name[1:], "__init__")[0] for name in names if name[:1] == ("forms",)}
+    assert forms == set(FORMS)
 
 
 def test_no_class_has_the_name_of_another():

@@ -20,7 +20,7 @@ from scipy import sparse
 
 import epfast
 from epfast import ADF, AEP, DEP, EP, SEP, losses
-from epfast.gaussian.engines.kernel import ProcessEngine
+from epfast.gaussian.forms.kernel import ProcessEngine
 from epfast.gaussian.shrunk_posterior import Models, worst_inclusion
 from epfast.graph import Factor
 from tests.golden import fits
@@ -46,17 +46,17 @@ PIECES = {
     "_arrays.ROWS": Pieces(3, "process"),
     "estimators.neighbors.NUMBERS": Pieces(20, "nearest rows"),
     "estimators.process_model.NUMBERS": Pieces(20, "process of inputs"),
-    "gaussian.engines.chunks.BLOCK": Pieces(2, "in chunks"),
-    "gaussian.engines.chunks.LEAST_SITES": Pieces(1, "prior sites"),
-    "gaussian.engines.chunks.MOST_SITES": Pieces(2, "process"),
-    "gaussian.engines.chunks.WIDE_BLOCK": Pieces(3, "in chunks of csr"),
-    "gaussian.engines.diagonal.MOMENT": Pieces(1, "minibatches"),
-    "gaussian.engines.diagonal.MOST_PARTS": Pieces(1, "factorized"),
-    "gaussian.engines.diagonal.NUMBERS": Pieces(8, "factorized"),
-    "gaussian.engines.kernel.CHUNK": Pieces(1, "process"),
-    "gaussian.engines.means.NUMBERS": Pieces(9, "factorized"),
-    "gaussian.engines.nested.AT_ONCE": Pieces(20, "nested"),
-    "gaussian.engines.prior_sites.CHUNK": Pieces(1, "prior sites"),
+    "gaussian.orders.BLOCK": Pieces(2, "in chunks"),
+    "gaussian.orders.LEAST_SITES": Pieces(1, "prior sites"),
+    "gaussian.orders.MOST_SITES": Pieces(2, "process"),
+    "gaussian.orders.WIDE_BLOCK": Pieces(3, "in chunks of csr"),
+    "gaussian.forms.diagonal.MOMENT": Pieces(1, "minibatches"),
+    "gaussian.forms.diagonal.MOST_PARTS": Pieces(1, "factorized"),
+    "gaussian.forms.diagonal.NUMBERS": Pieces(8, "factorized"),
+    "gaussian.forms.kernel.CHUNK": Pieces(1, "process"),
+    "gaussian.accelerate.NUMBERS": Pieces(9, "factorized"),
+    "gaussian.forms.nested.AT_ONCE": Pieces(20, "nested"),
+    "gaussian.forms.weights.CHUNK": Pieces(1, "prior sites"),
     "gaussian.factor.AHEAD": Pieces(2, "low rank"),
     "gaussian.factor.CHUNK": Pieces(5, "low rank"),
     "gaussian.problem.BLOCK": Pieces(3, "shared"),
@@ -82,19 +82,19 @@ OTHERS = {
     "estimators.kernels.ROWS": "rows that bounds are taken from",
     "estimators.linear_model.FEWER_ROWS": "a choice of an algorithm",
     "gaussian.choices.MOST_BYTES": "a limit",
-    "gaussian.engines.base.CONTRACTION": "a step",
-    "gaussian.engines.base.STALLED": "a step",
-    "gaussian.engines.chunks.FEW_ROWS": "an order",
-    "gaussian.engines.chunks.NARROW": "columns up to which blocks are of BLOCK rows",
-    "gaussian.engines.chunks.ROWS_PER_DIMENSION": "an order",
-    "gaussian.engines.diagonal.WARM_UP_NUMBERS": "rows that settle first, which are the algorithm",
-    "gaussian.engines.diagonal.WARM_UP_ROWS": "rows that settle first, which are the algorithm",
-    "gaussian.engines.latents.BY_ROWS_UP_TO": "an order",
-    "gaussian.engines.means.BYTES": "an estimate",
-    "gaussian.engines.means.REACH": "a step",
-    "gaussian.engines.nearest.BLOCK": "an order: rows that are fitted from the same sites",
-    "gaussian.engines.nearest.BLOCKS": "an order: rows that are fitted from the same sites",
-    "gaussian.engines.nested.MOST_PARTS": "an order: parts are fitted from the same posterior",
+    "gaussian.engine.CONTRACTION": "a step",
+    "gaussian.engine.STALLED": "a step",
+    "gaussian.orders.FEW_ROWS": "an order",
+    "gaussian.orders.NARROW": "columns up to which blocks are of BLOCK rows",
+    "gaussian.orders.ROWS_PER_DIMENSION": "an order",
+    "gaussian.forms.diagonal.WARM_UP_NUMBERS": "rows that settle first, which are the algorithm",
+    "gaussian.forms.diagonal.WARM_UP_ROWS": "rows that settle first, which are the algorithm",
+    "gaussian.forms.stack.BY_ROWS_UP_TO": "an order",
+    "gaussian.accelerate.BYTES": "an estimate",
+    "gaussian.accelerate.REACH": "a step",
+    "gaussian.forms.nearest.BLOCK": "an order: rows that are fitted from the same sites",
+    "gaussian.forms.nearest.BLOCKS": "an order: rows that are fitted from the same sites",
+    "gaussian.forms.nested.MOST_PARTS": "an order: parts are fitted from the same posterior",
     "gaussian.hyper.FEW_ENTRIES": "a choice of an algorithm",
     "gaussian.sparse.MOST_FILL": "a choice of an order",
     "gaussian.sparse.MOST_NUMBERS": "a limit",
@@ -153,9 +153,9 @@ def made(values):
             for module in USERS[constant]:
                 patch.setattr(importlib.import_module(module), constant.rsplit(".", 1)[1], value)
         # one is an argument, with the constant as its default
-        if "gaussian.engines.kernel.CHUNK" in values:
+        if "gaussian.forms.kernel.CHUNK" in values:
             given = ProcessEngine.__init__.__kwdefaults__
-            chunk = {"chunk": values["gaussian.engines.kernel.CHUNK"]}
+            chunk = {"chunk": values["gaussian.forms.kernel.CHUNK"]}
             patch.setattr(ProcessEngine.__init__, "__kwdefaults__", given | chunk)
         yield
 

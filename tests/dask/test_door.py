@@ -10,7 +10,7 @@ import pytest
 import epfast
 import epfast.dask as epd
 from epfast import DAEP, DEP, EP, fit_linear
-from epfast.gaussian.engines import shards
+from epfast.gaussian import shards
 from tests.oracles.data import classes
 from tests.oracles.full_fits import TIGHT, assert_same
 

@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteK
 
 from epfast import EP, GPClassifier, fit_gp
 from epfast.estimators import kernels, process_search
-from epfast.gaussian.engines.kernel import ProcessEngine
+from epfast.gaussian.forms.kernel import ProcessEngine
 from tests.oracles.data import classes
 
 

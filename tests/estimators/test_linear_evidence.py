@@ -23,7 +23,7 @@ from epfast.estimators import ConvergenceWarning, EvidenceWarning, linear_model
 from epfast.estimators.evidence import BinaryProblems, certified
 from epfast.estimators.search import EvidenceTarget, Learnt, beyond, final
 from epfast.estimators.units import Units
-from epfast.gaussian.engines.base import EPEngine
+from epfast.gaussian.engine import EPEngine
 from epfast.inference import Sites
 
 RNG = np.random.default_rng(31)

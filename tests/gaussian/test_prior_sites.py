@@ -13,7 +13,7 @@ from scipy import optimize, sparse, special
 import epfast
 from epfast import fit_linear, load
 from epfast.gaussian import fit_linear as fit_module
-from epfast.gaussian.engines import prior_sites
+from epfast.gaussian.forms import weights as weights_form
 from epfast.losses import Gaussian, Horseshoe, LaplacePrior, SpikeAndSlab, StudentTPrior
 from epfast.schedules import EP
 from tests.batteries import LOSSES, responses_of
@@ -182,7 +182,7 @@ def test_weights_in_parts(monkeypatch, prior, loss, shape, more):
     The intercept is a column of ones, whose factor is normal. A row of a weight below 1 is a factor
     to that power.
     """
-    monkeypatch.setattr(prior_sites, "CHUNK", 1)
+    monkeypatch.setattr(weights_form, "CHUNK", 1)
     n, d = shape
     X, h, _ = data(n, d, 2, 4)
     y = responses_of(LOSSES[loss], 0.5 * h, np.random.default_rng(1))

@@ -10,8 +10,7 @@ from scipy import sparse
 
 import epfast
 from epfast import EP, fit_linear
-from epfast.gaussian import fit_linear as fit_module
-from epfast.gaussian.engines import chunks, rows
+from epfast.gaussian import fit_linear as fit_module, orders
 from tests.oracles.data import classes
 from tests.oracles.interrupts import calls_of, interrupted
 
@@ -197,14 +196,14 @@ def test_the_kernels_of_parallel_sweeps_run_on_two_threads_at_once(monkeypatch):
     """Both are at the kernel before either may go on."""
     meet, met, names = threading.Barrier(2), threading.local(), set()
 
-    class Watched(rows.SiteFits):
+    class Watched(orders.SiteFits):
         def fit(self, *args):
             if not hasattr(met, "once"):
                 met.once = names.add(threading.current_thread().name)
                 meet.wait(30)
             return super().fit(*args)
 
-    monkeypatch.setattr(rows, "SiteFits", Watched)
+    monkeypatch.setattr(orders, "SiteFits", Watched)
     X, y = data("dense", "probit")
     fit_linear(X, y, schedule=schedule("parallel", 1), n_jobs=2)
     assert names == {threading.current_thread().name, "epfast-1"}
@@ -214,7 +213,7 @@ def test_the_kernels_of_chunks_run_on_two_threads(monkeypatch):
     """The other thread is on its way into the core before that of the caller enters."""
     here, names = threading.Event(), set()
 
-    class Watched(chunks.ChunkedSweep):
+    class Watched(orders.ChunkedSweep):
         def help(self, number):
             names.add(threading.current_thread().name)
             here.set()
@@ -225,7 +224,7 @@ def test_the_kernels_of_chunks_run_on_two_threads(monkeypatch):
             names.add(threading.current_thread().name)
             return super().advance(*args)
 
-    monkeypatch.setattr(chunks, "ChunkedSweep", Watched)
+    monkeypatch.setattr(orders, "ChunkedSweep", Watched)
     X, y = data("dense", "probit")
     fit_linear(X, y, schedule=EP(1, 0.0, order="chunked", block=N), n_jobs=2)
     assert names == {threading.current_thread().name, "epfast-1"}
@@ -256,10 +255,10 @@ def test_no_thread_is_left_after_an_error(order, what, monkeypatch):
             raise ValueError("mine")
 
     if what == "core":
-        kind = chunks.ChunkedSweep if order == "chunked" else rows.SiteFits
+        kind = orders.ChunkedSweep if order == "chunked" else orders.SiteFits
         name = "advance" if order == "chunked" else "fit"
-        module, failing = (chunks if order == "chunked" else rows), type("F", (kind,), {name: fail})
-        monkeypatch.setattr(module, kind.__name__, failing)
+        failing = type("F", (kind,), {name: fail})
+        monkeypatch.setattr(orders, kind.__name__, failing)
     else:
         given[what] = fail
     with pytest.raises(ValueError, match="mine"):

@@ -10,7 +10,7 @@ from scipy import sparse
 import epfast
 from epfast import EP, FullPosterior, WidePosterior, fit_linear
 from epfast.gaussian.checking import LinearProposal, SiteProposal
-from epfast.gaussian.engines.kernel import GPState
+from epfast.gaussian.forms.kernel import GPState
 from epfast.inference import Sites
 from tests.gaussian.test_wide import PRIORS, TIGHT, WEIGHTS, D, N, d_by_d, same, wide
 from tests.oracles.data import classes

@@ -1201,7 +1201,7 @@ def own_sweeps(
     Sigma, sites = prior.copy(), np.zeros((3, n))
     for _ in range(sweeps):
         backend.sweep(Sigma, mu, A, y, *sites[:2], log_scale=sites[2], **given)
-    evidence = backend.log_evidence(tuple(sites), mu, Sigma, mean, prior)
+    evidence = backend.log_evidence((sites[0], sites[1], sites[2]), mu, Sigma, mean, prior)
     variance = Sigma.diagonal()
     return {"mean": mu, "variance": variance, "sites": sites, "log_evidence": evidence}
 
@@ -1818,7 +1818,7 @@ class GaussHermite(schemes.RowScheme):
 class WideQuadrature(schemes.Quadrature):
     """Points that are further out (docs/extending.rst)."""
 
-    def core_arguments(self, d: int) -> Given:
+    def core_arguments(self, d: int) -> Any:
         return {"scheme": "quadrature", "gamma": (3.0 * d) ** 0.5}
 
 

@@ -11,7 +11,7 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gaussian.engines import kernel
+from epfast.gaussian.forms import kernel
 from epfast.gaussian.prior import ROUNDING
 from epfast.gaussian.state import factor_of, not_proper
 from epfast.inference import Sites

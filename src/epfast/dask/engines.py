@@ -26,17 +26,10 @@ from epfast.dask.worker import (
     visit_rows,
     visit_shared,
 )
-from epfast.gaussian.engines.base import EPEngine, Full, Visited, Working, plain, with_moments
-from epfast.gaussian.engines.passes import start_of_pass
-from epfast.gaussian.engines.shards import (
-    ShardEngine,
-    Shards,
-    ShardSite,
-    SharedEngine,
-    Update,
-    flat_site,
-)
+from epfast.gaussian.engine import EPEngine, Full, Visited, Working, plain, with_moments
+from epfast.gaussian.passes import start_of_pass
 from epfast.gaussian.problem import Problem
+from epfast.gaussian.shards import ShardEngine, Shards, ShardSite, SharedEngine, Update, flat_site
 from epfast.gaussian.state import State, is_proper
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import LOST, Tasks

@@ -23,8 +23,8 @@ from epfast.dask.engines import (
 from epfast.dask.worker import Facts
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose
-from epfast.gaussian.engines.diagonal import warm_up_rows
 from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
+from epfast.gaussian.forms.diagonal import warm_up_rows
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.prior import intercept_variance, prior_of_fit
 from epfast.gaussian.rows import Data, near_center

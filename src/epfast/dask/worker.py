@@ -12,14 +12,10 @@ import numpy as np
 from epfast import _checks, families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.vector import build_facts
-from epfast.gaussian.engines.shards import (
-    Update,
-    local_shared,
-    local_update,
-)
 from epfast.gaussian.online import joined_data
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import Data, copies_of, data_of, ends_of, mean_of_rows, with_ones
+from epfast.gaussian.shards import Update, local_shared, local_update
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
 from epfast.inference.report import fraction

@@ -34,7 +34,7 @@ class Neighbors:
 
     Half of them are the nearest of a random tenth of the rows: some that are farther away say what
     the near ones leave open of a smooth process (Stein, Chi & Welty 2004). It is a
-    :class:`epfast.gaussian.engines.nearest.Nearest`.
+    :class:`epfast.gaussian.forms.nearest.Nearest`.
     """
 
     def __init__(

@@ -21,9 +21,9 @@ from epfast.estimators.processes import (
     start_from,
 )
 from epfast.gaussian import GPPosterior, LowRankGPPosterior
-from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.fit_gp import without_factor
 from epfast.gaussian.hyper_gp import ProcessTarget
+from epfast.gaussian.shards import WarmStart
 from epfast.inference import ConvergenceWarning
 from epfast.inference.hyper import FINEST, GAIN, LOOSEST, NEARLY, HyperPoint, Unknown, climbed
 from epfast.schedules import EP

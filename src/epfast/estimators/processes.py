@@ -27,7 +27,6 @@ from epfast.gaussian import (
 )
 from epfast.gaussian.choices import Choices, choose_process
 from epfast.gaussian.diagnostics import trusted
-from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import fit_gp, without_factor
 from epfast.gaussian.hyper_gp import ProcessPoint
@@ -37,6 +36,7 @@ from epfast.gaussian.prior import KernelPrior, checked_kernel
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import contracted
 from epfast.gaussian.rows import Data
+from epfast.gaussian.shards import WarmStart
 from epfast.inference import FAILURES, Callback, SweepInfo
 from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
 from epfast.schedules import EP, DoubleLoop

@@ -22,8 +22,8 @@ from epfast.estimators.directions import in_directions
 from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
 from epfast.estimators.parameters import LossParameters
 from epfast.estimators.spectrum import Spectrum
-from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.held import gains, with_noise
+from epfast.gaussian.shards import WarmStart
 from epfast.inference import FAILURES, Sites, fit_from
 from epfast.inference.hyper import (
     LEFT,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.gaussian import notes
-from epfast.gaussian.engines.nested import takes
+from epfast.gaussian.forms.nested import takes
 from epfast.gaussian.prior import CenteredPrior, KernelPrior
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import Data

@@ -11,8 +11,8 @@ from epfast import families
 from epfast._arrays import Array
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import SiteFits
-from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.problem import Problem
+from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.state import State
 from epfast.gaussian.table import engine_of
 from epfast.inference import Sites, learning

@@ -11,11 +11,11 @@ from epfast import _checks, losses
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import broken
-from epfast.gaussian.engines.base import flat
-from epfast.gaussian.engines.double_loop import DescentEngine
-from epfast.gaussian.engines.kernel import GPState, Kernel, ProcessEngine
-from epfast.gaussian.engines.latents import LatentEngine
+from epfast.gaussian.double_loop import DescentEngine
+from epfast.gaussian.engine import flat
 from epfast.gaussian.factor import KernelColumns, LowRankFactor
+from epfast.gaussian.forms.kernel import GPState, Kernel, ProcessEngine
+from epfast.gaussian.forms.stack import LatentEngine
 from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
 from epfast.gaussian.prior import KernelPrior, check_positive, kernel_in_memory
 from epfast.gaussian.problem import Problem

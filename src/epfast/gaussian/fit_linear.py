@@ -17,12 +17,11 @@ from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
-from epfast.gaussian.engines.base import Working
-from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.rows import first_sites
-from epfast.gaussian.engines.shards import WarmStart
+from epfast.gaussian.engine import Working
+from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
+from epfast.gaussian.orders import first_sites
 from epfast.gaussian.prior import (
     CenteredPrior,
     PerWeightPrior,
@@ -36,6 +35,7 @@ from epfast.gaussian.prior import (
 )
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import Data, center_of, check_finite, weights_of, with_ones
+from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior, with_prior_sites
 from epfast.gaussian.sources import Stream, check_names, checked_stream, column_names, is_stream
 from epfast.gaussian.sparse import (

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast._arrays import Array
-from epfast.gaussian.engines.kernel import GPState
+from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.inference.learning import STEP

@@ -12,9 +12,8 @@ from scipy import special
 from epfast import families
 from epfast._arrays import Array, pieces
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engines.base import plain, with_moments
-from epfast.gaussian.engines.latents import Stack
-from epfast.gaussian.engines.nested import (
+from epfast.gaussian.engine import plain, with_moments
+from epfast.gaussian.forms.nested import (
     MOST_ROUNDS,
     Joint,
     cavities,
@@ -22,6 +21,7 @@ from epfast.gaussian.engines.nested import (
     sum_of_classes,
     within,
 )
+from epfast.gaussian.forms.stack import Stack
 from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
 from epfast.gaussian.problem import Problem

@@ -17,7 +17,7 @@ from epfast._core.rows import Rows
 from epfast.gaussian import online
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import loo_of_columns, predicted
-from epfast.gaussian.engines.base import Working, with_moments
+from epfast.gaussian.engine import Working, with_moments
 from epfast.gaussian.posterior import GaussianPosterior, shifted
 from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.rows import Data, data_of, same_rows, with_ones

@@ -15,8 +15,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.choices import Choices, choose
-from epfast.gaussian.engines.base import relaxed_of
-from epfast.gaussian.engines.shards import WarmStart
+from epfast.gaussian.engine import relaxed_of
 from epfast.gaussian.factor import (
     LowRankFactor,
     incomplete_cholesky,
@@ -29,6 +28,7 @@ from epfast.gaussian.prior import prior_of
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import ProcessPosterior, matrices_of, prior_at
 from epfast.gaussian.rows import Data, responses_of
+from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.table import at_start
 from epfast.inference import DataWarning, Interrupted
 from epfast.inference.records import warn_user

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.diagnostics import broken
-from epfast.gaussian.engines.nearest import Nearest, NearestEngine
+from epfast.gaussian.forms.nearest import Nearest, NearestEngine
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import ProcessPosterior
 from epfast.inference import Callback, Fit, interrupted, run_from

@@ -15,8 +15,8 @@ from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.cholesky import inverse_triangle
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments, log_evidence
-from epfast.gaussian.engines.latents import evidence_of, one_of
+from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments, log_evidence
+from epfast.gaussian.forms.stack import evidence_of, one_of
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.posterior import GaussianPosterior, SeveralLatents, shifted
 from epfast.gaussian.prior import kernel_in_memory, prior_of

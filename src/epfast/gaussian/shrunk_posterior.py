@@ -16,7 +16,7 @@ from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engines.prior_sites import ByRows, DualState, ShrunkState, WeightEngine
+from epfast.gaussian.forms.weights import ByRows, DualState, ShrunkState, WeightEngine
 from epfast.gaussian.held import gains
 from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.prior import PerWeightPrior, WeightPrior

@@ -14,8 +14,8 @@ from scipy import sparse
 from epfast import families
 from epfast._arrays import Array
 from epfast.gaussian.checking import BETTER_UP_TO, SiteProposal
-from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.sparse import Sparse
+from epfast.gaussian.forms.kernel import GPState
+from epfast.gaussian.forms.sparse import Sparse
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import Data

@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from epfast import _checks
-from epfast.gaussian.engines.base import flat
-from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
-from epfast.gaussian.engines.double_loop import DescentEngine
-from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine
-from epfast.gaussian.engines.latents import LatentEngine
-from epfast.gaussian.engines.nearest import NearestEngine
-from epfast.gaussian.engines.nested import NestedEngine
-from epfast.gaussian.engines.passes import PassEngine
-from epfast.gaussian.engines.prior_sites import WeightEngine
-from epfast.gaussian.engines.rows import RowEngine
-from epfast.gaussian.engines.shards import LaplaceEngine, ShardEngine, SharedEngine
-from epfast.gaussian.engines.sparse import SparseEngine
+from epfast.gaussian.double_loop import DescentEngine
+from epfast.gaussian.engine import flat
+from epfast.gaussian.forms.diagonal import DiagonalEngine, DiagonalPass
+from epfast.gaussian.forms.kernel import Dual, GPState, ProcessEngine
+from epfast.gaussian.forms.nearest import NearestEngine
+from epfast.gaussian.forms.nested import NestedEngine
+from epfast.gaussian.forms.sparse import SparseEngine
+from epfast.gaussian.forms.stack import LatentEngine
+from epfast.gaussian.forms.weights import WeightEngine
+from epfast.gaussian.orders import RowEngine
+from epfast.gaussian.passes import PassEngine
 from epfast.gaussian.prior import CenteredPrior, PerWeightPrior
 from epfast.gaussian.problem import Problem
+from epfast.gaussian.shards import LaplaceEngine, ShardEngine, SharedEngine
 from epfast.inference import Engine
 from epfast.losses import Loss
 

@@ -14,8 +14,8 @@ from epfast._arrays import Array, pieces
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import online
 from epfast.gaussian.checking import SiteProposal
-from epfast.gaussian.engines.base import Full, plain, proper
-from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, log_evidence
+from epfast.gaussian.engine import Full, plain, proper
+from epfast.gaussian.forms.kernel import Dual, GPState, ProcessEngine, log_evidence
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.prior import CenteredPrior
 from epfast.gaussian.problem import Problem, sum_of_sites

@@ -15,10 +15,10 @@ from epfast._core.cholesky import cholesky, inverse_from_factor
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast.gaussian.choices import choose
-from epfast.gaussian.engines.base import with_moments
-from epfast.gaussian.engines.shards import WarmStart
+from epfast.gaussian.engine import with_moments
 from epfast.gaussian.prior import prior_of
 from epfast.gaussian.rows import Data
+from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.table import engine_of
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.variables import Index

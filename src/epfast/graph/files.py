@@ -9,9 +9,9 @@ import numpy as np
 from epfast import _checks, priors, schemes
 from epfast._arrays import AnyArray
 from epfast.families import FAMILIES
-from epfast.gaussian.engines.shards import WarmStart
-from epfast.gaussian.engines.sparse import Pace
 from epfast.gaussian.files import check_shapes
+from epfast.gaussian.forms.sparse import Pace
+from epfast.gaussian.shards import WarmStart
 from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart
 from epfast.graph.engine import GraphEngine, GraphStart
 from epfast.graph.factors import Batch, Between, LinearFactor

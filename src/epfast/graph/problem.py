@@ -13,7 +13,7 @@ from epfast import _checks
 from epfast._arrays import AnyArray, Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
-from epfast.gaussian.engines.sparse import Pace
+from epfast.gaussian.forms.sparse import Pace
 from epfast.graph.blocks import BlockPrior, is_linear
 from epfast.graph.factors import Batch, Edges
 from epfast.graph.marginals import Others

@@ -25,34 +25,17 @@ from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import (
-    EPEngine,
-    Form,
-    Full,
-    Visited,
-    Working,
-    carry_memory,
-    gaussian,
-)
-from epfast.gaussian.engines.chunks import (
-    ChunkMemory,
-    chunk_size,
-    is_for_chunks,
-    visits_in_chunks,
-)
-from epfast.gaussian.engines.joint import cavities
-from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments
-from epfast.gaussian.engines.nested import times
+from epfast.gaussian.accelerate import cavities, conjugate_gradients
+from epfast.gaussian.engine import EPEngine, Form, Full, Visited, Working, carry_memory, gaussian
+from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments
+from epfast.gaussian.forms.nested import times
+from epfast.gaussian.orders import ChunkMemory, chunk_size, is_for_chunks, visits_in_chunks
 from epfast.gaussian.prior import KernelPrior
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import State, inverse_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
-#: conjugate gradients end where the rest is this share of the first, or after so many steps: 55
-#: fits of classes take as many sweeps with shares of 1e-9 and .001, and .96 of the time with the
-#: latter. Of the 456 systems in them none took more than 32 steps
-ENOUGH, MOST_STEPS = 1e-6, 400
 #: largest number of curvatures, (C, C) for each row, for steps on the means
 MOST_CURVATURES = 1 << 25
 #: columns up to which few rows of a log-concave likelihood go one after the other: tables of 3 to
@@ -71,38 +54,6 @@ def by_latent(sites: Sites) -> Sites:
     """Sites as the core has them: precision and shift (C, n), log scale (n,)."""
     precision, shift = (np.ascontiguousarray(part.T) for part in sites[:2])
     return Sites(precision, shift, sites.log_scale)
-
-
-def conjugate_gradients(
-    right: Array,
-    pull: Callable[[Array], Array],
-    nearly: Callable[[Array], tuple[Array, Array]],
-    enough: float = ENOUGH,
-    most: int = MOST_STEPS,
-) -> Array:
-    """z with (P + pull) z = right, P the precision of the prior.
-
-    nearly: about the solution, and P times that; so P is never applied to anything else. NaN where
-    P + pull is not positive.
-    """
-    step, r = np.zeros_like(right), right.copy()
-    z, back = nearly(r)
-    p, kp, size = z, back, float((r * z).sum())
-    first = size
-    for _ in range(most):
-        if not size > enough**2 * first:
-            break
-        q = kp + pull(p)
-        curvature = float((p * q).sum())
-        if not curvature > 0.0:
-            return np.full_like(right, np.nan)
-        share = size / curvature
-        step += share * p
-        r -= share * q
-        z, back = nearly(r)
-        size, before = float((r * z).sum()), size
-        p, kp = z + (size / before) * p, back + (size / before) * kp
-    return step
 
 
 class Stack(Full):

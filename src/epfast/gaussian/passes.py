@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from epfast._arrays import as_array, symmetric_from_upper
 from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import (
+from epfast.gaussian.engine import (
     EPEngine,
     Full,
     Visited,
@@ -24,7 +24,7 @@ from epfast.gaussian.engines.base import (
     plain,
     with_moments,
 )
-from epfast.gaussian.engines.chunks import sequential_core
+from epfast.gaussian.orders import sequential_core
 from epfast.gaussian.problem import Problem, RowSlice
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep

@@ -9,7 +9,8 @@ import pytest
 
 import epfast
 from epfast import EP, fit_gp
-from epfast.gaussian.engines import joint, kernel
+from epfast.gaussian import accelerate
+from epfast.gaussian.forms import kernel
 
 N = 160
 
@@ -87,7 +88,7 @@ def test_means_of_a_step_are_those_of_its_posterior(loss, monkeypatch):
             errors.append(np.abs(covariance @ found.shift - found.mean).max())
         return found
 
-    monkeypatch.setattr(joint, "OF_SQUARE", 0.0)
+    monkeypatch.setattr(accelerate, "OF_SQUARE", 0.0)
     monkeypatch.setattr(kernel, "joint_sites", step)
     fit_gp(K, labels(values), loss=loss, schedule=EP(50, 1e-8))
     assert errors
@@ -99,7 +100,7 @@ def test_passes_that_do_not_come_to_an_end_give_way_to_a_sweep(monkeypatch):
     y, count = labels(values), {}
     swept = fit_gp(K, y, schedule=EP(1000, 1e-8, order="sequential"))
     for passes in (1, 30):
-        monkeypatch.setattr(joint, "PASSES", passes)
+        monkeypatch.setattr(accelerate, "PASSES", passes)
         post = fit_gp(K, y, schedule=EP(1000, 1e-8))
         assert post.converged
         count[passes] = len(post.history)

@@ -11,7 +11,7 @@ import epfast
 from epfast import EP, fit_linear, losses
 from epfast._core.chunks import ChunkedSweep
 from epfast._core.rows import Rows
-from epfast.gaussian.engines import chunks, rows
+from epfast.gaussian import orders
 from epfast.inference import runtime
 from tests import batteries
 from tests.oracles.data import classes
@@ -174,7 +174,7 @@ def test_chunks_are_halved_down_to_rows_and_the_fit_goes_on(loss, monkeypatch):
     X, y = classes(600, 3, seed=1, noise=1.0)
     y[::7] *= -1
     sizes, one_by_one = [], []
-    inner = chunks.ChunkedSweep
+    inner = orders.ChunkedSweep
 
     class Watched(inner):
         def advance(self, *args):
@@ -185,14 +185,14 @@ def test_chunks_are_halved_down_to_rows_and_the_fit_goes_on(loss, monkeypatch):
         one_by_one.append(len(visits))
         return plain(self, visits, P, p, sites)
 
-    plain = chunks.InChunks._one_by_one
-    monkeypatch.setattr(chunks, "ChunkedSweep", Watched)
-    monkeypatch.setattr(chunks.InChunks, "_one_by_one", watched)
+    plain = orders.InChunks._one_by_one
+    monkeypatch.setattr(orders, "ChunkedSweep", Watched)
+    monkeypatch.setattr(orders.InChunks, "_one_by_one", watched)
     schedule = EP(sweeps=100, tol=1e-9, order="chunked", block=256)
     post = fit_linear(4.0 * X, y, loss=loss, prior_variance=50.0, schedule=schedule, **ROWS)
     assert min(sizes) < 256
     assert one_by_one or loss == "quasi01"
-    assert max(one_by_one, default=1) <= chunks.LEAST
+    assert max(one_by_one, default=1) <= orders.LEAST
     total = np.eye(3) / 50.0 + 16.0 * (X * post.sites.precision[:, None]).T @ X
     np.testing.assert_allclose(post.precision, total, rtol=1e-9, atol=1e-9)
     assert np.linalg.eigvalsh(post.precision).min() > 0
@@ -318,7 +318,7 @@ def test_dense_rows_take_eight_numbers_each_beside_the_data():
 
 
 def test_chunks_grow_while_sweeps_contract_and_shrink_where_they_do_not():
-    memory = chunks.ChunkMemory(64, True).next(10.0, 6400, False)
+    memory = orders.ChunkMemory(64, True).next(10.0, 6400, False)
     assert (memory.size, memory.flat) == (64, False)
     for change, size in ((1.0, 128), (0.9, 128), (0.1, 256)):
         memory = memory.next(change, 6400, False)
@@ -362,7 +362,7 @@ def test_what_it_takes():
 
 def test_a_precision_that_was_far_larger_is_formed_anew(monkeypatch):
     X, y = classes(900, 5, noise=2.0)
-    monkeypatch.setattr(chunks, "DRIFT", 0.5)
+    monkeypatch.setattr(orders, "DRIFT", 0.5)
     post = fit_linear(X, y, schedule=CHUNKED, **ROWS)
     assert all(info.drift is not None and info.drift < 1e-10 for info in post.history)
     monkeypatch.undo()
@@ -386,8 +386,8 @@ def test_the_automatic_order_of_many_rows(n):
             many = n == 400 and schedule.tol > 0.0 and schedule.damping is None
             assert set(seen) == {"chunked" if many else "sequential"}
             seen.clear()
-    assert rows.is_for_chunks(post_problem(700, 175))
-    assert not rows.is_for_chunks(post_problem(700, 176))
+    assert orders.is_for_chunks(post_problem(700, 175))
+    assert not orders.is_for_chunks(post_problem(700, 176))
 
 
 def post_problem(n, d):

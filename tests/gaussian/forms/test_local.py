@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from epfast import EP, families, fit_linear
-from epfast.gaussian.engines import shards
-from epfast.gaussian.engines.base import Visited, with_moments
-from epfast.gaussian.engines.shards import (
+from epfast.gaussian import shards
+from epfast.gaussian.engine import Visited, with_moments
+from epfast.gaussian.shards import (
     AsTheyCome,
     Flow,
     ShardMemory,

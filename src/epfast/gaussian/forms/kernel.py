@@ -2,8 +2,8 @@
 
 One after the other by the exact blocked sweep (``_core/row_sweeps.pyx``), or all from one
 posterior by the Cholesky factor of B = I + S K S (``_core/kernel_matrix.pyx``). The automatic order
-is a sweep of the first kind, then joint steps (``joint.py``), and such a sweep again where these do
-not contract.
+is a sweep of the first kind, then joint steps (``accelerate.py``), and such a sweep again where
+these do not contract.
 """
 
 from __future__ import annotations
@@ -17,16 +17,9 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Units
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.engines.base import (
-    EPEngine,
-    Form,
-    Visited,
-    Visits,
-    flat,
-)
-from epfast.gaussian.engines.chunks import block_size
-from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_mass
-from epfast.gaussian.engines.rows import AtOnce
+from epfast.gaussian.accelerate import cavities, fitted_at, joint_sites, log_mass
+from epfast.gaussian.engine import EPEngine, Form, Visited, Visits, flat
+from epfast.gaussian.orders import AtOnce, block_size
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import RelaxationFactors
 from epfast.inference import Counts, Sites, Summary
@@ -163,7 +156,7 @@ class Kernel(Form):
         return ValueMoments(np.zeros(n), mean, self.matrix.diagonal.copy(), 0.0)
 
     def rebuild(self, sites: Sites, sweeps: int) -> GPState | None:
-        """See :class:`epfast.gaussian.engines.base.Form`. O(n^3)."""
+        """See :class:`epfast.gaussian.engine.Form`. O(n^3)."""
         moments = self.moments(sites, self.cheap)
         return None if moments is None else GPState(sites, sweeps, moments)
 

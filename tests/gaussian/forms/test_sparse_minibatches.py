@@ -8,7 +8,7 @@ from scipy import sparse
 
 import epfast
 from epfast import ADF, EP
-from epfast.gaussian.engines import diagonal
+from epfast.gaussian.forms import diagonal
 from tests.oracles.data import classes
 
 SCHEDULES = [

@@ -18,7 +18,7 @@ from epfast import _checks, families
 from epfast._arrays import Array, entries_of
 from epfast._core.shared_sites import SharedSweep
 from epfast._core.tilted import TiltedMoments
-from epfast.gaussian.engines.base import (
+from epfast.gaussian.engine import (
     LEAST_SHARE,
     STALLED,
     EPEngine,
@@ -29,9 +29,9 @@ from epfast.gaussian.engines.base import (
     contraction,
     gaussian,
 )
-from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
-from epfast.gaussian.engines.passes import PassEngine, laplace_core, pieces_of
-from epfast.gaussian.engines.rows import RowEngine
+from epfast.gaussian.forms.diagonal import DiagonalEngine, DiagonalPass
+from epfast.gaussian.orders import RowEngine
+from epfast.gaussian.passes import PassEngine, laplace_core, pieces_of
 from epfast.gaussian.prior import WeightPrior
 from epfast.gaussian.problem import BLOCK, Problem, sum_of_sites
 from epfast.gaussian.state import State, is_proper, stacked_rows

@@ -1,34 +1,236 @@
-"""All means of a factorised posterior at once, for rows, where sweeps converge slowly.
+"""Accelerators: a step on all sites of a process at once, and one on all means of weights.
 
-Where columns are correlated, means that are moved one after the other creep: sweeps by the
-thousand. At EP's fixed point of sites i at rows x_i, with prior precision P about mu_0,
-
-    P (mu_0 - mu) + sum_i x_i g_i(x_i.mu) = 0,
-
-g_i the slope of log Z_i; with all variances held its Jacobian is -(P + X' W X), W_i = -g_i'. So one
-fit of all sites from the posterior at hand and a Newton step on mu take the sites to where their
-posterior has that mean: site i, whose gradient at mu is x_i g_i, gets the shift
-
-    nu_ij + tau_ij delta_j - W_i x_ij x_i.delta.
-
-The sweep that follows moves the variances, and its change is what says whether it has converged.
+Each takes sites to where a sweep is better begun. The sweep that follows says whether it has
+converged.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.engines.base import Working
-from epfast.gaussian.engines.latents import conjugate_gradients
+from epfast._core.kernel_matrix import KernelMatrix
+from epfast._core.tilted import TiltedMoments
+from epfast.gaussian.engine import Working
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import State
 from epfast.inference import Sites
-from epfast.inference.mixing import Step, with_step
+from epfast.inference.mixing import Step, shares_of, with_step
+
+# ---- linear systems of a step ----
+
+
+#: conjugate gradients end where the rest is this share of the first, or after so many steps: 55
+#: fits of classes take as many sweeps with shares of 1e-9 and .001, and .96 of the time with the
+#: latter. Of the 456 systems in them none took more than 32 steps
+ENOUGH, MOST_STEPS = 1e-6, 400
+
+
+def conjugate_gradients(
+    right: Array,
+    pull: Callable[[Array], Array],
+    nearly: Callable[[Array], tuple[Array, Array]],
+    enough: float = ENOUGH,
+    most: int = MOST_STEPS,
+) -> Array:
+    """z with (P + pull) z = right, P the precision of the prior.
+
+    nearly: about the solution, and P times that; so P is never applied to anything else. NaN where
+    P + pull is not positive.
+    """
+    step, r = np.zeros_like(right), right.copy()
+    z, back = nearly(r)
+    p, kp, size = z, back, float((r * z).sum())
+    first = size
+    for _ in range(most):
+        if not size > enough**2 * first:
+            break
+        q = kp + pull(p)
+        curvature = float((p * q).sum())
+        if not curvature > 0.0:
+            return np.full_like(right, np.nan)
+        share = size / curvature
+        step += share * p
+        r -= share * q
+        z, back = nearly(r)
+        size, before = float((r * z).sum()), size
+        p, kp = z + (size / before) * p, back + (size / before) * kp
+    return step
+
+
+# ---- the joint step of a process ----
+#
+# All sites of a process at once: EP's fixed point where the posterior is linear in its sites.
+#
+# A factorisation gives the covariance Sigma and mean mu for sites (tau, nu). For other sites, dt
+# and dn away, cavities follow to first order from that one Sigma, in O(n^2):
+#
+#     h_i = mu_i + sum_j Sigma_ij (dn_j - dt_j m_j) - u_i (dn_i - dt_i m_i),   m_j the tilted mean,
+#     u_i = Sigma_ii exp(-sum_{j != i} Sigma_ij^2 / Sigma_ii dt_j / (1 + Sigma_jj dt_j)),
+#
+# and cavity i is N(h_i, u_i) without the old site i. Own sites enter exactly, the means of the
+# others too, and the variances to first order. EP on these cavities settles within some passes over
+# Sigma, mixed by Anderson's rule. The next factorisation, at its sites, is off by the square of the
+# step. So factorisations converge quadratically, where sweeps contract by a factor.
+
+
+#: passes over Sigma at most, and the share of the first move that may be left then: of 76 steps in
+#: 37 fits of 150 to 600 values that came to an end the longest had 15 passes, half of them six or
+#: fewer. Of 180 fits of noisy steps 88 converge, and 84 where nothing may be left
+PASSES, MOST_LEFT = 30, 0.05
+#: passes that are mixed, once their change is at most this: with 3 or 12 no fit takes another
+#: sweep. Probit with a prior variance of 400 takes 4, 5 and 6 sweeps where it is 1, .3 and .1
+MIXED, NEAR = 6, 1.0
+#: accuracy of the passes, as a share of the tolerance, and of the square of the first move: with
+#: shares of .01 to 1 the fits take 1.02 to .98 of the time. Without the second rule they take 1.07
+#: times as long, and with .1 in its place 141 sweeps instead of 135
+OF_TOL, OF_SQUARE = 0.1, 1e-3
+
+
+class Cavities(NamedTuple):
+    """Tilted moments at cavities, and their sites."""
+
+    precision: Array
+    shift: Array
+    log_scale: Array
+    mean: Array
+    variance: Array
+
+    @property
+    def sites(self) -> Sites:
+        return Sites(self.precision, self.shift, self.log_scale)
+
+
+def fitted_at(tilted: TiltedMoments, y: Array, m: Array, v: Array) -> Cavities | None:
+    """The sites that cavities N(m, v) ask for, or None if some have none. O(n)."""
+    log_z, slope, second = np.empty((3, len(m)))
+    if tilted.many(y, m, v, np.ones(len(m)), log_z, slope, second):
+        return None
+    left = 1.0 + v * second
+    if not (left > 0.0).all():
+        return None
+    precision, shift = -second / left, (slope - m * second) / left
+    return Cavities(
+        precision,
+        shift,
+        log_z + log_mass(precision, shift, m, v),
+        m + v * slope,
+        v * left,
+    )
+
+
+def log_mass(precision: Array, shift: Array, m: Array, v: Array) -> Array:
+    """Minus log of the integral of N(f; m, v) exp(shift f - precision f^2 / 2)."""
+    ratio = 1.0 + precision * v
+    return np.asarray(
+        0.5 * np.log(ratio) - (0.5 * shift**2 * v + shift * m - 0.5 * precision * m**2) / ratio
+    )
+
+
+def cavities(sites: Sites, mean: Array, variance: Array) -> tuple[Array, Array] | None:
+    """Mean and variance of the cavities, or None if one is improper. O(n)."""
+    ratio = 1.0 - sites.precision * variance
+    if not (ratio > 0.0).all():
+        return None
+    return (mean - sites.shift * variance) / ratio, variance / ratio
+
+
+def joint_sites(
+    kernel: KernelMatrix,
+    tilted: TiltedMoments,
+    y: Array,
+    sites: Sites,
+    mean: Array,
+    variance: Array,
+    tol: float,
+) -> Cavities | None:
+    """EP's fixed point by the covariance in the array of ``kernel``, and its tilted moments.
+
+    None if passes do not come near to it. O(n^2) per pass.
+    """
+    if not (variance > 0.0).all():
+        return None
+    before = cavities(sites, mean, variance)
+    if before is None:
+        return None
+    (m0, v0), n = before, len(mean)
+    sd0 = np.sqrt(v0)
+    tau0, nu0, _ = sites
+    across, squared = np.empty((2, n))
+
+    def at(x: Array) -> tuple[Cavities, Array] | None:
+        """Sites at cavities x, in the old ones' sd and log variance, and the cavities they give."""
+        fit = fitted_at(tilted, y, m0 + sd0 * x[:n], v0 * np.exp(x[n:]))
+        if fit is None:
+            return None
+        dt, dn = fit.precision - tau0, fit.shift - nu0
+        ratio = 1.0 + variance * dt
+        if not (ratio > 0.0).all():
+            return None
+        kernel.couple(dn - dt * fit.mean, dt / ratio, across, squared)
+        u = variance * np.exp(-squared / variance)
+        # with the own site as it was, then without it
+        h = mean + across + (u - variance) * (dt * fit.mean - dn)
+        there = cavities(sites, h, u)
+        if there is None:
+            return None
+        image = np.concatenate([(there[0] - m0) / sd0, np.log(there[1] / v0)])
+        return (fit, image) if np.isfinite(image).all() else None
+
+    with np.errstate(all="ignore"):  # what overflows ends the passes
+        return _fixed_point(at, np.zeros(2 * n), tol)
+
+
+def _fixed_point(
+    at: Callable[[Array], tuple[Cavities, Array] | None], x: Array, tol: float
+) -> Cavities | None:
+    """The fixed point of cavities, by passes that Anderson's rule mixes."""
+    first = 0.0
+    past: list[tuple[Array, Array]] = []
+    for k in range(PASSES):
+        answer = at(x)
+        if answer is None:
+            return None
+        fit, image = answer
+        f = image - x
+        size = float(np.abs(f).max())
+        first = size if k == 0 else first
+        if size <= max(OF_TOL * tol, OF_SQUARE * first * min(1.0, first)):
+            return fit
+        past = [*past, (f, image)][-MIXED - 1 :] if size <= NEAR else []
+        if len(past) < 2:
+            x = image if past else x + 0.5 * f
+            continue
+        share = shares_of([move for move, _ in past])
+        mixed = None if share is None else share @ np.array([to for _, to in past])
+        if mixed is None or not np.abs(mixed - x).max() <= 3.0 * NEAR:
+            mixed, past = x + 0.5 * f, []
+        x = mixed
+    return fit if size <= MOST_LEFT * first else None
+
+
+# ---- a step on all means ----
+#
+# All means of a factorised posterior at once, for rows, where sweeps converge slowly.
+#
+# Where columns are correlated, means that are moved one after the other creep: sweeps by the
+# thousand. At EP's fixed point of sites i at rows x_i, with prior precision P about mu_0,
+#
+#     P (mu_0 - mu) + sum_i x_i g_i(x_i.mu) = 0,
+#
+# g_i the slope of log Z_i; with all variances held its Jacobian is -(P + X' W X), W_i = -g_i'. So
+# one fit of all sites from the posterior at hand and a Newton step on mu take the sites to where
+# their posterior has that mean: site i, whose gradient at mu is x_i g_i, gets the shift
+#
+#     nu_ij + tau_ij delta_j - W_i x_ij x_i.delta.
+#
+# The sweep that follows moves the variances, and its change is what says whether it has converged.
+
 
 #: steps begin where sweeps at this pace would need so many more: 88 fits of correlated columns,
 #: separable labels, counts and sharp noise take 1,729 sweeps with 6, 1,783 with 12 and 1,897 with

@@ -6,7 +6,8 @@ from scipy import sparse, special
 
 import epfast
 from epfast import losses
-from epfast.gaussian.engines import chunks, latents
+from epfast.gaussian import orders
+from epfast.gaussian.forms import stack
 from tests.oracles import plain_ep
 
 TIGHT = epfast.EP(tol=1e-11, sweeps=4000)
@@ -253,12 +254,12 @@ def test_chunks_are_made_smaller_where_sweeps_do_not_contract(monkeypatch):
     y = scores.argmax(axis=1)
     given = {"loss": "multiclass", "schedule": epfast.EP(100, order="chunked")}
     small = epfast.fit_linear(X, y, **given)
-    monkeypatch.setattr(latents, "chunk_size", lambda problem: 200)
+    monkeypatch.setattr(stack, "chunk_size", lambda problem: 200)
     large = epfast.fit_linear(X, y, **given)
     assert small.converged
     assert large.converged
     np.testing.assert_allclose(large.mean, small.mean, atol=1e-3)
-    monkeypatch.setattr(chunks, "STALLED", np.inf)
+    monkeypatch.setattr(orders, "STALLED", np.inf)
     with pytest.warns(epfast.ConvergenceWarning):
         assert not epfast.fit_linear(X, y, **given).converged
 

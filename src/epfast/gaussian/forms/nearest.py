@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from epfast._arrays import Array
 from epfast._core.row_sweeps import SiteFits
-from epfast.gaussian.engines.base import EPEngine, Form, Visited
-from epfast.gaussian.engines.kernel import GPState, ValueMoments
+from epfast.gaussian.engine import EPEngine, Form, Visited
+from epfast.gaussian.forms.kernel import GPState, ValueMoments
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
@@ -59,7 +59,7 @@ class Nearest(Form):
         return ValueMoments(sites.shift - sites.precision * mean, mean, variance, np.nan)
 
     def rebuild(self, sites: Sites, sweeps: int) -> GPState:
-        """See :class:`epfast.gaussian.engines.base.Form`. O(n m^3 / 3)."""
+        """See :class:`epfast.gaussian.engine.Form`. O(n m^3 / 3)."""
         cavity = self.rows.at(np.arange(self.n), sites)
         return GPState(sites, sweeps, self.moments(sites, *with_sites(cavity, sites)))
 

@@ -21,7 +21,7 @@ from epfast._arrays import Array, row_chunks, symmetric_from_upper
 from epfast._core.nested import NestedRows
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import (
+from epfast.gaussian.engine import (
     STALLED,
     EPEngine,
     Form,

@@ -8,7 +8,7 @@ from scipy import sparse, special
 
 import epfast
 from epfast import losses
-from epfast.gaussian.engines import nested
+from epfast.gaussian.forms import nested
 
 LOSS = losses.Multiclass(3, correlated=True)
 TIGHT = epfast.EP(tol=1e-10, sweeps=500)

@@ -32,8 +32,8 @@ from scipy import linalg
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, symmetric_times
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.engines.base import flat
-from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments, log_evidence
+from epfast.gaussian.engine import flat
+from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments, log_evidence
 from epfast.gaussian.problem import Problem
 from epfast.inference import Sites, Summary, Swept
 from epfast.inference.loop import change as change_of

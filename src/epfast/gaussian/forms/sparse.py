@@ -14,9 +14,9 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.engines.base import EPEngine, Form, Visited, Visits
-from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.rows import AtOnce, first_sites
+from epfast.gaussian.engine import EPEngine, Form, Visited, Visits
+from epfast.gaussian.forms.kernel import GPState
+from epfast.gaussian.orders import AtOnce, first_sites
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.sparse import Moments, RowsOnPattern, moments
 from epfast.inference import Sites, Summary
@@ -100,7 +100,7 @@ class Sparse(Form):
         return now.of_mass(float(rows.sum() + 0.5 * (prior.shift @ now.mean)))
 
     def rebuild(self, sites: Sites, sweeps: int) -> GPState | None:
-        """See :class:`epfast.gaussian.engines.base.Form`."""
+        """See :class:`epfast.gaussian.engine.Form`."""
         now = self.moments(sites)
         return None if now is None else GPState(sites, sweeps, now.with_inverse())
 

@@ -5,7 +5,7 @@ import pytest
 from scipy import sparse
 
 from epfast import ADF, DEP, EP, fit_linear, schemes
-from epfast.gaussian.engines import shards as engine
+from epfast.gaussian import shards as engine
 from tests import batteries
 from tests.oracles.full_fits import TIGHT, assert_same, data, fit, ordered
 from tests.oracles.products import product_of

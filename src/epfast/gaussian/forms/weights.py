@@ -24,7 +24,8 @@ from epfast._core.cholesky import inverse_from_factor
 from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Duals, Units
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.engines.base import (
+from epfast.gaussian.accelerate import cavities, log_mass
+from epfast.gaussian.engine import (
     STALLED,
     EPEngine,
     Full,
@@ -36,11 +37,10 @@ from epfast.gaussian.engines.base import (
     gaussian,
     proper,
 )
-from epfast.gaussian.engines.chunks import block_size
-from epfast.gaussian.engines.joint import cavities, log_mass
-from epfast.gaussian.engines.rows import (
+from epfast.gaussian.orders import (
     AtOnce,
     RowMemory,
+    block_size,
     first_memory,
     order_of_rows,
     visits_of,

@@ -18,8 +18,9 @@ from epfast._arrays import Array, as_array
 from epfast._core.minibatch import Design, MinibatchSweep
 from epfast._core.sparse_factors import SparseRows, SparseSweep, add_entries, moments_of, natural_of
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.engines import means
-from epfast.gaussian.engines.base import (
+from epfast.gaussian import accelerate
+from epfast.gaussian.accelerate import MeansMemory
+from epfast.gaussian.engine import (
     EPEngine,
     Form,
     Full,
@@ -30,8 +31,7 @@ from epfast.gaussian.engines.base import (
     plain,
     with_moments,
 )
-from epfast.gaussian.engines.means import MeansMemory
-from epfast.gaussian.engines.passes import start_of_pass
+from epfast.gaussian.passes import start_of_pass
 from epfast.gaussian.prior import WeightPrior
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import Data
@@ -283,7 +283,7 @@ def since(core: MinibatchSweep, before: tuple[int, int, int]) -> tuple[int, ...]
 class DiagonalEngine(EPEngine):
     """A site per minibatch, or row. O(s d) per factor of s rows, or its nonzeros.
 
-    Sweeps over scalar sites may begin with a step on all means (``means.py``).
+    Sweeps over scalar sites may begin with a step on all means (``accelerate.py``).
     """
 
     rows: RowBlock
@@ -298,7 +298,7 @@ class DiagonalEngine(EPEngine):
         self.core = self.form.core(size if isinstance(problem.data.X, Stream) else n)
         if not isinstance(problem.data.X, Stream):
             self.rows = self.form.rows(problem.data, self.core)
-        self.steps = means.may_step(problem, traced)
+        self.steps = accelerate.may_step(problem, traced)
         self.in_order = np.arange(self.n_sites)
         self.in_turn = self.schedule.stores == "factor" and self.schedule.order != "parallel"
         self.accelerates = self.steps
@@ -384,7 +384,7 @@ class DiagonalEngine(EPEngine):
         memory: MeansMemory = state.memory
         if not memory.steps:
             return state
-        with one_blas_thread(min(len(state.shift), means.DENSE)), np.errstate(all="ignore"):
+        with one_blas_thread(min(len(state.shift), accelerate.DENSE)), np.errstate(all="ignore"):
             sites = mixed(memory.swept)
             mixture = None if sites is None else self.form.rebuild(sites, state.sweeps)
             stepped = None if mixture is None else self._stepped(carry_memory(state, mixture))
@@ -394,7 +394,7 @@ class DiagonalEngine(EPEngine):
     def _stepped(self, state: Working) -> Working | None:
         """The posterior after a step on all means, or None where there is none."""
         sites, X = state.sites, self.problem.data.X
-        if 0 < physical_memory() < means.BYTES * sites.precision.size:
+        if 0 < physical_memory() < accelerate.BYTES * sites.precision.size:
             return None
         if sites.precision.shape != (X.data if hasattr(X, "indptr") else X).shape:
             return None  # entries of a row that share a column
@@ -403,7 +403,9 @@ class DiagonalEngine(EPEngine):
             return None
         fitted = self.form.rebuild(new, state.sweeps)
         memory = (
-            None if fitted is None else means.step_to(self.problem, X, state, fitted, sites, new)
+            None
+            if fitted is None
+            else accelerate.step_to(self.problem, X, state, fitted, sites, new)
         )
         if memory is None:
             return None

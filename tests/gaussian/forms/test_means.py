@@ -5,8 +5,8 @@ import pytest
 from scipy import sparse
 
 import epfast
-from epfast.gaussian.engines import means
-from epfast.gaussian.engines.latents import conjugate_gradients
+from epfast.gaussian import means
+from epfast.gaussian.accelerate import conjugate_gradients
 
 LOSSES = ("logistic", "probit", "hinge", "squared_hinge", "poisson", "binomial")
 #: sweeps of the automatic order at most

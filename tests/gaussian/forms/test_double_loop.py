@@ -8,9 +8,9 @@ from scipy import special
 
 import epfast
 from epfast import EP, ConvergenceWarning, CustomSite, DoubleLoop, NoisyStep, fit_gp
+from epfast.gaussian import double_loop
 from epfast.gaussian.choices import Choices
-from epfast.gaussian.engines import double_loop
-from epfast.gaussian.engines.double_loop import DescentEngine
+from epfast.gaussian.double_loop import DescentEngine
 from epfast.gaussian.rows import Data
 from epfast.inference import Sites
 from epfast.inference.runtime import no_tick
