@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array
+from epfast._arrays import Array, is_sparse
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.problem import Problem, State
 from epfast.gaussian.table import engine_of
-from epfast.inference import Sites, learning
+from epfast.inference import Sites
 from epfast.inference.loop import (
     NO_FIXED_POINT,
     RESIDUAL,
@@ -23,6 +22,7 @@ from epfast.inference.loop import (
     mean_beyond_precision,
     not_a_fixed_point,
 )
+from epfast.inference.records import check_proper
 from epfast.inference.runtime import no_tick
 from epfast.schedules import DAEP, EP
 
@@ -132,9 +132,7 @@ def loo_of_rows(problem: Any, sites: Sites, mean: Array, variance: Array) -> Arr
     """
     weights = problem.data.weights
     share = 1.0 if weights is None else 1.0 / np.maximum(weights, 1.0)
-    cavities = learning.cavities(sites, mean, variance, share)
-    loo: Array = problem.loss.log_predictive(problem.data.y, *cavities)
-    return loo
+    return predicted(problem, *sites.cavities(mean, variance, share))
 
 
 def loo_of_columns(problem: Problem, state: State) -> Array:
@@ -142,25 +140,23 @@ def loo_of_columns(problem: Problem, state: State) -> Array:
     return predicted(problem, *_without_columns(problem, state, state.sites))
 
 
-def _without_columns(
-    problem: Problem, state: State, sites: Sites
-) -> tuple[NDArray[np.bool_], Array, Array]:
-    """Whether cavities are proper, mean and variance of x.theta under them, (n,) each.
+def _without_columns(problem: Problem, state: State, sites: Sites) -> tuple[Array, Array]:
+    """Mean and variance of x.theta without the site of its row, (n,) each; see Sites.cavities.
 
     Sites are diagonal: one per row or minibatch.
     """
     n, copies = problem.shape[0], problem.copies()
     factor = np.arange(n) // (problem.batch_size or 1)
-    proper, mean, variance = np.empty(n, dtype=bool), np.empty(n), np.empty(n)
+    mean, variance = np.empty((2, n))
     for part in problem.slices():
         rows = problem.data.X[part]
-        if problem.sparse:
+        if is_sparse(rows):
             row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
             columns, x = rows.indices, rows.data
         else:
             row, columns = np.indices(rows.shape).reshape(2, -1)
             x = np.asarray(rows, dtype=np.float64).ravel()
-        share: Any = 1.0
+        share: Array | float = 1.0
         if copies is not None and problem.batch_size is None:
             share = 1.0 / np.maximum(copies[part], 1.0)[row]
         entries = factor[part][row], columns
@@ -170,16 +166,14 @@ def _without_columns(
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             parts = x * shift / precision, x * x / precision, ~(precision > 0.0)
-        mean[part], variance[part], bad = (
+        mean[part], of_rows, improper = (
             np.bincount(row, values, rows.shape[0]) for values in parts
         )
-        proper[part] = bad == 0.0
-    return proper, mean, variance
+        variance[part] = np.where(improper == 0.0, of_rows, np.inf)
+    return mean, variance
 
 
-def predicted(problem: Problem, proper: Any, mean: Array, variance: Array) -> Array:
-    """Log probabilities under the cavities, if all are proper."""
-    if not proper.all():
-        count = len(proper)
-        raise FloatingPointError(f"{count - int(proper.sum())} of {count} cavities are improper")
+def predicted(problem: Problem, mean: Array, variance: Array) -> Array:
+    """Log probabilities of the responses under cavities, if all of these are proper."""
+    check_proper(variance)
     return problem.loss.log_predictive(problem.data.y, mean, variance)

@@ -9,7 +9,7 @@ import numpy as np
 
 from epfast._arrays import Array
 from epfast.inference.loop import RESIDUAL
-from epfast.inference.records import ConvergenceWarning, Sites, warn_user
+from epfast.inference.records import ConvergenceWarning, Sites, check_proper, warn_user
 
 #: change of the log of a parameter, of the differences: with .01, 1e-4 and 1e-5 slopes of 20 fits
 #: change by 2e-6, 8e-10 and 8e-9 of their size, or of 1, and with 1e-4 and .01 the log evidence of
@@ -17,24 +17,6 @@ from epfast.inference.records import ConvergenceWarning, Sites, warn_user
 STEP = 1e-3
 #: of the fourth order: multiples of the step, and their weights
 STENCIL = ((-2.0, 1.0 / 12.0), (-1.0, -8.0 / 12.0), (1.0, 8.0 / 12.0), (2.0, -1.0 / 12.0))
-
-
-def cavities(
-    sites: Sites, mean: Array, variance: Array, share: Array | float
-) -> tuple[Array, Array]:
-    """Mean and variance of latent values, (n,) each, with a share of their sites taken out.
-
-    Raises
-    ------
-    FloatingPointError
-        If a cavity is improper.
-    """
-    ratio = 1.0 - share * sites.precision * variance
-    if not (ratio > 0.0).all():
-        raise FloatingPointError(
-            f"{int((~(ratio > 0.0)).sum())} of {len(ratio)} cavities are improper"
-        )
-    return (mean - share * sites.shift * variance) / ratio, variance / ratio
 
 
 def check_stationary(problem: Any) -> None:
@@ -77,7 +59,8 @@ def log_integrals(
     exponent = ones if weights is None else np.minimum(weights, 1.0)
     counts = copies > 0.0
     share = power / np.where(counts, copies, 1.0)
-    m, v = cavities(sites, mean, variance, np.where(counts, share, 0.0))
+    m, v = sites.cavities(mean, variance, np.where(counts, share, 0.0))
+    check_proper(v)
     rows = [np.ascontiguousarray(part[counts]) for part in (y, m, v, power * exponent)]
     lZ, *others = np.empty((3, len(rows[0])))
 
