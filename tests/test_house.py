@@ -33,9 +33,9 @@ RISE = """problem files sparse
     / choices diagnostics online / posterior
     / linear_posterior
     / process_posterior
-    / integrated latent_posterior nearest sparse_posterior wide_posterior
-    / combining fit_linear held shrunk_posterior
-    / hyper / low_rank / fit_gp / hyper_gp / __init__"""
+    / average latent_posterior nearest sparse_posterior wide_posterior
+    / combining fit_linear shrunk_posterior
+    / fit_hyper / low_rank / fit_gp / fit_hyper_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint / chunks
     / rows / kernel nested passes prior_sites

@@ -29,8 +29,8 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.files import contents
+from epfast.gaussian.fit_hyper import fit_hyper
 from epfast.gaussian.fit_linear import fit_linear
-from epfast.gaussian.hyper import fit_hyper
 from epfast.gaussian.posterior import Posterior
 from epfast.inference.certificates import Check
 from epfast.inference.files import write

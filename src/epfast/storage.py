@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
+from epfast.gaussian.average import IntegratedPosterior
 from epfast.gaussian.engines.kernel import GPState, ValueMoments
 from epfast.gaussian.engines.prior_sites import ShrunkState
 from epfast.gaussian.engines.sparse import SparseDesign
 from epfast.gaussian.factor import LowRankFactor
 from epfast.gaussian.files import check_shapes, restored
-from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
