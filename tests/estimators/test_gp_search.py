@@ -135,13 +135,13 @@ def test_the_default_with_more_rows_than_a_pilot(monkeypatch):
     rows, labels = rings(400)
     whole = GPClassifier().fit(rows, labels)
     sizes = []
-    plain = process_search.Evidence.fitted
+    plain = process_search.Evidence.posterior_at
 
     def fitted(self, *given):
         sizes.append(len(self.problem.X))
         return plain(self, *given)
 
-    monkeypatch.setattr(process_search.Evidence, "fitted", fitted)
+    monkeypatch.setattr(process_search.Evidence, "posterior_at", fitted)
     again = GPClassifier().fit(rows, labels)
     np.testing.assert_array_equal(whole.kernel_.theta, again.kernel_.theta)
     assert set(sizes) == {process_search.PILOT, 400}
@@ -358,9 +358,9 @@ def test_no_seed_is_a_seed():
 
 def test_warm_start(monkeypatch):
     tried = []
-    plain = process_search.Evidence.fitted
+    plain = process_search.Evidence.posterior_at
     monkeypatch.setattr(
-        process_search.Evidence, "fitted", lambda self, *g: tried.append(1) or plain(self, *g)
+        process_search.Evidence, "posterior_at", lambda self, *g: tried.append(1) or plain(self, *g)
     )
     model = GPClassifier(ConstantKernel(1.0) * RBF(20.0), warm_start=True).fit(X, Y)
     first, cold = model.kernel_.theta, len(tried)

@@ -9,7 +9,7 @@ from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.gaussian.problem import inverse_root, log_determinant, peak_sites
-from epfast.inference.best_gaussian import best_sites, climbed, peaks
+from epfast.inference.best_gaussian import best_sites, peaks, sites_near_mode
 from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property
 
@@ -161,7 +161,7 @@ class LinearProposal(SiteProposal):
                 break
             log_target[best] = -np.inf
             h = np.asarray(problem.data.X @ points[best], dtype=np.float64)
-            sites = climbed(self._values, self._marginals, h, spread)
+            sites = sites_near_mode(self._values, self._marginals, h, spread)
             post = None if sites is None else self.post.of_sites(*sites)
             if post is None:
                 continue

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from epfast import _checks, losses, priors
-from epfast._arrays import Array, Indices, Matrix, is_sparse
+from epfast._arrays import Array, Indices, Matrix, Slice, is_sparse
 from epfast.gaussian.average import IntegratedPosterior, Seed, averaged
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
 from epfast.gaussian.linear_posterior import FullPosterior
@@ -45,7 +45,7 @@ REACH, REACH_OF_CORRELATIONS = 25.0, 8.0
 IMAGINARY = 1e-30
 
 #: columns as a user names them: a slice, indices, a mask or names
-Columns = slice | ArrayLike
+Columns = Slice | ArrayLike
 #: the prior of correlations of effects, and a matrix T (q, q) where the effects are T c
 Correlations = priors.LKJ | tuple[priors.LKJ, ArrayLike]
 #: columns of some weights, and their prior precision
