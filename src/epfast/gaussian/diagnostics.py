@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.problem import Problem, State
 from epfast.gaussian.table import engine_of
-from epfast.inference import Sites
+from epfast.inference import Sites, SweepInfo
 from epfast.inference.loop import (
     NO_FIXED_POINT,
     RESIDUAL,
@@ -24,7 +24,9 @@ from epfast.inference.loop import (
 )
 from epfast.inference.records import check_proper
 from epfast.inference.runtime import no_tick
-from epfast.schedules import DAEP, EP
+from epfast.losses import LatentLoss, Loss
+from epfast.schedules import DAEP, EP, DoubleLoop, Schedule
+from epfast.schemes import Scheme
 
 ROUGH = (
     "the sweeps stand still at what is no fixed point of EP (residual {:.2g}), by rounding: K is "
@@ -37,11 +39,42 @@ STUCK = (
 )
 
 
-def broken(post: Any) -> str | None:
-    """The condition of a valid posterior that fails, in words, or None if none does.
+class Judged(Protocol):
+    """What is read of a posterior of a process, to judge it."""
 
-    post: a GPPosterior or LowRankGPPosterior.
-    """
+    @property
+    def mean(self) -> Array: ...
+
+    @property
+    def variance(self) -> Array: ...
+
+    @property
+    def log_evidence(self) -> float: ...
+
+    @property
+    def evidence_bound(self) -> float: ...
+
+    @property
+    def residual(self) -> float: ...
+
+    @property
+    def loss(self) -> Loss | None: ...
+
+    @property
+    def scheme(self) -> Scheme | None: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def history(self) -> list[SweepInfo]: ...
+
+    @property
+    def converged(self) -> bool: ...
+
+
+def broken(post: Judged) -> str | None:
+    """The condition of a valid posterior that fails, in words, or None if none does."""
     evidence = post.log_evidence
     if evidence > post.evidence_bound:
         return (
@@ -53,7 +86,8 @@ def broken(post: Any) -> str | None:
     reason = mean_beyond_precision(post.mean, post.variance)
     if reason:
         return reason
-    tol = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
+    schedule = post.schedule
+    tol = max(schedule.tol, schedule.match if isinstance(schedule, DoubleLoop) else 0.0)
     judged = post.scheme is not None and not (post.scheme.relaxes or post.scheme.learns)
     if not judged or not not_a_fixed_point(post.residual, tol):
         return None
@@ -62,18 +96,19 @@ def broken(post: Any) -> str | None:
     return (NO_FIXED_POINT if is_sharp(post.scheme) else ROUGH).format(post.residual)
 
 
-def _met_its_tolerance(post: Any) -> bool:
+def _met_its_tolerance(post: Judged) -> bool:
     """Whether the last sweep, or step of a double loop, met its tolerance."""
     if not post.history:
         return False
     last, schedule = post.history[-1], post.schedule
-    if last.mismatch is not None:
-        return bool(last.mismatch <= schedule.match)
-    # a double loop may end with the sweeps before it
-    return bool(last.change <= getattr(getattr(schedule, "start", schedule), "tol", 0.0))
+    if isinstance(schedule, DoubleLoop):
+        if last.mismatch is not None:
+            return bool(last.mismatch <= schedule.match)
+        schedule = schedule.start  # it may end with these sweeps
+    return bool(last.change <= schedule.tol)
 
 
-def trusted(post: Any) -> bool:
+def trusted(post: Judged) -> bool:
     """Whether a posterior is at a fixed point of EP and meets all conditions."""
     last = post.history[-1] if post.history else None
     if last is not None and last.n_refused > 0:
@@ -87,7 +122,9 @@ def trusted(post: Any) -> bool:
 # ---- fixed points, and rows without their sites ----
 
 
-def residual_of_rows(problem: Any, sweep: int, sites: Sites, mean: Array, variance: Array) -> float:
+def residual_of_rows(
+    problem: Problem, sweep: int, sites: Sites, mean: Array, variance: Array
+) -> float:
     """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n).
 
     inf: the cavity of a row is improper, or its fit. Rows of weight 0 do not count.
@@ -101,9 +138,11 @@ def residual_of_rows(problem: Any, sweep: int, sites: Sites, mean: Array, varian
     return float("inf") if core.n_refused else core.residual
 
 
-def _residual_of_latents(problem: Any, sites: Sites, mean: Array, variance: Array) -> float:
+def _residual_of_latents(problem: Problem, sites: Sites, mean: Array, variance: Array) -> float:
     """As :func:`residual_of_rows`, over rows and latents."""
-    core, (n, latents) = LatentSites(problem.loss.latent_moments(), 0.0), mean.shape
+    loss, (n, latents) = problem.loss, mean.shape
+    assert isinstance(loss, LatentLoss)
+    core = LatentSites(loss.latent_moments(), 0.0)
     h, s, tau, nu = (np.ascontiguousarray(x.T) for x in (mean, variance, *sites[:2]))
     new, scale = np.empty((latents, 2, n)), np.empty(n)
     core.fit(h, s, problem.data.y, np.arange(n), tau, nu, sites.log_scale, new, scale)
@@ -114,7 +153,7 @@ def residual_of_sweep(problem: Problem, state: State) -> float:
     """The change of one undamped sweep, all factors at once."""
     given = getattr(problem.schedule, "inner", problem.schedule)
     power, rule = problem.schedule.power, getattr(given, "site_rule", None)
-    schedule: Any = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule)
+    schedule: Schedule = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule)
     if problem.groups is not None:
         schedule = DAEP(problem.groups, power=power, damping=1.0)
     engine = engine_of(problem._replace(schedule=schedule, base=problem.prior))
@@ -125,7 +164,7 @@ def residual_of_sweep(problem: Problem, state: State) -> float:
     return change(engine.summary(before, evidence=False), engine.summary(after, evidence=False))
 
 
-def loo_of_rows(problem: Any, sites: Sites, mean: Array, variance: Array) -> Array:
+def loo_of_rows(problem: Problem, sites: Sites, mean: Array, variance: Array) -> Array:
     """Log probabilities of responses, (n,), without their own sites. O(n).
 
     The arguments are those of :func:`residual_of_rows`.
