@@ -48,9 +48,9 @@ RISE = """state rows files sparse
     / choices diagnostics online / posterior
     / linear_posterior
     / process_posterior
-    / integrated latent_posterior nearest sparse_posterior wide_posterior
-    / fit_linear held shrunk_posterior
-    / hyper / low_rank / fit_gp / hyper_gp / __init__"""
+    / average latent_posterior nearest sparse_posterior wide_posterior
+    / fit_linear shrunk_posterior
+    / fit_hyper / low_rank / fit_gp / fit_hyper_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 FORMS = "kernel nested weights / diagonal nearest sparse stack / __init__"
 FORMS = {name: k for k, floor in enumerate(FORMS.split("/")) for name in floor.split()}

@@ -95,7 +95,7 @@ OTHERS = {
     "gaussian.forms.nearest.BLOCK": "an order: rows that are fitted from the same sites",
     "gaussian.forms.nearest.BLOCKS": "an order: rows that are fitted from the same sites",
     "gaussian.forms.nested.MOST_PARTS": "an order: parts are fitted from the same posterior",
-    "gaussian.hyper.FEW_ENTRIES": "a choice of an algorithm",
+    "gaussian.fit_hyper.FEW_ENTRIES": "a choice of an algorithm",
     "gaussian.sparse.MOST_FILL": "a choice of an order",
     "gaussian.sparse.MOST_NUMBERS": "a limit",
     "gaussian.notes.ENOUGH_ROWS": "a rule for a note",

@@ -7,7 +7,7 @@ import pytest
 
 import epfast
 from epfast import losses, schemes
-from epfast.gaussian.hyper_gp import IntegratedProcess
+from epfast.gaussian.fit_hyper_gp import IntegratedProcess
 from tests.golden import fits
 from tests.oracles.data import classes
 from tests.oracles.responses import example

@@ -12,8 +12,13 @@ from scipy import optimize, sparse, special, stats
 import epfast
 from bench.hyper import mixed_tables
 from epfast import formula, losses, priors
+from epfast.gaussian.fit_hyper import (
+    CorrelatedGroups,
+    LinearTarget,
+    with_blocks,
+    with_starting_numbers,
+)
 from epfast.gaussian.fit_linear import fit_linear
-from epfast.gaussian.hyper import CorrelatedGroups, LinearTarget, begun, with_blocks
 from epfast.inference.hyper import Unknown, climbed
 from epfast.losses.names import own_name
 
@@ -67,7 +72,7 @@ def evidence_of(reference: mixed_tables.Reference, table: Any) -> tuple[Evidence
     numbers = [Unknown(name, priors.Flat()) for name in learned.values()]
     given = {"offset": offset if design.has_offset else None}
     loss = losses.resolve(family)
-    loss = begun(loss, numbers, y, None, given["offset"]) if numbers else loss
+    loss = with_starting_numbers(loss, numbers, y, None, given["offset"]) if numbers else loss
     pattern = [(one.columns, np.eye(len(one.sds)) + 0.1) for one in blocks]
     precision = with_blocks(1.0 / variance, pattern)
     with warnings.catch_warnings():

@@ -37,12 +37,12 @@ from epfast.gaussian import (
     incomplete_cholesky as incomplete_cholesky,
 )
 from epfast.gaussian.fit_gp import fit_gp as fit_gp
-from epfast.gaussian.fit_linear import fit_linear as fit_linear
-from epfast.gaussian.hyper import fit_hyper as fit_hyper
-from epfast.gaussian.hyper_gp import (
+from epfast.gaussian.fit_hyper import fit_hyper as fit_hyper
+from epfast.gaussian.fit_hyper_gp import (
     IntegratedProcess as IntegratedProcess,
     fit_hyper_gp as fit_hyper_gp,
 )
+from epfast.gaussian.fit_linear import fit_linear as fit_linear
 from epfast.graph import Graph as Graph, GraphPosterior as GraphPosterior
 from epfast.inference import (
     ConvergenceWarning as ConvergenceWarning,

@@ -11,10 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+    Slice = slice[int | None, int | None, int | None]
+    #: neighbours
+    Piece = slice[int, int, None]
+else:
+    Slice = Piece = slice
+
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 #: rows that are selected
-Which = slice | Indices | NDArray[np.bool_]
+Which = Slice | Indices | NDArray[np.bool_]
 
 
 class COO(Protocol):
@@ -50,7 +56,9 @@ class CSR(Protocol):
 
     def count_nonzero(self) -> int: ...
 
-    def sum(self, axis: int) -> Array: ...
+    def sum(self, axis: int | None = None) -> Array: ...
+
+    def power(self, n: float, dtype: type[float]) -> CSR: ...
 
     def tocoo(self) -> COO: ...
 
@@ -119,7 +127,7 @@ def is_sparse(matrix: Matrix) -> TypeIs[CSR]:
 ROWS, NUMBERS = 256, 1 << 20
 
 
-def slices(n: int) -> list[slice]:
+def slices(n: int) -> list[Piece]:
     """Slices of the rows of a square matrix of order n, ROWS rows each."""
     return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
 
@@ -129,13 +137,13 @@ def entries_of(rows: Matrix) -> Array:
     return rows.data if is_sparse(rows) else np.asarray(rows)
 
 
-def pieces(n: int, width: int, entries: int | None = None) -> list[slice]:
+def pieces(n: int, width: int, entries: int | None = None) -> list[Piece]:
     """Slices of n things of ``width`` numbers each, with about ``entries`` numbers, or NUMBERS."""
     step = max(1, (NUMBERS if entries is None else entries) // max(1, width))
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 
-def row_chunks(rows: Matrix, entries: int | None = None, unpacked: bool = False) -> list[slice]:
+def row_chunks(rows: Matrix, entries: int | None = None, unpacked: bool = False) -> list[Piece]:
     """Slices of rows with about ``entries`` numbers each, or NUMBERS: temporary arrays stay small.
 
     Of CSR rows these are nonzeros, unless the rows are to be unpacked.

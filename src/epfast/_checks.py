@@ -306,7 +306,7 @@ def name_arguments(module: dict[str, Any]) -> None:
             setattr(kind, "__init__", named(own))  # noqa: B010
 
 
-def choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """One of the given strings."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(

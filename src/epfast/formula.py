@@ -29,8 +29,8 @@ from epfast import _checks, losses
 from epfast._arrays import AnyArray, Array, Indices, Matrix
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.files import contents
+from epfast.gaussian.fit_hyper import fit_hyper
 from epfast.gaussian.fit_linear import fit_linear
-from epfast.gaussian.hyper import fit_hyper
 from epfast.gaussian.posterior import Posterior
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
@@ -620,7 +620,10 @@ class FormulaFit(Posterior):
         """
         rows, y, given = self._rows_and_responses(data)
         return replace(
-            self, posterior=self.posterior.partial_fit(rows, y, weights=weights, **given)
+            self,
+            posterior=self.posterior.partial_fit(
+                rows, y, weights=weights, offset=given.get("offset")
+            ),
         )
 
     def remove(self, rows: ArrayLike) -> Self:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
+from epfast.gaussian.average import IntegratedPosterior
 from epfast.gaussian.factor import LowRankFactor
 from epfast.gaussian.files import check_shapes, restored
 from epfast.gaussian.forms.kernel import GPState, ValueMoments
 from epfast.gaussian.forms.weights import ShrunkState
-from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior

@@ -22,8 +22,8 @@ import epfast
 from epfast import EP, ConvergenceWarning, GPClassifier, GPRegressor
 from epfast.estimators import kernels, process_search, processes
 from epfast.estimators.process_search import Start
-from epfast.gaussian import hyper_gp
-from epfast.gaussian.hyper_gp import ProcessPoint
+from epfast.gaussian import fit_hyper_gp
+from epfast.gaussian.fit_hyper_gp import ProcessPoint
 from tests.oracles.data import classes, rbf
 
 # scikit-learn's penalties of old and new names
@@ -135,13 +135,13 @@ def test_the_default_with_more_rows_than_a_pilot(monkeypatch):
     rows, labels = rings(400)
     whole = GPClassifier().fit(rows, labels)
     sizes = []
-    plain = process_search.Evidence.fitted
+    plain = process_search.Evidence.posterior_at
 
     def fitted(self, *given):
         sizes.append(len(self.problem.X))
         return plain(self, *given)
 
-    monkeypatch.setattr(process_search.Evidence, "fitted", fitted)
+    monkeypatch.setattr(process_search.Evidence, "posterior_at", fitted)
     again = GPClassifier().fit(rows, labels)
     np.testing.assert_array_equal(whole.kernel_.theta, again.kernel_.theta)
     assert set(sizes) == {process_search.PILOT, 400}
@@ -258,7 +258,7 @@ def test_a_failed_fit_is_infinite_for_an_optimizer(monkeypatch):
     rows, labels = LINE
     model = GPClassifier(1.0 * RBF(1.0), loss="noisy_step", optimizer=None).fit(rows, labels)
     # which fits are trusted: see tests of their certificate
-    monkeypatch.setattr(hyper_gp, "trusted", lambda post: post.diagonal[0] < 2.0)
+    monkeypatch.setattr(fit_hyper_gp, "trusted", lambda post: post.diagonal[0] < 2.0)
     target = process_search.Evidence(model._problems[0], Start(np.zeros(2)))
     value, slope = target.objective(np.log([4.0, 4.0]))
     assert value == np.inf
@@ -358,9 +358,9 @@ def test_no_seed_is_a_seed():
 
 def test_warm_start(monkeypatch):
     tried = []
-    plain = process_search.Evidence.fitted
+    plain = process_search.Evidence.posterior_at
     monkeypatch.setattr(
-        process_search.Evidence, "fitted", lambda self, *g: tried.append(1) or plain(self, *g)
+        process_search.Evidence, "posterior_at", lambda self, *g: tried.append(1) or plain(self, *g)
     )
     model = GPClassifier(ConstantKernel(1.0) * RBF(20.0), warm_start=True).fit(X, Y)
     first, cold = model.kernel_.theta, len(tried)
@@ -531,7 +531,7 @@ def test_points_without_a_fit_are_lost(monkeypatch, edge):
         return ProcessPoint(lambda *given: post, lambda post: np.array([-100.0 * (x - 1.2)]))
 
     monkeypatch.setattr(processes.BinaryProcess, "at", at)
-    monkeypatch.setattr(hyper_gp, "trusted", lambda post: True)
+    monkeypatch.setattr(fit_hyper_gp, "trusted", lambda post: True)
     for start in (-3.0, min(edge, 1.2) - 1e-3):
         target = process_search.Evidence(model._problems[0], Start(np.array([start])))
         end = target.maximum("fmin_l_bfgs_b")

@@ -10,7 +10,7 @@ from scipy import optimize, special, stats
 import epfast
 from epfast import EP, GPRegressor, LinearRegressor, losses
 from epfast.estimators.parameters import LossParameters
-from epfast.gaussian.held import gains
+from epfast.inference.learning import derivatives_by_loss
 
 pytest.importorskip("sklearn")
 
@@ -641,8 +641,8 @@ def test_derivatives_by_cuts_all_at_once(unseen):
     post, parameters = many_cuts(unseen)
     u = parameters.start
     given = [post], parameters.at, u, parameters.bounds
-    slopes, bent = gains(*given)
-    fast, second = gains(*given, parameters.chart(u))
+    slopes, bent = derivatives_by_loss(*given)
+    fast, second = derivatives_by_loss(*given, parameters.chart(u))
     np.testing.assert_allclose(fast, slopes, rtol=1e-4, atol=1e-4 * np.abs(slopes).max())
     np.testing.assert_allclose(second, bent, atol=3e-3 * np.abs(bent).max())
     cuts, by_hand = np.array(post.loss.cuts), []

@@ -46,8 +46,13 @@ def test_the_search_takes_no_fit(fixed, monkeypatch):
     """And ends where fits with another gradient end: those of a loss with variances of rows."""
     X, offset = ROWS["tall"], np.linspace(-1.0, 1.0, 30)
     y = X @ [1.0, 0.5, -1.0, 0.0] + offset + 0.7 * RNG.normal(size=30)
-    calls, fitted = [], EvidenceTarget.fitted
-    monkeypatch.setattr(EvidenceTarget, "fitted", lambda *given: calls.append(1) or fitted(*given))
+    calls, posterior_at = [], EvidenceTarget.posterior_at
+
+    def counted(*given):
+        calls.append(1)
+        return posterior_at(*given)
+
+    monkeypatch.setattr(EvidenceTarget, "posterior_at", counted)
     mode = {"prior_variance": fixed, "integrate": False}
     model = LinearRegressor(**mode).fit(X, y, offset=offset)
     assert len(calls) == 0

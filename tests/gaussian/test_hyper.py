@@ -11,7 +11,7 @@ from scipy import integrate, sparse, special, stats
 
 import epfast
 from epfast import DataWarning, losses, priors
-from epfast.gaussian import hyper
+from epfast.gaussian import fit_hyper
 
 RNG = np.random.default_rng(5)
 N, J = 60, 6
@@ -88,7 +88,7 @@ def exact_noise(rows, y, variance, prior):
     return *averages(value, u)[:2], math.exp(u[value.argmax()])
 
 
-@pytest.mark.parametrize("strategy", hyper.STRATEGIES)
+@pytest.mark.parametrize("strategy", fit_hyper.STRATEGIES)
 @pytest.mark.parametrize("ratio", [1.0, 50.0, 2e3, 1e6])
 @pytest.mark.parametrize("prior", PROPER, ids=lambda one: type(one).__name__)
 def test_noise_far_below_the_response(prior, ratio, strategy):
@@ -193,7 +193,7 @@ def test_a_search_never_ends_below_its_start(d, seed):
     of = target(rows, labels, loss="logistic", sds=sds)
     (mode,) = of.modes()
     near = (mode.u + 0.3 * rng.normal(size=d) for _ in range(100))
-    values = [of.point(u, of.fitted(u, 1e-8, mode.fit)).value for u in (of.starts[0], *near)]
+    values = [of.point(u, of.posterior_at(u, 1e-8, mode.fit)).value for u in (of.starts[0], *near)]
     assert max(values) < mode.value + 1e-4
     assert of.n_fits < 30 + 101
 
@@ -414,8 +414,10 @@ def test_correlations_of_three_effects():
     constants = []
     for z in at:
         steps = 1e-30j * np.eye(3)
-        jacobian = np.array([hyper.correlation(z + step)[i, j].imag for step in steps]) / 1e-30
-        exact = 0.7 * np.linalg.slogdet(hyper.correlation(z))[1] + np.linalg.slogdet(jacobian)[1]
+        jacobian = np.array([fit_hyper.correlation(z + step)[i, j].imag for step in steps]) / 1e-30
+        exact = (
+            0.7 * np.linalg.slogdet(fit_hyper.correlation(z))[1] + np.linalg.slogdet(jacobian)[1]
+        )
         pairs = zip(z, (1, 1, 0), strict=True)
         constants.append(sum(prior.of_partial(one, others)[0] for one, others in pairs) - exact)
     np.testing.assert_allclose(constants, constants[0])
@@ -527,10 +529,10 @@ def test_slopes(loss, y, learn):
 def check_slopes(rows):
     """Those at a fixed point, against differences of the log density."""
     u = rows.starts[0] + 0.3
-    slopes = rows.slopes(rows.point(u, rows.fitted(u, 1e-10, None)))
+    slopes = rows.slopes(rows.point(u, rows.posterior_at(u, 1e-10, None)))
     for k, step in enumerate(1e-4 * np.eye(len(u))):
         more, less = (
-            rows.point(v, rows.fitted(v, 1e-10, None)).value for v in (u + step, u - step)
+            rows.point(v, rows.posterior_at(v, 1e-10, None)).value for v in (u + step, u - step)
         )
         assert slopes[k] == pytest.approx((more - less) / 2e-4, rel=1e-5, abs=1e-5)
 
@@ -547,11 +549,11 @@ def target(rows, y, **given):
     def keep(rows, strategy, seed):
         found["rows"] = rows
 
-    original, hyper.averaged = hyper.averaged, keep
+    original, fit_hyper.averaged = fit_hyper.averaged, keep
     try:
         epfast.fit_hyper(rows, y, **given)
     finally:
-        hyper.averaged = original
+        fit_hyper.averaged = original
     return found["rows"]
 
 
@@ -738,9 +740,9 @@ def test_many_hyper_parameters():
     # the mode: nothing of the density is higher beside it
     of = target(rows, y, loss=losses.Gaussian(1.0), sds=sds)
     u = np.log(post.points[0])
-    top = of.point(u, of.fitted(u, 1e-8, None)).value
+    top = of.point(u, of.posterior_at(u, 1e-8, None)).value
     for step in 0.05 * np.eye(9):
-        beside = (of.point(v, of.fitted(v, 1e-8, None)).value for v in (u - step, u + step))
+        beside = (of.point(v, of.posterior_at(v, 1e-8, None)).value for v in (u - step, u + step))
         assert max(beside) < top + 1e-4
     with pytest.raises(ValueError, match="strategy is 'sobol' for 9"):
         epfast.fit_hyper(rows, y, loss=losses.Gaussian(1.0), sds=sds, strategy="sobol")

@@ -9,7 +9,8 @@ from scipy import special, stats
 
 import epfast
 from epfast import losses
-from epfast.inference.hyper import HyperPoint, Surface, drawn
+from epfast.inference.design import Surface, drawn
+from epfast.inference.hyper import HyperPoint, Target
 from epfast.priors import Gamma, HalfNormal
 
 kernels = pytest.importorskip("sklearn.gaussian_process.kernels")
@@ -120,17 +121,13 @@ def test_two_modes_are_mixed():
     """A density of two normals far apart: points are drawn about both."""
     normals = [stats.multivariate_normal(m, s) for m, s in (([0.0, 0.0], 1.0), ([9.0, 4.0], 0.5))]
 
-    def value(u):
-        return np.logaddexp(*(one.logpdf(u) + k for k, one in enumerate(normals)))
+    class Density(Target):
+        def point_at(self, u, tol=0.0, near=None):
+            value = np.logaddexp(*(one.logpdf(u) + k for k, one in enumerate(normals)))
+            return HyperPoint(u, value, None)
 
-    surfaces = [
-        Surface(
-            HyperPoint(one.mean, value(one.mean), None),
-            lambda u, near: HyperPoint(u, value(u), None),
-            np.eye(2),
-        )
-        for one in normals
-    ]
+    target = Density()
+    surfaces = [Surface(target, target.point_at(one.mean), np.eye(2)) for one in normals]
     design = drawn(surfaces, 512, 0)
     share = math.e / (1.0 + math.e)
     assert design.probabilities @ (design.nodes[:, 0] > 5.0) == pytest.approx(share, abs=0.01)

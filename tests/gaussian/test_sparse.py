@@ -431,11 +431,11 @@ SDS |= {"1|h": (slice(2 * J + 2, None), HALF)}
 
 def target(monkeypatch, asked, y, **given):
     """The log density of hyper-parameters, with matrices or without."""
-    from epfast.gaussian import hyper
+    from epfast.gaussian import fit_hyper
 
     found = []
-    monkeypatch.setattr(hyper, "averaged", lambda of, *_: found.append(of))
-    monkeypatch.setattr(hyper, "fit_linear", partial(epfast.fit_linear, posterior=asked))
+    monkeypatch.setattr(fit_hyper, "averaged", lambda of, *_: found.append(of))
+    monkeypatch.setattr(fit_hyper, "fit_linear", partial(epfast.fit_linear, posterior=asked))
     epfast.fit_hyper(ROWS, y, prior_variance=4.0, sds=SDS, **given)
     monkeypatch.undo()
     return found[0]
@@ -450,24 +450,24 @@ def test_slopes_by_hyper_parameters(monkeypatch, loss, correlated):
     given |= {"learn": {"sd": HALF}} if loss == "gaussian" else {}
     ours, theirs = (target(monkeypatch, of, CASES[loss], **given) for of in ("sparse", "full"))
     u = theirs.starts[0] + 0.2
-    point, other = (of.point(u, of.fitted(u, 1e-10, None)) for of in (ours, theirs))
+    point, other = (of.point(u, of.posterior_at(u, 1e-10, None)) for of in (ours, theirs))
     assert isinstance(point.fit, SparsePosterior)
     assert point.value == pytest.approx(other.value, abs=1e-7)
     slopes = ours.slopes(point)
     np.testing.assert_allclose(slopes, theirs.slopes(other), rtol=1e-6, atol=1e-6)
     for k in range(len(u)):
         ends = (u + by * 1e-4 * (np.arange(len(u)) == k) for by in (-1.0, 1.0))
-        low, high = (ours.point(at, ours.fitted(at, 1e-10, None)).value for at in ends)
+        low, high = (ours.point(at, ours.posterior_at(at, 1e-10, None)).value for at in ends)
         assert slopes[k] == pytest.approx((high - low) / 2e-4, rel=1e-5, abs=1e-5)
 
 
 def test_the_average_is_that_of_the_full_form(monkeypatch):
-    from epfast.gaussian import hyper
+    from epfast.gaussian import fit_hyper
 
     given = {"loss": "poisson", "sds": SDS, "strategy": "ccd"}
     averages = []
     for asked in ("sparse", "full"):
-        monkeypatch.setattr(hyper, "fit_linear", partial(epfast.fit_linear, posterior=asked))
+        monkeypatch.setattr(fit_hyper, "fit_linear", partial(epfast.fit_linear, posterior=asked))
         averages.append(epfast.fit_hyper(ROWS, CASES["poisson"], **given))
         monkeypatch.undo()
     found, dense = averages

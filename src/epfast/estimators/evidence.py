@@ -325,8 +325,9 @@ def averages_with_chunk(
 
 def at_mode(post: Any) -> Posterior:
     """A posterior, or of an average that of its most probable point."""
-    at_best: Posterior = post.best if isinstance(post, IntegratedPosterior) else post
-    return at_best
+    best = post.best if isinstance(post, IntegratedPosterior) else post
+    assert isinstance(best, Posterior)
+    return best
 
 
 def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:

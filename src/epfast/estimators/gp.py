@@ -19,7 +19,7 @@ from epfast.estimators.base import (
 )
 from epfast.estimators.kernels import kernel_of
 from epfast.estimators.process_model import ProcessModel
-from epfast.gaussian.hyper_gp import IntegratedProcess
+from epfast.gaussian.fit_hyper_gp import IntegratedProcess
 
 __all__ = ["GPClassifier"]
 

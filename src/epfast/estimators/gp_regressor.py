@@ -13,7 +13,7 @@ from epfast.estimators.base import all_or_nothing, check_sizes, estimator, sampl
 from epfast.estimators.kernels import kernel_of
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.regression import LatentRegressor, Observed, loss_of_numbers
-from epfast.gaussian.hyper_gp import IntegratedProcess
+from epfast.gaussian.fit_hyper_gp import IntegratedProcess
 from epfast.gaussian.posterior import shifted
 from epfast.inference.report import note_working
 

@@ -136,7 +136,7 @@ class HyperParameters(NamedTuple):
     near: Fits | None = None
     #: what was searched, and where that ended. None: both were given
     target: EvidenceTarget | None = None
-    end: SearchEnd | None = None
+    end: SearchEnd[Fits] | None = None
     n_lost: int = 0
 
 
@@ -460,7 +460,8 @@ class LinearModel(Coefficients):
             learnt = Learnt(kept if k else prior, parameters.loss)
             warn_lost(target, "1" if k else "as given")
             return HyperParameters(learnt, n_lost=target.n_lost)
-        learnt, near = target.learnt(end.point.u), end.point.fit
+        learnt, fits = target.learnt(end.point.u), end.point.fit
+        near = fits if fits.posteriors else None  # a spectrum takes no fit
         warn_lost(target, "the best of the others", end.left)
         if k == 1 and groups is None and not parameters.names:
             warn_of_range(target, float(np.exp(2.0 * end.point.u[0])))

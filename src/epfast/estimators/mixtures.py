@@ -11,20 +11,18 @@ from epfast._arrays import Array
 from epfast.estimators.evidence import Fits
 from epfast.estimators.parameters import weak_prior
 from epfast.estimators.search import EvidenceTarget, Learnt, SpectrumTarget
-from epfast.gaussian.hyper import mixtures
+from epfast.gaussian.average import mixtures
 from epfast.inference import DataWarning
-from epfast.inference.hyper import (
+from epfast.inference.design import (
     MOST,
-    HyperPoint,
-    SearchEnd,
     WeightedPoints,
     axes_of,
     change,
-    climbed,
     design,
     grown,
     principal_axes,
 )
+from epfast.inference.hyper import HyperPoint, SearchEnd, climbed
 from epfast.inference.records import warn_user
 from epfast.priors import HalfCauchy
 
@@ -61,7 +59,7 @@ def under_weak_priors(target: EvidenceTarget, loss: Any, scale: float) -> None:
 
 
 def averaged(
-    target: EvidenceTarget, end: SearchEnd, learnt: Learnt, fits: Fits, always: bool
+    target: EvidenceTarget, end: SearchEnd[Fits], learnt: Learnt, fits: Fits, always: bool
 ) -> tuple[Fits, Learnt] | None:
     """Fits that are averaged over hyper-parameters, and these: means of v. None: the mode stands.
 
@@ -99,22 +97,19 @@ def _room(target: EvidenceTarget, u: Array) -> float:
     return float(np.min([u - low, high - u]))
 
 
-def _matters(target: EvidenceTarget, mode: HyperPoint, end: SearchEnd) -> bool:
+def _matters(target: EvidenceTarget, mode: HyperPoint[Fits], end: SearchEnd[Fits]) -> bool:
     """Whether the average changes a sd by more than CHANGE, as far as a fit an axis tells."""
     alone = target.k == len(target.unknowns) == 1
     if alone and float(end.metric[0, 0]) > 2.0 * SURE:  # about what it is
         return False
 
-    def fitted(u: Array, near: Any) -> HyperPoint | None:
-        return target.point_at(u, ROUGH, near)
-
     if target.knows_curvature:
         axes = axes_of(target.metric(mode))
     else:
-        axes = principal_axes(mode, fitted, target.slopes)
+        axes = principal_axes(target, mode, ROUGH)
     if alone and axes[0, 0] ** -2 > SURE:
         return False
-    beside = [fitted(mode.u - axis, mode.fit) for axis in axes.T]
+    beside = [target.point_at(mode.u - axis, ROUGH, mode.fit) for axis in axes.T]
     known = [one for one in beside if one is not None and one.value > -math.inf]
     if len(known) < len(beside):
         return True
@@ -133,7 +128,7 @@ def _matters(target: EvidenceTarget, mode: HyperPoint, end: SearchEnd) -> bool:
 
 
 def _change(posts: list[Any], prior: Array) -> float:
-    """As :func:`epfast.inference.hyper.change`, of the coefficients that the data tell.
+    """As :func:`epfast.inference.design.change`, of the coefficients that the data tell.
 
     posts: at the mode, and beside it. prior: variances at the mode, (d,), which are the posterior's
     of constant columns.
@@ -158,7 +153,7 @@ def _gap_of_rows(fits: Fits, others: Fits) -> float:
     return most
 
 
-def _fits_at(target: EvidenceTarget, point: HyperPoint, fits: Fits) -> Fits:
+def _fits_at(target: EvidenceTarget, point: HyperPoint[Fits], fits: Fits) -> Fits:
     """The fits of a point, or, where its value took none, those that others make."""
     if isinstance(target, SpectrumTarget):
         return target.fits_at(point.u, fits)
@@ -167,7 +162,7 @@ def _fits_at(target: EvidenceTarget, point: HyperPoint, fits: Fits) -> Fits:
 
 
 def _mixture(
-    target: EvidenceTarget, points: WeightedPoints, mode: HyperPoint, fits: Fits
+    target: EvidenceTarget, points: WeightedPoints[Fits], mode: HyperPoint[Fits], fits: Fits
 ) -> tuple[Fits, Learnt]:
     """The average of the fits of the points."""
     some = [one._replace(fit=_fits_at(target, one, fits)) for one in points.points]

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from epfast import _checks, priors
 from epfast._arrays import Array
 from epfast.estimators.base import EvidenceWarning
-from epfast.gaussian.held import Chart
-from epfast.inference.learning import STEP
+from epfast.inference.learning import STEP, Chart
 from epfast.inference.records import warn_user
 from epfast.losses import Loss
 

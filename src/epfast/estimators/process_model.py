@@ -44,17 +44,18 @@ from epfast.estimators.processes import (
     pilot_rows,
 )
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
+from epfast.gaussian.average import averaged
 from epfast.gaussian.choices import choose, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import warn_of_process
-from epfast.gaussian.hyper import averaged
-from epfast.gaussian.hyper_gp import IntegratedProcess, ProcessTarget, parameters_of
+from epfast.gaussian.fit_hyper_gp import IntegratedProcess, ProcessTarget, parameters_of
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.prior import check_positive, kernel_in_memory
 from epfast.gaussian.rows import Data, responses_of
 from epfast.inference import FAILURES, DataWarning
-from epfast.inference.hyper import MOST, MOST_LOST, Unknown
+from epfast.inference.design import MOST
+from epfast.inference.hyper import MOST_LOST, Unknown
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import memory_left
 from epfast.priors import HalfCauchy

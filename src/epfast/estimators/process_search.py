@@ -22,7 +22,8 @@ from epfast.estimators.processes import (
 )
 from epfast.gaussian import GPPosterior, LowRankGPPosterior
 from epfast.gaussian.fit_gp import without_factor
-from epfast.gaussian.hyper_gp import ProcessTarget
+from epfast.gaussian.fit_hyper_gp import ProcessTarget
+from epfast.gaussian.process_posterior import ProcessPosterior
 from epfast.gaussian.shards import WarmStart
 from epfast.inference import ConvergenceWarning
 from epfast.inference.hyper import FINEST, GAIN, LOOSEST, NEARLY, HyperPoint, Unknown, climbed
@@ -98,8 +99,9 @@ class Evidence(ProcessTarget):
         at = partial(problem.at, gradient=True)
         places, powers = np.arange(p), np.ones(p)
         super().__init__(at, problem.schedule, free, start.theta, places, powers, problem.bounds)
-        self.problem, self._last = problem, start.sites
-        self.known = None if start.metric is None else (start.metric, LOOSEST)
+        self.problem = problem
+        self._last: Any = start.sites
+        self.first_metric = None if start.metric is None else (start.metric, LOOSEST)
         self.finest, self.enough, self.nearly = ends
         #: hyper-parameters that were tried, and those of them without a fit
         self.tried = self.lost = 0
@@ -109,9 +111,9 @@ class Evidence(ProcessTarget):
         hurried = isinstance(self.schedule, EP) and self.problem.loss.log_concave is False
         return stalled() if hurried else None
 
-    def fitted(self, u: Array, tol: float, near: Any) -> Any:
+    def posterior_at(self, u: Array, tol: float, near: Any) -> Any:
         """As of every target, without the matrix of n^2 numbers."""
-        post = super().fitted(u, tol, self._last if near is None else near)
+        post = super().posterior_at(u, tol, self._last if near is None else near)
         self.tried += 1
         self.lost += post is None
         return without_factor(post) if isinstance(post, GPPosterior) else post
@@ -119,17 +121,17 @@ class Evidence(ProcessTarget):
     def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
         """Minus the log evidence, for an optimizer of the user. Infinite where there is no fit."""
         u = np.array(theta, dtype=np.float64)
-        post, value, slopes = self.fitted(u, FINEST, self._last), np.inf, np.zeros(len(u))
+        post, value, slopes = self.posterior_at(u, FINEST, self._last), np.inf, np.zeros(len(u))
         if post is not None:
             self._last, value = post, -post.log_evidence
             slopes = -self.slopes(self.point(u, post))
         return (value, slopes) if eval_gradient else value
 
-    def _holds(self, end: HyperPoint) -> bool:
+    def _holds(self, end: HyperPoint[ProcessPosterior]) -> bool:
         """Whether the fit at an end converges. A rough one may be all that the search had."""
         tol = getattr(self.schedule, "tol", 0.0)
         rough = getattr(end.fit.schedule, "tol", 0.0) > tol > 0.0
-        return not rough or self.fitted(end.u, tol, end.fit) is not None
+        return not rough or self.posterior_at(end.u, tol, end.fit) is not None
 
     def maximum(self, optimizer: Any) -> Maximum | None:
         """The end of the search. None: there is no fit."""
@@ -169,7 +171,7 @@ def search_from(problem: AnyProcess, start: Start, optimizer: Any, ends: Any = P
         if isinstance(problem, LowRankProcess):  # of a rank that is given
             if end is not None:  # the value with pivots of its own decides
                 targets.append(Evidence(problem, end.again()))
-                post = targets[-1].fitted(end.theta, FINEST, None)
+                post = targets[-1].posterior_at(end.theta, FINEST, None)
                 value = -np.inf if post is None else post.log_evidence
                 end = Maximum.of(end.theta, value, post, end.metric)
             gain = -np.inf if end is None else end.value - (-np.inf if best is None else best.value)

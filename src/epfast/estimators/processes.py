@@ -29,12 +29,12 @@ from epfast.gaussian.choices import Choices, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import fit_gp, without_factor
-from epfast.gaussian.hyper_gp import ProcessPoint
+from epfast.gaussian.fit_hyper_gp import ProcessPoint
 from epfast.gaussian.low_rank import fit_factor
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
 from epfast.gaussian.prior import KernelPrior, checked_kernel
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.process_posterior import contracted
+from epfast.gaussian.process_posterior import ProcessPosterior, contracted
 from epfast.gaussian.rows import Data
 from epfast.gaussian.shards import WarmStart
 from epfast.inference import FAILURES, Callback, SweepInfo
@@ -217,7 +217,8 @@ class BinaryProcess(Process):
             assert process.prior.kernel is not None
             process.prior.kernel.pool = self.pool
 
-        def slope(post: GPPosterior) -> Array:
+        def slope(post: ProcessPosterior) -> Array:
+            assert isinstance(post, GPPosterior)
             by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
             return self.with_slopes(np.array(by_kernel), post)
 
@@ -229,7 +230,8 @@ class BinaryProcess(Process):
             matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.pool)
         process = ours._replace(prior=KernelPrior(matrix))
 
-        def slope(post: GPPosterior) -> Array:
+        def slope(post: ProcessPosterior) -> Array:
+            assert isinstance(post, GPPosterior)
             with self.at_work():
                 by_kernel = shape.gradient(matrix, post.alpha, self.distances)
             return self.with_slopes(by_kernel, post)
@@ -328,7 +330,8 @@ class LowRankProcess(Process):
             given: dict[str, Any] = {"threads": self.threads, "callback": callback}
             return fit_factor(chosen, factor, self.data, start, **given)
 
-        def slope(post: LowRankGPPosterior) -> Array:
+        def slope(post: ProcessPosterior) -> Array:
+            assert isinstance(post, LowRankGPPosterior)
             with self.at_work():
                 by_kernel = post.log_evidence_gradient(slopes_of(kernel, self.X, post.pivots))
             return self.with_slopes(by_kernel, post)
@@ -458,7 +461,8 @@ class LatentProcess(Process):
             assert isinstance(post, LatentGPPosterior)
             return post
 
-        def slope(post: LatentGPPosterior) -> Array:
+        def slope(post: ProcessPosterior) -> Array:
+            assert isinstance(post, LatentGPPosterior)
             return post.slopes_by_kernel(dK[:, :, k] for k in range(dK.shape[2]))
 
         return ProcessPoint(fit, slope)

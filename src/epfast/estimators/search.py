@@ -22,8 +22,10 @@ from epfast.estimators.directions import in_directions
 from epfast.estimators.evidence import BinaryProblems, Fits, Posterior
 from epfast.estimators.parameters import LossParameters
 from epfast.estimators.spectrum import Spectrum
-from epfast.gaussian.held import gains, with_noise
+from epfast.gaussian.forms.kernel import GPState
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.shards import WarmStart
+from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.inference import FAILURES, Sites, fit_from
 from epfast.inference.hyper import (
     LEFT,
@@ -33,7 +35,9 @@ from epfast.inference.hyper import (
     SearchEnd,
     Target,
     Unknown,
+    rounding_of,
 )
+from epfast.inference.learning import derivatives_by_loss
 from epfast.inference.records import warn_user
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, SharedSites
@@ -53,6 +57,8 @@ LITTLE = 1.5
 LEAST_SHARE, MOST_SHARE, LAST_STEP = 1e-3, 1.0, 0.1
 #: damping of fits that failed, and how many times the sweeps it needs
 REPAIRS = ((0.5, 2), (0.2, 5))
+#: of a value that takes none
+NO_FITS = Fits([], [])
 #: what numbers of a likelihood are called as unknowns
 NAMES = {"variance": "sd"}
 
@@ -64,7 +70,7 @@ class Learnt(NamedTuple):
     loss: Loss
 
 
-class EvidenceTarget(Target):
+class EvidenceTarget(Target[Fits]):
     """Log of prior and evidence of all problems, by prior sds and numbers of the likelihood."""
 
     #: BFGS goes on as well by rougher slopes: sweeps of 90 searches are a tenth fewer
@@ -152,7 +158,7 @@ class EvidenceTarget(Target):
 
     # ---- fits ----
 
-    def fitted(self, u: Array, tol: float, near: Any) -> Any:
+    def posterior_at(self, u: Array, tol: float, near: Any) -> Any:
         """Valid fits at u, from those near it, from none, or damped. None: there are none."""
         self.n_tried += 1
         learnt = self.learnt(u)
@@ -191,19 +197,20 @@ class EvidenceTarget(Target):
         pairs = zip(before.posteriors, near.posteriors, strict=True)
         return [WarmStart(beyond(a.sites, b.sites, share), n_sweeps=b.n_sweeps) for a, b in pairs]
 
-    def error(self, point: HyperPoint, tol: float) -> float:
+    def rounding(self, post: Fits) -> float:
+        return rounding_of(*(one.sites for one in post.posteriors))
+
+    def error(self, point: HyperPoint[Fits], tol: float) -> float:
         """As of one fit; without a fixed point values change with sites to first order."""
-        sites = [post.sites for post in point.fit.posteriors]
-        size = sum(float(np.abs(one.log_scale).sum()) for one in sites if one is not None)
         tol = max(tol, self.finest)
         if not self.problem.flat:
-            return tol + ROUNDING * size
+            return tol + self.rounding(point.fit)
         freedom = float(self._sums(point)[1].sum()) if self.k else 1.0
-        return tol**2 * max(freedom, 1.0) + ROUNDING * size
+        return tol**2 * max(freedom, 1.0) + self.rounding(point.fit)
 
     # ---- derivatives ----
 
-    def slopes(self, point: HyperPoint) -> Array:
+    def slopes(self, point: HyperPoint[Fits]) -> Array:
         """Slopes of the log density at a fixed point, else by differences, (m,)."""
         if not self.problem.flat:
             return np.array([self._parabola(point)[0]])
@@ -214,7 +221,7 @@ class EvidenceTarget(Target):
         slopes[self.k :] = self._gains(point)[0]
         return np.asarray(slopes + self.log_prior(point.u)[1])
 
-    def metric(self, point: HyperPoint) -> Array:
+    def metric(self, point: HyperPoint[Fits]) -> Array:
         """Minus second derivatives, about: by degrees of freedom, and with the cavities held."""
         if not self.problem.flat:
             return np.array([[self._parabola(point)[1]]])
@@ -225,7 +232,7 @@ class EvidenceTarget(Target):
         metric[k:, k:] -= self._gains(point)[1]
         return metric
 
-    def jump(self, point: HyperPoint) -> Array | None:
+    def jump(self, point: HyperPoint[Fits]) -> Array | None:
         """MacKay's step of the prior sds, and numbers of the loss by what a fit leaves of y."""
         if not self.problem.flat:
             return None
@@ -241,7 +248,7 @@ class EvidenceTarget(Target):
             there[self.k :] = self.parameters._replace(loss=loss).start / self.powers
         return there
 
-    def _sums(self, point: HyperPoint) -> tuple[Array, Array]:
+    def _sums(self, point: HyperPoint[Fits]) -> tuple[Array, Array]:
         """Squares of means over prior variances, and degrees of freedom, of each group, (k,)."""
         if self._summed[0] is not point.fit:  # slopes, metric and jump of a point ask for them
             variances, units = np.exp(2.0 * point.u[: self.k]), self.problem.units.variances
@@ -250,20 +257,22 @@ class EvidenceTarget(Target):
         both: tuple[Array, Array] = self._summed[1]
         return both
 
-    def _gains(self, point: HyperPoint) -> tuple[Array, Array]:
+    def _gains(self, point: HyperPoint[Fits]) -> tuple[Array, Array]:
         """Slopes and second derivatives by numbers of the loss, the cavities of the fits held."""
         free, given = self.powers * point.u[self.k :], self.parameters
         if not len(free):
             return free, np.zeros((0, 0))
         try:
             chart = given.chart(free)
-            slopes, bent = gains(point.fit.posteriors, given.at, free, given.bounds, chart)
+            slopes, bent = derivatives_by_loss(
+                point.fit.posteriors, given.at, free, given.bounds, chart
+            )
         except FloatingPointError:  # no cavity, no gain
             slopes = np.full(len(free), math.nan)
             bent = np.diag(slopes)
         return self.powers * slopes, np.outer(self.powers, self.powers) * bent
 
-    def _parabola(self, point: HyperPoint) -> tuple[float, float]:
+    def _parabola(self, point: HyperPoint[Fits]) -> tuple[float, float]:
         """Slope and minus curvature of a value that is no fixed point's, by fits on both sides."""
         key = point.u.tobytes()
         if key not in self._sides:
@@ -276,7 +285,7 @@ class EvidenceTarget(Target):
 
     # ---- other modes ----
 
-    def other_starts(self, mode: HyperPoint) -> list[Array]:
+    def other_starts(self, mode: HyperPoint[Fits]) -> list[Array]:
         """As of one fit, but where improper cavities of outliers are all that is found."""
         if self.learnt(mode.u).loss.log_concave is False:
             return []
@@ -293,28 +302,28 @@ class SpectrumTarget(EvidenceTarget):
         super().__init__(*given, **more)
         self.spectrum, self.knows_curvature = spectrum, True
 
-    def fitted(self, u: Array, tol: float, near: Any) -> Any:
+    def posterior_at(self, u: Array, tol: float, near: Any) -> Any:
         """No fit."""
         return None
 
-    def point_at(self, u: Array, tol: float, near: Any) -> HyperPoint:
+    def point_at(self, u: Array, tol: float, near: Any) -> HyperPoint[Fits]:
         """The value at u."""
-        return HyperPoint(u, -math.inf if self.ended(u) else self._exact(u)[0], None)
+        return HyperPoint(u, -math.inf if self.ended(u) else self._exact(u)[0], NO_FITS)
 
-    def error(self, point: HyperPoint, tol: float) -> float:
+    def error(self, point: HyperPoint[Fits], tol: float) -> float:
         """Rounding alone."""
         return ROUNDING * abs(point.value)
 
-    def slopes(self, point: HyperPoint) -> Array:
+    def slopes(self, point: HyperPoint[Fits]) -> Array:
         return self._exact(point.u)[1]
 
-    def metric(self, point: HyperPoint) -> Array:
+    def metric(self, point: HyperPoint[Fits]) -> Array:
         return -self._exact(point.u)[2]
 
-    def jump(self, point: HyperPoint) -> None:
+    def jump(self, point: HyperPoint[Fits]) -> None:
         """Newton's steps need none."""
 
-    def other_starts(self, mode: HyperPoint) -> list[Array]:
+    def other_starts(self, mode: HyperPoint[Fits]) -> list[Array]:
         """With less noise: of few rows the density has two modes."""
         return [start - LITTLE * (np.arange(len(start)) >= self.k) for start in self.starts]
 
@@ -338,6 +347,34 @@ class SpectrumTarget(EvidenceTarget):
 
 
 # ---- fits ----
+
+
+def with_noise(post: Any, problem: Problem) -> Any:
+    """The fit of a problem with Gaussian noise, from one with other variances, without a sweep.
+
+    Its sites are known, and their sum over the rows is that of the other fit but for a factor.
+
+    Parameters
+    ----------
+    post : FullPosterior
+        Of the same rows, with Gaussian noise.
+    problem : Problem
+        With another prior variance or variance of the noise.
+    """
+    sites: Any = problem.exact_sites()
+    before = post.problem
+    if isinstance(post, WidePosterior):
+        return replace(post, state=GPState(sites, post.state.sweeps), problem=problem)
+    noise: Any = problem.loss
+    share = before.loss.variance / noise.variance
+    old, new = before.base, problem.base
+    state = post.state._replace(
+        precision=share * (post.state.precision - old.precision) + new.precision,
+        shift=share * (post.state.shift - old.shift) + new.shift,
+        sites=sites,
+        log_scale=new.log_scale + float(sites.log_scale.sum()),
+    )
+    return replace(post, state=state, problem=problem)
 
 
 def beyond(before: Sites, now: Sites, share: float) -> Sites:
@@ -388,18 +425,22 @@ def schedule_of(schedule: Any) -> Any:
 # ---- what is found ----
 
 
-def highest(target: EvidenceTarget, start: Learnt) -> SearchEnd | None:
+def highest(target: EvidenceTarget, start: Learnt) -> SearchEnd[Fits] | None:
     """Where the search ends from a start, or from another prior sd. None: no fit was valid."""
     middle = target.at(start)
     for small, unseen in in_directions(target.problem) if target.is_one_sd else ():
         part = EvidenceTarget(small, target.unknowns, np.exp(target.ends), target.parameters)
-        part.start, part.known, part.starts = unplaced(target.start), target.known, [middle]
+        part.start, part.first_metric, part.starts = (
+            unplaced(target.start),
+            target.first_metric,
+            [middle],
+        )
         with suppress(FloatingPointError):
             end = part.found()[0]
             step = np.linalg.solve(end.metric, part.slopes(end.point))
             middle = end.point.u + np.clip(step, -LAST_STEP, LAST_STEP)
             target.start = unplaced(part.starts_at(middle, end.point.fit))
-            target.known = end.metric, max(unseen**2, target.finest)
+            target.first_metric = end.metric, max(unseen**2, target.finest)
         target.n_fits += part.n_fits
     is_sd = np.arange(len(middle)) < target.k
     steps = np.unique([np.where(is_sd, *step) for step in ELSEWHERE], axis=0)

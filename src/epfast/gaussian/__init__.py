@@ -1,10 +1,10 @@
 """Rows and processes: Gaussians over weights or latent values, and fit_linear, fit_gp."""
 
+from epfast.gaussian.average import IntegratedPosterior
 from epfast.gaussian.factor import KernelColumns, LowRankFactor, incomplete_cholesky
 from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.fit_linear import fit_problem
 from epfast.gaussian.forms.kernel import GPState
-from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior

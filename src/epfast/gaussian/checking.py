@@ -2,50 +2,86 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import linalg
 
-from epfast._arrays import Array
+from epfast._arrays import Array, Piece, is_sparse
 from epfast.gaussian.prior import WeightPrior
-from epfast.gaussian.problem import peak_sites
+from epfast.gaussian.problem import Problem, peak_sites
 from epfast.gaussian.state import inverse_root, log_determinant
-from epfast.inference.best_gaussian import best_sites, climbed, peaks
+from epfast.inference import Sites
+from epfast.inference.best_gaussian import best_sites, peaks, sites_near_mode
 from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property
 
-#: largest number of weights for which a better Gaussian is looked for, O(n d^2) per step: a check
-#: takes 1.0 s in place of .08 for 1,500 x 500, and 7.6 in place of .27 for 2,500 x 1,000
+#: largest number of weights for which a better Gaussian is looked for, O(n d^2) per step
 BETTER_UP_TO = 2000
-#: largest number of weights for which other modes are looked for, O(n d^2) per step of a climb: a
-#: check of 1,000 x 400 would take 1.9 s in place of 1.0
+#: largest number of weights for which other modes are looked for, O(n d^2) per step of a climb
 MODES_UP_TO = 200
 #: draws of the prior from which modes are looked for, and climbs. As many points are means by a few
-#: rows. Of 198 checks 35, 34, 28 and 32 are uncertain with 16, 32, 64 and 128 draws, and 30 with 2
-#: or 8 climbs
+#: rows
 STARTS, CLIMBS = 64, 4
-#: sd of latent values with which a climb begins, in those of the prior, where EP's are smaller: 31
-#: and 29 of these checks are uncertain with 0 and .3
+#: sd of latent values with which a climb begins, in those of the prior, where EP's are smaller
 LEAST_SPREAD = 0.1
-#: degrees of freedom, beside the number of weights, of the densities of these importance weights:
-#: 27 and 28 of the checks are uncertain with 3 and 30
+#: degrees of freedom, beside the number of weights, of the densities of these importance weights
 HEAVIER = 7.0
+
+
+class Sampled(Protocol):
+    """What is read of a posterior, to draw from it."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def mean(self) -> Array: ...
+
+    @property
+    def variance(self) -> Array: ...
+
+    @property
+    def sites(self) -> Sites: ...
+
+    @property
+    def log_evidence(self) -> float: ...
+
+    @property
+    def n_normals(self) -> int: ...
+
+    def colored(self, noise: Array) -> Array: ...
+
+    def latent_at(self, draws: ArrayLike) -> Array: ...
+
+    def log_likelihood(self, draws: ArrayLike) -> Array: ...
+
+    def marginals_of_rows(self) -> tuple[Array, Array]: ...
+
+    def better(self) -> Proposal | None: ...
+
+
+class Refitted(Sampled, Protocol):
+    """The same, where there is one of any sites of the rows."""
+
+    @property
+    def precision(self) -> Array: ...
+
+    def of_sites(self, precision: Array, shift: Array) -> Refitted | None: ...
 
 
 class SiteProposal(Proposal):
     """A posterior, by its own draws: prior times Gaussian sites, beside prior times likelihood.
 
     The prior is in both, so that their ratio takes the latent values of the rows alone.
-
-    ``post`` has ``n_normals``, ``colored``, ``latent_at`` and ``log_likelihood``, and of a better
-    Gaussian ``of_sites``, see :class:`epfast.gaussian.LinearPosterior`.
     """
 
-    def __init__(self, post: Any, is_best: bool = False, by_rows: bool = False) -> None:
+    def __init__(self, post: Sampled, is_best: bool = False, by_rows: bool = False) -> None:
         """by_rows: the latent values of the rows are reported, in place of the weights."""
         self.post, self.is_best, self.by_rows = post, is_best, by_rows
-        self.problem: Any = post.problem
+        self.problem = post.problem
         self.size = post.n_normals
         self.width = max(self.size, post.mean.size, self.problem.shape[0] if by_rows else 0)
 
@@ -60,7 +96,7 @@ class SiteProposal(Proposal):
         likelihood = self.post.log_likelihood(drawn).sum(axis=1)
         return np.asarray(self.post.log_evidence - site + likelihood)
 
-    def better(self) -> Any:
+    def better(self) -> Proposal | None:
         """A Gaussian closer to the exact posterior, see ``better`` of the posterior."""
         return self.post.better()
 
@@ -72,34 +108,44 @@ class SiteProposal(Proposal):
         moments = post.marginals_of_rows() if self.by_rows else (post.mean, post.variance)
         return moments[0].ravel(), np.sqrt(moments[1]).ravel()
 
-    @cached_property
-    def closest(self) -> tuple[Any, bool] | None:
-        """The posterior that maximises the evidence bound, and whether there is no other one."""
-        starts: list[Any] = [np.zeros((2, self.problem.shape[0]))]
-        at_peaks = peak_sites(self.problem)
-        if at_peaks is not None:
-            starts.append(at_peaks[:2])
-        best = best_sites(self._values, self._marginals, starts)
-        post = None if best is None else self.post.of_sites(*best[:2])
-        return None if post is None or best is None else (post, best[2])
 
-    def _values(self, latent: Array, part: slice) -> Array:
-        """Beta times the weighted loss of some rows."""
-        values: Array = self.problem.loss.values(latent, self.problem.responses(part))
-        weights = self.problem.data.weights
-        return values if weights is None else weights[part, None] * values
+def closest_gaussian(post: Refitted) -> tuple[Refitted, bool] | None:
+    """The posterior that maximises the evidence bound, and whether there is no other one."""
+    problem = post.problem
+    flat = np.zeros(problem.shape[0])
+    starts = [(flat, flat)]
+    at_peaks = peak_sites(problem)
+    if at_peaks is not None:
+        starts.append((at_peaks.precision, at_peaks.shift))
+    best = best_sites(partial(_values, problem), partial(_marginals, post), starts)
+    found = None if best is None else post.of_sites(*best[:2])
+    return None if found is None or best is None else (found, best[2])
 
-    def _marginals(self, precision: Array, shift: Array) -> tuple[Array, Array, float] | None:
-        """Moments of the latent values, and the log normaliser, of prior times sites."""
-        post = self.post.of_sites(precision, shift)
-        try:
-            return None if post is None else (*post.marginals_of_rows(), post.log_evidence)
-        except (FloatingPointError, ValueError):  # overflows
-            return None
+
+def _values(problem: Problem, latent: Array, part: Piece) -> Array:
+    """Beta times the weighted loss of some rows."""
+    values = problem.loss.values(latent, problem.responses(part))
+    weights = problem.data.weights
+    return values if weights is None else weights[part, None] * values
+
+
+def _marginals(post: Refitted, precision: Array, shift: Array) -> tuple[Array, Array, float] | None:
+    """Moments of the latent values, and the log normaliser, of prior times sites."""
+    other = post.of_sites(precision, shift)
+    try:
+        return None if other is None else (*other.marginals_of_rows(), other.log_evidence)
+    except (FloatingPointError, ValueError):  # overflows
+        return None
 
 
 class LinearProposal(SiteProposal):
     """A Gaussian over the weights of a linear model, with those of several latents in a row."""
+
+    has_density = True
+    post: Refitted
+
+    def __init__(self, post: Refitted, is_best: bool = False, by_rows: bool = False) -> None:
+        super().__init__(post, is_best, by_rows)
 
     @cached_property
     def log_volume(self) -> float:
@@ -132,9 +178,10 @@ class LinearProposal(SiteProposal):
 
         There is none for other priors, or for several latents.
         """
-        if not self.is_plain or self.size > BETTER_UP_TO or self.closest is None:
+        if not self.is_plain or self.size > BETTER_UP_TO:
             return None
-        return LinearProposal(*self.closest, self.by_rows)
+        closest = closest_gaussian(self.post)
+        return None if closest is None else LinearProposal(*closest, self.by_rows)
 
     def others(self, seed: int, log_evidence: float) -> tuple[list[LinearProposal], bool]:
         """Gaussians at other modes, if there are any, and the prior, and whether they are valid.
@@ -147,6 +194,7 @@ class LinearProposal(SiteProposal):
         if not self.is_plain or d > MODES_UP_TO:
             return [], False
         prior = self.post.of_sites(*np.zeros((2, problem.shape[0])))
+        assert prior is not None
         parts = [self, LinearProposal(prior, False, self.by_rows)]
         points, spread = self._starts(parts[1], np.random.default_rng([seed, 2]))
         centers = np.stack([part.post.mean for part in parts])
@@ -163,7 +211,9 @@ class LinearProposal(SiteProposal):
                 break
             log_target[best] = -np.inf
             h = np.asarray(problem.data.X @ points[best], dtype=np.float64)
-            sites = climbed(self._values, self._marginals, h, spread)
+            sites = sites_near_mode(
+                partial(_values, problem), partial(_marginals, self.post), h, spread
+            )
             post = None if sites is None else self.post.of_sites(*sites)
             if post is None:
                 continue
@@ -204,7 +254,7 @@ class LinearProposal(SiteProposal):
             return points, variance
         variance[rows] = np.minimum(variance[rows], 1.0 / precision)
         X = problem.data.X[rows]
-        X = X.toarray() if problem.sparse else np.asarray(X, dtype=np.float64)
+        X = X.toarray() if is_sparse(X) else np.asarray(X, dtype=np.float64)
         # as many rows of each as a number up to d says
         order = rng.random((2 * STARTS, len(rows))).argsort(axis=1)
         sites = np.where(order < rng.integers(1, d + 1, size=(2 * STARTS, 1)), precision, 0.0)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array
+from epfast._arrays import Array, is_sparse
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.state import State
 from epfast.gaussian.table import engine_of
-from epfast.inference import Sites, learning
+from epfast.inference import Sites, SweepInfo
 from epfast.inference.loop import (
     NO_FIXED_POINT,
     RESIDUAL,
@@ -24,8 +23,11 @@ from epfast.inference.loop import (
     mean_beyond_precision,
     not_a_fixed_point,
 )
+from epfast.inference.records import check_proper
 from epfast.inference.runtime import no_tick
-from epfast.schedules import DAEP, EP
+from epfast.losses import LatentLoss, Loss
+from epfast.schedules import DAEP, EP, DoubleLoop, Schedule
+from epfast.schemes import Scheme
 
 ROUGH = (
     "the sweeps stand still at what is no fixed point of EP (residual {:.2g}), by rounding: K is "
@@ -38,11 +40,42 @@ STUCK = (
 )
 
 
-def broken(post: Any) -> str | None:
-    """The condition of a valid posterior that fails, in words, or None if none does.
+class Judged(Protocol):
+    """What is read of a posterior of a process, to judge it."""
 
-    post: a GPPosterior or LowRankGPPosterior.
-    """
+    @property
+    def mean(self) -> Array: ...
+
+    @property
+    def variance(self) -> Array: ...
+
+    @property
+    def log_evidence(self) -> float: ...
+
+    @property
+    def evidence_bound(self) -> float: ...
+
+    @property
+    def residual(self) -> float: ...
+
+    @property
+    def loss(self) -> Loss | None: ...
+
+    @property
+    def scheme(self) -> Scheme | None: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def history(self) -> list[SweepInfo]: ...
+
+    @property
+    def converged(self) -> bool: ...
+
+
+def broken(post: Judged) -> str | None:
+    """The condition of a valid posterior that fails, in words, or None if none does."""
     evidence = post.log_evidence
     if evidence > post.evidence_bound:
         return (
@@ -54,7 +87,8 @@ def broken(post: Any) -> str | None:
     reason = mean_beyond_precision(post.mean, post.variance)
     if reason:
         return reason
-    tol = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
+    schedule = post.schedule
+    tol = max(schedule.tol, schedule.match if isinstance(schedule, DoubleLoop) else 0.0)
     judged = post.scheme is not None and not (post.scheme.relaxes or post.scheme.learns)
     if not judged or not not_a_fixed_point(post.residual, tol):
         return None
@@ -63,18 +97,19 @@ def broken(post: Any) -> str | None:
     return (NO_FIXED_POINT if is_sharp(post.scheme) else ROUGH).format(post.residual)
 
 
-def _met_its_tolerance(post: Any) -> bool:
+def _met_its_tolerance(post: Judged) -> bool:
     """Whether the last sweep, or step of a double loop, met its tolerance."""
     if not post.history:
         return False
     last, schedule = post.history[-1], post.schedule
-    if last.mismatch is not None:
-        return bool(last.mismatch <= schedule.match)
-    # a double loop may end with the sweeps before it
-    return bool(last.change <= getattr(getattr(schedule, "start", schedule), "tol", 0.0))
+    if isinstance(schedule, DoubleLoop):
+        if last.mismatch is not None:
+            return bool(last.mismatch <= schedule.match)
+        schedule = schedule.start  # it may end with these sweeps
+    return bool(last.change <= schedule.tol)
 
 
-def trusted(post: Any) -> bool:
+def trusted(post: Judged) -> bool:
     """Whether a posterior is at a fixed point of EP and meets all conditions."""
     last = post.history[-1] if post.history else None
     if last is not None and last.n_refused > 0:
@@ -88,7 +123,9 @@ def trusted(post: Any) -> bool:
 # ---- fixed points, and rows without their sites ----
 
 
-def residual_of_rows(problem: Any, sweep: int, sites: Sites, mean: Array, variance: Array) -> float:
+def residual_of_rows(
+    problem: Problem, sweep: int, sites: Sites, mean: Array, variance: Array
+) -> float:
     """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n).
 
     inf: the cavity of a row is improper, or its fit. Rows of weight 0 do not count.
@@ -102,9 +139,11 @@ def residual_of_rows(problem: Any, sweep: int, sites: Sites, mean: Array, varian
     return float("inf") if core.n_refused else core.residual
 
 
-def _residual_of_latents(problem: Any, sites: Sites, mean: Array, variance: Array) -> float:
+def _residual_of_latents(problem: Problem, sites: Sites, mean: Array, variance: Array) -> float:
     """As :func:`residual_of_rows`, over rows and latents."""
-    core, (n, latents) = LatentSites(problem.loss.latent_moments(), 0.0), mean.shape
+    loss, (n, latents) = problem.loss, mean.shape
+    assert isinstance(loss, LatentLoss)
+    core = LatentSites(loss.latent_moments(), 0.0)
     h, s, tau, nu = (np.ascontiguousarray(x.T) for x in (mean, variance, *sites[:2]))
     new, scale = np.empty((latents, 2, n)), np.empty(n)
     core.fit(h, s, problem.data.y, np.arange(n), tau, nu, sites.log_scale, new, scale)
@@ -115,7 +154,7 @@ def residual_of_sweep(problem: Problem, state: State) -> float:
     """The change of one undamped sweep, all factors at once."""
     given = getattr(problem.schedule, "inner", problem.schedule)
     power, rule = problem.schedule.power, getattr(given, "site_rule", None)
-    schedule: Any = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule)
+    schedule: Schedule = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule)
     if problem.data.groups is not None:
         schedule = DAEP(problem.data.groups, power=power, damping=1.0)
     engine = engine_of(problem._replace(schedule=schedule, base=problem.prior.state))
@@ -127,16 +166,14 @@ def residual_of_sweep(problem: Problem, state: State) -> float:
     return change(engine.summary(before, evidence=False), after)
 
 
-def loo_of_rows(problem: Any, sites: Sites, mean: Array, variance: Array) -> Array:
+def loo_of_rows(problem: Problem, sites: Sites, mean: Array, variance: Array) -> Array:
     """Log probabilities of responses, (n,), without their own sites. O(n).
 
     The arguments are those of :func:`residual_of_rows`.
     """
     weights = problem.data.weights
     share = 1.0 if weights is None else 1.0 / np.maximum(weights, 1.0)
-    cavities = learning.cavities(sites, mean, variance, share)
-    loo: Array = problem.loss.log_predictive(problem.data.y, *cavities)
-    return loo
+    return predicted(problem, *sites.cavities(mean, variance, share))
 
 
 def loo_of_columns(problem: Problem, state: State) -> Array:
@@ -144,25 +181,23 @@ def loo_of_columns(problem: Problem, state: State) -> Array:
     return predicted(problem, *_without_columns(problem, state, state.sites))
 
 
-def _without_columns(
-    problem: Problem, state: State, sites: Sites
-) -> tuple[NDArray[np.bool_], Array, Array]:
-    """Whether cavities are proper, mean and variance of x.theta under them, (n,) each.
+def _without_columns(problem: Problem, state: State, sites: Sites) -> tuple[Array, Array]:
+    """Mean and variance of x.theta without the site of its row, (n,) each; see Sites.cavities.
 
     Sites are diagonal: one per row or minibatch.
     """
     n, copies = problem.shape[0], problem.copies()
     factor = np.arange(n) // (problem.batch_size or 1)
-    proper, mean, variance = np.empty(n, dtype=bool), np.empty(n), np.empty(n)
+    mean, variance = np.empty((2, n))
     for part in problem.slices():
         rows = problem.data.X[part]
-        if problem.sparse:
+        if is_sparse(rows):
             row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
             columns, x = rows.indices, rows.data
         else:
             row, columns = np.indices(rows.shape).reshape(2, -1)
             x = np.asarray(rows, dtype=np.float64).ravel()
-        share: Any = 1.0
+        share: Array | float = 1.0
         if copies is not None and problem.batch_size is None:
             share = 1.0 / np.maximum(copies[part], 1.0)[row]
         entries = factor[part][row], columns
@@ -172,16 +207,14 @@ def _without_columns(
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             parts = x * shift / precision, x * x / precision, ~(precision > 0.0)
-        mean[part], variance[part], bad = (
+        mean[part], of_rows, improper = (
             np.bincount(row, values, rows.shape[0]) for values in parts
         )
-        proper[part] = bad == 0.0
-    return proper, mean, variance
+        variance[part] = np.where(improper == 0.0, of_rows, np.inf)
+    return mean, variance
 
 
-def predicted(problem: Problem, proper: Any, mean: Array, variance: Array) -> Array:
-    """Log probabilities under the cavities, if all are proper."""
-    if not proper.all():
-        count = len(proper)
-        raise FloatingPointError(f"{count - int(proper.sum())} of {count} cavities are improper")
+def predicted(problem: Problem, mean: Array, variance: Array) -> Array:
+    """Log probabilities of the responses under cavities, if all of these are proper."""
+    check_proper(variance)
     return problem.loss.log_predictive(problem.data.y, mean, variance)

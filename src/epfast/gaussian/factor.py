@@ -4,34 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import scipy
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import linalg
 
 from epfast import _checks
-from epfast._arrays import Array, is_sparse
+from epfast._arrays import Array, Indices, Matrix, is_sparse
 from epfast.gaussian.prior import ROUNDING, square
 from epfast.gaussian.rows import check_finite
 from epfast.inference.runtime import one_blas_thread
 
 __all__ = ["KernelColumns", "LowRankFactor", "incomplete_cholesky"]
 
-#: largest difference between two values of one entry, relative to the largest diagonal entry: of
-#: 135 kernels of 100 to 800 inputs none had more than 3e-15
+#: largest difference between two values of one entry, relative to the largest diagonal entry
 AGREEMENT = 1e-8
 #: columns prepared at a time: those of the largest residuals are likely to be the next pivots, and
-#: a product of G with a few vectors takes little longer than with one. 300 columns of 20,000 inputs
-#: take 1.42, .49, .35 and .43 s with 1, 8, 32 and 128
+#: a product of G with a few vectors takes little longer than with one
 AHEAD = 32
 #: columns after which it is looked whether the error shrinks fast enough, and how far beyond the
-#: most columns it may be projected. Of kernels in two to four columns whose rank is 1/12 to 3/4 of
-#: the most it was .3 to 1.3 times the most, of others in eight columns 3.5 to 1e5 times
+#: most columns it may be projected
 PROJECTED, SLACK = 256, 2.0
 #: entries of X per call of a kernel object
 CHUNK = 1 << 18
+
+
+class KernelOfInputs(Protocol):
+    """What is used of a kernel of sklearn.gaussian_process.kernels."""
+
+    def diag(self, X: ArrayLike, /) -> Array: ...
+
+    def __call__(self, X: ArrayLike, Y: ArrayLike, /) -> Array: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +59,7 @@ class KernelColumns:
     True
     """
 
-    diagonal: Any
+    diagonal: Array
     column: Callable[[int], ArrayLike]
 
     def __post_init__(self) -> None:
@@ -69,7 +74,9 @@ class KernelColumns:
         object.__setattr__(self, "diagonal", diagonal)
 
     @classmethod
-    def rbf(cls, X: Any, length_scale: float, variance: float = 1.0) -> KernelColumns:
+    def rbf(
+        cls, X: ArrayLike | Matrix, length_scale: float, variance: float = 1.0
+    ) -> KernelColumns:
         """The kernel ``variance exp(-|x - z|^2 / (2 length_scale^2))``.
 
         Parameters
@@ -102,7 +109,7 @@ class KernelColumns:
             if not is_sparse(rows):
                 cdist = scipy.spatial.distance.cdist
                 return np.asarray(cdist(rows, rows[i : i + 1], "sqeuclidean").ravel())
-            distance = rows @ rows[i].toarray().ravel()
+            distance = rows @ rows[i : i + 1].toarray().ravel()
             distance *= -2.0
             distance += squares
             distance += squares[i]
@@ -122,7 +129,7 @@ class KernelColumns:
         return cls(np.full(rows.shape[0], height), column)
 
     @classmethod
-    def from_sklearn(cls, kernel: Any, X: ArrayLike) -> KernelColumns:
+    def from_sklearn(cls, kernel: KernelOfInputs, X: ArrayLike) -> KernelColumns:
         """A kernel object of scikit-learn on given inputs.
 
         Parameters
@@ -171,7 +178,7 @@ class LowRankFactor:
     """
 
     G: Array
-    pivots: NDArray[np.intp]
+    pivots: Indices
     residual: Array
     traces: Array
 
@@ -181,7 +188,9 @@ class LowRankFactor:
         return len(self.pivots)
 
 
-def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor:
+def incomplete_cholesky(
+    K: ArrayLike | KernelColumns, rank: int, *, tol: float = 0.0
+) -> LowRankFactor:
     """Pivoted incomplete Cholesky factorisation of a kernel matrix that is not formed.
 
     The next pivot is the input with the largest residual variance (Fine & Scheinberg 2001, figure
@@ -221,7 +230,7 @@ def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor
     kernel = kernel_columns("K", K)
     most = _checks.integer("rank", rank, least=1)
     tol = _checks.number("tol", tol, least=0.0)
-    return _grown(kernel, most, lambda _, traces: traces[-1] <= tol * traces[0])
+    return _extended(kernel, most, lambda _, traces: traces[-1] <= tol * traces[0])
 
 
 def certified_factor(
@@ -256,7 +265,7 @@ def certified_factor(
                 return True
         return errors[-1] <= nats
 
-    factor = _grown(kernel, most, enough, PROJECTED)
+    factor = _extended(kernel, most, enough, PROJECTED)
     return factor if truncation_error(precision, factor.residual) <= nats else None
 
 
@@ -272,7 +281,7 @@ def truncation_error(precision: Array | float, residual: Array) -> float:
     return 0.5 * float(np.sum(np.abs(precision) * residual))
 
 
-def _grown(
+def _extended(
     kernel: KernelColumns,
     most: int,
     enough: Callable[[Array, list[float]], bool],
@@ -291,7 +300,7 @@ def _grown(
     # columns since the last products; G is C-contiguous, so they are written some at a time
     recent = np.empty((min(AHEAD, most), n))
     products: dict[int, Array] = {}
-    k = began = 0
+    k = first = 0
     with one_blas_thread(most):
         while k < most and not enough(residual, traces):
             pivot = int(residual.argmax())
@@ -300,22 +309,22 @@ def _grown(
             if residual[pivot] <= least:
                 break
             if pivot not in products:
-                G = _with_columns(G, began, recent[: k - began], most)
-                began = k
+                G = _with_columns(G, first, recent[: k - first], most)
+                first = k
                 likely = np.argsort(-residual, kind="stable")[: min(AHEAD, most - k)]
                 block = G[likely, :k] @ G[:, :k].T
                 products = dict(zip(likely.tolist(), block, strict=True))
-            name, taken, since = f"column({pivot}) of K", pivots[:k], recent[: k - began]
+            name, earlier, since = f"column({pivot}) of K", pivots[:k], recent[: k - first]
             given = _checks.real_array(name, kernel.column(pivot))
             if given.dtype.kind == "f":  # single precision: larger rounding errors
                 eps = max(eps, float(np.finfo(given.dtype).eps))
             column = _checks.array(name, given, shape=(n,)) - products[pivot]
             column -= since[:, pivot] @ since
-            _check_column(pivot, taken, column, residual, max(AGREEMENT * scale, least))
+            _check_column(pivot, earlier, column, residual, max(AGREEMENT * scale, least))
             root = np.sqrt(residual[pivot])
             column /= root
-            column[taken], column[pivot] = 0.0, root
-            recent[k - began] = column
+            column[earlier], column[pivot] = 0.0, root
+            recent[k - first] = column
             np.square(column, out=column)
             residual -= column
             residual[pivot] = 0.0
@@ -328,22 +337,22 @@ def _grown(
             pivots[k] = pivot
             k += 1
             traces.append(float(residual.sum()))
-    G = _with_columns(G, began, recent[: k - began], most)
+    G = _with_columns(G, first, recent[: k - first], most)
     return LowRankFactor(
         np.ascontiguousarray(G[:, :k]), pivots[:k].copy(), residual, np.array(traces)
     )
 
 
-def _with_columns(G: Array, began: int, columns: Array, most: int) -> Array:
+def _with_columns(G: Array, first: int, columns: Array, most: int) -> Array:
     """G with more columns, in its memory where there is room, else in twice as much."""
-    end, (n, room) = began + len(columns), G.shape
+    end, (n, room) = first + len(columns), G.shape
     if end > room:
         G = np.concatenate([G, np.empty((n, min(most - room, room)))], axis=1)
-    G[:, began:end] = columns.T
+    G[:, first:end] = columns.T
     return G
 
 
-def factor_at(columns: Array, pivots: NDArray[np.intp], diagonal: Array) -> LowRankFactor:
+def factor_at(columns: Array, pivots: Indices, diagonal: Array) -> LowRankFactor:
     """The factor of a kernel matrix from its columns at given pivots: a smooth function of these.
 
     Pivots that the others reproduce to rounding are left out, and the order may change. O(n r^2).
@@ -377,7 +386,7 @@ def factor_at(columns: Array, pivots: NDArray[np.intp], diagonal: Array) -> LowR
 
 
 def _check_column(
-    pivot: int, taken: NDArray[np.intp], column: Array, residual: Array, most: float
+    pivot: int, earlier: Indices, column: Array, residual: Array, most: float
 ) -> None:
     """Check that a column, minus its part from earlier ones, agrees with them and the diagonal.
 
@@ -389,7 +398,7 @@ def _check_column(
             f"K is not a kernel (entry {pivot} of column({pivot}) differs by {gap:.2g} from that "
             "of the diagonal); allowed: a covariance matrix"
         )
-    gap = np.abs(column[taken]).max(initial=0.0)
+    gap = np.abs(column[earlier]).max(initial=0.0)
     if gap > most:
         raise ValueError(
             f"K is not symmetric (column({pivot}) differs by {gap:.2g} from earlier columns); "
@@ -397,7 +406,7 @@ def _check_column(
         )
 
 
-def kernel_columns(name: str, K: Any) -> KernelColumns:
+def kernel_columns(name: str, K: ArrayLike | KernelColumns) -> KernelColumns:
     """A kernel given by the user, checked."""
     if isinstance(K, KernelColumns):
         return K

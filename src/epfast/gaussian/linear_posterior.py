@@ -662,7 +662,7 @@ class FullPosterior(LinearPosterior):
 
     def _loo_of_factors(self) -> Array:
         problem, stored, n = self.problem, self.state.sites, self.problem.n_rows
-        mean, variance, proper = *np.empty((2, n)), np.ones(n, dtype=bool)
+        mean, variance = np.empty((2, n))
         for k in range(len(stored.shift)):
             rows = np.flatnonzero(problem.data.groups == k)
             precision = self.precision - stored.precision[k]
@@ -671,8 +671,8 @@ class FullPosterior(LinearPosterior):
                 cavity = FullPosterior(state, problem, False, [])
                 mean[rows], variance[rows] = cavity._latent(problem.data.X[rows])
             else:
-                proper[rows] = False
-        return predicted(problem, proper, mean, variance)
+                variance[rows] = np.inf
+        return predicted(problem, mean, variance)
 
     def partial_fit(
         self,

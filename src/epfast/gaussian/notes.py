@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from scipy import linalg
 from scipy.sparse.linalg import lsmr
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Matrix, is_sparse
 from epfast._core.vector import column_sizes as _core_sizes
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import FAR_CONSTANT, Data, mean_of_rows, rounding_of_mean
 from epfast.inference.records import DataWarning, warn_user
 
-#: rows that are looked at, evenly spaced: 18 data sets get the same notes with 100, and all rows of
-#: 200,000 x 20 would take a sixth of the time of their fit
+#: rows that are looked at, evenly spaced
 LOOKED_AT = 4_000
-#: ratio of the scales of two columns that is worth a note: where 1,000 rows have an effect of 1, a
-#: prior variance of 1 makes it .54, .13, .014 and 1e-4 of a column 10, 30, 100 and 1,000 times as
-#: small as the others
+#: ratio of the scales of two columns that is worth a note: one prior variance leaves nothing of the
+#: effect of a column that is so small
 SCALES = 1e3
 #: standard deviations from 0 of a column that are worth a note: beside an intercept with its prior
-#: at the means of the columns, where rounding moves slopes by 1e-4 of their sd (20,000 x 20), and
-#: beside one with its prior at 0, where 1,000 rows make a slope 1, 6 and 39 % too small at 10, 30
-#: and 100
+#: at the means of the columns, where rounding tells, and beside one with its prior at 0, which
+#: holds slopes down
 FAR, FAR_AT_0 = 1e5, 10.0
-#: share of the rarer label, and number of rows, where a missing intercept is worth a note: without
-#: one 500 rows predict .002, .018 and .087 nats a row worse with a share of .42, .38 and .29. Of 20
-#: and 50 throws of a coin 26 and 12 % have a smaller share
+#: share of the rarer label, and number of rows, where a missing intercept is worth a note
 BALANCED, ENOUGH_ROWS = 0.4, 20
-#: rows, and columns in which all combinations are sought that are constant, which takes 8 % of the
-#: time of a fit of so many. Steps in which they are sought among more columns
+#: rows, and columns in which all combinations are sought that are constant. Steps in which they are
+#: sought among more columns
 SPAN_ROWS, SPAN_COLUMNS, STEPS = 500, 200, 300
 #: rows are sorted if responses change sides in this share of the times that a random order gives,
-#: and that is often enough to be sure: of 453,000 random orders of 18 to 200 labels seven were, all
-#: of 18. A pass over spambase ends 5 sd off in its own order, and 1.4 sd in a random one
+#: and that is often enough to be sure
 SELDOM, ENOUGH_CHANGES = 0.2, 8.0
-#: prior standard deviation of x.theta from which a prior is flat: it calls all labels certain. Of
-#: new rows beside 100 separable ones 33, 66, 81 and 88 % get a label with 99 % with 3, 10, 30, 100
+#: prior standard deviation of x.theta from which a prior is flat: it calls all labels certain
 FLAT = 100.0
 
 
@@ -47,7 +38,7 @@ def _note(text: str) -> None:
     warn_user(text, DataWarning)
 
 
-def some_rows(X: Any, count: int = LOOKED_AT) -> Any:
+def some_rows(X: Matrix, count: int = LOOKED_AT) -> Matrix:
     """Evenly spaced rows, dense or sparse."""
     step = X.shape[0] // count
     return X if step < 2 else X[::step]  # a slice of sparse rows is a copy
@@ -62,7 +53,7 @@ def note_factorized(shape: tuple[int, ...]) -> None:
     )
 
 
-def column_sizes(X: Any, center: Array | None = None) -> tuple[Array, Array]:
+def column_sizes(X: Matrix, center: Array | None = None) -> tuple[Array, Array]:
     """Largest entry, in size, and mean square of each column, (d,), over some rows.
 
     center: of dense rows the sizes of so many columns are meant about their means.
@@ -70,7 +61,7 @@ def column_sizes(X: Any, center: Array | None = None) -> tuple[Array, Array]:
     rows = some_rows(X)
     n, d = rows.shape
     largest = np.zeros(d)
-    if hasattr(rows, "indptr"):
+    if is_sparse(rows):
         with np.errstate(over="ignore", invalid="ignore"):
             np.maximum.at(largest, rows.indices, np.abs(rows.data))
             squared = np.bincount(rows.indices, np.square(rows.data, dtype=np.float64), d)
@@ -98,12 +89,12 @@ def note_scales(size: Array) -> None:
         )
 
 
-def places(X: Any) -> tuple[Array, Array]:
+def places(X: Matrix) -> tuple[Array, Array]:
     """Means and variances of the columns, over some rows. A constant column has variance 0."""
     rows = some_rows(X)
     mean, rounding = mean_of_rows(rows), rounding_of_mean(rows.shape[0])
     with np.errstate(over="ignore", invalid="ignore"):
-        if hasattr(rows, "indptr"):
+        if is_sparse(rows):
             spread = mean_of_rows(rows.power(2, float)) - mean**2
             lost = 2.0 * rounding * mean**2
         else:
@@ -137,7 +128,7 @@ def note_far(mean: Array, variance: Array, centered: bool) -> None:
     )
 
 
-def note_intercept(X: Any, y: Array) -> None:
+def note_intercept(X: Matrix, y: Array) -> None:
     """Note that the labels are unbalanced, and that no combination of columns is constant."""
     if len(y) < ENOUGH_ROWS:
         return
@@ -150,12 +141,12 @@ def note_intercept(X: Any, y: Array) -> None:
     )
 
 
-def _has_constant(rows: Any) -> bool:
+def _has_constant(rows: Matrix) -> bool:
     """Whether some combination of the columns is 1 in all rows."""
     n, d = rows.shape
     if d >= n:
         return True  # then some combination is
-    dense = np.asarray(rows.todense() if hasattr(rows, "indptr") else rows, dtype=np.float64)
+    dense = np.asarray(rows.toarray() if is_sparse(rows) else rows, dtype=np.float64)
     if ((dense == dense[0]).all(axis=0) & (dense[0] != 0.0)).any():
         return True
     size = np.abs(dense).max(axis=0)
@@ -180,11 +171,12 @@ def order_of_one_pass(data: Data) -> str:
     return "sequential"
 
 
-def is_mapped(X: Any) -> bool:
+def is_mapped(X: Matrix) -> bool:
     """Whether an array lies in a file."""
-    while X is not None and not isinstance(X, np.memmap):
-        X = getattr(X, "base", None)
-    return X is not None
+    array: Matrix | None = X
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array is not None
 
 
 def _sorted(y: Array) -> bool:

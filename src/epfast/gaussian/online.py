@@ -4,28 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from epfast import _checks, families
+from epfast._arrays import Matrix, Which, is_sparse
 from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.rows import Data
 from epfast.gaussian.state import State, is_proper
 from epfast.gaussian.table import engine_of
-from epfast.inference import Fit, Sites, interrupted, run, warn_of
-from epfast.schedules import ADF, EP
+from epfast.inference import Engine, Fit, Sites, SweepInfo, interrupted, run, warn_of
+from epfast.schedules import ADF, EP, Schedule
+from epfast.schemes import Relaxed
+
+R = TypeVar("R", covariant=True)
+
+
+class TakesRows(Protocol[R]):
+    """What is read of a posterior that takes in rows."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def history(self) -> list[SweepInfo]: ...
+
+    def with_more_rows(
+        self, state: State, problem: Problem, *, converged: bool, history: list[SweepInfo]
+    ) -> R: ...
 
 
 def extended(
-    post: Any,
+    post: TakesRows[R],
     data: Data,
-    schedule: Any,
-    warn: Callable[..., Any] = warn_of,
-    engine_of_new: Callable[[Problem], Any] = engine_of,
-) -> Any:
+    schedule: Schedule | None,
+    warn: Callable[[Fit, Engine, Schedule], None] = warn_of,
+    engine_of_new: Callable[[Problem], Engine] = engine_of,
+) -> R:
     """A posterior with more rows, see :meth:`epfast.FullPosterior.partial_fit`.
 
     data: the new rows, checked. engine_of_new: makes the engine of their problem.
@@ -35,12 +56,12 @@ def extended(
     schedule = schedule_of_rows(problem, stored, schedule)
     base = state._replace(sites=None, relaxed=None)
     scheme = problem.scheme
-    if scheme.relaxes and scheme.freeze is not None:  # by the sweeps of these rows
+    if isinstance(scheme, Relaxed) and scheme.freeze is not None:  # by the sweeps of these rows
         scheme = replace(scheme, freeze=scheme.freeze + state.sweeps)
     new = problem._replace(data=data, schedule=schedule, scheme=scheme, base=base)
     new.check_weights()
 
-    def result(fit: Fit) -> Any:
+    def result(fit: Fit) -> R:
         if stored is None:  # ADF may have stopped on its way
             whole = fit.state
             seen = data.select(slice(whole.rows_seen - (state.rows_seen or 0)))
@@ -64,7 +85,7 @@ def extended(
         raise interrupted(pressed, fit, result, post, lambda: post) from None
 
 
-def schedule_of_rows(problem: Problem, stored: Sites | None, schedule: Any) -> Any:
+def schedule_of_rows(problem: Problem, stored: Sites | None, schedule: Schedule | None) -> Schedule:
     """The schedule by which a posterior with these sites takes in rows."""
     if stored is not None and (stored.shift.ndim != 1 or problem.batch_size is not None):
         raise ValueError(
@@ -92,17 +113,18 @@ def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
     weights = None
     if any(part.weights is not None for part in parts):
         per_row = [part.y if part.weights is None else part.weights for part in parts]
-        counts: list[Any] = [None if y is None else len(y) for y in per_row]
+        counts = [None if y is None else len(y) for y in per_row]
         counts[0] = first if counts[0] is None else counts[0]
-        if None in counts:
+        known = [n for n in counts if n is not None]
+        if len(known) < len(counts):
             return Data(None, None)
-        pairs = zip(parts, counts, strict=True)
+        pairs = zip(parts, known, strict=True)
         weights = np.concatenate([np.ones(n) if p.weights is None else p.weights for p, n in pairs])
     if any(part.y is None for part in parts):
         return Data(None, None, weights)
     rows = [part.X for part in parts]
-    if any(hasattr(X, "indptr") for X in rows):
-        X: Any = sparse.csr_matrix(sparse.vstack(rows, format="csr"))
+    if any(is_sparse(X) for X in rows):
+        X: Matrix = sparse.csr_matrix(sparse.vstack(rows, format="csr"))
     else:
         X = np.concatenate(rows)
     return Data(X, np.concatenate([part.y for part in parts]), weights)
@@ -116,35 +138,35 @@ def without(
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
     stored, out = state.sites, some_rows(problem, removal)
     if out.data.groups is None:
-        left, removed = families.taken(stored, ~removal), families.taken(stored, removal)
+        kept, removed = families.taken(stored, ~removal), families.taken(stored, removal)
         precision, shift = sum_of_sites(out, removed)
         scale = float(removed.log_scale.sum())
     else:
-        left = stored
+        kept = stored
         times = np.bincount(out.data.groups, out.copies(), minlength=len(stored.shift))
         precision, shift = np.tensordot(times, stored.precision, 1), times @ stored.shift
         scale = float(times @ stored.log_scale)
     natural = state.precision - precision, state.shift - shift
     relaxed = None if state.relaxed is None else families.taken(state.relaxed, ~removal)
-    new = State(*natural, left, state.log_scale - scale, state.sweeps, relaxed=relaxed)
+    new = State(*natural, kept, state.log_scale - scale, state.sweeps, relaxed=relaxed)
     return new if is_proper(new.precision) else None
 
 
 def removal_mask(problem: Problem, rows: ArrayLike) -> NDArray[np.bool_]:
     """(n,), whether each row is one of those that are to be removed."""
     n = problem.shape[0]
-    taken = np.atleast_1d(_checks.real_array("rows", rows))
-    if taken.dtype.kind not in "iu" or taken.ndim != 1:
+    numbers = np.atleast_1d(_checks.real_array("rows", rows))
+    if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
         raise TypeError(f"rows is {_checks.describe(rows)}; allowed: an integer or a list of them")
-    if taken.size and not (taken.min() >= 0 and taken.max() < n):
-        raise ValueError(f"rows holds {taken.min()} to {taken.max()}; allowed: 0 to {n - 1}")
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < n):
+        raise ValueError(f"rows holds {numbers.min()} to {numbers.max()}; allowed: 0 to {n - 1}")
     removal = np.zeros(n, dtype=bool)
-    removal[taken] = True
+    removal[numbers] = True
     if removal.all():
         raise ValueError("rows are all there are; allowed: leave one at least")
     return removal
 
 
-def some_rows(problem: Problem, which: Any) -> Problem:
+def some_rows(problem: Problem, which: Which) -> Problem:
     """The problem of some of the rows."""
     return problem._replace(data=problem.data.select(which), prior=problem.prior.of_other_rows())

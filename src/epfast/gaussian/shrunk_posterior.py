@@ -17,15 +17,15 @@ from epfast._arrays import Array
 from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.forms.weights import ByRows, DualState, ShrunkState, WeightEngine
-from epfast.gaussian.held import gains
 from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.prior import PerWeightPrior, WeightPrior
 from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.state import MOST_BYTES, in_memory
 from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
 from epfast.inference.certificates import Check
-from epfast.inference.hyper import HyperPoint, Target, Unknown
+from epfast.inference.hyper import HyperPoint, Target, Unknown, rounding_of
 from epfast.inference.importance import Proposal, smoothed
+from epfast.inference.learning import derivatives_by_loss
 from epfast.inference.runtime import cached_property
 from epfast.losses import Loss, Prior, SpikeAndSlab
 from epfast.schedules import EP
@@ -507,7 +507,7 @@ REACH = 12.0
 SHARES, LARGEST_SHARE = ("share", "loss.share", "loss.epsilon"), 1.0 - 1e-9
 
 
-class PriorTarget(Target):
+class PriorTarget(Target[ShrunkPosterior]):
     """The log evidence by numbers of a prior per weight and of the loss, which have no priors."""
 
     def __init__(self, post: ShrunkPosterior, names: tuple[str, ...]) -> None:
@@ -543,21 +543,27 @@ class PriorTarget(Target):
         loss: Loss = self.post.problem.loss.with_parameters(**values)
         return loss
 
-    def fit_at(self, u: Array, tol: float, start: Any) -> Any:
+    def rounding(self, post: ShrunkPosterior) -> float:
+        return rounding_of(post.sites)
+
+    def valid_fit(
+        self, u: Array, tol: float, start: ShrunkPosterior | None
+    ) -> ShrunkPosterior | None:
         if start is None and np.array_equal(u, self.starts[0]):
             return self.post
         named = dict(zip(self.names, self.values(u).tolist(), strict=True))
         post = self.post.with_numbers(named, start, lambda *fit: None, tol)
         return post if post.converged else None
 
-    def slopes(self, point: HyperPoint) -> Array:
+    def slopes(self, point: HyperPoint[ShrunkPosterior]) -> Array:
         u, post, some = point.u, point.fit, self.of_loss
         try:
             by_prior = post.prior_gradient()
             slopes = np.array([by_prior.get(name, 0.0) for name in self.names])
             slopes *= self.values(u) * np.where(self.shares, 1.0 - self.values(u), 1.0)
             if some.any():
-                slopes[some] = gains([post], self._loss_at, u[some], self.bounds[some])[0]
+                of_some = [post], self._loss_at, u[some], self.bounds[some]
+                slopes[some] = derivatives_by_loss(*of_some)[0]
         except FloatingPointError:  # no cavity, no slope
             return np.full(len(u), math.nan)
         return slopes
@@ -565,7 +571,7 @@ class PriorTarget(Target):
     def highest(self) -> ShrunkPosterior:
         """The fit at the mode, by the schedule of the one that it began with."""
         mode = self.modes()[0]
-        found: ShrunkPosterior = mode.fit
+        found = mode.fit
         if found is not self.post:
-            found = self.fitted(mode.u, self.post.problem.schedule.tol, found) or found
+            found = self.posterior_at(mode.u, self.post.problem.schedule.tol, found) or found
         return found

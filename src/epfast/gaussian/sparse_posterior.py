@@ -13,7 +13,7 @@ from scipy import sparse
 
 from epfast import families
 from epfast._arrays import Array
-from epfast.gaussian.checking import BETTER_UP_TO, SiteProposal
+from epfast.gaussian.checking import BETTER_UP_TO, SiteProposal, closest_gaussian
 from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.forms.sparse import Sparse
 from epfast.gaussian.linear_posterior import FullPosterior, finite
@@ -143,7 +143,7 @@ class SparsePosterior(FullPosterior):
         """The best Gaussian, for checks, or None if there is none, or the weights are too many."""
         if len(self.mean) > BETTER_UP_TO:
             return None
-        closest = SiteProposal(replace(self)).closest
+        closest = closest_gaussian(replace(self))
         return None if closest is None else SiteProposal(*closest)
 
     @cached_property

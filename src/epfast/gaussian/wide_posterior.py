@@ -13,7 +13,7 @@ from epfast import families
 from epfast._arrays import Array, pieces
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import online
-from epfast.gaussian.checking import SiteProposal
+from epfast.gaussian.checking import SiteProposal, closest_gaussian
 from epfast.gaussian.engine import Full, plain, proper
 from epfast.gaussian.forms.kernel import Dual, GPState, ProcessEngine, log_evidence
 from epfast.gaussian.linear_posterior import FullPosterior, finite
@@ -211,9 +211,11 @@ class WidePosterior(KernelPosterior, FullPosterior):
         if self.problem.shape[0] > CLOSEST_UP_TO:
             return None
         # a copy, which has the form for as long as it is looked for
-        closest = SiteProposal(replace(self)).closest
+        closest = closest_gaussian(replace(self))
         try:
-            return None if closest is None or closest[0].factor is None else SiteProposal(*closest)
+            if closest is None or attrgetter("factor")(closest[0]) is None:
+                return None
+            return SiteProposal(*closest)
         except FloatingPointError:
             return None
 

@@ -179,7 +179,7 @@ def _parameter(value: ArrayLike) -> Array:
     return values
 
 
-def _slopes_of_loss(post: GPPosterior) -> dict[str, float]:
+def _slopes_of_loss(post: GPPosterior) -> dict[str, Array | float]:
     """As ``post.loss_gradient()``, of the rows whose cavities are proper.
 
     Improper cavities occur in fits that did not converge, with a warning. Optimizers tolerate a

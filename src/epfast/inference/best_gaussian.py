@@ -8,36 +8,32 @@ code with EP, so that a fit that went wrong does not take its check along.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from epfast._arrays import Array, pieces
+from epfast._arrays import Array, Piece, pieces
+from epfast.losses import Loss
 
 #: values of w beta l(h; y) for some rows: (latent (k, nodes), slice of the rows) -> (k, nodes)
-Values = Callable[[Array, slice], Array]
+Values = Callable[[Array, Piece], Array]
 #: posterior of the prior times exp(shift h - precision h^2 / 2): means and variances of the latent
 #: values, log normaliser. None if it is improper
 Marginals = Callable[[Array, Array], tuple[Array, Array, float] | None]
 
-#: most steps: of 60 checks that asked for this Gaussian, many of them of nearly exact factors, none
-#: took more than 25
+#: most steps
 STEPS = 60
-#: the bound has converged where a step adds less, in nats: with .1 and 1e-5 no verdict of 198
-#: checks is another one
+#: the bound has converged where a step adds less, in nats
 LEAST_GAIN = 1e-3
-#: what is left of a step at a maximum, of a row in its sd or its log variance. Of 180 searches, a
-#: quarter of them of counts under wide priors, nine leave 2,000 and more, the others .66 at most
+#: what is left of a step at a maximum, of a row in its sd or its log variance: a search that fails
+#: leaves 2,000 and more
 STILL = 10.0
-#: of curvatures by quadrature, in units of the largest: the checks are the same with 0 and .001
+#: of curvatures by quadrature, in units of the largest
 ROUNDING = 1e-6
-#: distances from where a factor may have its peak, in units of the loss: with 2^-10 to 8 one of the
-#: checks says another thing
+#: distances from where a factor may have its peak, in units of the loss
 REACHES = 2.0 ** np.arange(-20.0, 6.0)
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(48)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
-#: steps of a climb to a mode, and nodes and weights of its quadrature: 35 and 29 of the checks are
-#: uncertain with 4 and 16 steps, and 30 and 31 with 6 and 48 nodes, in place of 28
+#: steps of a climb to a mode, and nodes and weights of its quadrature
 CLIMB, FEW = 8, np.polynomial.hermite_e.hermegauss(12)
 FEW = FEW[0], FEW[1] / FEW[1].sum()
 
@@ -89,7 +85,7 @@ def best_sites(
     return precision, shift, bool((curvature > -ROUNDING * np.abs(curvature).max()).all())
 
 
-def climbed(
+def sites_near_mode(
     values: Values, marginals: Marginals, mean: Array, variance: Array
 ) -> tuple[Array, Array] | None:
     """Sites near a mode: a few steps as those of :func:`best_sites`, whether they go up or not.
@@ -113,7 +109,7 @@ def climbed(
     return None if sites is None else (sites[0], sites[1])
 
 
-def peaks(loss: Any, responses: Array) -> tuple[Array, Array]:
+def peaks(loss: Loss, responses: Array) -> tuple[Array, Array]:
     """Where the factors of rows are largest, and their precisions there, (n,) each. 0: no peak.
 
     A peak is looked for where the loss says that a response is, :meth:`epfast.losses.Loss.typical`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -12,38 +11,28 @@ from epfast._arrays import Array
 from epfast.inference.importance import ExactMoments, ImportanceWeights, Proposal, Sampler, moments
 
 #: degrees of freedom of the draws: this, or the number of dimensions where that is larger. Draws of
-#: fewer miss the shell where a Gaussian of many dimensions has its mass. The tails are heavy enough
-#: all the same (``bench/certificates/check.py`` compares): of 198 checks as many are uncertain with
-#: 3, 7 and 15, 28
+#: fewer miss the shell where a Gaussian of many dimensions has its mass
 LEAST_DF = 7.0
 #: effective draws below which the draws say nothing, and from which, or from half of them all, they
-#: say enough: 28 and 29 of the checks are uncertain with 10 and 40, 26 and 33 with 50 and 200
+#: say enough
 NOTHING, ENOUGH = 20.0, 100.0
-#: share of effective draws below which a better Gaussian is looked for: with 0, .2, .4 and .8 2, 5,
-#: 14 and 52 of the checks use one, and 28 are uncertain with each
+#: share of effective draws below which a better Gaussian is looked for
 ALIKE = 0.4
 #: k-hat from which draws are believed only if half of them are effective, or 1 - 1 / log10(draws)
-#: where that is smaller (Vehtari et al. 2024): of 1,400 checks of 280 fits by 500 to
-#: 8,000 draws 171 are uncertain with .7, 183 with .5, and 170 without this rule
+#: where that is smaller (Vehtari et al. 2024)
 HEAVY = 0.7
 #: "good": the mean within so many sd, sds within so large a factor, the log evidence within so many
-#: nats. Of the 1,400 checks 784 are good, 670 and 830 with .125 and .5 sd, 697 and 823 with factors
-#: of 1.12 and 1.5, 773 and 784 with .5 and 2 nats
+#: nats
 GOOD_SHIFT, GOOD_FACTOR, GOOD_EVIDENCE = 0.25, 1.25, 1.0
-#: "do not use": a mean further than so many sd, an sd by more than that factor. It is said of 295
-#: of these checks, of 322 and 252 with .25 and 1 sd, and of 326 and 237 with factors of 1.25 and 2
+#: "do not use": a mean further than so many sd, an sd by more than that factor
 BAD_SHIFT, BAD_FACTOR = 0.5, 1.5
 #: so many standard errors are taken off for "do not use". For "good" they are added, to a mean and
-#: an sd of one or two. With 1.5 and 6 the checks say "do not use" 311 and 275 times. With 1.5 18 of
-#: those that are good are only usable by 8,000 draws, in place of 7
+#: an sd of one or two
 CERTAIN = 3.0
 #: "do not use" without draws: so many sd, and so large a factor, from the Gaussian that maximises
 #: the evidence bound. Of a posterior that is not Gaussian it differs from EP by up to about 1 sd
-#: and a factor of 2, though EP be right. Of 62 of these checks 5 were .04 sd and a factor of 1.2
-#: from it at most, and 57 were 14 sd and a factor of 7 at least
+#: and a factor of 2, though EP be right
 FAR = 3.0
-
-
 #: of a check, the best first
 VERDICTS = "good", "usable", "uncertain", "do not use"
 
@@ -146,7 +135,7 @@ def check(
     proposal: Proposal,
     log_evidence: float,
     draws: int,
-    rng: Any,
+    rng: np.random.Generator | int | None,
     bound: float = np.inf,
     one_mode: bool = True,
 ) -> Check:
@@ -158,7 +147,8 @@ def check(
     draws = _checks.integer("draws", draws, least=100, most=10**7)
     seed = _checks.seed("rng", rng)
     sampler = Sampler(draws + draws % 2, seed, max(LEAST_DF, float(proposal.size)))
-    parts, better, searched = [proposal], None, one_mode
+    parts: list[Proposal] = [proposal]
+    better, searched = None, one_mode
     if not one_mode:
         others, searched = proposal.others(seed, log_evidence)
         parts += others
@@ -167,7 +157,7 @@ def check(
         better = proposal.better()
         if better is not None:
             both = [*parts, better]
-            both = both if all(hasattr(part, "squares") for part in both) else [better]
+            both = both if all(part.has_density for part in both) else [better]
             of_both = sampler.weigh(*both)
             if of_both is not None and (own is None or _says_more(of_both, own)):
                 parts, used = both, of_both

@@ -6,17 +6,17 @@ import errno
 import hashlib
 import json
 import math
-import numbers
 import os
 import re
 import secrets
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from numbers import Integral, Real
 from tokenize import TokenError
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from numpy.lib.format import (
@@ -24,17 +24,26 @@ from numpy.lib.format import (
     read_array_header_1_0,
     read_array_header_2_0,
     read_magic,
+    write_array,
 )
+from numpy.typing import ArrayLike
 
 from epfast import _checks, schedules
 from epfast._arrays import Array
 from epfast._core.vector import build_facts
 from epfast.losses import Loss, describe as describe_loss
+from epfast.schedules import Schedule
 
 try:
     import fcntl
 except ModuleNotFoundError:  # of other systems. Nothing is locked there, and nothing swept up
     fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    #: what JSON holds
+    Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+    #: what becomes that
+    Setting = Plain | Real | np.bool_ | Array | Mapping[str, "Setting"] | Sequence["Setting"]
 
 #: format of the files that ``write`` makes
 FORMAT = 4
@@ -45,17 +54,19 @@ UNFINISHED = re.compile(r"\.epfast-[0-9a-f]{16}\.tmp")
 #: readers of the description of an array by the version of NumPy's format
 DESCRIPTIONS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
 #: schedules by the names that files know
-SCHEDULES: dict[str, Any] = {
+SCHEDULES: dict[str, type[Schedule]] = {
     name: kind
-    for name, kind in ((name, getattr(schedules, name)) for name in schedules.__all__)
-    if is_dataclass(kind)
+    for name, kind in vars(schedules).items()
+    if isinstance(kind, type) and issubclass(kind, Schedule) and is_dataclass(kind)
 }
 
 
 # ---- write ----
 
 
-def write(path: str | os.PathLike[str], arrays: dict[str, Any], header: dict[str, Any]) -> None:
+def write(
+    path: str | os.PathLike[str], arrays: Mapping[str, ArrayLike], header: Mapping[str, Setting]
+) -> None:
     """Write the file that :func:`epfast.load` reads.
 
     What cannot be written is found before any file is touched. The file is complete under another
@@ -70,19 +81,21 @@ def write(path: str | os.PathLike[str], arrays: dict[str, Any], header: dict[str
         As the operating system says. The old file is as it was.
     """
     name = _checks.path("path", path)
-    members: dict[str, Any] = {}
+    members: dict[str, Array] = {}
     for key, value in arrays.items():
         members[key] = np.asarray(value)
         if members[key].dtype.kind not in "fiub":
             raise TypeError(f"{key} is {_checks.describe(members[key])}; allowed: real numbers")
-    whole = plain("header", {"format": FORMAT, "version": build_facts()["version"], **header})
+    whole: dict[str, Plain] = {"format": FORMAT, "version": build_facts()["version"]}
+    whole |= {key: plain(key, value) for key, value in header.items()}
     whole["digest"] = digest(members, whole)
-    members["header"] = np.array(json.dumps(whole))
-    with _replacing(name) as file:
-        np.savez(file, **members)
+    with _replacing(name) as file, zipfile.ZipFile(file, "w") as archive:
+        for key, array in (*members.items(), ("header", np.array(json.dumps(whole)))):
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as member:
+                write_array(member, array, allow_pickle=False)
 
 
-def digest(arrays: dict[str, Array], header: dict[str, Any]) -> str:
+def digest(arrays: dict[str, Array], header: Mapping[str, Plain]) -> str:
     """A checksum of names, arrays and header, by which a damaged file is known."""
     checksum = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
@@ -92,7 +105,7 @@ def digest(arrays: dict[str, Array], header: dict[str, Any]) -> str:
     return checksum.hexdigest()
 
 
-def plain(name: str, value: Any) -> Any:
+def plain(name: str, value: Setting) -> Plain:
     """A setting for JSON: numbers of NumPy and fractions become Python's."""
     if value is None or isinstance(value, bool):
         return value
@@ -100,9 +113,9 @@ def plain(name: str, value: Any) -> Any:
         return str(value)
     if isinstance(value, np.bool_):
         return bool(value)
-    if isinstance(value, numbers.Integral):
+    if isinstance(value, Integral):
         return int(value)
-    if isinstance(value, numbers.Real):
+    if isinstance(value, Real):
         return float(value)
     if isinstance(value, Mapping):
         return {str(key): plain(str(key), item) for key, item in value.items()}
@@ -181,7 +194,7 @@ def _sweep_up(folder: str) -> None:
 # ---- read ----
 
 
-def read(name: str) -> tuple[dict[str, Array], dict[str, Any]]:
+def read(name: str) -> tuple[dict[str, Array], dict[str, Plain]]:
     """The arrays and the header of a file that :func:`write` made.
 
     Only arrays of numbers and one text are read, by their description in NumPy's format. All are
@@ -238,20 +251,22 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
 # ---- what posteriors have in common ----
 
 
-def as_ours(schedule: Any) -> schedules.Schedule:
+def as_ours(schedule: Schedule) -> Schedule:
     """A schedule for a file. A user's class is written with the numbers of its nearest base.
 
     It is an EP of its power, where that base would refuse them or there is none.
     """
-    saved: schedules.Schedule = schedule
     if SCHEDULES.get(type(schedule).__name__) is type(schedule):
-        return saved
+        return schedule
     for kind in type(schedule).__mro__:
-        if SCHEDULES.get(kind.__name__) is kind:
+        if SCHEDULES.get(kind.__name__) is kind and is_dataclass(kind):
             with suppress(TypeError, ValueError):
-                saved = kind(**{f.name: getattr(schedule, f.name) for f in fields(kind) if f.init})
-                return saved
-    return schedules.EP(power=float(schedule.power), damping=1.0)
+                names = [one.name for one in fields(kind) if one.init]
+                ours = kind(**{name: getattr(schedule, name) for name in names})
+                assert isinstance(ours, Schedule)
+                return ours
+    power = 1.0 if schedule.power is None else float(schedule.power)
+    return schedules.EP(power=power, damping=1.0)
 
 
 def restore_responses(given: Array, loss: Loss | None) -> Array:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
-from epfast._arrays import Array, pieces
+from epfast._arrays import Array, Piece, pieces
 
 #: numbers drawn at a time
 BLOCK = 1 << 20
-#: by how much standard errors of weighted means are wider than the delta method has them: without
-#: it 94 % of them reach the mean of a long run within two (``bench/certificates/check.py``)
+#: by how much standard errors of weighted means are wider than the delta method has them
+#: (``bench/certificates/check.py``)
 WIDER = 1.1
 #: share of the draws of a Gaussian that is so much wider and of so few degrees of freedom, for mass
-#: far outside it: of a skew posterior with an sd 1.27 times that of EP, in the tail alone, draws
-#: that were not wider showed 1.05 +- 0.02 to 1.40 +- 0.19
+#: far outside it
 DEFENSIVE, WIDTH, LEAST_DF = 0.2, 2.0, 4.0
-#: share of the draws that the first of several Gaussians keeps: of 198 checks 30, 28, 31 and 35 are
-#: uncertain with .2, .4, .6 and .8
+#: share of the draws that the first of several Gaussians keeps
 OF_FIRST = 0.4
 
 
@@ -34,9 +32,8 @@ def defensive(size: int) -> float:
 class Proposal:
     """A distribution to draw from, and the exact posterior beside it.
 
-    Where there are others to draw from as well, see :meth:`better` and :meth:`others`, each has
-    ``log_volume``, minus the log of its density at its mean, and ``squares(theta)``, (k,), squared
-    distances from that in units of its covariance.
+    Where there are others to draw from as well, see :meth:`better` and :meth:`others`, each knows
+    its density at their draws.
     """
 
     #: standard normal numbers in a draw, and numbers that it takes in memory
@@ -46,6 +43,8 @@ class Proposal:
     is_best = False
     #: whether :meth:`moments` are those of what is drawn. Else they are units alone
     known = True
+    #: whether it has ``log_volume`` and ``squares``, so that others may be drawn from beside it
+    has_density = False
 
     def draw(self, z: Array) -> Array:
         """Turn standard normal draws (k, size) into draws of the parameters, (k, p)."""
@@ -63,11 +62,20 @@ class Proposal:
         """Mean and standard deviation of what is reported, (q,) each, by the approximation."""
         raise NotImplementedError
 
-    def better(self) -> Any:
+    @property
+    def log_volume(self) -> float:
+        """Minus the log of its density at its mean, up to that of the problem."""
+        raise NotImplementedError
+
+    def squares(self, theta: Array) -> Array:
+        """Squared distances (k,) from its mean, in units of its covariance."""
+        raise NotImplementedError
+
+    def better(self) -> Proposal | None:
         """The closest Gaussian, found without the approximation. None if that is not possible."""
         return None
 
-    def others(self, seed: int, log_evidence: float) -> tuple[list[Any], bool]:
+    def others(self, seed: int, log_evidence: float) -> tuple[Sequence[Proposal], bool]:
         """Gaussians at other modes, and wide ones, and whether these are all that matter."""
         return [], False
 
@@ -118,7 +126,7 @@ class Sampler:
         each = (pairs - int(OF_FIRST * pairs)) // max(1, n_others)
         return np.array([pairs - n_others * each, *n_others * [each]])
 
-    def blocks(self, parts: Sequence[Proposal]) -> Iterator[tuple[int, slice, Array]]:
+    def blocks(self, parts: Sequence[Proposal]) -> Iterator[tuple[int, Piece, Array]]:
         """Yield the Gaussian, a slice of the pairs, and their first halves (k, size)."""
         end = 0
         for number, (part, count) in enumerate(zip(parts, self.shares(parts), strict=True)):
@@ -133,7 +141,7 @@ class Sampler:
                     z *= lengths[some, None]
                 yield number, slice(start + some.start, start + some.stop), z
 
-    def _lengths(self, rng: np.random.Generator, blocks: list[slice], size: int) -> Array | None:
+    def _lengths(self, rng: np.random.Generator, blocks: list[Piece], size: int) -> Array | None:
         """What normal draws are multiplied by, from the numbers after them, (k,). None: 1."""
         if self.df is None:
             return None
@@ -155,7 +163,7 @@ class Sampler:
             logs.append(height - 0.5 * (df + size) * np.log1p(square / (df * width**2)))
         return np.asarray(np.logaddexp(*logs))
 
-    def weigh(self, *parts: Any) -> ImportanceWeights | None:
+    def weigh(self, *parts: Proposal) -> ImportanceWeights | None:
         """Weights of all draws. None if none has any weight. One look at the data per draw."""
         pairs = self.draws // 2
         log_weight, log_base = np.empty((2, pairs)), np.empty((len(parts), 2, pairs))

@@ -6,6 +6,8 @@ import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from epfast._arrays import Array
 
 if TYPE_CHECKING:
@@ -23,6 +25,28 @@ class Sites(NamedTuple):
     shift: Any
     #: log of the site at the origin: (n_factors,) or (K,)
     log_scale: Array
+
+    def cavities(
+        self, mean: Array, variance: Array, share: Array | float = 1.0
+    ) -> tuple[Array, Array]:
+        """Mean and variance of marginals without a share of their scalar sites, (n,) each.
+
+        The variance of an improper cavity is inf, and its mean 0.
+        """
+        ratio = 1.0 - share * self.precision * variance
+        proper = ratio > 0.0
+        safe = np.where(proper, ratio, 1.0)
+        return (
+            np.where(proper, (mean - share * self.shift * variance) / safe, 0.0),
+            np.where(proper, variance / safe, np.inf),
+        )
+
+
+def check_proper(variance: Array) -> None:
+    """Refuse cavities of which some are improper: their variance is inf."""
+    count = int((~np.isfinite(variance)).sum())
+    if count:
+        raise FloatingPointError(f"{count} of {len(variance)} cavities are improper")
 
 
 class SweepInfo(NamedTuple):

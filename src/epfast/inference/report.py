@@ -5,16 +5,89 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.vector import build_facts
 from epfast.inference.certificates import VERDICTS
-from epfast.inference.records import ConvergenceWarning, DataWarning, Recorded, warn_user
+from epfast.inference.records import (
+    ConvergenceWarning,
+    DataWarning,
+    Recorded,
+    Sites,
+    SweepInfo,
+    warn_user,
+)
+from epfast.losses import Loss
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from xarray import Dataset, DataTree
+
+#: a column of a table, and what is said beside one
+Column = Array | NDArray[np.bool_] | Sequence[str] | Sequence[float]
+Said = float | str | list[str]
+
+
+class Summarised(Protocol):
+    """What is read of a posterior for its summary."""
+
+    @property
+    def mean(self) -> Array: ...
+
+    @property
+    def variance(self) -> Array: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def log_evidence(self) -> float: ...
+
+    @property
+    def evidence_bound(self) -> float: ...
+
+    @property
+    def converged(self) -> bool: ...
+
+    @property
+    def history(self) -> list[SweepInfo]: ...
+
+    @property
+    def n_sweeps(self) -> int: ...
+
+    @property
+    def loss(self) -> Loss | None: ...
+
+    @property
+    def sites(self) -> Sites | None: ...
+
+    def credible_interval(self, level: float) -> Array: ...
+
+
+class LeavesOneOut(Protocol):
+    """What is read of a posterior to be compared with others."""
+
+    @property
+    def log_evidence(self) -> float: ...
+
+    @property
+    def converged(self) -> bool: ...
+
+    @property
+    def sites(self) -> Sites | None: ...
+
+    def known_loss(self) -> Loss: ...
+
+    def observed(self) -> Array | None: ...
+
+    def loo_log_predictive(self) -> Array: ...
 
 
 class TextTable:
@@ -29,11 +102,11 @@ class TextTable:
     """
 
     def __init__(
-        self, index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any]
+        self, index: Sequence[str], columns: Mapping[str, Column], attrs: Mapping[str, Said]
     ) -> None:
-        self.index, self.columns, self.attrs = tuple(index), dict(columns), attrs
+        self.index, self.columns, self.attrs = tuple(index), dict(columns), dict(attrs)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Column:
         """The column of that name."""
         return self.columns[name]
 
@@ -48,16 +121,19 @@ class TextTable:
             ).rstrip()
             for row in [heads, *zip(*cells, strict=True)]
         ]
-        return "\n".join([*lines, *self.attrs.get("notes", ())])
+        notes = self.attrs.get("notes", [])
+        return "\n".join([*lines, *(notes if isinstance(notes, list) else [])])
 
     __repr__ = __str__
 
 
-def _text(value: Any) -> str:
+def _text(value: float | str | np.bool_) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float, np.number)) else str(value)
 
 
-def table(index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any]) -> Any:
+def table(
+    index: Sequence[str], columns: Mapping[str, Column], attrs: Mapping[str, Said]
+) -> DataFrame:
     """A frame of pandas where pandas is there, with ``attrs``. Else a :class:`TextTable`."""
     if not _checks.installed("pandas"):
         return TextTable(index, columns, attrs)
@@ -68,7 +144,7 @@ def table(index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any
     return frame
 
 
-def checked_level(level: Any, name: str = "level") -> float:
+def checked_level(level: float, name: str = "level") -> float:
     """A probability strictly between 0 and 1."""
     level = _checks.number(name, level, above=0.0)
     if level >= 1.0:
@@ -96,8 +172,12 @@ def ends_of(level: float) -> tuple[float, float]:
 
 
 def summary(
-    post: Any, level: float, above: Array, names: Sequence[str] = (), more: Any = None
-) -> Any:
+    post: Summarised,
+    level: float,
+    above: Array,
+    names: Sequence[str] = (),
+    more: Array | None = None,
+) -> DataFrame:
     """See :meth:`epfast.FullPosterior.summary`; above: probabilities to be positive.
 
     names, more: rows below the others, and their columns, (k, 5).
@@ -109,7 +189,7 @@ def summary(
         [np.stack(parts, axis=1), np.reshape([] if more is None else more, (-1, 5))]
     )
     columns = dict(zip(["mean", "sd", *percent, "P(>0)"], rows.T, strict=True))
-    attrs = {
+    attrs: dict[str, Said] = {
         "log_evidence": post.log_evidence,
         "converged": post.converged,
         "is_likelihood": bool(post.loss is not None and post.loss.is_likelihood),
@@ -144,7 +224,7 @@ def note_weights(weights: Array | None) -> None:
         warn_user(f"{note}; give counts, or none", DataWarning)
 
 
-def of_working(loss: Any) -> str | None:
+def of_working(loss: Loss | None) -> str | None:
     """The note on a loss whose density is no model of y. None for others."""
     if not getattr(loss, "is_working", False):
         return None
@@ -155,7 +235,7 @@ def of_working(loss: Any) -> str | None:
     )
 
 
-def note_working(loss: Any) -> None:
+def note_working(loss: Loss | None) -> None:
     """Warn the caller of a fit by a loss whose density is no model of y."""
     note = of_working(loss)
     if note is not None:
@@ -166,14 +246,15 @@ def note_working(loss: Any) -> None:
         )
 
 
-def weights_of(post: Any) -> Array | None:
+def weights_of(post: Summarised | Recorded) -> Array | None:
     """Weights of the rows of a fit, where these are known. None: all 1."""
-    data = getattr(post.problem, "data", None)
-    weights: Array | None = getattr(post.problem if data is None else data, "weights", None)
+    problem = attrgetter("problem")(post)
+    data = getattr(problem, "data", None)
+    weights: Array | None = getattr(problem if data is None else data, "weights", None)
     return weights if isinstance(weights, np.ndarray) else None
 
 
-def notes(post: Any) -> list[str]:
+def notes(post: Summarised) -> list[str]:
     """Lines below a summary: log evidence, convergence, what not to trust."""
     log_evidence = f"log evidence: {post.log_evidence:.4f}"
     approximation: str | None = getattr(post, "approximation", None)
@@ -196,10 +277,11 @@ def notes(post: Any) -> list[str]:
         lines.append(f"{post.history[-1].n_refused} sites were refused in the last sweep")
     if getattr(post, "kind", "") == "factorized":
         lines.append("factorised: standard deviations are too small where columns are correlated")
-    error = getattr(post, "truncation_error", None)
+    low_rank = attrgetter("truncation_error", "rank", "y")
+    error, rank, y = low_rank(post) if hasattr(post, "truncation_error") else (None, 0, ())
     if error is not None:
         lines.append(
-            f"rank {post.rank} of {len(post.y)}: by an estimate within {error:.2g} nats of the log "
+            f"rank {rank} of {len(y)}: by an estimate within {error:.2g} nats of the log "
             "evidence of the whole kernel"
         )
     found = of_working(post.loss), not_counts(weights_of(post))
@@ -228,15 +310,20 @@ class Drawn:
 GROUPS = tuple(one.name for one in fields(Drawn) if one.name not in ("dims", "coords"))
 
 
-def to_arviz(post: Any, drawn: Callable[..., Drawn], draws: int, rng: Any) -> Any:
+def to_arviz(
+    post: Recorded,
+    drawn: Callable[[int, np.random.Generator], Drawn],
+    draws: int,
+    rng: np.random.Generator | int | None,
+) -> DataTree:
     """See :meth:`epfast.FullPosterior.to_arviz`.
 
     drawn: of a number of draws and a generator. Draws are independent and one chain, of which
     ArviZ computes no r_hat.
     """
     Dataset, _ = _xarray()
-    size, rng = _checks.integer("draws", draws, least=1), _checks.generator("rng", rng)
-    sample, attrs = drawn(size, rng), _said_of(post)
+    size = _checks.integer("draws", draws, least=1)
+    sample, attrs = drawn(size, _checks.generator("rng", rng)), _said_of(post)
     groups = {}
     for group in GROUPS:
         variables = {}
@@ -257,7 +344,7 @@ def to_arviz(post: Any, drawn: Callable[..., Drawn], draws: int, rng: Any) -> An
     return _contained(groups)
 
 
-def _said_of(post: Any) -> dict[str, Any]:
+def _said_of(post: Recorded) -> dict[str, Said]:
     """Attributes of all groups. Warns of a failed fit, which draws do not show."""
     check, loss = post.last_check, getattr(post, "loss", None)
     verdict = "not checked" if check is None else check.verdict
@@ -270,7 +357,7 @@ def _said_of(post: Any) -> dict[str, Any]:
             "Diagnostics of ArviZ do not see it; post.summary() and post.check() do",
             ConvergenceWarning,
         )
-    attrs = {
+    attrs: dict[str, Said] = {
         "inference_library": "epfast",
         "inference_library_version": build_facts()["version"],
         "method": f"expectation propagation by {type(post.schedule).__name__}",
@@ -285,30 +372,32 @@ def _said_of(post: Any) -> dict[str, Any]:
     return attrs
 
 
-def _xarray() -> tuple[Any, Any]:
+def _xarray() -> tuple[type[Dataset], type[DataTree]]:
     needed = "to_arviz needs xarray and ArviZ: pip install 'epfast[arviz]'"
     with _checks.needs(needed, "xarray"):
         from xarray import Dataset, DataTree
     return Dataset, DataTree
 
 
-def _contained(groups: dict[str, Any]) -> Any:
+def _contained(groups: dict[str, Dataset]) -> DataTree:
     """ArviZ's InferenceData. A DataTree without ArviZ, or from ArviZ 1.0 on."""
-    _, DataTree = _xarray()
-    container = DataTree
+    _, tree = _xarray()
     with warnings.catch_warnings():
         # about the next version of arviz, or the last; "loo" is a group of our own
         warnings.simplefilter("ignore")
         if _checks.installed("arviz"):
             import arviz
 
-            container = getattr(arviz, "InferenceData", DataTree)
-        return DataTree.from_dict(groups) if container is DataTree else container(**groups)
+            container = getattr(arviz, "InferenceData", None)
+            if container is not None and container is not tree:
+                data: DataTree = container(**groups)
+                return data
+        return tree.from_dict(groups)
 
 
-def leave_one_out(post: Any) -> Array | None:
+def leave_one_out(post: Recorded) -> Array | None:
     """Leave-one-out log probabilities by the cavities. None where the sites do not give them."""
-    if not hasattr(post, "loo_log_predictive") or post.sites is None:
+    if not hasattr(post, "loo_log_predictive") or attrgetter("sites")(post) is None:
         return None
     try:
         loo: Array = post.loo_log_predictive()
@@ -320,7 +409,9 @@ def leave_one_out(post: Any) -> Array | None:
 # ---- compare: fits of the same responses side by side, by leave-one-out ----
 
 
-def compare(posteriors: Mapping[str, Any] | Sequence[Any]) -> Any:
+def compare(
+    posteriors: Mapping[str, LeavesOneOut] | Sequence[LeavesOneOut],
+) -> DataFrame:
     """Compare fits by their exact leave-one-out log probabilities.
 
     Each row's response is predicted from all the others, with the cavities of EP: no refitting, no
@@ -365,10 +456,11 @@ def compare(posteriors: Mapping[str, Any] | Sequence[Any]) -> Any:
             raise ValueError(f"{name} does not know its rows; allowed: post.with_rows(X, y)")
         if loss.is_likelihood != first.known_loss().is_likelihood:
             raise ValueError(
-                f"{name} has the loss {loss!r} and {first_name} {first.loss!r}, of which one is a "
-                "likelihood and one is none; allowed: either kind alone"
+                f"{name} has the loss {loss!r} and {first_name} {first.known_loss()!r}, of which "
+                "one is a likelihood and one is none; allowed: either kind alone"
             )
         base = first.observed()
+        assert base is not None  # of the first that was looked at
         if len(y) != len(base) or not np.array_equal(y[:, 0], base[:, 0]):
             raise ValueError(
                 f"{name} was fitted to other responses than {first_name}; allowed: the same "
@@ -394,7 +486,9 @@ def compare(posteriors: Mapping[str, Any] | Sequence[Any]) -> Any:
     return table(order, columns, {"rows": len(best)})
 
 
-def _named(posteriors: Any) -> dict[str, Any]:
+def _named(
+    posteriors: Mapping[str, LeavesOneOut] | Sequence[LeavesOneOut],
+) -> dict[str, LeavesOneOut]:
     if isinstance(posteriors, Mapping):
         named = {str(name): post for name, post in posteriors.items()}
     elif isinstance(posteriors, Sequence) and not isinstance(posteriors, str):
@@ -411,9 +505,9 @@ def _named(posteriors: Any) -> dict[str, Any]:
     return named
 
 
-def _error(values: Any) -> float:
+def _error(values: Array) -> float:
     return float(np.sqrt(len(values) * values.var()))
 
 
-def _evidence(post: Any) -> float:
-    return float(post.log_evidence) if post.loss.is_likelihood else float("nan")
+def _evidence(post: LeavesOneOut) -> float:
+    return float(post.log_evidence) if post.known_loss().is_likelihood else float("nan")

@@ -13,19 +13,23 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, overload
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, overload
 
 import numpy as np
 from scipy import linalg
 
 from epfast import _checks
+from epfast._arrays import Piece
 from epfast._core.thread_pool import ThreadPool
 
-#: order of matrices from which BLAS may use all its threads: on two busy cores a product and a
-#: factor of order 128, 256 and 512 take 1,600, 100 and 55 times as long with two of them
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+#: order of matrices from which BLAS may use all its threads: on busy cores threads of small ones
+#: wait for each other
 MANY_DIMENSIONS = 512
-#: order of matrices from which threads of the library share the work. Below, they gain a third on
-#: a quiet machine, and waiting for each other costs more than that on a busy one
+#: order of matrices from which threads of the library share the work: below, waiting for each other
+#: costs more on a busy machine than they gain on a quiet one
 SHARED_FROM = 512
 #: address space, in bytes, that a thread may take: OpenBLAS maps 32 MB for each thread that calls
 #: it, a stack has 8 MB, and the allocator of glibc reserves 128 MB
@@ -34,14 +38,13 @@ ROOM_OF_A_THREAD = 256 << 20
 ROOM_OF_BLAS = 80 << 20
 #: order of matrices whose product takes that memory: OpenBLAS has another kernel below 100
 BUFFERED_FROM = 128
-#: the core returns to Python after about this time, or after one step, so that Ctrl-C acts: a
-#: process of 1,200 rows and a pass over 200,000 rows take as long with .01 and 1
+#: the core returns to Python after about this time, or after one step, so that Ctrl-C acts
 SECONDS_PER_CALL = 0.1
 
 _T = TypeVar("_T")
 
 #: called with the number of factors done, after each piece of work
-Tick = Callable[[int], Any]
+Tick = Callable[[int], int | None]
 
 
 def memory_left() -> float:
@@ -121,7 +124,9 @@ class _BlasLimit(AbstractContextManager[None]):
         least = min((one.most for one in cls.held), default=None)
         if least == cls.limit:
             return
-        libraries = _blas().lib_controllers
+        controller = _blas()
+        assert controller is not None
+        libraries = controller.lib_controllers
         if cls.unlimited is None:
             cls.unlimited = [library.get_num_threads() for library in libraries]
         for library, number in zip(libraries, cls.unlimited, strict=True):
@@ -152,10 +157,10 @@ class cached_property(functools.cached_property[_T]):  # noqa: N801
     """
 
     @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> _T: ...
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> _T: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Self | _T:
         if instance is None:
             return self
         assert self.attrname is not None
@@ -195,7 +200,7 @@ def with_room(threads: int) -> int:
     return threads
 
 
-def threads_of(n_jobs: Any, serial: bool = False) -> int:
+def threads_of(n_jobs: int | None, serial: bool = False) -> int:
     """The number of threads that an argument ``n_jobs`` asks for.
 
     Parameters
@@ -255,7 +260,7 @@ def _shared(pool: ThreadPool) -> Iterator[None]:
 
 
 @cache
-def _blas() -> Any:
+def _blas() -> ThreadpoolController | None:
     """The BLAS libraries of the process, looked up once, since a look-up outlasts a small fit."""
     if not _checks.installed("threadpoolctl"):
         return None
@@ -331,7 +336,7 @@ def physical_memory() -> int:
 
 
 class TimedPieces:
-    """Slices of n pieces of work. Python sees signals between them, as the work is done.
+    """Pieces of n pieces of work. Python sees signals between them, as the work is done.
 
     The first slice has as many pieces as one is sure to do in no time. Their number grows until
     that takes SECONDS_PER_CALL.
@@ -346,15 +351,15 @@ class TimedPieces:
     def __iter__(self) -> TimedPieces:
         return self
 
-    def __next__(self) -> slice:
+    def __next__(self) -> Piece:
         if self.first >= self.n:
             raise StopIteration
         now = time.perf_counter()
         grow = min(16.0, SECONDS_PER_CALL / max(now - self.before, 1e-9))
         self.count = max(1, int(self.count * grow)) if self.count else self.sure
-        part = slice(self.first, min(self.first + self.count, self.n))
-        self.first, self.before = part.stop, now
-        return part
+        first, self.first = self.first, min(self.first + self.count, self.n)
+        self.before = now
+        return slice(first, self.first)
 
 
 # At import: a limit that is set later finds the memory there, and a child that is forked while

@@ -576,7 +576,7 @@ class Operator:
             The ``.npz`` file.
         """
         arrays = {name: self._stored(name) for name in StoredTuple._fields}
-        header = {
+        header: dict[str, Any] = {
             "posterior": "operator",
             "oracle": described(self.oracle),
             "settings": self.settings,

@@ -6,63 +6,104 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Self
+from functools import partial
+from operator import methodcaller
+from typing import Literal, NamedTuple, Protocol, Self, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, priors
-from epfast._arrays import Array
+from epfast._arrays import Array, Indices
+from epfast.gaussian.average import IntegratedPosterior, Seed, averaged
 from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import fit_process
-from epfast.gaussian.hyper import (
+from epfast.gaussian.fit_hyper import (
     REACH,
-    averaged,
-    begun,
     checked_likelihood,
     checked_numbers,
     checked_scale,
     checked_seed,
     ends_of_loss,
     parameter_of,
+    with_starting_numbers,
 )
-from epfast.gaussian.integrated import IntegratedPosterior
-from epfast.gaussian.posterior import shifted
+from epfast.gaussian.posterior import GaussianPosterior, shifted
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.process_posterior import contracted, draws_of
-from epfast.gaussian.rows import responses_of
-from epfast.inference.hyper import (
-    FINEST,
-    HyperPoint,
-    Target,
-    Unknown,
-    change,
-    grown,
-    principal_axes,
+from epfast.gaussian.process_posterior import (
+    GPPosterior,
+    ProcessPosterior,
+    contracted,
+    draws_of,
 )
+from epfast.gaussian.rows import responses_of
+from epfast.inference import Callback
+from epfast.inference.design import change, grown, principal_axes
+from epfast.inference.hyper import FINEST, HyperPoint, Target, Unknown, rounding_of
 from epfast.inference.report import note_weights, note_working
+from epfast.losses import Loss
 from epfast.schedules import EP, Schedule
 
 #: what hyper-parameters of a kernel may be called beside their own names: the last part of it, and
 #: these, which are powers of them
 ROOTS = {"constant_value": "sd", "noise_level": "noise_sd"}
 #: a second search starts with length scales so many times as long: with few rows there may be two
-#: modes, a short length with little noise, and a long one with more. Of 108 processes of 12 to 40
-#: rows under wide priors it changes the most probable mode of 5, 11 and 12 with 2, 4 and 16
+#: modes, a short length with little noise, and a long one with more
 LONGER = 4.0
+
+#: what is said of draws of latent values by the posterior that they are of
+FromLatents = Callable[[GaussianPosterior, Array, np.random.Generator], Array]
+
+
+class KernelOfRows(Protocol):
+    """What is used of a kernel of sklearn.gaussian_process.kernels."""
+
+    @property
+    def theta(self) -> Array: ...
+
+    @property
+    def bounds(self) -> Array: ...
+
+    @property
+    def hyperparameters(self) -> list[HyperParameter]: ...
+
+    def clone_with_theta(self, theta: Array, /) -> KernelOfRows: ...
+
+    def diag(self, X: Array, /) -> Array: ...
+
+    @overload
+    def __call__(self, X: Array, Y: Array | None = None) -> Array: ...
+
+    @overload
+    def __call__(self, X: Array, *, eval_gradient: Literal[True]) -> tuple[Array, Array]: ...
+
+
+class HyperParameter(Protocol):
+    """What is used of a hyper-parameter of such a kernel."""
+
+    name: str
+    fixed: bool
+    n_elements: int
+
+
+class FitOfProcess(Protocol):
+    """A fit of a process, by a schedule and from a start."""
+
+    def __call__(
+        self, schedule: Schedule, start: ProcessPosterior | None, callback: Callback | None = None
+    ) -> ProcessPosterior: ...
 
 
 class ProcessPoint(NamedTuple):
     """What a process says at its hyper-parameters."""
 
-    #: ``fit(schedule, start, callback=None)`` gives the posterior
-    fit: Callable[..., Any]
-    #: ``gradient(posterior)``: of the log evidence by the hyper-parameters, (p,)
-    gradient: Callable[[Any], Array]
+    fit: FitOfProcess
+    #: of the log evidence by the hyper-parameters at a fit, (p,)
+    gradient: Callable[[ProcessPosterior], Array]
 
 
-class ProcessTarget(Target):
+class ProcessTarget(Target[ProcessPosterior]):
     """The target of a process."""
 
     #: the densities have long ridges
@@ -70,16 +111,16 @@ class ProcessTarget(Target):
 
     def __init__(
         self,
-        at: Callable[[Array], ProcessPoint],
+        process_at: Callable[[Array], ProcessPoint],
         schedule: Schedule,
         unknowns: list[Unknown],
         theta: Array,
-        places: NDArray[Any],
+        places: Indices,
         powers: Array,
         bounds: Array,
     ) -> None:
-        """at: the process at theta (p,), logs; places, powers: of unknowns in it, (m,)."""
-        self.at, self.schedule, self.unknowns = at, schedule, unknowns
+        """process_at: at theta (p,), logs; places, powers: of unknowns in it, (m,)."""
+        self.process_at, self.schedule, self.unknowns = process_at, schedule, unknowns
         self.theta, self.places, self.powers = theta, places, powers
         most = [one.log_most for one in unknowns]
         low, high = np.sort(bounds[places].T / powers, axis=0)
@@ -95,12 +136,14 @@ class ProcessTarget(Target):
         theta[self.places] = self.powers * u
         return theta
 
-    def patience(self) -> Any:
+    def patience(self) -> Callback | None:
         """A callback that ends the sweeps of a fit, or None."""
         return None
 
-    def fit_at(self, u: Array, tol: float, start: Any) -> Any:
-        here, schedule = self.at(self.theta_of(u)), self.schedule
+    def valid_fit(
+        self, u: Array, tol: float, start: ProcessPosterior | None
+    ) -> ProcessPosterior | None:
+        here, schedule = self.process_at(self.theta_of(u)), self.schedule
         if isinstance(schedule, EP) and schedule.tol > 0.0:
             schedule = replace(schedule, tol=tol)
         post = here.fit(schedule, start, self.patience())
@@ -109,7 +152,10 @@ class ProcessTarget(Target):
         self._slopes[u.tobytes()] = here.gradient(post)
         return post
 
-    def slopes(self, point: HyperPoint) -> Array:
+    def rounding(self, post: ProcessPosterior) -> float:
+        return rounding_of(post.sites)
+
+    def slopes(self, point: HyperPoint[ProcessPosterior]) -> Array:
         """Slopes of the log density at a fixed point, (m,)."""
         by_theta = self._slopes[point.u.tobytes()][self.places]
         return np.asarray(self.powers * by_theta + self.log_prior(point.u)[1])
@@ -117,43 +163,19 @@ class ProcessTarget(Target):
     def matters(self, least: float) -> bool:
         """Whether an average changes a sd by more than this share, by fits beside the start."""
         u = self.starts[0]
-        post = self.fitted(u, FINEST, None)
+        post = self.posterior_at(u, FINEST, None)
         if post is None:
             return False
-
-        def fitted(u: Array, near: Any) -> HyperPoint | None:
-            return self.point_at(u, FINEST, near)
-
         mode = self.point(u, post)
-        axes = principal_axes(mode, fitted, self.slopes)
-        sides = [fitted(u - axis, post) for axis in axes.T]
+        axes = principal_axes(self, mode, FINEST)
+        sides = [self.point_at(u - axis, FINEST, post) for axis in axes.T]
         points = [one for one in sides if one is not None and one.value > -math.inf]
         scales = np.array(["sd" in one.name or one.name == "scale" for one in self.unknowns])
-        spread = sum((one.u - u)[scales] ** 2 for one in points)
+        spread = sum(((one.u - u)[scales] ** 2 for one in points), start=np.zeros(scales.sum()))
         of_scales = float(np.max(grown(spread, 0.0), initial=0.0))
         beside = [(one.fit.mean, one.fit.variance) for one in points]
         more = max(of_scales, change(post.mean, post.variance, beside))
         return len(points) < len(sides) or more >= least
-
-
-def at_kernel(
-    process: Problem, K: Array, dK: Array, by_loss: Callable[[Any], Array]
-) -> ProcessPoint:
-    """A process with this kernel, (n, n), whose array it takes, and derivatives (n, n, p).
-
-    by_loss: the gradient by numbers of the likelihood, from a posterior.
-    """
-    of_kernel = process.with_kernel(K)
-
-    def fit(schedule: Any, start: Any, callback: Any = None) -> Any:
-        given = {"warns": False, "callback": callback, "slopes": dK.size > 0}
-        return fit_process(of_kernel._replace(schedule=schedule), start, **given)
-
-    def gradient(post: Any) -> Array:
-        by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
-        return np.append(by_kernel, by_loss(post))
-
-    return ProcessPoint(fit, gradient)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -171,12 +193,12 @@ class IntegratedProcess(IntegratedPosterior):
         The inputs of the fit.
     """
 
-    kernels: tuple[Any, ...] = ()
-    X: Any = None
+    kernels: tuple[KernelOfRows, ...]
+    X: Array
 
     @classmethod
     def with_kernels(
-        cls, post: IntegratedPosterior, kernel_at: Callable[[Array], Any], X: Array
+        cls, post: IntegratedPosterior, kernel_at: Callable[[Array], KernelOfRows], X: Array
     ) -> Self:
         """kernel_at: of a point, (m,)."""
         own = {one.name: getattr(post, one.name) for one in fields(post)}
@@ -189,19 +211,20 @@ class IntegratedProcess(IntegratedPosterior):
             "its posteriors"
         )
 
-    def latents_at(self, X: Any, joint: bool = False) -> list[tuple[Array, Array]]:
+    def latents_at(self, X: ArrayLike, joint: bool = False) -> list[tuple[Array, Array]]:
         """Mean and variance of the process at rows, for each point."""
         rows, latents = np.asarray(X), []
         for post, kernel in zip(self.posteriors, self.kernels, strict=True):
             own = kernel(rows) if joint else kernel.diag(rows)
-            latents.append(post.predict_latent(kernel(rows, self.X), own, joint))
+            given = methodcaller("predict_latent", kernel(rows, self.X), own, joint)
+            latents.append(given(post))
         return latents
 
-    def _each(self, name: str, X: Any, *given: Any) -> list[Any]:
+    def _each(self, name: str, X: ArrayLike, *given: ArrayLike | None) -> list[Array]:
         *responses, offset = given
         pairs = zip(self.posteriors, self.latents_at(X), strict=True)
         return [
-            getattr(post.known_loss(), name)(*responses, shifted(mean, offset), variance)
+            methodcaller(name, *responses, shifted(mean, offset), variance)(post.known_loss())
             for post, (mean, variance) in pairs
         ]
 
@@ -218,19 +241,15 @@ class IntegratedProcess(IntegratedPosterior):
         responses = self.known_loss().responses("y", y, len(np.asarray(X)))
         return super().log_predictive(X, responses, offset)
 
-    def sample_latent(
-        self, X: ArrayLike, size: int, rng: np.random.Generator | int | None = None
-    ) -> Array:
+    def sample_latent(self, X: ArrayLike, size: int, rng: Seed = None) -> Array:
         """Draw the process at new rows, (size, m)."""
         return self._drawn_at(X, size, rng, lambda post, latent, draws: latent)
 
-    def _drawn_at(
-        self, X: Any, size: int, rng: Any, predict: Callable[[Any, Array, Any], Array]
-    ) -> Array:
+    def _drawn_at(self, X: ArrayLike, size: int, rng: Seed, predict: FromLatents) -> Array:
         """What is said of draws of the process at new rows by the posteriors that they are of."""
         latents = iter(self.latents_at(X, True))
 
-        def drawn(post: Any, n: int, draws: Any) -> Array:
+        def drawn(post: GaussianPosterior, n: int, draws: np.random.Generator) -> Array:
             return predict(post, draws_of(*next(latents), n, draws), draws)
 
         return self._drawn(size, rng, drawn)
@@ -239,25 +258,24 @@ class IntegratedProcess(IntegratedPosterior):
         self,
         X: ArrayLike,
         size: int,
-        rng: np.random.Generator | int | None = None,
+        rng: Seed = None,
         offset: ArrayLike | None = None,
     ) -> Array:
         """Draw responses at new rows, all of a draw from one process, (size, m)."""
 
-        def responses(post: Any, latent: Array, draws: Any) -> Array:
-            observed: Array = post.known_loss().sample(shifted(latent, offset), draws)
-            return observed
+        def responses(post: GaussianPosterior, latent: Array, draws: np.random.Generator) -> Array:
+            return post.known_loss().sample(shifted(latent, offset), draws)
 
         return self._drawn_at(X, size, rng, responses)
 
 
 @_checks.named
 def fit_hyper_gp(
-    kernel: Any,
+    kernel: KernelOfRows,
     X: ArrayLike,
     y: ArrayLike,
     *,
-    loss: Any = "gaussian",
+    loss: str | Loss = "gaussian",
     priors: Mapping[str, priors.Scale] | None = None,
     learn: Mapping[str, priors.Scale] | None = None,
     offset: ArrayLike | None = None,
@@ -357,31 +375,17 @@ def fit_hyper_gp(
             "the loss at least; fit_gp has none"
         )
     if numbers:
-        chosen = begun(chosen, numbers, y, weights, offset)
+        chosen = with_starting_numbers(chosen, numbers, y, weights, offset)
     choices = choose_process(chosen.with_offset(offset is not None), None, schedule)
     process = choices.problem(responses_of(choices.loss, y, len(rows), weights, offset))
     note_working(chosen)
     note_weights(process.data.weights)
-    names = [*(one.name for one in unknowns)]
+    names = [one.name for one in unknowns]
     free = [one._replace(name=f"noise_{one.name}") if one.name in names else one for one in numbers]
     of_loss = [parameter_of(one.name) for one in numbers]
-    p = len(kernel.theta)
-    start = [math.log(getattr(choices.loss, name)) for name, _ in of_loss]
-
-    def at(theta: Array) -> ProcessPoint:
-        K, dK = kernel.clone_with_theta(theta[:p])(rows, eval_gradient=True)
-        K = np.array(K, dtype=np.float64, order="C")
-        K[np.diag_indices(len(K))] += added
-        given = {name: math.exp(u) for (name, _), u in zip(of_loss, theta[p:], strict=True)}
-        here = choices.loss.with_parameters(**given) if given else choices.loss
-
-        def by_loss(post: Any) -> Array:
-            slopes = post.loss_slopes() if given else {}
-            return np.array([value * float(slopes[name]) for name, value in given.items()])
-
-        return at_kernel(process._replace(loss=here), K, dK, by_loss)
-
-    ends = ends_of_loss(choices.loss, [(name, 1.0) for name, _ in of_loss])
+    p, parameters = len(kernel.theta), [name for name, _ in of_loss]
+    start = [math.log(getattr(choices.loss, name)) for name in parameters]
+    ends = ends_of_loss(choices.loss, [(name, 1.0) for name in parameters])
     middle = np.reshape(start, (-1, 1))
     bounds = np.concatenate(
         [
@@ -390,7 +394,7 @@ def fit_hyper_gp(
         ]
     )
     target = ProcessTarget(
-        at,
+        partial(_process_at, kernel, rows, added, process, parameters),
         choices.schedule,
         [*unknowns, *free],
         np.append(kernel.theta, start),
@@ -399,24 +403,15 @@ def fit_hyper_gp(
         bounds,
     )
 
-    def kernel_at(point: Array) -> Any:
+    def kernel_at(point: Array) -> KernelOfRows:
         return kernel.clone_with_theta(target.theta_of(np.log(point))[:p])
 
     return IntegratedProcess.with_kernels(averaged(target, strategy, seed), kernel_at, rows)
 
 
-def parameters_of(kernel: Any) -> Iterator[tuple[str, str, float]]:
-    """Name of each entry of theta, its short name, and the power of that."""
-    for one in kernel.hyperparameters:
-        if one.fixed:
-            continue
-        last = one.name.rsplit("__", 1)[-1]
-        for k in range(one.n_elements):
-            place = f"[{k}]" if one.n_elements > 1 else ""
-            yield one.name + place, ROOTS.get(last, last) + place, 2.0 if last in ROOTS else 1.0
-
-
-def _of_kernel(kernel: Any, given: Any) -> tuple[list[Unknown], Array, Array]:
+def _of_kernel(
+    kernel: KernelOfRows, given: Mapping[str, priors.Scale] | None
+) -> tuple[list[Unknown], Array, Array]:
     """Hyper-parameters of the kernel that have priors, their places in theta, and powers."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(
@@ -450,3 +445,63 @@ def _of_kernel(kernel: Any, given: Any) -> tuple[list[Unknown], Array, Array]:
             places.append(k)
             powers.append(2.0 if is_root else 1.0)
     return unknowns, np.array(places), np.array(powers)
+
+
+def parameters_of(kernel: KernelOfRows) -> Iterator[tuple[str, str, float]]:
+    """Name of each entry of theta, its short name, and the power of that."""
+    for one in kernel.hyperparameters:
+        if one.fixed:
+            continue
+        last = one.name.rsplit("__", 1)[-1]
+        for k in range(one.n_elements):
+            place = f"[{k}]" if one.n_elements > 1 else ""
+            yield one.name + place, ROOTS.get(last, last) + place, 2.0 if last in ROOTS else 1.0
+
+
+def _process_at(
+    kernel: KernelOfRows,
+    rows: Array,
+    jitter: float,
+    process: Problem,
+    parameters: list[str],
+    theta: Array,
+) -> ProcessPoint:
+    """The process at hyper-parameters theta: of its kernel, then of parameters of its loss."""
+    p = len(kernel.theta)
+    K, dK = kernel.clone_with_theta(theta[:p])(rows, eval_gradient=True)
+    K = np.array(K, dtype=np.float64, order="C")
+    K[np.diag_indices(len(K))] += jitter
+    values = {name: math.exp(u) for name, u in zip(parameters, theta[p:], strict=True)}
+    loss = process.loss.with_parameters(**values) if values else process.loss
+
+    def by_loss(post: ProcessPosterior) -> Array:
+        slopes = post.loss_slopes() if values else {}
+        return np.array([value * float(slopes[name]) for name, value in values.items()])
+
+    return at_kernel(process._replace(loss=loss), K, dK, by_loss)
+
+
+def at_kernel(
+    process: Problem, K: Array, dK: Array, by_loss: Callable[[ProcessPosterior], Array]
+) -> ProcessPoint:
+    """A process with this kernel, (n, n), whose array it takes, and derivatives (n, n, p).
+
+    by_loss: the gradient by numbers of the likelihood, from a posterior.
+    """
+    of_kernel = process.with_kernel(K)
+
+    def fit(
+        schedule: Schedule, start: ProcessPosterior | None, callback: Callback | None = None
+    ) -> ProcessPosterior:
+        problem, slopes = of_kernel._replace(schedule=schedule), dK.size > 0
+        post: ProcessPosterior = fit_process(
+            problem, start, warns=False, callback=callback, slopes=slopes
+        )
+        return post
+
+    def gradient(post: ProcessPosterior) -> Array:
+        assert isinstance(post, GPPosterior)
+        by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
+        return np.append(by_kernel, by_loss(post))
+
+    return ProcessPoint(fit, gradient)

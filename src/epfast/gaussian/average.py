@@ -1,38 +1,209 @@
-"""Posteriors that are averaged over hyper-parameters."""
+"""An average over hyper-parameters: how it is made, and the posterior that it is."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
-from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, Self
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 from scipy.spatial.distance import cdist
 
-from epfast import _checks
-from epfast._arrays import Array
+from epfast import _checks, priors
+from epfast._arrays import Array, Indices
 from epfast.gaussian.linear_posterior import LinearPosterior
-from epfast.gaussian.posterior import Posterior
-from epfast.inference import SweepInfo, report
+from epfast.gaussian.posterior import GaussianPosterior, Posterior
+from epfast.gaussian.problem import Problem
+from epfast.inference import ConvergenceWarning, DataWarning, SweepInfo, report
 from epfast.inference.certificates import VERDICTS, Check
+from epfast.inference.design import MOST, WeightedPoints, auto_strategy, design
+from epfast.inference.hyper import LOOSEST, OF_POINTS, HyperPoint, P, Target, Unknown
+from epfast.inference.records import warn_user
 from epfast.inference.runtime import cached_property
+from epfast.schedules import Schedule
 
-#: weight below which a check does not look at a point: nine averages over two or three numbers get
-#: the same verdict with .025 and .3 in 2.2 and .5 of the time, and with all points in 82 times as
-#: long
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: probability of a point below which it is left out
+LEAST = 1e-7
+#: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode
+FALLS, NEAR_ZERO = 2.0, 4.0
+#: distance of the log of a mode from the end of its prior below which a warning says so
+AT_END = 0.7
+#: priors that fall by less, in nats a unit of the log, at this log, leave a tail to the likelihood,
+#: which is looked at so far from the mode; where the density falls by less there is no sd, or no
+#: end. A half-Cauchy falls by 1, an sd needs more than 2, an end more than 0
+PRIOR_FALLS, TAIL, AHEAD, NO_SD, NO_END = 0.9, 150.0, (3.0, 6.0), 1.9, 0.5
+#: weight below which a check does not look at a point
 CHECKED = 0.05
-#: halvings of the interval of a quantile: of 900 quantiles 833 stand still after 54
+#: halvings of the interval of a quantile, after which it stands still
 HALVINGS = 60
-#: rounds in which shares of points are made to add up to the weights: of four fits with one to four
-#: hyper-parameters sums after 30 are within 4e-4 of the weights
+#: rounds in which shares of points are made to add up to the weights
 ROUNDS = 30
 #: gap of two values of a hyper-parameter that is rounding, over the range of all
 SAME = 1e-9
 TINY = np.finfo(np.float64).tiny
+
+Q = TypeVar("Q", bound=Posterior)
+G = TypeVar("G", bound=GaussianPosterior)
+#: what draws are made by: a generator, a seed for one, or None for a new one
+Seed = np.random.Generator | int | None
+
+
+# ---- how it is made ----
+
+
+def averaged(target: Target[G], strategy: str, seed: int) -> IntegratedPosterior:
+    """The mixture of fits about the mode; see :func:`fit_hyper`."""
+    m = len(target.unknowns)
+    names = tuple(one.name for one in target.unknowns)
+    if strategy == "auto":
+        strategy = auto_strategy(target)
+        if strategy == "eb":
+            warn_user(
+                f"there are {m} hyper-parameters, which are held at their mode, as strategy='eb' "
+                f"does: of more than {MOST} hardly a point of an average counts",
+                DataWarning,
+            )
+    elif m > (2 if strategy == "grid" else MOST) and strategy != "eb":
+        raise ValueError(
+            f"strategy is {strategy!r} for {m} hyper-parameters; allowed: 'grid' for 1 or 2, 'ccd' "
+            f"and 'sobol' for up to {MOST}, 'eb' for any number"
+        )
+    modes = target.modes()
+    mode = modes[0]
+    _warn_of_range(target, mode)
+    points = design(target, modes, strategy, seed)
+    if points is None:
+        raise ValueError(
+            f"the posterior of {', '.join(names)} has no end, as far as fits converge: it is not "
+            "proper; allowed: priors that make it so, such as HalfNormal or Exponential"
+        )
+    _warn_of_tails(target, mode)
+    if strategy != "eb":
+        _warn_of_ends(target, mode)
+    n_lost = len(points.lost)
+    if n_lost:
+        ends = target.values(np.stack([points.lost.min(0), points.lost.max(0)]))
+        where = ", ".join(
+            f"{name} from {low:.3g} to {high:.3g}"
+            for name, (low, high) in zip(names, ends.T, strict=True)
+        )
+        warn_user(
+            f"{n_lost} of {n_lost + len(points.points)} points of the average gave no fit that "
+            f"converged, and are left out: {where}; a schedule with damping may help",
+            ConvergenceWarning,
+        )
+    return mixtures(target, points, mode, lambda point: [point.fit])[0]
+
+
+def _warn_of_range(target: Target[P], mode: HyperPoint[P]) -> None:
+    """Warn of unknowns whose mode is at the end of their range, but for that of a prior."""
+    modes = zip(target.unknowns, mode.u, target.values(mode.u), target.bounds, strict=True)
+    for one, u, value, (low, high) in modes:
+        above = u >= high and high < one.log_most and _falls_itself(one)
+        if low < high and (u <= low or above):
+            warn_user(
+                f"the mode of {one.name!r} is at the {'upper' if above else 'lower'} end of its "
+                f"range, {value:.3g}: the density may be larger beyond; wider bounds, or a prior "
+                "with less of it there, help",
+                DataWarning,
+            )
+
+
+def _warn_of_tails(target: Target[P], mode: HyperPoint[P]) -> None:
+    """Warn of hyper-parameters whose density hardly falls above the mode: it may have no end.
+
+    The others are held at their mode, and a prior that falls by itself is an end.
+    """
+    for k, one in enumerate(target.unknowns):
+        if _falls_itself(one):
+            continue
+        near, far = (mode.u + step * (np.arange(len(mode.u)) == k) for step in AHEAD)
+        fall = 0.0  # of what leans on the end of the search
+        if mode.u[k] < target.bounds[k, 1] - AT_END:
+            if target.ended(far):
+                continue
+            close, away = (target.point_at(u, OF_POINTS, mode.fit) for u in (near, far))
+            if close is None or away is None:
+                continue
+            fall = (close.value - away.value) / (AHEAD[1] - AHEAD[0])
+        if fall < NO_SD:
+            improper = isinstance(one.prior, priors.Flat) and fall < NO_END
+            fault = "is not proper, as far as fits tell" if improper else "has no finite sd"
+            warn_user(
+                f"the posterior of {one.name!r} {fault}: it hardly falls above the mode, and what "
+                "is said of its mean and sd depends on where the points end; HalfNormal, "
+                "Exponential or another prior with an end helps",
+                DataWarning,
+            )
+
+
+def _falls_itself(one: Unknown) -> bool:
+    """Whether the prior alone ends a posterior."""
+    if isinstance(one.prior, priors.LKJ) or one.most < math.inf:
+        return True
+    return one.log_density(TAIL)[1] < -PRIOR_FALLS
+
+
+def _warn_of_ends(target: Target[P], mode: HyperPoint[P]) -> None:
+    """Warn of groups whose sd may be 0: at a small one its density is as large as at the mode.
+
+    And of priors that end where the density is large: points lie on one side of the end alone.
+    """
+    for one, u in zip(target.unknowns, mode.u, strict=True):
+        if math.log(one.most) - u < AT_END:
+            warn_user(
+                f"the posterior of {one.name!r} leans on the end of its prior, {one.most:g}, "
+                "and its average is rough there; a wider prior, or HalfNormal, has no end",
+                DataWarning,
+            )
+    for k, one in enumerate(target.unknowns[: target.k]):
+        u = mode.u - NEAR_ZERO * (np.arange(len(mode.u)) == k)
+        point = target.point_at(u, LOOSEST, mode.fit)
+        # of the sd, not of its logarithm
+        if point is not None and point.value + NEAR_ZERO > mode.value - FALLS:
+            warn_user(
+                f"the sd of {one.name!r} is compatible with 0: the data do not tell whether there "
+                "are such effects",
+                DataWarning,
+            )
+
+
+def mixtures(
+    target: Target[P],
+    points: WeightedPoints[P],
+    mode: HyperPoint[P],
+    posteriors_at: Callable[[HyperPoint[P]], Sequence[GaussianPosterior]],
+) -> list[IntegratedPosterior]:
+    """The averages of the posteriors of each point: of one, or of each class against the rest."""
+    kept = np.flatnonzero(points.logs >= points.logs.max() + math.log(LEAST))
+    some = [points.points[k] for k in kept]
+    columns = list(zip(*(posteriors_at(point) for point in some), strict=True))
+    evidence = sum(np.array([post.log_evidence for post in column]) for column in columns)
+    of = partial(
+        IntegratedPosterior.of,
+        values=points.logs[kept],
+        points=target.values(np.array([point.u for point in some])),
+        hyper_names=tuple(one.name for one in target.unknowns),
+        # what is beside the evidence of a fit, and what that has lost to rounding
+        log_prior=points.logs[kept] - evidence,
+        n_fits=max(target.n_fits, 1),
+        nodes=target.values(points.nodes),
+        probabilities=points.probabilities,
+        mode=target.values(mode.u),
+    )
+    return [of(column) for column in columns]
+
+
+# ---- the posterior that it is ----
 
 
 class Marginal(NamedTuple):
@@ -44,7 +215,7 @@ class Marginal(NamedTuple):
     shares: Array
     middles: Array
     #: the number of the value of each node
-    places: NDArray[np.intp]
+    places: Indices
     #: whether values are logs: of scales, which are positive
     scales: bool
 
@@ -62,10 +233,10 @@ class Marginal(NamedTuple):
         shares = np.asarray(np.bincount(places, probabilities), dtype=np.float64)
         return cls(ordered[first], shares, np.cumsum(shares) - 0.5 * shares, places, scales)
 
-    def quantile(self, p: Any) -> Any:
+    def quantile(self, p: Array | float) -> Array:
         """Values of these probabilities."""
         values = np.interp(p, self.middles, self.values)
-        return np.exp(values) if self.scales else values
+        return np.asarray(np.exp(values) if self.scales else values)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,7 +273,7 @@ class IntegratedPosterior(Posterior):
     Society B 71(2), 319-392.
     """
 
-    posteriors: tuple[Any, ...]
+    posteriors: tuple[GaussianPosterior, ...]
     weights: Array
     points: Array
     hyper_names: tuple[str, ...]
@@ -117,7 +288,7 @@ class IntegratedPosterior(Posterior):
     @classmethod
     def of(
         cls,
-        posteriors: Sequence[Any],
+        posteriors: Sequence[GaussianPosterior],
         values: ArrayLike,
         points: ArrayLike,
         hyper_names: tuple[str, ...],
@@ -139,7 +310,7 @@ class IntegratedPosterior(Posterior):
     # -- the fits --
 
     @property
-    def best(self) -> Any:
+    def best(self) -> GaussianPosterior:
         """The posterior of the most probable point."""
         return self.posteriors[int(np.argmax(self.weights))]
 
@@ -157,8 +328,7 @@ class IntegratedPosterior(Posterior):
     @property
     def history(self) -> list[SweepInfo]:  # type: ignore[override]
         """Records of the sweeps of ``best``."""
-        records: list[SweepInfo] = self.best.history
-        return records
+        return self.best.history
 
     @property
     def converged(self) -> bool:  # type: ignore[override]
@@ -176,7 +346,7 @@ class IntegratedPosterior(Posterior):
         return float(special.logsumexp(self.log_prior + values))
 
     @property
-    def hyper(self) -> Any:
+    def hyper(self) -> DataFrame:
         """A table of the hyper-parameters.
 
         Returns
@@ -210,7 +380,7 @@ class IntegratedPosterior(Posterior):
 
     # -- moments and quantiles --
 
-    def _mixed(self, values: Sequence[Any]) -> Array:
+    def _mixed(self, values: Sequence[Array]) -> Array:
         """The average of arrays of the points."""
         return np.asarray(np.tensordot(self.weights, np.stack(values), 1))
 
@@ -231,12 +401,8 @@ class IntegratedPosterior(Posterior):
     @cached_property
     def covariance(self) -> Array:
         """Covariance, in the shape of that of the posteriors."""
-        return self._mixed(
-            [
-                post.covariance + _outer(post.mean - self.mean, post.covariance)
-                for post in self.posteriors
-            ]
-        )
+        pairs = map(attrgetter("mean", "covariance"), self.posteriors)
+        return self._mixed([S + _outer(mean - self.mean, S) for mean, S in pairs])
 
     def quantile(self, p: float) -> Array:
         """Quantiles of the mixtures, in the shape of ``mean``.
@@ -274,7 +440,7 @@ class IntegratedPosterior(Posterior):
         level = report.checked_level(level)
         return np.stack([self.quantile(p) for p in report.ends_of(level)], axis=-1)
 
-    def summary(self, level: float = 0.95) -> Any:
+    def summary(self, level: float = 0.95) -> DataFrame:
         """A table as that of :meth:`epfast.FullPosterior.summary`, of the mixture.
 
         Below the weights, or latent values, are the hyper-parameters; the notes say how many fits
@@ -306,12 +472,18 @@ class IntegratedPosterior(Posterior):
 
     # -- draws --
 
-    def _drawn(self, size: int, rng: Any, draw: Callable[[Any, int, Any], Array]) -> Array:
+    def _drawn(
+        self,
+        size: int,
+        rng: Seed,
+        draw: Callable[[GaussianPosterior, int, np.random.Generator], Array],
+    ) -> Array:
         """Draws of the mixture, each of a point that is drawn first."""
-        size, rng = _checks.integer("size", size, least=0), _checks.generator("rng", rng)
-        which = rng.choice(len(self.weights), size, p=self.weights)
+        size, draws_from = _checks.integer("size", size, least=0), _checks.generator("rng", rng)
+        which = draws_from.choice(len(self.weights), size, p=self.weights)
         counts = np.bincount(which, minlength=len(self.weights))
-        parts = [draw(post, int(n), rng) for post, n in zip(self.posteriors, counts, strict=True)]
+        pairs = zip(self.posteriors, counts, strict=True)
+        parts = [draw(post, int(n), draws_from) for post, n in pairs]
         place = np.argsort(which, kind="stable")
         draws = np.concatenate(parts)
         draws[place] = draws.copy()
@@ -340,7 +512,7 @@ class IntegratedPosterior(Posterior):
             shares *= (self.weights / np.maximum(shares @ self.probabilities, TINY))[:, None]
         return np.asarray(shares / shares.sum(axis=0))
 
-    def _drawn_hyper(self, size: int, rng: np.random.Generator) -> tuple[Array, NDArray[np.intp]]:
+    def _drawn_hyper(self, size: int, rng: np.random.Generator) -> tuple[Array, Indices]:
         """Draws of the hyper-parameters (size, m), and a point near each, (size,).
 
         Each is one of the nodes, moved within what this stands for.
@@ -414,7 +586,11 @@ class IntegratedPosterior(Posterior):
         offset: ArrayLike | None = None,
     ) -> Array:
         """Draw responses to new rows; see :meth:`epfast.FullPosterior.sample_y`."""
-        return self._drawn(size, rng, lambda post, n, draws: post.sample_y(X, n, draws, offset))
+
+        def drawn(post: GaussianPosterior, n: int, draws: np.random.Generator) -> Array:
+            return np.asarray(methodcaller("sample_y", X, n, draws, offset)(post))
+
+        return self._drawn(size, rng, drawn)
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
         """Log likelihood of draws, where the posteriors have one likelihood."""
@@ -423,18 +599,17 @@ class IntegratedPosterior(Posterior):
                 "numbers of the likelihood differ between the points of the mixture; allowed: "
                 "to_arviz(), whose draws have theirs, or log_likelihood of one of posteriors"
             )
-        values: Array = self.best.log_likelihood(draws)
-        return values
+        return self.best.log_likelihood(draws)
 
     # -- prediction --
 
-    def latents_at(self, X: Any, joint: bool = False) -> list[tuple[Array, Array]]:
+    def latents_at(self, X: ArrayLike, joint: bool = False) -> list[tuple[Array, Array]]:
         """Mean and variance of the latent values of rows, for each point."""
-        return [post.predict_latent(X, joint) for post in self.posteriors]
+        return list(map(methodcaller("predict_latent", X, joint), self.posteriors))
 
-    def _each(self, name: str, X: Any, *given: Any) -> list[Any]:
+    def _each(self, name: str, X: ArrayLike, *given: ArrayLike | None) -> list[Array]:
         """Results of a method of the posteriors, for rows."""
-        return [getattr(post, name)(X, *given) for post in self.posteriors]
+        return list(map(methodcaller(name, X, *given), self.posteriors))
 
     def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of the latent values of rows, of the mixture.
@@ -496,7 +671,7 @@ class IntegratedPosterior(Posterior):
         """Distance from a fixed point of EP, the largest of the points."""
         return float(max(post.residual for post in self.posteriors))
 
-    def loo_log_predictive(self, *rows: Any) -> Array:
+    def loo_log_predictive(self, X: ArrayLike | None = None, y: ArrayLike | None = None) -> Array:
         """Leave-one-out log probability of each response, (n,).
 
         Without a row its factor leaves the weight of a point, too: the average is the harmonic one
@@ -504,27 +679,35 @@ class IntegratedPosterior(Posterior):
 
         Parameters
         ----------
-        rows : optional
+        X, y : optional
             As in :meth:`epfast.FullPosterior.loo_log_predictive`.
         """
-        return -self._log_mixed([-post.loo_log_predictive(*rows) for post in self.posteriors])
+        rows = () if X is None and y is None else (X, y)
+        loo = map(methodcaller("loo_log_predictive", *rows), self.posteriors)
+        return -self._log_mixed([-one for one in loo])
 
-    def loss_gradient(self) -> dict[str, Any]:
+    def loss_gradient(self) -> dict[str, Array | float]:
         """Derivatives of the log evidence by parameters of the likelihood, averaged."""
         parts = [post.loss_gradient() for post in self.posteriors]
         return {name: self._mixed([part[name] for part in parts])[()] for name in parts[0]}
 
-    def with_rows(self, X: ArrayLike, y: ArrayLike, *given: Any, **more: Any) -> Self:
+    def with_rows(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        weights: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Self:
         """The same, with the rows that were fitted; see :meth:`epfast.FullPosterior.with_rows`."""
-        return replace(
-            self, posteriors=tuple(p.with_rows(X, y, *given, **more) for p in self.posteriors)
-        )
+        given = methodcaller("with_rows", X, y, weights, offset)
+        return replace(self, posteriors=tuple(map(given, self.posteriors)))
 
-    def raised(self, *given: Any) -> Self:
+    def raised(self, level: float, y: Array, has_offset: bool) -> Self:
         """The average of the posteriors of higher responses; see that of a ``FullPosterior``."""
-        return replace(self, posteriors=tuple(post.raised(*given) for post in self.posteriors))
+        given = methodcaller("raised", level, y, has_offset)
+        return replace(self, posteriors=tuple(map(given, self.posteriors)))
 
-    def with_posteriors(self, posteriors: Sequence[Any], gains: ArrayLike) -> Self:
+    def with_posteriors(self, posteriors: Sequence[GaussianPosterior], gains: ArrayLike) -> Self:
         """The average of other posteriors, log evidences of which have grown by gains, (k,)."""
         weights = special.softmax(np.log(self.weights) + gains)
         same = {"nodes": self.points, "probabilities": weights}
@@ -536,28 +719,38 @@ class IntegratedPosterior(Posterior):
         hyper_names: tuple[str, ...] | None = None,
     ) -> Self:
         """The same with names of the weights, (d,), or of the hyper-parameters, (m,)."""
-        given: dict[str, Any] = {} if hyper_names is None else {"hyper_names": hyper_names}
+        one = self
         if names is not None:
-            given["posteriors"] = tuple(
-                _with(post, problem=post.problem._replace(names=names)) for post in self.posteriors
-            )
-        one: Self = _with(self, **given)
-        return one
+            parts = (_with(p, problem=p.problem._replace(names=names)) for p in self.posteriors)
+            one = _with(one, posteriors=tuple(parts))
+        return one if hyper_names is None else _with(one, hyper_names=hyper_names)
 
-    def _gone_on(self, posteriors: Sequence[Any]) -> Self:
-        """The same with other rows."""
+    def _with_other_rows(self, change: methodcaller) -> Self:
+        """The same with other rows, by a method of the posteriors."""
+        posteriors = list(map(change, self.posteriors))
         pairs = zip(posteriors, self.posteriors, strict=True)
         return self.with_posteriors(
             posteriors, [new.log_evidence - old.log_evidence for new, old in pairs]
         )
 
-    def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> Self:
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        weights: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+        schedule: Schedule | None = None,
+    ) -> Self:
         """Add new rows at each point; see :meth:`epfast.FullPosterior.partial_fit`."""
-        return self._gone_on([post.partial_fit(X, y, **given) for post in self.posteriors])
+        given = {"weights": weights, "offset": offset, "schedule": schedule}
+        return self._with_other_rows(methodcaller("partial_fit", X, y, **given))
 
-    def remove(self, rows: ArrayLike, *given: Any) -> Self:
+    def remove(
+        self, rows: ArrayLike, X: ArrayLike | None = None, y: ArrayLike | None = None
+    ) -> Self:
         """Remove the sites of some rows at each point; see :meth:`epfast.FullPosterior.remove`."""
-        return self._gone_on([post.remove(rows, *given) for post in self.posteriors])
+        return self._with_other_rows(methodcaller("remove", rows, X, y))
 
     def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
         """Compare the posteriors of the points with the exact ones there.
@@ -586,10 +779,10 @@ class IntegratedPosterior(Posterior):
         return self._remembered(max(checks, key=lambda one: VERDICTS.index(one.verdict)))
 
 
-def _with(post: Any, **given: Any) -> Any:
+def _with(post: Q, **values: Problem | tuple[str, ...] | tuple[GaussianPosterior, ...]) -> Q:
     """A posterior with other fields, of which what was computed does not depend."""
     one = object.__new__(type(post))
-    vars(one).update(vars(post), **given)
+    vars(one).update(vars(post), **values)
     return one
 
 
