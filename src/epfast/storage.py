@@ -16,7 +16,12 @@ from epfast.gaussian.files import check_shapes, restored
 from epfast.gaussian.forms.kernel import GPState, ValueMoments
 from epfast.gaussian.forms.weights import ShrunkState
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
-from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
+from epfast.gaussian.linear_posterior import (
+    FactorizedPosterior,
+    FullPosterior,
+    Known,
+    LinearPosterior,
+)
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.prior import (
@@ -67,6 +72,7 @@ POSTERIORS = (
 PARTS = (
     Data,
     GPState,
+    Known,
     Kriging,
     LowRankFactor,
     MixtureProblem,

@@ -251,7 +251,7 @@ def with_chunk(
     def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
         post, new = posteriors[k], problem.problems[k]
         origin = problem.units.origin
-        if origin is not None and post.known is not None:
+        if origin is not None and post.is_uncentered:
             post = recentered_posterior(post)
         old, now = (
             post.problem.prior.with_precision(problem._replace(units=units).precision(variance))

@@ -148,8 +148,10 @@ def relaxed_of(start: Any, n: int) -> RelaxationFactors | None:
     return relaxed
 
 
-def with_moments(state: State) -> Working:
+def with_moments(state: State | Working) -> Working:
     """As :func:`gaussian`, of a state that is proper; diagonal ones too. O(d^3), or O(d)."""
+    if isinstance(state, Working):
+        return state
     if state.precision.ndim == 1:
         with np.errstate(all="ignore"):  # the loop looks at what came out
             doubled = state.shift @ (state.shift / state.precision) - np.log(state.precision).sum()
@@ -245,8 +247,6 @@ class EPEngine(Visits[Any]):
     tasks: Any = None
     #: whether sweeps begin with a step of their own, see :meth:`pre_step`
     steps = False
-    #: the state of the last result, and what that was before
-    finished: tuple[Any, Any] = None, None
 
     def __init__(self, problem: Any, form: Any) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
@@ -413,12 +413,7 @@ class EPEngine(Visits[Any]):
     def finish(self, state: Any, hurry: bool = False) -> Any:
         if not hurry and self.drifts(state):
             state = self.form.rebuild(state.sites, state.sweeps) or state
-        self.finished = self.form.result(state), state
-        return self.finished[0]
-
-    def known(self, state: Any) -> dict[str, Any]:
-        """What is known of the posterior of a state, by its names there."""
-        return {}
+        return self.form.result(state)
 
 
 def plain(state: Any) -> State:

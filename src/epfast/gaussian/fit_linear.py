@@ -17,7 +17,7 @@ from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
-from epfast.gaussian.engine import Working
+from epfast.gaussian.engine import Working, plain
 from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
@@ -553,6 +553,14 @@ def kind_of(problem: Problem) -> Any:
     return KINDS[problem.posterior]
 
 
+def posterior_of(problem: Problem, fit: Fit) -> Any:
+    """What a fit returns."""
+    kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
+    if not isinstance(fit.state, Working):
+        return kind_of(problem)(fit.state, kept, fit.converged, fit.history)
+    return FullPosterior(plain(fit.state), kept, fit.converged, fit.history, None, fit.state)
+
+
 def fit_problem(
     problem: Problem,
     start: Any = None,
@@ -575,12 +583,7 @@ def fit_problem(
     """
 
     def result(fit: Fit) -> Any:
-        kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
-        post = kind_of(problem)(fit.state, kept, fit.converged, fit.history)
-        made, last = (fit.state,) * 2 if isinstance(fit.state, Working) else engine.finished
-        if made is fit.state:
-            vars(post).update(engine.known(last))
-        return post
+        return posterior_of(problem, fit)
 
     def costs(swept: Swept[Any]) -> tuple[float | None, Array | None]:
         mean = engine.summary(swept.state, evidence=False).mean
@@ -672,5 +675,4 @@ def unfitted(problem: Problem) -> Any:
     """The prior as a posterior: before the first sweep, without a start. None without rows."""
     if problem.data.X is None:
         return None
-    kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
-    return kind_of(problem)(at_start(problem), kept, False, [])
+    return posterior_of(problem, Fit(at_start(problem), False, []))

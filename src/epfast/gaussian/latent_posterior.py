@@ -22,7 +22,7 @@ from epfast.gaussian.forms.nested import (
     within,
 )
 from epfast.gaussian.forms.stack import Stack
-from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior, finite
+from epfast.gaussian.linear_posterior import FullPosterior, Known, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import State, inverse_root
@@ -64,11 +64,11 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         """A posterior per latent, for what does not look at the likelihood."""
         pairs = zip(self.precision, self.shift, strict=True)
         states = [State(*pair, None, 0.0, self.n_sweeps) for pair in pairs]
-        known = (
-            [None] * len(states)
-            if self.known is None
-            else [(mean, root, math.nan) for mean, root in zip(*self.known[:2], strict=True)]
-        )
+        known: list[Known | None] = [None] * len(states)
+        if self.known is not None and self.known.mean is not None:
+            roots = [None] * len(states) if self.known.root is None else self.known.root
+            pairs = zip(self.known.mean, roots, strict=True)
+            known = [Known(math.nan, *pair) for pair in pairs]
         pairs = zip(states, known, strict=True)
         return tuple(FullPosterior(one, self.problem, False, [], own) for one, own in pairs)
 
@@ -80,7 +80,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of prior times sites, with all constants."""
         if self.known is not None:
-            return self.known[2]
+            return self.known.log_evidence
         norms = sum(with_moments(part.state).log_norm for part in self.parts)
         return float(self.state.log_scale + norms + self.problem.prior_norm)
 
@@ -178,7 +178,8 @@ class JointPosterior(LatentPosterior):
     @cached_property
     def _root(self) -> Array:
         """The root of the covariance of all classes, as that of a FullPosterior."""
-        return inverse_root(self.precision) if self.known is None else self.known[1]
+        root = None if self.known is None else self.known.root
+        return inverse_root(self.precision) if root is None else root
 
     @cached_property
     def covariance(self) -> Array:
@@ -189,8 +190,8 @@ class JointPosterior(LatentPosterior):
 
     @cached_property
     def mean(self) -> Array:
-        if self.known is not None:
-            return self.known[0]
+        if self.known is not None and self.known.mean is not None:
+            return self.known.mean
         return np.asarray(self._root @ (self._root.T @ self.shift)).reshape(self.n_latents, -1)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +17,7 @@ from epfast._core.rows import Rows
 from epfast.gaussian import online
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import loo_of_columns, predicted
-from epfast.gaussian.engine import Working, with_moments
+from epfast.gaussian.engine import Working, plain, with_moments
 from epfast.gaussian.posterior import GaussianPosterior, shifted
 from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.rows import Data, data_of, same_rows, with_ones
@@ -41,6 +41,15 @@ def finite(
     """Refuse latent values that are not finite; error: its text."""
     if not all(np.isfinite(part).all() for part in latent):
         raise ValueError(error)
+
+
+class Known(NamedTuple):
+    """What is known of a posterior whose precision and shift have lost digits."""
+
+    log_evidence: float
+    #: (d,), and an upper triangle R with R R' the covariance. None: as precision and shift say
+    mean: Array | None = None
+    root: Array | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,9 +76,13 @@ class LinearPosterior(GaussianPosterior):
     """
 
     quantity: ClassVar[tuple[str, str]] = ("coefficient", "term")
-    #: of one that was made of rows less a center its mean, the root of its covariance, and its log
-    #: evidence, of which precision and shift have lost digits
-    known: tuple[Array, Array, float] | None = None
+    #: of one that was made of rows less a center, or of other responses
+    known: Known | None = None
+    #: the state that the last sweep has left, with the moments of ``state``. None: not at hand
+    swept: Working | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"swept": None}
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -106,6 +119,11 @@ class LinearPosterior(GaussianPosterior):
     # -- natural parameters and moments --
 
     @property
+    def is_uncentered(self) -> bool:
+        """Whether it was made of rows less a center, see :func:`uncentered_posterior`."""
+        return self.known is not None and self.known.root is not None
+
+    @property
     def precision(self) -> Array:
         precision: Array = self.state.precision
         return precision
@@ -128,13 +146,16 @@ class LinearPosterior(GaussianPosterior):
         hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
         """
         if self.known is not None:
-            return self.known[2]
+            return self.known.log_evidence
         moments = self._moments
         return float(moments.log_scale + moments.log_norm + self.problem.prior_norm)
 
     @cached_property
     def _moments(self) -> Working:
         """Moments as sweeps compute them, the same to the last bit. O(d^3), once."""
+        swept = self.swept
+        if swept is not None and swept.precision is self.precision and swept.shift is self.shift:
+            return swept
         return with_moments(State(self.precision, self.shift, None, self.state.log_scale, 0))
 
     # -- the rows of the fit --
@@ -219,16 +240,12 @@ class LinearPosterior(GaussianPosterior):
             prior=before.prior.raised(level),
             base=raised(before.base, level),
         )
-        kept = self.known
-        if kept is not None:
-            mean = kept[0].copy()
+        known = self.known or Known(self.log_evidence)
+        if known.mean is not None:
+            mean = known.mean.copy()
             mean[..., -1] += level
-            kept = mean, *kept[1:]
-        post: Self = replace(self, state=self._raised_state(level), problem=problem, known=kept)
-        known = {"log_evidence": self.log_evidence}
-        known |= {name: one for name, one in vars(self).items() if name == "_root"}
-        vars(post).update(known)
-        return post
+            known = known._replace(mean=mean)
+        return replace(self, state=self._raised_state(level), problem=problem, known=known)
 
     def _raised_state(self, level: float) -> Any:
         return raised(self.state, level)
@@ -599,7 +616,8 @@ class FullPosterior(LinearPosterior):
     @cached_property
     def _root(self) -> Array:
         """(d, d), an upper triangle R with R R' the covariance. O(d^3), once."""
-        return inverse_root(self.precision) if self.known is None else self.known[1]
+        root = None if self.known is None else self.known.root
+        return inverse_root(self.precision) if root is None else root
 
     @property
     def log_volume(self) -> float:
@@ -608,26 +626,23 @@ class FullPosterior(LinearPosterior):
 
     @property
     def unknown_order(self) -> int:  # type: ignore[override]
-        known = "log_evidence" in vars(self) or "_moments" in vars(self)
-        return 0 if known or self.known is not None else int(self.shift.size)
-
-    @property
-    def _has_root_alone(self) -> bool:
-        return self.known is not None or ("_root" in vars(self) and "_moments" not in vars(self))
+        known = self.known is not None or self.swept is not None or "_moments" in vars(self)
+        return 0 if known else int(self.shift.size)
 
     @cached_property
     def mean(self) -> Array:
-        return np.asarray(self._moments.mean) if self.known is None else self.known[0]
+        mean = None if self.known is None else self.known.mean
+        return np.asarray(self._moments.mean) if mean is None else mean
 
     @cached_property
     def variance(self) -> Array:
-        if self._has_root_alone:
+        if self.is_uncentered:
             return np.asarray(np.einsum("ij,ij->i", self._root, self._root))
         return np.asarray(self._moments.covariance.diagonal().copy())
 
     @cached_property
     def covariance(self) -> Array:
-        if self._has_root_alone:
+        if self.is_uncentered:
             return np.asarray(self._root @ self._root.T)
         return np.asarray(self._moments.covariance)
 
@@ -717,7 +732,8 @@ class FullPosterior(LinearPosterior):
 
     def with_more_rows(self, state: Any, problem: Problem, **parts: Any) -> FullPosterior:
         """The posterior of more rows, with other fields."""
-        return replace(self, state=state, problem=problem, **{"known": None} | parts)
+        parts = {"known": None} | parts
+        return replace(self, state=plain(state), problem=problem, **parts)
 
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
         """Remove the sites of some rows from the posterior, exactly. The other sites stay.
@@ -775,7 +791,7 @@ def uncentered_posterior(post: Any, center: Array, data: Data) -> Any:
         prior=before.prior.uncentered(center),
         base=uncentered(before.base, center),
     )
-    known = mean, np.reshape(blocks, root.shape), post.log_evidence
+    known = Known(post.log_evidence, mean, np.reshape(blocks, root.shape))
     return replace(post, state=uncentered(post.state, center), problem=problem, known=known)
 
 

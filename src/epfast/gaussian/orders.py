@@ -552,9 +552,12 @@ class RowEngine(EPEngine):
         return state._replace(memory=first_memory(self.problem, is_flat))
 
     def drifts(self, state: Working) -> bool:
+        """Whether sweeps have added up changes, whose rounding is in the state."""
         chunks: ChunkMemory | None = state.memory.chunks
         return chunks is not None and chunks.since > 0
 
-    def known(self, state: Any) -> dict[str, Any]:
-        """What is known of the posterior of a state, by its names there."""
-        return {"log_evidence": self.summary(state).log_evidence, "_moments": state}
+    def finish(self, state: Working, hurry: bool = False) -> Working:
+        """The state with its moments."""
+        if not hurry and self.drifts(state):
+            state = self.form.rebuild(state.sites, state.sweeps) or state
+        return state._replace(memory=None)

@@ -7,7 +7,7 @@ columns meet in rows, and a fit of each site. See :mod:`epfast.gaussian.sparse`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -149,9 +149,6 @@ class SparseEngine(EPEngine):
             first = first_sites(self.problem, self.tilted)
         state = state if first is None else self.form.rebuild(first, state.sweeps) or state
         return state._replace(memory=Pace())
-
-    def known(self, state: GPState) -> dict[str, Any]:
-        return {"log_evidence": self.form.log_evidence(state)}
 
     def visit(self, state: GPState, sites: Sites, tick: Tick) -> Visited[GPState]:
         """All sites, each a share of the way; what is left is the change of a whole sweep."""
