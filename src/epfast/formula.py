@@ -1346,9 +1346,8 @@ def _check_types(name: str, levels: Iterable[Hashable], given: Iterable[Hashable
 def _check_levels(factor: Term, unseen: AnyArray, new_levels: str) -> None:
     """Refuse levels of a group that the fit does not have."""
     parts = factor.components
-    by_part: Iterable[Iterable[Hashable]] = (
-        [unseen] if len(parts) == 1 else zip(*unseen, strict=True)
-    )
+    by_part: Iterable[Iterable[Hashable]]
+    by_part = [unseen] if len(parts) == 1 else zip(*unseen, strict=True)
     for one, given in zip(parts, by_part, strict=True):
         _check_types(one.name, one.levels, given)
     if new_levels == "error":

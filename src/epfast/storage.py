@@ -44,6 +44,7 @@ from epfast.graph.posterior import GraphPosterior
 from epfast.inference import files
 from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
+from epfast.losses.names import LossGiven
 from epfast.operators import Operator
 from epfast.operators.just_in_time import MisfitError
 from epfast.parametric import MixturePosterior, NetworkPosterior
@@ -139,7 +140,7 @@ SHAPES = {
     "low_rank_process": """factor.G nr, factor.pivots r=n, factor.residual n, factor.traces r+,
         weights.problem.data.y nw?""",
 }
-CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
+CLASSES: dict[str, type] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
 #: kinds that need an extra, and the modules that have their classes, which are imported by name
 IN_EXTRAS = {"formula": "epfast.formula"}
 #: kinds whose files hold their losses
@@ -148,7 +149,7 @@ OWN_LOSS = "mixture", "network", "graph"
 UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
-def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> Any:
+def load(path: str | os.PathLike[str], loss: LossGiven | None = None, oracle: Any = None) -> Any:
     """Read a posterior, or a learned operator, that was written by ``save``.
 
     Parameters

@@ -93,6 +93,8 @@ class SparsePosterior(FullPosterior):
 
     @cached_property
     def log_evidence(self) -> float:
+        if self.known is not None:
+            return self.known.log_evidence
         problem = self.problem
         return float(problem.base.log_scale + problem.prior_norm + self._now.log_mass)
 

@@ -120,6 +120,8 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     @cached_property
     def log_evidence(self) -> float:
+        if self.known is not None:
+            return self.known.log_evidence
         return log_evidence(
             self.state.sites, self.moments, self._prior.mean_of_rows(self.problem.data.X)
         )
@@ -233,6 +235,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         parts: fields of the result that differ.
         """
         problem = problem._replace(prior=self._prior.of_other_rows())
+        parts = {"known": None} | parts
         post = replace(self, state=GPState(state.sites, state.sweeps), problem=problem, **parts)
         return post if is_wide(*problem.data.X.shape) else post.in_d_by_d()
 

@@ -45,8 +45,6 @@ LETTERS = np.frombuffer(b"ngbc", dtype=np.uint8)
 
 #: variables that a user gives as neighbours of factors. Left out, or other things, are refused
 Neighbour = Linear | None
-
-
 #: what a user gives of a factor: neighbours, forms, numbers, a scheme
 Argument = Neighbour | Given | Sequence[Linear | ArrayLike] | Scheme
 

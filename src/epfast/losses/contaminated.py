@@ -173,7 +173,8 @@ class Contaminated(Loss):
     def with_parameters(self, **values: Any) -> Self:
         own = {name: value for name, value in values.items() if name not in self.base.learnable}
         of_base = {name: value for name, value in values.items() if name in self.base.learnable}
-        base = self.base.with_parameters(**of_base) if of_base else self.base
+        base = own.pop("base", self.base)
+        base = base.with_parameters(**of_base) if of_base else base
         return self._with_base(base, **own)
 
     def _with_base(self, base: Loss, **values: Any) -> Self:
