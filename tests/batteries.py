@@ -13,7 +13,7 @@ import pytest
 from epfast import fit_gp, fit_linear, losses, schedules, schemes
 from epfast.gaussian import choices
 from epfast.gaussian.fit_linear import sparse_form
-from epfast.gaussian.prior import checked_kernel, normal_prior
+from epfast.gaussian.prior import KernelPrior, checked_kernel, normal_prior
 from epfast.gaussian.rows import Data, data_of
 from epfast.gaussian.table import ENGINES, engine_of, legal
 from tests.oracles.data import rbf
@@ -176,7 +176,7 @@ def engine(case):
         if case.covariance == "sparse":
             form = sparse_form(X, (None,) * 4, None, None, None, "sparse")
             problem = chosen.problem(data_of(form.X, y, None, chosen.loss), form.prior)
-            return engine_of(problem._replace(design=form.design))
+            return engine_of(problem.with_prior(form.prior))
         full = case.covariance == "full"
         prior = normal_prior(None, None, None, None, X.shape[1], full)
         return engine_of(chosen.problem(data_of(X, y, None, chosen.loss), prior))
@@ -184,5 +184,5 @@ def engine(case):
     schedule = case.schedule.filled(power=1.0, damping=1.0)
     chosen = choices.Choices(loss, scheme, schedule, "process", None)
     data, kernel = Data(None, loss.responses("y", y, len(y))), checked_kernel(rbf(X), False, 0.0)
-    problem = chosen.problem(data, kernel=kernel)
+    problem = chosen.problem(data, KernelPrior(kernel))
     return TABLES["gp"][case.covariance, case.factor, schedule.stores].engine(problem)

@@ -41,7 +41,7 @@ def d_by_d(X, y, loss="logistic", schedule=TIGHT, intercept=False, weights=None,
     center = mean_of_rows(data.X, data.weights)[:-1] if intercept else None
     wide = 100.0 if intercept else None
     start = normal_prior(*given, X.shape[1], True, wide, center=center)
-    problem = chosen.problem(data, start)._replace(intercept=intercept, center=center)
+    problem = chosen.problem(data, start)
     post = fit_problem(problem)
     assert type(post) is FullPosterior
     return post

@@ -349,7 +349,7 @@ def test_to_arviz_of_mixtures(clusters):
     np.testing.assert_array_equal(data["observed_data"]["x"], clusters)
     # rows of one draw share their means, of which a half each has its own
     prior = data["prior_predictive"]["x"].values[0]
-    np.testing.assert_allclose((prior - post.problem.prior.mean.mean(0)).mean((0, 1)), 0, atol=0.5)
+    np.testing.assert_allclose((prior - post.problem.prior_mean.mean(0)).mean((0, 1)), 0, atol=0.5)
     assert list(groups_of(post.to_arviz(20))) == ["posterior"]
 
 

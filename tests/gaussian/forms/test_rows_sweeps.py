@@ -56,13 +56,14 @@ def test_states_that_a_callback_keeps_stay_as_they_were(order):
 
 @short
 @pytest.mark.parametrize("order", ["auto", "sequential", "shuffled", "parallel"])
-def test_an_interrupted_sweep_leaves_a_posterior_of_its_sites(order):
+def test_an_interrupted_sweep_leaves_a_posterior_of_its_sites(order, monkeypatch):
     X, y = data(380, 5)
     schedule = EP(50, 1e-10, **full_fits.ordered(order, 3))
     whole, first = fit(X, y, schedule=schedule), fit(X, y, schedule=EP(1, 0.0))
     # 20 rows at a time, or 128
     a_sweep = 3 if order == "parallel" else 19
-    problem, kept = whole.problem._replace(chunk=5 * 20), pickle.dumps(first.state)
+    problem, kept = whole.problem, pickle.dumps(first.state)
+    monkeypatch.setattr("epfast.gaussian.problem.CHUNK", 5 * 20)
     for start, chunks in ((None, 0), (None, 7), (None, 30), (None, 50), (first, 7), (first, 44)):
         left = iter(range(chunks))
 

@@ -195,11 +195,12 @@ def test_resume_save_load(schedule, tmp_path):
     assert not np.array_equal(other.shift, whole.shift)
 
 
-def test_large_batches_cross_calls():
+def test_large_batches_cross_calls(monkeypatch):
     """A batch may be handed over in several calls of the core."""
     X, y = problem()
     whole = fit(X, y, SEP(2, 0.0, batch=25))
-    same(fit_problem(whole.problem._replace(chunk=7 * D)), whole, 1e-13)
+    monkeypatch.setattr("epfast.gaussian.problem.CHUNK", 7 * D)
+    same(fit_problem(whole.problem), whole, 1e-13)
 
 
 @pytest.mark.filterwarnings("ignore:.*refused:epfast.ConvergenceWarning")
