@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from epfast import fit_gp, fit_linear, losses, schedules, schemes
-from epfast.gaussian import choices
+from epfast.gaussian import table
 from epfast.gaussian.fit_linear import sparse_form
-from epfast.gaussian.prior import KernelPrior, checked_kernel, normal_prior
+from epfast.gaussian.prior import KernelPrior, PriorArguments, checked_kernel
 from epfast.gaussian.rows import Data, data_of
 from epfast.gaussian.table import ENGINES, engine_of, legal
 from tests.oracles.data import rbf
@@ -104,8 +104,8 @@ def is_legal(wing, covariance, factor, schedule, scheme, loss):
 
 def cases():
     """All that is legal."""
-    for wing, table in TABLES.items():
-        for covariance, factor, stores in table:
+    for wing, cells in TABLES.items():
+        for covariance, factor, stores in cells:
             for schedule in SCHEDULES[stores]:
                 for scheme in SCHEMES:
                     for loss in LOSSES:
@@ -172,17 +172,16 @@ def engine(case):
     """The engine of a case."""
     X, y = rows(LOSSES[case.loss])
     if case.wing == "linear":
-        chosen = choices.choose(**arguments(case))
+        chosen = table.choose(table.Request(**arguments(case)))
         if case.covariance == "sparse":
-            form = sparse_form(X, (None,) * 4, None, None, None, "sparse")
-            problem = chosen.problem(data_of(form.X, y, None, chosen.loss), form.prior)
-            return engine_of(problem.with_prior(form.prior))
+            form = sparse_form(X, PriorArguments(), None, None, None, "sparse")
+            return engine_of(chosen.problem(data_of(form[0], y, None, chosen.loss), form[1]))
         full = case.covariance == "full"
-        prior = normal_prior(None, None, None, None, X.shape[1], full)
+        prior = PriorArguments().prior(X.shape[1], full)
         return engine_of(chosen.problem(data_of(X, y, None, chosen.loss), prior))
     loss, scheme = LOSSES[case.loss], SCHEMES[case.scheme]
     schedule = case.schedule.filled(power=1.0, damping=1.0)
-    chosen = choices.Choices(loss, scheme, schedule, "process", None)
+    chosen = table.Choices(loss, scheme, schedule, "process", None)
     data, kernel = Data(None, loss.responses("y", y, len(y))), checked_kernel(rbf(X), False, 0.0)
     problem = chosen.problem(data, KernelPrior(kernel))
     return TABLES["gp"][case.covariance, case.factor, schedule.stores].engine(problem)

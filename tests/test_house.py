@@ -43,9 +43,9 @@ TWICE = {"Gaussian", "Gamma", "EP", "LinearClassifier", "LinearRegressor", "Conv
 RISE = """state rows files sparse
     / prior / problem
     / notes sources checking
-    / factor wide engine / accelerate orders
+    / factor engine / accelerate orders
     / passes / forms / double_loop shards / table
-    / choices diagnostics online / posterior
+    / diagnostics online / posterior
     / linear_posterior
     / process_posterior
     / average latent_posterior nearest sparse_posterior wide_posterior

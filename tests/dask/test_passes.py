@@ -9,7 +9,7 @@ import epfast.dask as epd
 from epfast import ADF, DEP, EP, fit_linear
 from epfast.dask import data
 from epfast.dask.data import rows_at_door, shards_of_passes
-from epfast.gaussian.prior import normal_prior
+from epfast.gaussian.prior import PriorArguments
 from epfast.gaussian.rows import mean_of_rows, with_ones
 from tests.oracles.data import classes
 from tests.oracles.products import product_of
@@ -54,9 +54,7 @@ def test_one_stream_is_a_pass_and_several_are_combined(kind, weighted, posterior
     here = dict(given)
     if posterior == "full":  # the intercept has its prior at the mean of the first chunk
         first = with_ones(plain[:250]), WEIGHTS[:250] if weighted else None
-        prior = normal_prior(
-            None, None, None, None, D, True, 100.0, center=mean_of_rows(*first)[:-1]
-        )
+        prior = PriorArguments().prior(D, True, 100.0, mean_of_rows(*first)[:-1])
         plain = with_ones(plain)
         here |= {"intercept": False, "prior_precision": prior.precision}
 

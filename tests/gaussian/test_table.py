@@ -11,11 +11,10 @@ from scipy import sparse
 
 import epfast
 from epfast import ADF, DEP, EP, DoubleLoop, fit_gp, fit_linear, losses
-from epfast.gaussian.choices import choose
 from epfast.gaussian.fit_linear import fit_problem
-from epfast.gaussian.prior import normal_prior
+from epfast.gaussian.prior import PriorArguments
 from epfast.gaussian.rows import data_of
-from epfast.gaussian.table import ENGINES, SCHEDULE_NUMBERS, legal
+from epfast.gaussian.table import ENGINES, SCHEDULE_NUMBERS, Request, choose, legal
 from epfast.schemes import Relaxed
 from tests import batteries
 from tests.batteries import Case
@@ -206,15 +205,15 @@ def test_a_number_is_used_or_refused(key, name):
     inner = key[0] == "full" and key[2] == "shard" and name == "block"
     if name not in ENGINES[key].takes and not inner:
         with pytest.raises(ValueError, match=rf"^{name} is .*; not allowed with .*; it is for "):
-            choose(loss, scheme, key[0], size, schedule)
+            choose(Request(loss, scheme, key[0], size, schedule))
         return
-    chosen = choose(loss, scheme, key[0], size, schedule)
+    chosen = choose(Request(loss, scheme, key[0], size, schedule))
     rows, y = batteries.rows(LOSSES["logistic"])
     if several:
         y = np.arange(len(y)) % 3
     full = key[0] == "full"
     data = data_of(rows, y, None, chosen.loss)
-    problem = chosen.problem(data, normal_prior(None, None, None, None, rows.shape[1], full))
+    problem = chosen.problem(data, PriorArguments().prior(rows.shape[1], full))
     read.clear()
     fit_problem(problem)
     assert name in read

@@ -8,10 +8,10 @@ from scipy import sparse
 
 import epfast
 from epfast import EP, FullPosterior, WidePosterior, fit_linear
-from epfast.gaussian.choices import choose
 from epfast.gaussian.fit_linear import fit_problem
-from epfast.gaussian.prior import normal_prior
+from epfast.gaussian.prior import PriorArguments
 from epfast.gaussian.rows import data_of, gram, mean_of_rows, products, with_ones
+from epfast.gaussian.table import Request, choose
 from tests.batteries import LOSSES, rows
 from tests.oracles.data import classes
 
@@ -34,13 +34,13 @@ WEIGHTS = np.resize([0.0, 1.0, 2.0, 3.0], N)
 
 def d_by_d(X, y, loss="logistic", schedule=TIGHT, intercept=False, weights=None, **prior):
     """The fit in the d x d form."""
-    chosen = choose(loss, None, "full", None, schedule)
+    chosen = choose(Request(loss, schedule=schedule))
     names = ("variance", "precision", "covariance", "mean")
     given = (prior.get(f"prior_{name}") for name in names)
     data = data_of(with_ones(X) if intercept else X, y, weights, chosen.loss)
     center = mean_of_rows(data.X, data.weights)[:-1] if intercept else None
     wide = 100.0 if intercept else None
-    start = normal_prior(*given, X.shape[1], True, wide, center=center)
+    start = PriorArguments(*given).prior(X.shape[1], True, wide, center)
     problem = chosen.problem(data, start)
     post = fit_problem(problem)
     assert type(post) is FullPosterior

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from epfast import _checks
 from epfast.dask.needs import delayed
 from epfast.dask.worker import load
-from epfast.gaussian.sources import array_of, column_names, matrix_of
+from epfast.gaussian.rows import column_names
+from epfast.gaussian.sources import array_of, matrix_of
 from epfast.losses import Loss
 
 #: shards per thread of the cluster, if neither the user nor memory says otherwise: the posterior

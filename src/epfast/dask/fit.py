@@ -22,13 +22,12 @@ from epfast.dask.engines import (
 )
 from epfast.dask.worker import Facts
 from epfast.gaussian import notes
-from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
 from epfast.gaussian.forms.diagonal import warm_up_rows
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
-from epfast.gaussian.prior import intercept_variance, prior_of_fit
-from epfast.gaussian.rows import Data, near_center
-from epfast.gaussian.sources import check_names
+from epfast.gaussian.prior import PriorArguments, intercept_variance
+from epfast.gaussian.rows import Data, check_names, near_center
+from epfast.gaussian.table import FORMS, Choices, Request, choose
 from epfast.inference import Callback
 from epfast.inference.report import note_working
 from epfast.inference.runtime import Tick
@@ -152,7 +151,8 @@ def fit_linear(
     # shards are tasks without a client, too: threads do them
     executor = "threads" if client is None else client
     tasks = {} if isinstance(schedule, ADF) else {"executor": executor}
-    chosen = choose(loss, scheme, posterior, batch_size, schedule, beta, tasks)
+    _checks.choice("posterior", posterior, FORMS)
+    chosen = choose(Request(loss, scheme, posterior, batch_size, schedule, beta, tasks))
     note_working(chosen.loss)
     _checks.callback(callback)
     _checks.progress(progress)
@@ -172,8 +172,8 @@ def fit_linear(
         chosen.loss.check_power(0.5, "a weight")
     wide = intercept_variance(intercept)
     width = d + (wide is not None)
-    normal = prior_variance, prior_precision, prior_covariance, prior_mean
-    prior = prior_of_fit(normal, start, chosen.schedule, width, wide, posterior == "full")
+    given = PriorArguments(prior_variance, prior_precision, prior_covariance, prior_mean)
+    prior = given.after(start, chosen.schedule, width, wide, posterior == "full")
     with (
         client_at_work(client) as found,
         closing(workers_of(found, type(schedule).__name__)) as workers,
@@ -193,7 +193,7 @@ def fit_linear(
             if at_means:
                 center = _center_of(facts)
         if center is not None:
-            prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
+            prior = given.after(start, chosen.schedule, width, wide, True, center)
         problem = chosen.problem(Data(None, None), prior, rows.names)
         kinds = {"none": Passes, "shared": RemoteGroups}
         kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)

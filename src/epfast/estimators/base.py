@@ -14,8 +14,8 @@ from scipy import special
 from epfast import _checks, backend, inference
 from epfast._arrays import Array
 from epfast.estimators.coupling import best, left_out, log_probabilities, tally
-from epfast.gaussian.choices import copies
 from epfast.gaussian.rows import ends_of
+from epfast.gaussian.table import copies
 from epfast.inference.records import warn_user
 from epfast.inference.report import WEIGHTS, not_counts
 from epfast.losses import Loss, Multiclass

@@ -23,12 +23,11 @@ from epfast.gaussian import (
     WidePosterior,
     fit_problem,
 )
-from epfast.gaussian.choices import Choices
 from epfast.gaussian.latent_posterior import LatentPosterior
 from epfast.gaussian.linear_posterior import recentered_posterior, uncentered_posterior
 from epfast.gaussian.prior import CenteredPrior, WeightPrior
-from epfast.gaussian.rows import Data, center_of, responses_of, with_ones
-from epfast.gaussian.wide import is_for_wide, own_rows
+from epfast.gaussian.rows import Data, center_of, own_rows, responses_of, with_ones
+from epfast.gaussian.table import Choices, is_for_wide
 from epfast.inference import start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss

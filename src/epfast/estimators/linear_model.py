@@ -48,9 +48,9 @@ from epfast.estimators.search import (
 from epfast.estimators.spectrum import Spectrum, without_offset
 from epfast.estimators.units import ColumnMoments, Units, total_of
 from epfast.gaussian import IntegratedPosterior, Problem, notes
-from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.prior import checked_variances
+from epfast.gaussian.table import COVARIANCES, Request, choose, filled
 from epfast.inference.hyper import SearchEnd, Unknown
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import one_blas_thread
@@ -212,13 +212,15 @@ class LinearModel(Coefficients):
                 scheme = replace(cast(Any, scheme), seed=seed_of_draws(self.random_state))
         with _own_words(getattr(self, "class_weight", None)):
             chosen = choose(
-                self._factor(offset, targets[0]),
-                scheme,
-                covariance,
-                self.batch_size,
-                schedule,
-                self.beta,
-                given,
+                Request(
+                    self._factor(offset, targets[0]),
+                    scheme,
+                    covariance,
+                    self.batch_size,
+                    schedule,
+                    self.beta,
+                    given,
+                )
             )
             intercepts = bool(self.fit_intercept)
             if isinstance(chosen.loss, losses.LatentLoss):

@@ -45,7 +45,6 @@ from epfast.estimators.processes import (
 )
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
 from epfast.gaussian.average import averaged
-from epfast.gaussian.choices import choose, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import warn_of_process
 from epfast.gaussian.fit_hyper_gp import IntegratedProcess, ProcessTarget, parameters_of
@@ -53,6 +52,7 @@ from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.prior import check_positive, kernel_in_memory
 from epfast.gaussian.rows import Data, responses_of
+from epfast.gaussian.table import Request, choose
 from epfast.inference import FAILURES, DataWarning
 from epfast.inference.design import MOST
 from epfast.inference.hyper import MOST_LOST, Unknown
@@ -298,7 +298,7 @@ class ProcessModel(Posteriors):
         responses = [responses_of(loss, y, len(X), weights, offset) for y in targets]
 
         def of_low_rank(data: Data) -> LowRankProcess:
-            factored = choose(loss, self.scheme, "full", None, schedule, given=asked)
+            factored = choose(Request(loss, self.scheme, schedule=schedule, options=asked))
             return LowRankProcess(X, kernel, factored, data, self.rank, parameters=parameters)
 
         if self.rank is not None:
@@ -306,7 +306,7 @@ class ProcessModel(Posteriors):
         tried, neighbors = self._tries_low_rank(loss), self._neighbors(loss)
         if not tried and neighbors is None:  # else where none is found
             self._check_memory(kernel)
-        chosen = choose_process(loss, self.scheme, schedule, given=asked)
+        chosen = choose(Request(loss, self.scheme, "process", schedule=schedule, options=asked))
         distances = Distances(X)
         return [
             BinaryProcess(
@@ -328,7 +328,7 @@ class ProcessModel(Posteriors):
         if self.method == "exact" or not (beyond or self.method == "nearest"):
             return None
         try:
-            choose_process(loss, self.scheme, self._schedule, "nearest")
+            choose(Request(loss, self.scheme, "nearest", schedule=self._schedule))
         except ValueError:
             if self.method == "nearest":
                 raise
@@ -399,7 +399,7 @@ class ProcessModel(Posteriors):
         known = loss.filled(loss.latents_in(target), False)
         if known.correlated:
             raise ValueError(f"loss is {known!r}; allowed for processes: correlated=False")
-        choose_process(known, self.scheme, self._schedule)
+        choose(Request(known, self.scheme, "process", schedule=self._schedule))
         X, schedule = self.X_train_, self._schedule
         return LatentProcess(X, kernel, target, known, self.scheme, schedule, self._jitter)
 

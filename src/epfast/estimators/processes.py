@@ -25,7 +25,6 @@ from epfast.gaussian import (
     fit_process,
     incomplete_cholesky,
 )
-from epfast.gaussian.choices import Choices, choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import fit_gp, without_factor
@@ -37,6 +36,7 @@ from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import ProcessPosterior, contracted
 from epfast.gaussian.rows import Data
 from epfast.gaussian.shards import WarmStart
+from epfast.gaussian.table import Choices, Request, choose
 from epfast.inference import FAILURES, Callback, SweepInfo
 from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
 from epfast.schedules import EP, DoubleLoop
@@ -340,7 +340,7 @@ class LowRankProcess(Process):
 
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The exact process of some of the rows."""
-        chosen = choose_process(self.loss, self.chosen.scheme, self.schedule)
+        chosen = choose(Request(self.loss, self.chosen.scheme, "process", schedule=self.schedule))
         X, process = self.X[rows], chosen.problem(self.data.select(rows))
         return BinaryProcess(X, self.kernel, process, 0.0, Distances(X), parameters=self.parameters)
 

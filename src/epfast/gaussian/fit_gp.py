@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.double_loop import DescentEngine
 from epfast.gaussian.engine import flat
@@ -21,6 +20,7 @@ from epfast.gaussian.prior import KernelPrior, check_positive, kernel_in_memory
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior, checked_kernels
 from epfast.gaussian.rows import responses_of
+from epfast.gaussian.table import Request, choose
 from epfast.inference import (
     Callback,
     ConvergenceWarning,
@@ -207,7 +207,7 @@ def fit_gp(
         loss = loss.filled(n_latents, False)
         if loss.correlated:
             raise ValueError(f"loss is {loss!r}; allowed for processes: correlated=False")
-        chosen = choose_process(loss, scheme, schedule)
+        chosen = choose(Request(loss, scheme, "process", schedule=schedule))
         kernels, common = checked_kernels(K, overwrite_K, shift, loss.latents)
         data = responses_of(loss, y, kernels[0].n, offset=offset)
         of_latents = chosen.problem(data, KernelPrior(kernels, common))
@@ -227,7 +227,9 @@ def fit_gp(
         return low_rank_post
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
-    chosen = choose_process(loss, scheme, schedule, given={"weights": weights})
+    chosen = choose(
+        Request(loss, scheme, "process", schedule=schedule, options={"weights": weights})
+    )
     if start is not None and not isinstance(start, GPPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
     kernel = kernel_in_memory(K, overwrite_K, shift)

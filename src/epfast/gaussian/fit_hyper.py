@@ -20,10 +20,8 @@ from epfast.gaussian.average import IntegratedPosterior, Seed, averaged
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
 from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.prior import checked_variances, intercept_variance
-from epfast.gaussian.problem import Problem
-from epfast.gaussian.rows import weights_of
-from epfast.gaussian.sources import column_names
-from epfast.gaussian.wide import in_d_by_d
+from epfast.gaussian.problem import Problem, in_d_by_d
+from epfast.gaussian.rows import column_names, weights_of
 from epfast.inference import ConvergenceWarning
 from epfast.inference.hyper import GAIN, TINY, HyperPoint, Target, Unknown, rounding_of
 from epfast.inference.learning import derivatives_by_loss

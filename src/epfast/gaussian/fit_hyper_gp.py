@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike
 from epfast import _checks, losses, priors
 from epfast._arrays import Array, Indices
 from epfast.gaussian.average import IntegratedPosterior, Seed, averaged
-from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import trusted
 from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.fit_hyper import (
@@ -38,6 +37,7 @@ from epfast.gaussian.process_posterior import (
     draws_of,
 )
 from epfast.gaussian.rows import responses_of
+from epfast.gaussian.table import Request, choose
 from epfast.inference import Callback
 from epfast.inference.design import change, grown, principal_axes
 from epfast.inference.hyper import FINEST, HyperPoint, Target, Unknown, rounding_of
@@ -376,7 +376,9 @@ def fit_hyper_gp(
         )
     if numbers:
         chosen = with_starting_numbers(chosen, numbers, y, weights, offset)
-    choices = choose_process(chosen.with_offset(offset is not None), None, schedule)
+    choices = choose(
+        Request(chosen.with_offset(offset is not None), None, "process", schedule=schedule)
+    )
     process = choices.problem(responses_of(choices.loss, y, len(rows), weights, offset))
     note_working(chosen)
     note_weights(process.data.weights)

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
-from epfast._arrays import Array
+from epfast._arrays import Array, Matrix, is_sparse
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import notes
-from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engine import Working, plain
 from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
@@ -25,19 +24,27 @@ from epfast.gaussian.orders import first_sites
 from epfast.gaussian.prior import (
     CenteredPrior,
     PerWeightPrior,
+    PriorArguments,
     SparsePrior,
     WeightPrior,
     intercept_variance,
-    prior_of,
-    prior_of_fit,
-    refuse_normal,
-    sparse_prior,
 )
-from epfast.gaussian.problem import Problem
-from epfast.gaussian.rows import Data, center_of, check_finite, weights_of, with_ones
+from epfast.gaussian.problem import Problem, in_best_form
+from epfast.gaussian.rows import (
+    Data,
+    Stream,
+    center_of,
+    check_finite,
+    check_names,
+    checked_stream,
+    column_names,
+    is_stream,
+    own_rows,
+    weights_of,
+    with_ones,
+)
 from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior, with_prior_sites
-from epfast.gaussian.sources import Stream, check_names, checked_stream, column_names, is_stream
 from epfast.gaussian.sparse import (
     SWEEPS,
     SparseDesign,
@@ -49,8 +56,17 @@ from epfast.gaussian.sparse import (
 )
 from epfast.gaussian.sparse_posterior import SparsePosterior
 from epfast.gaussian.state import State
-from epfast.gaussian.table import at_start, engine_of
-from epfast.gaussian.wide import in_best_form, is_for_wide, own_rows
+from epfast.gaussian.table import (
+    FORMS,
+    Choices,
+    Request,
+    at_start,
+    choose,
+    copies,
+    engine_of,
+    filled,
+    is_for_wide,
+)
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.inference import (
     Callback,
@@ -291,19 +307,24 @@ def fit_linear(
         check_executor(executor)
     for name, value in (("X", X), ("y", y)):
         _checks.not_lazy(name, value)
-    loss = losses.resolve(loss, y)
-    stream, names, ones = is_stream(X, y), column_names(X), intercept_variance(intercept)
-    several = isinstance(loss, losses.LatentLoss)
+    loss, ones = losses.resolve(loss, y), intercept_variance(intercept)
+    stream, several = is_stream(X, y), isinstance(loss, losses.LatentLoss)
     if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
         raise ValueError(
             "y is None, so X is taken for an iterable of (X, y) chunks, which takes ADF; allowed "
             "with another schedule: a response per row of X, (n,)"
         )
-    if not stream and not isinstance(getattr(X, "shape", None), tuple):
-        X = _checks.real_array("X", X)
+    if not stream and y is None:
+        raise ValueError("y is None; allowed: a response per row of X, (n,)")
     if record is not None:
         _checks.choice("record", record, ("cost", "factor"))
-    arguments = {
+    if posterior is not None:
+        _checks.choice("posterior", posterior, FORMS)
+    names = column_names(X)
+    if not stream and not isinstance(getattr(X, "shape", None), tuple):
+        X = _checks.real_array("X", X)
+    shape: tuple[int, ...] = getattr(X, "shape", (0,))
+    options = {
         "weights": None if several else weights,
         "prior": prior,
         "constraints": constraints,
@@ -313,14 +334,14 @@ def fit_linear(
         "record='factor'": record if record == "factor" else None,
         "executor": executor,
     }
-    numbers = batch_size, schedule, beta, arguments
-    is_small = stream or several or min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
-    kind = ("full" if is_small else "factorized") if posterior is None else posterior
-    by_rows = batch_size is None and prior is None
-    if constraints is not None and posterior != "factorized" and by_rows:
-        kind = "sparse"  # where all columns are dense, if posterior="full" asks for that
+    form = posterior
+    if form is None:
+        form = "full" if stream or several or min(shape, default=0) <= FULL_UP_TO else "factorized"
+    if constraints is not None and form != "factorized" and batch_size is None and prior is None:
+        form = "sparse"  # where all columns are dense, if posterior="full" asks for that
+    request = Request(loss, scheme, form, batch_size, schedule, beta, options)
     # before the first chunk is read: what is refused leaves the chunks as they are
-    chosen = choose(loss, scheme, kind, *numbers)
+    chosen = choose(request)
     _checks.callback(callback)
     _checks.progress(progress)
     threads = threads_of(n_jobs, serial=chosen.scheme.learns)
@@ -329,86 +350,45 @@ def fit_linear(
         raise ValueError(f"record is {record!r} beside {beside}; allowed: None")
     if start is not None:
         check_start(start, chosen, prior)
-    normal = prior_variance, prior_precision, prior_covariance, prior_mean
-    row_weights = center = form = None
+    given = PriorArguments(prior_variance, prior_precision, prior_covariance, prior_mean)
     if stream:
         all_rows = {"y": y, "weights": weights, "record": record, "offset": offset}
-        rows: Any = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
-        d, names = rows.d, rows.names
-        if posterior is None and d > FULL_UP_TO:
-            is_small, chosen = False, choose(loss, scheme, "factorized", *numbers)
-        rows, data = rows.read_by(chosen.loss), Data(None, None)
+        chunks = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
+        if posterior is None and chunks.d > FULL_UP_TO:
+            chosen = choose(replace(request, posterior="factorized"))
+        model = Model(chosen, Data(chunks.read_by(chosen.loss), None), chunks.names)
+        shape = (chunks.d,)
     else:
-        if y is None:
-            raise ValueError("y is None; allowed: a response per row of X, (n,)")
-        rows = _checks.rows("X", X)
-        rows, d = rows if ones is None else with_ones(rows), rows.shape[1] + (ones is not None)
-        row_weights = weights_of(weights, rows.shape[0])
-        by_sparse = chosen if kind == "sparse" else None
-        is_sparse = hasattr(rows, "indptr") or hasattr(prior_precision, "tocsr")
-        if is_sparse and posterior is None and prior is None and by_sparse is None:
-            with suppress(ValueError):  # of what this form does not take
-                by_sparse = choose(loss, scheme, "sparse", *numbers)
-        if kind != "factorized" or by_sparse is not None:  # else the core checks as it visits rows
-            check_finite(rows)
-        if by_sparse is not None:
-            asked = posterior if kind == "sparse" else "cheaper"
-            form = sparse_form(rows, normal, ones, row_weights, constraints, asked)
-        if by_sparse is not None and form is not None:
-            chosen, rows, center = by_sparse, form.X, form.center
-        if isinstance(loss, losses.LatentLoss):
-            if row_weights is not None:
-                places = copies(loss, row_weights)
-                y = _checks.responses("y", y, rows.shape[0], 1)[places]
-                rows, row_weights = rows[places], None
-                offset = None if offset is None else np.asarray(offset)[places]
-            chosen = chosen._replace(loss=filled(loss, y, d, chosen.schedule, start))
-            if not hasattr(rows, "indptr"):
-                rows = np.ascontiguousarray(rows, dtype=np.float64)
-        if offset is not None:
-            chosen = chosen._replace(loss=chosen.loss.with_offset())
-        data = Data(None, chosen.loss.observed(y, rows.shape[0], offset))
+        model = Model(chosen, Data(_checks.rows("X", X), y), names)
+        if ones is not None:
+            model = model.with_rows(with_ones(model.data.X))
+        model = model.with_weights(weights_of(weights, shape[0]))
+        model = _in_form(model, request, given, ones, constraints, posterior)
+        model = _observed(model, offset, start)
+    chosen = model.chosen
     if posterior is None and chosen.posterior == "factorized":
-        notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
+        notes.note_factorized(shape)
     if start is not None:
-        check_names(start.problem.names, names)
-    if ones is not None and prior is None and chosen.posterior == "full":
-        if start is not None and chosen.schedule.stores == "none":
-            center = start.problem.prior.center
-        else:
-            center = center_of(rows.first_X if stream else rows, row_weights)
-    if ones is not None and not stream:
-        notes.note_far(*notes.places(rows), center is not None)
-    wide = is_for_wide(chosen, rows)
+        check_names(start.problem.names, model.names)
+    model = _centered(model, ones, prior, start)
+    wide = is_for_wide(chosen, model.data.X)
     if wide:
-        rows = own_rows(rows, ones is not None)
+        model = model.with_rows(own_rows(model.data.X, ones is not None))
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
-    data = data._replace(X=rows, weights=row_weights)
-    note_working(chosen.loss)
+    if chosen.loss.is_working:
+        note_working(chosen.loss)
+    scale = None
     if prior is not None:
-        refuse_normal(normal, f"prior={prior!r}", ": one of them")
-        flat_prior = prior_of(np.ones(d), np.zeros(d), not wide)
-        whole = chosen.problem(
-            data, flat_prior.in_form(CenteredPrior) if wide else flat_prior, names
-        )
-        problem, scale = with_prior_sites(whole, prior, ones), None
+        given.refuse(f"prior={prior!r}", ": one of them")
+        flat = WeightPrior(np.ones(model.d) if wide else np.eye(model.d), np.zeros(model.d))
+        whole = flat.in_form(CenteredPrior) if wide else flat
+        problem = with_prior_sites(chosen.problem(model.data, whole, model.names), prior, ones)
     else:
-        is_matrix = prior_precision is not None or prior_covariance is not None
-        if form is not None:
-            normal_prior: WeightPrior = form.prior
-        else:
-            dense = chosen.posterior == "full" and (is_matrix or not wide)
-            at = None if wide else center
-            normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
-        if wide:
-            normal_prior = replace(normal_prior.in_form(CenteredPrior), center=center)
-        problem = chosen.problem(data, normal_prior, names)
-        if wide:
-            problem = in_best_form(problem)
-        if row_weights is not None:
-            note_weights(row_weights)
-        scale = None if stream else _notes(problem, prior_variance, is_matrix)
+        problem = _problem(model, wide, given, ones, start)
+        if model.data.weights is not None:
+            note_weights(model.data.weights)
+        scale = None if stream else _notes(problem, prior_variance, given.is_matrix)
     post: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
         problem,
         start,
@@ -427,6 +407,111 @@ def fit_linear(
         raise Interrupted(post) from None
 
 
+# ---- from the arguments to the problem ----
+
+
+class Model(NamedTuple):
+    """What a fit is of, before its prior is known."""
+
+    chosen: Choices
+    data: Data
+    names: tuple[str, ...] | None = None
+    #: the prior of a sparse precision, whose rows are CSR. None: of another form
+    prior: SparsePrior | None = None
+    #: where the intercept has its prior. None: at 0
+    center: Array | None = None
+
+    @property
+    def d(self) -> int:
+        """The number of weights."""
+        X = self.data.X
+        return int(X.d if isinstance(X, Stream) else X.shape[1])
+
+    def with_rows(self, X: Matrix) -> Model:
+        return self._replace(data=self.data._replace(X=X))
+
+    def with_weights(self, weights: Array | None) -> Model:
+        return self._replace(data=self.data._replace(weights=weights))
+
+
+def _in_form(
+    model: Model,
+    request: Request,
+    given: PriorArguments,
+    ones: float | None,
+    constraints: Any,
+    posterior: str | None,
+) -> Model:
+    """The model in the sparse form, where that is asked for or takes less time; rows checked."""
+    X, weights = model.data.X, model.data.weights
+    chosen = model.chosen if request.posterior == "sparse" else None
+    may = is_sparse(X) or hasattr(given.precision, "tocsr")
+    if may and chosen is None and posterior is None and request.options["prior"] is None:
+        with suppress(ValueError):  # of what this form does not take
+            chosen = choose(replace(request, posterior="sparse"))
+    if request.posterior != "factorized" or chosen is not None:
+        check_finite(X)  # else the core checks as it visits rows
+    if chosen is None:
+        return model
+    asked = posterior if request.posterior == "sparse" else "cheaper"
+    form = sparse_form(X, given, ones, weights, constraints, asked)
+    if form is None:
+        return model
+    X, prior = form
+    return model._replace(chosen=chosen, prior=prior, center=prior.center).with_rows(X)
+
+
+def _observed(model: Model, offset: ArrayLike | None, start: Any) -> Model:
+    """The model with its responses for the core, its loss with numbers in place of None."""
+    (X, y, weights, _), chosen = model.data, model.chosen
+    loss = chosen.loss
+    if isinstance(loss, losses.LatentLoss):
+        if weights is not None:
+            places = copies(loss, weights)
+            y = _checks.responses("y", y, X.shape[0], 1)[places]
+            X, weights = X[places], None
+            offset = None if offset is None else np.asarray(offset)[places]
+        loss = filled(loss, y, model.d, chosen.schedule, start)
+        X = X if is_sparse(X) else np.ascontiguousarray(X, dtype=np.float64)
+    if offset is not None:
+        loss = loss.with_offset()
+    data = Data(X, loss.observed(y, X.shape[0], offset), weights)
+    return model._replace(chosen=chosen._replace(loss=loss), data=data)
+
+
+def _centered(model: Model, ones: float | None, prior: losses.Prior | None, start: Any) -> Model:
+    """The model with the row at which its intercept has its prior."""
+    if ones is None:
+        return model
+    X, chosen = model.data.X, model.chosen
+    stream = isinstance(X, Stream)
+    if prior is None and chosen.posterior == "full":
+        if start is not None and chosen.schedule.stores == "none":
+            center = start.problem.prior.center
+        else:
+            center = center_of(X.first_X if stream else X, model.data.weights)
+        model = model._replace(center=center)
+    if not stream:
+        notes.note_far(*notes.places(X), model.center is not None)
+    return model
+
+
+def _problem(
+    model: Model, wide: bool, given: PriorArguments, ones: float | None, start: Any
+) -> Problem:
+    """The problem of a model under a normal prior, in the n x n form where that is for it."""
+    chosen, prior = model.chosen, model.prior
+    if prior is not None:
+        return chosen.problem(model.data, prior, model.names)
+    dense = chosen.posterior == "full" and (given.is_matrix or not wide)
+    at = None if wide else model.center
+    normal = given.after(start, chosen.schedule, model.d, ones, dense, at)
+    if not wide:
+        return chosen.problem(model.data, normal, model.names)
+    normal = replace(normal.in_form(CenteredPrior), center=model.center)
+    return in_best_form(chosen.problem(model.data, normal, model.names))
+
+
 def check_start(start: Any, chosen: Choices, prior: Any) -> None:
     """Refuse a start of another kind than the fit."""
     kind: Any = FullPosterior if chosen.posterior == "sparse" else KINDS[chosen.posterior]
@@ -443,23 +528,14 @@ def check_start(start: Any, chosen: Choices, prior: Any) -> None:
         raise TypeError("start has a prior= of single weights; allowed: the same prior= beside it")
 
 
-class SparseForm(NamedTuple):
-    """The parts of a problem with a sparse precision."""
-
-    #: CSR, where its intercept has its prior, and that prior, with pattern and constraints
-    X: Any
-    center: Array | None
-    prior: SparsePrior
-
-
 def sparse_form(
-    rows: Any,
-    normal: tuple[Any, Any, Any, Any],
+    rows: Matrix,
+    given: PriorArguments,
     ones: float | None,
     weights: Array | None,
     constraints: Any,
     asked: str | None,
-) -> SparseForm | None:
+) -> tuple[Matrix, SparsePrior] | None:
     """The sparse form of finite rows (n, d), which end in ones where there is an intercept.
 
     The prior of the intercept is at the means of the columns that are dense.
@@ -478,7 +554,7 @@ def sparse_form(
     center = None
     if ones is not None:
         center = np.where(np.isin(np.arange(d - 1), dense), center_of(X, weights), 0.0)
-    prior = sparse_prior(normal, d - (ones is not None), ones, center)
+    prior = given.sparse(d - (ones is not None), ones, center)
     bound = checked_constraints(constraints, d, ones is not None)
     try:
         design = SparseDesign.of(X, prior.precision, dense, bound)
@@ -494,7 +570,7 @@ def sparse_form(
             "definite matrix; what is left free, as the mean of an intrinsic effect, needs a "
             "wide prior of its own, or constraints beside one"
         )
-    return SparseForm(X, center, prior.in_form(SparsePrior, design=design))
+    return X, prior.in_form(SparsePrior, design=design)
 
 
 def checked_constraints(given: Any, d: int, intercept: bool) -> Array | None:

@@ -20,8 +20,8 @@ from epfast.gaussian.diagnostics import loo_of_columns, predicted
 from epfast.gaussian.engine import Working, plain, with_moments
 from epfast.gaussian.posterior import GaussianPosterior, shifted
 from epfast.gaussian.problem import Problem, sum_of_sites
-from epfast.gaussian.rows import Data, data_of, same_rows, with_ones
-from epfast.gaussian.sources import answers, check_columns, rows_of
+from epfast.gaussian.rows import Data, check_columns, data_of, same_rows, with_ones
+from epfast.gaussian.sources import answers, rows_of
 from epfast.gaussian.state import (
     State,
     inverse_of,

@@ -14,7 +14,6 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engine import relaxed_of
 from epfast.gaussian.factor import (
     LowRankFactor,
@@ -29,7 +28,7 @@ from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import ProcessPosterior, matrices_of, prior_at
 from epfast.gaussian.rows import Data, responses_of
 from epfast.gaussian.shards import WarmStart
-from epfast.gaussian.table import at_start
+from epfast.gaussian.table import Choices, Request, at_start, choose
 from epfast.inference import DataWarning, Interrupted
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import cached_property, one_blas_thread
@@ -281,7 +280,9 @@ def fit_low_rank(
             "start is given; allowed with epfast.ADF: None, since its one pass counts every label"
         )
     # validate before the O(n r^2) factorisation
-    chosen = choose(loss, scheme, "full", batch_size, schedule, given={"weights": weights})
+    chosen = choose(
+        Request(loss, scheme, "full", batch_size, schedule, options={"weights": weights})
+    )
     if not isinstance(K, LowRankFactor):
         tol = 0.0 if rank_tol is None else _checks.number("rank_tol", rank_tol, least=0.0)
         order, kernel = _checks.integer("rank", rank, least=1), kernel_columns("K", K)

@@ -10,7 +10,13 @@ from epfast import _checks
 from epfast._arrays import Array, Matrix, is_sparse
 from epfast._core.vector import column_sizes as _core_sizes
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.rows import FAR_CONSTANT, Data, mean_of_rows, rounding_of_mean
+from epfast.gaussian.rows import (
+    FAR_CONSTANT,
+    Data,
+    is_mapped,
+    mean_of_rows,
+    rounding_of_mean,
+)
 from epfast.inference.records import DataWarning, warn_user
 
 #: rows that are looked at, evenly spaced
@@ -169,14 +175,6 @@ def order_of_one_pass(data: Data) -> str:
         "write them in a random order, or use ADF(order='shuffled'), which reads here and there",
     )
     return "sequential"
-
-
-def is_mapped(X: Matrix) -> bool:
-    """Whether an array lies in a file."""
-    array: Matrix | None = X
-    while array is not None and not isinstance(array, np.memmap):
-        array = getattr(array, "base", None)
-    return array is not None
 
 
 def _sorted(y: Array) -> bool:

@@ -26,7 +26,7 @@ from epfast.gaussian.engine import (
 )
 from epfast.gaussian.orders import sequential_core
 from epfast.gaussian.problem import Problem, RowSlice
-from epfast.gaussian.sources import Stream
+from epfast.gaussian.rows import Stream
 from epfast.inference import Counts, PartOfSweep
 from epfast.inference.runtime import Tick
 

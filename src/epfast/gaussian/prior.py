@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from scipy import linalg, sparse
@@ -35,8 +35,6 @@ from epfast.losses import Prior
 #: With 1, 25 and 400 in its place the intercepts of 13 data sets of labels move by up to 1.2, .06
 #: and .02 of their sd, and of 24 regressions by .04, .004 and .001
 INTERCEPT_VARIANCE = 100.0
-#: arguments of a normal prior
-NORMAL = ("prior_variance", "prior_precision", "prior_covariance", "prior_mean")
 #: variances are multiples of others if their ratios are equal, to rounding
 SAME = 1e-14
 #: an eigenvalue of K, or what a factor leaves of a variance, above minus this times the largest
@@ -455,101 +453,103 @@ class KernelPrior:
 # ---- from the arguments of the user ----
 
 
-def normal_prior(
-    variance: Any,
-    precision: Any,
-    covariance: Any,
-    mean: Any,
-    d: int,
-    full: bool,
-    intercept: float | None = None,
-    prefix: str = "prior_",
-    center: Array | None = None,
-) -> WeightPrior:
-    """The prior of the user's arguments. Each may be None, and one of three may be given.
+class PriorArguments(NamedTuple):
+    """What a user gives of a normal prior. Each may be None, and one of three may be given."""
 
-    intercept: the prior variance of one more weight, of mean 0, at the row ``center``, see
-    :func:`epfast.gaussian.problem.prior_of`. ``prefix`` begins the names of the arguments.
-    """
-    means = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
-    precision = _precision(variance, precision, covariance, d, full, prefix)
-    if intercept is not None:
-        means = np.append(means, 0.0)
-        if precision.ndim == 1:
-            precision = np.append(precision, 1.0 / intercept)
-        else:
-            precision = linalg.block_diag(precision, 1.0 / intercept)
-    return prior_of(precision, means, full, center, intercept is not None)
+    variance: Any = None
+    precision: Any = None
+    covariance: Any = None
+    mean: Any = None
+    #: begins the names of the arguments
+    prefix: str = "prior_"
 
+    @property
+    def is_matrix(self) -> bool:
+        return self.precision is not None or self.covariance is not None
 
-def sparse_prior(
-    given: tuple[Any, Any, Any, Any],
-    d: int,
-    intercept: float | None,
-    center: Array | None,
-    prefix: str = "prior_",
-) -> WeightPrior:
-    """As :func:`normal_prior`, with a precision that is a CSR array."""
-    variance, precision, covariance, mean = given
-    if covariance is not None:
-        raise ValueError(
-            f"prior_covariance is {_checks.describe(covariance)}; allowed with a sparse posterior: "
-            "prior_precision, or prior_variance"
-        )
-    means = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
-    name = f"{prefix}precision"
-    if precision is not None and variance is not None:
-        raise ValueError(f"{name} is given beside {prefix}variance; allowed: one of them")
-    if hasattr(precision, "tocsr"):
-        matrix = _checks.sparse_symmetric(name, precision, d)
-        _moderate(f"{name}'s diagonal", matrix.diagonal(), d)
-    elif precision is not None:
-        matrix = sparse.csr_array(_checks.definite(name, precision, d))
-    else:
-        matrix = sparse.diags_array(_precision(variance, None, None, d, False, prefix))
-    if intercept is not None:
-        means = np.append(means, 0.0)
-        matrix = sparse.block_diag([matrix, sparse.csr_array([[1.0 / intercept]])])
-    return prior_of(sparse.csr_array(matrix), means, True, center, intercept is not None)
+    def refuse(self, beside: str, allowed: str) -> None:
+        """Refuse them beside what has another prior."""
+        for name, value in zip(self._fields[:4], self, strict=False):
+            if value is not None:
+                raise ValueError(
+                    f"{self.prefix}{name} is {_checks.describe(value)} beside {beside}; "
+                    f"allowed{allowed}"
+                )
 
+    def prior(
+        self,
+        d: int,
+        full: bool,
+        intercept: float | None = None,
+        center: Array | None = None,
+    ) -> WeightPrior:
+        """The prior of d weights.
 
-def refuse_normal(given: tuple[Any, Any, Any, Any], beside: str, allowed: str) -> None:
-    """Refuse arguments of a normal prior beside what has another prior."""
-    for name, value in zip(NORMAL, given, strict=True):
-        if value is not None:
+        full: whether its precision is a matrix. intercept: the prior variance of one more weight,
+        of mean 0, at the row ``center``, see :func:`prior_of`.
+        """
+        precision = _precision(self, d, full)
+        means = self._means(d, intercept)
+        if intercept is not None:
+            if precision.ndim == 1:
+                precision = np.append(precision, 1.0 / intercept)
+            else:
+                precision = linalg.block_diag(precision, 1.0 / intercept)
+        return prior_of(precision, means, full, center, intercept is not None)
+
+    def sparse(self, d: int, intercept: float | None, center: Array | None) -> WeightPrior:
+        """As :meth:`prior`, with a precision that is a CSR array."""
+        if self.covariance is not None:
             raise ValueError(
-                f"{name} is {_checks.describe(value)} beside {beside}; allowed{allowed}"
+                f"prior_covariance is {_checks.describe(self.covariance)}; allowed with a sparse "
+                "posterior: prior_precision, or prior_variance"
             )
+        name = f"{self.prefix}precision"
+        if self.precision is not None and self.variance is not None:
+            raise ValueError(f"{name} is given beside {self.prefix}variance; allowed: one of them")
+        if hasattr(self.precision, "tocsr"):
+            matrix = _checks.sparse_symmetric(name, self.precision, d)
+            _moderate(f"{name}'s diagonal", matrix.diagonal(), d)
+        elif self.precision is not None:
+            matrix = sparse.csr_array(_checks.definite(name, self.precision, d))
+        else:
+            matrix = sparse.diags_array(_precision(self, d, False))
+        means = self._means(d, intercept)
+        if intercept is not None:
+            matrix = sparse.block_diag([matrix, sparse.csr_array([[1.0 / intercept]])])
+        return prior_of(sparse.csr_array(matrix), means, True, center, intercept is not None)
+
+    def _means(self, d: int, intercept: float | None) -> Array:
+        if self.mean is None:
+            return np.zeros(d + (intercept is not None))
+        means = _checks.array(f"{self.prefix}mean", self.mean, shape=(d,))
+        return means if intercept is None else np.append(means, 0.0)
+
+    def after(
+        self,
+        start: Any,
+        schedule: Any,
+        d: int,
+        intercept: float | None,
+        full: bool,
+        center: Array | None = None,
+    ) -> WeightPrior:
+        """The prior of a fit. ADF with a start keeps the prior of the start.
+
+        d: the number of weights, with that of the intercept, which has its prior at ``center``.
+        """
+        if start is None or schedule.stores != "none":
+            return self.prior(d if intercept is None else d - 1, full, intercept, center)
+        self.refuse("a start", " with ADF: None, the prior is that of the start")
+        prior: WeightPrior = start.problem.prior
+        if prior.shift.size != d:
+            raise ValueError(f"start has {prior.shift.size} dimensions; allowed: {d}")
+        return prior
 
 
-def prior_of_fit(
-    given: tuple[Any, Any, Any, Any],
-    start: Any,
-    schedule: Any,
-    d: int,
-    intercept: float | None,
-    dense: bool,
-    center: Array | None = None,
-) -> WeightPrior:
-    """The prior that the arguments give. ADF with a start keeps the prior of the start.
-
-    d: the number of weights, with that of the intercept, which has its prior at ``center``. dense:
-    its precision is a matrix.
-    """
-    if start is None or schedule.stores != "none":
-        features = d if intercept is None else d - 1
-        return normal_prior(*given, features, dense, intercept, center=center)
-    refuse_normal(given, "a start", " with ADF: None, the prior is that of the start")
-    prior: WeightPrior = start.problem.prior
-    if prior.shift.size != d:
-        raise ValueError(f"start has {prior.shift.size} dimensions; allowed: {d}")
-    return prior
-
-
-def _precision(
-    variance: Any, precision: Any, covariance: Any, d: int, full: bool, prefix: str
-) -> Array:
+def _precision(given: PriorArguments, d: int, full: bool) -> Array:
     """Precision of the prior, (d, d), or (d,) of a factorised one."""
+    variance, precision, covariance, _, prefix = given
     if precision is not None or covariance is not None:
         pairs = {"variance": variance, "precision": precision, "covariance": covariance}
         name, *more = [f"{prefix}{name}" for name, value in pairs.items() if value is not None]

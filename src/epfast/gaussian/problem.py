@@ -15,8 +15,9 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
-from epfast.gaussian.prior import KernelPrior, WeightPrior
+from epfast.gaussian.prior import KernelPrior, WeightPrior, prior_of
 from epfast.gaussian.rows import Data, copies_of, data_of, with_ones
+from epfast.gaussian.state import MOST_BYTES, in_memory
 from epfast.inference import Sites, evidence_bound
 from epfast.losses import Loss
 from epfast.schedules import ADF
@@ -315,3 +316,34 @@ def peak_sites(problem: Any) -> Sites | None:
         shift = precision * peak
         scale = np.where(precision > 0.0, value - 0.5 * shift * peak, 0.0)
     return Sites(precision, shift, scale)
+
+
+# ---- the n x n form, and the d x d form ----
+
+
+#: largest product of a row's prior mean and variance, of which EP loses about so many roundings:
+#: the log evidence of 16 fits of 30 rows and 60 columns is 4e-5 nats off at 2e6, .009 at 2e7, and
+#: .5 at 2e8
+FAR = 1e7
+
+
+def in_best_form(problem: Problem) -> Problem:
+    """The same problem, in the d x d form where the prior mean of a row costs too many digits."""
+    prior, X = problem.prior, problem.data.X
+    if not prior.shift.any():
+        return problem
+    with np.errstate(over="ignore", invalid="ignore"):
+        far = not (np.abs(prior.mean_of_rows(X)) * prior.variance_of_rows(X) <= FAR).all()
+    return in_d_by_d(problem) if far and 8 * X.shape[1] ** 2 <= MOST_BYTES else problem
+
+
+def in_d_by_d(problem: Problem) -> Problem:
+    """The same problem in the d x d form. O(d^2) numbers."""
+    prior = problem.prior
+    normal = prior.in_form(WeightPrior)
+    if prior.precision.ndim == 1:
+        in_memory("a matrix of the weights", len(prior.shift), "the n x n form makes none")
+    if prior.precision.ndim == 1 or prior.center is not None:
+        own = prior.precision, normal.mean, True, prior.center, prior.intercept
+        normal = prior_of(*own)
+    return problem.with_prior(normal)._replace(posterior="full")

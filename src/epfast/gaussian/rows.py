@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 
 from epfast import _checks
-from epfast._arrays import Array, pieces, row_chunks
+from epfast._arrays import Array, Matrix, is_sparse, pieces, row_chunks
 from epfast._core.sparse_factors import appended
 from epfast.losses import Loss
+from epfast.schedules import Schedule
 
 #: numbers that are multiplied at a time, so that Ctrl-C acts within about a second, and that
 #: temporary arrays hold
@@ -121,6 +124,23 @@ def same_rows(one: Data, other: Data) -> bool:
     return np.array_equal(one.X, other.X)
 
 
+def is_mapped(X: Matrix) -> bool:
+    """Whether an array lies in a file."""
+    array: Matrix | None = X
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array is not None
+
+
+def own_rows(X: Any, is_copy: bool) -> Any:
+    """X, which predictions need, as nobody else changes it: a copy, but of a read-only map."""
+    if is_copy:
+        return X
+    if hasattr(X, "indptr"):
+        return X.copy()
+    return X if is_mapped(X) and not X.flags.writeable else np.array(X, order="C")
+
+
 # ---- where an intercept has its prior ----
 
 
@@ -216,3 +236,144 @@ def _columns(X: Any, m: int) -> list[slice]:
     n, d = X.shape
     step = max(1, min(NUMBERS // max(1, m), WORK // max(1, m * n)))
     return [slice(i, i + step) for i in range(0, d, step)]
+
+
+# ---- chunks of rows, and names of columns ----
+
+
+#: rows of a user, with their responses
+Chunk = tuple[ArrayLike, ArrayLike]
+#: rows and responses, checked
+CheckedChunk = tuple[Matrix, Array]
+
+
+def is_stream(X: ArrayLike | Iterable[Chunk], y: ArrayLike | None) -> bool:
+    """Whether X is an iterable of chunks, not an array."""
+    if hasattr(X, "__array__") or hasattr(X, "tocsr"):
+        return False
+    return isinstance(X, Iterator) or (y is None and isinstance(X, Iterable))
+
+
+class Stream:
+    """Chunks of rows with their responses, checked as they come. They can be read once.
+
+    All are dense, or all are sparse, as the first is. Frames have the columns of the first.
+    """
+
+    def __init__(self, chunks: Iterable[ArrayLike | Chunk], ones: bool = False) -> None:
+        """ones: whether rows get a column of ones at the end."""
+        self.chunks, self.ones = iter(chunks), ones
+        self.loss: Loss | None = None
+        self.names: tuple[str, ...] | None = None
+        try:
+            X, y = _pair(next(self.chunks))
+        except StopIteration:
+            raise ValueError("X is an empty iterable; allowed: at least one (X, y) chunk") from None
+        #: as the user gives it until a loss reads it
+        self.first_y = y
+        self.names = column_names(X)
+        self.first_X = self._rows(X)
+        self.sparse = is_sparse(self.first_X)
+        #: number of columns
+        self.d = int(self.first_X.shape[1])
+
+    def _rows(self, X: ArrayLike, d: int | None = None) -> Matrix:
+        """Rows of a chunk, of d columns."""
+        check_columns(self.names, X)
+        rows = _checks.rows("a chunk's X", X, None if d is None else d - self.ones)
+        whole: Matrix = with_ones(rows) if self.ones else rows
+        return whole
+
+    def read_by(self, loss: Loss) -> Stream:
+        """Set the loss that checks responses, check the first ones, and return the stream."""
+        self.loss = loss
+        self.first_y = loss.responses("a chunk's y", self.first_y, self.first_X.shape[0])
+        return self
+
+    def _checked(self) -> Iterator[CheckedChunk]:
+        """The chunks, from the first."""
+        assert self.loss is not None
+        yield self.first_X, np.asarray(self.first_y)
+        for chunk in self.chunks:
+            X, y = _pair(chunk)
+            rows = self._rows(X, self.d)
+            if self.sparse and not is_sparse(rows):
+                rows = sparse.csr_matrix(rows)
+            elif not self.sparse and is_sparse(rows):
+                rows = rows.toarray()
+            yield rows, self.loss.responses("a chunk's y", y, rows.shape[0])
+
+    def _joined(self, parts: list[CheckedChunk]) -> CheckedChunk:
+        if len(parts) == 1:
+            return parts[0]
+        X, y = zip(*parts, strict=True)
+        whole = sparse.vstack(X, format="csr") if self.sparse else np.concatenate(X)
+        return whole, np.concatenate(y)
+
+    def pieces(self, batch_size: int, first: int = 0) -> Iterator[CheckedChunk]:
+        """Yield whole minibatches. The rows at the end of a chunk join the next chunk.
+
+        The first piece has at least ``first`` rows, the last what is left.
+        """
+        parts: list[CheckedChunk] = []
+        count, needed = 0, max(first, batch_size)
+        for X, y in self._checked():
+            parts.append((X, y))
+            count += X.shape[0]
+            if count < needed:
+                # copies: a reader may reuse its buffer for the next chunk
+                parts[-1] = X.copy(), y.copy()
+                continue
+            rows, responses = self._joined(parts)
+            whole = count - count % batch_size
+            yield rows[:whole], responses[:whole]
+            parts, count, needed = [], count - whole, batch_size
+            if count:
+                parts = [(rows[whole:].copy(), responses[whole:].copy())]
+        if count:
+            yield self._joined(parts)
+
+
+def column_names(X: ArrayLike | Iterable[Chunk]) -> tuple[str, ...] | None:
+    """Names of the columns of a frame, if all are strings, or None."""
+    names = getattr(X, "columns", None)
+    if names is None or hasattr(X, "tocsr"):
+        return None
+    names = tuple(names)
+    return names if names and all(isinstance(name, str) for name in names) else None
+
+
+def check_columns(names: tuple[str, ...] | None, X: ArrayLike) -> None:
+    """Refuse a frame whose columns are not those that were fitted, in their order."""
+    check_names(names, None if names is None else column_names(X))
+
+
+def check_names(names: tuple[str, ...] | None, given: tuple[str, ...] | None) -> None:
+    """Refuse names of columns, if there are some, that are not those that were fitted."""
+    if names is None or given is None or given == names:
+        return
+    raise ValueError(
+        f"X has the columns {_checks.describe(given)}; allowed: those that were fitted, in their "
+        f"order, {_checks.describe(names)}"
+    )
+
+
+def _pair(chunk: ArrayLike | Chunk) -> Chunk:
+    if not isinstance(chunk, tuple | list) or len(chunk) != 2:
+        raise TypeError(f"a chunk of X is {_checks.describe(chunk)}; allowed: a pair (X, y)")
+    return chunk[0], chunk[1]
+
+
+def checked_stream(
+    X: ArrayLike | Iterable[Chunk], ones: bool, schedule: Schedule, **given: ArrayLike | None
+) -> Stream:
+    """Chunks of rows, of which the first is read. ``given``: arguments that need all rows."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} is given beside chunks of X; allowed: None")
+    if schedule.order == "shuffled" or schedule.sweeps > 1:
+        raise ValueError(
+            f"schedule is {schedule!r}; allowed with chunks of X: one pass in sequential order"
+        )
+    assert isinstance(X, Iterable)
+    return Stream(X, ones)

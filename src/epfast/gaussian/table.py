@@ -1,32 +1,107 @@
-"""The table of cells: which choices go together, and the engine of each; and who is refused.
+"""The table of cells: which choices of a fit go together, and the engine of each.
 
 It maps (form of q, factor, sites stored) to an engine and its extra arguments, beyond those of all
-engines. :func:`legal` refuses a combination that is not in the table and an argument that the
-engine does not take, with the reason and what is allowed.
+engines. :func:`choose` makes a :class:`Request` of the user into :class:`Choices`, with numbers in
+place of None. It refuses a combination that is not in the table, and an argument that the engine
+does not take, with the reason and what is allowed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from epfast import _checks
+import numpy as np
+
+from epfast import _checks, losses, schemes
+from epfast._arrays import Array, Indices
+from epfast.gaussian import notes
 from epfast.gaussian.double_loop import DescentEngine
 from epfast.gaussian.engine import flat
 from epfast.gaussian.forms.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.forms.kernel import Dual, GPState, ProcessEngine
 from epfast.gaussian.forms.nearest import NearestEngine
-from epfast.gaussian.forms.nested import NestedEngine
+from epfast.gaussian.forms.nested import NestedEngine, takes
 from epfast.gaussian.forms.sparse import SparseEngine
 from epfast.gaussian.forms.stack import LatentEngine
 from epfast.gaussian.forms.weights import WeightEngine
 from epfast.gaussian.orders import RowEngine
 from epfast.gaussian.passes import PassEngine
-from epfast.gaussian.prior import CenteredPrior, PerWeightPrior
+from epfast.gaussian.prior import CenteredPrior, KernelPrior, PerWeightPrior
 from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import Data
 from epfast.gaussian.shards import LaplaceEngine, ShardEngine, SharedEngine
 from epfast.inference import Engine
 from epfast.losses import Loss
+from epfast.losses.names import LossGiven
+from epfast.schedules import DEP, EP, Schedule
+from epfast.schedules.base import AS_COMPLETED
+from epfast.schemes import Scheme
+
+#: arguments that only some combinations take, by their names. None: not given
+Options = Mapping[str, Any]
+NO_OPTIONS: Options = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks of a fit, as it was given; see :func:`epfast.fit_linear`."""
+
+    loss: LossGiven
+    scheme: str | Scheme | None = None
+    #: form of q, a key of the table
+    posterior: str = "full"
+    batch_size: int | None = None
+    schedule: Schedule | None = None
+    beta: float | None = None
+    options: Options = field(default_factory=dict)
+
+
+#: of a process whose kernel is yet to come
+NO_KERNEL = KernelPrior()
+
+
+class Choices(NamedTuple):
+    """A legal combination."""
+
+    loss: losses.Loss
+    scheme: Scheme
+    schedule: Any
+    posterior: str
+    batch_size: int | None
+
+    def problem(
+        self, data: Data, prior: Any = NO_KERNEL, names: tuple[str, ...] | None = None
+    ) -> Problem:
+        """The problem of these rows with this prior, in the n x n form if that is for it."""
+        schedule = self.schedule
+        if schedule.stores == "none":
+            schedule = schedule.filled(order=notes.order_of_one_pass(data))
+        # streams do not know how many rows they have, nor do rows that are elsewhere
+        n = None if data.y is None else len(data.y)
+        shared = schedule.stores == "shared" and data.X is not None
+        if shared:
+            data = data._replace(groups=schedule.labels(data.X.shape[0]))
+        posterior = "wide" if isinstance(prior, CenteredPrior) else self.posterior
+        problem = Problem(
+            data,
+            self.loss,
+            self.scheme.bound(self.loss, self.posterior, schedule, n),
+            schedule,
+            self.batch_size,
+            posterior,
+            prior,
+            None if isinstance(prior, KernelPrior) else prior.state,
+            names,
+        )
+        problem.check_weights()
+        return problem
+
+
+# ---- the cells ----
+
 
 #: the schedules, by the sites that they store
 SCHEDULES = {
@@ -58,23 +133,26 @@ class Combination(NamedTuple):
 
 
 Key = tuple[str, str, str]
-#: forms of q that are processes
+#: kinds of posterior, by their covariance
+COVARIANCES = "full", "factorized"
+#: forms of q that rows may have, and processes
+FORMS = "full", "sparse", "factorized"
 PROCESSES = "process", "nearest"
 Table = Mapping[Key, Combination]
 
 
 def words(key: Key) -> str:
     """A key of a table in the arguments of the user."""
-    covariance, factor, stores = key
-    if covariance == "nearest":
+    posterior, factor, stores = key
+    if posterior == "nearest":
         return f"a process by nearest rows, {SCHEDULES[stores]}"
-    if covariance == "process":
+    if posterior == "process":
         several = " of several latents" if factor == "latents" else ""
         return f"a process{several}, {SCHEDULES[stores]}"
     size = {"row": "batch_size=None", "latents": "several latents per row"}.get(
         factor, "a batch_size"
     )
-    return f"posterior={covariance!r}, {size}, {SCHEDULES[stores]}"
+    return f"posterior={posterior!r}, {size}, {SCHEDULES[stores]}"
 
 
 def _row(engine: Callable[[Any], Any], takes: str, **only: bool) -> Combination:
@@ -139,29 +217,63 @@ ENGINES: Table = {
 }
 #: what users choose among
 OF_PROCESSES, OF_ROWS = (
-    {k: row for k, row in ENGINES.items() if k[0] in kinds}
-    for kinds in (PROCESSES, ("full", "sparse", "factorized"))
+    {k: row for k, row in ENGINES.items() if k[0] in kinds} for kinds in (PROCESSES, FORMS)
 )
 
 
+def engine_of(problem: Problem, **settings: bool) -> Engine:
+    """The engine of a legal problem."""
+    factor = "row" if problem.batch_size is None else "minibatch"
+    factor = "latents" if problem.loss.latents != 1 else factor
+    form = "full" if problem.is_full else problem.posterior
+    engine: Engine = ENGINES[form, factor, problem.schedule.stores].engine(problem, **settings)
+    return engine
+
+
+def at_start(problem: Problem) -> Any:
+    """The state before the first sweep without a start: the prior and flat sites."""
+    if isinstance(problem.prior, CenteredPrior):
+        return GPState(flat(problem.shape[0]), 0)
+    engine: Any = engine_of(problem)
+    return engine.finish(engine.init(None), True)
+
+
+# ---- who is refused ----
+
+
+class Asked(NamedTuple):
+    """An argument that only some combinations take."""
+
+    #: in the table
+    name: str
+    value: Any
+    #: the other argument that it does not go with. "": the combination takes it, or does not
+    beside: str = ""
+
+    @property
+    def argument(self) -> str:
+        """What the user calls it."""
+        return self.name.split("=")[0]
+
+
 def legal(
-    covariance: str,
+    posterior: str,
     factor: str,
-    schedule: Any,
-    scheme: Any,
+    schedule: Schedule,
+    scheme: Scheme,
     loss: Loss,
-    given: Mapping[str, Any],
+    options: Options = NO_OPTIONS,
 ) -> Combination:
-    """The engine of a combination, or an error that says why there is none.
+    """The cell of a combination, or an error that says why there is none.
 
     Parameters
     ----------
-    covariance, factor : str
+    posterior, factor : str
         See the table.
     schedule : Schedule
     scheme : Scheme
     loss : Loss
-    given : dict
+    options : dict
         Arguments that only some combinations take. None: not given.
 
     Returns
@@ -173,24 +285,42 @@ def legal(
     ValueError
         If the combination makes no sense.
     """
-    key = (covariance, factor, schedule.stores)
-    table = OF_PROCESSES if covariance in PROCESSES else OF_ROWS
+    key = (posterior, factor, schedule.stores)
+    table = OF_PROCESSES if posterior in PROCESSES else OF_ROWS
     if key not in table:
-        stores = [stored for c, f, stored in table if (c, f) == (covariance, factor)]
-        if not stores:
-            forms = sorted({repr(c) for c, f, _ in table if f == factor}, reverse=True)
-            beside = words((covariance, factor, schedule.stores)).split(", ")[1]
-            raise ValueError(
-                f"posterior is {covariance!r}; allowed with {beside}: {', '.join(forms)}"
-            )
-        others = "; or " + " | ".join(words(k) for k in table if k[2] == schedule.stores)
-        raise ValueError(
-            f"schedule is {_checks.describe(schedule)}; allowed with "
-            f"{words((covariance, factor, stores[0])).rsplit(', ', 1)[0]}: "
-            + ", ".join(SCHEDULES[stored] for stored in stores)
-            + (others if len(others) > len("; or ") else "")
-        )
+        raise ValueError(_no_cell(key, table, schedule))
     row = table[key]
+    _check_cell(key, row, schedule, scheme, loss)
+    arguments = asked(schedule, scheme, options)
+    for one in arguments:
+        if one.beside or one.name not in row.takes:
+            raise ValueError(_not_taken(one, key, table))
+    for one in arguments:
+        if one.name == "power":
+            loss.check_power(one.value)
+    return row
+
+
+def _no_cell(key: Key, table: Table, schedule: Schedule) -> str:
+    """Why there is no such cell, and what is allowed."""
+    posterior, factor, stores = key
+    stored = [s for p, f, s in table if (p, f) == (posterior, factor)]
+    if not stored:
+        forms = sorted({repr(p) for p, f, _ in table if f == factor}, reverse=True)
+        beside = words(key).split(", ")[1]
+        return f"posterior is {posterior!r}; allowed with {beside}: {', '.join(forms)}"
+    others = "; or " + " | ".join(words(k) for k in table if k[2] == stores)
+    return (
+        f"schedule is {_checks.describe(schedule)}; allowed with "
+        f"{words((posterior, factor, stored[0])).rsplit(', ', 1)[0]}: "
+        + ", ".join(SCHEDULES[one] for one in stored)
+        + (others if len(others) > len("; or ") else "")
+    )
+
+
+def _check_cell(key: Key, row: Combination, schedule: Schedule, scheme: Scheme, loss: Loss) -> None:
+    """Refuse a loss, a scheme or an order that a cell is not for."""
+    factor = key[1]
     if (factor == "latents") != (loss.latents != 1):
         raise ValueError(
             f"loss is {loss!r}; allowed with {words(key)}: one with "
@@ -220,53 +350,203 @@ def legal(
         raise ValueError(
             f"order is {schedule.order!r}; allowed with {words(key)}: 'auto' or 'parallel'"
         )
-    asked = {name: value for name, value in given.items() if value is not None}
+
+
+def asked(schedule: Schedule, scheme: Scheme, options: Options) -> list[Asked]:
+    """The arguments that only some combinations take, then those that exclude each other."""
+    found = {name: value for name, value in options.items() if value is not None}
     if scheme.relaxes:
-        asked["scheme='relaxed'"] = scheme
+        found["scheme='relaxed'"] = scheme
     for name in SCHEDULE_NUMBERS:
         value = getattr(schedule, name, None)
         if value is not None and not (name in ("damping", "power") and value == 1.0):
-            asked[name] = value
+            found[name] = value
     if schedule.order in ("parallel", "shuffled", "chunked", "as_completed"):
-        asked[f"order={schedule.order!r}"] = schedule.order
-    pairs: dict[str, tuple[str, ...]] = {}
+        found[f"order={schedule.order!r}"] = schedule.order
+    excluded: dict[str, tuple[str, ...]] = {}
     if schedule.order == "parallel":
-        pairs["order='parallel'"] = ("block",)
+        excluded["order='parallel'"] = ("block",)
     if scheme.relaxes:
         none = "power", "weights", "prior", "order='parallel'", "order='chunked'"
-        pairs["scheme='relaxed'"] = none
-    for other, names in pairs.items():
-        asked |= {f"{name} beside {other}": asked[name] for name in names if name in asked}
-    for name, value in asked.items():
-        if name not in row.takes:
-            users = [words(k) for k, other in table.items() if name in other.takes]
-            allowed = "; it is for " + " | ".join(users) if users else ""
-            argument, _, beside = name.partition(" beside ")
-            argument = argument.split("=")[0]
-            if beside:
-                allowed = "; allowed: another order" if argument == "order" else "; allowed: None"
-            raise ValueError(
-                f"{argument} is {_checks.describe(value)}"
-                + (f" beside {beside}" if beside else "")
-                + f"; not allowed with {words(key)}{allowed}"
-            )
-    if "power" in asked:
-        loss.check_power(asked["power"])
-    return row
+        excluded["scheme='relaxed'"] = none
+    every = [Asked(name, value) for name, value in found.items()]
+    for other, names in excluded.items():
+        every += [Asked(name, found[name], other) for name in names if name in found]
+    return every
 
 
-def engine_of(problem: Problem, **settings: Any) -> Engine:
-    """The engine of a legal problem."""
-    factor = "row" if problem.batch_size is None else "minibatch"
-    factor = "latents" if problem.loss.latents != 1 else factor
-    form = "full" if problem.is_full else problem.posterior
-    engine: Engine = ENGINES[form, factor, problem.schedule.stores].engine(problem, **settings)
-    return engine
+def _not_taken(one: Asked, key: Key, table: Table) -> str:
+    """Why an argument is refused, and what is allowed."""
+    if one.beside:
+        beside = f" beside {one.beside}"
+        allowed = "; allowed: another order" if one.argument == "order" else "; allowed: None"
+    else:
+        users = [words(k) for k, other in table.items() if one.name in other.takes]
+        beside, allowed = "", "; it is for " + " | ".join(users) if users else ""
+    value = _checks.describe(one.value)
+    return f"{one.argument} is {value}{beside}; not allowed with {words(key)}{allowed}"
 
 
-def at_start(problem: Problem) -> Any:
-    """The state before the first sweep without a start: the prior and flat sites."""
-    if isinstance(problem.prior, CenteredPrior):
-        return GPState(flat(problem.shape[0]), 0)
-    engine: Any = engine_of(problem)
-    return engine.finish(engine.init(None), True)
+# ---- from what is asked to what is chosen ----
+
+
+DEFAULT_SCHEDULE, EXACT = EP(), schemes.Exact()
+#: bytes of the matrices of a fit of several latents, all together, and how many (C, d, d) it has
+MOST_BYTES, MATRICES = 16 << 30, 8
+#: copies of a row that a weight makes, on average at most: 300 rows take .02, .06 and .43 s with
+#: weights of 1, 10 and 100
+MOST_COPIES = 100
+#: what a schedule may be: of rows, and of a process
+ALLOWED = (
+    "epfast.EP, ADF, SEP, AEP, DSEP, DAEP or DEP",
+    "epfast.EP or epfast.DoubleLoop",
+)
+
+
+def choose(request: Request) -> Choices:
+    """The choices that are asked for. It raises if they conflict."""
+    posterior, batch_size, options = request.posterior, request.batch_size, request.options
+    schedule = DEFAULT_SCHEDULE if request.schedule is None else request.schedule
+    process = posterior in PROCESSES
+    _checks.schedule(schedule, Schedule, ALLOWED[process])
+    if batch_size is not None:
+        batch_size = _checks.integer("batch_size", batch_size, least=1)
+    factor = "row" if batch_size is None else "minibatch"
+    loss = losses.resolve(request.loss).tempered(request.beta)
+    if loss.latents != 1:
+        for name, value, allowed in (
+            ("posterior", posterior, "full"),
+            ("batch_size", batch_size, None),
+        ):
+            if value != allowed and not process:
+                raise ValueError(
+                    f"{name} is {value!r}; allowed with {loss!r}, which has several latents "
+                    f"per row: {allowed!r}"
+                )
+        factor = "latents"
+    if request.scheme is None:
+        scheme = default_scheme(loss, factor, posterior)
+    else:
+        scheme = schemes.resolve(request.scheme)
+    schedule = schedule.resolved(options.get("executor") is not None)
+    legal(posterior, factor, schedule, scheme, loss, options)
+    # of a shard, or before a descent
+    within = getattr(schedule, "inner", getattr(schedule, "start", None))
+    if within is not None:
+        legal(posterior, factor, within, scheme, loss)
+    if options.get("executor") is not None or schedule.order == AS_COMPLETED:
+        _check_tasks(schedule, scheme, options)
+    numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
+    if posterior == "factorized":
+        # scalar sites are never clipped: a negative precision is right where t is not log-concave
+        clips = factor == "minibatch" or not scheme.one_dimension
+        numbers["site_rule"] = "nonnegative" if clips else "keep"
+    return Choices(loss, scheme, schedule.filled(**numbers), posterior, batch_size)
+
+
+def default_scheme(loss: losses.Loss, factor: str, posterior: str) -> Scheme:
+    """The scheme where none is named: one that holds on columns of unit variance."""
+    if factor != "minibatch":
+        return EXACT
+    reason = schemes.Laplace().refuses(loss, factor)
+    if reason is None or "values" not in loss.gives:
+        return schemes.Laplace(curvature="exact")  # which says what is wrong
+    slopes = list(getattr(loss, "slopes", ()))
+    convex, by_slope = slopes == sorted(slopes) != [], schemes.Laplace(curvature="slope")
+    if convex and posterior != "full" and by_slope.refuses(loss, factor) is None:
+        return by_slope
+    raise ValueError(
+        f"scheme is None, for {loss!r} with a batch_size: {reason.split('; allowed')[0]}; allowed: "
+        "batch_size=None, a site per row, whose moments are exact, or a scheme that is named, as "
+        "schemes.Laplace(curvature='slope') or, with posterior='factorized', 'variational'; they "
+        "may fail on columns of unit variance"
+    )
+
+
+def _check_tasks(schedule: Schedule, scheme: Scheme, options: Options) -> None:
+    """Refuse an executor for what is no set of tasks, and an order of tasks without one."""
+    if options.get("executor") is None:
+        raise ValueError(
+            f"order is {AS_COMPLETED!r} without an executor; allowed: 'auto', 'sequential', "
+            "'shuffled' or 'parallel', or executor= beside it"
+        )
+    if scheme.learns:
+        raise ValueError(
+            f"executor is given and the scheme is {scheme!r}, which learns as it goes; allowed "
+            "with an executor: a scheme that does not"
+        )
+    if not (isinstance(schedule, DEP) or schedule.order == "parallel"):
+        raise ValueError(
+            f"schedule is {_checks.describe(schedule)}, which is no set of tasks; allowed with an "
+            "executor: DEP(); DSEP() or DAEP() in the order 'auto' or 'parallel'; or with a "
+            "batch_size EP(order='parallel')"
+        )
+
+
+def is_for_wide(choices: Choices, X: Any) -> bool:
+    """Whether a fit by these choices takes the n x n form.
+
+    Scalar sites of EP with a full covariance, fewer rows than columns; not in chunks, nor relaxed.
+    """
+    schedule = choices.schedule
+    if not (isinstance(schedule, EP) and choices.posterior == "full"):
+        return False
+    by_rows = choices.batch_size is None and choices.loss.latents == 1
+    if not by_rows or choices.scheme.relaxes or not hasattr(X, "shape"):
+        return False
+    return schedule.order != "chunked" and is_wide(*X.shape)
+
+
+def is_wide(n: int, d: int) -> bool:
+    """Whether n rows of d columns are wide.
+
+    Sweeps of order n take less time up to n = 1.5 d, but from n = d on the d x d form has shorter
+    predictions, and keeps no rows.
+    """
+    return n < d
+
+
+# ---- several latents per row ----
+
+
+def copies(loss: losses.Loss, weights: Array, name: str = "weights") -> Indices:
+    """The numbers of the rows, each as often as its weight says. Weights must be whole.
+
+    A power of a factor of several latents has no moments of closed form, as that of one latent has.
+    """
+    parts = weights % 1.0
+    if parts.any() or weights.sum() > MOST_COPIES * len(weights):
+        raise ValueError(
+            f"{name} holds {weights[np.argmax(parts)]:g}, with a mean of {weights.mean():g}; "
+            f"allowed with {loss!r}, which has several latents per row: whole numbers, "
+            f"{MOST_COPIES} on average at most; a loss of two labels, as 'probit', each class "
+            "against the rest, takes any weights"
+        )
+    return np.repeat(np.arange(len(weights)), weights.astype(np.intp))
+
+
+def filled(
+    loss: losses.LatentLoss, y: Any, d: int, schedule: Any, start: Any = None
+) -> losses.LatentLoss:
+    """The loss with numbers in place of None: as y and d weights per latent, or the start, say.
+
+    Refuses fits whose matrices would not fit in memory.
+    """
+    if start is not None:
+        complete = loss.filled(start.n_latents, start.problem.loss.correlated)
+    else:
+        known = loss.filled(loss.latents_in(y), None)
+        complete = known.filled(known.latents, takes(schedule) and known.with_correlations(d))
+    if start is not None and start.problem.loss.correlated != complete.correlated:
+        kind = "JointPosterior" if complete.correlated else "LatentPosterior"
+        raise TypeError(
+            f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind} or None"
+        )
+    size = 8 * MATRICES * complete.latents * d * d
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"X has {d} columns: {complete.latents} covariances take {size:.3g} bytes in all; "
+            f"allowed: {MOST_BYTES:.3g}, with fewer columns, or a fit per class (one against the "
+            "rest) with posterior='factorized'"
+        )
+    return complete

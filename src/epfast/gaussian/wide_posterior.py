@@ -18,11 +18,11 @@ from epfast.gaussian.engine import Full, plain, proper
 from epfast.gaussian.forms.kernel import Dual, GPState, ProcessEngine, log_evidence
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.prior import CenteredPrior
-from epfast.gaussian.problem import Problem, sum_of_sites
+from epfast.gaussian.problem import Problem, in_d_by_d, sum_of_sites
 from epfast.gaussian.process_posterior import KernelPosterior
 from epfast.gaussian.rows import Data, diagonal_products, products
 from epfast.gaussian.state import in_memory, raised_factors, raised_sites
-from epfast.gaussian.wide import in_d_by_d, is_wide
+from epfast.gaussian.table import is_wide
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property
 

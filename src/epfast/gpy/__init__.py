@@ -17,11 +17,11 @@ from epfast import _checks, schedules
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import GPPosterior, fit_process
-from epfast.gaussian.choices import choose_process
 from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
 from epfast.gaussian.prior import KernelPrior, checked_kernel
 from epfast.gaussian.rows import Data
+from epfast.gaussian.table import Request, choose
 from epfast.inference import fit_from
 from epfast.losses.base import Json
 
@@ -276,7 +276,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             kernel = KernelMatrix(np.array(K, dtype=np.float64, order="C"))
         else:
             kernel = checked_kernel(K, False, 0.0)
-        chosen = choose_process(loss, None, schedule)
+        chosen = choose(Request(loss, None, "process", schedule=schedule))
         problem = chosen.problem(Data(None, rows), KernelPrior(kernel))
         start = None if self.always_reset else self.last
         if start is not None and len(start.y) != n:

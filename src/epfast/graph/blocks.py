@@ -14,12 +14,11 @@ from epfast._arrays import Array, Matrix, is_sparse, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
-from epfast.gaussian.choices import choose
 from epfast.gaussian.engine import with_moments
 from epfast.gaussian.prior import prior_of
 from epfast.gaussian.rows import Data
 from epfast.gaussian.shards import WarmStart
-from epfast.gaussian.table import engine_of
+from epfast.gaussian.table import Request, choose, engine_of
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.variables import Index
 from epfast.inference import Sites, Swept
@@ -230,7 +229,7 @@ class LinearPart:
             rows = batch.parts[0].times(batch.terms.coefficient).rows
         if data["offset"].any():
             loss, y = loss.with_offset(), loss.add_offset(y, data["offset"])
-        chosen = choose(loss, factor.scheme, "full", None, schedule)
+        chosen = choose(Request(loss, factor.scheme, schedule=schedule))
         normal = prior_of(prior.precision, prior.mean, True)
         self.problem = chosen.problem(Data(rows, y), normal)
         self.engine: Any = engine_of(self.problem)
@@ -285,7 +284,7 @@ def is_linear(batch: Batch, schedule: Schedule) -> bool:
     if (batch.terms.counts != 1).any() or batch.data["noise"].any() or batch.factor.sharp:
         return False
     try:
-        choose(batch.factor.loss, batch.factor.scheme, "full", None, schedule)
+        choose(Request(batch.factor.loss, batch.factor.scheme, schedule=schedule))
     except (ValueError, TypeError):
         return False
     return True

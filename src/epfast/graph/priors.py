@@ -12,7 +12,7 @@ from scipy import sparse
 from epfast import _checks
 from epfast._arrays import Array, Given, SparseGiven
 from epfast.families import ZERO, Beta, Family, Gamma
-from epfast.gaussian.prior import SparsePrior, checked_variances, normal_prior, sparse_prior
+from epfast.gaussian.prior import PriorArguments, SparsePrior, checked_variances
 from epfast.gaussian.sparse import Pattern, SparseDesign, is_proper
 from epfast.graph.blocks import BlockPrior
 from epfast.graph.sparse_blocks import SparseBlockPrior, flat_norm, independent
@@ -141,7 +141,7 @@ def block(
     if several and precision is None:
         return shape, _of_variances(number, variance, center, shape)
     full = precision is not None
-    normal = normal_prior(variance, precision, None, center, size, full, prefix="")
+    normal = PriorArguments(variance, precision, None, center, "").prior(size, full)
     return shape, BlockPrior(number, normal.precision.copy(), center)
 
 
@@ -162,7 +162,7 @@ def _sparse(
         matrix, at = rest.precision.tocoo(), np.flatnonzero(known)
         whole = sparse.csr_array((matrix.data, (at[matrix.row], at[matrix.col])), shape=(d, d))
         return SparseBlockPrior(number, whole, center, rest.norm + flat_norm(d - len(at)))
-    normal = sparse_prior((variance, matrix, None, center), d, None, None, prefix="")
+    normal = PriorArguments(variance, matrix, None, center, "").sparse(d, None, None)
     pattern = Pattern.of(normal.precision, np.empty(0, dtype=np.intp))
     design = SparseDesign(pattern, pattern)
     if not is_proper(design, normal.precision):

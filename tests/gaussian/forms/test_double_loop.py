@@ -9,9 +9,9 @@ from scipy import special
 import epfast
 from epfast import EP, ConvergenceWarning, CustomSite, DoubleLoop, NoisyStep, fit_gp
 from epfast.gaussian import double_loop
-from epfast.gaussian.choices import Choices
 from epfast.gaussian.double_loop import DescentEngine
 from epfast.gaussian.rows import Data
+from epfast.gaussian.table import Choices
 from epfast.inference import Sites
 from epfast.inference.runtime import no_tick
 from epfast.schemes import Exact

@@ -10,10 +10,9 @@ from scipy import linalg, special
 
 import epfast
 from epfast import EP, ConvergenceWarning, NoisyStep, fit_gp, losses, schemes
-from epfast.gaussian.choices import Choices
 from epfast.gaussian.forms.kernel import ProcessEngine
 from epfast.gaussian.rows import Data
-from epfast.gaussian.table import legal
+from epfast.gaussian.table import Choices, legal
 from epfast.inference.runtime import no_tick
 from epfast.schemes import Exact
 from tests.oracles.data import process, rbf

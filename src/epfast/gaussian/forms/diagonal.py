@@ -34,8 +34,7 @@ from epfast.gaussian.engine import (
 from epfast.gaussian.passes import start_of_pass
 from epfast.gaussian.prior import WeightPrior
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.rows import Data
-from epfast.gaussian.sources import Stream
+from epfast.gaussian.rows import Data, Stream
 from epfast.gaussian.state import State
 from epfast.inference import Counts, PartOfSweep, Sites, run
 from epfast.inference.loop import change
