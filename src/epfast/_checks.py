@@ -456,7 +456,7 @@ def is_lazy(value: Any) -> bool:
 
 def not_lazy(name: str, value: Any) -> None:
     """Refuse an array or a frame of Dask, which NumPy would compute here as a whole."""
-    if is_lazy(value):
+    if hasattr(value, "__dask_graph__") and is_lazy(value):
         raise TypeError(
             f"{name} is a Dask {type(value).__name__}; allowed: what is in memory, as "
             f"{name}.compute() is; epfast.dask.fit_linear, epfast.dask.LinearClassifier and "

@@ -41,7 +41,7 @@ class Halving:
     def init(self, start: Any) -> State:
         return State(1.0, 1.0) if start is None else start
 
-    def sweep(self, state, keep, tick):
+    def sweep(self, state, keep, tick, before=None):
         self.kept.append(keep)
         tick(4)
         tick(6)
@@ -133,7 +133,7 @@ def test_a_state_is_summarised_at_the_end_alone():
             seen.append(evidence)
             return super().summary(state, evidence)
 
-        def sweep(self, state, keep, tick):
+        def sweep(self, state, keep, tick, before=None):
             k = state.sweeps + 1
             return Swept(State(0.5 * state.mean, 1.0, k), 2.0 ** (1 - k), -(2.0**-k))
 

@@ -217,7 +217,9 @@ class DescentEngine:
         now = state.moments
         return Summary(now.mean, now.variance, log_evidence(state.sites, now))
 
-    def sweep(self, state: DescentState, keep: bool, tick: Tick) -> Swept[DescentState]:
+    def sweep(
+        self, state: DescentState, keep: bool, tick: Tick, before: Summary | None = None
+    ) -> Swept[DescentState]:
         point, ridge, moved = self._step(state.point, state.ridge)
         tick(self.n_sites)
         mismatch = point.mismatch
@@ -230,9 +232,15 @@ class DescentEngine:
         # a short step does not show a fixed point; matching moments do
         matched, now = mismatch <= self.match, self.summary(new)
         with np.errstate(all="ignore"):  # the loop looks at what came out
-            change = change_of(self.summary(state), now)
+            change = change_of(self.summary(state) if before is None else before, now)
         return Swept(
-            new, change, now.log_evidence, settled=matched, stuck=not moved, mismatch=mismatch
+            new,
+            change,
+            now.log_evidence,
+            moments=now,
+            settled=matched,
+            stuck=not moved,
+            mismatch=mismatch,
         )
 
     def finish(self, state: DescentState, hurry: bool = False) -> GPState:

@@ -287,11 +287,14 @@ class EPEngine(Visits[Any]):
         """The visits of the next sweep."""
         return self
 
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> Swept[Any]:
+    def sweep(
+        self, state: Any, keep: bool, tick: Tick, before: Summary | None = None
+    ) -> Swept[Any]:
+        last, tasks = state, self.tasks
         if self.exact is not None:
             tick(self.n_sites)
-            return self._swept(state, state._replace(sweeps=state.sweeps + 1), Visited())
-        last, tasks = state, self.tasks
+            same = Visited(swept_state=state._replace(sweeps=state.sweeps + 1))
+            return self._found(last, before, state, None, self, same)
         lost, n_bytes = (0, 0) if tasks is None else (tasks.n_lost, tasks.n_bytes)
         state = self.pre_step(state) if self.steps else state
         if self.tilted is not None:
@@ -312,62 +315,61 @@ class EPEngine(Visits[Any]):
                 raise PartOfSweep(reached) from None
             error.posterior = reached
             raise
-        swept = self._accepted(last, state, sites, visits, visited)
+        swept = self._found(last, before, state, sites, visits, visited)
         if tasks is not None:
             sent = tasks.n_bytes - n_bytes
             counts = swept.counts._replace(lost=tasks.n_lost - lost, bytes_sent=sent or None)
             swept = swept._replace(counts=counts)
         return swept
 
-    def _accepted(
-        self, last: Any, state: Any, sites: Any, visits: Visits[Any], visited: Visited[Any]
+    def _found(
+        self,
+        last: Any,
+        before: Summary | None,
+        state: Any,
+        sites: Any,
+        visits: Visits[Any],
+        visited: Visited[Any],
     ) -> Swept[Any]:
         """The state that visits of all factors lead to, and what has been found.
 
-        last: the state before the sweep; state: from which the sites were fitted.
+        last, before: the state before the sweep, and its moments, if these are known. state: from
+        which the sites were fitted.
         """
-        sweeps, settled = last.sweeps + 1, visited.settled
+        counts, settled, drift = visited.counts, visited.settled, None
         # the weights may stand still in their own sd and the rows not, along directions that the
         # prior leaves free
         if visited.residual > max(self.schedule.tol, STANDS):
             settled = False
         new, moments = visited.swept_state, None
         if new is None:
-            new, moments = self.form.rebuild(sites, sweeps), visited.swept_moments
+            new, moments = self.form.rebuild(sites, last.sweeps + 1), visited.swept_moments
         if new is None:
-            new, moments, settled = self._halved(state, sites, sweeps), None, False
+            new, moments, settled = self._halved(state, sites, last.sweeps + 1), None, False
         if new is None:
-            same, counts = self.unswept(last)
-            return self._swept(last, same, Visited(counts))
-        if visited.memory is not None:
-            new = new._replace(memory=visited.memory)
-        new = carry_memory(state, new, visits.relaxation)
-        visited = visited._replace(swept_moments=moments, settled=settled)
-        if visits.accelerates:
-            with np.errstate(all="ignore"):
-                moved = change(self.summary(state, False), self.summary(new, False))
-            new, visited = visits.accelerate(state, new, visited, moved)
-        return self._swept(last, new, visited)
-
-    def _swept(self, last: Any, new: Any, visited: Visited[Any]) -> Swept[Any]:
-        """What a sweep has found that led from one state to another."""
-        moved, drift = visited.change, None
+            new, counts = self.unswept(last)
+            visited, settled = Visited(), None
+        else:
+            memory = new.memory if visited.memory is None else visited.memory
+            new = new._replace(memory=state.memory if memory is None else memory)
+            if visits.relaxation is not None:
+                new = new._replace(relaxed=state.relaxed)
+            if visits.accelerates:
+                with np.errstate(all="ignore"):
+                    moved = change(self.summary(state, False), self.summary(new, False))
+                visited = visited._replace(swept_moments=moments, settled=settled)
+                new, visited = visits.accelerate(state, new, visited, moved)
+                moments, settled = visited.swept_moments, visited.settled
         with np.errstate(all="ignore"):  # the loop looks at what came out
-            now = self.summary(new)
-            if moved is None:
-                moved = change(self.summary(last, False), now) / self.schedule.damping
-            if visited.swept_moments is not None:
-                drift = change(visited.swept_moments, now)
+            now, distance = self.summary(new), visited.change
+            if distance is None:
+                before = self.summary(last, False) if before is None else before
+                distance = change(before, now) / self.schedule.damping
+            if moments is not None:
+                drift = change(moments, now)
+        found = visited.trace, visited.damping, visited.in_flight
         return Swept(
-            new,
-            moved,
-            now.log_evidence,
-            visited.counts,
-            drift,
-            visited.settled,
-            trace=visited.trace,
-            damping=visited.damping,
-            in_flight=visited.in_flight,
+            new, distance, now.log_evidence, counts, now, drift, settled, False, None, *found
         )
 
     def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:

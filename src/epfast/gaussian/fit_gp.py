@@ -286,7 +286,7 @@ def fit_process(
             pool = pool_of(threads, problem.n_rows)
             for kernel in kernels:
                 kernel.pool = pool
-        arguments["questions"] = problem.scheme.questions
+        arguments["questions"] = problem.scheme.questions if problem.scheme.learns else None
         with at_work(kernels[0].pool, problem.n_rows):
             for kernel in kernels if check else ():
                 check_positive(kernel)

@@ -696,7 +696,7 @@ def fit_problem(
                 "record": None if record is None else costs,
                 "callback": None if callback is None else look,
                 "progress": progress,
-                "questions": scheme.questions,
+                "questions": scheme.questions if scheme.learns else None,
             }
             fit = run_from(engine, schedule, start, guess=guess, **given)
             if start is None and not fit.stopped and fit.history and fit.history[-1].n_refused:

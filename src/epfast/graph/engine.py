@@ -484,7 +484,9 @@ class GraphEngine:
 
     # ---- sweep ----
 
-    def sweep(self, state: GraphState, keep: bool, tick: Tick) -> Swept[GraphState]:
+    def sweep(
+        self, state: GraphState, keep: bool, tick: Tick, before: Summary | None = None
+    ) -> Swept[GraphState]:
         swept = self._sweep(state, keep, tick)
         if not self.linear:
             return swept

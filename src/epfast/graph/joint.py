@@ -176,7 +176,9 @@ class JointEngine:
     def summary(self, state: JointState, evidence: bool = True) -> Summary:
         return Summary(state.mean, state.covariance.diagonal().copy(), state.log_evidence)
 
-    def sweep(self, state: JointState, keep: bool, tick: Tick) -> Swept[JointState]:
+    def sweep(
+        self, state: JointState, keep: bool, tick: Tick, before: Summary | None = None
+    ) -> Swept[JointState]:
         sites = tuple(JointSites(*(part.copy() for part in site)) for site in state.sites)
         precision, shift = self.added_up(sites)
         now = belief_of(precision, shift)

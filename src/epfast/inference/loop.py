@@ -103,6 +103,8 @@ class Swept(NamedTuple, Generic[S]):
     change: float
     log_evidence: float
     counts: Counts = NO_COUNTS
+    #: moments of the state. None: where a look at all weights would cost more than the sweep
+    moments: Summary | None = None
     drift: float | None = None
     #: True or False if the engine tests for a fixed point itself. None: the loop tests the change
     settled: bool | None = None
@@ -139,10 +141,12 @@ class Engine(Protocol):
     def init(self, start: Any) -> Any:
         """Make the initial state, from a posterior or None."""
 
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> Swept[Any]:
-        """Perform one sweep. keep: the old state is still in use, so leave its arrays unchanged.
+    def sweep(
+        self, state: Any, keep: bool, tick: Tick, before: Summary | None = None
+    ) -> Swept[Any]:
+        """Perform one sweep. before: the moments of the state, where they are known.
 
-        Else they may change on the way, as long as it is a state at any time: one that Ctrl-C may
+        keep: the old state is still in use, so leave its arrays unchanged. Else they may change on the way, as long as it is a state at any time: one that Ctrl-C may
         go back to, wherever it falls.
 
         Ctrl-C comes out of it as KeyboardInterrupt. As PartOfSweep if what is done so far counts.
@@ -178,7 +182,7 @@ def run(
     record: Callable[[Swept[Any]], tuple[float | None, Array | None]] | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
-    questions: Questions = lambda: None,
+    questions: Questions | None = None,
 ) -> Fit:
     """Run a schedule on an engine: the only loop over sweeps.
 
@@ -220,7 +224,7 @@ def run(
     """
     history: list[SweepInfo] = []
     converged, stopped = False, False
-    state, first = None, 0
+    state, first, now = None, 0, None
     try:
         with at_work(engine.pool, engine.order_of_matrices):
             state = engine.init(start)
@@ -228,10 +232,10 @@ def run(
             with ticks(progress) as tick:
                 for _ in range(schedule.sweeps):
                     began = time.perf_counter()
-                    asked = questions()
+                    asked = None if questions is None else questions()
                     # functions of the user may keep the states that they see
-                    swept = engine.sweep(state, callback is not None, tick)
-                    new, moved, evidence, counts, drift = swept[:5]
+                    swept = engine.sweep(state, callback is not None, tick, now)
+                    new, moved, evidence, counts, now, drift = swept[:6]
                     sound = math.isfinite(evidence) or math.isnan(engine.evidence_bound)
                     if not (sound and math.isfinite(moved)):
                         raise FloatingPointError(
@@ -239,7 +243,7 @@ def run(
                         )
                     costs = (None, None) if record is None else record(swept)
                     spent = (None, None)
-                    if asked is not None:
+                    if asked is not None and questions is not None:
                         spent = np.subtract(questions(), asked).tolist()
                     info = SweepInfo(
                         new.sweeps,
@@ -282,7 +286,7 @@ def run(
                         break
             reason = ""
             if converged:
-                end = engine.summary(state, evidence=False)
+                end = engine.summary(state, evidence=False) if now is None else now
                 reason = mean_beyond_precision(end.mean, end.variance)
             return Fit(engine.finish(state), converged and not reason, history, stopped, reason)
     except KeyboardInterrupt as pressed:

@@ -191,10 +191,12 @@ class ParametricEngine:
                 return state._replace(sites=state.sites.copy())
         return state._replace(sites=np.tile(beyond / self.n_sites, (shape[0], 1)))
 
-    def sweep(self, state: ParametricState, keep: bool, tick: Tick) -> Swept[ParametricState]:
+    def sweep(
+        self, state: ParametricState, keep: bool, tick: Tick, before: Summary | None = None
+    ) -> Swept[ParametricState]:
         """One pass over the rows, then the factors of the prior."""
         with np.errstate(all="ignore"):  # the loop looks at what comes out
-            before = self.summary(state, False)
+            before = self.summary(state, False) if before is None else before
         if keep:
             state = state._replace(
                 belief=state.belief.copy(),
@@ -227,7 +229,7 @@ class ParametricEngine:
         with np.errstate(all="ignore"):
             now = self.summary(state)
             moved = change(before, now) / schedule.damping
-        return Swept(state, moved, now.log_evidence, Counts(refused, failed))
+        return Swept(state, moved, now.log_evidence, Counts(refused, failed), now)
 
     def _share_left(self, group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None) -> float:
         """Of old sites, the share that a pass leaves. ADF has none, and takes nothing out."""
