@@ -146,8 +146,9 @@ class Engine(Protocol):
     ) -> Swept[Any]:
         """Perform one sweep. before: the moments of the state, where they are known.
 
-        keep: the old state is still in use, so leave its arrays unchanged. Else they may change on the way, as long as it is a state at any time: one that Ctrl-C may
-        go back to, wherever it falls.
+        keep: the old state is still in use, so leave its arrays unchanged. Else they may change on
+        the way, as long as it is a state at any time: one that Ctrl-C may go back to, wherever it
+        falls.
 
         Ctrl-C comes out of it as KeyboardInterrupt. As PartOfSweep if what is done so far counts.
         """
