@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from tokenize import TokenError
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib.format import (
@@ -39,11 +39,10 @@ try:
 except ModuleNotFoundError:  # of other systems. Nothing is locked there, and nothing swept up
     fcntl = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    #: what JSON holds
-    Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
-    #: what becomes that
-    Setting = Plain | Real | np.bool_ | Array | Mapping[str, "Setting"] | Sequence["Setting"]
+#: what JSON holds
+Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+#: what becomes that
+Setting = Plain | Real | np.bool_ | Array | Mapping[str, "Setting"] | Sequence["Setting"]
 
 #: format of the files that ``write`` makes
 FORMAT = 4
