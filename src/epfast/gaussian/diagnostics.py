@@ -151,17 +151,17 @@ def _residual_of_latents(problem: Problem, sites: Sites, mean: Array, variance: 
 
 def residual_of_sweep(problem: Problem, state: State) -> float:
     """The change of one undamped sweep, all factors at once."""
-    given = getattr(problem.schedule, "inner", problem.schedule)
-    power, rule = problem.schedule.power, getattr(given, "site_rule", None)
+    inner = getattr(problem.schedule, "inner", problem.schedule)
+    power, rule = problem.schedule.power, getattr(inner, "site_rule", None)
     schedule: Schedule = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule)
     if problem.groups is not None:
         schedule = DAEP(problem.groups, power=power, damping=1.0)
     engine = engine_of(problem._replace(schedule=schedule, base=problem.prior))
-    before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
-    after, counts = engine.sweep(before, True, no_tick)
+    start = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
+    swept, counts = engine.sweep(start, True, no_tick)
     if counts.refused:
         return float("inf")
-    return change(engine.summary(before, evidence=False), engine.summary(after, evidence=False))
+    return change(engine.summary(start, evidence=False), engine.summary(swept, evidence=False))
 
 
 def loo_of_rows(problem: Problem, sites: Sites, mean: Array, variance: Array) -> Array:
