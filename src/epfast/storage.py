@@ -12,7 +12,7 @@ import numpy as np
 from epfast import _checks, losses
 from epfast.gaussian.average import IntegratedPosterior
 from epfast.gaussian.factor import LowRankFactor
-from epfast.gaussian.files import check_shapes, restored
+from epfast.gaussian.files import Shape, check_shapes, restored, shapes
 from epfast.gaussian.forms.kernel import GPState, ValueMoments
 from epfast.gaussian.forms.weights import ShrunkState
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
@@ -98,47 +98,59 @@ PARTS = (
     *files.SCHEDULES.values(),
     *graph_files.PARTS,
 )
-#: shapes of the arrays of posteriors by kind, see :func:`check_shapes`
-OF_ROWS = """problem.prior.shift d, problem.prior.precision d|dd, problem.base.shift d,
-problem.base.precision d|dd, problem.prior.center f, problem.data.weights n, problem.data.X nd,
-problem.data.y nw?, """
-RELAXED = "state.relaxed.shift n, state.relaxed.precision n"
-SITES = "state.sites.log_scale n, state.sites.shift n, state.sites.precision n"
-SEVERAL = "state.sites.log_scale n, state.sites.shift nc, state.sites.precision nc"
+#: what arrays of posteriors have to be, by kind, see :func:`check_shapes`
+OF_ROWS = (
+    shapes("problem.prior", shift="d", precision="d|dd")
+    | shapes("problem.base", shift="d", precision="d|dd")
+    | shapes("problem.prior", center="f")
+    | shapes("problem.data", weights="n", X="nd", y=Shape("nw", infinite=True))
+)
+OF_PROCESSES = shapes("problem.data", y=Shape("nw", infinite=True), weights="n")
+VALUES = shapes("state.moments", alpha="n", mean="n", variance="n")
+KERNEL = shapes("state", factor="nn", diagonal="n")
+RELAXED = shapes("state.relaxed", shift="n", precision="n")
+SITES = shapes("state.sites", log_scale="n", shift="n", precision="n")
+SEVERAL = shapes("state.sites", log_scale="n", shift="nc", precision="nc")
 SHAPES = {
-    "full": f"state.shift d, state.precision dd, {RELAXED}, {SITES}",
-    "shared": """state.shift d, state.precision dd, state.sites.log_scale s,
-        state.sites.shift sd, state.sites.precision sdd, problem.data.groups n=s""",
-    "factorized": """state.shift d, state.precision d,
-        state.sites.log_scale s, state.sites.shift sd, state.sites.precision sd""",
+    "full": shapes("state", shift="d", precision="dd") | RELAXED | SITES,
+    "shared": shapes("state", shift="d", precision="dd")
+    | shapes("state.sites", log_scale="s", shift="sd", precision="sdd")
+    | shapes("problem.data", groups=Shape("n", below="s")),
+    "factorized": shapes("state", shift="d", precision="d")
+    | shapes("state.sites", log_scale="s", shift="sd", precision="sd"),
     "wide": SITES,
-    "sparse": f"""state.moments.mean d, state.moments.variance d, state.moments.numbers z,
-        state.moments.slope sc, state.moments.covariance cc, state.moments.root cc,
-        state.moments.bound.along dk, state.moments.bound.against kd,
-        problem.prior.design.constraints kd, problem.prior.design.pattern.dense c=d,
-        problem.prior.design.pattern.order s=d,
-        problem.prior.design.pattern.row r=s, {SITES}""",
-    "latents": f"state.shift cd, state.precision cdd, {SEVERAL}",
-    "joint_latents": f"state.shift e, state.precision ee, {SEVERAL}",
-    "shrunk": f"""state.shift d, state.precision dd, state.mean d, state.variance d,
-        state.prior_sites.log_scale d, state.prior_sites.shift d, state.prior_sites.precision d,
-        problem.prior.start.log_scale d, problem.prior.start.shift d,
-        problem.prior.start.precision d, problem.prior.visits v=d, {SITES}""",
-    "process": f"""problem.data.y nw?, problem.data.weights n, {RELAXED}, state.moments.alpha n,
-        state.moments.mean n, state.moments.variance n, state.factor nn, state.diagonal n,
-        {SITES}""",
-    "nearest_process": f"""problem.data.y nw?, problem.data.weights n, state.moments.alpha n,
-        state.moments.mean n, state.moments.variance n, {SITES}""",
-    "latent_processes": f"""problem.data.y nw?, state.moments.alpha n, state.moments.mean n,
-        state.moments.variance n, state.factor nn, state.diagonal n, {SEVERAL}""",
-    "integrated": "weights k, log_prior k, points km, nodes gm, probabilities g, mode m",
-    "network": """problem.scaling.mean d, problem.scaling.scale d, state.belief p, state.base b,
-        state.sites kp""",
-    "mixture": """problem.center d, problem.prior_mean jd, problem.prior_covariance jdd,
-        problem.weights j, problem.concentration j, state.belief p, state.base p,
-        state.sites kp""",
-    "low_rank_process": """factor.G nr, factor.pivots r=n, factor.residual n, factor.traces r+,
-        weights.problem.data.y nw?""",
+    "sparse": shapes("state.moments", mean="d", variance="d", numbers="z")
+    | shapes("state.moments", slope="sc", covariance="cc", root="cc")
+    | shapes("state.moments.bound", along="dk", against="kd")
+    | shapes("problem.prior.design", constraints="kd")
+    | shapes(
+        "problem.prior.design.pattern", dense=Shape("c", below="d"), order=Shape("s", below="d")
+    )
+    | shapes("problem.prior.design.pattern", row=Shape("r", below="s"))
+    | SITES,
+    "latents": shapes("state", shift="cd", precision="cdd") | SEVERAL,
+    "joint_latents": shapes("state", shift="e", precision="ee") | SEVERAL,
+    "shrunk": shapes("state", shift="d", precision="dd", mean="d", variance="d")
+    | shapes("state.prior_sites", log_scale="d", shift="d", precision="d")
+    | shapes("problem.prior.start", log_scale="d", shift="d", precision="d")
+    | shapes("problem.prior", visits=Shape("v", below="d"))
+    | SITES,
+    "process": OF_PROCESSES | RELAXED | VALUES | KERNEL | SITES,
+    "nearest_process": OF_PROCESSES | VALUES | SITES,
+    "latent_processes": shapes("problem.data", y=Shape("nw", infinite=True))
+    | VALUES
+    | KERNEL
+    | SEVERAL,
+    "integrated": shapes("", weights="k", log_prior="k", points="km", mode="m")
+    | shapes("", nodes="gm", probabilities="g"),
+    "network": shapes("problem.scaling", mean="d", scale="d")
+    | shapes("state", belief="p", base="b", sites="kp"),
+    "mixture": shapes("problem", center="d", prior_mean="jd", prior_covariance="jdd")
+    | shapes("problem", weights="j", concentration="j")
+    | shapes("state", belief="p", base="p", sites="kp"),
+    "low_rank_process": shapes("factor", G="nr", pivots=Shape("r", below="n"), residual="n")
+    | shapes("factor", traces=Shape("r", more=1))
+    | shapes("weights.problem.data", y=Shape("nw", infinite=True)),
 }
 CLASSES: dict[str, type] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
 #: kinds that need an extra, and the modules that have their classes, which are imported by name
@@ -220,7 +232,7 @@ def _checked(post: Any, given: Loss | None) -> Any:
         _checked(part, given)
     if kind == "full" and post.sites is not None and post.sites.shift.ndim == 2:
         kind = "shared"
-    check_shapes(post, f"{OF_ROWS if isinstance(post, LinearPosterior) else ''}{SHAPES[kind]}")
+    check_shapes(post, (OF_ROWS if isinstance(post, LinearPosterior) else {}) | SHAPES[kind])
     if kind == "integrated" and (len(parts), len(post.hyper_names)) != post.points.shape:
         raise ValueError("posteriors, points and names are inconsistent")
     if kind in OWN_LOSS:

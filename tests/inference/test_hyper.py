@@ -56,7 +56,7 @@ def valley(u):
 def test_it_ends_at_the_maximum(value, start, mode):
     end = climbed(Known(value, start), np.array(start))
     np.testing.assert_allclose(end.point.u, mode, atol=1e-3)
-    assert end.left <= 1e-6
+    assert end.promised <= 1e-6
 
 
 def test_a_metric_with_a_negative_curvature_does_not_stop_it():

@@ -464,7 +464,7 @@ class LinearModel(Coefficients):
             return HyperParameters(learnt, n_lost=target.n_lost)
         learnt, fits = target.learnt(end.point.u), end.point.fit
         near = fits if fits.posteriors else None  # a spectrum takes no fit
-        warn_lost(target, "the best of the others", end.left)
+        warn_lost(target, "the best of the others", end.promised)
         if k == 1 and groups is None and not parameters.names:
             warn_of_range(target, float(np.exp(2.0 * end.point.u[0])))
         return HyperParameters(learnt, near, target, end, target.n_lost)

@@ -152,8 +152,8 @@ def _residual_of_latents(problem: Problem, sites: Sites, mean: Array, variance: 
 
 def residual_of_sweep(problem: Problem, state: State) -> float:
     """The change of one undamped sweep, all factors at once."""
-    given = getattr(problem.schedule, "inner", problem.schedule)
-    power, rule = problem.schedule.power, getattr(given, "site_rule", None)
+    inner = getattr(problem.schedule, "inner", problem.schedule)
+    power, rule = problem.schedule.power, getattr(inner, "site_rule", None)
     schedule: Schedule = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule)
     if problem.data.groups is not None:
         schedule = DAEP(problem.data.groups, power=power, damping=1.0)

@@ -380,9 +380,9 @@ def factor_at(columns: Array, pivots: Indices, diagonal: Array) -> LowRankFactor
     G = np.ascontiguousarray(solved.T)
     # what the triangle holds exactly
     G[pivots] = triangle
-    left = np.maximum(diagonal - np.einsum("ij,ij->i", G, G), 0.0)
+    residual = np.maximum(diagonal - np.einsum("ij,ij->i", G, G), 0.0)
     traces = np.append(0.0, np.cumsum(np.einsum("ij,ij->j", G, G)))
-    return LowRankFactor(G, pivots, left, np.maximum(diagonal.sum() - traces, 0.0))
+    return LowRankFactor(G, pivots, residual, np.maximum(diagonal.sum() - traces, 0.0))
 
 
 def _check_column(
@@ -410,14 +410,14 @@ def kernel_columns(name: str, K: ArrayLike | KernelColumns) -> KernelColumns:
     """A kernel given by the user, checked."""
     if isinstance(K, KernelColumns):
         return K
-    given = _checks.real_array(name, K)
-    square(name, given.shape)
-    largest = _checks.covariance(name, given)
-    if largest > (1.0 + AGREEMENT) * np.diag(given).max():
+    matrix = _checks.real_array(name, K)
+    square(name, matrix.shape)
+    largest = _checks.covariance(name, matrix)
+    if largest > (1.0 + AGREEMENT) * np.diag(matrix).max():
         raise ValueError(
             f"{name} is not positive semi-definite: its largest entry is not on the diagonal; "
             "allowed: a covariance matrix"
         )
     # symmetric: a row is a column, and lies in one piece
-    by_rows = given if given.flags.c_contiguous else given.T
-    return KernelColumns(np.diag(given), lambda i: by_rows[i])
+    by_rows = matrix if matrix.flags.c_contiguous else matrix.T
+    return KernelColumns(np.diag(matrix), lambda i: by_rows[i])

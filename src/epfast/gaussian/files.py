@@ -6,39 +6,55 @@ scheme that has some is None when it is read.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from operator import attrgetter, itemgetter, methodcaller
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy import sparse
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array, entries_of
-from epfast.inference.files import as_ours, plain
+from epfast._arrays import Array, Matrix, entries_of
+from epfast.inference.files import Plain, as_ours, plain
 from epfast.inference.records import SweepInfo
 from epfast.losses import LatentLoss, Loss, Prior, restore_prior
 from epfast.schedules import Schedule
 from epfast.schemes import Scheme
 
-#: an axis of an array, see :func:`check_shapes`
-AXIS = re.compile(r"[a-z]\+?")
 #: sparse matrices by their names
 SPARSE = {kind.__name__: kind for kind in (sparse.csr_matrix, sparse.csr_array)}
 
 
-def contents(post: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+#: what a file has of a posterior: numbers, texts, arrays, matrices, and objects of these
+Part: TypeAlias = Plain | Array | Loss | Prior | Scheme | sparse.csr_array
+
+
+class Shape(NamedTuple):
+    """What an array of a file has to be."""
+
+    #: a letter per axis, alternatives with a "|". Equal letters are equal lengths
+    axes: str
+    #: integers from 0 on, below the length that has this letter
+    below: str = ""
+    #: whether numbers may be infinite
+    infinite: bool = False
+    #: by how much an axis is longer than its letter says
+    more: int = 0
+
+
+def contents(post: Part) -> tuple[dict[str, Array], dict[str, Plain]]:
     """The arrays and the header of a file: a tree of objects as JSON, arrays by their path in it.
 
     Where an object has an array that was met before, it refers to that.
     """
-    arrays: dict[str, Any] = {}
-    saved: dict[int, tuple[Any, Any]] = {}
+    arrays: dict[str, Array] = {}
+    saved: dict[int, tuple[Array, Plain]] = {}
 
-    def named_parts(name: str, parts: dict[str, Any]) -> dict[str, Any]:
+    def named_parts(name: str, parts: Mapping[str, Part]) -> Plain:
         return {key: pack(f"{name}.{key}".strip("."), item) for key, item in parts.items()}
 
-    def pack(name: str, value: Any) -> Any:
+    def pack(name: str, value: Part) -> Plain:
         if isinstance(value, np.ndarray):
             if id(value) not in saved:
                 arrays[name] = value
@@ -48,7 +64,7 @@ def contents(post: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             parts = {part: getattr(value, part) for part in ("data", "indices", "indptr")}
             return {
                 "sparse": type(value).__name__,
-                "shape": list(value.shape),
+                "shape": list(attrgetter("shape")(value)),
                 "parts": [pack(f"{name}.{part}", array) for part, array in parts.items()],
             }
         if isinstance(value, Loss):
@@ -65,7 +81,7 @@ def contents(post: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         if isinstance(value, Scheme):
             return {"scheme": schemes.describe(value)}
         if isinstance(value, Schedule):
-            value = as_ours(value)
+            return pack_object(name, as_ours(value))
         if isinstance(value, SweepInfo):
             value = value._replace(factor_cost=None)
         if isinstance(value, dict):
@@ -77,113 +93,122 @@ def contents(post: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             packed = [pack(f"{name}.{k}", item) for k, item in enumerate(value)]
             return {type(value).__name__: packed}
         if is_dataclass(value) or type(value).__module__.startswith("epfast."):
-            state = value.__getstate__()
-            if is_dataclass(value):  # without what was computed later
-                cached = set(vars(value)) - {field.name for field in fields(value)}
-                state = {key: item for key, item in state.items() if key not in cached}
-            return {"type": type(value).__name__, "fields": named_parts(name, state)}
+            return pack_object(name, value)
         return plain(name, value)
 
+    def pack_object(name: str, value: Part) -> Plain:
+        state = methodcaller("__getstate__")(value)
+        if is_dataclass(value):  # without what was computed later
+            cached = set(vars(value)) - {field.name for field in fields(value)}
+            state = {key: item for key, item in state.items() if key not in cached}
+        return {"type": type(value).__name__, "fields": named_parts(name, state)}
+
     described = pack("", post)
-    return arrays, {"posterior": post.kind, "fields": described}
+    return arrays, {"posterior": attrgetter("kind")(post), "fields": described}
 
 
 def restored(
-    value: Any, arrays: dict[str, Array], kinds: dict[str, Any], given: Loss | None
-) -> Any:
+    value: Plain, arrays: dict[str, Array], kinds: Mapping[str, type], given: Loss | None
+) -> Part:
     """The object that :func:`contents` has described.
 
     kinds: classes by their names, the only ones that are made. given: a loss in place of that of
     the file.
     """
 
-    def unpack(value: Any) -> Any:
+    def unpack(value: Plain) -> Part:
         if not isinstance(value, dict):
             return value
         if "array" in value:
-            return arrays[value["array"]]
+            return arrays[itemgetter("array")(value)]
         if "sparse" in value:
-            triple = tuple(map(unpack, value["parts"]))
-            matrix = SPARSE[value["sparse"]](triple, shape=tuple(value["shape"]))
+            kind, parts, shape = itemgetter("sparse", "parts", "shape")(value)
+            matrix = SPARSE[kind](tuple(map(unpack, parts)), shape=tuple(shape))
             matrix.check_format(full_check=True)
             return matrix
         if "loss" in value:
             return _loss(value, given)
         if "prior" in value:
-            return restore_prior(value["prior"])
+            return restore_prior(itemgetter("prior")(value))
         if "scheme" in value:
-            return schemes.restore(value["scheme"])
+            return schemes.restore(itemgetter("scheme")(value))
         if "dict" in value:
-            return {key: unpack(item) for key, item in value["dict"]}
+            return {key: unpack(item) for key, item in itemgetter("dict")(value)}
         if "list" in value:
-            return list(map(unpack, value["list"]))
+            return list(map(unpack, itemgetter("list")(value)))
         if "tuple" in value:
-            return tuple(map(unpack, value["tuple"]))
-        kind = kinds[_checks.choice("type", value["type"], tuple(kinds))]
-        parts = {key: unpack(item) for key, item in value["fields"].items()}
-        if hasattr(kind, "_fields"):
-            return kind(**parts)
-        instance = object.__new__(kind)
-        if hasattr(kind, "__setstate__"):
-            instance.__setstate__(parts)
+            return tuple(map(unpack, itemgetter("tuple")(value)))
+        name, named = itemgetter("type", "fields")(value)
+        of_kind = kinds[_checks.choice("type", name, tuple(kinds))]
+        fields_of = {key: unpack(item) for key, item in named.items()}
+        if hasattr(of_kind, "_fields"):
+            return of_kind(**fields_of)
+        instance: Part = object.__new__(of_kind)
+        if hasattr(instance, "__setstate__"):
+            methodcaller("__setstate__", fields_of)(instance)
         else:
-            instance.__dict__.update(parts)
+            instance.__dict__.update(fields_of)
         return instance
 
     return unpack(value)
 
 
-def check_shapes(post: Any, shapes: str) -> None:
+def shapes(owner: str, **given: str | Shape) -> dict[str, Shape]:
+    """What arrays, or tuples of arrays, have to be, by their places: attributes of one owner."""
+    dot = "." if owner else ""
+    return {
+        f"{owner}{dot}{name}": Shape(one) if isinstance(one, str) else one
+        for name, one in given.items()
+    }
+
+
+def check_shapes(post: Part, shapes: Mapping[str, Shape]) -> None:
     """Refuse arrays of a posterior that do not fit together, on which compiled code relies.
 
-    shapes: for each array or tuple of arrays its place, and a letter per axis, alternatives behind
-    a "|", then a comma. Equal letters are equal lengths, a "+" is one more; "=" stands for integers
-    below that length, "?" for numbers that may be infinite.
+    shapes: see :func:`shapes`. An array comes after those whose lengths bound its numbers.
     """
     lengths: dict[str, int] = {}
-    for one in shapes.split(","):
-        place, *allowed = one.replace("|", " ").split()
-        values = [post]
-        for name in place.split("."):
-            values = [getattr(value, name) for value in values if value is not None]
-            values = [part for v in values for part in (v if type(v) is tuple else (v,))]
-        for value in values:
-            if value is not None:
-                _check_shape(place, value, allowed, lengths)
+    for place, shape in shapes.items():
+        for array in _arrays_at(post, place):
+            _check_shape(place, array, shape, lengths)
 
 
-def _check_shape(place: str, value: Any, allowed: list[str], lengths: dict[str, int]) -> None:
-    fitting = [one for one in allowed if len(AXIS.findall(one.split("=")[0])) == value.ndim]
-    if not fitting:
-        raise ValueError(f"{place} has shape {value.shape}")
-    spec = fitting[0]
-    axes, _, below = spec.strip("?").partition("=")
-    for axis, length in zip(AXIS.findall(axes), value.shape, strict=True):
-        more = len(axis) - 1
-        if lengths.setdefault(axis[0], length - more) != length - more:
-            raise ValueError(f"{place} has shape {value.shape}, and others {lengths[axis[0]]}")
-    numbers = entries_of(value)
-    if below:
+def _arrays_at(part: Part, place: str) -> list[Matrix]:
+    name, _, rest = place.partition(".")
+    value = attrgetter(name)(part)
+    found = [one for one in (value if type(value) is tuple else (value,)) if one is not None]
+    return [array for one in found for array in _arrays_at(one, rest)] if rest else found
+
+
+def _check_shape(place: str, array: Matrix, shape: Shape, lengths: dict[str, int]) -> None:
+    axes = next((one for one in shape.axes.split("|") if len(one) == len(array.shape)), None)
+    if axes is None:
+        raise ValueError(f"{place} has shape {array.shape}")
+    for axis, length in zip(axes, array.shape, strict=True):
+        if lengths.setdefault(axis, length - shape.more) != length - shape.more:
+            raise ValueError(f"{place} has shape {array.shape}, and others {lengths[axis]}")
+    numbers = entries_of(array)
+    if shape.below:
         if numbers.dtype.kind not in "iu" or (numbers.size and not numbers.min() >= 0):
             raise ValueError(f"{place} holds no numbers of rows or columns")
-        if numbers.size and numbers.max() >= lengths[below]:
-            raise ValueError(f"{place} holds numbers beyond {lengths[below] - 1}")
-    elif numbers.dtype.kind not in "fiub" or not (spec[-1] == "?" or np.isfinite(numbers).all()):
+        if numbers.size and numbers.max() >= lengths[shape.below]:
+            raise ValueError(f"{place} holds numbers beyond {lengths[shape.below] - 1}")
+    elif numbers.dtype.kind not in "fiub" or not (shape.infinite or np.isfinite(numbers).all()):
         raise ValueError(f"{place} holds NaN or infinity, or no numbers")
-    elif spec[-1] == "?" and np.isnan(numbers).any():
+    elif shape.infinite and np.isnan(numbers).any():
         raise ValueError(f"{place} holds NaN")
 
 
-def _loss(described: dict[str, Any], given: Loss | None) -> Loss | None:
+def _loss(described: dict[str, Plain], given: Loss | None) -> Loss | None:
     """The given loss, or that of the file, at the temperature of the fit."""
-    beta, latents = float(described["beta"]), described["latents"]
-    loss = given
-    if given is None and described["loss"] is not None:
-        loss = losses.restore(described["loss"], beta)
+    beta, latents, saved = itemgetter("beta", "latents", "loss")(described)
+    beta, loss = float(beta), given
+    if given is None and saved is not None:
+        loss = losses.restore(saved, beta)
     elif given is not None and given.beta == 1.0:
         loss = given.tempered(beta)
     if isinstance(loss, LatentLoss) and latents is not None:
-        loss = loss.filled(latents, described["correlated"])
+        loss = loss.filled(latents, itemgetter("correlated")(described))
     if loss is not None and latents is not None and loss.latents != latents:
         raise ValueError(f"the fit has {latents} latents per row, and the loss is {loss!r}")
     return loss.with_offset() if loss is not None and described["offset"] else loss

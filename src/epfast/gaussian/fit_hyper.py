@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -18,7 +18,7 @@ from epfast import _checks, losses, priors
 from epfast._arrays import Array, Indices, Matrix, Slice, is_sparse
 from epfast.gaussian.average import IntegratedPosterior, Seed, averaged
 from epfast.gaussian.fit_linear import fit_linear, fit_problem
-from epfast.gaussian.linear_posterior import FullPosterior
+from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior
 from epfast.gaussian.prior import checked_variances, intercept_variance
 from epfast.gaussian.problem import Problem, in_d_by_d
 from epfast.gaussian.rows import column_names, weights_of
@@ -241,29 +241,17 @@ def fit_hyper(
         chosen = with_starting_numbers(chosen, numbers, y, weights, offset)
     variance = np.broadcast_to(checked_variances(prior_variance, d), (d,)).astype(np.float64)
     dense = _checked_precision(prior_precision, d, unknowns, names)
-    # where groups are correlated, weights meet in the prior, too
-    pattern = [(one.columns, np.eye(len(one.sds)) + 0.1) for one in blocks]
-    pattern += [] if dense is None else [(dense[0][None], dense[1])]
-    given_rows = sparse.csr_array(rows) if few_entries(rows) else X
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        begin = partial(
-            fit_linear,
-            y=y,
-            loss=chosen,
-            prior_precision=with_blocks(1.0 / variance, pattern),
-            prior_mean=prior_mean,
-            intercept=intercept,
-            offset=offset,
-            weights=weights,
-            schedule=EP(1, 0.0) if schedule is None else replace(schedule, sweeps=1, tol=0.0),
-        )
-        first = begin(given_rows)
-        if given_rows is not X and first.problem.posterior != "sparse":
-            first = begin(X)
-    problem = in_d_by_d(first.problem) if first.problem.posterior == "wide" else first.problem
-    sweeps = (EP() if schedule is None else schedule).sweeps
-    problem = problem._replace(schedule=replace(problem.schedule, sweeps=sweeps))
+    begin = partial(
+        fit_linear,
+        y=y,
+        loss=chosen,
+        prior_precision=_first_precision(1.0 / variance, blocks, dense),
+        prior_mean=prior_mean,
+        intercept=intercept,
+        offset=offset,
+        weights=weights,
+    )
+    problem = _problem_of(begin, X, rows, EP() if schedule is None else schedule)
     mean = np.zeros(len(problem.prior.shift))
     if prior_mean is not None:
         mean[:d] = prior_mean
@@ -439,8 +427,7 @@ def with_starting_numbers(
     offset: ArrayLike | None,
 ) -> Loss:
     """The loss with the numbers at which a search may begin."""
-    known = loss.with_offset(offset is not None)
-    responses = known.observed(y, len(np.asarray(y)), offset)
+    responses = loss.with_offset(offset is not None).observed(y, len(np.asarray(y)), offset)
     own = None if weights is None else np.asarray(weights, dtype=np.float64)
     start = loss.started(responses, own)
     wanted = {parameter_of(one.name)[0] for one in numbers}
@@ -479,6 +466,30 @@ def _checked_precision(
                 f"prior_precision has a column of the group {one.name!r}; allowed: columns in none"
             )
     return columns, _checks.definite("prior_precision[1]", given[1], len(columns))
+
+
+def _first_precision(
+    diagonal: Array, blocks: list[CorrelatedGroups], dense: DensePrior | None
+) -> Array | sparse.csr_array:
+    """A precision of the pattern of all: where groups are correlated, weights meet in the prior."""
+    pattern = [(one.columns, np.eye(len(one.sds)) + 0.1) for one in blocks]
+    pattern += [] if dense is None else [(dense[0][None], dense[1])]
+    return with_blocks(diagonal, pattern)
+
+
+def _problem_of(
+    begin: Callable[..., LinearPosterior], X: ArrayLike, rows: Matrix, schedule: EP
+) -> Problem:
+    """The problem of a first sweep over the rows, sparse where that form is chosen for them."""
+    one_sweep = replace(schedule, sweeps=1, tol=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        as_sparse = few_entries(rows)
+        first = begin(sparse.csr_array(rows) if as_sparse else X, schedule=one_sweep)
+        if as_sparse and first.problem.posterior != "sparse":
+            first = begin(X, schedule=one_sweep)
+    problem = in_d_by_d(first.problem) if first.problem.posterior == "wide" else first.problem
+    return problem._replace(schedule=replace(problem.schedule, sweeps=schedule.sweeps))
 
 
 def with_blocks(
@@ -570,7 +581,7 @@ class LinearTarget(Target[FullPosterior]):
             squares = np.einsum("ij,ij->j", X, X) / n
         of_groups = np.bincount(self.groups, squares[self.columns], self.k)
         for one in self.blocks:
-            effects = [sparse.csr_array(X[:, at]) for at in one.columns.T]
+            effects = [sparse.csr_array(X[:, columns]) for columns in one.columns.T]
             for k, shares in zip(one.sds, one.turn.T, strict=True):
                 pairs = zip(shares, effects, strict=True)
                 column = sum(share * effect for share, effect in pairs if share)
@@ -645,9 +656,9 @@ class LinearTarget(Target[FullPosterior]):
 
     def _freedom(self, point: HyperPoint[FullPosterior]) -> Array:
         """Effective degrees of freedom of the groups, (k,) (MacKay 1992)."""
-        left = np.exp(-2.0 * point.u[: self.k]) * self._of_groups(point.fit)[1]
+        unknown = np.exp(-2.0 * point.u[: self.k]) * self._of_groups(point.fit)[1]
         sizes = np.bincount(self.groups, minlength=self.k)
-        return np.asarray(np.maximum(sizes - left, TINY), dtype=np.float64)
+        return np.asarray(np.maximum(sizes - unknown, TINY), dtype=np.float64)
 
     def _of_groups(self, post: FullPosterior) -> tuple[Array, Array]:
         """Sums of squares of the means of each group, and of variances, (k,) each."""

@@ -9,7 +9,7 @@ import numpy as np
 from epfast import _checks, priors, schemes
 from epfast._arrays import AnyArray
 from epfast.families import FAMILIES
-from epfast.gaussian.files import check_shapes
+from epfast.gaussian.files import Shape, check_shapes, shapes
 from epfast.gaussian.forms.sparse import Pace
 from epfast.gaussian.shards import WarmStart
 from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart
@@ -57,8 +57,14 @@ PARTS = (
     *(getattr(priors, name) for name in priors.__all__ if name != "Scale"),
 )
 #: shapes of the arrays of a posterior, see :func:`epfast.gaussian.files.check_shapes`
-SHAPES = """problem.families n, problem.sizes n, problem.at n+, problem.times n?, problem.given p,
-    problem.prior p, state.beliefs p, state.sites s, state.log_scale f"""
+SHAPES = (
+    shapes("problem", families="n", sizes="n", at=Shape("n", more=1))
+    | shapes("problem", times=Shape("n", infinite=True), given="p", prior="p")
+    | shapes("state", beliefs="p", sites="s", log_scale="f")
+)
+OF_BATCHES = shapes("", rows="n") | shapes(
+    "terms", starts=Shape("n", more=1), variables="t", coefficient="t"
+)
 
 
 def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphState, GraphProblem]:
@@ -117,7 +123,7 @@ def check_batch(batch: Batch, kinds: Index, sizes: Index, blocks: dict[int, int]
 
     kinds, sizes: of the variables. blocks: lengths of blocks, by their numbers.
     """
-    check_shapes(batch, "rows n, terms.starts n+, terms.variables t, terms.coefficient t")
+    check_shapes(batch, OF_BATCHES)
     starts, variables, _ = batch.terms
     of = kinds[index(variables, len(kinds))]
     index(batch.rows, 2**62)
@@ -153,9 +159,9 @@ def checked(post: Started) -> Started:
     if list(blocks) != np.flatnonzero(kinds == BLOCK).tolist():
         raise ValueError("blocks have other numbers")
     for prior, belief in zip(problem.blocks, state.blocks, strict=True):
-        check_shapes(prior, "precision d|dd, mean d")
+        check_shapes(prior, shapes("", precision="d|dd", mean="d"))
         if belief is not None:
-            check_shapes(belief, "covariance dd, mean d")
+            check_shapes(belief, shapes("", covariance="dd", mean="d"))
             if len(belief.mean) != prior.d:
                 raise ValueError(f"the belief about block {prior.number} is of another length")
     for made in problem.made.values():

@@ -1,8 +1,11 @@
 """The one loop: engines start and sweep, and :func:`run` repeats sweeps until they converge.
 
-``loop.py`` has the loop and the protocol of an engine, ``records.py`` the records of sweeps,
-``runtime.py`` threads, progress and pauses for signals, ``executors.py`` the tasks of a fit,
-``report.py`` tables and comparisons of results, and ``files.py`` their files.
+``loop.py`` has the loop and the protocol of an engine, ``records.py`` sites and the records of
+sweeps, ``mixing.py`` an accelerator, ``runtime.py`` threads, progress and pauses for signals,
+``executors.py`` the tasks of a fit. Of results ``certificates.py``, ``importance.py`` and
+``best_gaussian.py`` are the check, ``report.py`` has tables and comparisons, ``files.py`` their
+files. ``learning.py`` has slopes of the log evidence, ``hyper.py`` the search of hyper-parameters,
+and ``design.py`` the points of an average over them.
 """
 
 from epfast.inference.loop import (

@@ -51,12 +51,13 @@ def best_sites(
     """
     bound = -np.inf
     for sites in starts:
-        at = marginals(*sites)
-        if at is not None:
-            moments = _expectations(values, *at[:2])
-            reached = _bound(*sites, at, moments[0])
+        there = marginals(*sites)
+        if there is not None:
+            moments = _expectations(values, *there[:2])
+            reached = _bound(*sites, there, moments[0])
             if reached > bound:
-                bound, (precision, shift), here, (_, slope, curvature) = reached, sites, at, moments
+                bound, (precision, shift), here = reached, sites, there
+                _, slope, curvature = moments
     if not np.isfinite(bound):
         return None
     for _ in range(STEPS):
@@ -78,9 +79,9 @@ def best_sites(
         if gain < LEAST_GAIN:
             break
     mean, variance, _ = here
-    left = np.abs(np.maximum(curvature, 0.0) - precision) * variance
+    bent = np.abs(np.maximum(curvature, 0.0) - precision) * variance
     uphill = np.abs(shift - precision * mean + slope) * np.sqrt(variance)
-    if not max(left.max(), uphill.max()) < STILL:
+    if not max(bent.max(), uphill.max()) < STILL:
         return None
     return precision, shift, bool((curvature > -ROUNDING * np.abs(curvature).max()).all())
 

@@ -71,8 +71,8 @@ def design(
     """
     first, strategy = modes[0], auto_strategy(target) if strategy == "auto" else strategy
     if strategy == "eb":
-        at = first.u[None]
-        return WeightedPoints([first], np.zeros(1), at, np.ones(1), np.empty((0, at.size)))
+        node = first.u[None]
+        return WeightedPoints([first], np.zeros(1), node, np.ones(1), np.empty((0, node.size)))
     surfaces = [Surface.of(target, first)]
     others = [one for one in modes[1:] if one.value > first.value - DROP]
     if strategy == "grid":

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from tokenize import TokenError
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib.format import (
@@ -39,11 +39,10 @@ try:
 except ModuleNotFoundError:  # of other systems. Nothing is locked there, and nothing swept up
     fcntl = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    #: what JSON holds
-    Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
-    #: what becomes that
-    Setting = Plain | Real | np.bool_ | Array | Mapping[str, "Setting"] | Sequence["Setting"]
+#: what JSON holds
+Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+#: what becomes that
+Setting = Plain | Real | np.bool_ | Array | Mapping[str, "Setting"] | Sequence["Setting"]
 
 #: format of the files that ``write`` makes
 FORMAT = 4
@@ -213,9 +212,9 @@ def read(name: str) -> tuple[dict[str, Array], dict[str, Plain]]:
     with open(name, "rb") as raw, zipfile.ZipFile(raw) as archive:
         size = os.fstat(raw.fileno()).st_size
         members = archive.infolist()
-        held = sum(member.file_size for member in members)
-        if held > size + UNPACKED:
-            raise ValueError(f"it is packed, {held} bytes in {size}, which save does not do")
+        unpacked = sum(member.file_size for member in members)
+        if unpacked > size + UNPACKED:
+            raise ValueError(f"it is packed, {unpacked} bytes in {size}, which save does not do")
         arrays = {
             member.filename.removesuffix(".npy"): _array(archive, member) for member in members
         }
@@ -262,9 +261,9 @@ def as_ours(schedule: Schedule) -> Schedule:
         if SCHEDULES.get(kind.__name__) is kind and is_dataclass(kind):
             with suppress(TypeError, ValueError):
                 names = [one.name for one in fields(kind) if one.init]
-                ours = kind(**{name: getattr(schedule, name) for name in names})
-                assert isinstance(ours, Schedule)
-                return ours
+                kept = kind(**{name: getattr(schedule, name) for name in names})
+                assert isinstance(kept, Schedule)
+                return kept
     power = 1.0 if schedule.power is None else float(schedule.power)
     return schedules.EP(power=power, damping=1.0)
 
@@ -284,13 +283,13 @@ def restore_responses(given: Array, loss: Loss | None) -> Array:
     if describe_loss(loss) is not None:
         own = np.ascontiguousarray(y[:, : loss.response_width])
         user, n = loss.as_given(own), len(own)
-        made = _made_again(own, loss) if user is None else loss.responses("y", user, n)
-        if not np.allclose(made, own, rtol=1e-6, atol=1e-6):  # to rounding; ends may be infinite
+        again = _read_again(own, loss) if user is None else loss.responses("y", user, n)
+        if not np.allclose(again, own, rtol=1e-6, atol=1e-6):  # to rounding; ends may be infinite
             raise ValueError("y contradicts the loss: what follows from its first column differs")
     return y
 
 
-def _made_again(y: Array, loss: Loss) -> Array:
+def _read_again(y: Array, loss: Loss) -> Array:
     first = [y[:, 0], *(y[:, :k] for k in range(2, y.shape[1] + 1))]
     for user in first[:-1]:
         try:

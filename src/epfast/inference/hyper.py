@@ -172,7 +172,7 @@ class Target(Generic[P]):
     def log_prior(self, u: Array) -> tuple[float, Array, Array]:
         """Log density over u, its slopes and second derivatives."""
         pairs = zip(self.unknowns, u.tolist(), strict=True)
-        terms = np.array([one.log_density(at) for one, at in pairs])
+        terms = np.array([one.log_density(number) for one, number in pairs])
         values, slopes, bent = terms.reshape(-1, 3).T
         return -math.inf if self.ended(u) else float(values.sum()), slopes, np.diag(bent)
 
@@ -203,11 +203,11 @@ class Target(Generic[P]):
     def modes(self) -> list[HyperPoint[P]]:
         """Local maxima, from each start; the most probable one first."""
         found = self.found()
-        if found[0].left > LEFT:
+        if found[0].promised > LEFT:
             warn_user(
                 f"the search of the hyper-parameters ended before their mode, which may have "
-                f"{found[0].left:.2g} nats more: fits beyond do not converge; try other priors, "
-                "or a schedule with damping",
+                f"{found[0].promised:.2g} nats more: fits beyond do not converge; try other "
+                "priors, or a schedule with damping",
                 ConvergenceWarning,
             )
         return [one.point for one in found]
@@ -251,7 +251,7 @@ class SearchEnd(NamedTuple, Generic[P]):
 
     point: HyperPoint[P]
     #: nats that one more step promises, beyond the error of the fit
-    left: float
+    promised: float
     #: minus second derivatives, as far as the steps tell, (m, m)
     metric: Array
 
@@ -289,8 +289,9 @@ def climbed(target: Target[P], start: Array) -> SearchEnd[P] | None:
         if point is None or not math.isfinite(point.value):
             return None
         slopes = target.slopes(point)
-        known = np.isfinite(slopes).all()
-        return Stand(point, slopes, tol, target.error(point, tol)) if known else None
+        if not np.isfinite(slopes).all():
+            return None
+        return Stand(point, slopes, tol, target.error(point, tol))
 
     def reached(here: Stand[P], step: Array) -> Stand[P] | None:
         size = float(np.abs(step).max())
@@ -322,11 +323,10 @@ def climbed(target: Target[P], start: Array) -> SearchEnd[P] | None:
                 continue
         if here.tol <= target.finest and target.finest > size > 0.5 * last:
             break  # what is left is the error of fits
-        aims = [u + share * uphill for share in SHARES if gain > target.enough]
-        jump = target.jump(here.point) if jumps else None
-        jumps = jump is not None and np.abs(np.clip(jump, low, high) - u).max() > JUMP
-        aims = [jump, *aims] if jump is not None and jumps else aims
-        there = None
+        far = _far_jump(target, here.point) if jumps else None
+        jumps, there = far is not None, None
+        aims = [] if far is None else [far]
+        aims += [u + share * uphill for share in SHARES if gain > target.enough]
         for aim in aims:
             step = np.clip(aim, low, high) - u
             if (there := reached(here, step)) is not None:
@@ -356,6 +356,13 @@ def climbed(target: Target[P], start: Array) -> SearchEnd[P] | None:
         exact = look(highest.point.u, target.finest, highest.point.fit)
         here = here if exact is None else max(here, exact, key=lambda one: one.point.value)
     return SearchEnd(here.point, max(gain - here.error, 0.0), metric)
+
+
+def _far_jump(target: Target[P], point: HyperPoint[P]) -> Array | None:
+    """Where the target jumps to, if it does so, and that is far, (m,)."""
+    jump = target.jump(point)
+    far = jump is not None and np.abs(np.clip(jump, *target.bounds.T) - point.u).max() > JUMP
+    return jump if far else None
 
 
 def _positive(metric: Array) -> Array:

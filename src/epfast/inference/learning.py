@@ -129,8 +129,8 @@ def loss_gradient(
             change = np.zeros(len(problem.data.y))
             for multiple, weight in STENCIL:
                 moved = several + multiple * moves
-                given = moved if value.ndim else float(moved[0])
-                change += weight * by_row(loss.with_parameters(**{name: given}))
+                one = moved if value.ndim else float(moved[0])
+                change += weight * by_row(loss.with_parameters(**{name: one}))
             if own is None:
                 slopes[first] = change.sum() / steps[first]
                 continue

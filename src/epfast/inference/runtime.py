@@ -53,18 +53,18 @@ def memory_left() -> float:
     The least of its limit (ulimit -v) less what it has, of the memory that the machine has free,
     swap included, and of the limit of its container.
     """
-    left = math.inf
+    free = math.inf
     with suppress(OSError, ValueError, IndexError):  # "unlimited" is no number
         limits = Path("/proc/self/limits").read_text().split("Max address space")[1]
         status = Path("/proc/self/status").read_text().split("VmSize:")[1]
-        left = float(limits.split()[0]) - 1024.0 * float(status.split()[0])
+        free = float(limits.split()[0]) - 1024.0 * float(status.split()[0])
     with suppress(OSError, ValueError, KeyError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         of = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
-        left = min(left, 1024.0 * (of["MemAvailable"] + of["SwapFree"]))
+        free = min(free, 1024.0 * (of["MemAvailable"] + of["SwapFree"]))
     with suppress(OSError, ValueError):  # "max", which is no number, is no limit
-        left = min(left, float(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return left
+        free = min(free, float(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return free
 
 
 def one_blas_thread(d: int, most: int | None = None) -> AbstractContextManager[None]:
@@ -93,8 +93,8 @@ class _BlasLimit(AbstractContextManager[None]):
 
     #: the thread that forks takes it, too, since a child would wait for one that is not in it
     lock = threading.RLock()
-    #: the limits that hold
-    held: ClassVar[weakref.WeakSet[_BlasLimit]] = weakref.WeakSet()
+    #: those that hold
+    limits: ClassVar[weakref.WeakSet[_BlasLimit]] = weakref.WeakSet()
     #: the number of threads of each library without a limit, and the one that is set now
     unlimited: ClassVar[list[int] | None] = None
     limit: ClassVar[int | None] = None
@@ -104,24 +104,24 @@ class _BlasLimit(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         with self.lock:
-            self.held.add(self)
+            self.limits.add(self)
             self._set_least()
 
     def __exit__(self, *raised: object) -> None:
         with self.lock:
-            self.held.discard(self)
+            self.limits.discard(self)
             self._set_least()
 
     @classmethod
     def begin_again(cls) -> None:
         """Reset in a forked process, which has none of the threads that limited BLAS."""
-        cls.lock, cls.held = threading.RLock(), weakref.WeakSet()
+        cls.lock, cls.limits = threading.RLock(), weakref.WeakSet()
         cls._set_least()
 
     @classmethod
     def _set_least(cls) -> None:
         """Set the least number of the limits that hold, or without one the numbers found."""
-        least = min((one.most for one in cls.held), default=None)
+        least = min((one.most for one in cls.limits), default=None)
         if least == cls.limit:
             return
         controller = _blas()
@@ -336,7 +336,7 @@ def physical_memory() -> int:
 
 
 class TimedPieces:
-    """Pieces of n pieces of work. Python sees signals between them, as the work is done.
+    """Slices of n pieces of work. Python sees signals between them, as the work is done.
 
     The first slice has as many pieces as one is sure to do in no time. Their number grows until
     that takes SECONDS_PER_CALL.
@@ -345,7 +345,7 @@ class TimedPieces:
     """
 
     def __init__(self, n: int, sure: int = 1) -> None:
-        self.n, self.first, self.count, self.before = n, 0, 0, 0.0
+        self.n, self.first, self.count, self.last = n, 0, 0, 0.0
         self.sure = max(1, sure)
 
     def __iter__(self) -> TimedPieces:
@@ -355,10 +355,10 @@ class TimedPieces:
         if self.first >= self.n:
             raise StopIteration
         now = time.perf_counter()
-        grow = min(16.0, SECONDS_PER_CALL / max(now - self.before, 1e-9))
+        grow = min(16.0, SECONDS_PER_CALL / max(now - self.last, 1e-9))
         self.count = max(1, int(self.count * grow)) if self.count else self.sure
         first, self.first = self.first, min(self.first + self.count, self.n)
-        self.before = now
+        self.last = now
         return slice(first, self.first)
 
 
