@@ -614,5 +614,6 @@ def _attempts(
 
 def descent_of(schedule: EP) -> DoubleLoop:
     """A few sweeps, and a descent where they do not converge."""
-    before = EP(min(BEFORE, schedule.sweeps), schedule.tol, power=schedule.power)
-    return DoubleLoop(start=before).filled(power=1.0, damping=1.0)
+    power = 1.0 if schedule.power is None else schedule.power
+    before = EP(min(BEFORE, schedule.sweeps), schedule.tol, damping=1.0, power=power)
+    return DoubleLoop(start=before)

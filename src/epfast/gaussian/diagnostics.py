@@ -87,14 +87,15 @@ def broken(post: Judged) -> str | None:
     reason = mean_beyond_precision(post.mean, post.variance)
     if reason:
         return reason
-    schedule = post.schedule
+    schedule, scheme = post.schedule, post.scheme
     tol = max(schedule.tol, schedule.match if isinstance(schedule, DoubleLoop) else 0.0)
-    judged = post.scheme is not None and not (post.scheme.relaxes or post.scheme.learns)
-    if not judged or not not_a_fixed_point(post.residual, tol):
+    if scheme is None or scheme.relaxes or scheme.learns:
+        return None
+    if not not_a_fixed_point(post.residual, tol):
         return None
     if post.loss is not None and not post.loss.log_concave and np.isinf(post.residual):
         return STUCK
-    return (NO_FIXED_POINT if is_sharp(post.scheme) else ROUGH).format(post.residual)
+    return (NO_FIXED_POINT if is_sharp(scheme) else ROUGH).format(post.residual)
 
 
 def _met_its_tolerance(post: Judged) -> bool:

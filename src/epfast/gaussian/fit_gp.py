@@ -276,7 +276,7 @@ def fit_process(
     kind: Any = LatentGPPosterior if several else GPPosterior
     post, fit = start, None
 
-    def result(fit: Fit) -> Any:
+    def result(fit: Fit[Any]) -> Any:
         made = kind(fit.state, problem, fit.converged, history + fit.history)
         return replace(made, converged=False) if fit.converged and broken(made) else made
 
@@ -303,7 +303,7 @@ def fit_process(
                 fit = run_from(engine, sweeps, start, guess=guess, **arguments)
                 post = result(fit)
                 if problem.scheme.polish and not fit.stopped:
-                    fit = polished(engine, problem, fit, post)
+                    fit = polished(engine, sweeps, problem.scheme, fit, post)
                     post = result(fit)
             except FloatingPointError:
                 if not descends:
@@ -314,7 +314,7 @@ def fit_process(
                 if is_swept:  # the descent takes the array
                     post = without_factor(post)
                 try:
-                    steps = EP(schedule.steps, tol=0.0, damping=1.0)
+                    steps = EP(schedule.steps, tol=0.0, damping=1.0).filled()
                     fit = run_from(DescentEngine(problem, form), steps, post, **arguments)
                     post = result(fit)
                 except FloatingPointError:

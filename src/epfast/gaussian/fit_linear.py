@@ -629,7 +629,7 @@ def kind_of(problem: Problem) -> Any:
     return KINDS[problem.posterior]
 
 
-def posterior_of(problem: Problem, fit: Fit) -> Any:
+def posterior_of(problem: Problem, fit: Fit[Any]) -> Any:
     """What a fit returns."""
     kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
     if not isinstance(fit.state, Working):
@@ -658,7 +658,7 @@ def fit_problem(
     make_engine: makes the engine of the problem. By default that of rows which are here.
     """
 
-    def result(fit: Fit) -> Any:
+    def result(fit: Fit[Any]) -> Any:
         return posterior_of(problem, fit)
 
     def costs(swept: Swept[Any]) -> tuple[float | None, Array | None]:
@@ -702,7 +702,7 @@ def fit_problem(
             if start is None and not fit.stopped and fit.history and fit.history[-1].n_refused:
                 fit = _from_first_sites(engine, problem, fit, given)
             if scheme.polish and not fit.stopped:
-                fit = polished(engine, problem, fit, result(fit))
+                fit = polished(engine, schedule, scheme, fit, result(fit))
         finally:
             if tasks is not None:
                 tasks.cancel()
@@ -725,7 +725,9 @@ def fit_problem(
         raise error from stopped.__cause__
 
 
-def _from_first_sites(engine: Any, problem: Problem, fit: Fit, given: dict[str, Any]) -> Fit:
+def _from_first_sites(
+    engine: Any, problem: Problem, fit: Fit[Any], given: dict[str, Any]
+) -> Fit[Any]:
     """The fit, or one from :func:`first_sites` where that refuses fewer sites.
 
     A site of a log-concave factor is proper, and refused by rounding alone: where the prior of its

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.diagnostics import broken
+from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.forms.nearest import Nearest, NearestEngine
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import ProcessPosterior
@@ -132,7 +133,7 @@ def fit_nearest(
     """
     rows = problem.prior.kernel
 
-    def result(fit: Fit) -> NearestGPPosterior:
+    def result(fit: Fit[GPState]) -> NearestGPPosterior:
         sites = fit.state.sites
         cavities = rows.at(some, sites), wider.at(np.arange(len(some)), sites)
         y, loss = problem.responses(some), problem.loss

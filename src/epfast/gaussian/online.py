@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +17,7 @@ from epfast.gaussian.rows import Data
 from epfast.gaussian.state import State, is_proper
 from epfast.gaussian.table import engine_of
 from epfast.inference import Engine, Fit, Sites, SweepInfo, interrupted, run, warn_of
-from epfast.schedules import ADF, EP, Schedule
+from epfast.schedules import ADF, EP, FilledSchedule, Schedule
 from epfast.schemes import Relaxed
 
 R = TypeVar("R", covariant=True)
@@ -44,8 +44,8 @@ def extended(
     post: TakesRows[R],
     data: Data,
     schedule: Schedule | None,
-    warn: Callable[[Fit, Engine, Schedule], None] = warn_of,
-    engine_of_new: Callable[[Problem], Engine] = engine_of,
+    warn: Callable[[Fit[Any], Engine[Any, Any, Any], FilledSchedule], None] = warn_of,
+    engine_of_new: Callable[[Problem], Engine[Any, Any, Any]] = engine_of,
 ) -> R:
     """A posterior with more rows, see :meth:`epfast.FullPosterior.partial_fit`.
 
@@ -53,15 +53,15 @@ def extended(
     """
     problem, state = post.problem, post.state
     stored = state.sites
-    schedule = schedule_of_rows(problem, stored, schedule)
+    filled = schedule_of_rows(problem, stored, schedule)
     base = state._replace(sites=None, relaxed=None)
     scheme = problem.scheme
     if isinstance(scheme, Relaxed) and scheme.freeze is not None:  # by the sweeps of these rows
         scheme = replace(scheme, freeze=scheme.freeze + state.sweeps)
-    new = problem._replace(data=data, schedule=schedule, scheme=scheme, base=base)
+    new = problem._replace(data=data, schedule=filled, scheme=scheme, base=base)
     new.check_weights()
 
-    def result(fit: Fit) -> R:
+    def result(fit: Fit[Any]) -> R:
         if stored is None:  # ADF may have stopped on its way
             whole = fit.state
             seen = data.select(slice(whole.rows_seen - (state.rows_seen or 0)))
@@ -71,21 +71,23 @@ def extended(
             if fit.state.relaxed is not None:
                 whole = whole._replace(relaxed=families.joined(state.relaxed, fit.state.relaxed))
             rows = joined_data([problem.data, data], len(stored.shift))
-        joined = problem._replace(data=rows, schedule=schedule)
+        joined = problem._replace(data=rows, schedule=filled)
         history = post.history + fit.history
         return post.with_more_rows(whole, joined, converged=fit.converged, history=history)
 
     fit = None
     try:
         engine = engine_of_new(new)
-        fit = run(engine, schedule)
-        warn(fit, engine, schedule)
+        fit = run(engine, filled)
+        warn(fit, engine, filled)
         return result(fit)
     except KeyboardInterrupt as pressed:
         raise interrupted(pressed, fit, result, post, lambda: post) from None
 
 
-def schedule_of_rows(problem: Problem, stored: Sites | None, schedule: Schedule | None) -> Schedule:
+def schedule_of_rows(
+    problem: Problem, stored: Sites | None, schedule: Schedule | None
+) -> FilledSchedule:
     """The schedule by which a posterior with these sites takes in rows."""
     if stored is not None and (stored.shift.ndim != 1 or problem.batch_size is not None):
         raise ValueError(

@@ -367,7 +367,7 @@ class ShrunkPosterior(FullPosterior):
         changed = whole.prior.with_parameters(**prior)
         problem = with_prior(problem, changed, old.visits, intercept)
 
-        def result(fit: Fit) -> ShrunkPosterior:
+        def result(fit: Fit[ShrunkState]) -> ShrunkPosterior:
             return ShrunkPosterior(fit.state, problem, fit.converged, fit.history)
 
         fit = None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from epfast._arrays import Array, symmetric_from_upper
+from epfast._arrays import Array, is_sparse, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
 from epfast.inference import Sites
 
@@ -138,12 +138,12 @@ def raised_sites(sites: Sites, level: float) -> Sites:
     if shift.ndim == 1:  # of latent values
         own, before = precision, sites.shift
         shift += level * own
-    elif hasattr(shift, "indptr"):
+    elif is_sparse(shift) and is_sparse(precision):
         own, before = (part[:, [-1]].toarray().ravel() for part in (precision, sites.shift))
         last = shift.indices == shift.shape[1] - 1
         shift.data[last] += level * precision.data[last]
     else:
-        own = precision[(slice(None), *(-1,) * (precision.ndim - 1))]
+        own = precision[:, -1, -1] if precision.ndim == 3 else precision[:, -1]
         before = sites.shift[:, -1]
         if precision.ndim == 3:
             shift += level * precision[:, :, -1]

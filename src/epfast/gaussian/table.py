@@ -221,12 +221,14 @@ OF_PROCESSES, OF_ROWS = (
 )
 
 
-def engine_of(problem: Problem, **settings: bool) -> Engine:
+def engine_of(problem: Problem, **settings: bool) -> Engine[Any, Any, Any]:
     """The engine of a legal problem."""
     factor = "row" if problem.batch_size is None else "minibatch"
     factor = "latents" if problem.loss.latents != 1 else factor
     form = "full" if problem.is_full else problem.posterior
-    engine: Engine = ENGINES[form, factor, problem.schedule.stores].engine(problem, **settings)
+    engine: Engine[Any, Any, Any] = ENGINES[form, factor, problem.schedule.stores].engine(
+        problem, **settings
+    )
     return engine
 
 

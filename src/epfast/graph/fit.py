@@ -22,6 +22,7 @@ from epfast.graph.priors import Size
 from epfast.graph.problem import (
     BLOCK,
     GraphProblem,
+    GraphState,
     legal,
 )
 from epfast.graph.variables import Block, Linear, Scales, Variables
@@ -540,7 +541,7 @@ class Graph:
         joint = is_joint(problem)
         kind = JointGraphPosterior if joint else GraphPosterior
 
-        def result(fit: Fit) -> GraphPosterior:
+        def result(fit: Fit[GraphState]) -> GraphPosterior:
             post = kind(fit.state, problem, fit.converged, fit.history)
             post.reasons = dict(engine.reasons)
             post.program = engine.program

@@ -22,7 +22,7 @@ from epfast.graph.variables import Block, Index, Linear, Terms, Variables, ends
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.inference.report import note_working
-from epfast.schedules import ADF, AEP, EP, SEP, Schedule
+from epfast.schedules import ADF, AEP, EP, SEP, FilledSchedule, Schedule
 
 #: number of blocks in place of a family, since their beliefs are stored separately
 BLOCK = -1
@@ -69,7 +69,7 @@ def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
     return prior
 
 
-def legal(schedule: Schedule) -> Schedule:
+def legal(schedule: Schedule) -> FilledSchedule:
     """The schedule with its numbers filled in. Raises if a graph cannot have such sweeps."""
     if not isinstance(schedule, EP | ADF | SEP | AEP):
         _checks.schedule(schedule, EP, "epfast.EP(), ADF(), SEP() or AEP()")
@@ -227,7 +227,7 @@ class GraphProblem(NamedTuple):
                     "in this graph; allowed: variables of this graph"
                 )
 
-    def ready(self, schedule: Schedule) -> GraphProblem:
+    def ready(self, schedule: FilledSchedule) -> GraphProblem:
         """The problem with a schedule, for a fit. Raises if beliefs cannot become proper."""
         if not self.batches:
             raise ValueError("the graph has no factors; allowed: one or more, by add()")

@@ -10,7 +10,6 @@ and ``design.py`` the points of an average over them.
 
 from epfast.inference.loop import (
     FAILURES,
-    Callback,
     Counts,
     Engine,
     Fit,
@@ -25,6 +24,7 @@ from epfast.inference.loop import (
     warn_of,
 )
 from epfast.inference.records import (
+    Callback,
     ConvergenceWarning,
     DataWarning,
     ExecutorFailed,

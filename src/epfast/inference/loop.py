@@ -7,8 +7,10 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,19 +18,20 @@ from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.vector import change as change
 from epfast.inference.records import (
+    Callback as Callback,
     ConvergenceWarning,
     ExecutorFailed,
     Interrupted,
     PartOfSweep,
+    Recorded,
     SweepInfo,
     warn_user,
 )
 from epfast.inference.runtime import Tick, at_work, ticks
 from epfast.losses import Loss
+from epfast.schedules import FilledSchedule
 
 logger = logging.getLogger("epfast")
-
-S = TypeVar("S")
 
 #: rounding of a log evidence, per factor: of 152 fits to labels that their prior knows none had
 #: more than 9.4e-9
@@ -65,10 +68,43 @@ BLURRED = (
     "mean nearer to 0, or a loss that grows on both sides"
 )
 
-#: called after each sweep. A true answer ends the fit
-Callback = Callable[[SweepInfo, Any], Any]
 #: gives how many questions oracles were asked, and how many of these were audits, or None
-Questions = Callable[[], Any]
+Questions = Callable[[], tuple[int, int] | None]
+
+
+class RunState(Protocol):
+    """What the loop reads of a state beside its moments."""
+
+    @property
+    def sweeps(self) -> int: ...
+
+
+#: what an engine starts from, a state between two sweeps, and one as a posterior has it
+P = TypeVar("P", contravariant=True)
+S = TypeVar("S", bound=RunState)
+E = TypeVar("E", covariant=True)
+
+
+class SchemeOfRun(Protocol):
+    """What is read of a scheme, see :class:`epfast.schemes.Scheme`."""
+
+    @property
+    def integrates(self) -> bool: ...
+
+    @property
+    def relaxes(self) -> bool: ...
+
+    @property
+    def learns(self) -> bool: ...
+
+    @property
+    def polish(self) -> int: ...
+
+    def polishing(self) -> AbstractContextManager[None]: ...
+
+    def questions(self) -> tuple[int, int] | None: ...
+
+    def warning(self) -> str: ...
 
 
 class Summary(NamedTuple):
@@ -118,32 +154,38 @@ class Swept(NamedTuple, Generic[S]):
     in_flight: int | None = None
 
 
-class Engine(Protocol):
+class OfSites(Protocol):
+    """What warnings of a fit read of an engine, or of a problem."""
+
+    #: number of sites
+    @property
+    def n_sites(self) -> int: ...
+
+    #: no right log evidence is above this, see :func:`evidence_bound`. NaN: there is no evidence
+    @property
+    def evidence_bound(self) -> float: ...
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a run that fails. Appended to errors and warnings."""
+
+
+class Engine(OfSites, Protocol[P, S, E]):
     """An inference engine: makes the initial state and performs one sweep.
 
     It owns scratch only. Everything that a sweep changes is in the state, which counts its
     ``sweeps``.
     """
 
-    #: number of sites
-    n_sites: int
     #: order of the largest matrix that a sweep factorises. 0 without BLAS
     order_of_matrices: int
-    #: no right log evidence is above this, see :func:`evidence_bound`. NaN: there is no evidence
-    evidence_bound: float
     #: threads of ours that share its matrices. None: BLAS has its own
     pool: ThreadPool | None
 
-    @property
-    def remedy(self) -> str:
-        """What to do about a run that fails. Appended to errors and warnings."""
-
-    def init(self, start: Any) -> Any:
+    def init(self, start: P | None) -> S:
         """Make the initial state, from a posterior or None."""
 
-    def sweep(
-        self, state: Any, keep: bool, tick: Tick, before: Summary | None = None
-    ) -> Swept[Any]:
+    def sweep(self, state: S, keep: bool, tick: Tick, before: Summary | None = None) -> Swept[S]:
         """Perform one sweep. before: the moments of the state, where they are known.
 
         keep: the old state is still in use, so leave its arrays unchanged. Else they may change on
@@ -153,20 +195,24 @@ class Engine(Protocol):
         Ctrl-C comes out of it as KeyboardInterrupt. As PartOfSweep if what is done so far counts.
         """
 
-    def summary(self, state: Any, evidence: bool = True) -> Summary:
+    def summary(self, state: S, evidence: bool = True) -> Summary:
         """Moments of the posterior, in arrays that no later sweep changes, and its evidence."""
 
-    def finish(self, state: Any, hurry: bool = False) -> Any:
+    def finish(self, state: S, hurry: bool = False) -> E:
         """Make the state of the result, free of rounding drift.
 
         hurry: Ctrl-C ended the run. Do nothing that takes long, the drift may stay.
         """
 
 
-class Fit(NamedTuple):
+#: gives the costs after a sweep: at the mean, and at that after every factor
+Record = Callable[[Swept[S]], tuple[float | None, Array | None]]
+
+
+class Fit(NamedTuple, Generic[E]):
     """The result of a run."""
 
-    state: Any
+    state: E
     converged: bool
     history: list[SweepInfo]
     #: whether the callback ended it
@@ -176,15 +222,15 @@ class Fit(NamedTuple):
 
 
 def run(
-    engine: Engine,
-    schedule: Any,
-    start: Any = None,
+    engine: Engine[P, S, E],
+    schedule: FilledSchedule,
+    start: P | None = None,
     *,
-    record: Callable[[Swept[Any]], tuple[float | None, Array | None]] | None = None,
+    record: Record[S] | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
     questions: Questions | None = None,
-) -> Fit:
+) -> Fit[E]:
     """Run a schedule on an engine: the only loop over sweeps.
 
     ``change`` of a sweep is the largest move of a posterior mean, in its standard deviations, or of
@@ -243,9 +289,10 @@ def run(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
                         )
                     costs = (None, None) if record is None else record(swept)
-                    spent = (None, None)
-                    if asked is not None and questions is not None:
-                        spent = np.subtract(questions(), asked).tolist()
+                    told = None if questions is None else questions()
+                    spent: tuple[int | None, int | None] = (None, None)
+                    if asked is not None and told is not None:
+                        spent = told[0] - asked[0], told[1] - asked[1]
                     info = SweepInfo(
                         new.sweeps,
                         moved,
@@ -300,24 +347,25 @@ def run(
         raise Interrupted(Fit(engine.finish(state, True), False, history)) from None
     except ExecutorFailed as failed:
         if state is not None:
-            last: Any = state if failed.posterior is None else failed.posterior
+            last = state if failed.posterior is None else failed.posterior
             failed.posterior = Fit(engine.finish(last, True), False, history)
         raise
 
 
-def polished(engine: Engine, problem: Any, fit: Fit, post: Any) -> Fit:
+def polished(
+    engine: Engine[P, S, E], schedule: FilledSchedule, scheme: SchemeOfRun, fit: Fit[E], post: P
+) -> Fit[E]:
     """The fit after sweeps in which a scheme that learns asks for the truth alone.
 
     post: the posterior of ``fit``.
     """
-    scheme = problem.scheme
     with scheme.polishing():
-        schedule = replace(problem.schedule, sweeps=scheme.polish, tol=0.0)
+        schedule = replace(schedule, sweeps=scheme.polish, tol=0.0)
         last = run(engine, schedule, post, questions=scheme.questions)
     return last._replace(converged=fit.converged, history=[*fit.history, *last.history])
 
 
-def warn_of_scheme(scheme: Any) -> None:
+def warn_of_scheme(scheme: SchemeOfRun) -> None:
     """Warn of what a scheme that learns knows to be wrong."""
     text = scheme.warning()
     if text:
@@ -326,10 +374,10 @@ def warn_of_scheme(scheme: Any) -> None:
 
 def interrupted(
     stopped: KeyboardInterrupt | ExecutorFailed,
-    fit: Fit | None,
-    result: Callable[[Fit], Any],
-    start: Any,
-    unfitted: Callable[[], Any],
+    fit: Fit[E] | None,
+    result: Callable[[Fit[E]], R],
+    start: P | None,
+    unfitted: Callable[[], R],
 ) -> Interrupted | ExecutorFailed:
     """What to raise where Ctrl-C or a lost executor ends a fit, with the posterior so far.
 
@@ -338,6 +386,7 @@ def interrupted(
     """
     last = getattr(stopped, "posterior", None)
     fit = last if isinstance(last, Fit) else fit
+    posterior: P | R | None
     if fit is not None:
         posterior = result(fit)
     else:  # sites in the role of a start are no posterior
@@ -387,7 +436,7 @@ def evidence_bound(loss: Loss, n: float) -> float:
     return ROUNDING * n if loss.bounded else math.inf
 
 
-def is_sharp(scheme: Any) -> bool:
+def is_sharp(scheme: SchemeOfRun) -> bool:
     """Whether the moments of a site may change sharply where its cavity moves.
 
     So do those of schemes that look at some points, or at a mode: by jumps where the factor has a
@@ -397,10 +446,20 @@ def is_sharp(scheme: Any) -> bool:
     return not (scheme.integrates or scheme.relaxes or scheme.learns)
 
 
+class Ended(Protocol):
+    """What warnings read of a fit."""
+
+    @property
+    def history(self) -> list[SweepInfo]: ...
+
+    @property
+    def converged(self) -> bool: ...
+
+
 def warn_of(
-    fit: Any,
-    engine: Any,
-    schedule: Any,
+    fit: Ended,
+    engine: OfSites,
+    schedule: FilledSchedule,
     category: type[Warning] = ConvergenceWarning,
 ) -> None:
     """Warn of a result that is not a fixed point of EP, and say what to do.
@@ -408,7 +467,7 @@ def warn_of(
     That is: an impossible log evidence, sites refused or fits that failed in the last sweep, a
     tolerance that was missed. What earlier sweeps met is in the history.
 
-    fit: anything with ``history`` and ``converged``; engine: what was run.
+    fit: what has ended, or its posterior; engine: what was run, or its problem.
     """
     history, sites = fit.history, engine.n_sites
     if not history:
@@ -470,15 +529,24 @@ FAILURES = (FloatingPointError, ValueError)
 R = TypeVar("R")
 
 
-def start_may_be_dropped(start: Any, problem: Any) -> bool:
+class ProblemOfLoss(Protocol):
+    """What is read of the problem of a fit."""
+
+    @property
+    def schedule(self) -> FilledSchedule: ...
+
+    @property
+    def loss(self) -> Loss: ...
+
+
+def start_may_be_dropped(start: P, problem: ProblemOfLoss) -> bool:
     """Whether a start is of another fit, and no part of the model or of a fit that goes on."""
-    before = getattr(start, "problem", None)
-    if before is None or problem.schedule.stores == "none":
+    if not isinstance(start, Recorded) or problem.schedule.stores == "none":
         return False
-    return bool(start.converged or before.loss != problem.loss)
+    return bool(start.converged or start.problem.loss != problem.loss)
 
 
-def _is_lost(fit: Fit, schedule: Any) -> bool:
+def _is_lost(fit: Fit[E], schedule: FilledSchedule) -> bool:
     """Whether a run from a guess has shown that it does not converge."""
     if fit.converged or fit.stopped or not (fit.history and schedule.tol > 0.0):
         return False
@@ -486,25 +554,42 @@ def _is_lost(fit: Fit, schedule: Any) -> bool:
 
 
 def run_from(
-    engine: Engine, schedule: Any, start: Any = None, *, guess: bool = False, **given: Any
-) -> Fit:
+    engine: Engine[P, S, E],
+    schedule: FilledSchedule,
+    start: P | None = None,
+    *,
+    guess: bool = False,
+    record: Record[S] | None = None,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+    questions: Questions | None = None,
+) -> Fit[E]:
     """Run a schedule on an engine, see :func:`run`. Drop a guess that leads nowhere.
 
     Sites of another loss, rows or prior may be so far off that all digits go where they are taken
     away. The run then starts again without them, and that is the result if it converges.
 
-    guess: whether ``start`` is one, see :func:`start_may_be_dropped`; given: the other arguments.
+    guess: whether ``start`` is one, see :func:`start_may_be_dropped`.
     """
+    begin = partial(
+        run,
+        engine,
+        schedule,
+        record=record,
+        callback=callback,
+        progress=progress,
+        questions=questions,
+    )
     if not guess:
-        return run(engine, schedule, start, **given)
+        return begin(start)
     fit = None
     with contextlib.suppress(FloatingPointError):
-        fit = run(engine, schedule, start, **given)
+        fit = begin(start)
         if not _is_lost(fit, schedule):
             return fit
     logger.info("the start leads nowhere: the run begins anew")
     try:
-        anew = run(engine, schedule, None, **given)
+        anew = begin(None)
     except FloatingPointError:
         if fit is None:
             raise
@@ -512,7 +597,7 @@ def run_from(
     return anew if fit is None or anew.converged or anew.stopped else fit
 
 
-def fit_from(fit: Callable[[Any], R], start: Any) -> R:
+def fit_from(fit: Callable[[P | None], R], start: P | None) -> R:
     """``fit(start)``, or ``fit(None)`` where that fails: a start may be improper where it goes."""
     if start is not None:
         with contextlib.suppress(*FAILURES):

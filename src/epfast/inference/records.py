@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,10 +19,11 @@ class Sites(NamedTuple):
 
     #: precision of each site: (n_factors, d), or (n,) for scalar sites, or (K, d, d) for sites that
     #: the N_k factors of a group share. A shared site counts N_k times in the posterior. Where X is
-    #: CSR, (n_factors, d) is a csr_array of SciPy with the columns that the rows of a factor have
-    precision: Any
+    #: CSR, a csr_array of SciPy, with the columns that the rows of a factor have, stands in for the
+    #: (n_factors, d) of a result
+    precision: Array
     #: precision times mean, about the origin: of the same shape, or (K, d)
-    shift: Any
+    shift: Array
     #: log of the site at the origin: (n_factors,) or (K,)
     log_scale: Array
 
@@ -88,6 +89,12 @@ class SweepInfo(NamedTuple):
     in_flight: int | None = None
     #: bytes of the messages to and from workers, where they are counted. None elsewhere
     n_bytes: int | None = None
+
+
+class Callback(Protocol):
+    """What is called after each sweep. A true answer ends the fit."""
+
+    def __call__(self, info: SweepInfo, state: Any, /) -> Any: ...
 
 
 class ConvergenceWarning(UserWarning):

@@ -10,7 +10,12 @@ from numpy.typing import ArrayLike
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference import Fit, Interrupted, interrupted, run, warn_of
-from epfast.parametric.engine import ParametricEngine, check_memory, checked_schedule
+from epfast.parametric.engine import (
+    ParametricEngine,
+    ParametricState,
+    check_memory,
+    checked_schedule,
+)
 from epfast.parametric.mixture_posterior import MixturePosterior
 from epfast.parametric.mixture_problem import (
     MixtureModel,
@@ -273,7 +278,7 @@ class _Runs:
     ) -> tuple[MixturePosterior, ParametricEngine]:
         engine = ParametricEngine(model, problem.schedule, problem.first(), REMEDY)
 
-        def result(fit: Fit) -> MixturePosterior:
+        def result(fit: Fit[ParametricState]) -> MixturePosterior:
             return MixturePosterior(problem, fit.state, fit.converged, fit.history)
 
         fit = None

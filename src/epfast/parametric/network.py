@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast.inference import Callback, ConvergenceWarning, Fit, interrupted, run
 from epfast.inference.records import warn_user
 from epfast.inference.runtime import Tick
-from epfast.parametric.engine import checked_schedule
+from epfast.parametric.engine import ParametricState, checked_schedule
 from epfast.parametric.network_posterior import NetworkPosterior, scaled_rows
 from epfast.parametric.network_problem import (
     REMEDY,
@@ -165,25 +165,25 @@ def fit_network(
         problem = problem._replace(schedule=usual_schedule(len(rows)))
     if prior is None and start is None:
         problem = problem._replace(prior=usual_prior(problem.schedule, problem.likelihood))
-    schedule = checked_schedule(_damped(problem.schedule, len(rows)), "a network", problem.seed)
-    problem = problem._replace(schedule=schedule, n=len(rows))
+    filled = checked_schedule(_damped(problem.schedule, len(rows)), "a network", problem.seed)
+    problem = problem._replace(schedule=filled, n=len(rows))
     problem.check_memory()
     model, fit = problem.model(rows, responses), None
     engine = problem.engine(model)
 
-    def result(fit: Fit) -> NetworkPosterior:
+    def result(fit: Fit[ParametricState]) -> NetworkPosterior:
         return NetworkPosterior(problem, fit.state, fit.converged, fit.history, model.n_dead)
 
     try:
-        if not is_given and isinstance(schedule, ADF):
-            schedule = replace(schedule, passes=usual_passes(problem, rows, responses))
-            problem = problem._replace(schedule=schedule)
+        if not is_given and filled.stores == "none":
+            filled = replace(filled, passes=usual_passes(problem, rows, responses))
+            problem = problem._replace(schedule=filled)
             engine = problem.engine(model)
-        fit = run(engine, schedule, start, callback=callback, progress=progress)
+        fit = run(engine, filled, start, callback=callback, progress=progress)
         off = 0.0 if problem.probit else _off(problem, fit.state.belief, rows, responses)
         if off > MOST_OFF:
             fit = fit._replace(converged=False)
-        _warn_of(fit, schedule, problem.probit, responses, off)
+        _warn_of(fit, filled, problem.probit, responses, off)
         return result(fit)
     except KeyboardInterrupt as pressed:
         raise interrupted(
@@ -316,7 +316,7 @@ def _off(problem: NetworkProblem, belief: Array, rows: Array, y: Array) -> float
     return float(np.mean(((y[subset] - mean) / size) ** 2) / max(constant, np.finfo(float).tiny))
 
 
-def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array, off: float) -> None:
+def _warn_of(fit: Fit[ParametricState], schedule: Any, probit: bool, y: Array, off: float) -> None:
     """Warn of rows that were refused, of passes that flee, and of a tolerance that was missed."""
     last, n = fit.history[-1], len(y)
     size = np.abs(y).max()

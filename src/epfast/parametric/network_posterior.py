@@ -231,7 +231,7 @@ class NetworkPosterior(ParametricPosterior):
                 "for partial_fit: ADF, SEP or AEP; or fit_network of all rows with start="
             )
         rows, responses = scaled_rows(problem, X, y, 1)
-        one = ADF(order="shuffled", seed=problem.seed)
+        one = ADF(order="shuffled", seed=problem.seed).filled()
         model = problem.model(rows, responses)
         fit = run(problem._replace(schedule=one).engine(model), one, self)
         n, new = problem.n + len(rows), fit.state

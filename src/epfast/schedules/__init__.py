@@ -17,6 +17,7 @@ from epfast.schedules.base import (
     SITE_RULES as SITE_RULES,
     Batches as Batches,
     DoubleLoop,
+    FilledSchedule as FilledSchedule,
     Schedule,
     SharedSites,
 )

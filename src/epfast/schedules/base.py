@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,6 +39,48 @@ def check_given(
             _checks.freeze(schedule, **{name: check(name, value, **limits)})
 
 
+class FilledSchedule(Protocol):
+    """What :meth:`Schedule.filled` makes: a schedule with numbers in place of None.
+
+    What one class alone has is read by the engines of that class alone.
+    """
+
+    stores: ClassVar[str]
+    keeps_order: ClassVar[bool]
+    sweeps: int
+    tol: float
+    damping: float
+    power: float
+    order: str
+    seed: int | None
+    #: of EP, and of EP or ADF
+    block: int | None
+    site_rule: str
+    #: of ADF
+    warm_up: int | None
+    #: of DoubleLoop
+    start: FilledSchedule
+    match: float
+    #: of DEP
+    inner: FilledSchedule
+    #: of shared sites
+    batch: int | None
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def is_automatic(self) -> bool: ...
+
+    def filled(self, **defaults: float | str | None) -> FilledSchedule: ...
+
+    def fixed_visits(self, n_factors: int) -> NDArray[np.intp]: ...
+
+    def checked_visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range: ...
+
+    def labels(self, n: int) -> NDArray[np.intp]: ...
+
+    def batches(self, n: int, sweep: int) -> Batches: ...
+
+
 class Schedule:
     """Base of the schedules."""
 
@@ -65,20 +108,22 @@ class Schedule:
         undamped = self.damping == 1.0 and self.tol > 0.0
         return self.order == "auto" and undamped and self.keeps_order
 
-    def filled(self, **defaults: float | str | None) -> Self:
+    def filled(self, **defaults: float | str | None) -> FilledSchedule:
         """A copy in which the given values replace None."""
-        result = object.__new__(type(self))
+        # its numbers may be None by their types
+        result: Any = object.__new__(type(self))
         result.__dict__.update(self.__dict__)
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(result, name, value)
-        return result
+        filled: FilledSchedule = result
+        return filled
 
     def resolved(self, executor: bool) -> Self:
         """A copy with an order in place of "auto", where that depends on an executor alone."""
         if self.in_tasks is None or self.order != "auto":
             return self
-        result = Schedule.filled(self)  # a copy
+        result = copy(self)
         object.__setattr__(result, "order", self.in_tasks if executor else "sequential")
         return result
 
@@ -298,9 +343,8 @@ class DoubleLoop(Schedule):
         """The power of ``start``."""
         return self.start.power
 
-    def filled(self, **defaults: float | str | None) -> Self:
-        result = object.__new__(type(self))
-        result.__dict__.update(self.__dict__)
+    def filled(self, **defaults: float | str | None) -> FilledSchedule:
+        result = super().filled()  # a copy
         object.__setattr__(result, "start", self.start.filled(**defaults))
         return result
 
@@ -544,12 +588,11 @@ class DEP(Schedule):
         check_numbers(self)
         self.check_order(("auto", "sequential", "shuffled", "parallel", AS_COMPLETED))
 
-    def filled(self, **defaults: float | str | None) -> Self:
+    def filled(self, **defaults: float | str | None) -> FilledSchedule:
         assert self.inner is not None
         result = super().filled(damping=defaults["damping"])
         defaults |= {"damping": self.inner.usual_damping("row"), "order": "sequential"}
-        inner = self.inner.filled(**defaults)
-        object.__setattr__(result, "inner", inner)
+        object.__setattr__(result, "inner", self.inner.filled(**defaults))
         return result
 
     def usual_damping(self, factor: str) -> float:

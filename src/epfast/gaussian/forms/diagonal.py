@@ -117,9 +117,11 @@ class Dense(Full):
 
     def checked_start(self, start: Any) -> Sites:
         sites: Sites = super().checked_start(start)
-        if not hasattr(sites.precision, "toarray"):
-            return sites
-        return Sites(sites.precision.toarray(), sites.shift.toarray(), sites.log_scale)
+        precision, shift = (
+            part.toarray() if hasattr(part, "toarray") else part
+            for part in (sites.precision, sites.shift)
+        )
+        return Sites(precision, shift, sites.log_scale)
 
     def given(self, sites: Sites) -> Sites:
         """Sites as users have them."""
