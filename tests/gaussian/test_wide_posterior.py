@@ -25,7 +25,7 @@ def with_negative_sites(post):
     precision[:2] *= -0.3
     precision[2] = 0.0
     sites = Sites(precision, post.sites.shift, post.sites.log_scale)
-    return replace(post, state=GPState(sites, post.n_sweeps))
+    return replace(post, state=GPState(sites, post.n_sweeps, None))
 
 
 @pytest.mark.parametrize("prior", PRIORS)

@@ -29,7 +29,15 @@ from epfast.dask.worker import (
 from epfast.gaussian.engine import EPEngine, Full, Visited, Working, plain, with_moments
 from epfast.gaussian.passes import start_of_pass
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.shards import ShardEngine, Shards, ShardSite, SharedEngine, Update, flat_site
+from epfast.gaussian.shards import (
+    GroupState,
+    ShardEngine,
+    Shards,
+    ShardSite,
+    SharedEngine,
+    Update,
+    flat_site,
+)
 from epfast.gaussian.state import State, is_proper
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import LOST, Tasks
@@ -201,8 +209,9 @@ class RemoteGroups(SharedEngine):
         return sum(part.factors(self.schedule.batch or part.rows) for part in facts)
 
     def calls(
-        self, state: Working, sites: Sites, schedule: Any, damping: float
+        self, state: GroupState, sites: Sites, schedule: Any, damping: float
     ) -> tuple[list[tuple[Any, ...]], list[int]]:
+        assert state.memory is not None
         calls: list[tuple[Any, ...]] = []
         for k, shard in enumerate(self.remote):
             q, site = (state.precision, state.shift), families.taken(sites, k)
@@ -227,7 +236,7 @@ def check_rows(facts: list[Facts], loss: Loss) -> None:
     note_weights(np.array([part.fraction for part in facts]))
 
 
-class Passes(EPEngine):
+class Passes(EPEngine[Working, State]):
     """ADF: each thread of the cluster passes over shards of its own, one after the other.
 
     Passes are combined as shards are: the product of what they end with, over all but one of what
@@ -292,7 +301,7 @@ class Passes(EPEngine):
             None,
             sum(end.log_scale for end in ends) - surplus * begun.log_scale,
             max(end.sweeps for end in ends),
-            sum(end.rows_seen for end in ends) - surplus * begun.rows_seen,
+            sum(end.rows_seen or 0 for end in ends) - surplus * (begun.rows_seen or 0),
         )
         if not is_proper(whole.precision):
             raise FloatingPointError(

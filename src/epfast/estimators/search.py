@@ -364,7 +364,7 @@ def with_noise(post: Any, problem: Problem) -> Any:
     sites: Any = problem.exact_sites()
     before = post.problem
     if isinstance(post, WidePosterior):
-        return replace(post, state=GPState(sites, post.state.sweeps), problem=problem)
+        return replace(post, state=GPState(sites, post.state.sweeps, None), problem=problem)
     noise: Any = problem.loss
     share = before.loss.variance / noise.variance
     old, new = before.base, problem.base

@@ -290,13 +290,15 @@ class MeansMemory(NamedTuple):
     reach: float = REACH
     along: Array | None = None
     #: where the last step began
-    origin: Any = None
+    origin: State | None = None
     #: the last sweeps with steps, to be mixed
     swept: tuple[Step, ...] = ()
 
     def noting(self, new: State) -> MeansMemory:
         """The memory after a sweep that a step began."""
         before = self.origin
+        assert before is not None
+        assert new.sites is not None
         if new.sites.precision.size > MOST_MIXED:
             return self
         with np.errstate(all="ignore"):
@@ -317,6 +319,9 @@ class MeansMemory(NamedTuple):
             far, rate = math.log(distance / tol), math.log(self.last / distance)
             steps = far > PATIENCE * rate
         return self._replace(last=distance, steps=steps)
+
+
+MeansState = Working[MeansMemory]
 
 
 class _Part:
@@ -367,7 +372,7 @@ def _scaled_solution(matrix: Array, right: Array) -> Array | None:
 
 
 def step_to(
-    problem: Problem, X: Any, state: Working, fitted: Working, before: Sites, after: Sites
+    problem: Problem, X: Any, state: MeansState, fitted: MeansState, before: Sites, after: Sites
 ) -> MeansMemory | None:
     """Take new sites, fitted from one posterior, to where a Newton step on its mean leads.
 
@@ -420,11 +425,13 @@ def step_to(
         return None
     along = np.concatenate([_Part(X, part).rows @ delta for part in parts])
     in_scale = along / scale
-    far, reach, before = float(np.abs(in_scale).max()), state.memory.reach, state.memory.along
-    if before is not None and far > reach:
+    memory = state.memory
+    assert memory is not None
+    far, reach, last = float(np.abs(in_scale).max()), memory.reach, memory.along
+    if last is not None and far > reach:
         # on in the same direction, or back
-        sizes = float(linalg.norm(in_scale) * linalg.norm(before))
-        turn = float(in_scale @ before) / sizes if sizes > 0.0 else 0.0
+        sizes = float(linalg.norm(in_scale) * linalg.norm(last))
+        turn = float(in_scale @ last) / sizes if sizes > 0.0 else 0.0
         if turn > ONWARD:
             reach = 2.0 * reach
         elif turn < 0.0:
@@ -438,5 +445,4 @@ def step_to(
         if length < 1.0:
             for earlier, later in zip(old, new, strict=True):
                 later[at] = earlier[at] + length * (later[at] - earlier[at])
-    memory: MeansMemory = state.memory._replace(reach=reach, along=in_scale)
-    return memory
+    return memory._replace(reach=reach, along=in_scale)

@@ -159,6 +159,7 @@ def residual_of_sweep(problem: Problem, state: State) -> float:
     if problem.data.groups is not None:
         schedule = DAEP(problem.data.groups, power=power, damping=1.0)
     engine = engine_of(problem._replace(schedule=schedule, base=problem.prior.state))
+    assert state.sites is not None
     before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
     swept = engine.sweep(before, True, no_tick)
     if swept.counts.refused:
@@ -179,6 +180,7 @@ def loo_of_rows(problem: Problem, sites: Sites, mean: Array, variance: Array) ->
 
 def loo_of_columns(problem: Problem, state: State) -> Array:
     """The same with diagonal sites, one per row or minibatch, which is taken out. O(nonzeros)."""
+    assert state.sites is not None
     return predicted(problem, *_without_columns(problem, state, state.sites))
 
 

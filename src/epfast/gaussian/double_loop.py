@@ -246,7 +246,7 @@ class DescentEngine:
     def finish(self, state: DescentState, hurry: bool = False) -> GPState:
         if hurry:
             return GPState(*state[:3])
-        return self.form.solved(GPState(*state[:2]))
+        return self.form.solved(GPState(*state[:2], None))
 
     def _state(self, point: Point, sweeps: int, ridge: float) -> DescentState:
         shift, precision = point.r.copy()

@@ -7,8 +7,7 @@ drift, and what a sweep moved the posterior to, beside what the sites make, is k
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import methodcaller
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -18,11 +17,13 @@ from epfast._core.cholesky import gaussian_moments
 from epfast._core.relaxed import Relaxation
 from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.problem import Problem
+from epfast._core.tilted import TiltedMoments
+from epfast.gaussian.problem import Problem, RowSlice
 from epfast.gaussian.state import RelaxationFactors, State, inverse_of, inverse_root, not_proper
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary, Swept
 from epfast.inference.loop import NO_COUNTS, change
 from epfast.inference.runtime import Tick
+from epfast.schemes import Relaxed
 
 #: least share of a sweep's change that is tried, where the whole makes the posterior improper: 183
 #: fits, many of them hard, take as many sweeps with 1/4
@@ -35,8 +36,38 @@ CONTRACTION, STALLED = 0.7, 3
 #: 40 fits in chunks take 671 sweeps with 0 and 1e-6, and 669 with 1e-4 and .01
 STANDS = 1e-4
 
-COPY = methodcaller("copy")
-S = TypeVar("S")
+
+class StateOfForm(Protocol):
+    """What the engine reads of a state, whose sites and memory it hands on."""
+
+    @property
+    def sites(self) -> Any: ...
+
+    @property
+    def sweeps(self) -> int: ...
+
+    @property
+    def memory(self) -> Any: ...
+
+    @property
+    def relaxed(self) -> RelaxationFactors | None: ...
+
+    def _replace(self, *args: Any, **changes: Any) -> Self: ...
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    #: what the next sweep goes by, a state between two sweeps, and one as a posterior has it
+    M = TypeVar("M", covariant=True, default=None)
+    S = TypeVar("S", bound=StateOfForm)
+    E = TypeVar("E", covariant=True)
+    T = TypeVar("T")
+else:
+    from typing import TypeVar
+
+    T, S = TypeVar("T"), TypeVar("S")
+    M, E = TypeVar("M", covariant=True), TypeVar("E", covariant=True)
 
 
 def contraction(moved: float, least: float, stalled: int) -> tuple[float, int]:
@@ -44,27 +75,28 @@ def contraction(moved: float, least: float, stalled: int) -> tuple[float, int]:
     return (moved, 0) if moved < CONTRACTION * least else (least, stalled + 1)
 
 
-class Working(NamedTuple):
+class Working(NamedTuple, Generic[M]):
     """The sites after a sweep and the posterior that they make, which no later sweep changes."""
 
     #: (d, d), symmetric, or (d,) of a diagonal posterior; and (d,)
     precision: Array
     shift: Array
-    sites: Any
+    #: None: of ADF
+    sites: Sites | None
     #: sum of the log scales
     log_scale: float
     sweeps: int
-    rows_seen: Any
-    relaxed: Any
-    #: of a full posterior, (d, d) and (d,)
-    covariance: Any
-    mean: Any
+    rows_seen: int | None
+    relaxed: RelaxationFactors | None
+    #: (d, d) and (d,). Empty of a diagonal posterior
+    covariance: Array
+    mean: Array
     #: (shift.mean - log det precision) / 2, a part of the log evidence
     log_norm: float
     #: (d, d), an upper triangle R with R R' the covariance. None: not at hand
-    root: Any = None
-    #: what the next sweep goes by
-    memory: Any = None
+    root: Array | None = None
+    #: what the next sweep goes by. None: outside a run
+    memory: M | None = None
 
 
 class Visited(NamedTuple, Generic[S]):
@@ -116,7 +148,7 @@ class Visits(Generic[S]):
         raise NotImplementedError
 
 
-def gaussian(state: State, rooted: bool = False) -> Working | None:
+def gaussian(state: State, rooted: bool = False) -> Working[M] | None:
     """A state with its moments, or None if it is improper; rooted: with a root. O(d^3).
 
     The upper triangle of the precision is read; the other one is filled in.
@@ -127,7 +159,7 @@ def gaussian(state: State, rooted: bool = False) -> Working | None:
     return None if moments is None else Working(*state, *moments)
 
 
-def carry_memory(old: Any, new: Any, relaxation: Relaxation | None = None) -> Any:
+def carry_memory(old: S, new: S, relaxation: Relaxation | None = None) -> S:
     """The posterior after that of another state, with its memory if it has none yet.
 
     relaxation: of the visits that led there; it has the relaxation factors of that state then.
@@ -148,25 +180,28 @@ def relaxed_of(start: Any, n: int) -> RelaxationFactors | None:
     return relaxed
 
 
-def with_moments(state: State | Working) -> Working:
+def with_moments(state: State) -> Working[M]:
     """As :func:`gaussian`, of a state that is proper; diagonal ones too. O(d^3), or O(d)."""
-    if isinstance(state, Working):
-        return state
     if state.precision.ndim == 1:
         with np.errstate(all="ignore"):  # the loop looks at what came out
             doubled = state.shift @ (state.shift / state.precision) - np.log(state.precision).sum()
-        return Working(*state, None, None, 0.5 * float(doubled))
-    return proper(gaussian(state._replace(precision=state.precision.copy())))
+        return Working(*state, NONE, NONE, 0.5 * float(doubled))
+    full: Working[M] | None = gaussian(state._replace(precision=state.precision.copy()))
+    return proper(full)
 
 
-def proper(state: S | None) -> S:
+#: the moments of a diagonal posterior, which it makes by itself
+NONE = np.empty(0)
+
+
+def proper(state: T | None) -> T:
     """The state, which is to be one."""
     if state is None:
         raise not_proper()
     return state
 
 
-class Form:
+class Form(Generic[S, E]):
     """What q is: how sites make it, and what it says.
 
     A state of q has sites, sweeps and memory, and what the form makes of these sites.
@@ -187,7 +222,7 @@ class Form:
         """Flat sites, g = 1."""
         return Sites(*map(np.zeros, self.shapes))
 
-    def prior(self) -> Any:
+    def prior(self) -> S:
         """The state before the first sweep."""
         return proper(self.rebuild(self.flat(), 0))
 
@@ -207,24 +242,23 @@ class Form:
             )
         return start.sites
 
-    def rebuild(self, sites: Any, sweeps: int) -> Any:
+    def rebuild(self, sites: Any, sweeps: int) -> S | None:
         """The state that these sites make, or None if that is improper."""
         raise NotImplementedError
 
-    def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
-        """Gives mean and variance of the latent values of some rows, by ``state.moments``."""
-        now = state.moments
-        return lambda part: (now.mean[part], now.variance[part])
+    def at_rows(self, state: S) -> Callable[[slice], tuple[Array, Array]]:
+        """Gives mean and variance of the latent values of some rows."""
+        raise NotImplementedError
 
     def improper(self, sites: Any) -> Exception:
         """The error where sites make no proper posterior."""
         return not_proper()
 
-    def summary(self, state: Any, evidence: bool = True) -> Summary:
+    def summary(self, state: S, evidence: bool = True) -> Summary:
         """Mean, variance, and log evidence."""
         raise NotImplementedError
 
-    def result(self, state: Any) -> Any:
+    def result(self, state: S) -> E:
         """The state as posteriors have it."""
         raise NotImplementedError
 
@@ -232,7 +266,7 @@ class Form:
         """Work in other arrays than those that went into a result."""
 
 
-class EPEngine(Visits[Any]):
+class EPEngine(Visits[S], Generic[S, E]):
     """A sweep visits all factors; the sites that they get make the next posterior.
 
     A subclass says which visits there are: others, or its own.
@@ -242,13 +276,14 @@ class EPEngine(Visits[Any]):
     #: sites of factors that are all Gaussian, which are known. None: of others
     exact: Sites | None = None
     #: moments that begin each sweep. None: the visits see to that
-    tilted: Any = None
+    tilted: TiltedMoments | None = None
     #: of an executor. None: there are none
     tasks: Any = None
+    form: Form[S, E]
     #: whether sweeps begin with a step of their own, see :meth:`pre_step`
     steps = False
 
-    def __init__(self, problem: Any, form: Any) -> None:
+    def __init__(self, problem: Problem, form: Form[Any, Any]) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.n_sites, self.order_of_matrices = problem.n_rows, form.order
         self.evidence_bound: float = problem.evidence_bound
@@ -260,7 +295,7 @@ class EPEngine(Visits[Any]):
         remedy: str = self.problem.remedy
         return remedy
 
-    def init(self, start: Any) -> Any:
+    def init(self, start: Any) -> S:
         self.form.own_arrays()
         if self.exact is not None:
             sweeps = self.form.sweeps if start is None else start.n_sweeps
@@ -279,17 +314,15 @@ class EPEngine(Visits[Any]):
             state = state._replace(relaxed=relaxed_of(start, self.n_sites))
         return self.start_of_run(state, False)
 
-    def start_of_run(self, state: Any, is_flat: bool) -> Any:
+    def start_of_run(self, state: S, is_flat: bool) -> S:
         """The state of a start, or of the prior, with what the first sweep goes by."""
         return state
 
-    def visits(self, state: Any) -> Visits[Any]:
+    def visits(self, state: S) -> Visits[S]:
         """The visits of the next sweep."""
         return self
 
-    def sweep(
-        self, state: Any, keep: bool, tick: Tick, before: Summary | None = None
-    ) -> Swept[Any]:
+    def sweep(self, state: S, keep: bool, tick: Tick, before: Summary | None = None) -> Swept[S]:
         last, tasks = state, self.tasks
         if self.exact is not None:
             tick(self.n_sites)
@@ -324,13 +357,13 @@ class EPEngine(Visits[Any]):
 
     def _found(
         self,
-        last: Any,
+        last: S,
         before: Summary | None,
-        state: Any,
+        state: S,
         sites: Any,
-        visits: Visits[Any],
-        visited: Visited[Any],
-    ) -> Swept[Any]:
+        visits: Visits[S],
+        visited: Visited[S],
+    ) -> Swept[S]:
         """The state that visits of all factors lead to, and what has been found.
 
         last, before: the state before the sweep, and its moments, if these are known. state: from
@@ -372,7 +405,7 @@ class EPEngine(Visits[Any]):
             new, distance, now.log_evidence, counts, now, drift, settled, False, None, *found
         )
 
-    def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
+    def _halved(self, state: S, sites: Any, sweeps: int) -> S | None:
         """The state of half of the change of the sites, or half of that. None: no share is one."""
         share, new = 1.0, None
         with np.errstate(all="ignore"):  # sites of a run that diverges
@@ -381,9 +414,10 @@ class EPEngine(Visits[Any]):
                 new = self.form.rebuild(self.between(state, sites, share), sweeps)
         return new
 
-    def _with_relaxation(self, relaxation: Relaxation, state: Any) -> Any:
+    def _with_relaxation(self, relaxation: Relaxation, state: S) -> S:
         """The state with a copy of its relaxation factors, which the visits change."""
-        freeze, relaxed = self.problem.scheme.freeze, state.relaxed
+        scheme, relaxed = self.problem.scheme, state.relaxed
+        freeze = scheme.freeze if isinstance(scheme, Relaxed) else None
         if relaxed is None:
             relaxed = RelaxationFactors(*np.zeros((2, self.n_sites)))
         else:
@@ -392,35 +426,35 @@ class EPEngine(Visits[Any]):
         relaxation.begin_sweep(relaxed.precision, relaxed.shift, frozen)
         return state._replace(relaxed=relaxed)
 
-    def copied_sites(self, state: Any) -> Any:
+    def copied_sites(self, state: S) -> Any:
         """What visits change: copies of the sites, or None where there are none."""
-        return None if state.sites is None else Sites(*map(COPY, state.sites))
+        return None if state.sites is None else families.copied(state.sites)
 
-    def between(self, state: Any, sites: Any, share: float) -> Any:
+    def between(self, state: S, sites: Any, share: float) -> Any:
         """Sites this share of the way from those of a state to others."""
         return families.damped(state.sites, sites, share)
 
-    def pre_step(self, state: Any) -> Any:
+    def pre_step(self, state: S) -> S:
         """The state after a step on all sites, from which a sweep is better begun."""
         raise NotImplementedError
 
-    def unswept(self, state: Any) -> tuple[Any, Counts]:
+    def unswept(self, state: S) -> tuple[S, Counts]:
         """What follows a sweep whose sites are improper, however small a share of them is taken."""
         return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites)
 
-    def drifts(self, state: Any) -> bool:
+    def drifts(self, state: S) -> bool:
         """Whether sweeps have added up changes, whose rounding is in the state."""
         return False
 
-    def finish(self, state: Any, hurry: bool = False) -> Any:
+    def finish(self, state: S, hurry: bool = False) -> E:
         if not hurry and self.drifts(state):
             state = self.form.rebuild(state.sites, state.sweeps) or state
         return self.form.result(state)
 
 
-def plain(state: Any) -> State:
+def plain(state: State | Working[M]) -> State:
     """The state without what an engine adds to it."""
-    return State(*state[: len(State._fields)])
+    return State(*state[:7])
 
 
 def natural(covariance: Array, mean: Array, full: bool) -> tuple[Array, Array]:
@@ -443,7 +477,7 @@ def flat(n: int) -> Sites:
 # ---- the form of q with a matrix: precision and covariance of order d ----
 
 
-class Full(Form):
+class Full(Form[Working[M], State], Generic[M]):
     """The prior times a scalar site per row, which are added up in O(n d^2)."""
 
     def __init__(self, problem: Problem) -> None:
@@ -456,17 +490,17 @@ class Full(Form):
         #: whether states have a root of the covariance
         self.rooted = False
         #: (2, n), of the rows, once they are asked for
-        self.moments: Any = None
+        self.moments: Array | None = None
         #: all rows, where those of X are as the core takes them
-        self.parts: Any = None
+        self.parts: list[RowSlice] | None = None
         X = problem.data.X
         if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
             self.parts = list(problem.parts(range(n)))
 
-    def prior(self) -> Working:
+    def prior(self) -> Working[M]:
         return with_moments(self.problem.base._replace(sites=self.flat()))
 
-    def rebuild(self, sites: Sites, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> Working[M] | None:
         """Base times the sites, or None if that is improper. O(n d^2 + d^3)."""
         base = self.problem.base
         precision, shift = base.precision.copy(), base.shift.copy()
@@ -479,22 +513,23 @@ class Full(Form):
         total = base.log_scale + float(sites.log_scale.sum())
         return Working(precision, shift, sites, total, sweeps, None, None, *moments)
 
-    def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
+    def at_rows(self, state: Working[M]) -> Callable[[slice], tuple[Array, Array]]:
         root = inverse_root(state.precision)
         if self.moments is None:
             self.moments = np.empty((2, self.n_rows))
+        moments = self.moments
 
         def of(part: slice) -> tuple[Array, Array]:
-            h, s = self.moments[:, part]
+            h, s = moments[:, part]
             rows = self.problem.rows(part)
             marginals(rows, state.covariance, root, state.mean, h, s)
             return h, s
 
         return of
 
-    def summary(self, state: Any, evidence: bool = True) -> Summary:
+    def summary(self, state: State | Working[M], evidence: bool = True) -> Summary:
         state = state if isinstance(state, Working) else with_moments(state)
-        if state.covariance is None:
+        if not state.covariance.size:
             mean, variance = state.shift / state.precision, 1.0 / state.precision
         else:
             # of several latents, one after the other
@@ -504,5 +539,5 @@ class Full(Form):
             return Summary(mean, variance)
         return Summary(mean, variance, state.log_scale + state.log_norm + self.prior_norm)
 
-    def result(self, state: Any) -> State:
+    def result(self, state: Working[M]) -> State:
         return plain(state)

@@ -143,7 +143,8 @@ def fit_nearest(
         return replace(post, converged=False) if fit.converged and broken(post) else post
 
     def unfitted() -> NearestGPPosterior:
-        return result(Fit(Nearest(rows).prior(), False, []))
+        form = Nearest(rows)
+        return result(Fit(form.result(form.prior()), False, []))
 
     try:
         engine = NearestEngine(problem)

@@ -139,6 +139,7 @@ def without(
     if problem.batch_size is not None:
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
     stored, out = state.sites, some_rows(problem, removal)
+    assert stored is not None
     if out.data.groups is None:
         kept, removed = families.taken(stored, ~removal), families.taken(stored, removal)
         precision, shift = sum_of_sites(out, removed)

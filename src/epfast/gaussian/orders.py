@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,11 @@ from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import (
     STALLED,
+    E,
     EPEngine,
     Form,
     Full,
+    S,
     Visited,
     Visits,
     Working,
@@ -129,6 +131,17 @@ class ChunkMemory(NamedTuple):
         return ChunkMemory(size, False, change, least, stalled, self.since + 1)
 
 
+class RowMemory(NamedTuple):
+    """What the next sweep over rows goes by."""
+
+    order: str
+    #: None in other orders
+    chunks: ChunkMemory | None = None
+
+
+RowState = Working[RowMemory]
+
+
 class Layout(NamedTuple):
     """The rows in the order of their visits, as the core takes them."""
 
@@ -181,7 +194,7 @@ def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
     return BlockedSweep(tilted, d, block, schedule.power, damping, full, relaxation)
 
 
-class InChunks(Visits[Working]):
+class InChunks(Visits[RowState]):
     """The rows of a chunk from one posterior; chunk after chunk, from flat sites small ones first.
 
     Few rows that no chunk takes go one after the other.
@@ -197,8 +210,10 @@ class InChunks(Visits[Working]):
         self.layout: Layout | None = None
         self.core: ChunkedSweep
 
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
-        memory: ChunkMemory = state.memory.chunks
+    def visit(self, state: RowState, sites: Sites, tick: Tick) -> Visited[RowState]:
+        assert state.memory is not None
+        memory = state.memory.chunks
+        assert memory is not None
         layout, first, lost = self._lay_out(state.sweeps), 0, 0
         visits, core, sequential = layout.visits, self.core, self.sequential
         precision, shift = state.precision.copy(), state.shift.copy()
@@ -236,8 +251,9 @@ class InChunks(Visits[Working]):
         else:
             work()
         refused = lost + core.n_refused + sequential.n_refused - refused_before
-        visited = Visited[Working](Counts(min(len(visits), refused)), residual=core.residual)
+        visited = Visited[RowState](Counts(min(len(visits), refused)), residual=core.residual)
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
+        new: RowState | None
         new = gaussian(State(precision, shift, sites, total, state.sweeps + 1))
         if new is None:
             return visited
@@ -251,14 +267,16 @@ class InChunks(Visits[Working]):
         return visited._replace(swept_state=new)
 
     def accelerate(
-        self, old: Working, new: Working, visited: Visited[Working], moved: float
-    ) -> tuple[Working, Visited[Working]]:
+        self, old: RowState, new: RowState, visited: Visited[RowState], moved: float
+    ) -> tuple[RowState, Visited[RowState]]:
         """The state with the memory of the next sweep."""
         fixed = self.problem.schedule.block is not None
+        assert old.memory is not None
+        assert old.memory.chunks is not None
         chunks = old.memory.chunks.next(moved, self.problem.shape[0], fixed)
         if visited.swept_state is None:  # the sites have formed the precision anew
             chunks = chunks._replace(since=0)
-        return new._replace(memory=old.memory._replace(chunks=chunks)), visited
+        return new._replace(memory=RowMemory("chunked", chunks)), visited
 
     def _lay_out(self, sweep: int) -> Layout:
         """The rows in the order of a sweep; laid out anew where that is another one."""
@@ -357,27 +375,17 @@ class InChunks(Visits[Working]):
 #: 45 % of outliers 70 do not converge, 93, 76 and 99 with .25, .75 and 1, and 332 without these
 #: sweeps
 RESTART_DAMPING = 0.5
-S = TypeVar("S")
-
 #: sd of the cavity of the first sites, in the unit of latent values: the 600 models converge with 1
 #: to 10
 WIDE = 3.0
 
 
-class RowMemory(NamedTuple):
-    """What the next sweep over rows goes by."""
-
-    order: str
-    #: None in other orders
-    chunks: ChunkMemory | None = None
-
-
-class InTurn(Visits[Working]):
+class InTurn(Visits[RowState]):
     """One row after the other: each sees what the one before has found."""
 
     in_turn = True
 
-    def __init__(self, problem: Problem, tilted: TiltedMoments, form: Full) -> None:
+    def __init__(self, problem: Problem, tilted: TiltedMoments, form: Full[RowMemory]) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.core = sequential_core(problem, tilted)
         self.relaxation = self.core.relaxation
@@ -391,7 +399,7 @@ class InTurn(Visits[Working]):
         self.parts = form.parts if plain else None
         self.numbers = np.arange(form.n_rows)
 
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
+    def visit(self, state: RowState, sites: Sites, tick: Tick) -> Visited[RowState]:
         core, problem, parts = self.core, self.problem, self.parts
         before, core.moved = core.n_refused, 0.0
         covariance, mean = state.covariance.copy(), state.mean.copy()
@@ -406,8 +414,8 @@ class InTurn(Visits[Working]):
         return Visited(Counts(core.n_refused - before), swept_moments=left, residual=residual)
 
     def accelerate(
-        self, old: Working, new: Working, visited: Visited[Working], moved: float
-    ) -> tuple[Working, Visited[Working]]:
+        self, old: RowState, new: RowState, visited: Visited[RowState], moved: float
+    ) -> tuple[RowState, Visited[RowState]]:
         """The state, or the prior where rows are stuck, from which all rows are fitted at once.
 
         The first rows may pin the posterior where most of the others are outliers, of which some
@@ -426,7 +434,7 @@ class AtOnce(Visits[S]):
         self,
         problem: Problem,
         tilted: TiltedMoments,
-        form: Form,
+        form: Form[S, E],
         damping: float,
         threads: ThreadPool | None = None,
     ) -> None:
@@ -493,8 +501,8 @@ def first_memory(problem: Problem, is_flat: bool) -> RowMemory:
 
 
 def visits_of(
-    order: str, problem: Problem, tilted: TiltedMoments, form: Full, threads: ThreadPool
-) -> Visits[Working]:
+    order: str, problem: Problem, tilted: TiltedMoments, form: Full[RowMemory], threads: ThreadPool
+) -> Visits[RowState]:
     """Visits of the rows in some order."""
     if order == "chunked":
         return InChunks(problem, tilted, threads)
@@ -505,27 +513,30 @@ def visits_of(
     return InTurn(problem, tilted, form)
 
 
-class RowEngine(EPEngine):
+class RowEngine(EPEngine[RowState, State | RowState]):
     """A site per row of X: two numbers and a log scale."""
+
+    form: Full[RowMemory]
+    tilted: TiltedMoments
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
-        self.tilted: TiltedMoments = problem.tilted()
+        self.tilted = problem.tilted()
         self.exact = problem.sites_unswept()
         self.threads = ThreadPool(1)
-        self._visits: dict[str, Visits[Working]] = {}
+        self._visits: dict[str, Visits[RowState]] = {}
 
-    def init(self, start: Any) -> Working:
+    def init(self, start: Any) -> RowState:
         """The state of a start. Under another prior the sum over the rows is kept. O(d^3)."""
         before = getattr(start, "problem", None)
         if self.exact is None and before is not None and before.data.X is self.problem.data.X:
             state = self._under(self.problem.base, start.state, before.base)
             if state is not None:
                 return self.start_of_run(state, False)
-        working: Working = super().init(start)
+        working: RowState = super().init(start)
         return working
 
-    def _under(self, base: State, state: Any, before: State) -> Working | None:
+    def _under(self, base: State, state: Any, before: State) -> RowState | None:
         """The posterior of the sites of a state with another base than the one before. O(d^3)."""
         precision, shift, sites = state.precision, state.shift, state.sites
         if base is not before:
@@ -540,24 +551,26 @@ class RowEngine(EPEngine):
         if self.tilted.separate:
             self.threads = threads
 
-    def visits(self, state: Working) -> Visits[Working]:
+    def visits(self, state: RowState) -> Visits[RowState]:
+        assert state.memory is not None
         order = state.memory.order
         if order not in self._visits:
             visits = visits_of(order, self.problem, self.tilted, self.form, self.threads)
             self._visits[order] = visits
         return self._visits[order]
 
-    def start_of_run(self, state: Working, is_flat: bool) -> Working:
+    def start_of_run(self, state: RowState, is_flat: bool) -> RowState:
         """The state, and how its first sweep goes."""
         return state._replace(memory=first_memory(self.problem, is_flat))
 
-    def drifts(self, state: Working) -> bool:
+    def drifts(self, state: RowState) -> bool:
         """Whether sweeps have added up changes, whose rounding is in the state."""
-        chunks: ChunkMemory | None = state.memory.chunks
+        chunks = None if state.memory is None else state.memory.chunks
         return chunks is not None and chunks.since > 0
 
-    def finish(self, state: Working, hurry: bool = False) -> Working:
+    def finish(self, state: RowState, hurry: bool = False) -> RowState:
         """The state with its moments."""
         if not hurry and self.drifts(state):
+            assert state.sites is not None
             state = self.form.rebuild(state.sites, state.sweeps) or state
         return state._replace(memory=None)

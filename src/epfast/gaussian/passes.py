@@ -17,6 +17,7 @@ from epfast._core.rows import Rows
 from epfast.gaussian.engine import (
     EPEngine,
     Full,
+    M,
     Visited,
     Working,
     flat,
@@ -27,6 +28,7 @@ from epfast.gaussian.engine import (
 from epfast.gaussian.orders import sequential_core
 from epfast.gaussian.problem import Problem, RowSlice
 from epfast.gaussian.rows import Stream
+from epfast.gaussian.state import State
 from epfast.inference import Counts, PartOfSweep
 from epfast.inference.runtime import Tick
 
@@ -34,7 +36,7 @@ from epfast.inference.runtime import Tick
 Piece = tuple[RowSlice, NDArray[np.intp]]
 
 
-def start_of_pass(problem: Problem, start: Any) -> Working:
+def start_of_pass(problem: Problem, start: Any) -> Working[M]:
     """The state before a pass."""
     d = len(problem.base.shift)
     if start is not None and start.shift.size != d:
@@ -43,7 +45,7 @@ def start_of_pass(problem: Problem, start: Any) -> Working:
     return with_moments(state._replace(sites=None, rows_seen=state.rows_seen or 0))
 
 
-class PassEngine(EPEngine):
+class PassEngine(EPEngine[Working, State]):
     """One posterior that forgets what it was made of.
 
     Ctrl-C leaves the posterior of the rows before the piece it hits.
@@ -87,7 +89,7 @@ class PassEngine(EPEngine):
             covariance=covariance,
             mean=mean,
             log_scale=state.log_scale + core.log_scale_total,
-            rows_seen=state.rows_seen + count,
+            rows_seen=(state.rows_seen or 0) + count,
         )
         return new, (core.n_refused - before, 0)
 
@@ -104,7 +106,7 @@ class PassEngine(EPEngine):
             precision=symmetric_from_upper(precision),
             shift=shift,
             log_scale=state.log_scale + float(sites.log_scale.sum()),
-            rows_seen=state.rows_seen + part.rows.n,
+            rows_seen=(state.rows_seen or 0) + part.rows.n,
         )
         return new, (core.n_failed, core.n_failed)
 

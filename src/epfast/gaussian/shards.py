@@ -253,7 +253,7 @@ def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) ->
     return Update(sites, sites, counts.refused, failed=counts.failed)
 
 
-class LaplaceEngine(EPEngine):
+class LaplaceEngine(EPEngine[Working, State]):
     """Sites of a precision and a shift per row (Smola et al. 2003). O(s d^2 + d^3) per factor.
 
     With an executor all factors from one posterior, in as many tasks as there are workers.
@@ -398,7 +398,7 @@ def local_shared(
     return Update(new_site, None, core.n_refused, checked=core.checked)
 
 
-class Tied(Full):
+class Tied(Full[Ending]):
     """The prior times powers of the sites of groups: q = p0 Π_k g_k^N_k."""
 
     def __init__(self, problem: Problem, sizes: Array) -> None:
@@ -407,7 +407,7 @@ class Tied(Full):
         count, d, self.sizes = len(sizes), self.order, sizes
         self.shapes, self.weights = ((count, d, d), (count, d), (count,)), None
 
-    def rebuild(self, sites: Sites, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> GroupState | None:
         base = self.problem.base
         precision = base.precision + np.tensordot(self.sizes, sites.precision, 1)
         shift = base.shift + self.sizes @ sites.shift
@@ -415,7 +415,10 @@ class Tied(Full):
         return gaussian(State(precision, shift, sites, total, sweeps))
 
 
-class SharedEngine(EPEngine):
+GroupState = Working[Ending]
+
+
+class SharedEngine(EPEngine[GroupState, State]):
     """Sites that groups of rows share. Each batch costs a Cholesky factorisation, O(d^3).
 
     A run that ends at a tolerance ends with sweeps over whole groups: those over batches have
@@ -423,6 +426,7 @@ class SharedEngine(EPEngine):
     """
 
     accelerates = True
+    tilted: TiltedMoments
 
     def __init__(self, problem: Problem) -> None:
         self.schedule, self.problem = problem.schedule, problem
@@ -448,21 +452,22 @@ class SharedEngine(EPEngine):
         """How many batches a sweep has. Refuses one that is too large."""
         return int(self.batches(self.schedule, 0).last.sum())
 
-    def start_of_run(self, state: Working, is_flat: bool) -> Working:
+    def start_of_run(self, state: GroupState, is_flat: bool) -> GroupState:
         # a start may be a fixed point, which batches would leave
         near = Ending(None if self.whole is None else DAMPING, True)
         return state._replace(memory=Ending() if is_flat else near)
 
-    def phase(self, state: Working) -> tuple[Any, float]:
+    def phase(self, state: GroupState) -> tuple[Any, float]:
         """The schedule of the next sweep, and its damping."""
-        damping = state.memory.damping
+        damping = None if state.memory is None else state.memory.damping
         if damping is None:
             return self.schedule, self.schedule.damping
         return self.whole, min(damping, self.schedule.damping)
 
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
+    def visit(self, state: GroupState, sites: Sites, tick: Tick) -> Visited[GroupState]:
         """Fit batches in turn, each with the site of its group, or a task per group from one q."""
         schedule, damping = self.phase(state)
+        assert state.memory is not None
         if schedule.order != "parallel":
             batches = self.batches(schedule, state.sweeps)
             given = self.problem, self.tilted, damping, state.memory.checked, batches
@@ -476,13 +481,15 @@ class SharedEngine(EPEngine):
         return Visited(Counts(sum(update.refused for update in updates)), memory=memory)
 
     def accelerate(
-        self, old: Working, new: Working, visited: Visited[Working], moved: float
-    ) -> tuple[Working, Visited[Working]]:
+        self, old: GroupState, new: GroupState, visited: Visited[GroupState], moved: float
+    ) -> tuple[GroupState, Visited[GroupState]]:
         """The state with the distance to its end. At a tolerance whole groups end a run."""
         tol, (_, damping) = self.schedule.tol, self.phase(old)
         if self.whole is None:
             return new, visited
         settled = False
+        assert old.memory is not None
+        assert new.memory is not None
         if old.memory.damping is not None:
             moved /= damping
             if moved <= tol and visited.settled is None:  # the log scales follow
@@ -492,11 +499,12 @@ class SharedEngine(EPEngine):
         return new._replace(memory=new.memory.next(moved)), visited._replace(settled=settled)
 
     def calls(
-        self, state: Working, sites: Sites, schedule: Any, damping: float
+        self, state: GroupState, sites: Sites, schedule: Any, damping: float
     ) -> tuple[list[tuple[Any, ...]], list[int]]:
         """What is asked of each group, a function and its arguments, and its number of rows."""
         batches = self.batches(schedule, state.sweeps)
         numbers = EP(power=schedule.power, damping=damping)
+        assert state.memory is not None
         calls: list[tuple[Any, ...]] = []
         counts = []
         for k in range(len(self.sizes)):
@@ -572,7 +580,10 @@ def _members(labels: NDArray[np.intp]) -> list[NDArray[np.intp]]:
     return np.split(order, np.searchsorted(labels[order], np.arange(1, labels.max() + 1)))
 
 
-class Shards(Full):
+ShardState = Working[ShardMemory]
+
+
+class Shards(Full[ShardMemory]):
     """The form of q = p0 Π_k g_k, g_k the product of the sites of shard k's rows, or minibatches.
 
     What visits change is a list with a :class:`ShardSite` for each shard.
@@ -638,23 +649,26 @@ class Shards(Full):
         site: Sites = families.damped(old.site, new.site, share)
         return ShardSite(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
 
-    def rebuild(self, sites: Any, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Any, sweeps: int) -> ShardState | None:
         """Base times the sites of the shards, in their order. None if improper. O(K d^2 + d^3)."""
         base, parts = self.problem.base, zip(*(part.site for part in sites), strict=True)
         precision, shift, scale = (np.sum(numbers, axis=0) for numbers in parts)
         precision += base.precision
         total = base.log_scale + float(scale)
-        made = gaussian(State(precision, base.shift + shift, None, total, sweeps))
-        if made is None:
+        whole: ShardState | None
+        whole = gaussian(State(precision, base.shift + shift, None, total, sweeps))
+        if whole is None:
             return None
-        return made._replace(sites=self.sites_of(sites), memory=ShardMemory(tuple(sites)))
+        return whole._replace(sites=self.sites_of(sites), memory=ShardMemory(tuple(sites)))
 
 
-class ShardEngine(EPEngine):
+class ShardEngine(EPEngine[ShardState, State]):
     """DEP: a task for each shard. A subclass may have its rows elsewhere.
 
     All shards from one posterior, or one after the other. Each answer is waited for.
     """
+
+    form: Shards
 
     def __init__(self, problem: Problem, form: Shards | None = None) -> None:
         super().__init__(problem, form or Shards(problem))
@@ -670,22 +684,24 @@ class ShardEngine(EPEngine):
         """Whether a worker that has a shard does nothing, while others are in flight."""
         return True
 
-    def init(self, start: Any) -> Working:
+    def init(self, start: Any) -> ShardState:
         self.tasks.cancel()  # of a run from a start that was dropped
-        state: Working = super().init(start)
+        state: ShardState = super().init(start)
         return state
 
-    def copied_sites(self, state: Working) -> list[ShardSite]:
+    def copied_sites(self, state: ShardState) -> list[ShardSite]:
+        assert state.memory is not None
         return list(state.memory.parts)
 
-    def between(self, state: Working, sites: list[ShardSite], share: float) -> list[ShardSite]:
+    def between(self, state: ShardState, sites: list[ShardSite], share: float) -> list[ShardSite]:
+        assert state.memory is not None
         both = zip(state.memory.parts, sites, strict=True)
         return [self.form.between(*pair, share) for pair in both]
 
-    def visits(self, state: Working) -> Visits[Working]:
+    def visits(self, state: ShardState) -> Visits[ShardState]:
         return AsTheyCome(self) if self.schedule.order == AS_COMPLETED else self
 
-    def visit(self, state: Working, sites: list[ShardSite], tick: Tick) -> Visited[Working]:
+    def visit(self, state: ShardState, sites: list[ShardSite], tick: Tick) -> Visited[ShardState]:
         damping, refused, failed, distance = self.schedule.damping, 0, 0, 0.0
         precision, shift = state.precision, state.shift
         visits = [int(k) for k in self.schedule.checked_visits(len(sites), state.sweeps)]
@@ -706,7 +722,7 @@ class ShardEngine(EPEngine):
         return Visited(Counts(refused, failed), settled=settled)
 
 
-class AsTheyCome(Visits[Working]):
+class AsTheyCome(Visits[ShardState]):
     """A pass: as many answers as there are shards, each of which moves the posterior as it comes.
 
     An answer is that of a visit. One of an older visit is dropped: its shard has answered since,
@@ -722,10 +738,11 @@ class AsTheyCome(Visits[Working]):
         #: factors that kept their sites, and the change of the last sweep in a shard
         self.refused, self.distance = 0, 0.0
 
-    def visit(self, state: Working, sites: list[ShardSite], tick: Tick) -> Visited[Working]:
+    def visit(self, state: ShardState, sites: list[ShardSite], tick: Tick) -> Visited[ShardState]:
         self.precision, self.shift, self.parts = state.precision, state.shift, sites
         count, sizes, taken, none = len(sites), self.engine.form.sizes, 0, (0,) * len(sites)
         first = Flow(tuple(range(count)), none, none, (NEVER,) * count)
+        assert state.memory is not None
         self.flow = state.memory.flow or first
         self.queue, self.answered, self.sent, self.saw = map(list, self.flow[:4])
         self.width = min(self.tasks.width, count)
@@ -757,8 +774,8 @@ class AsTheyCome(Visits[Working]):
         return Visited(Counts(self.refused))
 
     def accelerate(
-        self, old: Working, new: Working, visited: Visited[Working], moved: float
-    ) -> tuple[Working, Visited[Working]]:
+        self, old: ShardState, new: ShardState, visited: Visited[ShardState], moved: float
+    ) -> tuple[ShardState, Visited[ShardState]]:
         """The state, with how the next answers are taken.
 
         A run ends where each shard has answered to the posterior that stands still: what a slow
@@ -773,6 +790,7 @@ class AsTheyCome(Visits[Working]):
             before, now = (summary(s).log_evidence for s in (old, new))
             near = damping * max(tol, RELATIVE * abs(now))
             settled = None if abs(now - before) <= near else False
+        assert new.memory is not None
         new = new._replace(memory=new.memory._replace(flow=flow))
         return new, visited._replace(settled=settled, change=left, in_flight=self.width)
 

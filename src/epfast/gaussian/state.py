@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -32,16 +32,16 @@ class State(NamedTuple):
     precision: Array
     #: posterior precision times mean, (d,)
     shift: Array
-    #: stored Sites, or None for ADF
-    sites: Any
+    #: those that are stored. None: of ADF, and of a prior
+    sites: Sites | None
     #: sum of the log scales of all sites. One shared by N_k factors counts N_k times
     log_scale: float
     #: sweeps done so far
     sweeps: int
     #: rows taken in by ADF, of an unfinished pass too. None: EP
-    rows_seen: Any = None
-    #: :class:`RelaxationFactors` of relaxed EP, else None
-    relaxed: Any = None
+    rows_seen: int | None = None
+    #: None except in relaxed EP
+    relaxed: RelaxationFactors | None = None
 
 
 # ---- matrices ----
@@ -110,7 +110,7 @@ def log_determinant(precision: Array) -> float:
 # ---- states of other origins, and of several fits ----
 
 
-def raised(state: Any, level: float) -> Any:
+def raised(state: State, level: float) -> State:
     """A state, or a prior, as a function of an intercept, the last weight, that is so much higher.
 
     Its sites are those of responses that are as much higher.
@@ -184,8 +184,9 @@ def stacked_rows(parts: Sequence[Sites]) -> Sites:
     return Sites(*map(_stacked, zip(*parts, strict=True)))
 
 
-def _stacked(parts: Sequence[Any]) -> Any:
+def _stacked(parts: Sequence[Array]) -> Array:
     """Arrays, or CSR matrices, one below the other."""
     if any(hasattr(part, "indptr") for part in parts):
-        return sparse.csr_array(sparse.vstack(parts, format="csr"))
+        whole: Array = sparse.csr_array(sparse.vstack(parts, format="csr"))
+        return whole
     return np.concatenate(parts)

@@ -235,7 +235,7 @@ def engine_of(problem: Problem, **settings: bool) -> Engine[Any, Any, Any]:
 def at_start(problem: Problem) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
     if isinstance(problem.prior, CenteredPrior):
-        return GPState(flat(problem.shape[0]), 0)
+        return GPState(flat(problem.shape[0]), 0, None)
     engine: Any = engine_of(problem)
     return engine.finish(engine.init(None), True)
 

@@ -48,7 +48,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     def __getstate__(self) -> dict[str, Any]:
         # what follows from the sites is computed again
-        return super().__getstate__() | {"state": GPState(*self.state[:2])}
+        return super().__getstate__() | {"state": GPState(*self.state[:2], None)}
 
     def form(self) -> Dual:
         return Dual(self.problem)
@@ -236,7 +236,9 @@ class WidePosterior(KernelPosterior, FullPosterior):
         """
         problem = problem._replace(prior=self._prior.of_other_rows())
         parts = {"known": None} | parts
-        post = replace(self, state=GPState(state.sites, state.sweeps), problem=problem, **parts)
+        post = replace(
+            self, state=GPState(state.sites, state.sweeps, None), problem=problem, **parts
+        )
         return post if is_wide(*problem.data.X.shape) else post.in_d_by_d()
 
     def with_checked_rows(
@@ -256,7 +258,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
         try:
-            state = GPState(families.taken(self.state.sites, ~removal), self.n_sweeps)
+            state = GPState(families.taken(self.state.sites, ~removal), self.n_sweeps, None)
             return Dual(rest).solved(state)
         except FloatingPointError:
             return None

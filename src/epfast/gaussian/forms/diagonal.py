@@ -19,13 +19,12 @@ from epfast._core.minibatch import Design, MinibatchSweep
 from epfast._core.sparse_factors import SparseRows, SparseSweep, add_entries, moments_of, natural_of
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import accelerate
-from epfast.gaussian.accelerate import MeansMemory
+from epfast.gaussian.accelerate import MeansMemory, MeansState
 from epfast.gaussian.engine import (
     EPEngine,
     Form,
     Full,
     Visited,
-    Working,
     carry_memory,
     gaussian,
     plain,
@@ -77,7 +76,7 @@ def warm_up_rows(schedule: Any, size: int, d: int) -> int:
 RowBlock = tuple[Any, Data]
 
 
-class Dense(Full):
+class Dense(Full[MeansMemory]):
     """A diagonal precision, of sites with a number per column."""
 
     #: whether the core takes CSR rows
@@ -88,12 +87,12 @@ class Dense(Full):
         self.size, self.shape = size, (n_sites, len(problem.base.shift))
         self.shapes, self.weights = (self.shape, self.shape, self.shape[:1]), None
 
-    def rebuild(self, sites: Sites, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> MeansState | None:
         precision, shift = self.total(sites)
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
         return gaussian(State(precision, shift, sites, total, sweeps))
 
-    def result(self, state: Working) -> State:
+    def result(self, state: MeansState) -> State:
         return plain(state)._replace(sites=None if state.sites is None else self.given(state.sites))
 
     def numbers(self, n: int) -> tuple[int, int]:
@@ -134,7 +133,7 @@ class Dense(Full):
             added = np.add.reduce(sites.precision), np.add.reduce(sites.shift)
             return base.precision + added[0], base.shift + added[1]
 
-    def begin(self, state: Working, core: MinibatchSweep) -> Any:
+    def begin(self, state: MeansState, core: MinibatchSweep) -> Any:
         """What visits change on their way: a posterior of their own."""
         return state.precision.copy(), state.shift.copy()
 
@@ -168,11 +167,11 @@ class Dense(Full):
         """The call of the core for :meth:`visit`."""
         core.sweep(design, y, self.size, order, *q, **given)
 
-    def natural(self, q: Any, start: Working) -> tuple[Array, Array]:
+    def natural(self, q: Any, start: MeansState) -> tuple[Array, Array]:
         """Precision and shift that visits have left; start: where they began."""
         return q[0].copy(), q[1].copy()
 
-    def log_scale(self, new: Working, start: Working, core: Any) -> float:
+    def log_scale(self, new: MeansState, start: MeansState, core: Any) -> float:
         """The log scale after visits without sites."""
         return float(start.log_scale + core.log_scale_total)
 
@@ -239,7 +238,7 @@ class ByColumns(Dense):
         add_entries(self.column, sites.precision, sites.shift, precision, shift)
         return precision, shift
 
-    def begin(self, state: Working, core: Any) -> Any:
+    def begin(self, state: MeansState, core: Any) -> Any:
         if core.one_row:
             return moments_of(state.precision, state.shift)
         return super().begin(state, core)
@@ -254,12 +253,12 @@ class ByColumns(Dense):
             given |= {"site_start": self.start, "site_column": self.column}
         core.factors(design, y, self.size, order, *q, **given)
 
-    def natural(self, q: Any, start: Working) -> tuple[Array, Array]:
+    def natural(self, q: Any, start: MeansState) -> tuple[Array, Array]:
         if isinstance(q, tuple):
             return super().natural(q, start)
         return natural_of(q, start.precision, start.shift)
 
-    def log_scale(self, new: Working, start: Working, core: Any) -> float:
+    def log_scale(self, new: MeansState, start: MeansState, core: Any) -> float:
         if not core.one_row:
             return super().log_scale(new, start, core)
         # of rows the core knows the evidence, not the scale
@@ -281,12 +280,13 @@ def since(core: MinibatchSweep, before: tuple[int, int, int]) -> tuple[int, ...]
     return tuple(now - old for now, old in zip(counters(core), before, strict=True))
 
 
-class DiagonalEngine(EPEngine):
+class DiagonalEngine(EPEngine[MeansState, State]):
     """A site per minibatch, or row. O(s d) per factor of s rows, or its nonzeros.
 
     Sweeps over scalar sites may begin with a step on all means (``accelerate.py``).
     """
 
+    form: Dense
     rows: RowBlock
 
     def __init__(self, problem: Problem, traced: bool = False) -> None:
@@ -327,8 +327,8 @@ class DiagonalEngine(EPEngine):
             self.threads = threads
 
     def visit(
-        self, state: Working, sites: Sites, tick: Tick, parallel: bool | None = None
-    ) -> Visited[Working]:
+        self, state: MeansState, sites: Sites, tick: Tick, parallel: bool | None = None
+    ) -> Visited[MeansState]:
         """All factors in turn, or all from the posterior before the sweep.
 
         parallel: whether the latter. None: what the schedule says.
@@ -361,12 +361,15 @@ class DiagonalEngine(EPEngine):
         return Visited(Counts(refused, failed, clipped), trace=trace)
 
     def accelerate(
-        self, old: Working, new: Working, visited: Visited[Working], moved: float
-    ) -> tuple[Working, Visited[Working]]:
+        self, old: MeansState, new: MeansState, visited: Visited[MeansState], moved: float
+    ) -> tuple[MeansState, Visited[MeansState]]:
         """The state with the memory of the steps on all means."""
-        memory: MeansMemory = old.memory
+        memory = old.memory
+        assert memory is not None
         if memory.steps:
-            moved = change(self.summary(memory.origin, False), self.summary(new, False))
+            origin = memory.origin
+            assert origin is not None
+            moved = change(self.form.summary(origin, False), self.summary(new, False))
             memory = memory.noting(plain(new))
         return new._replace(memory=memory.next(moved, self.schedule.tol)), visited
 
@@ -377,13 +380,13 @@ class DiagonalEngine(EPEngine):
             count *= 2
         return count
 
-    def start_of_run(self, state: Working, is_flat: bool) -> Working:
+    def start_of_run(self, state: MeansState, is_flat: bool) -> MeansState:
         return state._replace(memory=MeansMemory()) if self.steps else state
 
-    def pre_step(self, state: Working) -> Working:
+    def pre_step(self, state: MeansState) -> MeansState:
         """The posterior from which a sweep is best begun, where sweeps crawl: that of a step."""
-        memory: MeansMemory = state.memory
-        if not memory.steps:
+        memory = state.memory
+        if memory is None or not memory.steps:
             return state
         with one_blas_thread(min(len(state.shift), accelerate.DENSE)), np.errstate(all="ignore"):
             sites = mixed(memory.swept)
@@ -392,14 +395,15 @@ class DiagonalEngine(EPEngine):
             stepped = self._stepped(state) if stepped is None else stepped
         return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
 
-    def _stepped(self, state: Working) -> Working | None:
+    def _stepped(self, state: MeansState) -> MeansState | None:
         """The posterior after a step on all means, or None where there is none."""
         sites, X = state.sites, self.problem.data.X
+        assert sites is not None
         if 0 < physical_memory() < accelerate.BYTES * sites.precision.size:
             return None
         if sites.precision.shape != (X.data if hasattr(X, "indptr") else X).shape:
             return None  # entries of a row that share a column
-        new: Sites = families.copied(sites)
+        new = families.copied(sites)
         if self.visit(state, new, no_tick, parallel=True).counts.refused:
             return None
         fitted = self.form.rebuild(new, state.sweeps)
@@ -410,7 +414,7 @@ class DiagonalEngine(EPEngine):
         )
         if memory is None:
             return None
-        result: Working | None = self.form.rebuild(new, state.sweeps)
+        result = self.form.rebuild(new, state.sweeps)
         origin = memory._replace(origin=plain(state))
         return None if result is None else result._replace(memory=origin)
 
@@ -424,12 +428,13 @@ class DiagonalPass(DiagonalEngine):
     settle by EP, and the pass goes on from there.
     """
 
-    def init(self, start: Any) -> Working:
-        return start_of_pass(self.problem, start)
+    def init(self, start: Any) -> MeansState:
+        begun: MeansState = start_of_pass(self.problem, start)
+        return begun
 
     def visit(  # type: ignore[override]
-        self, state: Working, sites: None, tick: Tick
-    ) -> Visited[Working]:
+        self, state: MeansState, sites: None, tick: Tick
+    ) -> Visited[MeansState]:
         """A pass; Ctrl-C leaves the posterior of the factors before the call that it falls in.
 
         While the first rows settle, that before the pass.
@@ -479,10 +484,11 @@ class DiagonalPass(DiagonalEngine):
         new = reached._replace(sweeps=sweeps + 1)
         return Visited(Counts(refused, failed, clipped), new, trace=trace)
 
-    def _after(self, q: Any, start: Working, rows: int) -> Working:
+    def _after(self, q: Any, start: MeansState, rows: int) -> MeansState:
         """The posterior that visits of so many rows have left, and that was known before."""
         precision, shift = self.form.natural(q, start)
-        seen = start.rows_seen + rows
+        seen = (start.rows_seen or 0) + rows
+        new: MeansState
         new = with_moments(State(precision, shift, None, 0.0, start.sweeps, seen))
         scale = self.form.log_scale(new, start, self.core)
         return new._replace(log_scale=scale)
@@ -495,8 +501,8 @@ class DiagonalPass(DiagonalEngine):
         return iter([self.problem.data])
 
     def _warmed_up(
-        self, begun: Working, data: Data, first: NDArray[np.intp]
-    ) -> tuple[Working, Array, int] | None:
+        self, begun: MeansState, data: Data, first: NDArray[np.intp]
+    ) -> tuple[MeansState, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.

@@ -8,7 +8,8 @@ these do not contract.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Units
 from epfast._core.thread_pool import ThreadPool
+from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.accelerate import cavities, fitted_at, joint_sites, log_mass
 from epfast.gaussian.engine import EPEngine, Form, Visited, Visits, flat
 from epfast.gaussian.orders import AtOnce, block_size
@@ -67,7 +69,20 @@ class KernelMemory(NamedTuple):
     since: int = 0
 
 
-class GPState(NamedTuple):
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    #: of a state of values: moments, what the next sweep goes by, and factors
+    V = TypeVar("V", covariant=True, default=ValueMoments)
+    M = TypeVar("M", covariant=True, default=None)
+    F = TypeVar("F", covariant=True, default=Array)
+else:
+    from typing import TypeVar
+
+    V, M, F = (TypeVar(name, covariant=True) for name in "VMF")
+
+
+class GPState(NamedTuple, Generic[V, M, F]):
     """The sites of n values, and what they make with their prior: plain arrays, picklable."""
 
     #: precision, shift and log scale per value, (n,) each; of several latents (n, C), and (n,)
@@ -76,16 +91,16 @@ class GPState(NamedTuple):
     sweeps: int
     #: of the latent values, or a tuple of those of each latent, or of weights of sparse precision;
     #: None: yet to be computed
-    moments: Any = None
+    moments: V
     #: None except in relaxed EP
     relaxed: RelaxationFactors | None = None
     #: (n, n): below the diagonal K, the rest the Cholesky factor of B = I + S K S by columns, with
     #: S the root of the precisions, 0 where these are negative, or a tuple; None as above
-    factor: Any = None
+    factor: F | None = None
     #: (n,), the diagonal of K; None as above
-    diagonal: Any = None
+    diagonal: F | None = None
     #: what the next sweep goes by; None outside a run
-    memory: Any = None
+    memory: M | None = None
 
     @property
     def rows_seen(self) -> None:
@@ -114,7 +129,12 @@ def log_evidence(sites: Sites, moments: ValueMoments, offset: Array | None = Non
     return total - 0.5 * moments.log_determinant
 
 
-class Kernel(Form):
+ValueState = GPState[ValueMoments, KernelMemory, Array]
+#: the same as a posterior has it, whose moments may be yet to be computed
+ValueResult = GPState[ValueMoments | None, None, Array]
+
+
+class Kernel(Form[ValueState, GPState[ValueMoments, None, Array]]):
     """The form of q that is N(offset, K) times a site per value, in one n x n array.
 
     One triangle of the array is K; the other holds the covariance of some posterior, its R, a
@@ -142,7 +162,7 @@ class Kernel(Form):
         self.covariance_of: ValueMoments | None = None
         self.precision_of: ValueMoments | None = None
 
-    def prior(self) -> GPState:
+    def prior(self) -> ValueState:
         """The state of flat sites, with their covariance, K, in the array."""
         self.matrix.load()
         self.covariance_of = now = self.at_prior()
@@ -155,12 +175,16 @@ class Kernel(Form):
         mean = np.zeros(n) if self.offset is None else self.offset
         return ValueMoments(np.zeros(n), mean, self.matrix.diagonal.copy(), 0.0)
 
-    def rebuild(self, sites: Sites, sweeps: int) -> GPState | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> ValueState | None:
         """See :class:`epfast.gaussian.engine.Form`. O(n^3)."""
         moments = self.moments(sites, self.cheap)
         return None if moments is None else GPState(sites, sweeps, moments)
 
-    def summary(self, state: GPState, evidence: bool = True) -> Summary:
+    def at_rows(self, state: ValueState) -> Callable[[slice], tuple[Array, Array]]:
+        now = state.moments
+        return lambda part: (now.mean[part], now.variance[part])
+
+    def summary(self, state: ValueState, evidence: bool = True) -> Summary:
         now = state.moments
         total = self.base_evidence + log_evidence(state.sites, now, self.offset)
         return Summary(now.mean, now.variance, total)
@@ -201,14 +225,14 @@ class Kernel(Form):
             self.matrix.covariance(sites.precision, SMALL)
             self.covariance_of = moments
 
-    def solved(self, state: GPState) -> GPState:
+    def solved(self, state: ValueState | ValueResult) -> GPState:
         """The state with its moments, and the factor of B, or R, in the array. O(n^3)."""
         moments = state.moments or self.moments(state.sites, marginals=not self.slopes)
         if moments is None:
             raise self.improper(state.sites)
         if self.slopes:
             self.hold_precision(state.sites, moments)
-            return state._replace(moments=moments)
+            return GPState(*state[:2], moments, state.relaxed, state.factor, state.diagonal)
         return GPState(*state[:2], moments, state.relaxed, *self.factored(state.sites))
 
     def factored(self, sites: Sites) -> tuple[Array, Array]:
@@ -218,11 +242,11 @@ class Kernel(Form):
             raise self.improper(sites)
         return self.matrix.array, self.matrix.diagonal
 
-    def result(self, state: GPState) -> GPState:
+    def result(self, state: ValueState) -> GPState:
         """The array goes into the result."""
-        plain, self.is_in_result = GPState(*state[:4]), True
+        self.is_in_result = True
         drifts = state.memory is not None and state.memory.since > 0
-        return self.solved(plain._replace(moments=None) if drifts else plain)
+        return self.solved(GPState(*state[:2], None if drifts else state.moments, state.relaxed))
 
     def own_arrays(self) -> None:
         if self.is_in_result:
@@ -268,7 +292,7 @@ class Dual(Kernel):
     improper = Form.improper  # type: ignore[assignment]
 
 
-class ValuesInTurn(Visits[GPState]):
+class ValuesInTurn(Visits[ValueState]):
     """One value after the other, by the covariance in the array.
 
     A posterior of the sites so far would take O(n^3): Ctrl-C goes back to those before the sweep.
@@ -283,7 +307,7 @@ class ValuesInTurn(Visits[GPState]):
         self.core = BlockedSweep(tilted, n, self.block, *numbers, False, self.relaxation)
         self.in_order, self.then = np.arange(n), engine.order
 
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Visited[GPState]:
+    def visit(self, state: ValueState, sites: Sites, tick: Tick) -> Visited[ValueState]:
         form, core, data, n = self.form, self.core, self.problem.data, len(sites.shift)
         form.hold_covariance(state.sites, state.moments)
         form.covariance_of, core.pool = None, form.matrix.pool
@@ -302,24 +326,24 @@ class ValuesInTurn(Visits[GPState]):
         refused = core.n_refused - before
         variance = form.matrix.array.diagonal().copy()
         healthy = (variance >= SHRUNK * state.moments.variance).all()
-        since = state.memory.since + 1
+        since = 1 + (0 if state.memory is None else state.memory.since)
         if refused == n or not healthy or since >= REFRESH:
             moments, memory = Summary(mean, variance), KernelMemory(self.then)
             return Visited(Counts(refused), swept_moments=moments, memory=memory)
         log_determinant = state.moments.log_determinant + core.log_determinant
         alpha = sites.shift - sites.precision * mean
         form.covariance_of = now = ValueMoments(alpha, mean, variance, log_determinant)
-        new, memory = GPState(sites, state.sweeps + 1, now), KernelMemory(self.then, since)
-        return Visited(Counts(refused), new, memory=memory)
+        new: ValueState = GPState(sites, state.sweeps + 1, now)
+        return Visited(Counts(refused), new, memory=KernelMemory(self.then, since))
 
 
-class Jointly(Visits[GPState]):
+class Jointly(Visits[ValueState]):
     """All values at once, by the joint step; one after the other where that is too far."""
 
-    def __init__(self, engine: ProcessEngine, otherwise: Visits[GPState]) -> None:
+    def __init__(self, engine: ProcessEngine, otherwise: Visits[ValueState]) -> None:
         self.engine, self.otherwise = engine, otherwise
 
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Visited[GPState]:
+    def visit(self, state: ValueState, sites: Sites, tick: Tick) -> Visited[ValueState]:
         """One step; another one follows if this goes most of the way to a fixed point."""
         step = self._stepped(state)
         if step is None:
@@ -330,7 +354,7 @@ class Jointly(Visits[GPState]):
         order = "joint" if left <= CONTRACTS * change(old_moments, moments) else ""
         return Visited(swept_state=new, memory=KernelMemory(order), change=left)
 
-    def _stepped(self, old: GPState) -> tuple[GPState, float] | None:
+    def _stepped(self, old: ValueState) -> tuple[ValueState, float] | None:
         """What a step makes, and how far that is from a fixed point.
 
         None if it leads too far away, or to an improper posterior.
@@ -354,13 +378,21 @@ class Jointly(Visits[GPState]):
         return GPState(sites, old.sweeps + 1, moments), left
 
 
-class ProcessEngine(EPEngine):
+class ProcessEngine(EPEngine[ValueState, GPState[ValueMoments, None, Array]]):
     """EP with a site per value, in n^2 numbers: the array of the kernel."""
 
+    form: Kernel
+    tilted: TiltedMoments
+
     def __init__(
-        self, problem: Any, form: Any = None, *, chunk: int = CHUNK, exact: Sites | None = None
+        self,
+        problem: Problem,
+        form: Kernel | None = None,
+        *,
+        chunk: int = CHUNK,
+        exact: Sites | None = None,
     ) -> None:
-        """problem: a Problem, or a Problem and the form of q.
+        """form: of q. None: of the kernel of the problem.
 
         exact: the sites, where all factors are Gaussian, so that there is nothing to sweep.
         """
@@ -373,7 +405,7 @@ class ProcessEngine(EPEngine):
         joins = joins and scheme.integrates and not scheme.relaxes
         self.order = "joint" if joins else schedule.order
         self.form.cheap = parallel = schedule.order == "parallel"
-        self._visits: Visits[GPState] = (
+        self._visits: Visits[ValueState] = (
             AtOnce(problem, self.tilted, self.form, schedule.damping)
             if parallel
             else ValuesInTurn(self, chunk)
@@ -384,17 +416,18 @@ class ProcessEngine(EPEngine):
         """Share the work on matrices among threads of a fit of rows."""
         self.pool = self.form.matrix.pool = pool_of(threads.threads, self.n_sites)
 
-    def visits(self, state: GPState) -> Visits[GPState]:
+    def visits(self, state: ValueState) -> Visits[ValueState]:
         # what refers to the engine is made anew: a loss of the user goes with its last fit
-        return Jointly(self, self._visits) if state.memory.order == "joint" else self._visits
+        joint = state.memory is not None and state.memory.order == "joint"
+        return Jointly(self, self._visits) if joint else self._visits
 
-    def start_of_run(self, state: GPState, is_flat: bool) -> GPState:
+    def start_of_run(self, state: ValueState, is_flat: bool) -> ValueState:
         return state._replace(memory=KernelMemory("" if is_flat else self.order))
 
-    def unswept(self, state: GPState) -> tuple[GPState, Counts]:
+    def unswept(self, state: ValueState) -> tuple[ValueState, Counts]:
         if self.schedule.order == "parallel":
             return super().unswept(state)
         raise self.form.improper(state.sites)
 
-    def finish(self, state: GPState, hurry: bool = False) -> GPState:
+    def finish(self, state: ValueState, hurry: bool = False) -> GPState:
         return GPState(*state[:4]) if hurry else self.form.result(state)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from epfast._arrays import Array
 from epfast._core.row_sweeps import SiteFits
+from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import EPEngine, Form, Visited
 from epfast.gaussian.forms.kernel import GPState, ValueMoments
 from epfast.inference import Counts, Sites, Summary
@@ -24,8 +25,6 @@ from epfast.inference.runtime import Tick
 #: eight columns a sweep of 1, 4, 16 and 64 blocks left .31, .10, .07 and .06 of the distance to the
 #: fixed point
 BLOCKS, BLOCK = 16, 256
-#: the memory of a state whose moments are those that visits in turn have left
-IN_TURN = "in turn"
 
 
 def with_sites(cavity: tuple[Array, Array], sites: Sites) -> tuple[Array, Array]:
@@ -35,7 +34,10 @@ def with_sites(cavity: tuple[Array, Array], sites: Sites) -> tuple[Array, Array]
     return (mean + variance * sites.shift) / total, variance / total
 
 
-class Nearest(Form):
+NearState = GPState[ValueMoments, bool, Array]
+
+
+class Nearest(Form[NearState, GPState[ValueMoments, None, Array]]):
     """The form of q that is a normal distribution of each value, by its nearest rows."""
 
     def __init__(self, rows: Any) -> None:
@@ -48,7 +50,7 @@ class Nearest(Form):
         self.rows, self.n = rows, len(rows.diagonal)
         self.order, self.shapes = rows.count, ((self.n,),) * 3
 
-    def prior(self) -> GPState:
+    def prior(self) -> NearState:
         """The state of flat sites."""
         sites = self.flat()
         variance = self.rows.diagonal.copy()
@@ -58,22 +60,22 @@ class Nearest(Form):
         """As a kernel has them, without a determinant."""
         return ValueMoments(sites.shift - sites.precision * mean, mean, variance, np.nan)
 
-    def rebuild(self, sites: Sites, sweeps: int) -> GPState:
+    def rebuild(self, sites: Sites, sweeps: int) -> NearState:
         """See :class:`epfast.gaussian.engine.Form`. O(n m^3 / 3)."""
         cavity = self.rows.at(np.arange(self.n), sites)
         return GPState(sites, sweeps, self.moments(sites, *with_sites(cavity, sites)))
 
-    def summary(self, state: GPState, evidence: bool = True) -> Summary:
+    def summary(self, state: NearState, evidence: bool = True) -> Summary:
         return Summary(state.moments.mean, state.moments.variance, np.nan)
 
-    def result(self, state: GPState) -> GPState:
+    def result(self, state: NearState) -> GPState:
         """What the sites make, where that is more than visits have left."""
-        if state.memory == IN_TURN:
+        if state.memory:  # moments are those that visits in turn have left
             state = self.rebuild(state.sites, state.sweeps)
         return GPState(*state[:3])
 
 
-class NearestEngine(EPEngine):
+class NearestEngine(EPEngine[NearState, GPState[ValueMoments, None, Array]]):
     """EP with a site per value, each by its nearest rows, which ``problem.prior.kernel`` has.
 
     Some rows at a time, each block from the sites that those before it have left. A posterior of
@@ -81,6 +83,7 @@ class NearestEngine(EPEngine):
     """
 
     form: Nearest
+    tilted: TiltedMoments
 
     def __init__(self, problem: Any) -> None:
         super().__init__(problem, Nearest(problem.prior.kernel))
@@ -98,7 +101,7 @@ class NearestEngine(EPEngine):
             visits = np.asarray(self.schedule.checked_visits(n, sweeps), dtype=np.intp)
         return (visits[first : first + self.size] for first in range(0, n, self.size))
 
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Visited[GPState]:
+    def visit(self, state: NearState, sites: Sites, tick: Tick) -> Visited[NearState]:
         form, before, data = self.form, self.core.n_refused, self.problem.data
         mean, variance = state.moments.mean.copy(), state.moments.variance.copy()
         for block in self.blocks(state.sweeps):
@@ -111,5 +114,5 @@ class NearestEngine(EPEngine):
             mean[block], variance[block] = with_sites(cavity, own)
             tick(len(block))
         moments = form.moments(sites, mean, variance)
-        new = GPState(sites, state.sweeps + 1, moments)
-        return Visited(Counts(self.core.n_refused - before), new, memory=IN_TURN)
+        new: NearState = GPState(sites, state.sweeps + 1, moments)
+        return Visited(Counts(self.core.n_refused - before), new, memory=True)

@@ -91,6 +91,9 @@ class NestedMemory(NamedTuple):
         return NestedMemory(share, least, stalled, step, onward, patience)
 
 
+NestedState = Working[NestedMemory]
+
+
 def other_classes(classes: NDArray[np.intp], count: int) -> NDArray[np.intp]:
     """(n, C - 1), the classes that a row is not of."""
     numbers = np.arange(count - 1)[None, :]
@@ -197,7 +200,7 @@ def takes(schedule: Any) -> bool:
     return bool(orders and schedule.block is None)
 
 
-class Joint(Full):
+class Joint(Full[NestedMemory]):
     """One Gaussian over the weights of all classes, of order C d. A site has C - 1 differences."""
 
     def __init__(self, problem: Problem) -> None:
@@ -212,7 +215,7 @@ class Joint(Full):
 
     prior = Form.prior
 
-    def rebuild(self, sites: Sites, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> NestedState | None:
         """The prior times the sites, or None if that is improper. O(n (C d)^2 + (C d)^3)."""
         prior, count = self.problem.prior, self.count
         precision, shift, scale = self.sums(np.arange(self.problem.n_rows), sites)
@@ -269,9 +272,10 @@ class Joint(Full):
         return differences(self.classes[numbers], h, S)
 
 
-class NestedEngine(EPEngine):
+class NestedEngine(EPEngine[NestedState, State]):
     """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
 
+    form: Joint
     accelerates = True
 
     def __init__(self, problem: Problem) -> None:
@@ -295,15 +299,17 @@ class NestedEngine(EPEngine):
         #: whether all curvatures may be at hand
         self.has_passes = self.n_sites * problem.loss.latents**2 <= MOST_CURVATURES
 
-    def start_of_run(self, state: Working, is_flat: bool) -> Working:
+    def start_of_run(self, state: NestedState, is_flat: bool) -> NestedState:
         return state._replace(memory=NestedMemory())
 
-    def drifts(self, state: Working) -> bool:
+    def drifts(self, state: NestedState) -> bool:
+        assert state.memory is not None
         return state.memory.passed is None  # what a pass has left was made of the sites
 
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
+    def visit(self, state: NestedState, sites: Sites, tick: Tick) -> Visited[NestedState]:
         n, parts, damping = self.n_sites, 1, self.schedule.damping
-        memory: NestedMemory = state.memory._replace(is_pass=False)
+        assert state.memory is not None
+        memory = state.memory._replace(is_pass=False)
         if self.is_auto:
             parts = int(np.clip(n // self.order_of_matrices, 1, MOST_PARTS))
             damping = memory.share
@@ -321,21 +327,24 @@ class NestedEngine(EPEngine):
         return Visited(Counts(min(refused, n)), new, memory=memory)
 
     def accelerate(
-        self, old: Working, new: Working, visited: Visited[Working], moved: float
-    ) -> tuple[Working, Visited[Working]]:
+        self, old: NestedState, new: NestedState, visited: Visited[NestedState], moved: float
+    ) -> tuple[NestedState, Visited[NestedState]]:
         """The state with the memory of automatic steps."""
         if not self.is_auto:
             return new, visited
-        distance = moved / old.memory.share  # of an undamped sweep
+        last = old.memory
+        assert last is not None
+        assert new.memory is not None
+        distance = moved / last.share  # of an undamped sweep
         step = (new.mean - old.mean) / np.sqrt(new.covariance.diagonal())
-        memory, left = old.memory.next(step, distance), distance
+        memory, left = last.next(step, distance), distance
         if new.memory.is_pass:
             # the factor by which passes contract
-            left *= 1.0 if old.memory.passed is None else min(1.0, distance / old.memory.passed)
+            left *= 1.0 if last.passed is None else min(1.0, distance / last.passed)
             memory = memory._replace(passed=distance)
         return new._replace(memory=memory), visited._replace(change=left)
 
-    def _pass(self, state: Working) -> Working | None:
+    def _pass(self, state: NestedState) -> NestedState | None:
         """The state after all sites are fitted from one posterior, whose means settle first.
 
         With the precisions M of the sites on the differences held, and so the covariances C of all
@@ -344,7 +353,7 @@ class NestedEngine(EPEngine):
         """
         form, base = self.form, self.problem.prior
         everyone, X, sites = np.arange(self.n_sites), self.problem.data.X, state.sites
-        if not sites.precision.any():
+        if sites is None or not sites.precision.any():
             return None
         mean, C = form.marginals(state, everyone)
         (M, b), sd = of_differences(*sites[:2]), np.sqrt(C.diagonal(0, 1, 2))
@@ -366,7 +375,8 @@ class NestedEngine(EPEngine):
                 break
             new, own = of_differences(*inner[:2])
             right = m + times(V, own)
-            tilted = np.linalg.solve(np.eye(len(V[0])) + V @ new, right[:, :, None])[:, :, 0]
+            matrix = np.eye(len(V[0])) + V @ new
+            tilted = np.asarray(np.linalg.solve(matrix, right[:, :, None])[:, :, 0], np.float64)
             b = own + times(M - new, tilted)
             by_class = to_classes(form.classes, b) - pulled
             shift = np.asarray(X.T @ by_class).T + base.shift
@@ -378,12 +388,11 @@ class NestedEngine(EPEngine):
             first = last if step == 0 else first
             if not last <= first:
                 return None
-        made: Working | None = form.rebuild(inner, state.sweeps + 1)
-        return made
+        return form.rebuild(inner, state.sweeps + 1)
 
     def _part(
-        self, state: Working, numbers: NDArray[np.intp], sites: Sites, damping: float
-    ) -> tuple[Working | None, int]:
+        self, state: NestedState, numbers: NDArray[np.intp], sites: Sites, damping: float
+    ) -> tuple[NestedState | None, int]:
         """Fit sites of some rows from one posterior in place. Return how many rows are lost."""
         old = families.taken(sites, numbers)
         h, S = self.form.marginals(state, numbers)
@@ -394,8 +403,8 @@ class NestedEngine(EPEngine):
         total = State(
             state.precision + precision, state.shift + shift, None, state.log_scale + scale, 0
         )
-        made = gaussian(total)
-        if made is None:
+        swept: NestedState | None = gaussian(total)
+        if swept is None:
             return None, len(numbers)
         families.put(sites, numbers, new)
-        return made, refused
+        return swept, refused

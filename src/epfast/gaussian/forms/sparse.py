@@ -14,6 +14,7 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
+from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import EPEngine, Form, Visited, Visits
 from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.orders import AtOnce, first_sites
@@ -72,7 +73,10 @@ def paced(pace: Pace, old: Sites, sites: Sites, h: Array, s: Array) -> Pace:
     return pace
 
 
-class Sparse(Form):
+SparseState = GPState[Moments, Pace, Array]
+
+
+class Sparse(Form[SparseState, SparseState]):
     """Prior times a scalar site per row, by a sparse precision."""
 
     def __init__(self, problem: Problem) -> None:
@@ -99,12 +103,12 @@ class Sparse(Form):
         rows = sites.log_scale + 0.5 * sites.shift * np.asarray(self.rows.X @ now.mean)
         return now.of_mass(float(rows.sum() + 0.5 * (prior.shift @ now.mean)))
 
-    def rebuild(self, sites: Sites, sweeps: int) -> GPState | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> SparseState | None:
         """See :class:`epfast.gaussian.engine.Form`."""
         now = self.moments(sites)
         return None if now is None else GPState(sites, sweeps, now.with_inverse())
 
-    def at_rows(self, state: GPState) -> Callable[[slice], tuple[Array, Array]]:
+    def at_rows(self, state: SparseState) -> Callable[[slice], tuple[Array, Array]]:
         def of(part: slice) -> tuple[Array, Array]:
             self.of_rows[:, part] = self.rows.marginals(state.moments, part)
             h, s = self.of_rows[:, part]
@@ -112,27 +116,28 @@ class Sparse(Form):
 
         return of
 
-    def summary(self, state: GPState, evidence: bool = True) -> Summary:
+    def summary(self, state: SparseState, evidence: bool = True) -> Summary:
         now: Moments = state.moments
         return Summary(now.mean, now.variances(), self.log_evidence(state))
 
-    def log_evidence(self, state: GPState) -> float:
+    def log_evidence(self, state: SparseState) -> float:
         """EP's log p(y), with all constants."""
         return float(self.problem.base.log_scale + self.prior_norm + state.moments.log_mass)
 
-    def result(self, state: GPState) -> GPState:
+    def result(self, state: SparseState) -> SparseState:
         return GPState(state.sites, state.sweeps, state.moments._replace(inverse=None))
 
 
-class SparseEngine(EPEngine):
+class SparseEngine(EPEngine[SparseState, SparseState]):
     """EP with a site per row, all of them from one posterior."""
 
     form: Sparse
+    tilted: TiltedMoments
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Sparse(problem))
         self.exact, self.tilted = problem.exact_sites(), problem.tilted()
-        self._at_once: Visits[GPState] = AtOnce(
+        self._at_once: Visits[SparseState] = AtOnce(
             problem, self.tilted, self.form, self.schedule.damping
         )
 
@@ -142,7 +147,7 @@ class SparseEngine(EPEngine):
             numbers = self.schedule.damping
             self._at_once = AtOnce(self.problem, self.tilted, self.form, numbers, threads)
 
-    def start_of_run(self, state: GPState, is_flat: bool) -> GPState:
+    def start_of_run(self, state: SparseState, is_flat: bool) -> SparseState:
         """The state, or that of the first sites, from which nearly all fits converge."""
         first = None
         if is_flat and self.schedule.tol > 0.0:
@@ -150,7 +155,7 @@ class SparseEngine(EPEngine):
         state = state if first is None else self.form.rebuild(first, state.sweeps) or state
         return state._replace(memory=Pace())
 
-    def visit(self, state: GPState, sites: Sites, tick: Tick) -> Visited[GPState]:
+    def visit(self, state: SparseState, sites: Sites, tick: Tick) -> Visited[SparseState]:
         """All sites, each a share of the way; what is left is the change of a whole sweep."""
         visited = self._at_once.visit(state, sites, tick)
         pace = paced(state.memory or Pace(), state.sites, sites, *self.form.of_rows)

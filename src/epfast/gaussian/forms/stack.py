@@ -46,6 +46,8 @@ BY_ROWS_UP_TO = 32
 #: 400 take 1.1 times as long without it, and of 600 and 900 .9 and .98 of the time with it
 SEQUENTIAL_UP_TO = 400
 
+#: about the solution of a linear system, see :func:`conjugate_gradients`
+Nearly = Callable[[Array], tuple[Array, Array]]
 #: numbers of rows, in the order of their visits
 Order = NDArray[np.intp] | range
 
@@ -56,7 +58,10 @@ def by_latent(sites: Sites) -> Sites:
     return Sites(precision, shift, sites.log_scale)
 
 
-class Stack(Full):
+StackState = Working[ChunkMemory]
+
+
+class Stack(Full[ChunkMemory]):
     """A Gaussian of order d per latent, independent of each other: sites of (n, C) numbers."""
 
     def __init__(self, problem: Problem) -> None:
@@ -68,7 +73,7 @@ class Stack(Full):
 
     prior = Form.prior
 
-    def rebuild(self, sites: Sites, sweeps: int) -> Working | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> StackState | None:
         """The prior times the sites, or None if that is no proper Gaussian. O(C n d^2)."""
         parts = []
         for k in range(self.latents):
@@ -97,23 +102,24 @@ class Stack(Full):
             yield part.rows, numbers, slice(first, first + len(numbers))
             first += len(numbers)
 
-    def each(self, state: Working) -> list[Working]:
+    def each(self, state: StackState) -> list[StackState]:
         """The Gaussian of each latent."""
         names = "precision", "shift", "covariance", "mean", "root"
         arrays = zip(*(getattr(state, name) for name in names), strict=True)
         return [state._replace(**dict(zip(names, own, strict=True))) for own in arrays]
 
-    def at(self, latents: list[Working], visits: Order) -> tuple[Array, Array]:
+    def at(self, latents: list[StackState], visits: Order) -> tuple[Array, Array]:
         """Means and variances of the latents of rows, (C, q) each. O(C q d^2)."""
         h, s = np.empty((2, self.latents, len(visits)))
         for rows, _, at in self.rows(visits):
             for k, now in enumerate(latents):
+                assert now.root is not None
                 marginals(rows, now.covariance, now.root, now.mean, h[k, at], s[k, at])
         return h, s
 
     def moved(
-        self, latents: list[Working], visits: Order, tau: Array, nu: Array
-    ) -> list[Working] | None:
+        self, latents: list[StackState], visits: Order, tau: Array, nu: Array
+    ) -> list[StackState] | None:
         """The Gaussians after moves (C, q) of the sites of rows. None: one is improper.
 
         O(C (q d^2 + d^3)).
@@ -122,15 +128,15 @@ class Stack(Full):
         for rows, _, at in self.rows(visits):
             for k, (precision, shift) in enumerate(sums):
                 add_sites(rows, tau[k, at], nu[k, at], precision, shift)
-        made = []
+        made: list[StackState] = []
         for now, natural in zip(latents, sums, strict=True):
-            part = gaussian(State(*natural, None, 0.0, now.sweeps), True)
+            part: StackState | None = gaussian(State(*natural, None, 0.0, now.sweeps), True)
             if part is None:
                 return None
             made.append(part)
         return made
 
-    def covariances(self, state: Working) -> Array:
+    def covariances(self, state: StackState) -> Array:
         """Those of the latents, in an array of their own, (C, d, d)."""
         covariance: Array = state.covariance.copy()
         return covariance
@@ -143,7 +149,7 @@ class Stack(Full):
         """x_i.z_k, (n, C), of weights z (C, d)."""
         return np.asarray(self.problem.data.X @ z.T)
 
-    def nearly(self, state: Working, covariance: Array) -> Callable[[Array], tuple[Array, Array]]:
+    def nearly(self, state: StackState, covariance: Array) -> Nearly:
         """See :func:`conjugate_gradients`.
 
         Each latent is solved for by its covariance, what all have in common by the prior's.
@@ -157,7 +163,7 @@ class Stack(Full):
 
         return solve
 
-    def shifted(self, state: Working, sites: Sites, covariance: Array) -> Working:
+    def shifted(self, state: StackState, sites: Sites, covariance: Array) -> StackState:
         """The state after other shifts of its sites."""
         shift = self.problem.prior.shift + self.summed(sites.shift)
         return state._replace(sites=sites, shift=shift, mean=times(covariance, shift))
@@ -177,7 +183,12 @@ def evidence_of(sites: Sites, now: tuple[ValueMoments, ...]) -> float:
     return total
 
 
-class Kernels(Form):
+LatentState = GPState[tuple[ValueMoments, ...], ChunkMemory, tuple[Array, ...]]
+#: the same as a posterior has it
+LatentResult = GPState[tuple[ValueMoments, ...], None, tuple[Array, ...]]
+
+
+class Kernels(Form[LatentState, LatentResult]):
     """The form of q with a matrix of order n per latent, in the array of its kernel."""
 
     def __init__(self, problem: Any) -> None:
@@ -186,7 +197,7 @@ class Kernels(Form):
         self.shape = problem.n_rows, problem.loss.latents
         self.shapes = self.shape, self.shape, self.shape[:1]
 
-    def rebuild(self, sites: Sites, sweeps: int) -> GPState | None:
+    def rebuild(self, sites: Sites, sweeps: int) -> LatentState | None:
         """Their covariances are in the arrays of the kernels then. O(C n^3)."""
         parts = []
         for k, form in enumerate(self.forms):
@@ -198,7 +209,7 @@ class Kernels(Form):
             parts.append(part)
         return GPState(sites, sweeps, tuple(parts))
 
-    def summary(self, state: GPState, evidence: bool = True) -> Summary:
+    def summary(self, state: LatentState, evidence: bool = True) -> Summary:
         mean, variance = (
             np.concatenate([getattr(part, name) for part in state.moments])
             for name in ("mean", "variance")
@@ -207,7 +218,7 @@ class Kernels(Form):
             return Summary(mean, variance)
         return Summary(mean, variance, evidence_of(state.sites, state.moments))
 
-    def result(self, state: GPState) -> GPState:
+    def result(self, state: LatentState) -> LatentResult:
         """The arrays of the kernels go into the result."""
         arrays = [form.factored(one_of(state.sites, k)) for k, form in enumerate(self.forms)]
         for form in self.forms:
@@ -228,10 +239,9 @@ class Kernels(Form):
         numbers = as_array(visits)
         yield Rows(np.eye(self.order)[numbers]), numbers, slice(None)
 
-    def each(self, state: GPState) -> tuple[ValueMoments, ...]:
+    def each(self, state: LatentState) -> tuple[ValueMoments, ...]:
         """The moments of each latent."""
-        moments: tuple[ValueMoments, ...] = state.moments
-        return moments
+        return state.moments
 
     def at(self, latents: tuple[ValueMoments, ...], visits: Order) -> tuple[Array, Array]:
         """Means and variances of values, (C, q) each."""
@@ -241,7 +251,7 @@ class Kernels(Form):
         )
         return h, s
 
-    def covariances(self, state: GPState) -> Array:
+    def covariances(self, state: LatentState) -> Array:
         """Those of the latents, in an array of their own, (C, n, n)."""
         covariance = np.empty((len(self.forms), self.order, self.order))
         for k, form in enumerate(self.forms):
@@ -254,7 +264,7 @@ class Kernels(Form):
     def spread(self, z: Array) -> Array:
         return z.T
 
-    def nearly(self, state: GPState, covariance: Array) -> Callable[[Array], tuple[Array, Array]]:
+    def nearly(self, state: LatentState, covariance: Array) -> Nearly:
         """See :func:`conjugate_gradients`. K is not inverted.
 
         Each latent is solved for by its covariance, of which K^-1 times that is known; what all
@@ -272,17 +282,19 @@ class Kernels(Form):
 
         return solve
 
-    def shifted(self, state: GPState, sites: Sites, covariance: Array) -> GPState:
+    def shifted(self, state: LatentState, sites: Sites, covariance: Array) -> LatentState:
         """The state after other shifts of its sites. O(C n^2)."""
         mean = times(covariance, sites.shift.T)
         moments = [part._replace(mean=m) for part, m in zip(state.moments, mean, strict=True)]
         return state._replace(sites=sites, moments=tuple(moments))
 
 
-class LatentEngine(EPEngine):
+class LatentEngine(EPEngine[Any, State | LatentResult]):
     """EP on several latents, after a step on all means where that may be."""
 
     accelerates = True
+    #: of rows or of a process, whose states differ
+    form: Any
 
     def __init__(self, problem: Problem) -> None:
         is_process = isinstance(problem.prior, KernelPrior)

@@ -26,6 +26,7 @@ from epfast._core.rows import Duals, Units
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.accelerate import cavities, log_mass
 from epfast.gaussian.engine import (
+    NONE,
     STALLED,
     EPEngine,
     Full,
@@ -125,7 +126,7 @@ def split(sites: Sites, n: int) -> tuple[Sites, Sites]:
     return Sites(*(part[:n] for part in sites)), Sites(*(part[n:] for part in sites))
 
 
-class ByWeights(Full):
+class ByWeights(Full[Any]):
     """The form of q with matrices of order d: no fewer rows than weights."""
 
     def __init__(self, problem: Problem) -> None:
@@ -198,8 +199,8 @@ class DualState(NamedTuple):
     log_scale: float
     shift: Array
     mean: Array
-    #: (d,). None: it was not asked for
-    variance: Any
+    #: (d,). Empty: it was not asked for
+    variance: Array
     #: (shift.mean - log det precision) / 2, a part of the log evidence
     log_norm: float
     #: (n, n), R = (K + 1 / precision)^-1, alpha (n,), K and the means of the rows
@@ -252,11 +253,11 @@ class ByRows(ByWeights):
         latent = columns.T @ mean
         log_determinant += float(np.log(np.abs(weights.precision)).sum())
         log_norm = 0.5 * float(weights.shift @ mean + b @ latent - log_determinant)
-        numbers = shift, mean, variance if spread else None, log_norm
+        numbers = shift, mean, variance if spread else NONE, log_norm
         total = float(sites.log_scale.sum())
         return DualState(sites, sweeps, total, *numbers, R, alpha, kernel, latent)
 
-    def summary(self, state: DualState, evidence: bool = True) -> Summary:
+    def summary(self, state: Any, evidence: bool = True) -> Summary:
         total = state.log_scale + state.log_norm + self.prior_norm
         return Summary(state.mean, state.variance, total)
 
@@ -308,7 +309,7 @@ def _solved(S: Array, kernel: Array, negative: int) -> tuple[Array, float] | Non
     return (vectors / values) @ vectors.T, float(np.log(np.abs(values)).sum())
 
 
-class RowsOfValues(Visits[DualState]):
+class RowsOfValues(Visits[Any]):
     """Visits of rows by their values, one after the other, in the n x n form."""
 
     def __init__(self, problem: Problem, form: ByRows, tilted: Any) -> None:
@@ -316,7 +317,7 @@ class RowsOfValues(Visits[DualState]):
         block = min(form.n, block_size(self.schedule.block, form.n))
         self.core = BlockedSweep(tilted, form.n, block, 1.0, self.schedule.damping, False)
 
-    def visit(self, state: DualState, sites: Sites, tick: Tick) -> Visited[DualState]:
+    def visit(self, state: DualState, sites: Sites, tick: Tick) -> Visited[Any]:
         problem, before, n = self.problem, self.core.n_refused, self.form.n
         covariance, mean = self.form.covariance_of_rows(state), state.latent.copy()
         order = np.asarray(self.schedule.checked_visits(n, state.sweeps), dtype=np.intp)
@@ -326,8 +327,11 @@ class RowsOfValues(Visits[DualState]):
         return Visited(Counts(self.core.n_refused - before))
 
 
-class WeightEngine(EPEngine):
+class WeightEngine(EPEngine[Any, ShrunkState]):
     """EP on rows, in the order of the schedule, and then on the prior of each weight."""
+
+    #: by weights or by rows, whose states differ
+    form: Any
 
     remedy = REMEDY
     accelerates = True
