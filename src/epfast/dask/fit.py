@@ -26,7 +26,7 @@ from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
 from epfast.gaussian.forms.diagonal import warm_up_rows
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.prior import PriorArguments, intercept_variance
-from epfast.gaussian.rows import Data, check_names, near_center
+from epfast.gaussian.rows import NO_ROWS, check_names, near_center
 from epfast.gaussian.table import FORMS, Choices, Request, choose
 from epfast.inference import Callback
 from epfast.inference.report import note_working
@@ -194,7 +194,7 @@ def fit_linear(
                 center = _center_of(facts)
         if center is not None:
             prior = given.after(start, chosen.schedule, width, wide, True, center)
-        problem = chosen.problem(Data(None, None), prior, rows.names)
+        problem = chosen.problem(NO_ROWS, prior, rows.names)
         kinds = {"none": Passes, "shared": RemoteGroups}
         kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)
 

@@ -14,7 +14,7 @@ from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.vector import build_facts
 from epfast.gaussian.online import joined_data
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.rows import Data, copies_of, data_of, ends_of, mean_of_rows, with_ones
+from epfast.gaussian.rows import NO_ROWS, Data, copies_of, data_of, ends_of, mean_of_rows, with_ones
 from epfast.gaussian.shards import Update, local_shared, local_update
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
@@ -115,7 +115,7 @@ def _loaded(
         except (ValueError, TypeError) as error:
             raise type(error)(f"chunk {number}: {error}") from None
     if not parts:
-        return Loaded(Data(None, None), Facts())
+        return Loaded(NO_ROWS, Facts())
     data = joined_data(parts)
     if intercept:
         data = data._replace(X=with_ones(data.X))
@@ -251,7 +251,7 @@ def visit_shared(
     last[step - 1 :: step] = 1
     last[-1] = 1
     precision, shift, site = visit.numbers()
-    numbers = EP(power=problem.schedule.power, damping=visit.damping)
+    numbers = EP(power=problem.schedule.power, damping=visit.damping).filled()
     local = problem._replace(data=shard.data, schedule=numbers)
     rest = shard.facts.size, last, checked, visit.number
     return _answer(local_shared(local, precision, shift, site, *rest))

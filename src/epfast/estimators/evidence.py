@@ -26,7 +26,7 @@ from epfast.gaussian import (
 from epfast.gaussian.latent_posterior import LatentPosterior
 from epfast.gaussian.linear_posterior import recentered_posterior, uncentered_posterior
 from epfast.gaussian.prior import CenteredPrior, WeightPrior
-from epfast.gaussian.rows import Data, center_of, own_rows, responses_of, with_ones
+from epfast.gaussian.rows import NO_ROWS, center_of, own_rows, responses_of, with_ones
 from epfast.gaussian.table import Choices, is_for_wide
 from epfast.inference import start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
@@ -202,7 +202,7 @@ class BinaryProblems(NamedTuple):
         prior = self.at(0, variance).prior
 
         def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
-            problem = self.problems[k].with_prior(prior)._replace(schedule=schedule)
+            problem = self.problems[k].with_prior(prior)._replace(schedule=schedule.filled())
             reports: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
             guess = problem.loss.latents != 1 and start_may_be_dropped(start, problem)
@@ -269,7 +269,7 @@ def with_chunk(
         schedule = None if post.sites is None else post.schedule
         longer = post.with_checked_rows(new.data, schedule, warn)
         if post.sites is None:
-            longer = replace(longer, problem=longer.problem._replace(data=Data(None, None)))
+            longer = replace(longer, problem=longer.problem._replace(data=NO_ROWS))
         return at_origin(longer, origin), reports
 
     return Fits(*gathered(one, len(posteriors), problem.n_jobs, problem.d))

@@ -155,7 +155,7 @@ class BinaryProcess(Process):
         schedule = self.schedule
         if not (self.can_descend and isinstance(schedule, EP) and schedule.tol > 0.0):
             return self
-        return replace(self, process=self.process._replace(schedule=descent_of(schedule)))
+        return replace(self, process=self.process._replace(schedule=descent_of(schedule).filled()))
 
     def with_threads(self, threads: int | None) -> BinaryProcess:
         few = None if self.low_rank is None else self.low_rank.with_threads(threads)

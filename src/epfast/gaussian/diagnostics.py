@@ -155,9 +155,9 @@ def residual_of_sweep(problem: Problem, state: State) -> float:
     """The change of one undamped sweep, all factors at once."""
     inner = getattr(problem.schedule, "inner", problem.schedule)
     power, rule = problem.schedule.power, getattr(inner, "site_rule", None)
-    schedule: Schedule = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule)
+    schedule = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule).filled()
     if problem.data.groups is not None:
-        schedule = DAEP(problem.data.groups, power=power, damping=1.0)
+        schedule = DAEP(problem.data.groups, power=power, damping=1.0).filled()
     engine = engine_of(problem._replace(schedule=schedule, base=problem.prior.state))
     assert state.sites is not None
     before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))

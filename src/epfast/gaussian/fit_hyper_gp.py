@@ -495,7 +495,7 @@ def at_kernel(
     def fit(
         schedule: Schedule, start: ProcessPosterior | None, callback: Callback | None = None
     ) -> ProcessPosterior:
-        problem, slopes = of_kernel._replace(schedule=schedule), dK.size > 0
+        problem, slopes = of_kernel._replace(schedule=schedule.filled()), dK.size > 0
         post: ProcessPosterior = fit_process(
             problem, start, warns=False, callback=callback, slopes=slopes
         )

@@ -31,6 +31,7 @@ from epfast.gaussian.prior import (
 )
 from epfast.gaussian.problem import Problem, in_best_form
 from epfast.gaussian.rows import (
+    NO_ROWS,
     Data,
     Stream,
     center_of,
@@ -356,10 +357,12 @@ def fit_linear(
         chunks = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
         if posterior is None and chunks.d > FULL_UP_TO:
             chosen = choose(replace(request, posterior="factorized"))
-        model = Model(chosen, Data(chunks.read_by(chosen.loss), None), chunks.names)
+        read: Any = chunks.read_by(chosen.loss)
+        model = Model(chosen, NO_ROWS._replace(X=read), chunks.names)
         shape = (chunks.d,)
     else:
-        model = Model(chosen, Data(_checks.rows("X", X), y), names)
+        unread: Any = y
+        model = Model(chosen, Data(_checks.rows("X", X), unread), names)
         if ones is not None:
             model = model.with_rows(with_ones(model.data.X))
         model = model.with_weights(weights_of(weights, shape[0]))
@@ -489,7 +492,7 @@ def _centered(model: Model, ones: float | None, prior: losses.Prior | None, star
         if start is not None and chosen.schedule.stores == "none":
             center = start.problem.prior.center
         else:
-            center = center_of(X.first_X if stream else X, model.data.weights)
+            center = center_of(X.first_X if isinstance(X, Stream) else X, model.data.weights)
         model = model._replace(center=center)
     if not stream:
         notes.note_far(*notes.places(X), model.center is not None)

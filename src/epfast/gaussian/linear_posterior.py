@@ -20,7 +20,7 @@ from epfast.gaussian.diagnostics import loo_of_columns, predicted
 from epfast.gaussian.engine import Working, plain, with_moments
 from epfast.gaussian.posterior import GaussianPosterior, shifted
 from epfast.gaussian.problem import Problem, sum_of_sites
-from epfast.gaussian.rows import Data, check_columns, data_of, same_rows, with_ones
+from epfast.gaussian.rows import NO_ROWS, Data, check_columns, data_of, same_rows, with_ones
 from epfast.gaussian.sources import answers, rows_of
 from epfast.gaussian.state import (
     State,
@@ -429,7 +429,7 @@ class LinearPosterior(GaussianPosterior):
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         """X theta, (k, n) or (k, n, C), for draws of theta."""
         check_columns(self.problem.names, X)
-        problem = self.problem._replace(data=Data(self.problem.given(X), None))
+        problem = self.problem._replace(data=NO_ROWS._replace(X=self.problem.given(X)))
         with np.errstate(over="ignore", invalid="ignore"):
             flat = draws.reshape(len(draws), self.mean.size)
             latent = replace(self, problem=problem)._latent_of(flat)

@@ -13,7 +13,7 @@ from scipy import sparse
 from epfast import _checks, families
 from epfast._arrays import Matrix, Which, is_sparse
 from epfast.gaussian.problem import Problem, sum_of_sites
-from epfast.gaussian.rows import Data
+from epfast.gaussian.rows import NO_ROWS, Data
 from epfast.gaussian.state import State, is_proper
 from epfast.gaussian.table import engine_of
 from epfast.inference import Engine, Fit, Sites, SweepInfo, interrupted, run, warn_of
@@ -119,12 +119,12 @@ def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
         counts[0] = first if counts[0] is None else counts[0]
         known = [n for n in counts if n is not None]
         if len(known) < len(counts):
-            return Data(None, None)
+            return NO_ROWS
         pairs = zip(parts, known, strict=True)
         weights = np.concatenate([np.ones(n) if p.weights is None else p.weights for p, n in pairs])
     if any(part.y is None for part in parts):
-        return Data(None, None, weights)
-    rows = [part.X for part in parts]
+        return NO_ROWS._replace(weights=weights)
+    rows: list[Any] = [part.X for part in parts]
     if any(is_sparse(X) for X in rows):
         X: Matrix = sparse.csr_matrix(sparse.vstack(rows, format="csr"))
     else:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array, as_array
+from epfast._arrays import Array, as_array, is_sparse
 from epfast._core.chunks import ChunkedSweep
 from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Rows
@@ -156,7 +156,7 @@ class Layout(NamedTuple):
 def layout_of(problem: Problem, visits: Indices) -> Layout:
     """Lay out the rows of a problem. A sparse X is copied."""
     X, n = problem.data.X, len(visits)
-    if problem.sparse:
+    if is_sparse(X):
         if X.nnz >= np.iinfo(np.intc).max:
             return Layout(visits, None, None, True)
         return Layout(visits, Rows(ordered(X[visits])), np.arange(n), True)

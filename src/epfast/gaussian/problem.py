@@ -16,11 +16,11 @@ from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.prior import KernelPrior, WeightPrior, prior_of
-from epfast.gaussian.rows import Data, copies_of, data_of, with_ones
-from epfast.gaussian.state import MOST_BYTES, in_memory
+from epfast.gaussian.rows import NO_ROWS, Data, copies_of, data_of, with_ones
+from epfast.gaussian.state import MOST_BYTES, State, in_memory
 from epfast.inference import Sites, evidence_bound
 from epfast.losses import Loss
-from epfast.schedules import ADF
+from epfast.schedules import FilledSchedule
 from epfast.schemes import Laplace, Scheme
 
 #: entries of X gathered at a time
@@ -47,15 +47,15 @@ class Problem(NamedTuple):
     data: Data
     loss: Loss
     scheme: Scheme
-    schedule: Any
+    schedule: FilledSchedule
     #: rows per factor. None: a site per row
     batch_size: int | None
     #: the form of q: "full", "sparse" or "factorized", or "wide", a full one in matrices of order
     #: n. Of processes "process" or "nearest"
     posterior: str
     prior: Any
-    #: what the sites multiply: the prior, or prior and sites held fixed. A process has none
-    base: Any
+    #: what the sites multiply: the prior, or prior and sites that are fixed. A process has none
+    base: State
     #: names of the columns of the user's X. None: it was no frame
     names: tuple[str, ...] | None = None
 
@@ -237,14 +237,14 @@ class Problem(NamedTuple):
         prior = self.prior.without_rows()
         if isinstance(prior, KernelPrior):
             return self._replace(prior=prior)
-        data = Data(None, None, self.data.weights, self.data.groups)
+        data = NO_ROWS._replace(weights=self.data.weights, groups=self.data.groups)
         return self._replace(data=data, prior=prior)
 
     def check_weights(self) -> None:
         """Refuse weights that ask for powers of t if the loss gives none."""
         w = self.data.weights
         if w is not None and "powers" not in self.loss.gives:
-            exponents = w if isinstance(self.schedule, ADF) else np.minimum(w, 1.0)
+            exponents = w if self.schedule.stores == "none" else np.minimum(w, 1.0)
             for exponent in np.unique(exponents[exponents > 0.0])[[0, -1]]:
                 self.loss.check_power(exponent, "a weight")
 

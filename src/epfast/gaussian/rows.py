@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from epfast import _checks
-from epfast._arrays import Array, Matrix, is_sparse, pieces, row_chunks
+from epfast._arrays import Array, Matrix, Which, is_sparse, pieces, row_chunks
 from epfast._core.sparse_factors import appended
 from epfast.losses import Loss
 from epfast.schedules import Schedule
@@ -29,23 +30,31 @@ NO_SPREAD = 1e-8
 class Data(NamedTuple):
     """The rows of a fit, by reference: they cost no memory."""
 
-    #: (n, d), an array or a CSR matrix, or a Stream, or None after loading or unpickling
-    X: Any
-    #: (n, response_width), or None with a stream or without X
-    y: Any
+    #: (n, d), an array or a CSR matrix. A pass may have a Stream in its place, and a problem that
+    #: was loaded or unpickled None
+    X: Matrix
+    #: (n, response_width). With a stream, or without X, None
+    y: Array
     #: (n,). None: all 1
     weights: Array | None = None
     #: (n,), the group of each row, or None unless rows share sites
     groups: NDArray[np.intp] | None = None
 
-    def select(self, which: Any) -> Data:
+    def select(self, which: Which) -> Data:
         """Some of the rows."""
-        parts: list[Any] = [None if part is None else part[which] for part in self]
-        return Data(*parts)
+        return self._each(itemgetter(which))
 
     def copied(self) -> Data:
-        parts: list[Any] = [None if part is None else part.copy() for part in self]
+        return self._each(methodcaller("copy"))
+
+    def _each(self, of: Callable[..., Any]) -> Data:
+        parts: list[Any] = [part if part is None else of(part) for part in self]
         return Data(*parts)
+
+
+NOTHING: Any = None
+#: in the place of rows that are not here
+NO_ROWS = Data(NOTHING, NOTHING)
 
 
 # ---- from the arguments of the user ----
@@ -61,7 +70,7 @@ def data_of(rows: Any, y: Any, weights: Any, loss: Loss, offset: Any = None) -> 
 
 def responses_of(loss: Loss, y: Any, n: int, weights: Any = None, offset: Any = None) -> Data:
     """Responses and weights of n rows, checked, without the rows."""
-    return Data(None, loss.observed(y, n, offset), weights_of(weights, n))
+    return Data(NOTHING, loss.observed(y, n, offset), weights_of(weights, n))
 
 
 def check_finite(rows: Any) -> None:
@@ -119,9 +128,10 @@ def same_rows(one: Data, other: Data) -> bool:
         return False
     if not np.array_equal(one.y, other.y):
         return False
-    if hasattr(one.X, "indptr") or hasattr(other.X, "indptr"):
-        return bool(abs(one.X - other.X).max() == 0.0)
-    return np.array_equal(one.X, other.X)
+    both: tuple[Any, Any] = one.X, other.X
+    if any(map(is_sparse, both)):
+        return bool(abs(both[0] - both[1]).max() == 0.0)
+    return np.array_equal(*both)
 
 
 def is_mapped(X: Matrix) -> bool:

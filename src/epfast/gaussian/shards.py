@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks, families
-from epfast._arrays import Array, entries_of
+from epfast._arrays import Array, entries_of, is_sparse
 from epfast._core.shared_sites import SharedSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import (
@@ -342,7 +342,7 @@ def visit_shared(
     for part in problem.pieces(range(n), rows_of_work):
         which = batches.rows[part[0] : part[-1] + 1]
         rows = problem.data.X[which]
-        dense = rows.toarray() if problem.sparse else rows
+        dense = rows.toarray() if is_sparse(rows) else rows
         core.sweep(
             np.ascontiguousarray(dense, dtype=np.float64),
             problem.responses(which),
@@ -438,7 +438,8 @@ class SharedEngine(EPEngine[GroupState, State]):
         schedule, count = self.schedule, self.batch_count()
         #: the schedule of the last sweeps, or None if all sweeps are alike
         self.whole: Any = None
-        own_batches = type(schedule).batches is not SharedSites.batches
+        kind: type[Any] = type(schedule)
+        own_batches = kind.batches is not SharedSites.batches
         if schedule.tol > 0.0 and not own_batches and count > len(self.sizes):
             self.whole = schedule.filled()
             object.__setattr__(self.whole, "batch", None)

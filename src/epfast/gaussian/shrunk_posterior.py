@@ -59,7 +59,8 @@ def with_prior_sites(problem: Problem, prior: Any, intercept: float | None) -> P
             f"prior={prior!r} takes the rows as a dense matrix of {X.shape[0]} x {X.shape[1]} "
             f"numbers; allowed: up to {MOST_BYTES >> 30} GB"
         )
-    wide = problem.posterior == "wide" and type(schedule) is EP and schedule.order == "auto"
+    kind: type = type(schedule)
+    wide = problem.posterior == "wide" and kind is EP and schedule.order == "auto"
     if wide and _pull_at_each_other(problem, prior):
         schedule = dataclasses.replace(schedule, damping=min(TOGETHER, schedule.damping))
         problem = problem._replace(schedule=schedule)

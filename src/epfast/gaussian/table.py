@@ -59,7 +59,9 @@ class Request:
     options: Options = field(default_factory=dict)
 
 
-#: of a process whose kernel is yet to come
+#: of a process
+NO_BASE: Any = None
+#: of one whose kernel is yet to come
 NO_KERNEL = KernelPrior()
 
 
@@ -93,7 +95,7 @@ class Choices(NamedTuple):
             self.batch_size,
             posterior,
             prior,
-            None if isinstance(prior, KernelPrior) else prior.state,
+            NO_BASE if isinstance(prior, KernelPrior) else prior.state,
             names,
         )
         problem.check_weights()

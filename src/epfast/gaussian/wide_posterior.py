@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from epfast import families
-from epfast._arrays import Array, pieces
+from epfast._arrays import Array, is_sparse, pieces
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import online
 from epfast.gaussian.checking import SiteProposal, closest_gaussian
@@ -48,7 +48,9 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     def __getstate__(self) -> dict[str, Any]:
         # what follows from the sites is computed again
-        return super().__getstate__() | {"state": GPState(*self.state[:2], None)}
+        return super().__getstate__() | {
+            "state": GPState(self.state.sites, self.state.sweeps, None)
+        }
 
     def form(self) -> Dual:
         return Dual(self.problem)
@@ -74,7 +76,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
     def _columns(self) -> Any:
         """X', whose rows are at hand."""
         X = self.problem.data.X
-        return X.T.tocsr() if hasattr(X, "indptr") else X.T
+        return X.T.tocsr() if is_sparse(X) else X.T
 
     @cached_property
     def mean(self) -> Array:

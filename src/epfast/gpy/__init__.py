@@ -20,7 +20,7 @@ from epfast.gaussian import GPPosterior, fit_process
 from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
 from epfast.gaussian.prior import KernelPrior, checked_kernel
-from epfast.gaussian.rows import Data
+from epfast.gaussian.rows import NO_ROWS, Data
 from epfast.gaussian.table import Request, choose
 from epfast.inference import fit_from
 from epfast.losses.base import Json
@@ -277,7 +277,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         else:
             kernel = checked_kernel(K, False, 0.0)
         chosen = choose(Request(loss, None, "process", schedule=schedule))
-        problem = chosen.problem(Data(None, rows), KernelPrior(kernel))
+        problem = chosen.problem(NO_ROWS._replace(y=rows), KernelPrior(kernel))
         start = None if self.always_reset else self.last
         if start is not None and len(start.y) != n:
             start = None

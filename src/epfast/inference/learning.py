@@ -16,7 +16,7 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference.loop import RESIDUAL
 from epfast.inference.records import ConvergenceWarning, Sites, check_proper, warn_user
 from epfast.losses import Loss
-from epfast.schedules import Schedule
+from epfast.schedules import FilledSchedule
 
 #: change of the log of a parameter, of the differences
 STEP = 1e-3
@@ -56,7 +56,7 @@ class ProblemOfRows(Protocol):
     def scheme(self) -> SchemeOfRows: ...
 
     @property
-    def schedule(self) -> Schedule: ...
+    def schedule(self) -> FilledSchedule: ...
 
 
 class WithCavities(Protocol):
@@ -85,7 +85,6 @@ def log_integrals(
     """
     check_stationary(problem)
     power, y, weights = problem.schedule.power, problem.data.y, problem.data.weights
-    assert power is not None
     ones = np.ones(len(y))
     copies = ones if weights is None else np.where(weights > 0.0, np.maximum(weights, 1.0), 0.0)
     exponent = ones if weights is None else np.minimum(weights, 1.0)

@@ -60,9 +60,11 @@ class FilledSchedule(Protocol):
     warm_up: int | None
     #: of DoubleLoop
     start: FilledSchedule
+    steps: int
     match: float
     #: of DEP
     inner: FilledSchedule
+    shards: int | ArrayLike | None
     #: of shared sites
     batch: int | None
     __dataclass_fields__: ClassVar[dict[str, Any]]

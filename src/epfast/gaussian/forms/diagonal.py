@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from epfast import families
-from epfast._arrays import Array, as_array
+from epfast._arrays import Array, as_array, is_sparse
 from epfast._core.minibatch import Design, MinibatchSweep
 from epfast._core.sparse_factors import SparseRows, SparseSweep, add_entries, moments_of, natural_of
 from epfast._core.thread_pool import ThreadPool
@@ -192,8 +192,9 @@ class ByColumns(Dense):
     def numbers(self, n: int) -> tuple[int, int]:
         if self.design is None:
             return 0, 0
-        most = min(self.size, n, self.design.widest(self.size)[0])
-        return self.problem.data.X.nnz, most * most if self.problem.scheme.expands else 0
+        X, most = self.problem.data.X, min(self.size, n, self.design.widest(self.size)[0])
+        assert is_sparse(X)
+        return X.nnz, most * most if self.problem.scheme.expands else 0
 
     def core(self, rows: int) -> Any:
         core: Any = super().core(rows)
@@ -508,19 +509,21 @@ class DiagonalPass(DiagonalEngine):
         None where it overflowed: the pass then begins at the prior.
         """
         size, n = self.form.size, data.X.shape[0]
-        schedule: Any = EP(WARM_UP_SWEEPS, WARM_UP_TOL, order="sequential")
-        numbers = {"power": self.schedule.power, "site_rule": self.schedule.site_rule}
-        schedule = schedule.filled(damping=1.0, **numbers)
+        schedule = EP(WARM_UP_SWEEPS, WARM_UP_TOL, order="sequential").filled(
+            damping=1.0, power=self.schedule.power, site_rule=self.schedule.site_rule
+        )
         which = (np.sort(first)[:, None] * size + np.arange(min(size, n))).ravel()
         data, base = data.select(which[which < n]), self.problem.base
         columns: Any = slice(None)
         if getattr(self.core, "one_row", False):
             # the other columns keep their prior: sweeps over 2^20 of them would take half of a pass
+            assert is_sparse(data.X)
             columns = np.unique(data.X.indices)
             data = data._replace(X=data.X[:, columns])
         prior = base._replace(precision=base.precision[columns], shift=base.shift[columns])
-        parts = {"prior": WeightPrior.of_state(prior), "base": prior}
-        problem = self.problem._replace(data=data, schedule=schedule, **parts)
+        problem = self.problem._replace(
+            data=data, schedule=schedule, prior=WeightPrior.of_state(prior), base=prior
+        )
         try:
             fit = run(DiagonalEngine(problem), schedule)
         except FloatingPointError:
@@ -529,13 +532,13 @@ class DiagonalPass(DiagonalEngine):
         counts = np.array([last.n_refused, last.n_failed, last.n_clipped])
         precision, shift = base.precision.copy(), base.shift.copy()
         precision[columns], shift[columns] = fit.state.precision, fit.state.shift
-        there, prior = (with_moments(state).log_norm for state in (fit.state, prior))
+        there, here = (with_moments(state).log_norm for state in (fit.state, prior))
         new = begun._replace(
             precision=precision,
             shift=shift,
             log_scale=fit.state.log_scale,
             rows_seen=rows_of(first, size, n),
-            log_norm=begun.log_norm + there - prior,
+            log_norm=begun.log_norm + there - here,
         )
         return new, counts, len(first)
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array, symmetric_from_upper
+from epfast._arrays import Array, is_sparse, symmetric_from_upper
 from epfast._core.cholesky import inverse_from_factor
 from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Duals, Units
@@ -218,7 +218,7 @@ class ByRows(ByWeights):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.order, X = self.n, problem.data.X
-        X = X.toarray() if problem.sparse else X
+        X = X.toarray() if is_sparse(X) else X
         #: (d, n), X'
         self.columns = np.ascontiguousarray(X.T, dtype=np.float64)
 
