@@ -20,7 +20,7 @@ from epfast.gaussian import GPPosterior, fit_process
 from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.fit_gp import warn_of_process, with_descent
 from epfast.gaussian.prior import KernelPrior, checked_kernel
-from epfast.gaussian.rows import NO_ROWS, Data
+from epfast.gaussian.rows import NO_ROWS
 from epfast.gaussian.table import Request, choose
 from epfast.inference import fit_from
 from epfast.losses.base import Json

@@ -592,7 +592,7 @@ class DEP(Schedule):
 
     def filled(self, **defaults: float | str | None) -> FilledSchedule:
         assert self.inner is not None
-        result = super().filled(damping=defaults["damping"])
+        result = super().filled(damping=defaults.get("damping"))
         defaults |= {"damping": self.inner.usual_damping("row"), "order": "sequential"}
         object.__setattr__(result, "inner", self.inner.filled(**defaults))
         return result
