@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from epfast._arrays import Array
+from epfast._arrays import Array, is_sparse
 from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.units import Units
 from epfast.gaussian import (
@@ -81,6 +81,7 @@ def problems_of(
     ]
     several = chosen.loss.latents > 1
     if units.origin is not None and (several or not is_for_wide(chosen, X)):
+        assert not is_sparse(X)
         X[:, :-1] -= units.origin  # a kernel is of rows about their means by itself
     center = center_of(X, data[0].weights) if intercept and full else None
     wide = not several and is_for_wide(chosen, X)

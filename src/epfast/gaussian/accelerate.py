@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import linalg
 
-from epfast._arrays import Array, row_chunks
+from epfast._arrays import Array, Piece, row_chunks
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import Working
@@ -327,7 +327,7 @@ MeansState = Working[MeansMemory]
 class _Part:
     """Some rows of X, dense or CSR, and the entries of their sites: arrays of one shape."""
 
-    def __init__(self, X: Any, part: slice) -> None:
+    def __init__(self, X: Any, part: Piece) -> None:
         self.rows = X[part]
         self.sparse = hasattr(X, "indptr")
         if self.sparse:

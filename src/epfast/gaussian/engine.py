@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self
 import numpy as np
 
 from epfast import families
-from epfast._arrays import Array, symmetric_from_upper
+from epfast._arrays import Array, Piece, symmetric_from_upper
 from epfast._core.cholesky import gaussian_moments
 from epfast._core.relaxed import Relaxation
 from epfast._core.row_sweeps import add_sites, marginals
@@ -246,7 +246,7 @@ class Form(Generic[S, E]):
         """The state that these sites make, or None if that is improper."""
         raise NotImplementedError
 
-    def at_rows(self, state: S) -> Callable[[slice], tuple[Array, Array]]:
+    def at_rows(self, state: S) -> Callable[[Piece], tuple[Array, Array]]:
         """Gives mean and variance of the latent values of some rows."""
         raise NotImplementedError
 
@@ -513,13 +513,13 @@ class Full(Form[Working[M], State], Generic[M]):
         total = base.log_scale + float(sites.log_scale.sum())
         return Working(precision, shift, sites, total, sweeps, None, None, *moments)
 
-    def at_rows(self, state: Working[M]) -> Callable[[slice], tuple[Array, Array]]:
+    def at_rows(self, state: Working[M]) -> Callable[[Piece], tuple[Array, Array]]:
         root = inverse_root(state.precision)
         if self.moments is None:
             self.moments = np.empty((2, self.n_rows))
         moments = self.moments
 
-        def of(part: slice) -> tuple[Array, Array]:
+        def of(part: Piece) -> tuple[Array, Array]:
             h, s = moments[:, part]
             rows = self.problem.rows(part)
             marginals(rows, state.covariance, root, state.mean, h, s)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array, as_array, is_sparse
+from epfast._arrays import Array, Piece, as_array, is_sparse
 from epfast._core.chunks import ChunkedSweep
 from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Rows
@@ -315,7 +315,7 @@ class InChunks(Visits[RowState]):
         return size * max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
 
     def _piece(
-        self, layout: Layout, part: slice, size: int, P: Array, p: Array, sites: Sites
+        self, layout: Layout, part: Piece, size: int, P: Array, p: Array, sites: Sites
     ) -> int:
         """Visit some rows in chunks of one size; those that are not taken, in smaller ones.
 

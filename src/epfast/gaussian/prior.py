@@ -11,7 +11,7 @@ import numpy as np
 from scipy import linalg, sparse
 
 from epfast import _checks
-from epfast._arrays import Array, Indices
+from epfast._arrays import Array, Indices, Piece
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.rows import diagonal_products, gram, products
@@ -282,7 +282,7 @@ class CenteredPrior(WeightPrior):
         product[..., -1] -= product @ self._row
         return product
 
-    def of_columns(self, columns: Any, part: slice) -> Any:
+    def of_columns(self, columns: Any, part: Piece) -> Any:
         """Some rows of S columns, for columns = X', (d, n), of rows that end in 1."""
         if self.covariance is not None:
             return np.asarray(self.covariance[part] @ columns)

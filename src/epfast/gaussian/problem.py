@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast._arrays import Array, as_array, pieces, row_chunks, symmetric_from_upper
+from epfast._arrays import Array, Piece, Slice, as_array, pieces, row_chunks, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
@@ -34,7 +34,7 @@ class RowSlice(NamedTuple):
     """Some rows for the core, with what belongs to them."""
 
     #: their numbers: neighbours, or any
-    which: slice | NDArray[np.intp]
+    which: Piece | NDArray[np.intp]
     rows: Rows
     y: Array
     weights: Array | None
@@ -128,7 +128,7 @@ class Problem(NamedTuple):
             which: Any = slice(piece[0], piece[-1] + 1) if neighbours else as_array(piece)
             yield RowSlice(which, self.rows(which), self.responses(which), self.weights(which))
 
-    def slices(self, unpacked: bool = False) -> list[slice]:
+    def slices(self, unpacked: bool = False) -> list[Piece]:
         """Slices of all rows, in their order, of ``chunk`` numbers, see :func:`row_chunks`."""
         return row_chunks(self.data.X, CHUNK, unpacked)
 
@@ -270,17 +270,17 @@ class Problem(NamedTuple):
         weights = self.data.weights
         return result if weights is None else weights[:, None] * result
 
-    def _some_rows(self, theta: Array) -> list[slice]:
+    def _some_rows(self, theta: Array) -> list[Piece]:
         """Slices of rows of so many latent values, whatever nonzeros they have."""
         return pieces(self.shape[0], len(theta) * self.loss.latents)
 
-    def _values(self, theta: Array, part: slice) -> Array:
+    def _values(self, theta: Array, part: Piece) -> Array:
         """Beta times the loss of some rows, (m, k)."""
         latent, y = self.latent(theta, part), self.data.y[part]
         values = self.loss.values(latent, y)
         return values.T if self.loss.latents > 1 else values
 
-    def latent(self, theta: Array, part: slice = slice(None)) -> Array:
+    def latent(self, theta: Array, part: Slice = slice(None)) -> Array:
         """Latent values of rows at weights (k, d), (m, k), or at (k, C d), (k, m, C)."""
         rows, d = self.data.X[part], self.shape[1]
         rows = rows if self.sparse else np.asarray(rows, np.float64)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from epfast import _checks
-from epfast._arrays import Array, Matrix, Which, is_sparse, pieces, row_chunks
+from epfast._arrays import CSR, Array, Given, Matrix, Piece, Which, is_sparse, pieces, row_chunks
 from epfast._core.sparse_factors import appended
 from epfast.losses import Loss
 from epfast.schedules import Schedule
@@ -60,7 +60,7 @@ NO_ROWS = Data(NOTHING, NOTHING)
 # ---- from the arguments of the user ----
 
 
-def data_of(rows: Any, y: Any, weights: Any, loss: Loss, offset: Any = None) -> Data:
+def data_of(rows: Matrix, y: Given, weights: Given, loss: Loss, offset: Given = None) -> Data:
     """Rows that ``_checks.rows`` made, with their responses and weights, checked. O(n d)."""
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
@@ -68,29 +68,29 @@ def data_of(rows: Any, y: Any, weights: Any, loss: Loss, offset: Any = None) -> 
     return responses_of(loss, y, rows.shape[0], weights, offset)._replace(X=rows)
 
 
-def responses_of(loss: Loss, y: Any, n: int, weights: Any = None, offset: Any = None) -> Data:
+def responses_of(loss: Loss, y: Given, n: int, weights: Given = None, offset: Given = None) -> Data:
     """Responses and weights of n rows, checked, without the rows."""
     return Data(NOTHING, loss.observed(y, n, offset), weights_of(weights, n))
 
 
-def check_finite(rows: Any) -> None:
+def check_finite(rows: Matrix) -> None:
     """Refuse rows, dense or CSR, with an entry that is not finite. O(n d)."""
-    entries = rows.data[:, None] if hasattr(rows, "indptr") else rows
+    entries = rows.data[:, None] if is_sparse(rows) else rows
     for part in row_chunks(entries):
         with np.errstate(all="ignore"):
             if math.isfinite(float(entries[part].sum())):
                 continue
         good = np.isfinite(entries[part]).all(axis=1)
         if not good.all():
-            row = part.start + np.argmin(good)
-            if hasattr(rows, "indptr"):
-                row = np.searchsorted(rows.indptr, row, "right") - 1
+            row = part.start + int(np.argmin(good))
+            if is_sparse(rows):
+                row = int(np.searchsorted(rows.indptr, row, "right")) - 1
             raise ValueError(
                 f"X holds NaN or infinity, first in row {row}; allowed: finite numbers"
             )
 
 
-def weights_of(weights: Any, n: int) -> Array | None:
+def weights_of(weights: Given, n: int) -> Array | None:
     """Weights of n rows, checked, (n,). None: all 1."""
     if weights is None:
         return None
@@ -110,12 +110,12 @@ def copies_of(weights: Array) -> Array:
     return np.where(weights > 0.0, np.maximum(weights, 1.0), 0.0)
 
 
-def with_ones(rows: Any) -> Any:
+def with_ones(rows: Matrix) -> Matrix:
     """Rows, dense or CSR, with a column of ones at the end. A copy."""
     n, d = rows.shape
-    if hasattr(rows, "indptr"):
-        parts = appended(rows.indptr, rows.indices, rows.data, d)
-        return type(rows)(parts, shape=(n, d + 1))
+    if is_sparse(rows):
+        kind: Callable[..., CSR] = type(rows)
+        return kind(appended(rows.indptr, rows.indices, rows.data, d), shape=(n, d + 1))
     result = np.empty((n, d + 1), dtype=rows.dtype)
     result[:, :d] = rows
     result[:, d] = 1.0
@@ -142,11 +142,11 @@ def is_mapped(X: Matrix) -> bool:
     return array is not None
 
 
-def own_rows(X: Any, is_copy: bool) -> Any:
+def own_rows(X: Matrix, is_copy: bool) -> Matrix:
     """X, which predictions need, as nobody else changes it: a copy, but of a read-only map."""
     if is_copy:
         return X
-    if hasattr(X, "indptr"):
+    if is_sparse(X):
         return X.copy()
     return X if is_mapped(X) and not X.flags.writeable else np.array(X, order="C")
 
@@ -154,16 +154,16 @@ def own_rows(X: Any, is_copy: bool) -> Any:
 # ---- where an intercept has its prior ----
 
 
-def mean_of_rows(rows: Any, weights: Array | None = None) -> Array:
+def mean_of_rows(rows: Matrix, weights: Array | None = None) -> Array:
     """(d,), of rows dense or CSR."""
     with np.errstate(over="ignore", invalid="ignore"):
-        if weights is None and not hasattr(rows, "indptr"):
+        if weights is None and not is_sparse(rows):
             return np.asarray(rows.mean(axis=0, dtype=np.float64))
         given = np.ones(rows.shape[0]) if weights is None else weights
         return np.asarray(rows.T @ (given / given.sum()), dtype=np.float64)
 
 
-def center_of(rows: Any, weights: Array | None = None) -> Array:
+def center_of(rows: Matrix, weights: Array | None = None) -> Array:
     """Where an intercept, the last column, has its prior: the means of the others, (d,).
 
     0 of a constant far from 0. At its mean it would be a difference of large numbers in the
@@ -176,12 +176,12 @@ def center_of(rows: Any, weights: Array | None = None) -> Array:
     return center
 
 
-def ends_of(rows: Any) -> tuple[Array, Array]:
+def ends_of(rows: Matrix) -> tuple[Array, Array]:
     """The least and the largest entry of each column, dense or CSR, (d,)."""
-    least, most = rows.min(axis=0), rows.max(axis=0)
-    if hasattr(least, "toarray"):
-        least, most = least.toarray().ravel(), most.toarray().ravel()
-    return least, most
+    if is_sparse(rows):
+        entries: sparse.csr_array = rows
+        return entries.min(axis=0).toarray().ravel(), entries.max(axis=0).toarray().ravel()
+    return rows.min(axis=0), rows.max(axis=0)
 
 
 def near_center(center: Array, least: Array, most: Array) -> Array:
@@ -198,37 +198,38 @@ def rounding_of_mean(n: int) -> float:
 # ---- products ----
 
 
-def products(rows: Any, X: Any) -> Array:
+def products(rows: Matrix, X: Matrix) -> Array:
     """rows X', (m, n), of dense or CSR matrices with the same columns."""
     m, n = rows.shape[0], X.shape[0]
-    if hasattr(rows, "indptr") and hasattr(X, "indptr"):
+    if is_sparse(rows) and is_sparse(X):
         result, columns = np.empty((m, n)), X.T.tocsr()
         for part in pieces(m, n):
             result[part] = (rows[part] @ columns).toarray()
         return result
-    if hasattr(X, "indptr"):
+    if is_sparse(X):
         return np.asarray((X @ np.asarray(rows, dtype=np.float64).T).T)
     result = np.zeros((m, n))
     for part in _columns(X, m):
         block = rows[:, part]
-        block = block.toarray() if hasattr(rows, "indptr") else np.asarray(block, dtype=np.float64)
+        block = block.toarray() if is_sparse(block) else np.asarray(block, dtype=np.float64)
         result += block @ np.asarray(X[:, part], dtype=np.float64).T
     return result
 
 
-def diagonal_products(rows: Any, others: Any) -> Array:
+def diagonal_products(rows: Matrix, others: Matrix) -> Array:
     """The products of each row with its fellow, (m,)."""
-    if hasattr(others, "indptr"):
+    if is_sparse(others):
         return np.asarray(others.multiply(rows).sum(axis=1)).ravel()
+    assert not is_sparse(rows)
     return np.asarray(np.einsum("ij,ij->i", rows, others))
 
 
-def gram(X: Any, variance: Array | None, center: Array | None = None) -> Array:
+def gram(X: Matrix, variance: Array | None, center: Array | None = None) -> Array:
     """X diag(variance) X', (n, n), from the nonzeros of a CSR matrix. None: variances of 1.
 
     center: (d,), is taken from dense rows.
     """
-    if hasattr(X, "indptr"):
+    if is_sparse(X):
         return products(X if variance is None else X.multiply(variance).tocsr(), X)
     result = np.zeros((X.shape[0], X.shape[0]))
     for part in _columns(X, X.shape[0]):
@@ -241,7 +242,7 @@ def gram(X: Any, variance: Array | None, center: Array | None = None) -> Array:
     return result
 
 
-def _columns(X: Any, m: int) -> list[slice]:
+def _columns(X: Matrix, m: int) -> list[Piece]:
     """Slices of columns for products with m rows."""
     n, d = X.shape
     step = max(1, min(NUMBERS // max(1, m), WORK // max(1, m * n)))

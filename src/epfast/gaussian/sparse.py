@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 from scipy.sparse.linalg import spilu
 
-from epfast._arrays import Array, Indices
+from epfast._arrays import CSR, Array, Indices, Matrix, Piece, is_sparse
 from epfast._core.cholesky import gaussian_moments
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
@@ -46,38 +46,42 @@ MOST_NUMBERS = 1 << 30
 PART = 1 << 24
 
 
-def as_csr(rows: Any) -> Any:
+def as_csr(rows: Matrix) -> CSR:
     """Rows as CSR."""
-    return rows if hasattr(rows, "indptr") else sparse.csr_array(np.asarray(rows, np.float64))
+    if is_sparse(rows):
+        return rows
+    packed: CSR = sparse.csr_array(np.asarray(rows, np.float64))
+    return packed
 
 
-def dense_columns(X: Any) -> Indices:
+def dense_columns(X: CSR) -> Indices:
     """Columns that many rows of CSR X act on, (c,)."""
     counts = np.bincount(X.indices, minlength=X.shape[1])
     return np.flatnonzero(counts >= DENSE * X.shape[0])
 
 
-def inner_entries(X: Any, dense: Indices) -> tuple[NDArray[np.bool_], Indices]:
+def inner_entries(X: CSR, dense: Indices) -> tuple[NDArray[np.bool_], Indices]:
     """Which entries of CSR X are in no dense column, and where these of each row start."""
     kept = ~np.isin(X.indices, dense)
     return kept, np.append(0, np.cumsum(kept))[X.indptr]
 
 
-def pairs_of(X: Any, dense: Indices) -> float:
+def pairs_of(X: CSR, dense: Indices) -> float:
     """How many pairs of columns that are not dense the rows of CSR X have."""
     sizes = np.diff(inner_entries(X, dense)[1]).astype(np.float64)
     return float(np.sum(sizes**2) / 2.0)
 
 
-def meetings(X: Any, dense: Indices) -> Any:
+def meetings(X: CSR, dense: Indices) -> CSR:
     """Where columns meet in rows of CSR X, but for dense ones, (d, d)."""
     kept, start = inner_entries(X, dense)
     ones = np.ones(int(kept.sum()), dtype=np.float32)
     rows = sparse.csr_array((ones, X.indices[kept], start), shape=X.shape)
-    return sparse.csr_array(rows.T @ rows)
+    both: CSR = sparse.csr_array(rows.T @ rows)
+    return both
 
 
-def elimination_order(pattern: Any) -> Indices:
+def elimination_order(pattern: CSR) -> Indices:
     """Minimum degree of a symmetric pattern (d, d), by SuperLU: the columns in their order, (d,).
 
     An incomplete factor that drops everything costs no factorisation.
@@ -109,11 +113,11 @@ class Pattern:
         """dense (c,), order (s,): columns, s + c = d. start, row: of the factor."""
         self.dense, self.order, self.start, self.row = dense, order, start, row
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Indices]:
         return {name: vars(self)[name] for name in ("dense", "order", "start", "row")}
 
     @classmethod
-    def of(cls, matrix: Any, dense: Indices) -> Pattern:
+    def of(cls, matrix: CSR, dense: Indices) -> Pattern:
         """The pattern of a symmetric matrix (d, d), CSR, dense: columns that go last."""
         rest = np.setdiff1d(np.arange(matrix.shape[0]), dense)
         inner = sparse.csc_array(matrix)[:, rest][rest]
@@ -158,17 +162,18 @@ class Pattern:
         by_column = np.diff(self.start).astype(np.float64)
         return float((by_column**2).sum()) + 0.5 * self.core.last**3 / BLAS
 
-    def split(self, matrix: Any) -> tuple[Array, Array, Array]:
+    def split(self, matrix: CSR) -> tuple[Array, Array, Array]:
         """The numbers of S, B (s, c) and C (c, c) of a symmetric CSR matrix within the pattern."""
-        inner, across, both = self._places(matrix.indptr, matrix.indices)
+        inner, across, both = self._places(matrix)
         s, c = len(self.order), len(self.dense)
         parts = np.zeros(self.core.size), np.zeros((s, c)), np.zeros((c, c))
         for part, (to, of) in zip(parts, (inner, across, both), strict=True):
             part.ravel()[to] = matrix.data[of]
         return parts
 
-    def _places(self, indptr: Indices, indices: Indices) -> tuple[tuple[Indices, Indices], ...]:
+    def _places(self, matrix: CSR) -> tuple[tuple[Indices, Indices], ...]:
         """Where the entries of a CSR matrix go: in S, B and C, to which number from which entry."""
+        indptr, indices = matrix.indptr, matrix.indices
         known = vars(self).get("_last")
         if known is not None and all(map(np.array_equal, known[:2], (indptr, indices))):
             places: tuple[tuple[Indices, Indices], ...] = known[2]
@@ -200,7 +205,7 @@ class Elimination(NamedTuple):
     fills: bool
 
 
-def eliminated(pattern: Any, order: Indices, most: int = sys.maxsize) -> Elimination | None:
+def eliminated(pattern: CSR, order: Indices, most: int = sys.maxsize) -> Elimination | None:
     """A symmetric pattern, CSC, in some order. None: the factor has more entries than that."""
     upper = sparse.csc_array(sparse.triu(pattern[:, order][order]))
     upper.sort_indices()
@@ -269,7 +274,7 @@ class Moments(NamedTuple):
         """The same with the log mass of what is at_mean at the mean, whose rounding is its own."""
         return self._replace(log_mass=at_mean - 0.5 * self.log_determinant)
 
-    def bounded(self, variance: Array, rows: Any) -> Array:
+    def bounded(self, variance: Array, rows: CSR) -> Array:
         """Variances of x.w of rows (n, d) without the constraints, (n,), with them."""
         if self.bound is None:
             return variance
@@ -419,7 +424,7 @@ def conditioned(free: Moments, constraints: Array) -> Moments | None:
 class RowsOnPattern:
     """Rows of a CSR matrix X on a pattern: what they add to a precision, and their moments."""
 
-    def __init__(self, pattern: Pattern, X: Any) -> None:
+    def __init__(self, pattern: Pattern, X: CSR) -> None:
         self.pattern, self.X, self.n = pattern, X, X.shape[0]
         self.U = np.ascontiguousarray(X[:, pattern.dense].toarray(), dtype=np.float64)
         kept, start = inner_entries(X, pattern.dense)
@@ -431,7 +436,7 @@ class RowsOnPattern:
         self.core = SparseRows(starts, of, rows.data.astype(np.float64), pattern.core)
 
     @classmethod
-    def of(cls, X: Any, precision: Any, dense: Indices) -> RowsOnPattern:
+    def of(cls, X: CSR, precision: CSR, dense: Indices) -> RowsOnPattern:
         """Rows on the pattern that they make with a precision (d, d), CSR."""
         return cls(Pattern.of(abs(precision) + meetings(X, dense), dense), X)
 
@@ -453,7 +458,7 @@ class RowsOnPattern:
             total[pattern.dense] = outer
         return total
 
-    def marginals(self, now: Moments, part: slice) -> tuple[Array, Array]:
+    def marginals(self, now: Moments, part: Piece) -> tuple[Array, Array]:
         """Mean and variance of x.w of some rows."""
         (first, last, _), pattern = part.indices(self.n), self.pattern
         (h, s), mean = np.empty((2, last - first)), now.mean
@@ -462,7 +467,7 @@ class RowsOnPattern:
         return h, s if now.bound is None else now.bounded(s, self.X[part])
 
 
-def latent(rows: Any, now: Moments) -> tuple[Array, Array]:
+def latent(rows: CSR, now: Moments) -> tuple[Array, Array]:
     """Mean and variance of x.w of CSR rows, which need not be those of the pattern."""
     given = RowsOnPattern(now.pattern, rows)
     mean, variance = given.marginals(now, slice(None))
@@ -498,11 +503,11 @@ class SparseDesign:
         self.pattern, self.of_prior, self.constraints = pattern, of_prior, constraints
         self.rows = rows
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Pattern | Array | None]:
         return vars(self) | {"rows": None}
 
     @classmethod
-    def of(cls, X: Any, precision: Any, dense: Any, constraints: Array | None) -> SparseDesign:
+    def of(cls, X: CSR, precision: CSR, dense: Indices, constraints: Array | None) -> SparseDesign:
         """X (n, d) and the prior precision (d, d), CSR. dense: columns that are so."""
         rows = RowsOnPattern.of(X, precision, dense)
         of_prior = Pattern.of(precision, np.empty(0, dtype=np.intp))
@@ -515,7 +520,7 @@ class SparseDesign:
         work = self.pattern.work + self.rows.work + OF_A_ROW * self.rows.n
         return float(SWEEPS * work)
 
-    def with_rows(self, X: Any) -> SparseDesign:
+    def with_rows(self, X: CSR) -> SparseDesign:
         """The same with the rows of the fit, or some of them."""
         rows = RowsOnPattern(self.pattern, X)
         if not rows.core.whole.all():
@@ -529,7 +534,7 @@ class SparseDesign:
         return SparseDesign(self.pattern, self.of_prior, self.constraints)
 
 
-def is_proper(design: SparseDesign, precision: Any) -> bool:
+def is_proper(design: SparseDesign, precision: CSR) -> bool:
     """Whether a precision is positive definite, beside rounding of its diagonal."""
     scale = 1.0 / np.sqrt(precision.diagonal())
     unit = sparse.csr_array(precision, copy=True)
@@ -539,7 +544,7 @@ def is_proper(design: SparseDesign, precision: Any) -> bool:
     return bool(core.factor(numbers) and core.least_pivot(numbers) > ROUNDING)
 
 
-def dense_nanoseconds(X: Any) -> float:
+def dense_nanoseconds(X: CSR) -> float:
     """What a fit in matrices of order min(n, d) takes, about."""
     n, d = map(float, X.shape)
     work = 2.0 * n * d**2 + 2.0 * d**3 if d <= n else 2.0 * n**3 + n * X.nnz

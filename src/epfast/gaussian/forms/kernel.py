@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple
 
 import numpy as np
 
-from epfast._arrays import Array, as_array
+from epfast._arrays import Array, Piece, as_array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Units
@@ -180,7 +180,7 @@ class Kernel(Form[ValueState, GPState[ValueMoments, None, Array]]):
         moments = self.moments(sites, self.cheap)
         return None if moments is None else GPState(sites, sweeps, moments)
 
-    def at_rows(self, state: ValueState) -> Callable[[slice], tuple[Array, Array]]:
+    def at_rows(self, state: ValueState) -> Callable[[Piece], tuple[Array, Array]]:
         now = state.moments
         return lambda part: (now.mean[part], now.variance[part])
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from epfast import families
-from epfast._arrays import Array
+from epfast._arrays import Array, Piece
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import EPEngine, Form, Visited, Visits
@@ -108,8 +108,8 @@ class Sparse(Form[SparseState, SparseState]):
         now = self.moments(sites)
         return None if now is None else GPState(sites, sweeps, now.with_inverse())
 
-    def at_rows(self, state: SparseState) -> Callable[[slice], tuple[Array, Array]]:
-        def of(part: slice) -> tuple[Array, Array]:
+    def at_rows(self, state: SparseState) -> Callable[[Piece], tuple[Array, Array]]:
+        def of(part: Piece) -> tuple[Array, Array]:
             self.of_rows[:, part] = self.rows.marginals(state.moments, part)
             h, s = self.of_rows[:, part]
             return h, s

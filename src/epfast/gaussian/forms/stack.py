@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._arrays import Array, as_array, symmetric_from_upper
+from epfast._arrays import Array, Piece, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.rows import Rows
@@ -94,7 +94,7 @@ class Stack(Full[ChunkMemory]):
         wide = self.problem.loss.log_concave and self.order > BY_ROWS_UP_TO
         return bool(wide or is_for_chunks(self.problem))
 
-    def rows(self, visits: Order) -> Iterator[tuple[Rows, NDArray[np.intp], slice]]:
+    def rows(self, visits: Order) -> Iterator[tuple[Rows, NDArray[np.intp], Piece]]:
         """The rows, their numbers and their places among the visits, piece by piece."""
         first = 0
         for part in self.problem.parts(visits):
@@ -234,7 +234,7 @@ class Kernels(Form[LatentState, LatentResult]):
         """Whether all values at once are the automatic order: after a step on the means."""
         return steps
 
-    def rows(self, visits: Order) -> Iterator[tuple[Rows, NDArray[np.intp], slice]]:
+    def rows(self, visits: Order) -> Iterator[tuple[Rows, NDArray[np.intp], Piece]]:
         """Rows of the identity."""
         numbers = as_array(visits)
         yield Rows(np.eye(self.order)[numbers]), numbers, slice(None)

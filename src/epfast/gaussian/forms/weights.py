@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array, is_sparse, symmetric_from_upper
+from epfast._arrays import Array, Piece, is_sparse, symmetric_from_upper
 from epfast._core.cholesky import inverse_from_factor
 from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Duals, Units
@@ -266,7 +266,7 @@ class ByRows(ByWeights):
         covariance = state.kernel - state.kernel @ state.R @ state.kernel
         return np.asarray(0.5 * (covariance + covariance.T))
 
-    def at_rows(self, state: Any) -> Callable[[slice], tuple[Array, Array]]:
+    def at_rows(self, state: Any) -> Callable[[Piece], tuple[Array, Array]]:
         variance = self.covariance_of_rows(state).diagonal().copy()
         return lambda part: (state.latent[part], variance[part])
 
