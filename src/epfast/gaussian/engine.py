@@ -180,8 +180,10 @@ def relaxed_of(start: Any, n: int) -> RelaxationFactors | None:
     return relaxed
 
 
-def with_moments(state: State) -> Working[M]:
+def with_moments(state: State | Working[M]) -> Working[M]:
     """As :func:`gaussian`, of a state that is proper; diagonal ones too. O(d^3), or O(d)."""
+    if not isinstance(state, State):
+        return state
     if state.precision.ndim == 1:
         with np.errstate(all="ignore"):  # the loop looks at what came out
             doubled = state.shift @ (state.shift / state.precision) - np.log(state.precision).sum()

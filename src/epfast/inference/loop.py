@@ -289,10 +289,10 @@ def run(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
                         )
                     costs = (None, None) if record is None else record(swept)
-                    told = None if questions is None else questions()
+                    total = None if questions is None else questions()
                     spent: tuple[int | None, int | None] = (None, None)
-                    if asked is not None and told is not None:
-                        spent = told[0] - asked[0], told[1] - asked[1]
+                    if asked is not None and total is not None:
+                        spent = total[0] - asked[0], total[1] - asked[1]
                     info = SweepInfo(
                         new.sweeps,
                         moved,
