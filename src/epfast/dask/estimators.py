@@ -184,7 +184,7 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
 
 def _moments_of(shard: Any, d: int) -> tuple[ColumnMoments, bool]:
     """Of the rows of a shard, and whether they are sparse."""
-    data = good(shard).data
+    data = good(shard)
     rows = np.empty((0, d)) if data.X is None else data.X
     return ColumnMoments.of(rows, data.weights), hasattr(rows, "indptr")
 

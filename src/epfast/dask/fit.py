@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,29 +12,24 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.dask.cluster import client_at_work, workers_of
+from epfast.dask.cluster import Workers, client_at_work, workers_of
 from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_passes
-from epfast.dask.engines import (
-    Passes,
-    RemoteGroups,
-    RemoteShards,
-    Shard,
-    Workers,
-    check_rows,
-)
-from epfast.dask.worker import Facts
+from epfast.dask.engines import Passes, check_rows, engine_of_shards
+from epfast.dask.worker import Facts, Passed, Placed
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.diagonal import warm_up_rows
+from epfast.gaussian.engines.shards import KeptRows, ShardEngine, SharedEngine, Update
 from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_variance, prior_of_fit
-from epfast.gaussian.problem import Data, near_center
+from epfast.gaussian.problem import Data, Problem, near_center
 from epfast.gaussian.sources import check_names
 from epfast.inference import Callback
 from epfast.inference.report import note_working
 from epfast.inference.runtime import Tick
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
+from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
 
 #: schedules of sites that are shared, whose posterior is a full one
@@ -149,9 +146,11 @@ def fit_linear(
         posterior = covariance_by(d, schedule)
         if posterior != "full":
             notes.note_factorized(rows.X.shape)
+    if isinstance(schedule, DEP):
+        schedule = schedule.resolved(AS_COMPLETED)
     # shards are tasks without a client, too: threads do them
-    executor = "threads" if client is None else client
-    tasks = {} if isinstance(schedule, ADF) else {"executor": executor}
+    by = "threads" if client is None else client
+    tasks = {} if isinstance(schedule, ADF) else {"client": by}
     chosen = choose(loss, scheme, posterior, batch_size, schedule, beta, tasks)
     note_working(chosen.loss)
     _checks.callback(callback)
@@ -179,16 +178,18 @@ def fit_linear(
         closing(workers_of(found, type(schedule).__name__)) as workers,
     ):
         shards = _Shards(workers, rows, chosen, wide is not None, shard_bytes)
-        remote: Any
-        center: Any = None
+        make_engine: Callable[[Problem], Passes | ShardEngine | SharedEngine]
+        center = None
         at_means = wide is not None and posterior == "full"
         if isinstance(schedule, ADF):
-            remote = shards.of_passes(workers.width if streams is None else streams)
+            passes = shards.of_passes(workers.width if streams is None else streams)
+            make_engine = partial(Passes, streams=passes)
             if at_means:
                 center = shards.first_center() if start is None else start.problem.center
         else:
-            remote = shards.of_schedule(count, persist)
-            facts = [shard.facts for shard in remote]
+            placed = shards.of_schedule(count, persist)
+            facts = [rows.facts for rows in placed]
+            make_engine = partial(engine_of_shards, rows=placed)
             check_rows(facts, chosen.loss)
             if at_means:
                 center = _center_of(facts)
@@ -196,16 +197,13 @@ def fit_linear(
             prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
         settings = {"intercept": wide is not None, "center": center, "names": rows.names}
         problem = chosen.problem(Data(None, None), prior, **settings)
-        kinds = {"none": Passes, "shared": RemoteGroups}
-        kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)
-
         fitted: FullPosterior | FactorizedPosterior = fit_problem(
             problem,
             start,
             callback=callback,
             progress=progress,
             tasks=workers,
-            make_engine=lambda problem: kind(problem, remote),
+            make_engine=make_engine,
         )
         return fitted
 
@@ -218,7 +216,7 @@ def covariance_by(d: int, schedule: Any) -> str:
 class _Shards(NamedTuple):
     """How rows become shards."""
 
-    workers: Workers
+    workers: Workers[Update | Passed]
     rows: Rows
     chosen: Choices
     intercept: bool
@@ -227,14 +225,14 @@ class _Shards(NamedTuple):
     def _loads(self, rows: Rows, groups: list[tuple[int, int]]) -> list[Any]:
         return loads_of(rows, groups, self.chosen.loss, self.intercept, self.workers.token)
 
-    def of_schedule(self, count: int | None, persist: bool) -> list[Shard]:
+    def of_schedule(self, count: int | None, persist: bool) -> list[Placed]:
         """Those that are visited again and again."""
         workers, chosen = self.workers, self.chosen
         most = self.most or workers.shard_bytes(persist, sum(self.rows.sizes))
         cut = shards_of(self.rows, count, workers.width, most, chosen.batch_size)
-        return workers.shards(self._loads(*cut), persist)
+        return workers.shards(self._loads(*cut), persist, self.intercept)
 
-    def of_passes(self, streams: int) -> list[list[Shard]]:
+    def of_passes(self, streams: int) -> list[list[Placed]]:
         """Those of each pass of ADF."""
         chosen, least = self.chosen, 1
         width = int(self.rows.X.shape[1]) + self.intercept
@@ -243,13 +241,15 @@ class _Shards(NamedTuple):
         most = self.most or self.workers.shard_bytes(False, 0.0)
         given = self.rows, streams, most, least
         rows, groups, takes = shards_of_passes(*given, chosen.batch_size)
-        shards = [Shard(k, load) for k, load in enumerate(self._loads(rows, groups))]
+        names = (KeptRows(self.workers.token, k, 0) for k in range(len(groups)))
+        shards = list(map(Placed, names, self._loads(rows, groups)))
         return [shards[take] for take in takes]
 
     def first_center(self) -> Array | None:
         """That of the first chunk that has rows, which is read once more."""
         for k in range(len(self.rows.sizes)):
-            shards = self.workers.shards(self._loads(self.rows, [(k, k + 1)]), False)
+            loads = self._loads(self.rows, [(k, k + 1)])
+            shards = self.workers.shards(loads, False, self.intercept)
             if shards and shards[0].facts.mean is not None:
                 return _center_of([shards[0].facts])
         return None

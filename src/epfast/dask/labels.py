@@ -13,7 +13,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.dask.cluster import client_at_work
 from epfast.dask.data import rows_at_door
-from epfast.dask.needs import dask, delayed
+from epfast.dask.needs import compute, delayed
 from epfast.gaussian.sources import array_of
 
 
@@ -21,7 +21,7 @@ def computed(parts: Sequence[Any], client: Any) -> list[Any]:
     """The values of delayed objects: on the cluster of a client, or where Dask's settings say."""
     with client_at_work(client) as found:
         where = {} if client is None else {"scheduler": found}
-        return list(dask.compute(*parts, **where))  # type: ignore[attr-defined, no-untyped-call]
+        return list(compute(*parts, **where))
 
 
 def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[Any]:

@@ -114,14 +114,20 @@ def choose(
                 )
         factor = "latents"
     scheme = default_scheme(loss, factor, posterior) if scheme is None else schemes.resolve(scheme)
-    schedule = schedule.resolved(given.get("executor") is not None)
+    tasks = given.get("executor") is not None or given.get("client") is not None
+    schedule = schedule.resolved("parallel" if tasks else "sequential")
     legal(posterior, factor, schedule, scheme, loss, given)
     # of a shard, or before a descent
     within = getattr(schedule, "inner", getattr(schedule, "start", None))
     if within is not None:
         legal(posterior, factor, within, scheme, loss, {})
-    if given.get("executor") is not None or schedule.order == AS_COMPLETED:
-        _check_tasks(schedule, scheme, given)
+    if schedule.order == AS_COMPLETED and given.get("client") is None:
+        raise ValueError(
+            f"order is {AS_COMPLETED!r}; allowed: 'auto', 'sequential', 'shuffled' or 'parallel' "
+            f"({AS_COMPLETED!r} is for epfast.dask.fit_linear)"
+        )
+    if tasks:
+        _check_tasks(schedule, scheme)
     numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
     if posterior == "factorized":
         # scalar sites are never clipped: a negative precision is right where t is not log-concave
@@ -150,13 +156,8 @@ def default_scheme(loss: losses.Loss, factor: str, posterior: str) -> Scheme:
     )
 
 
-def _check_tasks(schedule: Any, scheme: Scheme, given: dict[str, Any]) -> None:
-    """Refuse an executor for what is no set of tasks, and an order of tasks without one."""
-    if given.get("executor") is None:
-        raise ValueError(
-            f"order is {AS_COMPLETED!r} without an executor; allowed: 'auto', 'sequential', "
-            "'shuffled' or 'parallel', or executor= beside it"
-        )
+def _check_tasks(schedule: Any, scheme: Scheme) -> None:
+    """Refuse an executor for what is no set of tasks."""
     if scheme.learns:
         raise ValueError(
             f"executor is given and the scheme is {scheme!r}, which learns as it goes; allowed "

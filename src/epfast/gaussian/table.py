@@ -93,8 +93,8 @@ def of_rows(problem: Problem) -> RowEngine | ProcessEngine | WeightEngine:
 
 
 ORDERS = "order='shuffled', order='parallel'"
-SHARDS = f"weights, sparse X, damping, power, executor, {ORDERS}, order='as_completed'"
-LAPLACE = f"weights, sparse X, damping, power, executor, {ORDERS}"
+LAPLACE = f"weights, sparse X, damping, power, executor, client, {ORDERS}"
+SHARDS = f"{LAPLACE}, order='as_completed'"
 PASS = "weights, sparse X, chunks of X, power, order='shuffled'"
 COLUMNS = "weights, sparse X, power, site_rule, record='factor', order='shuffled'"
 ENGINES: Table = {
