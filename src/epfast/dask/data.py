@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from dask.delayed import Delayed
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast.dask.needs import delayed
+from epfast.dask.needs import da, delayed
 from epfast.dask.worker import load
 from epfast.gaussian.sources import array_of, column_names, matrix_of
 from epfast.losses import Loss
@@ -25,9 +26,9 @@ MOST_SHARDS, FEW_BYTES = 1000, 1 << 24
 class Rows(NamedTuple):
     """Rows of a collection, with their responses and weights: arrays of the same row chunks."""
 
-    X: Any
-    y: Any
-    weights: Any
+    X: da.Array
+    y: da.Array
+    weights: da.Array | None
     names: tuple[str, ...] | None
 
     @property
@@ -41,10 +42,10 @@ class Rows(NamedTuple):
         return not any(math.isnan(size) for size in self.sizes)
 
 
-def rows_at_door(X: Any, y: Any, weights: Any) -> Rows:
+def rows_at_door(given: ArrayLike, y: ArrayLike, weights: ArrayLike | None) -> Rows:
     """Check the collections as far as that reads nothing."""
-    names = column_names(X) if hasattr(X, "to_dask_array") else None
-    X = matrix_of(X)
+    names = column_names(given) if hasattr(given, "to_dask_array") else None
+    X: da.Array = matrix_of(given)
     if X.shape[1] == 0:
         raise ValueError(f"X has shape {X.shape}; allowed: at least one column")
     parts = {"y": array_of("y", y)}
@@ -74,8 +75,8 @@ def _shown(chunks: Sequence[float]) -> str:
 
 def loads_of(
     rows: Rows, groups: Sequence[tuple[int, int]], loss: Loss, intercept: bool, token: str
-) -> list[Any]:
-    """A delayed :class:`epfast.dask.worker.Loaded` for each group of chunks."""
+) -> list[Delayed]:
+    """A delayed :func:`epfast.dask.worker.load` for each group of chunks."""
     X, y = rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()
     weights = None if rows.weights is None else rows.weights.to_delayed().ravel()
     columns, loads = int(rows.X.shape[1]), []
@@ -190,8 +191,8 @@ def _cut(rows: Rows, ends: NDArray[np.intp]) -> tuple[Rows, list[tuple[int, int]
                     "whole chunks as shards"
                 )
         cut = {0: tuple(np.diff([0, *ends]).tolist())}
-        X, y, weights = (None if part is None else part.rechunk(cut) for part in rows[:3])
-        rows = Rows(X, y, weights, rows.names)
+        weights = None if rows.weights is None else rows.weights.rechunk(cut)
+        rows = Rows(rows.X.rechunk(cut), rows.y.rechunk(cut), weights, rows.names)
     # chunks without rows go with those before
     stops = np.searchsorted(np.cumsum([0, *rows.sizes]), ends, "right") - 1
     return rows, list(zip([0, *stops[:-1].tolist()], stops.tolist(), strict=True))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from dask.delayed import Delayed
 from numpy.typing import ArrayLike
 
 from epfast import _checks
@@ -15,6 +16,7 @@ from epfast._arrays import Array
 from epfast.dask.cluster import Workers, client_at_work, workers_of
 from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_passes
 from epfast.dask.engines import Passes, check_rows, engine_of_shards
+from epfast.dask.needs import distributed
 from epfast.dask.worker import Facts, Passed, Placed
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose
@@ -28,6 +30,7 @@ from epfast.gaussian.sources import check_names
 from epfast.inference import Callback
 from epfast.inference.report import note_working
 from epfast.inference.runtime import Tick
+from epfast.losses import Loss
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
 from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
@@ -38,23 +41,23 @@ GROUPS = DSEP | DAEP
 
 @_checks.named
 def fit_linear(
-    X: Any,
-    y: Any,
+    X: ArrayLike,
+    y: ArrayLike,
     *,
-    loss: Any = "logistic",
+    loss: str | Loss = "logistic",
     scheme: str | Scheme | None = None,
     prior_variance: float | ArrayLike | None = None,
     prior_precision: ArrayLike | None = None,
     prior_covariance: ArrayLike | None = None,
     prior_mean: ArrayLike | None = None,
     intercept: bool | float = False,
-    weights: Any = None,
+    weights: ArrayLike | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
     posterior: str | None = None,
     batch_size: int | None = None,
     start: FullPosterior | FactorizedPosterior | None = None,
-    client: Any = None,
+    client: distributed.Client | None = None,
     persist: bool = True,
     shard_bytes: int | None = None,
     streams: int | None = None,
@@ -208,7 +211,7 @@ def fit_linear(
         return fitted
 
 
-def covariance_by(d: int, schedule: Any) -> str:
+def covariance_by(d: int, schedule: Schedule | None) -> str:
     """The default form of the posterior of d columns."""
     return "full" if d <= FULL_UP_TO or isinstance(schedule, GROUPS) else "factorized"
 
@@ -222,7 +225,7 @@ class _Shards(NamedTuple):
     intercept: bool
     most: int | None
 
-    def _loads(self, rows: Rows, groups: list[tuple[int, int]]) -> list[Any]:
+    def _loads(self, rows: Rows, groups: list[tuple[int, int]]) -> list[Delayed]:
         return loads_of(rows, groups, self.chosen.loss, self.intercept, self.workers.token)
 
     def of_schedule(self, count: int | None, persist: bool) -> list[Placed]:
@@ -263,7 +266,7 @@ def _center_of(facts: list[Facts]) -> Array:
     return near_center(mean, np.min(least, axis=0), np.max(most, axis=0))[:-1]
 
 
-def _shards_asked(schedule: Any, batch_size: int | None) -> int | None:
+def _shards_asked(schedule: Schedule, batch_size: int | None) -> int | None:
     """How many shards or groups the schedule asks for. Refuses what is not for many machines."""
     _checks.schedule(schedule, Schedule, "epfast.DEP, DSEP, DAEP, ADF or EP")
     if isinstance(schedule, ADF):
@@ -281,8 +284,10 @@ def _shards_asked(schedule: Any, batch_size: int | None) -> int | None:
             "DAEP(), ADF(), or EP(order='parallel') with a batch_size and scheme='laplace'; you "
             f"may mean {meant}"
         )
-    name = "shards" if isinstance(schedule, DEP) else "groups"
-    count: Any = getattr(schedule, name)
+    if isinstance(schedule, DEP):
+        name, count = "shards", schedule.shards
+    else:
+        name, count = "groups", schedule.groups
     if count is not None and not isinstance(count, int):
         raise ValueError(
             f"{name} is {_checks.describe(count)}; allowed on a cluster: how many, or None"

@@ -7,14 +7,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
 from dask.delayed import Delayed
 from distributed import Future
+from numpy.typing import NDArray
 
 from epfast import _checks, families
-from epfast._arrays import Array, symmetric_from_upper
+from epfast._arrays import Array, Matrix, symmetric_from_upper
 from epfast._core.vector import build_facts
 from epfast.gaussian.engines.base import Working
 from epfast.gaussian.engines.shards import KeptRows, Update, local_update
@@ -115,9 +116,9 @@ class Placed(NamedTuple):
 
 def load(
     numbers: Sequence[int],
-    X: Sequence[Any],
-    y: Sequence[Any],
-    weights: Sequence[Any] | None,
+    X: Sequence[Matrix],
+    y: Sequence[NDArray[np.generic]],
+    weights: Sequence[NDArray[np.generic]] | None,
     loss: Loss,
     intercept: bool,
     columns: int,
@@ -142,7 +143,13 @@ def load(
     return data._replace(X=with_ones(data.X)) if intercept else data
 
 
-def _checked(X: Any, y: Any, weights: Any, loss: Loss, columns: int) -> Data:
+def _checked(
+    X: Matrix,
+    y: NDArray[np.generic],
+    weights: NDArray[np.generic] | None,
+    loss: Loss,
+    columns: int,
+) -> Data:
     """One chunk. Weights of one chunk may all be 0."""
     if getattr(getattr(X, "dtype", None), "kind", "") == "O":
         raise TypeError("X has dtype object; allowed: real numbers")
