@@ -17,8 +17,7 @@ from epfast.inference import Counts
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
 
-#: passes after which a shard that is in flight is sent once more: where one of eight workers does
-#: not answer 24 fits take 5,236, 5,266 and 5,952 visits with 1, 3 and 6, and none converges without
+#: passes after which a shard that is in flight is sent once more: its worker may never answer
 LATE = 3
 #: passes since an answer that never was
 NEVER = 1 << 40

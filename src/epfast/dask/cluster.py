@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle, repeat
 from typing import TypeVar
 
 from dask.delayed import Delayed
@@ -32,10 +33,12 @@ from epfast.dask.worker import (
 )
 from epfast.gaussian.engines.shards import KeptRows, Update
 from epfast.gaussian.problem import Data, Problem
-from epfast.inference.executors import Tasks
+from epfast.inference.executors import Answers, Calls, Key, Tasks
 from epfast.inference.runtime import cores
 
 T = TypeVar("T")
+#: of shards: rows, facts and homes
+Parts = Iterable[tuple[Lazy, Facts, Sequence[str]]]
 #: of what a thread of a worker has free, the largest share of a shard that is kept. Of one that is
 #: read for each visit, which is there twice, as chunks and as a whole, beside the one that is read
 #: ahead
@@ -91,7 +94,7 @@ def client_at_door(client: distributed.Client | None) -> distributed.Client | No
     return client
 
 
-def rows_of(call: partial[T]) -> Placed:
+def placed_in(call: partial[T]) -> Placed:
     """The rows of a call, those of its first argument, a problem."""
     shard: Problem = call.args[0]
     rows: Placed = shard.data.X
@@ -113,27 +116,22 @@ class Workers(Tasks[T]):
 
     def shards(self, loads: list[Delayed], persist: bool, intercept: bool) -> list[Placed]:
         """Those that have rows, loaded once. Who persists keeps them, else each visit loads."""
-        parts = zip(*self.loaded(loads, persist, intercept), strict=True)
-        some = [part for part in parts if part[1].rows]
-        return [Placed(KeptRows(self.token, k, 0), *part) for k, part in enumerate(some)]
+        parts = [part for part in self.loaded(loads, persist, intercept) if part[1].rows]
+        return [Placed(KeptRows(self.token, k, 0), *part) for k, part in enumerate(parts)]
 
-    def loaded(
-        self, loads: list[Delayed], persist: bool, intercept: bool
-    ) -> tuple[Sequence[Lazy], Iterable[Facts], Sequence[Sequence[str]]]:
+    def loaded(self, loads: list[Delayed], persist: bool, intercept: bool) -> Parts:
         """See :meth:`shards`: rows, facts and homes."""
         assert self.executor is not None
         rows: list[Lazy] = list(self.executor.map(good, loads)) if persist else [*loads]
         facts = self.executor.map(partial(facts_of, intercept=intercept), rows)
-        return rows, facts, [()] * len(rows)
+        return zip(rows, facts, repeat(()), strict=False)
 
-    def submitted(
-        self, parcels: Sequence[Sequence[partial[T]]]
-    ) -> list[Future[list[T] | Exception]]:
+    def submitted(self, parcels: Sequence[Calls[T]]) -> list[Future[Answers[T]]]:
         assert self.executor is not None
         split = map(self._apart, parcels)
         return [self.executor.submit(answers, rows, calls) for rows, calls in split]
 
-    def _apart(self, calls: Sequence[partial[T]]) -> tuple[list[Lazy], Opaque[T]]:
+    def _apart(self, calls: Calls[T]) -> tuple[list[Lazy], Opaque[T]]:
         """The rows of calls, which Dask is to find, and the calls without them."""
         sent = []
         for call in calls:
@@ -142,9 +140,9 @@ class Workers(Tasks[T]):
             self.n_bytes += bytes_of(tuple(rest))
             problem = problem._replace(data=Data(None, None))
             sent.append(partial(call.func, problem, *rest, **call.keywords))
-        return [rows_of(call).rows for call in calls], Opaque(sent)
+        return [placed_in(call).rows for call in calls], Opaque(sent)
 
-    def take(self) -> tuple[tuple[int, int], list[T] | None]:
+    def take(self) -> tuple[Key, list[T] | None]:
         key, values = super().take()
         self.n_bytes += bytes_of(tuple(values or ()))
         return key, None if values is None else list(map(unpacked, values))
@@ -166,14 +164,13 @@ class Cluster(Workers[T]):
     client: distributed.Client
 
     def __init__(self, client: distributed.Client, name: str) -> None:
-        self.client, self.name, self.n_tasks = client, name, 0
-        #: whether shards stay in memory
-        self.are_kept = False
-        self._check_versions()
         info = client.scheduler_info(n_workers=-1)["workers"]
         self.threads_of: dict[str, int] = {name: w["nthreads"] for name, w in info.items()}
         super().__init__(None, max(1, sum(self.threads_of.values())))
-        self.client = client
+        self.client, self.name, self.n_tasks = client, name, 0
+        self._check_versions()
+        #: whether shards stay in memory
+        self.are_kept = False
         #: free memory of workers that have a limit, and their threads
         self.free = [
             (max(0, w["memory_limit"] - w["metrics"].get("memory", 0)), w["nthreads"])
@@ -207,22 +204,21 @@ class Cluster(Workers[T]):
                 f"workers have epfast {', '.join(others)} and the client {ours}; allowed: the same"
             )
 
-    def loaded(
-        self, loads: list[Delayed], persist: bool, intercept: bool
-    ) -> tuple[Sequence[Lazy], Iterable[Facts], Sequence[Sequence[str]]]:
+    def loaded(self, loads: list[Delayed], persist: bool, intercept: bool) -> Parts:
         self.are_kept = persist
         if not persist:
             facts = self.client.compute([delayed(facts_of)(load, intercept) for load in loads])
             addresses = sorted(self.client.nthreads())
-            homes = [[addresses[k % len(addresses)]] for k in range(len(loads))]
-            return loads, self.client.gather(facts), homes
+            homes = ([address] for address in cycle(addresses))
+            return zip(loads, self.client.gather(facts), homes, strict=False)
         futures = self.client.compute(loads)
         facts = [self.client.submit(facts_of, future, intercept) for future in futures]
         facts = self.client.gather(facts)
         where = self.client.who_has(futures)
-        return futures, facts, [list(where.get(future.key, ())) for future in futures]
+        homes = (list(where.get(future.key, ())) for future in futures)
+        return zip(futures, facts, homes, strict=True)
 
-    def parcels(self, calls: Sequence[partial[T]]) -> list[list[int]]:
+    def parcels(self, calls: Calls[T]) -> list[list[int]]:
         """One for each thread of the workers that have the shards: a task takes milliseconds.
 
         Rows that are read for a visit are read one shard at a time.
@@ -231,7 +227,7 @@ class Cluster(Workers[T]):
             return super().parcels(calls)
         where: dict[str | None, list[int]] = {}
         for i, call in enumerate(calls):
-            where.setdefault(rows_of(call).home, []).append(i)
+            where.setdefault(placed_in(call).home, []).append(i)
         parcels: list[list[int]] = []
         for home, positions in where.items():
             count = min(len(positions), self._threads(home))
@@ -244,12 +240,10 @@ class Cluster(Workers[T]):
     def idles(self, shard: Placed, others: Sequence[Placed]) -> bool:
         return sum(other.home == shard.home for other in others) < self._threads(shard.home)
 
-    def submitted(
-        self, parcels: Sequence[Sequence[partial[T]]]
-    ) -> list[Future[list[T] | Exception]]:
+    def submitted(self, parcels: Sequence[Calls[T]]) -> list[Future[Answers[T]]]:
         tasks, places = [], []
         for calls in parcels:
-            first = rows_of(calls[0])
+            first = placed_in(calls[0])
             # where its cache is, or another one where that worker is gone
             pinned = {"workers": first.homes, "allow_other_workers": True}
             places.append(pinned if first.homes else {})
@@ -258,8 +252,7 @@ class Cluster(Workers[T]):
                 tasks.append(task(*self._apart(calls), dask_key_name=self._key(first)))
         if self.are_kept:
             # all in one message, since the next one waits for 10 ms; first come, first served
-            given = {"optimize_graph": False, "fifo_timeout": "100 ms"}
-            return list(self.client.compute(tasks, **given))
+            return list(self.client.compute(tasks, optimize_graph=False, fifo_timeout="100 ms"))
         pairs = zip(tasks, places, strict=True)
         return [self.client.compute(task, **place) for task, place in pairs]
 

@@ -84,10 +84,9 @@ def loads_of(
         take = slice(first, stop)
         some = None if weights is None else list(weights[take])
         chunks = list(range(first, stop)), list(X[take]), list(y[take]), some
-        made = delayed(load, pure=False)(
-            *chunks, loss, intercept, columns, dask_key_name=f"load shard {k}-{token}"
-        )
-        loads.append(made)
+        name = f"load shard {k}-{token}"
+        task = delayed(load, pure=False)
+        loads.append(task(*chunks, loss, intercept, columns, dask_key_name=name))
     return loads
 
 
@@ -143,13 +142,13 @@ def shards_of_passes(
         most = max(least, min(shard_bytes or FEW_BYTES, FEW_BYTES) // width)
     groups: list[tuple[int, int]] = []
     for first, stop in _evenly(count, min(streams, count)):
-        at, held = first, 0.0
+        begin, size = first, 0.0
         for i in range(first, stop):
-            held += rows.sizes[i]
+            size += rows.sizes[i]
             last = i + 1 == stop
-            if last or math.isnan(held) or (held >= least and held + rows.sizes[i + 1] > most):
-                groups.append((at, i + 1))
-                at, held = i + 1, 0.0
+            if last or math.isnan(size) or (size >= least and size + rows.sizes[i + 1] > most):
+                groups.append((begin, i + 1))
+                begin, size = i + 1, 0.0
     rows, groups = of_whole_minibatches(rows, groups, batch_size or 1)
     takes = [slice(*ends) for ends in _evenly(len(groups), min(streams, len(groups)))]
     return rows, groups, takes

@@ -14,6 +14,7 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array
 from epfast.dask.as_completed import AsCompleted
+from epfast.dask.prediction import Posterior
 from epfast.dask.worker import Facts, Passed, Placed, local_pass, update_kept
 from epfast.gaussian.engines.base import EPEngine, Full, Working, plain, proper, with_moments
 from epfast.gaussian.engines.passes import adf_begun
@@ -28,7 +29,6 @@ from epfast.gaussian.engines.shards import (
     flat_site,
     shard_of,
 )
-from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.problem import Data, Problem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import Tasks
@@ -37,9 +37,6 @@ from epfast.inference.runtime import Tick
 from epfast.losses import Loss
 from epfast.schedules import DAEP, DSEP, EP
 from epfast.schedules.base import AS_COMPLETED, Schedule
-
-#: of rows that are elsewhere
-Posterior = FullPosterior | FactorizedPosterior
 
 
 def placed(problem: Problem, rows: Placed, schedule: Schedule) -> Problem:
@@ -99,7 +96,7 @@ class PlacedGroups(Tied):
         size = self.problem.schedule.batch
         return sum(-(-count // (size or count)) for count in self.counts)
 
-    def groups(self, schedule: DSEP | DAEP, sweep: int) -> list[tuple[Problem, int | None]]:
+    def groups(self, schedule: DSEP | DAEP, sweep: int) -> Sequence[tuple[Problem, int | None]]:
         return [(shard, schedule.batch) for shard in self.shards]
 
 
@@ -147,13 +144,13 @@ class Passes(EPEngine):
         return adf_begun(self.problem, start)
 
     def visit(self, state: Working, sites: None, tick: Tick) -> Counts:
-        begun, seen = plain(state), list[Facts]()
+        base, seen = plain(state), list[Facts]()
         reached: list[Working | None] = [None] * len(self.streams)
         totals = np.zeros(3, dtype=np.intp)
 
         def send(c: int, i: int) -> None:
             # engines begin at the base
-            shard = self.problem._replace(base=begun, data=Data(self.streams[c][i], None))
+            shard = self.problem._replace(base=base, data=Data(self.streams[c][i], None))
             self.tasks.begin({(c, i): [partial(local_pass, shard, reached[c])]})
 
         try:
@@ -170,24 +167,24 @@ class Passes(EPEngine):
                 if i < len(self.streams[c]):
                     send(c, i)
         except KeyboardInterrupt:
-            raise PartOfSweep(self._combined(begun, reached)) from None
+            raise PartOfSweep(self._combined(base, reached)) from None
         except ExecutorFailed as error:
-            error.posterior = self._combined(begun, reached)
+            error.posterior = self._combined(base, reached)
             raise
-        new = self._combined(begun, reached)
+        new = self._combined(base, reached)
         check_rows(seen, self.problem.loss)
         self.evidence_bound = evidence_bound(self.problem.loss, sum(facts.size for facts in seen))
         self.n_sites = sum(facts.factors(self.problem.batch_size) for facts in seen)
-        made = new._replace(sweeps=new.sweeps + 1)
+        new = new._replace(sweeps=new.sweeps + 1)
         refused, failed, clipped = totals.tolist()
-        return Counts(refused, failed, clipped, made=made, in_flight=len(self.streams))
+        return Counts(refused, failed, clipped, made=new, in_flight=len(self.streams))
 
-    def _combined(self, begun: State, reached: Sequence[Working | None]) -> Working:
+    def _combined(self, base: State, reached: Sequence[Working | None]) -> Working:
         """The product of the passes, over all but one of where they began."""
         ends = [plain(end) for end in reached if end is not None]
         if not ends:
-            return with_moments(begun)
-        whole = product_over(ends, begun, None)
+            return with_moments(base)
+        whole = product_over(ends, base, None)
         if not is_proper(whole.precision):
             raise FloatingPointError(
                 "the passes of ADF have an improper product; allowed: a loss whose sites add "

@@ -17,13 +17,13 @@ from epfast.dask.cluster import Workers, client_at_work, workers_of
 from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_passes
 from epfast.dask.engines import Passes, check_rows, engine_of_shards
 from epfast.dask.needs import distributed
+from epfast.dask.prediction import Posterior
 from epfast.dask.worker import Facts, Passed, Placed
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.diagonal import warm_up_rows
 from epfast.gaussian.engines.shards import KeptRows, ShardEngine, SharedEngine, Update
 from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
-from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_variance, prior_of_fit
 from epfast.gaussian.problem import Data, Problem, near_center
 from epfast.gaussian.sources import check_names
@@ -56,14 +56,14 @@ def fit_linear(
     beta: float | None = None,
     posterior: str | None = None,
     batch_size: int | None = None,
-    start: FullPosterior | FactorizedPosterior | None = None,
+    start: Posterior | None = None,
     client: distributed.Client | None = None,
     persist: bool = True,
     shard_bytes: int | None = None,
     streams: int | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
-) -> FullPosterior | FactorizedPosterior:
+) -> Posterior:
     """Fit a linear model to rows on a cluster, by distributed EP. No row leaves its worker.
 
     The posterior is q = p0 Π_k g_k, g_k the site of shard k. A worker gets q and g_k, d^2 + 3 d
@@ -200,7 +200,7 @@ def fit_linear(
             prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
         settings = {"intercept": wide is not None, "center": center, "names": rows.names}
         problem = chosen.problem(Data(None, None), prior, **settings)
-        fitted: FullPosterior | FactorizedPosterior = fit_problem(
+        post: Posterior = fit_problem(
             problem,
             start,
             callback=callback,
@@ -208,7 +208,7 @@ def fit_linear(
             tasks=workers,
             make_engine=make_engine,
         )
-        return fitted
+        return post
 
 
 def covariance_by(d: int, schedule: Schedule | None) -> str:
@@ -242,8 +242,8 @@ class _Shards(NamedTuple):
         if chosen.covariance != "full":
             least = max(1, warm_up_rows(chosen.schedule, chosen.batch_size or 1, width))
         most = self.most or self.workers.shard_bytes(False, 0.0)
-        given = self.rows, streams, most, least
-        rows, groups, takes = shards_of_passes(*given, chosen.batch_size)
+        size = chosen.batch_size
+        rows, groups, takes = shards_of_passes(self.rows, streams, most, least, size)
         names = (KeptRows(self.workers.token, k, 0) for k in range(len(groups)))
         shards = list(map(Placed, names, self._loads(rows, groups)))
         return [shards[take] for take in takes]

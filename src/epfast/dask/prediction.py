@@ -9,11 +9,12 @@ from epfast._arrays import Array
 from epfast.dask.needs import da
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 
+#: of rows on a cluster, or of such rows in memory
 Posterior = FullPosterior | FactorizedPosterior
 
 
 def _checked(post: Posterior) -> Posterior:
-    """A posterior of rows on a cluster, or of such rows in memory."""
+    """A posterior, checked."""
     if not isinstance(post, FullPosterior | FactorizedPosterior):
         raise TypeError(
             f"post is {_checks.describe(post)}; allowed: a FullPosterior or FactorizedPosterior"

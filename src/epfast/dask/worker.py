@@ -31,7 +31,7 @@ from epfast.gaussian.problem import (
 )
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
-from epfast.inference.executors import attempted
+from epfast.inference.executors import Answers, Calls, attempted
 from epfast.inference.report import fraction
 from epfast.inference.runtime import no_tick, one_blas_thread
 from epfast.losses import Loss
@@ -45,7 +45,7 @@ class Kept(NamedTuple):
     """Sites of the rows, or minibatches, of a shard, and their product."""
 
     rows: Sites
-    made: Sites
+    product: Sites
 
 
 #: by the token of the fit, the shard and the visit that they begin: a cache, no part of the truth.
@@ -63,11 +63,11 @@ AGAIN = 20
 class Opaque(Generic[T]):
     """Calls that Dask does not look into."""
 
-    def __init__(self, calls: Sequence[partial[T]]) -> None:
+    def __init__(self, calls: Calls[T]) -> None:
         self.calls = calls
 
 
-def answers(shards: Iterable[Lazy], opaque: Opaque[T]) -> list[T] | Exception:
+def answers(shards: Iterable[Lazy], opaque: Opaque[T]) -> Answers[T]:
     """The values of calls whose first argument is a problem that has the rows of these shards."""
     return attempted([partial(_answer, *pair) for pair in zip(shards, opaque.calls, strict=True)])
 
@@ -241,14 +241,14 @@ def update_kept(
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None
     kept = own.get(number, latest)
-    before, made = (None, None) if kept is None else kept
+    before, product = (None, None) if kept is None else kept
     # of a site whose rows are flat again nothing can be damped row by row
     cold = kept is None and bool(site.precision.any() or site.shift.any())
     if cold and shard.schedule.tol > 0.0:  # so that the shard has its site again
         sweeps = max(AGAIN, shard.schedule.sweeps)
         shard = shard._replace(schedule=replace(shard.schedule, sweeps=sweeps))
     share = 1.0 if cold else damping
-    update = local_update(shard, precision, shift, site, before, share, made)
+    update = local_update(shard, precision, shift, site, before, share, product)
     after = kept
     if isinstance(update.rows, Sites) and (kept is None or update.rows is not kept.rows):
         after = Kept(update.rows, update.site)
@@ -276,10 +276,11 @@ def local_pass(shard: Problem, state: Working | None) -> Passed:
     if not facts.rows:
         return Passed(state, Counts(), facts)
     engine = engine_of(shard)
-    begun = engine.init(None) if state is None else state
+    if state is None:
+        state = engine.init(None)
     with one_blas_thread(engine.order_of_matrices):
-        new, counts = engine.sweep(begun, True, no_tick)
-    return Passed(new._replace(sweeps=begun.sweeps), counts, facts)
+        new, counts = engine.sweep(state, True, no_tick)
+    return Passed(new._replace(sweeps=state.sweeps), counts, facts)
 
 
 def forget(token: str) -> None:

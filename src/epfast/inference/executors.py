@@ -26,10 +26,13 @@ GONE = 30.0
 T = TypeVar("T")
 #: of a task: a shard, and the number of its visit
 Key = tuple[int, int]
+#: calls of one task, and what comes back: their values, or what one has raised
+Calls = Sequence[partial[T]]
+Answers = list[T] | Exception
 
 
-def attempted(calls: Sequence[partial[T]]) -> list[T] | Exception:
-    """The values of calls, or what one has raised: only an executor's own errors are retried."""
+def attempted(calls: Calls[T]) -> Answers[T]:
+    """Make the calls of a task. What they raise is a value: an executor's own errors are others."""
     try:
         return [call() for call in calls]
     except Exception as error:  # raised again by who asked
@@ -83,20 +86,20 @@ class Tasks(Generic[T]):
         #: tasks that the executor lost, so far, and bytes that went to tasks and came back, where
         #: they are counted
         self.n_lost = self.n_bytes = 0
-        self._in_flight: dict[Future[list[T] | Exception], Key] = {}
+        self._in_flight: dict[Future[Answers[T]], Key] = {}
         #: tasks that are done. Ctrl-C in ``concurrent.futures.wait`` could leave its locks closed
-        self._done: SimpleQueue[Future[list[T] | Exception]] = SimpleQueue()
+        self._done: SimpleQueue[Future[Answers[T]]] = SimpleQueue()
         #: how many times in a row each task was lost
         self._losses: dict[Key, int] = {}
         #: tasks whose answers were taken. A cluster forgets them after it was sent the next ones,
         #: since a message goes out every 10 ms
-        self._taken: list[Future[list[T] | Exception]] = []
+        self._taken: list[Future[Answers[T]]] = []
 
     def in_flight(self) -> list[Key]:
         """Keys of the tasks in flight."""
         return list(self._in_flight.values())
 
-    def begin(self, parcels: Mapping[Key, Sequence[partial[T]]]) -> None:
+    def begin(self, parcels: Mapping[Key, Calls[T]]) -> None:
         """Begin tasks, each a list of calls, by their keys.
 
         Raises
@@ -113,14 +116,12 @@ class Tasks(Generic[T]):
             future.add_done_callback(self._done.put)
         self._taken.clear()
 
-    def submitted(
-        self, parcels: Sequence[Sequence[partial[T]]]
-    ) -> list[Future[list[T] | Exception]]:
+    def submitted(self, parcels: Sequence[Calls[T]]) -> list[Future[Answers[T]]]:
         """Submit tasks: :func:`attempted` calls."""
         assert self.executor is not None
         return [self.executor.submit(attempted, calls) for calls in parcels]
 
-    def parcels(self, calls: Sequence[partial[T]]) -> list[list[int]]:
+    def parcels(self, calls: Calls[T]) -> list[list[int]]:
         """Positions of the calls that are best made by one task."""
         return [[i] for i in range(len(calls))]
 
@@ -159,9 +160,7 @@ class Tasks(Generic[T]):
         self._losses.pop(key, None)
         return key, values
 
-    def together(
-        self, calls: Sequence[partial[T]], counts: Sequence[int], tick: Tick = no_tick
-    ) -> list[T]:
+    def together(self, calls: Calls[T], counts: Sequence[int], tick: Tick = no_tick) -> list[T]:
         """The answers to calls, in their order; counts: factors of each, for ``tick``."""
         answers: dict[int, T] = {}
         if not self.is_remote:

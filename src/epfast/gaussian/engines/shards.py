@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks, families
-from epfast._arrays import Array, entries_of
+from epfast._arrays import Array, Which, entries_of
 from epfast._core.shared_sites import SharedSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engines.base import (
@@ -41,7 +41,7 @@ from epfast.inference import Counts, Sites, run
 from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick, no_tick, one_blas_thread
-from epfast.schedules import EP, Batches, SharedSites
+from epfast.schedules import EP, Batches, Schedule, SharedSites
 
 
 class WarmStart(NamedTuple):
@@ -84,7 +84,7 @@ class Update(NamedTuple):
     checked: bool = False
 
 
-def shard_of(problem: Problem, rows: Any, schedule: Any) -> Problem:
+def shard_of(problem: Problem, rows: Which, schedule: Schedule) -> Problem:
     """The problem of some rows without the numbers of the whole: what a worker keeps."""
     nothing: Any = None
     return problem._replace(
@@ -154,7 +154,7 @@ def local_update(
     site: Sites,
     rows: Sites | None,
     damping: float,
-    made: Sites | None = None,
+    product: Sites | None = None,
 ) -> Update:
     """EP, or ADF, on the rows of a shard with its cavity, posterior over site, as the prior.
 
@@ -171,8 +171,8 @@ def local_update(
         right all the same, so that sites that were lost cost time and nothing else.
     damping : float
         Of the new sites.
-    made : Sites, optional
-        The product of ``rows``. None: it is ``site``. Of ADF, what new sites are damped towards.
+    product : Sites, optional
+        That of ``rows``. None: it is ``site``. Of ADF, what new sites are damped towards.
 
     Returns
     -------
@@ -190,7 +190,7 @@ def local_update(
         stores = shard.schedule.stores != "none"
         engine = engine_of_shard(shard._replace(prior=cavity, base=cavity))
         engine.evidence_bound = math.inf  # a cavity has no evidence
-        was = site if made is None else made
+        was = site if product is None else product
         if rows is None and stores:
             was = flat_site(precision)
         fit = run(engine, shard.schedule, _begun(engine.problem, was, rows) if stores else None)
@@ -459,7 +459,9 @@ class Tied(Full):
         """How many batches a sweep has. Refuses one that is too large."""
         return int(self.batches(self.problem.schedule, 0).last.sum())
 
-    def groups(self, schedule: Any, sweep: int) -> list[tuple[Any, Any]]:
+    def groups(
+        self, schedule: Any, sweep: int
+    ) -> Sequence[tuple[Problem, NDArray[np.uint8] | int | None]]:
         """The groups as :func:`local_shared` takes them, and where their batches end."""
         batches, power = self.batches(schedule, sweep), EP(power=schedule.power)
         inside = [batches.group == k for k in range(len(self.sizes))]
