@@ -10,7 +10,6 @@ from epfast import DAEP, DEP, EP, fit_linear
 from epfast.dask import cluster as place
 from epfast.inference.executors import workers_of
 from tests.dask.test_cluster import FEW, X, Y, collections
-from tests.oracles.full_fits import TIGHT, assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning", "ignore:Sending large")
 
@@ -33,12 +32,6 @@ def test_a_client_is_an_executor(client, given):
     plain = fit_linear(X, Y, **given)
     np.testing.assert_array_equal(post.precision, plain.precision)
     np.testing.assert_array_equal(post.shift, plain.shift)
-
-
-def test_as_completed_by_a_client(client):
-    post = fit_linear(X, Y, schedule=DEP(6, 30, 1e-7), executor=client.get_executor())
-    assert post.converged
-    assert_same(post, fit_linear(X, Y, schedule=EP(**TIGHT)), 1e-5)
 
 
 def test_another_version(client, monkeypatch):

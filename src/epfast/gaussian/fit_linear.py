@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -43,7 +43,7 @@ from epfast.gaussian.rows import (
     weights_of,
     with_ones,
 )
-from epfast.gaussian.shards import WarmStart
+from epfast.gaussian.shards import Update, WarmStart
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior, with_prior_sites
 from epfast.gaussian.sparse import (
     SWEEPS,
@@ -103,6 +103,9 @@ KINDS = {
     "sparse": SparsePosterior,
     "factorized": FactorizedPosterior,
 }
+
+#: answers of tasks
+T = TypeVar("T")
 
 
 @_checks.named
@@ -240,17 +243,15 @@ def fit_linear(
         and parallel order of dense rows with a factorised posterior, where the work takes some
         tenths of a millisecond. All else takes one thread, and so do your own losses and schemes,
         and importance sampling; products of matrices of order 512 and more take those of BLAS. The
-        result is the same. Beside an ``executor`` it is the number of tasks in flight in the order
-        "as_completed", by default that of its workers.
+        result is the same. Not beside an ``executor``.
     executor : concurrent.futures.Executor, optional
         Runs the work on shards: a pool of threads or processes, or ``client.get_executor()`` of a
         Dask client. ``schedule=DEP()``, DSEP() and DAEP() have a task per shard or group.
         ``EP(order="parallel")`` with a ``batch_size`` and ``scheme="laplace"`` has tasks, too. A
         task carries its rows, so processes suit work that is long for the size of its rows. For
-        rows that live on a cluster see :mod:`epfast.dask`. In the order "parallel" the result is
-        that without an executor. DEP's "as_completed", the default here, depends on which task
-        ends first, and reports ``in_flight`` in ``history``. Tasks that the executor loses are
-        submitted again. The executor is not shut down.
+        rows that live on a cluster see :mod:`epfast.dask`. The order "auto" is "parallel", and the
+        result is that without an executor. Tasks that the executor loses are submitted again. The
+        executor is not shut down.
 
     Returns
     -------
@@ -305,6 +306,11 @@ def fit_linear(
     """
     if executor is not None:
         check_executor(executor)
+        if n_jobs is not None:
+            raise ValueError(
+                f"n_jobs is {_checks.describe(n_jobs)} beside an executor, which has its own "
+                "workers; allowed: None"
+            )
     for name, value in (("X", X), ("y", y)):
         _checks.not_lazy(name, value)
     loss, ones = losses.resolve(loss, y), intercept_variance(intercept)
@@ -397,7 +403,7 @@ def fit_linear(
         progress=progress,
         threads=threads,
         guess=start is not None and start_may_be_dropped(start, problem),
-        tasks=None if executor is None else Tasks(executor, threads if n_jobs else None),
+        tasks=None if executor is None else Tasks[Update](executor),
     )
     try:
         if scale is not None:
@@ -647,7 +653,7 @@ def fit_problem(
     threads: int = 1,
     guess: bool = False,
     warn: Callable[..., Any] = warn_of,
-    tasks: Tasks | None = None,
+    tasks: Tasks[T] | None = None,
     make_engine: Callable[..., Any] = engine_of,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.

@@ -14,7 +14,7 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engine import relaxed_of
+from epfast.gaussian.engine import plain, relaxed_of
 from epfast.gaussian.factor import (
     LowRankFactor,
     incomplete_cholesky,
@@ -330,7 +330,7 @@ def fit_factor(
 
 def _at_prior(problem: Problem, factor: LowRankFactor) -> LowRankGPPosterior:
     """The posterior before the first sweep."""
-    return LowRankGPPosterior(at_start(problem), problem, False, [], factor)
+    return LowRankGPPosterior(plain(at_start(problem)), problem, False, [], factor)
 
 
 def without_columns(diagonal: Array) -> LowRankFactor:
