@@ -20,9 +20,16 @@ from epfast.dask.fit import covariance_by, fit_linear
 from epfast.dask.labels import at_once, by_chunk, classes_of, computed, labels_at_door, signs_of
 from epfast.dask.needs import delayed
 from epfast.dask.worker import good
-from epfast.estimators.base import LatentClassifier, all_or_nothing, check_ends, estimator, stacked
-from epfast.estimators.coupling import best, tally
-from epfast.estimators.linear_model import Coefficients
+from epfast.estimators.base import (
+    LatentClassifier,
+    all_or_nothing,
+    best,
+    check_ends,
+    estimator,
+    stacked,
+    tally,
+)
+from epfast.estimators.linear import Coefficients
 from epfast.estimators.units import ColumnMoments, Units
 from epfast.gaussian.linear_posterior import uncentered_posterior
 from epfast.gaussian.priors import checked_variances
@@ -347,7 +354,7 @@ class LinearClassifier(_Linear, LatentClassifier):
         return np.array([weights.sum(), right.sum()])
 
     def _tally_of(self, block: Any, labels: Any, weights: Array) -> Array:
-        """Of a chunk: sum of the weights, and see :func:`epfast.estimators.coupling.tally`."""
+        """Of a chunk: sum of the weights, and see :func:`epfast.estimators.base.tally`."""
         scores = self._odds(block) if len(labels) else None
         sums = tally(scores, np.searchsorted(self.classes_, labels), weights)
         return np.append(weights.sum(), sums)

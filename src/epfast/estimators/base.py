@@ -1,7 +1,11 @@
-"""What all classifiers share. Needs the extra ``epfast[sklearn]``."""
+"""What all estimators share: parameters, checks of rows and labels, threads, predictions.
+
+Needs the extra ``epfast[sklearn]``.
+"""
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -11,24 +15,32 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from epfast import _checks, backend, inference
-from epfast._arrays import Array
-from epfast.estimators.coupling import best, left_out, log_probabilities, tally
+from epfast import _checks, backend, inference, losses
+from epfast._arrays import Array, to_float64
 from epfast.gaussian.choices import copies
+from epfast.gaussian.posterior import shifted
 from epfast.gaussian.problem import ends_of
 from epfast.inference.records import warn_user
-from epfast.inference.report import WEIGHTS, not_counts
-from epfast.losses import Loss, Multiclass
-from epfast.losses.names import LABELS, loss_at_door
+from epfast.inference.report import WEIGHTS, leave_one_out, not_counts
+from epfast.inference.runtime import blas_threads, cores, threads_of, with_room
+from epfast.losses import Loss, Multiclass, quantiles
+from epfast.losses.names import LABELS, NUMBERS, loss_at_door, own_name
 
 NEEDED = "epfast's estimators need scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
 with _checks.needs(NEEDED, "sklearn"):
+    # scikit-learn's own Parallel sets filters of warnings in each thread, which spoils all filters
+    from joblib import Parallel, delayed, effective_n_jobs
     from sklearn import exceptions
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.metrics import r2_score
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+    from sklearn.utils.validation import (
+        _check_sample_weight,
+        check_consistent_length,
+        check_is_fitted as check_is_fitted,
+    )
 
 try:
     from sklearn.utils.validation import validate_data as _validated
@@ -39,32 +51,8 @@ except ImportError:  # scikit-learn 1.4 and 1.5
         return estimator._validate_data(*args, **arguments)
 
 
-__all__ = [
-    "ConvergenceWarning",
-    "EvidenceWarning",
-    "LatentClassifier",
-    "Points",
-    "all_or_nothing",
-    "check_ends",
-    "check_is_fitted",
-    "check_labels",
-    "check_sizes",
-    "estimator",
-    "fit_seed",
-    "loss_of_labels",
-    "odds",
-    "random_state_of",
-    "row_weights",
-    "sample_weights",
-    "seed_of_draws",
-    "uncounted",
-    "validate_data",
-    "validate_fit",
-    "warn_of_fits",
-]
-
-
 T = TypeVar("T")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -225,6 +213,174 @@ def warn_of_fits(reports: Iterable[tuple[Any, ...]]) -> None:
     """
     for fit, sites, schedule in reports:
         inference.warn_of(fit, sites, schedule, ConvergenceWarning)
+
+
+# ---- labels and weights ----
+
+
+def _halves(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
+    """Two labels in order and where the second is, without a sort. None: it takes one."""
+    if labels.dtype.kind not in "biufU" or not len(labels):
+        return None
+    first = labels == labels[0]
+    other = int(np.argmin(first))
+    second = labels == labels[other]
+    if first[other] or not (first | second).all():
+        return None
+    classes = labels[[0, other]]
+    return (classes, second) if classes[0] < classes[1] else (classes[::-1].copy(), first)
+
+
+def numbered(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """The different labels in order, and the number of each label among them."""
+    halves = _halves(labels)
+    if halves is None:
+        classes, index = np.unique(labels, return_inverse=True)
+        return classes, index
+    return halves[0], halves[1].astype(np.intp)
+
+
+def check_labels(labels: NDArray[Any]) -> None:
+    """Refuse what are no labels of classes."""
+    halves = _halves(labels)
+    if halves is not None:  # then scikit-learn, which sorts, finds fault with fractions alone
+        labels = halves[0]
+        if labels.dtype.kind in "biu":
+            return
+    try:
+        if labels.dtype.kind not in "biuf":
+            np.unique(labels)
+        check_classification_targets(labels)
+    except ValueError as error:
+        raise ValueError(f"y cannot be used: {error}") from None
+    except TypeError:
+        raise TypeError(
+            "y holds labels that cannot be sorted; allowed: numbers alone, or strings alone"
+        ) from None
+
+
+def loss_of_labels(given: Any) -> Loss:
+    """The loss of a classifier. Those whose y are not labels of classes are refused."""
+    loss = loss_at_door(given, LABELS)
+    if not (loss.by_margin or isinstance(loss, Multiclass)):
+        raise ValueError(
+            f"loss is {loss!r}; allowed in a classifier: a loss of two labels, as 'logistic', or "
+            "'multiclass'; LinearRegressor and GPRegressor take losses of numbers"
+        )
+    return loss
+
+
+def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
+    """Weights of the rows, checked, (n,)."""
+    given = _checks.real_array("sample_weight", sample_weight)
+    if not given.any():  # scikit-learn says so without the name
+        raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
+    try:
+        weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
+    except ValueError as error:
+        raise ValueError(f"sample_weight cannot be used: {error}") from None
+    if not (weights >= 0.0).all():
+        raise ValueError(f"sample_weight has a minimum of {weights.min():g}; allowed: numbers >= 0")
+    if not LEAST_WEIGHT <= weights.max() <= MOST_WEIGHT:
+        raise ValueError(
+            f"sample_weight has a maximum of {weights.max():g}; allowed: from {LEAST_WEIGHT:g} to "
+            f"{MOST_WEIGHT:g}"
+        )
+    said = not_counts(weights)
+    if said is not None:
+        text = f"sample_weight holds {said}; give counts, or none"
+        warn_user(text, inference.DataWarning)
+    return weights
+
+
+def row_weights(
+    rows: Any,
+    labels: NDArray[Any],
+    sample_weight: ArrayLike | None,
+    class_weight: dict[Any, float] | str | None,
+) -> Array | None:
+    """Sample weight times class weight, (n,). None if all are 1."""
+    if sample_weight is None and class_weight is None:
+        return None
+    classes, index = np.unique(labels, return_inverse=True)
+    weights = np.ones(rows.shape[0])
+    if sample_weight is not None:
+        weights = sample_weights(rows, sample_weight)
+    if isinstance(class_weight, str):
+        _checks.choice("class_weight", class_weight, ("balanced",))
+        mass = np.bincount(index, weights)
+        seen = mass > 0.0
+        by_class = np.zeros(len(mass))
+        by_class[seen] = mass.sum() / (seen.sum() * mass[seen])
+        weights *= by_class[index]
+    elif class_weight is not None:
+        by_class = compute_class_weight(class_weight, classes=classes, y=labels)
+        if not (np.isfinite(by_class).all() and (by_class >= 0.0).all() and by_class.any()):
+            raise ValueError(
+                f"class_weight is {_checks.describe(class_weight)}; allowed: numbers >= 0, some "
+                "of them > 0"
+            )
+        weights *= by_class[index]
+    if class_weight is not None and not (by_class == 1.0).all():
+        warn_user(
+            f"class_weight is {_checks.describe(class_weight)}: {WEIGHTS}; for classes of unequal "
+            "size fit without it and move the threshold, as by "
+            "sklearn.model_selection.TunedThresholdClassifierCV",
+            inference.DataWarning,
+        )
+    if not weights.any():
+        raise ValueError(
+            "sample_weight times class_weight is zero in every row; allowed: some number > 0"
+        )
+    return None if (weights == 1.0).all() else weights
+
+
+# ---- threads ----
+
+
+def jobs_of(n_jobs: Any) -> int:
+    """The number of threads that ``n_jobs`` asks for, as scikit-learn counts them.
+
+    None: 1, unless a ``joblib.parallel_config`` says more. -1: as many as the process may use. -2:
+    one less, and so on.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For 0, and for what is no integer.
+    """
+    if n_jobs is None:
+        return int(effective_n_jobs(None))
+    if isinstance(n_jobs, numbers.Integral) and n_jobs < -1:
+        return max(1, cores() + 1 + int(n_jobs))
+    return threads_of(n_jobs)
+
+
+def shares(n_jobs: Any, count: int) -> tuple[int, int | None]:
+    """Threads over so many problems, and those inside each of them. None: as BLAS has them.
+
+    Problems come first, as they need not wait for each other, and have one thread each.
+    """
+    jobs = jobs_of(n_jobs)
+    if jobs > 1 and count > 1:
+        return min(jobs, count), 1
+    return 1, None if n_jobs is None else jobs
+
+
+def in_threads(calls: list[Callable[[], R]], jobs: int) -> list[R]:
+    """Results of the calls, in their order, by so many threads. BLAS has one in each."""
+    jobs = with_room(jobs)
+    if jobs == 1 or len(calls) < 2:
+        return [call() for call in calls]
+    # fits that each set and restore the number of BLAS threads would do that all the time
+    with blas_threads(1):
+        results: list[R] = Parallel(n_jobs=jobs, prefer="threads", require="sharedmem")(
+            delayed(call)() for call in calls
+        )
+    return results
+
+
+# ---- what estimators predict ----
 
 
 class Points(NamedTuple):
@@ -612,118 +768,411 @@ def _log_of_rest(logs: Array) -> Array:
     return result
 
 
-def _halves(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
-    """Two labels in order and where the second is, without a sort. None: it takes one."""
-    if labels.dtype.kind not in "biufU" or not len(labels):
-        return None
-    first = labels == labels[0]
-    other = int(np.argmin(first))
-    second = labels == labels[other]
-    if first[other] or not (first | second).all():
-        return None
-    classes = labels[[0, other]]
-    return (classes, second) if classes[0] < classes[1] else (classes[::-1].copy(), first)
+# ---- probabilities of several classes ----
+#
+# The answers p_k, class k or not, do not add up to 1. Two ways to combine them are common. The one
+# takes them as they are, and normalises: p(k) in proportion to p_k. The other takes them as
+# independent, given that exactly one of them is yes: p(k) in proportion to p_k prod_{j != k}
+# (1 - p_j), that is to the odds p_k / (1 - p_k). The one is right where the answers are
+# probabilities of the classes already. The other is right where no plane separates a class from the
+# rest, though planes separate each two: there p_k is near 1/2 whatever x is, and what the others
+# deny is what is known. Between them lie p_k / (1 - p_k)^a, whose log probability of a label is
+# concave in a. The rows that a fit has left out choose a, the *coupling*: a maximises the sum of
+# their log probabilities less a, which stands for a prior density in proportion to exp(-a). Without
+# it labels that x says nothing of would draw a at random, since there the sum is flat to a nat.
+
+#: where the score of a coupling is summed
+GRID = np.linspace(0.0, 1.0, 9)
+#: a probability of 1 leaves odds that are finite
+LEAST_LOG = -1e-300
 
 
-def numbered(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """The different labels in order, and the number of each label among them."""
-    halves = _halves(labels)
-    if halves is None:
-        classes, index = np.unique(labels, return_inverse=True)
-        return classes, index
-    return halves[0], halves[1].astype(np.intp)
+def log_probabilities(scores: Array, coupling: float = 0.0) -> Array:
+    """Of classes, (n, 2) or (n, k), from log odds, (n,) or (n, k): normalised."""
+    if scores.ndim == 1:
+        return np.asarray(special.log_expit(np.stack([-scores, scores], axis=1)))
+    return _normalised(*_yes_and_no(scores), coupling).T.copy()
 
 
-def check_labels(labels: NDArray[Any]) -> None:
-    """Refuse what are no labels of classes."""
-    halves = _halves(labels)
-    if halves is not None:  # then scikit-learn, which sorts, finds fault with fractions alone
-        labels = halves[0]
-        if labels.dtype.kind in "biu":
-            return
+def _yes_and_no(scores: Array) -> tuple[Array, Array]:
+    """log p_k and log(1 - p_k), (k, n) each."""
+    scores = np.ascontiguousarray(scores.T)
+    return special.log_expit(scores), special.log_expit(-scores)
+
+
+def _normalised(yes: Array, no: Array, coupling: float) -> Array:
+    """Log probabilities of the classes, (k, n)."""
+    logs = yes - coupling * no
+    logs -= logs.max(axis=0)
+    return np.asarray(logs - np.log(np.exp(logs).sum(axis=0)))
+
+
+def left_out(posteriors: list[Any], index: NDArray[np.intp]) -> Array | None:
+    """Log odds of each row under the other rows, (n, k). None: the sites do not give them.
+
+    index: the class of each row, (n,).
+    """
+    scores = np.empty((len(index), len(posteriors)))
+    for k, post in enumerate(posteriors):
+        right = leave_one_out(post)
+        if right is None:
+            return None
+        right = np.minimum(right, LEAST_LOG)
+        odds = right - np.log(-np.expm1(right))
+        scores[:, k] = np.where(index == k, odds, -odds)
+    return scores if np.isfinite(scores).all() else None
+
+
+def tally(scores: Array | None, index: NDArray[np.intp], weights: Array | None) -> Array:
+    """Summed log probability of the labels by each coupling of GRID. 0 without scores."""
+    if scores is None:
+        return np.zeros(len(GRID))
+    rows = np.arange(len(index))
+    share = np.ones(len(index)) if weights is None else weights
+    answers = _yes_and_no(scores)
+    return np.array([share @ _normalised(*answers, a)[index, rows] for a in GRID])
+
+
+def best(sums: Array) -> float:
+    """The coupling of the largest sum less itself, by the parabola through the three about it."""
+    sums = sums - GRID
+    k = int(np.argmax(sums))
+    middle = int(np.clip(k, 1, len(GRID) - 2))
+    below, here, above = sums[middle - 1 : middle + 2]
+    bend = below - 2.0 * here + above
+    if not bend < 0.0:  # a line, or no rows
+        return float(GRID[k])
+    vertex = GRID[middle] + 0.5 * (GRID[1] - GRID[0]) * (below - above) / bend
+    return float(np.clip(vertex, 0.0, 1.0))
+
+
+# ---- regressors ----
+
+#: losses with the mean exp(h), up to a factor
+LOG_LINKS = losses.Poisson, losses.NegativeBinomial, losses.GammaNoise, losses.Weibull
+
+
+class Parts(NamedTuple):
+    """A mixture of predictive distributions of y."""
+
+    weights: Array
+    losses: list[Loss]
+    #: mean and variance of the latent values, (n,) each
+    latents: list[tuple[Array, Array]]
+
+    def _each(self, name: str, *given: Any) -> Array:
+        """What a method of the losses says, (k, n)."""
+        pairs = zip(self.losses, self.latents, strict=True)
+        return np.stack([getattr(loss, name)(*given, *latent) for loss, latent in pairs])
+
+    @property
+    def _finite(self) -> Parts:
+        """The most probable part alone where y has a log link: then a mixture has no finite mean.
+
+        E[exp(h)] over a prior sd s grows as exp(s^2 / 2), which no prior of scales outweighs.
+        """
+        loss, k = self.losses[0], int(np.argmax(self.weights))
+        if not isinstance(getattr(loss, "base", loss), LOG_LINKS):
+            return self
+        return Parts(np.ones(1), [self.losses[k]], [self.latents[k]])
+
+    def mean(self) -> Array:
+        if hasattr(self.losses[0], "cuts"):  # the most probable class
+            p = np.tensordot(self.weights, self._each("predict_proba"), 1)
+            return np.asarray(p.argmax(axis=1), dtype=np.float64)
+        most = self._finite
+        return np.asarray(most.weights @ most._each("predict"))
+
+    def moments(self) -> tuple[Array, Array]:
+        """Mean and standard deviation."""
+        most, mean = self._finite, self.mean()
+        means, within = most._each("predict"), most.weights @ most._each("predict_variance")
+        if len(means) > 1:
+            within = within + most.weights @ (means - most.weights @ means) ** 2
+        return mean, np.sqrt(within)
+
+    def quantile(self, level: float) -> Array:
+        if len(self.losses) == 1:
+            return self.losses[0].predict_quantile(level, *self.latents[0])
+        return quantiles.of_mixture(level, self.losses, self.weights, self.latents)
+
+    def log_predictive(self, responses: Array) -> Array:
+        each = self._each("log_predictive", responses)
+        if len(each) == 1:
+            return np.asarray(each[0])
+        return np.asarray(special.logsumexp(each.T, axis=1, b=self.weights))
+
+
+class Observed(NamedTuple):
+    """What a regressor is given of y: the fits are of y less its location."""
+
+    #: of the responses, which have offsets if some are given
+    loss: Loss
+    #: (n, width)
+    responses: Array
+    #: about where h is if all rows have the same, and how far y spreads
+    location: float
+    unit: float
+
+    @classmethod
+    def of(
+        cls, loss: Loss, y: Any, n: int, weights: Array | None, offset: ArrayLike | None
+    ) -> Observed:
+        """y as the user gave it, of n rows."""
+        whole = loss.with_offset(offset is not None)
+        responses = whole.observed(y, n, offset)
+        return cls(whole, responses, *whole.typical(responses, weights))
+
+    def offset_beside(self, offset: ArrayLike | None, level: float) -> Array | None:
+        """The offsets of the rows with a constant, (n,). None: they are 0."""
+        n = len(self.responses)
+        given = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
+        result = given + level
+        return result if result.any() else None
+
+
+class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of the regressors: predictions of y from one latent value per row."""
+
+    #: the loss, with the parameters that the evidence has set
+    loss_: Loss
+
+    def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Rows and y of a fit. y (n,), or (n, 2) whose columns the loss knows."""
+        given = self._input()
+        if _is_pair(y) and isinstance(self.loss, str) and own_name(self.loss) == "gaussian":
+            raise ValueError(
+                "y has 2 columns; allowed with loss='gaussian': (n,); loss=losses.Gaussian() takes "
+                "(value, variance); several outputs take a model each, as by "
+                "sklearn.multioutput.MultiOutputRegressor"
+            )
+        if _is_pair(y):
+            rows = validate_data(self, X, **given)
+            check_consistent_length(rows, y)
+            return rows, y
+        try:
+            first = np.asarray(y).ravel()[:1]
+        except ValueError:
+            raise ValueError(
+                "y is not a rectangular array; allowed: numbers, one per row"
+            ) from None
+        if len(first) and isinstance(first[0], str):
+            raise TypeError(
+                f"y holds text, {str(first[0])!r} first; allowed: numbers; ordered classes are 0, "
+                "1, 2, ...: pandas.Categorical(y, categories=[...], ordered=True).codes"
+            )
+        rows, targets = validate_fit(self, X, y, y_numeric=True, **given)
+        return rows, to_float64(targets)
+
+    @property
+    def _level(self) -> float:
+        """What is added to the latent values of posteriors."""
+        return 0.0
+
+    def _parts(self, rows: Any, offset: ArrayLike | None, variances: bool = True) -> Parts:
+        """The likelihoods and latent values whose mixture predicts y; variances: see _points."""
+        weights, posteriors, latents = self._points(rows, variances)
+        losses = [post.known_loss() for (post,) in posteriors]
+        given = [(shifted(m + self._level, offset), np.maximum(v, 0.0)) for ((m, v),) in latents]
+        return Parts(weights, losses, given)
+
+    def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
+        """Draws of y, (size, n)."""
+        raise NotImplementedError
+
+    def predict_latent(self, X: ArrayLike, offset: ArrayLike | None = None) -> tuple[Array, Array]:
+        """Posterior mean and variance of the latent values, of which y is a noisy function.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (n,)
+        """
+        ((mean, variance),) = self._latents(self._rows(X))
+        return shifted(mean + self._level, offset), np.maximum(variance, 0.0)
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False, offset: ArrayLike | None = None
+    ) -> Any:
+        """Predictive mean of y: integrated over the posterior.
+
+        Where y has the unit of the latent values it is their mean, up to a constant. Elsewhere, as
+        for counts, it depends on their variances. With a log link it is that at the most probable
+        hyper-parameters, also where these are averaged over: over a prior of scales the mean of
+        exp(h) is infinite. Quantiles are those of the average.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        return_std : bool, default=False
+            Whether to return the predictive standard deviation of y too, its noise included.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
+
+        Returns
+        -------
+        mean : ndarray of shape (n,)
+            The most probable class for ordered classes. NaN where there is no mean.
+        std : ndarray of shape (n,), only if ``return_std``
+        """
+        check_is_fitted(self)
+        wide = _checks.flag("return_std", return_std) or self.loss_.needs_variance
+        parts = self._parts(self._rows(X), offset, wide)
+        return parts.moments() if return_std else parts.mean()
+
+    def predict_quantile(
+        self, X: ArrayLike, q: float | ArrayLike = 0.5, offset: ArrayLike | None = None
+    ) -> Array:
+        """Predictive quantiles of y: the least y with P(y' <= y) >= q.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        q : float or array_like of shape (k,), default=0.5
+            Levels, in (0, 1).
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n,), or (n, k)
+        """
+        levels = _checks.real_array("q", q)
+        if levels.ndim > 1:
+            raise ValueError(f"q has shape {levels.shape}; allowed: a number, or shape (k,)")
+        parts = self._parts(self._rows(X), offset)
+        quantiles = [parts.quantile(level) for level in levels.ravel().tolist()]
+        if levels.ndim == 0:
+            return quantiles[0]
+        return np.array(quantiles).reshape(len(quantiles), len(parts.latents[0][0])).T.copy()
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> float:
+        """Share of the variance of y that the predictive mean explains, R^2.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        y : array_like of shape (n,) or (n, 2)
+            As in ``fit``. Of (value, variance) and (time, observed) the first column counts, of
+            (lower, upper) the middle or the finite end, and of (count, trials) the share of
+            successes, whose weight is multiplied by the trials.
+        sample_weight : array_like of shape (n,), optional
+            Numbers >= 0.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
+
+        Returns
+        -------
+        float
+            1 is best. A constant that is the mean of y has 0.
+        """
+        predicted = self.predict(X, offset=offset)
+        if not np.isfinite(predicted).all():
+            raise ValueError(
+                f"predict(X) has no finite mean for some rows with {self.loss_!r}, so that there "
+                "is no R^2; score_samples(X, y) has log densities of all losses"
+            )
+        n, weights = len(predicted), None
+        if sample_weight is not None:
+            weights = _checks.array("sample_weight", sample_weight, shape=(n,))
+            if not (weights >= 0.0).all() or not weights.any():
+                raise ValueError(
+                    f"sample_weight holds numbers from {weights.min():g} to {weights.max():g}; "
+                    "allowed: numbers >= 0, some of them > 0"
+                )
+        if _is_pair(y):
+            y, share = self.loss_.outcomes(self.loss_.responses("y", y, n))
+            if share is not None:
+                weights = share if weights is None else share * weights
+        return float(r2_score(y, predicted, sample_weight=weights))
+
+    def score_samples(
+        self, X: ArrayLike, y: ArrayLike | None = None, offset: ArrayLike | None = None
+    ) -> Array:
+        """Log predictive density, or probability, of y: integrated over the posterior.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        y : array_like of shape (n,) or (n, 2), optional
+            As in ``fit``. By default the predictive medians.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        parts = self._parts(self._rows(X), offset)
+        if y is None:
+            y = parts.quantile(0.5)
+        return parts.log_predictive(self.loss_.responses("y", y, len(parts.latents[0][0])))
+
+    def sample_y(
+        self,
+        X: ArrayLike,
+        n_samples: int = 1,
+        random_state: Any = 0,
+        offset: ArrayLike | None = None,
+    ) -> Array:
+        """Draw y: those of one column come from one draw of the model.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        n_samples : int, default=1
+            Draws per row.
+        random_state : int, RandomState or None, default=0
+            As in scikit-learn, a seed or a generator. None draws afresh.
+        offset : array_like of shape (n,), default=0
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n, n_samples)
+        """
+        size = _checks.integer("n_samples", n_samples, least=0)
+        rng = np.random.default_rng(seed_of_draws(random_state))
+        return self._draws(self._rows(X), size, rng, offset).T
+
+
+def _is_pair(y: Any) -> bool:
+    """Whether y has two columns."""
     try:
-        if labels.dtype.kind not in "biuf":
-            np.unique(labels)
-        check_classification_targets(labels)
-    except ValueError as error:
-        raise ValueError(f"y cannot be used: {error}") from None
-    except TypeError:
-        raise TypeError(
-            "y holds labels that cannot be sorted; allowed: numbers alone, or strings alone"
-        ) from None
+        shape = np.asarray(y).shape
+    except ValueError:  # rows of several lengths
+        return False
+    return len(shape) == 2 and shape[1] == 2
 
 
-def loss_of_labels(given: Any) -> Loss:
-    """The loss of a classifier. Those whose y are not labels of classes are refused."""
-    loss = loss_at_door(given, LABELS)
-    if not (loss.by_margin or isinstance(loss, Multiclass)):
+def loss_of_numbers(given: Any, y: Any) -> Loss:
+    """The loss of a regressor. Those of labels, and of several latent values, are refused."""
+    loss = loss_at_door(given, NUMBERS, y)
+    if loss.by_margin or isinstance(loss, Multiclass):
         raise ValueError(
-            f"loss is {loss!r}; allowed in a classifier: a loss of two labels, as 'logistic', or "
-            "'multiclass'; LinearRegressor and GPRegressor take losses of numbers"
+            f"loss is {loss!r}, whose y are labels; allowed in a regressor: a loss of other y, as "
+            "'gaussian'; LinearClassifier and GPClassifier take labels"
+        )
+    if loss.latents != 1:
+        raise ValueError(
+            f"loss is {loss!r}, which has {loss.latents} latent values per row; allowed in a "
+            "regressor: a loss of one; epfast.fit_linear and epfast.fit_gp take the others"
         )
     return loss
-
-
-def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
-    """Weights of the rows, checked, (n,)."""
-    given = _checks.real_array("sample_weight", sample_weight)
-    if not given.any():  # scikit-learn says so without the name
-        raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
-    try:
-        weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
-    except ValueError as error:
-        raise ValueError(f"sample_weight cannot be used: {error}") from None
-    if not (weights >= 0.0).all():
-        raise ValueError(f"sample_weight has a minimum of {weights.min():g}; allowed: numbers >= 0")
-    if not LEAST_WEIGHT <= weights.max() <= MOST_WEIGHT:
-        raise ValueError(
-            f"sample_weight has a maximum of {weights.max():g}; allowed: from {LEAST_WEIGHT:g} to "
-            f"{MOST_WEIGHT:g}"
-        )
-    said = not_counts(weights)
-    if said is not None:
-        text = f"sample_weight holds {said}; give counts, or none"
-        warn_user(text, inference.DataWarning)
-    return weights
-
-
-def row_weights(
-    rows: Any,
-    labels: NDArray[Any],
-    sample_weight: ArrayLike | None,
-    class_weight: dict[Any, float] | str | None,
-) -> Array | None:
-    """Sample weight times class weight, (n,). None if all are 1."""
-    if sample_weight is None and class_weight is None:
-        return None
-    classes, index = np.unique(labels, return_inverse=True)
-    weights = np.ones(rows.shape[0])
-    if sample_weight is not None:
-        weights = sample_weights(rows, sample_weight)
-    if isinstance(class_weight, str):
-        _checks.choice("class_weight", class_weight, ("balanced",))
-        mass = np.bincount(index, weights)
-        seen = mass > 0.0
-        by_class = np.zeros(len(mass))
-        by_class[seen] = mass.sum() / (seen.sum() * mass[seen])
-        weights *= by_class[index]
-    elif class_weight is not None:
-        by_class = compute_class_weight(class_weight, classes=classes, y=labels)
-        if not (np.isfinite(by_class).all() and (by_class >= 0.0).all() and by_class.any()):
-            raise ValueError(
-                f"class_weight is {_checks.describe(class_weight)}; allowed: numbers >= 0, some "
-                "of them > 0"
-            )
-        weights *= by_class[index]
-    if class_weight is not None and not (by_class == 1.0).all():
-        warn_user(
-            f"class_weight is {_checks.describe(class_weight)}: {WEIGHTS}; for classes of unequal "
-            "size fit without it and move the threshold, as by "
-            "sklearn.model_selection.TunedThresholdClassifierCV",
-            inference.DataWarning,
-        )
-    if not weights.any():
-        raise ValueError(
-            "sample_weight times class_weight is zero in every row; allowed: some number > 0"
-        )
-    return None if (weights == 1.0).all() else weights

@@ -14,14 +14,15 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
+    LatentRegressor,
     all_or_nothing,
     check_labels,
     estimator,
     fit_seed,
+    in_threads,
+    jobs_of,
     validate_data,
 )
-from epfast.estimators.jobs import in_threads, jobs_of
-from epfast.estimators.regression import LatentRegressor
 from epfast.gaussian.posterior import shifted
 from epfast.parametric import NetworkPosterior, fit_network
 from epfast.schedules import ADF, Schedule
